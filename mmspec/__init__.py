@@ -1,0 +1,59 @@
+"""Speculative decoding for multimodal models.
+
+The public names, resolved when first used: importing this package imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mmspec.accelerators import list_accelerators
+    from mmspec.decoding.stats import DecodingStats
+    from mmspec.errors import InputError, MMSpecError
+    from mmspec.media.limits import MediaLimits
+    from mmspec.pipelines import MMSpecPipeline, TextOutput, VisionLanguagePipeline
+    from mmspec.pipelines.custom_generate import accelerate
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "DecodingStats",
+    "InputError",
+    "MMSpecError",
+    "MMSpecPipeline",
+    "MediaLimits",
+    "TextOutput",
+    "VisionLanguagePipeline",
+    "__version__",
+    "accelerate",
+    "list_accelerators",
+]
+
+_LOCATIONS = {
+    "DecodingStats": "mmspec.decoding.stats",
+    "InputError": "mmspec.errors",
+    "MMSpecError": "mmspec.errors",
+    "MMSpecPipeline": "mmspec.pipelines",
+    "MediaLimits": "mmspec.media.limits",
+    "TextOutput": "mmspec.pipelines",
+    "VisionLanguagePipeline": "mmspec.pipelines",
+    "accelerate": "mmspec.pipelines.custom_generate",
+    "list_accelerators": "mmspec.accelerators",
+}
+
+logging.getLogger("mmspec").addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LOCATIONS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LOCATIONS[name]), name)
+    globals()[name] = value  # the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
