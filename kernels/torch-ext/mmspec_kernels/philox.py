@@ -1,0 +1,127 @@
+"""Random numbers without a state: Philox4x32-10 (Salmon et al., SC 2011) over explicit counters.
+
+A number is a function of (key, element, position, stream, step) alone, so it does not depend on who else
+is in the batch, on the order of drawing, or on the device. What a stream is for is the caller's business.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from .backend import use_triton
+
+ROUNDS = 10
+WORD = 0xFFFFFFFF
+HALF = 1 << 31
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of counter words 0 and 2
+KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
+LARGEST_FLOAT32_BELOW_ONE = 1 - 2**-24
+
+
+def philox4x32(counters: Tensor, key: Tensor) -> Tensor:
+    """Encrypt counters: four random words for each four counter words.
+
+    Args:
+        counters: [..., 4] int64 holding uint32 words.
+        key: [..., 2] int64 holding uint32 words; the leading dimensions of the two broadcast.
+
+    Returns:
+        [..., 4] int64 holding uint32 words.
+    """
+    if use_triton(counters.device):
+        from .philox_triton import philox4x32_triton
+
+        return philox4x32_triton(counters, key)
+    leading = torch.broadcast_shapes(counters.shape[:-1], key.shape[:-1])
+    words = counters.expand(*leading, 4).movedim(-1, 0)
+    return _encrypt(words, key.expand(*leading, 2).movedim(-1, 0)).movedim(0, -1)
+
+
+def philox_uniform(
+    key: Tensor,
+    position: Tensor,
+    stream: int | Tensor,
+    count: int,
+    step: int | Tensor = 0,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Uniforms strictly between 0 and 1, with 24 random bits each.
+
+    Element v is output word v % 4 of the counter (v // 4, position, stream, step).
+
+    Args:
+        key: [B, 2] int64 holding uint32 words, one key for each request.
+        position: [B, n] int64, absolute token positions.
+        stream: what the numbers are for; an integer, or a tensor that broadcasts to [B, n].
+        count: how many numbers at each position.
+        step: a further counter, for retries; an integer, or a tensor that broadcasts to [B, n].
+        dtype: float32 or float64; the latter holds the same numbers before rounding.
+
+    Returns:
+        [B, n, count] of `dtype`.
+
+    Raises:
+        ValueError: another dtype, in which some uniforms would round to 0 or 1.
+    """
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"dtype: got {dtype}; allowed: torch.float32, torch.float64")
+    if use_triton(position.device):
+        from .philox_triton import philox_uniform_triton
+
+        return philox_uniform_triton(key, position, stream, count, step, dtype)
+    blocks = -(-count // 4)
+    counters = position.new_empty(4, *position.shape, blocks)
+    counters[0] = torch.arange(blocks, device=position.device)
+    counters[1] = position[..., None]
+    counters[2] = stream[..., None] if isinstance(stream, Tensor) else stream
+    counters[3] = step[..., None] if isinstance(step, Tensor) else step
+    words = _encrypt(counters, key.movedim(-1, 0)[..., None, None])
+    words = words.movedim(0, -1).reshape(*position.shape, 4 * blocks)[..., :count]
+    uniform = (words >> 8).to(dtype).mul_(2**-24).add_(2**-25)
+    # 1 - 2^-25 is halfway between two float32 numbers, and would round to 1.
+    return uniform.clamp_(max=LARGEST_FLOAT32_BELOW_ONE) if dtype == torch.float32 else uniform
+
+
+def philox_gumbel(
+    key: Tensor,
+    position: Tensor,
+    stream: int | Tensor,
+    count: int,
+    step: int | Tensor = 0,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Standard Gumbel noise: -log E of the exponential E = -log(1 - u), for the uniforms of `philox_uniform`.
+
+    The argmax of log-probabilities plus this noise is a draw from them. Arguments, shapes and errors
+    are those of `philox_uniform`.
+    """
+    uniform = philox_uniform(key, position, stream, count, step, dtype)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+def _encrypt(counters: Tensor, key: Tensor) -> Tensor:
+    """Ten rounds over words held first: counters [4, ...], key [2, ...], result [4, ...]."""
+    multipliers, high_offset, half, increments = _constants(counters.device)
+    shape = (2, *[1] * (counters.dim() - 1))
+    multipliers, high_offset = multipliers.view(shape), high_offset.view(shape)
+    counters = counters & WORD
+    even, odd = counters[0::2], counters[1::2]
+    for round_key in (key + increments.view(ROUNDS, 2, *[1] * (key.dim() - 1))) & WORD:
+        # An unsigned 32 x 32 bit product overflows int64, so one factor is centred. For an odd multiplier m,
+        # x m = ((x - 2^31) m + 2^31) + 2^32 (m >> 1): the bracket fits, and its low word is that of x m.
+        product = torch.addcmul(half, even - HALF, multipliers).flip(0)
+        even = ((product >> 32) + high_offset) ^ odd ^ round_key
+        odd = product & WORD
+    return torch.stack((even, odd), dim=1).flatten(0, 1)
+
+
+@functools.cache  # a constant built on the host in every call would be a copy that CUDA graphs cannot hold
+def _constants(device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Multipliers [2], their halves in swapped order [2], 2^31 [], and key increments [10, 2]."""
+    multipliers = torch.tensor(MULTIPLIERS, device=device)
+    increments = torch.tensor(KEY_INCREMENTS, device=device)
+    steps = torch.arange(ROUNDS, device=device)[:, None]
+    return multipliers, (multipliers >> 1).flip(0), torch.tensor(HALF, device=device), steps * increments
