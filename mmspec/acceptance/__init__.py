@@ -1,0 +1,18 @@
+"""Acceptance rules: who decides how much of a draft is committed."""
+
+from mmspec.decoding.interfaces import AcceptanceRule
+from mmspec.registry import Registry
+
+__all__ = ["ACCEPTANCE_RULES", "AcceptanceRule"]
+
+ACCEPTANCE_RULES: Registry[type[AcceptanceRule]] = Registry(
+    "acceptance",
+    {
+        "greedy": "mmspec.acceptance.matching:Greedy",
+        "sample_and_match": "mmspec.acceptance.matching:SampleAndMatch",
+        "speculative_sampling": "mmspec.acceptance.rejection:SpeculativeSampling",
+        "recursive_rejection": "mmspec.acceptance.rejection:RecursiveRejection",
+        "k_sequential": "mmspec.acceptance.rejection:KSequential",
+        "typical": "mmspec.acceptance.typical:Typical",
+    },
+)

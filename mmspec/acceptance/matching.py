@@ -1,0 +1,49 @@
+"""Rules that draw the target's own token at every node and follow the child that carries it.
+
+The drawn tokens are what plain decoding would have emitted, so any candidates will do: nothing
+about how they were found can bias the output.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import AcceptanceRule
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Scores
+from mmspec.decoding.verdict import Verdict, take
+
+
+def follow(draft: Draft, choice: Tensor) -> Verdict:
+    """Walk from the root along the children that equal the target's choice. choice: [B, n] token ids."""
+    matches = draft.valid & (draft.tokens == choice.gather(1, draft.parents))
+    matches[:, 0] = True
+    reached = (matches[:, None, :] | ~draft.ancestors).all(-1)
+    node = torch.where(reached, draft.depth, -1).argmax(-1)
+    return Verdict.at(draft, node, take(choice, node))
+
+
+class Greedy(AcceptanceRule):
+    """Accept what equals the target's arg-max. Exact at temperature 0 only."""
+
+    sound_for = frozenset(DraftKind)
+    greedy_only = True
+
+    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+        return follow(draft, scores.logits.argmax(-1))
+
+
+class SampleAndMatch(AcceptanceRule):
+    """Draw y ~ p at every node; move to the child that equals y, else emit y (vlm-drafting.md 1.3).
+
+    Accepts with the probability that p gives to the children together. The noise is keyed by output
+    index, so the output is *bitwise* that of plain sampling with the same seed (Gumbel-exact), for
+    every drafter and every tree.
+    """
+
+    sound_for = frozenset(DraftKind)
+
+    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+        return follow(draft, scores.choose(draft, random, emitted))

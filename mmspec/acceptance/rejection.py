@@ -1,0 +1,155 @@
+"""Rejection rules for sampled drafts: exact whatever the quality of q, provided that q is honest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import AcceptanceRule
+from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.sampling import Scores, draw
+from mmspec.decoding.verdict import Verdict, take
+
+Judge = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def normalise(weights: Tensor, otherwise: Tensor) -> Tensor:
+    """weights / sum(weights), or `otherwise` where all weights are zero (q = p rounds to nothing left)."""
+    total = weights.sum(-1, keepdim=True)
+    return torch.where(total > 0, weights / total.clamp_min(torch.finfo(weights.dtype).tiny), otherwise)
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """norm((p - q)+): what the target still owes after min(p, q) was accepted. [..., V]"""
+    return normalise((p - q).clamp_min(0.0), otherwise=p)
+
+
+class SpeculativeSampling(AcceptanceRule):
+    """Accept x ~ q with probability min(1, p(x) / q(x)), else draw from norm((p - q)+).
+
+    Leviathan et al., 2211.17192, algorithm 1; Chen et al., 2302.01318. One candidate per place; all
+    places are judged at once, because a decision depends on its own place only.
+    """
+
+    sound_for = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
+
+    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+        q, p = sampled_law(draft), scores.probabilities()
+        steps = torch.arange(draft.max_depth, device=emitted.device)
+        u = random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, 1, p.dtype)[..., 0]  # [B, K]
+        x = draft.tokens[:, 1:, None]
+        p_x, q_x = p[:, :-1].gather(-1, x)[..., 0], q[:, 1:].gather(-1, x)[..., 0]
+        accept = draft.valid[:, 1:] & (u * q_x <= p_x) & (p_x > 0)
+        node = accept.long().cumprod(-1).sum(-1)  # [B] depth of the last accepted node
+        p_node = take(p, node)
+        after = (node + 1).clamp_max(draft.max_depth)
+        judged = (node < draft.max_depth) & take(draft.valid, after)
+        final = torch.where(judged[:, None], residual(p_node, take(q, after)), p_node)
+        return Verdict.at(draft, node, draw(final, random, emitted + node, Purpose.RESIDUAL))
+
+
+class RecursiveRejection(AcceptanceRule):
+    """Try the siblings in the order of their draws, each against what the earlier ones left of p.
+
+    SpecInfer, 2305.09781; MCSD, 2401.06706. On a rejection p <- norm((p - q)+); siblings drawn
+    without replacement also leave q, q(x) <- 0 renormalised. What is left in the end is drawn from.
+    """
+
+    sound_for = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
+
+    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+        without_replacement = draft.kind is DraftKind.WITHOUT_REPLACEMENT
+
+        def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+            q = take(law, children[:, 0].clamp_min(0))
+            chosen = torch.full_like(children[:, 0], -1)
+            for sibling in range(draft.max_children):
+                child = children[:, sibling]
+                x = take(draft.tokens, child.clamp_min(0))[:, None]
+                p_x, q_x = p.gather(-1, x)[:, 0], q.gather(-1, x)[:, 0]
+                tried = (child >= 0) & (chosen < 0)
+                accept = tried & (u[:, sibling] * q_x <= p_x) & (p_x > 0)
+                chosen = torch.where(accept, child, chosen)
+                rejected = (tried & ~accept)[:, None]
+                p = torch.where(rejected, residual(p, q), p)
+                if without_replacement:
+                    left = q.scatter(-1, x, 0.0)
+                    q = torch.where(rejected, normalise(left, otherwise=left), q)
+            return chosen, p
+
+        law = sampled_law(draft)
+        return walk(draft, scores.probabilities(), random, emitted, judge)
+
+
+class KSequential(AcceptanceRule):
+    """k-SEQ: accept each of k i.i.d. candidates with min(1, p / (rho q)), one residual at the end.
+
+    SpecTr, 2310.15141, algorithm 2. rho is the smallest root of 1 - (1 - b)^k = rho b with
+    b(rho) = sum min(q, p / rho); the residual is p - min(q, p / rho) P_accept / b, normalised.
+    """
+
+    sound_for = frozenset({DraftKind.IID})
+    bisections = 40
+
+    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+        law = sampled_law(draft)
+
+        def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+            q = take(law, children[:, 0].clamp_min(0))
+            count = (children >= 0).sum(-1, keepdim=True).to(p.dtype)  # [B, 1] k of this node
+            rho = self.solve(p, q, count)
+            mass = torch.minimum(q, p / rho)
+            b = mass.sum(-1, keepdim=True)
+            x = draft.tokens.gather(1, children.clamp_min(0))
+            accept = (children >= 0) & (u * rho * q.gather(-1, x) <= p.gather(-1, x)) & (p.gather(-1, x) > 0)
+            first = accept.long().argmax(-1, keepdim=True)
+            chosen = torch.where(accept.any(-1), children.gather(1, first)[:, 0], -1)
+            p_accept = 1 - (1 - b).clamp_min(0.0) ** count
+            tiny = torch.finfo(p.dtype).tiny
+            owed = (p - mass * (p_accept / b.clamp_min(tiny))).clamp_min(0.0)
+            return chosen, torch.where(count > 0, normalise(owed, otherwise=p), p)
+
+        return walk(draft, scores.probabilities(), random, emitted, judge)
+
+    def solve(self, p: Tensor, q: Tensor, count: Tensor) -> Tensor:
+        """[B, 1] rho in [1, k] by bisection: the excess 1 - (1 - b)^k - rho b falls in rho."""
+        low, high = torch.ones_like(count), count.clamp_min(1.0)
+        for _ in range(self.bisections):
+            rho = (low + high) / 2
+            b = torch.minimum(q, p / rho).sum(-1, keepdim=True)
+            excess = 1 - (1 - b).clamp_min(0.0) ** count - rho * b
+            low, high = torch.where(excess > 0, rho, low), torch.where(excess > 0, high, rho)
+        return high
+
+
+def walk(draft: Draft, p: Tensor, random: RandomStream, emitted: Tensor, judge: Judge) -> Verdict:
+    """Descend from the root, letting `judge` choose among the children of each node on the way.
+
+    Args:
+        p: [B, n, V] the target's law after each node.
+        judge: (p [B, V], children [B, K] or -1, u [B, K]) -> (chosen child [B] or -1, what to draw
+            from if none was chosen [B, V]).
+    """
+    node = torch.zeros_like(emitted)
+    final = take(p, node)
+    moving = torch.ones_like(emitted, dtype=torch.bool)
+    for depth in range(draft.max_depth):
+        u = random.uniform((emitted + depth)[:, None], Purpose.ACCEPT, draft.max_children, p.dtype)[:, 0]
+        chosen, left = judge(take(p, node), take(draft.children, node), u)
+        moved = moving & (chosen >= 0)
+        final = torch.where((moving & ~moved)[:, None], left, final)
+        node = torch.where(moved, chosen, node)
+        final = torch.where(moved[:, None], take(p, node), final)
+        moving = moved
+    accepted = take(draft.depth, node)
+    return Verdict.at(draft, node, draw(final, random, emitted + accepted, Purpose.RESIDUAL))
+
+
+def sampled_law(draft: Draft) -> Tensor:
+    """The draft's q, which the registry has already made sure of."""
+    if draft.q is None:
+        raise TypeError(f"a {draft.kind.value} draft has no q; rejection rules need the law it was drawn from")
+    return draft.q

@@ -1,0 +1,55 @@
+"""Typical acceptance: lossy by design, and labelled so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import AcceptanceRule
+from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.sampling import Scores, draw, require_number
+from mmspec.decoding.verdict import Verdict, take
+
+
+@dataclass(frozen=True)
+class Typical(AcceptanceRule):
+    """Accept a candidate if p(x) > min(epsilon, delta exp(-H(p))) (Medusa, 2401.10774, section 2.3.1).
+
+    Candidates that pass are taken without a draw, the one with the deepest accepted path winning; so
+    for a token that was accepted the output law is a point mass at it, and its total variation to p
+    is 1 - p(x), less than 1 - min(epsilon, delta exp(-H(p))).
+
+    Args:
+        epsilon: hard threshold.
+        delta: entropy-dependent threshold, delta exp(-H).
+    """
+
+    epsilon: float = 0.3
+    delta: float = 0.09
+
+    sound_for = frozenset({DraftKind.POINT})
+    exactness = "lossy"
+    bound = "1 - min(epsilon, delta exp(-H(p))) per token"
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "delta"):
+            require_number(name, getattr(self, name), 0.0, 1.0, "0 to 1")
+
+    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+        p = scores.probabilities()
+        threshold = self.threshold(p).gather(1, draft.parents)
+        p_x = p.gather(1, draft.parents[:, :, None].expand_as(p)).gather(-1, draft.tokens[:, :, None])[..., 0]
+        passes = draft.valid & (p_x > threshold)
+        passes[:, 0] = True
+        reached = (passes[:, None, :] | ~draft.ancestors).all(-1)
+        node = torch.where(reached, draft.depth, -1).argmax(-1)
+        accepted = take(draft.depth, node)
+        return Verdict.at(draft, node, draw(take(p, node), random, emitted + accepted, Purpose.RESIDUAL))
+
+    def threshold(self, p: Tensor) -> Tensor:
+        """[..., V] -> [...] the probability that a candidate must exceed."""
+        entropy = torch.special.entr(p).sum(-1)
+        return (self.delta * torch.exp(-entropy)).clamp_max(self.epsilon)

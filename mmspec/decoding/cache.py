@@ -1,0 +1,237 @@
+"""A transformers Cache of static buffers in which every row has its own length.
+
+New nodes are written behind a row's committed tokens; a commit moves the accepted path there and
+advances the row's length. Nothing is ever cropped: what lies beyond the length is masked, and
+overwritten later. Prompts are prefilled one row at a time, so no row is ever padded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from mmspec.errors import UnsupportedModelError
+
+CAPACITY_BLOCK = 256
+WIDTH_BLOCK = 32
+MASKABLE_LAYERS = {"full_attention", "sliding_attention"}
+
+
+@dataclass
+class WritePlan:
+    """Where the next forward writes, shared by all layers.
+
+    Attributes:
+        rows, capacity: size of the buffers.
+        prefill_row: the row whose prompt is being read, or None in a decoding forward.
+        slots: [B * n] flat buffer places of the new nodes.
+        width: number of columns that attention looks at.
+    """
+
+    rows: int
+    capacity: int
+    prefill_row: int | None = None
+    slots: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    width: int = 0
+
+
+class RaggedLayer(CacheLayerMixin):
+    """Keys and values of one layer: [B, capacity, heads, head_dim], so that a token is one contiguous place."""
+
+    is_sliding = False  # the buffer holds every token; the window is part of the mask
+    is_croppable = False
+
+    def __init__(self, plan: WritePlan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.keys = self._allocate(key_states)
+        self.values = self._allocate(value_states)
+        self.is_initialized = True
+
+    def _allocate(self, states: Tensor) -> Tensor:
+        # zeros, not empty: a masked NaN is still NaN in 0 * NaN
+        return states.new_zeros(self.plan.rows, self.plan.capacity, states.shape[1], states.shape[3])
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        """Write new states [B, heads, n, head_dim] and return those that attention should see."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        plan = self.plan
+        if plan.prefill_row is not None:
+            length = key_states.shape[2]
+            self.keys[plan.prefill_row, :length] = key_states[0].transpose(0, 1)
+            self.values[plan.prefill_row, :length] = value_states[0].transpose(0, 1)
+            return key_states, value_states
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            buffer.flatten(0, 1).index_copy_(0, plan.slots, states.transpose(1, 2).flatten(0, 1))
+        return self.keys[:, : plan.width].transpose(1, 2), self.values[:, : plan.width].transpose(1, 2)
+
+    def grow(self) -> None:
+        """Copy into buffers of the plan's new capacity."""
+        if not self.is_initialized:
+            return
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = old.new_zeros(old.shape[0], self.plan.capacity, *old.shape[2:])
+            new[:, : old.shape[1]] = old
+            setattr(self, name, new)
+
+    def move(self, source: Tensor, destination: Tensor) -> None:
+        """Copy flat places; both [m]. Gathers first, because the two may overlap."""
+        for buffer in (self.keys, self.values):
+            flat = buffer.flatten(0, 1)
+            flat.index_copy_(0, destination, flat.index_select(0, source))
+
+    def get_seq_length(self) -> int:
+        return 0  # positions and masks are always passed explicitly; a prefill starts at 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length  # its name before transformers 5.2x
+
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (self.keys, self.values) if t is not None)
+
+
+class RaggedCache(Cache):
+    """Static KV buffers with per-row lengths.
+
+    Args:
+        config: the model's config; it says how many layers there are and which of them slide.
+        rows: batch size B (twice that under guidance).
+        capacity: tokens per row to allocate at first; grows in blocks of 256.
+
+    Raises:
+        UnsupportedModelError: the model has layers whose state is not keys and values.
+    """
+
+    def __init__(self, config: PreTrainedConfig, rows: int, capacity: int, device: torch.device) -> None:
+        text = config.get_text_config(decoder=True)
+        self.layer_types = check_layer_types(text)
+        self.sliding_window: int | None = getattr(text, "sliding_window", None)
+        self.plan = WritePlan(rows, round_up(capacity, CAPACITY_BLOCK))
+        self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
+        # The host's upper bound of max(lengths): exact after each round's one read, never too small.
+        self.longest = 0
+        super().__init__(layers=[RaggedLayer(self.plan) for _ in self.layer_types])
+
+    @property
+    def rows(self) -> int:
+        return self.plan.rows
+
+    def begin_prefill(self, row: int, length: int) -> None:
+        """The next forward reads the prompt of one row, `length` tokens."""
+        self._reserve(length)
+        self.plan.prefill_row = row
+        self.lengths[row] = length
+        self.longest = max(self.longest, length)
+
+    def begin_score(self, nodes: int) -> None:
+        """The next forward scores `nodes` new nodes in every row."""
+        self._reserve(self.longest + nodes)
+        plan = self.plan
+        plan.prefill_row = None
+        plan.width = min(round_up(self.longest + nodes, WIDTH_BLOCK), plan.capacity)
+        plan.slots = self._places(torch.arange(nodes, device=self.lengths.device).expand(plan.rows, nodes))
+
+    def commit(self, path: Tensor | None, counts: Tensor) -> None:
+        """Keep the accepted nodes and advance the lengths.
+
+        Args:
+            path: [B, m] node indices from the root down, padded; None if node i is already i-th.
+            counts: [B] how many of them to keep, root included; 0 leaves a row untouched.
+        """
+        if path is not None:
+            steps = torch.arange(path.shape[1], device=path.device).expand_as(path)
+            source, destination = self._places(path), self._places(steps)
+            for layer in self.layers:
+                layer.move(source, destination)
+        self.lengths += counts
+
+    def attention_mask(self, ancestors: Tensor, depth: Tensor, dtype: torch.dtype | None) -> Tensor | dict[str, Tensor]:
+        """The 4-D mask of a scoring forward: committed tokens, ancestors and self.
+
+        Args:
+            ancestors: [B, n, n] of the draft.
+            depth: [B, n] of the draft.
+            dtype: None for a boolean mask (sdpa), else the dtype of an additive one (eager).
+
+        Returns:
+            [B, 1, n, width], or one such mask per layer type where a model mixes them.
+        """
+        rows, nodes, _ = ancestors.shape
+        column = torch.arange(self.plan.width, device=self.lengths.device)
+        committed = (column < self.lengths[:, None])[:, None, :].expand(rows, nodes, -1)
+        new = self.lengths[:, None, None] + torch.arange(nodes, device=column.device)
+        full = committed.scatter(2, new.expand(rows, nodes, nodes), ancestors)
+        masks = {"full_attention": full}
+        if "sliding_attention" in self.layer_types and self.sliding_window is not None:
+            # A key's distance counts tokens on the path: its depth says where it stands, not its column.
+            position = column.expand(rows, -1).scatter(1, new[:, 0], self.lengths[:, None] + depth)
+            distance = (self.lengths[:, None] + depth)[:, :, None] - position[:, None, :]
+            masks["sliding_attention"] = full & (distance < self.sliding_window)
+        kinds = set(self.layer_types)
+        if dtype is not None:
+            lowest = torch.finfo(dtype).min
+            masks = {
+                kind: torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest)
+                for kind, mask in masks.items()
+            }
+        shaped = {kind: masks[kind][:, None] for kind in kinds}
+        return shaped if len(kinds) > 1 else next(iter(shaped.values()))
+
+    def nbytes(self) -> int:
+        """Bytes held by keys and values."""
+        return sum(layer.nbytes() for layer in self.layers)
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def _places(self, index: Tensor) -> Tensor:
+        """[B, m] indices behind each row's committed tokens -> [B * m] flat buffer places."""
+        base = torch.arange(self.plan.rows, device=index.device) * self.plan.capacity + self.lengths
+        return (base[:, None] + index).flatten()
+
+    def _reserve(self, tokens: int) -> None:
+        if tokens <= self.plan.capacity:
+            return
+        self.plan.capacity = round_up(tokens, CAPACITY_BLOCK)
+        for layer in self.layers:
+            layer.grow()
+
+
+def check_layer_types(text: PreTrainedConfig) -> list[str]:
+    """The attention type of every layer.
+
+    Raises:
+        UnsupportedModelError: some layers keep a recurrent state, or attend in chunks; a rejected
+            draft could not be taken back.
+    """
+    types = getattr(text, "layer_types", None)
+    if types is None:
+        types = getattr(text, "layers_block_type", None)
+    if types is None:
+        sliding = getattr(text, "sliding_window", None) is not None and getattr(text, "use_sliding_window", True)
+        types = ["sliding_attention" if sliding else "full_attention"] * text.num_hidden_layers
+    foreign = sorted(set(types) - MASKABLE_LAYERS)
+    if foreign:
+        raise UnsupportedModelError(
+            f"{text.model_type}: layers of type {', '.join(foreign)} keep a state from which rejected draft tokens "
+            f"cannot be taken back; only {' and '.join(sorted(MASKABLE_LAYERS))} layers can be decoded speculatively"
+        )
+    return list(types)
+
+
+def round_up(value: int, block: int) -> int:
+    """The smallest multiple of `block` that is at least `value`."""
+    return -(-value // block) * block

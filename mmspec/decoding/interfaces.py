@@ -1,0 +1,165 @@
+"""The three roles of the speculative loop: target, drafter, acceptance rule."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler, Scores, is_integer
+from mmspec.decoding.verdict import Verdict
+from mmspec.errors import InputError
+
+MAX_DRAFT_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Request:
+    """One row to decode.
+
+    Attributes:
+        inputs: the target's keyword arguments for the prompt, with `input_ids` [1, L]; batch size 1,
+            no padding.
+        draft_inputs: the same for a draft model that reads the prompt in its own way; None if it
+            reads `inputs`.
+        negative_inputs: the unconditional prompt, needed when the guidance scale is not 1.
+    """
+
+    inputs: Mapping[str, Tensor]
+    draft_inputs: Mapping[str, Tensor] | None = None
+    negative_inputs: Mapping[str, Tensor] | None = None
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        return self.inputs["input_ids"][0].tolist()
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """One forward of the target.
+
+    Attributes:
+        logits: [B, n, V] as the model gave them; [2B, n, V] under guidance.
+        taps: layer index -> [B, n, d] hidden state that enters that layer; -1 is the final, normed one.
+            At prefill a list of B tensors [1, L_b, d].
+    """
+
+    logits: Tensor
+    taps: dict[int, Tensor] = field(default_factory=dict)
+
+
+class Target(Protocol):
+    """A model whose distribution is promised. Holds no request: that is the state's job."""
+
+    vocabulary: int
+    device: torch.device
+
+    def prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> tuple[TargetState, TargetOutput]:
+        """Read the prompts. Returns the state and the logits [B, 1, V] after each prompt."""
+        ...
+
+    def score(self, state: TargetState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
+        """Score every node of the draft in one forward; caches nothing for good."""
+        ...
+
+    def commit(self, state: TargetState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
+        """Keep the accepted nodes of the rows that are active [B]."""
+        ...
+
+
+class TargetState(Protocol):
+    """What a target keeps of a batch between rounds."""
+
+    def tighten(self, longest: int) -> None:
+        """Tell the state the true maximum of committed tokens, once the host has read it."""
+        ...
+
+    def nbytes(self) -> int:
+        """Bytes of cached state."""
+        ...
+
+
+class DraftSession(ABC):
+    """A drafter at work on one batch."""
+
+    @abstractmethod
+    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
+        """Propose candidates.
+
+        Args:
+            root: [B] newest emitted token of each row.
+            emitted: [B] tokens emitted so far, root included.
+            history: B lists of committed token ids, prompt and root included.
+        """
+
+    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+        """Learn what the target said and what was accepted. Optional."""
+        return None
+
+
+class Drafter(ABC):
+    """Who proposes. Holds no request: `start` gives a session.
+
+    Attributes:
+        kind: the kind of its drafts, which the acceptance rule must be sound for.
+        max_nodes: the largest draft it makes, root included.
+        taps: hidden states of the target that it wants to see.
+    """
+
+    kind: DraftKind
+    max_nodes: int
+    taps: tuple[int, ...] = ()
+
+    @abstractmethod
+    def start(
+        self, requests: Sequence[Request], prefill: TargetOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        """Begin to draft for a batch whose prompts the target has just read."""
+
+    def check(self, target: Target) -> None:
+        """Raise an InputError if this drafter does not fit the target. The default fits any."""
+        return None
+
+
+def check_draft_tokens(value: int) -> int:
+    """Raise InputError unless `value` is an integer from 1 to 512."""
+    if not is_integer(value) or not 1 <= value <= MAX_DRAFT_TOKENS:
+        raise InputError("num_draft_tokens", value, f"an integer from 1 to {MAX_DRAFT_TOKENS}")
+    return value
+
+
+class AcceptanceRule(ABC):
+    """Decides how much of a draft is committed.
+
+    Attributes:
+        sound_for: the kinds of draft for which the claim in `exactness` holds.
+        exactness: "exact" if the output law is the target's, else "lossy".
+        bound: for lossy rules, the stated bound on the total variation per token, in words.
+        greedy_only: True if the claim holds at temperature 0 alone.
+        chains_only: True if the rule judges one candidate per place.
+    """
+
+    sound_for: ClassVar[frozenset[DraftKind]]
+    exactness: ClassVar[str] = "exact"
+    bound: ClassVar[str | None] = None
+    greedy_only: ClassVar[bool] = False
+    chains_only: ClassVar[bool] = False
+
+    @abstractmethod
+    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+        """Decide.
+
+        Args:
+            draft: the candidates.
+            scores: the target's warped scores of every node.
+            random: the rows' random numbers.
+            emitted: [B] tokens emitted so far, root included: the output index that depth 1 competes for.
+        """

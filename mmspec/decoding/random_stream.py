@@ -1,0 +1,72 @@
+"""Random numbers keyed by (seed, row, position, purpose), never drawn in sequence.
+
+A row's numbers do not depend on its neighbours, on the number of rounds, or on what was drawn
+before, so a batch equals its rows run alone and speculative sampling can equal plain sampling
+bit for bit. The generator is Philox4x32-10 (Salmon et al., SC 2011), in `mmspec.kernels`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmspec.errors import InputError
+from mmspec.kernels import philox4x32, philox_gumbel, philox_uniform
+
+MAX_SEED = 2**64
+
+
+class Purpose(enum.IntEnum):
+    """What a number is for. Two uses never share one (seed, position)."""
+
+    TARGET = 0
+    DRAFT = 1
+    ACCEPT = 2
+    RESIDUAL = 3
+    ROW_KEY = 7
+
+
+@dataclass(frozen=True)
+class RandomStream:
+    """The random numbers of one request batch.
+
+    Attributes:
+        keys: [B, 2] the rows' Philox keys, uint32 words held in int64.
+    """
+
+    keys: Tensor
+
+    @classmethod
+    def from_seed(
+        cls, seed: int | Sequence[int], rows: int, device: torch.device | str = "cpu"
+    ) -> RandomStream:
+        """Keys for a batch: row i of an integer seed, or row 0 of each seed of a list.
+
+        A list therefore reproduces single calls: `seed=[3, 5]` gives the rows that `seed=3` and
+        `seed=5` give alone.
+
+        Raises:
+            InputError: a seed outside [0, 2^64), or a list of another length than the batch.
+        """
+        seeds = [seed] * rows if isinstance(seed, int) else list(seed)
+        if len(seeds) != rows:
+            raise InputError("seed", seeds, f"one integer, or one for each of the {rows} rows")
+        for value in seeds:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MAX_SEED:
+                raise InputError("seed", value, "an integer from 0 to 2**64 - 1")
+        words = torch.tensor([[value & 0xFFFFFFFF, value >> 32] for value in seeds], dtype=torch.int64)
+        index = range(rows) if isinstance(seed, int) else [0] * rows
+        counters = torch.tensor([[row, 0, Purpose.ROW_KEY, 0] for row in index], dtype=torch.int64)
+        return cls(philox4x32(counters.reshape(rows, 4), words.reshape(rows, 2))[:, :2].to(device))
+
+    def uniform(self, position: Tensor, purpose: Purpose, count: int, dtype: torch.dtype) -> Tensor:
+        """[B, m] positions -> [B, m, count] uniforms in (0, 1)."""
+        return philox_uniform(self.keys, position, purpose, count, dtype=dtype)
+
+    def gumbel(self, position: Tensor, purpose: Purpose, count: int, dtype: torch.dtype) -> Tensor:
+        """[B, m] positions -> [B, m, count] standard Gumbel numbers."""
+        return philox_gumbel(self.keys, position, purpose, count, dtype=dtype)

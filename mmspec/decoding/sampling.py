@@ -1,0 +1,185 @@
+"""Logits to the distribution that is promised, once per forward: guidance, processors, temperature, truncation.
+
+The order is that of transformers: guidance, then processors that look at the path, then
+temperature, top-k, top-p, min-p. Target and drafter share this code, so p and q cannot disagree
+about it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.errors import InputError
+
+NEG_INF = float("-inf")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The target's view of a draft, warped.
+
+    Attributes:
+        logits: [B, n, V] float32 (float64 for float64 models); p = softmax(logits).
+        greedy: p is one-hot at the arg-max (temperature 0) and `logits` are left as they were.
+    """
+
+    logits: Tensor
+    greedy: bool
+
+    def probabilities(self) -> Tensor:
+        """[B, n, V] the distribution of the token after each node."""
+        if self.greedy:
+            return torch.zeros_like(self.logits).scatter(-1, self.logits.argmax(-1, keepdim=True), 1.0)
+        return self.logits.softmax(-1)
+
+    def choose(self, draft: Draft, random: RandomStream, emitted: Tensor) -> Tensor:
+        """[B, n] the target's own token after each node, drawn with noise keyed by output index.
+
+        Nodes at one depth share their noise: it belongs to the output index they compete for. A
+        walk along these choices therefore emits what plain decoding emits with the same noise.
+
+        Args:
+            emitted: [B] number of tokens emitted so far, the root included.
+        """
+        if self.greedy:
+            return self.logits.argmax(-1)
+        vocabulary = self.logits.shape[-1]
+        index = emitted[:, None] + torch.arange(draft.max_depth + 1, device=emitted.device)
+        noise = random.gumbel(index, Purpose.TARGET, vocabulary, self.logits.dtype)
+        if not draft.is_chain:
+            noise = noise.gather(1, draft.depth[:, :, None].expand(-1, -1, vocabulary))
+        return (self.logits + noise).argmax(-1)
+
+    def are_finite(self) -> Tensor:
+        """[B, n] False where the logits hold NaN or +inf, or exclude every token."""
+        return self.logits.amax(-1).isfinite()
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """How logits become a distribution. The defaults are greedy decoding.
+
+    Args:
+        temperature: 0 is greedy decoding.
+        top_k: keep the k likeliest tokens; None or 0 keeps all.
+        top_p: keep the smallest set of likeliest tokens whose mass reaches top_p.
+        min_p: keep tokens at least min_p times as likely as the likeliest.
+        guidance_scale: s of classifier-free guidance, u + s (c - u); 1 is off.
+        processors: transformers logits processors; each sees the token ids on the node's own path.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    guidance_scale: float = 1.0
+    processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
+
+    def __post_init__(self) -> None:
+        require_number("temperature", self.temperature, 0.0, 1e4, "0 (greedy) to 10000")
+        if 0.0 < self.temperature < 1e-4:
+            raise InputError("temperature", self.temperature, "0 (greedy), or at least 0.0001")
+        if self.top_k is not None and (not is_integer(self.top_k) or self.top_k < 0):
+            raise InputError("top_k", self.top_k, "a positive integer, or None or 0 to keep every token")
+        if self.top_p is not None:
+            require_number("top_p", self.top_p, 0.0, 1.0, "above 0, at most 1", open_below=True)
+        if self.min_p is not None:
+            require_number("min_p", self.min_p, 0.0, 1.0, "0 to 1")
+        require_number("guidance_scale", self.guidance_scale, 0.0, 1e4, "0 to 10000; 1 is off")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def __call__(self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]]) -> Scores:
+        """Warp a target's logits.
+
+        Args:
+            logits: [B, n, V], or [2B, n, V] under guidance: conditional rows, then unconditional ones.
+            draft: the scored nodes; they give processors their paths.
+            history: B lists of committed token ids, prompt and root included.
+        """
+        # softmax and ratios in float32 whatever the model's dtype, or ties decide (reliability.md 2)
+        logits = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+        logits = guide(logits, self.guidance_scale)
+        if self.processors:
+            logits = process_paths(logits, draft, history, self.processors)
+        return Scores(logits if self.greedy else self.truncate(logits / self.temperature), self.greedy)
+
+    def truncate(self, logits: Tensor) -> Tensor:
+        """Exclude tokens by top-k, then top-p, then min-p. logits: [..., V], already at temperature."""
+        vocabulary = logits.shape[-1]
+        if self.top_k and self.top_k < vocabulary:
+            threshold = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < threshold, NEG_INF)
+        if self.top_p is not None and self.top_p < 1.0:
+            ordered, order = logits.sort(dim=-1, descending=False)
+            # Ascending, as in transformers: drop the tail whose mass is at most 1 - top_p, never the last.
+            drop = ordered.softmax(-1).cumsum(-1) <= 1.0 - self.top_p
+            drop[..., -1] = False
+            logits = logits.masked_fill(drop.scatter(-1, order, drop), NEG_INF)
+        if self.min_p:
+            floor = logits.amax(-1, keepdim=True) + math.log(self.min_p)
+            logits = logits.masked_fill(logits < floor, NEG_INF)
+        return logits
+
+
+def draw(p: Tensor, random: RandomStream, index: Tensor, purpose: Purpose) -> Tensor:
+    """One token from p [B, V] for output index [B], by the Gumbel-max trick."""
+    noise = random.gumbel(index[:, None], purpose, p.shape[-1], p.dtype)[:, 0]
+    return (p.log() + noise).argmax(-1)
+
+
+def guide(logits: Tensor, scale: float) -> Tensor:
+    """Classifier-free guidance (Ho & Salimans, 2207.12598): [2B, n, V] -> [B, n, V], u + s (c - u)."""
+    if scale == 1.0:
+        return logits
+    conditional, unconditional = logits.log_softmax(-1).chunk(2)
+    return unconditional + scale * (conditional - unconditional)
+
+
+def process_paths(
+    logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], processors: LogitsProcessorList
+) -> Tensor:
+    """Apply processors to every node with the token ids of that node's own path.
+
+    Penalties and grammars depend on the path, so each node is one call with one row; this costs
+    one more read of the draft by the host, and only requests that ask for it pay.
+    """
+    tokens, ancestors = draft.tokens.tolist(), draft.ancestors.tolist()
+    processed = torch.empty_like(logits)
+    for row, committed in enumerate(history):
+        for node, reached in enumerate(ancestors[row]):
+            path = [tokens[row][j] for j in range(1, node + 1) if reached[j]]
+            ids = torch.tensor([*committed, *path], device=logits.device)[None]
+            processed[row, node] = processors(ids, logits[row, node][None].clone())[0]
+    return processed
+
+
+def require_number(
+    name: str, value: object, low: float, high: float, allowed: str, *, open_below: bool = False
+) -> None:
+    """Raise InputError unless `value` is a finite number in [low, high], or (low, high]."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not low <= value <= high
+        or (open_below and value == low)
+    ):
+        raise InputError(name, value, allowed)
+
+
+def is_integer(value: object) -> bool:
+    """True for an int that is not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,173 @@
+"""The host's side of decoding: committed tokens, and where each row stops.
+
+Everything here is exact at token granularity: a block that holds the end token, a stop string or
+the last allowed token is cut right there, whatever else was accepted with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteriaList
+
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.sampling import is_integer
+from mmspec.decoding.stats import DecodingStats
+from mmspec.decoding.verdict import Verdict
+from mmspec.errors import InputError, NumericalError
+
+NOT_FINITE = "the target's logits are NaN or infinite, or every token is excluded; check the weights, the dtype and the logits processors"
+MAX_NEW_TOKENS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """When a row ends.
+
+    Args:
+        max_new_tokens: 0 or more.
+        end_token_ids: ids that end a row; the id itself is emitted, as transformers does.
+        criteria: transformers stopping criteria (stop strings, time, the user's own); each is asked
+            after every single token, with the row's ids [1, length] and scores None.
+
+    Raises:
+        InputError: max_new_tokens is not an integer from 0 to 1,000,000.
+    """
+
+    max_new_tokens: int
+    end_token_ids: frozenset[int] = frozenset()
+    criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
+
+    def __post_init__(self) -> None:
+        if not is_integer(self.max_new_tokens) or not 0 <= self.max_new_tokens <= MAX_NEW_TOKENS:
+            raise InputError("max_new_tokens", self.max_new_tokens, f"an integer from 0 to {MAX_NEW_TOKENS:,}")
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What one round added.
+
+    Attributes:
+        tokens: B lists of new token ids, empty for rows that were finished.
+        from_draft: B counts: how many of them, from the first, came from the draft.
+    """
+
+    tokens: list[list[int]]
+    from_draft: list[int]
+
+
+class Sequences:
+    """Committed tokens of a batch.
+
+    Attributes:
+        tokens: B lists, prompt and output.
+        finish_reasons: "eos", "length", "stop" or "error" for rows that ended, else None.
+        errors: the NumericalError of rows that ended in one.
+        active: [B] bool on the device: rows that go on.
+        emitted: [B] on the device: output tokens of each row.
+        root: [B] on the device: newest token of each row.
+    """
+
+    def __init__(
+        self, prompts: Sequence[list[int]], stopping: Stopping, stats: DecodingStats, device: torch.device
+    ) -> None:
+        rows = len(prompts)
+        self.stopping = stopping
+        self.stats = stats
+        self.tokens = [list(prompt) for prompt in prompts]
+        self.prompt_lengths = [len(prompt) for prompt in prompts]
+        self.finish_reasons: list[str | None] = [None] * rows
+        self.errors: list[NumericalError | None] = [None] * rows
+        self.active = torch.ones(rows, dtype=torch.bool, device=device)
+        self.emitted = torch.zeros(rows, dtype=torch.long, device=device)
+        self.root = torch.tensor([prompt[-1] for prompt in prompts], dtype=torch.long, device=device)
+        stats.new_tokens, stats.rounds = [0] * rows, [0] * rows
+        stats.drafted, stats.accepted = [0] * rows, [0] * rows
+
+    @property
+    def finished(self) -> bool:
+        return all(reason is not None for reason in self.finish_reasons)
+
+    @property
+    def longest_cached(self) -> int:
+        """The largest number of committed tokens whose keys are cached: all but the root."""
+        return max(len(tokens) for tokens in self.tokens) - 1
+
+    def outputs(self) -> list[list[int]]:
+        """B lists of output tokens, without the prompts."""
+        return [tokens[length:] for tokens, length in zip(self.tokens, self.prompt_lengths, strict=True)]
+
+    def append(self, draft: Draft, verdict: Verdict, finite: Tensor) -> Emission:
+        """Add what a round accepted. This is the one place in a round where the host reads the device.
+
+        Args:
+            draft, verdict: of this round.
+            finite: [B, n] whether the target's logits at each node are usable.
+        """
+        visited = torch.arange(verdict.path.shape[1], device=finite.device) <= verdict.accepted[:, None]
+        usable = (finite.gather(1, verdict.path) | ~visited).all(-1)
+        report = [
+            verdict.accepted[:, None],
+            usable[:, None],
+            draft.valid[:, 1:].sum(-1, keepdim=True),
+            draft.faulty[:, None],
+            draft.tokens.gather(1, verdict.path[:, 1:]),
+            verdict.next_token[:, None],
+        ]
+        rows = torch.cat(report, dim=1).tolist()
+        self.emitted = self.emitted + (verdict.accepted + 1) * self.active
+        self.root = verdict.next_token
+        emission = Emission([], [])
+        for row, (accepted, is_usable, drafted, faulty, *path, bonus) in enumerate(rows):
+            tokens, kept = self._extend(row, [*path[:accepted], bonus], is_usable, drafted, accepted, faulty)
+            emission.tokens.append(tokens)
+            emission.from_draft.append(kept)
+        self.active = torch.tensor([r is None for r in self.finish_reasons], device=self.active.device)
+        return emission
+
+    def _extend(
+        self, row: int, block: list[int], usable: int, drafted: int, accepted: int, faulty: int
+    ) -> tuple[list[int], int]:
+        if self.finish_reasons[row] is not None:
+            return [], 0
+        if not usable:
+            position = len(self.tokens[row]) - self.prompt_lengths[row]
+            self.errors[row] = NumericalError(row, position, NOT_FINITE)
+            self.finish_reasons[row] = "error"
+            return [], 0
+        kept = []
+        for token in block:
+            self.tokens[row].append(token)
+            kept.append(token)
+            self.finish_reasons[row] = self._finish_reason(row, token)
+            if self.finish_reasons[row] is not None:
+                break
+        stats, from_draft = self.stats, min(accepted, len(kept))
+        if self._is_first(row, kept):
+            stats.new_tokens[row] += len(kept)
+            return kept, 0
+        stats.new_tokens[row] += len(kept)
+        stats.rounds[row] += 1
+        stats.drafted[row] += drafted
+        stats.accepted[row] += from_draft
+        stats.draft_faults += faulty
+        stats.accepted_histogram[from_draft] = stats.accepted_histogram.get(from_draft, 0) + 1
+        return kept, from_draft
+
+    def _is_first(self, row: int, kept: list[int]) -> bool:
+        """True for the token that the prompt's own forward gave: no round scored it."""
+        return len(self.tokens[row]) - len(kept) == self.prompt_lengths[row]
+
+    def _finish_reason(self, row: int, token: int) -> str | None:
+        if token in self.stopping.end_token_ids:
+            return "eos"
+        if len(self.tokens[row]) - self.prompt_lengths[row] >= self.stopping.max_new_tokens:
+            return "length"
+        if self.stopping.criteria:
+            ids = torch.tensor([self.tokens[row]], device=self.active.device)
+            if bool(self.stopping.criteria(ids, None).any()):  # type: ignore[arg-type]
+                return "stop"
+        return None

@@ -1,0 +1,77 @@
+"""The speculative loop: propose, score, verify, commit.
+
+It knows no method and no model by name. Plain decoding is the drafter that proposes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+
+import torch
+
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Target
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sequences import Emission, Sequences
+from mmspec.decoding.verdict import Verdict
+
+
+@torch.inference_mode()
+def speculate(
+    target: Target,
+    drafter: Drafter,
+    rule: AcceptanceRule,
+    sampler: Sampler,
+    requests: Sequence[Request],
+    sequences: Sequences,
+    random: RandomStream,
+) -> Iterator[Emission]:
+    """Decode a batch of requests, yielding what every round emits.
+
+    Args:
+        target: the model whose distribution is promised.
+        drafter: who proposes.
+        rule: who decides; it must be sound for the drafter's kind of draft.
+        sampler: logits to distribution, for target and drafter alike.
+        requests: B prompts.
+        sequences: B rows that hold the prompts; it grows, and says when all rows are finished.
+        random: the rows' random numbers.
+
+    Yields:
+        One Emission for the prompts' own forward, then one a round.
+    """
+    if not requests or sequences.stopping.max_new_tokens == 0:
+        return
+    stats, started = sequences.stats, perf_counter()
+    prompts = [request.inputs for request in requests]
+    if sampler.guidance_scale != 1.0:
+        prompts += [request.negative_inputs for request in requests if request.negative_inputs is not None]
+    capacity = max(map(len, sequences.tokens)) + sequences.stopping.max_new_tokens + drafter.max_nodes
+
+    state, output = target.prefill(prompts, capacity, drafter.taps)
+    session = drafter.start(requests, output, sampler, random)
+    nothing = Draft.chain(sequences.root[:, None], DraftKind.POINT)
+    scores = sampler(output.logits, nothing, sequences.tokens)
+    choice = scores.choose(nothing, random, sequences.emitted)
+    verdict = Verdict.at(nothing, torch.zeros_like(sequences.root), choice[:, 0])
+    emission = sequences.append(nothing, verdict, scores.are_finite())
+    stats.target_forwards += 1
+    stats.prefill_seconds = perf_counter() - started
+    yield emission
+
+    while not sequences.finished:
+        clock = perf_counter()
+        draft = session.propose(sequences.root, sequences.emitted, sequences.tokens)
+        stats.draft_seconds += perf_counter() - clock
+        output = target.score(state, draft, drafter.taps)
+        scores = sampler(output.logits, draft, sequences.tokens)
+        verdict = rule.verify(draft, scores, random, sequences.emitted)
+        target.commit(state, draft, verdict, sequences.active)
+        session.observe(draft, output, scores, verdict)
+        emission = sequences.append(draft, verdict, scores.are_finite())
+        state.tighten(sequences.longest_cached)
+        stats.target_forwards += 1
+        stats.cache_bytes = state.nbytes()
+        yield emission

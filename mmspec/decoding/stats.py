@@ -1,0 +1,69 @@
+"""What happened while decoding, in the field's terms.
+
+Acceptance length counts the bonus token (vLLM's convention); plain decoding has 1.0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class DecodingStats:
+    """Counts and times of one call.
+
+    Attributes:
+        accelerator: name of the preset.
+        exactness: "exact", "tv<=x" or "lossy".
+        new_tokens: tokens emitted, per row.
+        rounds: scoring forwards in which a row was active, per row.
+        target_forwards: forwards of the target for the batch, one for reading the prompts included.
+        drafted: draft tokens proposed while a row was active, per row.
+        accepted: draft tokens accepted, per row; those cut off by a stop are not counted.
+        accepted_histogram: how many rounds accepted 0, 1, 2, ... draft tokens, all rows together.
+        draft_faults: rounds in which a drafter's numbers were not finite and its draft was dropped.
+        seconds: wall-clock time of the call, with its parts `prefill_seconds`, `draft_seconds`.
+        cache_bytes: keys and values of the target.
+    """
+
+    accelerator: str = "none"
+    exactness: str = "exact"
+    new_tokens: list[int] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    target_forwards: int = 0
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    accepted_histogram: dict[int, int] = field(default_factory=dict)
+    draft_faults: int = 0
+    seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    cache_bytes: int = 0
+
+    @property
+    def is_lossless(self) -> bool:
+        return self.exactness == "exact"
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens committed per scoring forward, bonus included; the prompt's own token is not counted."""
+        rounds = sum(self.rounds)
+        committed = sum(self.new_tokens) - sum(1 for count in self.new_tokens if count)
+        return committed / rounds if rounds else 1.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted draft tokens / draft tokens; 0 if nothing was drafted."""
+        drafted = sum(self.drafted)
+        return sum(self.accepted) / drafted if drafted else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(self.new_tokens) / self.seconds if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{sum(self.new_tokens)} tokens, {self.target_forwards} target forwards, "
+            f"{self.acceptance_length:.2f} tokens per forward, {self.tokens_per_second:.0f} tokens/s, "
+            f"{self.accelerator}: {self.exactness}"
+        )

@@ -1,0 +1,45 @@
+"""Verdict: what an acceptance rule decided, still on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.draft import Draft
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A rule's decision for every row.
+
+    Attributes:
+        path: [B, max_depth + 1] accepted nodes from the root down; entries past `accepted` are padding.
+        accepted: [B] number of accepted draft tokens, the root not counted.
+        next_token: [B] the target's token after the last accepted node (bonus or residual).
+    """
+
+    path: Tensor
+    accepted: Tensor
+    next_token: Tensor
+
+    @classmethod
+    def at(cls, draft: Draft, node: Tensor, next_token: Tensor) -> Verdict:
+        """The verdict whose path ends in `node` [B]."""
+        rows, nodes = draft.tokens.shape
+        index = torch.arange(nodes, device=node.device)
+        accepted = take(draft.depth, node)
+        if draft.is_chain:
+            return cls(index.expand(rows, nodes), accepted, next_token)
+        on_path = take(draft.ancestors, node)
+        # Nodes off the path are sent to a column that is cut off again: static shapes, no loop.
+        column = torch.where(on_path, draft.depth, draft.max_depth + 1)
+        path = node.new_zeros(rows, draft.max_depth + 2).scatter(1, column, index.expand(rows, nodes))
+        return cls(path[:, :-1], accepted, next_token)
+
+
+def take(values: Tensor, node: Tensor) -> Tensor:
+    """[B, n, ...] values and [B] nodes -> [B, ...] the values at those nodes."""
+    index = node.view(-1, 1, *[1] * (values.dim() - 2)).expand(-1, 1, *values.shape[2:])
+    return values.gather(1, index)[:, 0]

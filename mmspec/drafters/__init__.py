@@ -1,0 +1,15 @@
+"""Drafters: who proposes."""
+
+from mmspec.decoding.interfaces import Drafter
+from mmspec.registry import Registry
+
+__all__ = ["DRAFTERS", "Drafter"]
+
+DRAFTERS: Registry[type[Drafter]] = Registry(
+    "drafter",
+    {
+        "none": "mmspec.drafters.none:NoDrafter",
+        "copy": "mmspec.drafters.copy:CopyDrafter",
+        "draft_model": "mmspec.drafters.draft_model:DraftModelDrafter",
+    },
+)

@@ -1,0 +1,136 @@
+"""Draft with a smaller model of the same tokenizer, through its own vision path or from text alone.
+
+Speculative decoding as first published (Leviathan et al., 2211.17192; Chen et al., 2302.01318).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput, check_draft_tokens
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler, draw
+from mmspec.decoding.random_stream import Purpose
+from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
+from mmspec.targets import CausalTarget
+
+KIND_OF_SAMPLING = {
+    "coupled": DraftKind.COUPLED,
+    "greedy": DraftKind.POINT,
+    "sampled": DraftKind.IID,
+}
+
+
+class DraftModelDrafter(Drafter):
+    """A chain of tokens from a smaller model.
+
+    Args:
+        model: the draft model behind the Target interface.
+        num_draft_tokens: length of the chain.
+        sampling: how the draft picks its tokens when the target samples. "coupled" draws with the
+            target's own noise, so that both draw the same token wherever their distributions agree, and
+            the output stays bitwise that of plain sampling; "sampled" draws independently, for
+            rejection rules; "greedy" takes the likeliest.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    def __init__(self, model: CausalTarget, num_draft_tokens: int = 5, sampling: str = "coupled") -> None:
+        if sampling not in KIND_OF_SAMPLING:
+            raise InputError("sampling", sampling, did_you_mean(sampling, KIND_OF_SAMPLING))
+        self.model = model
+        self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
+        self.sampling = sampling
+        self.kind = KIND_OF_SAMPLING[sampling]
+        self.max_nodes = num_draft_tokens + 1
+
+    def start(
+        self, requests: Sequence[Request], prefill: TargetOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        return DraftModelSession(self, requests, prefill.logits.shape[-1], sampler, random)
+
+
+class DraftModelSession(DraftSession):
+    """The draft model's own cache of one batch."""
+
+    def __init__(
+        self,
+        drafter: DraftModelDrafter,
+        requests: Sequence[Request],
+        vocabulary: int,
+        sampler: Sampler,
+        random: RandomStream,
+    ) -> None:
+        self.drafter = drafter
+        self.vocabulary = vocabulary
+        # q may be any law as long as it is the one drawn from: guidance and path grammars stay the target's
+        self.sampler = replace(
+            sampler,
+            guidance_scale=1.0,
+            processors=LogitsProcessorList(),
+            temperature=0.0 if drafter.sampling == "greedy" else sampler.temperature,
+        )
+        self.random = random
+        prompts = [request.draft_inputs or request.inputs for request in requests]
+        self.state, _ = drafter.model.prefill(prompts, max(p["input_ids"].shape[1] for p in prompts))
+        self.prompt_lengths = self.state.cache.lengths.clone()
+        # host twins of the two counts, so that the cache's width needs no read
+        self.ahead = [
+            prompt["input_ids"].shape[1] - request.inputs["input_ids"].shape[1]
+            for prompt, request in zip(prompts, requests, strict=True)
+        ]
+
+    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
+        # Reading the last two tokens anew, whatever was accepted, keeps one shape for every row:
+        # the token before the root may be the draft's own last one, which it has not read yet.
+        cache = self.state.cache
+        cache.lengths.copy_(self.prompt_lengths + emitted - 2)
+        cache.longest = max(len(row) + ahead for row, ahead in zip(history, self.ahead, strict=True)) - 2
+        before = torch.tensor([row[-2] for row in history], device=root.device)
+        tokens, laws, sound = [root], [], torch.ones_like(root, dtype=torch.bool)
+        step, valid = torch.stack([before, root], 1), [sound]
+        for depth in range(self.drafter.num_draft_tokens):
+            token, law, finite = self._next(step, emitted + depth, history)
+            sound = sound & finite
+            tokens.append(token)
+            laws.append(law)
+            valid.append(sound)
+            step = token[:, None]
+        q = None
+        if self.drafter.kind is DraftKind.IID:
+            q = torch.stack([torch.zeros_like(laws[0]), *laws], 1)
+        return Draft.chain(torch.stack(tokens, 1), self.drafter.kind, q, torch.stack(valid, 1), ~sound)
+
+    def _next(
+        self, tokens: Tensor, index: Tensor, history: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Read tokens [B, m] and pick the next one: (token [B], the law it was drawn from [B, V], finite [B])."""
+        model, cache = self.drafter.model, self.state.cache
+        chain = Draft.chain(tokens.clamp_max(model.vocabulary - 1), DraftKind.POINT)
+        logits = fit_vocabulary(model.score(self.state, chain).logits[:, -1:], self.vocabulary)
+        cache.commit(None, torch.full_like(index, tokens.shape[1]))
+        cache.longest += tokens.shape[1]
+        last = Draft.chain(tokens[:, -1:], DraftKind.POINT)
+        scores = self.sampler(logits, last, history)
+        law = scores.probabilities()[:, 0]
+        if self.drafter.kind is DraftKind.IID:
+            token = draw(law, self.random, index, Purpose.DRAFT)
+        else:
+            token = scores.choose(last, self.random, index)[:, 0]
+        return token, law, scores.are_finite()[:, 0]
+
+
+def fit_vocabulary(logits: Tensor, vocabulary: int) -> Tensor:
+    """Cut or pad [..., V'] to [..., V]: same tokenizer, but models pad their embedding tables differently."""
+    surplus = logits.shape[-1] - vocabulary
+    if surplus >= 0:
+        return logits[..., :vocabulary]
+    return torch.nn.functional.pad(logits, (0, -surplus), value=float("-inf"))

@@ -1,0 +1,27 @@
+"""The drafter that proposes nothing: plain decoding through the same loop, and every benchmark's baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+
+
+class NoDrafter(Drafter, DraftSession):
+    """A draft of the root alone."""
+
+    kind = DraftKind.POINT
+    max_nodes = 1
+
+    def start(
+        self, requests: Sequence[Request], prefill: TargetOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        return self
+
+    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
+        return Draft.chain(root[:, None], self.kind)

@@ -1,0 +1,57 @@
+"""Names to lazily imported plug-ins: what exists is known without importing it.
+
+Knows nothing of what the plug-ins do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import importlib
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from mmspec.errors import InputError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """A table `name -> "module:attribute"` whose entries are imported when asked for."""
+
+    def __init__(self, kind: str, entries: dict[str, str] | None = None) -> None:
+        self.kind = kind
+        self._entries = dict(entries or {})
+
+    def register(self, name: str, location: str) -> None:
+        """Add a plug-in; `location` is "package.module:attribute"."""
+        self._entries[name] = location
+
+    def names(self, pattern: str = "*") -> list[str]:
+        """The registered names that match a wildcard, in order of registration."""
+        return [name for name in self._entries if fnmatch.fnmatchcase(name, pattern)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __getitem__(self, name: str) -> T:
+        """Import and return a plug-in.
+
+        Raises:
+            InputError: no such name; the message holds the nearest ones and all that exist.
+        """
+        if not isinstance(name, str) or name not in self._entries:
+            raise InputError(self.kind, name, did_you_mean(name, self._entries))
+        module, attribute = self._entries[name].split(":")
+        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+
+
+def did_you_mean(name: object, allowed: object) -> str:
+    """A phrase for an error message: the nearest allowed name if there is one, then all of them."""
+    names = sorted(str(option) for option in allowed)  # type: ignore[attr-defined]
+    near = difflib.get_close_matches(str(name), names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}allowed: {', '.join(names)}"

@@ -1,0 +1,184 @@
+"""Any decoder-only transformers model as a target, through its public seams: Cache, 4-D mask, position_ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mmspec.decoding.cache import RaggedCache, check_layer_types
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.interfaces import TargetOutput
+from mmspec.decoding.verdict import Verdict
+from mmspec.errors import InputError, UnsupportedModelError
+
+MASK_BACKENDS = ("sdpa", "eager")
+
+
+@dataclass
+class CausalState:
+    """What a causal target keeps of a batch.
+
+    Attributes:
+        cache: keys and values, with per-row lengths.
+        offset: [B] what to add to a row's token count to get the next position id (M-RoPE: the
+            row's rope delta; 0 for linear positions).
+    """
+
+    cache: RaggedCache
+    offset: Tensor
+
+    def tighten(self, longest: int) -> None:
+        self.cache.longest = longest
+
+    def nbytes(self) -> int:
+        return self.cache.nbytes()
+
+
+class CausalTarget:
+    """Adapter from a transformers model to the Target interface.
+
+    Prompts are read one row at a time and never padded, so a row of a batch is computed as it is
+    alone; decoding rounds run all rows at once.
+
+    Args:
+        model: a loaded decoder-only model with an LM head, on its device, in eval mode.
+
+    Raises:
+        UnsupportedModelError: the model cannot be decoded speculatively; the message says why.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        check_model(model)
+        self.model = model
+        self.config = model.config
+        text = model.config.get_text_config(decoder=True)
+        self.vocabulary: int = text.vocab_size
+        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.dtype: torch.dtype = model.dtype
+
+    def prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> tuple[CausalState, TargetOutput]:
+        """Read the prompts, one forward each. Returns the state and the logits [B, 1, V] after them."""
+        cache = RaggedCache(self.config, len(prompts), capacity, self.device)
+        offsets, logits, tapped = [], [], []
+        for row, prompt in enumerate(prompts):
+            inputs = {name: to_device(value, self.device) for name, value in prompt.items()}
+            positions, offset = self.positions(inputs)
+            cache.begin_prefill(row, inputs["input_ids"].shape[1])
+            inputs.pop("attention_mask", None)  # rows are never padded, and plain causal attention is faster
+            with tap_hidden_states(self.model, taps) as hidden:
+                output = self.model(
+                    **inputs, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+                )
+            logits.append(output.logits[:, -1:])
+            tapped.append(hidden)
+            offsets.append(offset)
+        offset = torch.tensor(offsets, dtype=torch.long, device=self.device)
+        rows = {tap: [hidden[tap] for hidden in tapped] for tap in taps}
+        return CausalState(cache, offset), TargetOutput(torch.cat(logits), rows)
+
+    def score(self, state: CausalState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
+        """Score every node of the draft in one forward."""
+        cache = state.cache
+        draft = draft.repeat_rows(cache.rows // len(draft.tokens))
+        cache.begin_score(draft.tokens.shape[1])
+        additive = self.dtype if attention_backend(self.model) == "eager" else None
+        with tap_hidden_states(self.model, taps) as hidden:
+            output = self.model(
+                input_ids=draft.tokens,
+                attention_mask=cache.attention_mask(draft.ancestors, draft.depth, additive),
+                # the place on the path, never the index in the array
+                position_ids=(cache.lengths + state.offset)[:, None] + draft.depth,
+                past_key_values=cache,
+                use_cache=True,
+            )
+        return TargetOutput(output.logits, hidden)
+
+    def commit(self, state: CausalState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
+        """Keep the accepted nodes of the active rows; the next token has no keys yet."""
+        copies = state.cache.rows // len(active)
+        counts = ((verdict.accepted + 1) * active).repeat(copies)
+        state.cache.commit(None if draft.is_chain else verdict.path.repeat(copies, 1), counts)
+        state.cache.longest += draft.max_depth + 1
+
+    def positions(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+        """Position ids of a prompt [1, L] and the offset of the positions that follow it."""
+        length = inputs["input_ids"].shape[1]
+        return torch.arange(length, device=self.device)[None], 0
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModelError unless rejected tokens can be taken back and trees can be masked."""
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{name} is an encoder-decoder; only decoder-only models are supported")
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModelError(
+            f"{name} keeps a recurrent state, from which rejected draft tokens cannot be taken back"
+        )
+    check_layer_types(model.config.get_text_config(decoder=True))
+    backend = attention_backend(model)
+    if backend not in MASK_BACKENDS:
+        raise UnsupportedModelError(
+            f"{name} was loaded with attn_implementation={backend!r}, which cannot mask a draft tree; "
+            f"load it with attn_implementation='sdpa'"
+        )
+
+
+def attention_backend(model: PreTrainedModel) -> str:
+    """The attention implementation of the language model."""
+    return str(model.get_decoder().config._attn_implementation)
+
+
+def to_device(value: object, device: torch.device) -> object:
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+@contextmanager
+def tap_hidden_states(model: PreTrainedModel, taps: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """Collect hidden states by hooks: the input of layer `tap`, or the final normed one for -1.
+
+    Hooks work alike on every transformers version; `output_hidden_states=[...]` does not
+    (5.17 drops the last index).
+
+    Raises:
+        InputError: there is no such layer.
+    """
+    hidden: dict[int, Tensor] = {}
+    decoder = model.get_decoder()
+    layers: nn.ModuleList | None = getattr(decoder, "layers", getattr(decoder, "h", None))
+    handles = []
+    try:
+        for tap in taps:
+            if tap == -1:
+                handles.append(decoder.register_forward_hook(_keep_output(hidden)))
+            elif layers is not None and 0 <= tap < len(layers):
+                hook = _keep_input(hidden, tap)
+                handles.append(layers[tap].register_forward_pre_hook(hook, with_kwargs=True))
+            else:
+                allowed = f"-1, or a layer index from 0 to {len(layers or ()) - 1}"
+                raise InputError("taps", tap, allowed)
+        yield hidden
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _keep_input(hidden: dict[int, Tensor], tap: int):  # type: ignore[no-untyped-def]
+    def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        hidden[tap] = args[0] if args else kwargs["hidden_states"]
+
+    return hook
+
+
+def _keep_output(hidden: dict[int, Tensor]):  # type: ignore[no-untyped-def]
+    def hook(module: nn.Module, args: object, output) -> None:  # type: ignore[no-untyped-def]
+        hidden[-1] = output[0] if isinstance(output, tuple) else output.last_hidden_state
+
+    return hook

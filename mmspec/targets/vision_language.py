@@ -1,0 +1,57 @@
+"""Vision-language models as targets: LLaVA, Qwen-VL, SmolVLM and their kin, by what the model says of itself.
+
+The processor has already expanded each image into its placeholder ids, so a prompt is read like
+text; pixels are needed once, at prefill. What differs between families is how positions count.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mmspec.errors import InputError
+from mmspec.targets.causal import CausalTarget
+
+
+class VisionLanguageTarget(CausalTarget):
+    """Adapter from a transformers image-text-to-text model to the Target interface.
+
+    Args:
+        model: any `AutoModelForImageTextToText` model whose language model is decoder-only.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        self._rope_index = getattr(model.model, "get_rope_index", None)
+
+    def positions(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+        """Position ids of a prompt and the offset of what follows it.
+
+        M-RoPE models count an image by its grid, not by its tokens (Qwen2-VL, 2409.12191, section
+        2.1). The offset belongs to the request: the attribute of the same meaning on the module is
+        never read, since a request in between would change it.
+
+        Returns:
+            [1, L], or [3, 1, L] for M-RoPE; and the next position minus L.
+
+        Raises:
+            InputError: an M-RoPE prompt with pictures lacks `mm_token_type_ids`.
+        """
+        grids = [name for name in ("image_grid_thw", "video_grid_thw") if inputs.get(name) is not None]
+        if self._rope_index is None or not grids:
+            return super().positions(inputs)
+        accepted = inspect.signature(self._rope_index).parameters
+        if "mm_token_type_ids" in accepted and inputs.get("mm_token_type_ids") is None:
+            raise InputError(
+                "inputs",
+                sorted(inputs),
+                "a prompt with pictures needs `mm_token_type_ids` (0 text, 1 image, 2 video), as the processor "
+                "returns it; without it the positions would silently be wrong",
+            )
+        arguments = {name: inputs[name] for name in accepted if name in inputs}
+        positions, delta = self._rope_index(**arguments)
+        return positions.to(torch.long), int(delta.reshape(()))
