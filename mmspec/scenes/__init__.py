@@ -1,0 +1,59 @@
+"""The procedural world that reference models are trained on: textured pictures whose every fact is known.
+
+`sample_scene(seed)` draws a scene, `render` its pixels, `caption`, `describe` and `questions` its words;
+`sample_clip` and `render_clip` set it in motion.
+"""
+
+from mmspec.scenes.clips import Clip, clip_caption, render_clip, sample_clip
+from mmspec.scenes.contact_sheet import draw_contact_sheet
+from mmspec.scenes.language import CaptionReading, caption, describe, parse_caption
+from mmspec.scenes.questions import CAPTION_PROMPTS, DESCRIPTION_PROMPTS, KINDS, Question, ask, questions
+from mmspec.scenes.render import object_masks, render
+from mmspec.scenes.world import (
+    BACKGROUNDS,
+    CANVAS,
+    COLOURS,
+    COLUMNS,
+    HELD_OUT_SEEDS,
+    MAX_OBJECTS,
+    PATTERNS,
+    ROWS,
+    SHAPES,
+    SIZES,
+    Scene,
+    SceneObject,
+    sample_scene,
+)
+
+__all__ = [
+    "BACKGROUNDS",
+    "CANVAS",
+    "CAPTION_PROMPTS",
+    "COLOURS",
+    "COLUMNS",
+    "DESCRIPTION_PROMPTS",
+    "HELD_OUT_SEEDS",
+    "KINDS",
+    "MAX_OBJECTS",
+    "PATTERNS",
+    "ROWS",
+    "SHAPES",
+    "SIZES",
+    "CaptionReading",
+    "Clip",
+    "Question",
+    "Scene",
+    "SceneObject",
+    "ask",
+    "caption",
+    "clip_caption",
+    "describe",
+    "draw_contact_sheet",
+    "object_masks",
+    "parse_caption",
+    "questions",
+    "render",
+    "render_clip",
+    "sample_clip",
+    "sample_scene",
+]

@@ -1,0 +1,1 @@
+"""Training: the reference models, and the drafters for any target."""

@@ -1,0 +1,186 @@
+"""Batches of scenes: dense labels for the vision tower, and packed conversations for the whole model.
+
+Every batch is new and depends on its seeds alone, so a resumed run sees what an uninterrupted one would have
+seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from mmspec.scenes import (
+    BACKGROUNDS,
+    CANVAS,
+    CAPTION_PROMPTS,
+    COLOURS,
+    DESCRIPTION_PROMPTS,
+    HELD_OUT_SEEDS,
+    MAX_OBJECTS,
+    PATTERNS,
+    SHAPES,
+    SIZES,
+    Scene,
+    caption,
+    describe,
+    object_masks,
+    questions,
+    render,
+    sample_scene,
+)
+from mmspec.training.vlm_processor import ASSISTANT, BOS, EOS, IMAGE, USER
+
+__all__ = [
+    "PATCH_CLASSES",
+    "ConversationBatch",
+    "PatchBatch",
+    "conversation_batch",
+    "patch_batch",
+    "training_seeds",
+]
+
+PATCH_CLASSES = {
+    "shape": 1 + len(SHAPES),
+    "colour": 1 + len(COLOURS),
+    "size": 1 + len(SIZES),
+    "pattern": 1 + len(PATTERNS),
+    "rank": 1 + MAX_OBJECTS,
+    "background": len(BACKGROUNDS),
+}
+"""Number of classes of each dense label; class 0 means that no object covers the patch."""
+
+COVERED = 0.2  # of a patch's pixels, from which on it belongs to an object
+QUESTIONS_PER_SCENE = 4
+WEIGHTS = {"caption": 1.0, "question": 4.0, "description": 0.5}
+"""Weight of a learnt token: answers are short and lag behind captions, descriptions repeat themselves."""
+
+
+@dataclass
+class _Movable:
+    def to(self, device: torch.device) -> _Movable:
+        """Move every tensor to a device, in place."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name).to(device))
+        return self
+
+
+@dataclass
+class PatchBatch(_Movable):
+    """Pictures `[B, 3, 96, 96]` in [-1, 1], and labels `[B, patches, len(PATCH_CLASSES)]`."""
+
+    pixels: torch.Tensor
+    labels: torch.Tensor
+
+
+@dataclass
+class ConversationBatch(_Movable):
+    """Pictures `[B, 3, 96, 96]`, tokens `[B, L]`, and what is learnt of them.
+
+    `weights` is 0 where the token is not part of an answer; `turns` numbers the answers of the whole batch
+    from 0 (-1 elsewhere), and `kinds[turn]` is the index of the turn's kind in `WEIGHTS`. Padding is on the
+    right, where causal attention never looks.
+    """
+
+    pixels: torch.Tensor
+    tokens: torch.Tensor
+    weights: torch.Tensor
+    turns: torch.Tensor
+    kinds: torch.Tensor
+
+
+def training_seeds(seed: int, stage: int, step: int, process: int, count: int) -> np.ndarray:
+    """Seeds of one batch: never a held-out one, and all but surely never seen before."""
+    rng = np.random.default_rng([seed, stage, step, process])
+    return rng.integers(HELD_OUT_SEEDS.stop, 2**62, size=count)
+
+
+def patch_batch(seeds: np.ndarray, patch: int) -> PatchBatch:
+    """Scenes with the shape, colour, size, pattern and reading-order rank of the object on each patch."""
+    scenes = [sample_scene(int(seed)) for seed in seeds]
+    labels = np.stack([_patch_labels(scene, patch) for scene in scenes])
+    return PatchBatch(_pixels(scenes), torch.from_numpy(labels))
+
+
+def conversation_batch(
+    seeds: np.ndarray, tokenizer: PreTrainedTokenizerBase, visual_tokens: int, *, with_description: bool
+) -> ConversationBatch:
+    """One picture and one conversation for each seed: a caption, questions and, if asked, a description."""
+    scenes = [sample_scene(int(seed)) for seed in seeds]
+    parts: list[str] = []
+    learnt: list[tuple[int, str | None]] = []  # row, and kind of answer
+    for row, (seed, scene) in enumerate(zip(seeds, scenes, strict=True)):
+        rng = np.random.default_rng([int(seed), 0x7A1C])
+        for index, (kind, prompt, answer) in enumerate(_turns(scene, rng, with_description)):
+            opening = (
+                _opening(prompt, visual_tokens, picture_last=rng.random() < 0.1)
+                if index == 0
+                else USER + prompt
+            )
+            parts += [opening + ASSISTANT, answer + EOS]
+            learnt += [(row, None), (row, kind)]
+    encoded = tokenizer(parts, add_special_tokens=False)["input_ids"]
+    return _pack(_pixels(scenes), encoded, learnt, int(tokenizer.pad_token_id))
+
+
+def _opening(prompt: str, visual_tokens: int, picture_last: bool) -> str:
+    picture = IMAGE * visual_tokens
+    return f"{BOS}{USER}{prompt}{picture}" if picture_last else f"{BOS}{USER}{picture}{prompt}"
+
+
+def _turns(scene: Scene, rng: np.random.Generator, with_description: bool) -> list[tuple[str, str, str]]:
+    turns = [("caption", str(rng.choice(CAPTION_PROMPTS)), caption(scene))]
+    turns += [("question", asked.text, asked.answer) for asked in questions(scene, rng, QUESTIONS_PER_SCENE)]
+    if with_description:
+        turns.append(("description", str(rng.choice(DESCRIPTION_PROMPTS)), describe(scene)))
+    shuffled = [turns[index] for index in rng.permutation(len(turns))]
+    # People forget the full stop; the model should not mind.
+    return [
+        (kind, prompt[:-1] if rng.random() < 0.15 else prompt, answer) for kind, prompt, answer in shuffled
+    ]
+
+
+def _pack(
+    pixels: torch.Tensor, encoded: list[list[int]], learnt: list[tuple[int, str | None]], pad: int
+) -> ConversationBatch:
+    lengths = [0] * len(pixels)
+    for (row, _), ids in zip(learnt, encoded, strict=True):
+        lengths[row] += len(ids)
+    shape = (len(pixels), max(lengths))
+    tokens, weights, turns = torch.full(shape, pad), torch.zeros(shape), torch.full(shape, -1)
+    kinds: list[int] = []
+    position = [0] * len(pixels)
+    for (row, kind), ids in zip(learnt, encoded, strict=True):
+        window = slice(position[row], position[row] + len(ids))
+        tokens[row, window] = torch.tensor(ids)
+        if kind is not None:
+            weights[row, window] = WEIGHTS[kind]
+            turns[row, window] = len(kinds)
+            kinds.append(list(WEIGHTS).index(kind))
+        position[row] += len(ids)
+    return ConversationBatch(pixels, tokens, weights, turns, torch.tensor(kinds))
+
+
+def _pixels(scenes: list[Scene]) -> torch.Tensor:
+    pictures = np.stack([render(scene) for scene in scenes])
+    return torch.from_numpy(pictures).permute(0, 3, 1, 2).float().div_(127.5).sub_(1).contiguous()
+
+
+def _patch_labels(scene: Scene, patch: int) -> np.ndarray:
+    """Labels of all patches in raster order: int64 `[patches, len(PATCH_CLASSES)]`."""
+    side = CANVAS // patch
+    masks = object_masks(scene).reshape(len(scene.objects), side, patch, side, patch).mean(axis=(2, 4))
+    owner = np.where(masks.max(0) >= COVERED, masks.argmax(0) + 1, 0).reshape(-1)
+    table = np.zeros((1 + len(scene.objects), len(PATCH_CLASSES)), dtype=np.int64)
+    for rank, thing in enumerate(scene.objects, start=1):
+        table[rank, :5] = (
+            1 + SHAPES.index(thing.shape),
+            1 + COLOURS.index(thing.colour),
+            1 + SIZES.index(thing.size),
+            1 + PATTERNS.index(thing.pattern),
+            rank,
+        )
+    table[:, 5] = BACKGROUNDS.index(scene.background)
+    return table[owner]

@@ -1,0 +1,24 @@
+"""Writes a reference model as a standard transformers folder: half precision on disk, single in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import LlavaForConditionalGeneration, LlavaProcessor
+
+__all__ = ["save_vlm"]
+
+
+def save_vlm(model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: Path) -> None:
+    """Save weights (fp16 safetensors), configuration, generation settings and processor."""
+    half = {name: tensor.detach().to("cpu", torch.float16) for name, tensor in model.state_dict().items()}
+    model.save_pretrained(folder, state_dict=half)
+    processor.save_pretrained(folder)
+    # transformers loads in the dtype that config.json names; half precision is many times slower on a CPU.
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for part in (config, config["vision_config"], config["text_config"]):
+        part["dtype"] = "float32"
+    path.write_text(json.dumps(config, indent=2) + "\n")
