@@ -1,0 +1,19 @@
+"""What every test run needs: no network, one thread a process, GPU tests skipped where there is no GPU."""
+
+import os
+
+# Set before any test imports the libraries that read them.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # tiny models gain nothing from more, and xdist runs a process a core
+
+import pytest
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")

@@ -1,0 +1,148 @@
+"""Philox in torch: published vectors, the meaning of each counter word, and the laws of the numbers."""
+
+import math
+
+import pytest
+import torch
+
+from mmspec.kernels import philox4x32, philox_gumbel, philox_uniform
+
+ONES = 0xFFFFFFFF
+# counters, key, words: kat_vectors of Random123 1.14, philox4x32 with 10 rounds.
+KNOWN_ANSWERS = [
+    ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+    ([ONES] * 4, [ONES] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+    (
+        [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+        [0xA4093822, 0x299F31D0],
+        [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+    ),
+]
+
+
+@pytest.mark.parametrize(("counters", "key", "words"), KNOWN_ANSWERS)
+def test_words_are_the_published_ones(counters, key, words):
+    assert philox4x32(torch.tensor(counters), torch.tensor(key)).tolist() == words
+
+
+def test_words_equal_arithmetic_with_python_integers():
+    generator = torch.Generator().manual_seed(0)
+    counters = torch.randint(0, 2**32, (100, 4), generator=generator)
+    keys = torch.randint(0, 2**32, (100, 2), generator=generator)
+    words = philox4x32(counters, keys)
+    for counter, key, result in zip(counters.tolist(), keys.tolist(), words.tolist(), strict=True):
+        assert result == encrypt_with_integers(counter, key)
+
+
+def encrypt_with_integers(counter: list[int], key: list[int]) -> list[int]:
+    (c0, c1, c2, c3), (k0, k1) = counter, key
+    for _ in range(10):
+        first, second = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = second >> 32 ^ c1 ^ k0, second & ONES, first >> 32 ^ c3 ^ k1, first & ONES
+        k0, k1 = k0 + 0x9E3779B9 & ONES, k1 + 0xBB67AE85 & ONES
+    return [c0, c1, c2, c3]
+
+
+def test_leading_dimensions_of_counters_and_key_broadcast():
+    counters = torch.randint(0, 2**32, (5, 1, 3, 4))
+    key = torch.randint(0, 2**32, (2, 1, 2))
+    words = philox4x32(counters, key)
+    assert words.shape == (5, 2, 3, 4)
+    assert torch.equal(words[4, 1, 2], philox4x32(counters[4, 0, 2], key[1, 0]))
+
+
+def test_uniforms_follow_the_counter_contract():
+    key = torch.tensor([[1, 2], [3, 4]])
+    position = torch.tensor([[7, 8, 9], [100, 0, 5]])
+    uniform = philox_uniform(key, position, stream=3, count=10, step=6)
+    for row, node, element in [(0, 0, 0), (0, 2, 9), (1, 1, 4), (1, 2, 7)]:
+        counter = torch.tensor([element // 4, int(position[row, node]), 3, 6])
+        word = int(philox4x32(counter, key[row])[element % 4])
+        assert float(uniform[row, node, element]) == pytest.approx((word >> 8) * 2**-24 + 2**-25, abs=2**-25)
+
+
+def test_stream_and_step_may_differ_by_row_and_node():
+    key, position = torch.tensor([[1, 2], [3, 4]]), torch.arange(6).view(2, 3)
+    stream, step = torch.tensor([[5], [6]]), torch.tensor([0, 1, 2])
+    uniform = philox_uniform(key, position, stream, 7, step)
+    alone = philox_uniform(key[1:], position[1:, 2:], 6, 7, 2)
+    assert torch.equal(uniform[1:, 2:], alone)
+
+
+def test_numbers_do_not_depend_on_the_batch_or_on_how_many_are_drawn():
+    key, position = torch.randint(0, 2**32, (4, 2)), torch.randint(0, 1000, (4, 5))
+    together = philox_gumbel(key, position, 0, 101)
+    for row in range(4):
+        alone = philox_gumbel(key[row : row + 1], position[row : row + 1, 2:3], 0, 33)
+        assert torch.equal(together[row : row + 1, 2:3, :33], alone)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5])
+def test_any_count_of_elements(count):
+    assert philox_uniform(torch.tensor([[1, 2]]), torch.tensor([[3, 4]]), 0, count).shape == (1, 2, count)
+
+
+def test_uniforms_stay_inside_the_open_interval_where_rounding_would_leave_it(monkeypatch):
+    # Words whose upper 24 bits are all ones come up once in 16 million draws; here they always do.
+    monkeypatch.setattr(
+        "mmspec.kernels.philox._encrypt", lambda counters, key: torch.full_like(counters, ONES)
+    )
+    for dtype in (torch.float32, torch.float64):
+        assert philox_uniform(torch.tensor([[0, 0]]), torch.tensor([[0]]), 0, 4, dtype=dtype).max() < 1
+    monkeypatch.setattr("mmspec.kernels.philox._encrypt", lambda counters, key: torch.zeros_like(counters))
+    noise = philox_gumbel(torch.tensor([[0, 0]]), torch.tensor([[0]]), 0, 4)
+    assert torch.allclose(noise, torch.tensor(-math.log(2**-25)))  # the naive log(1 - u) would give infinity
+
+
+def test_half_precision_is_refused_because_it_would_round_to_zero_and_one():
+    with pytest.raises(ValueError, match=r"bfloat16.*float32"):
+        philox_uniform(torch.tensor([[0, 0]]), torch.tensor([[0]]), 0, 4, dtype=torch.bfloat16)
+
+
+def test_float64_holds_the_same_draws():
+    key, position = torch.tensor([[11, 12]]), torch.arange(50)[None]
+    exact = philox_gumbel(key, position, 0, 40, dtype=torch.float64)
+    rounded = philox_gumbel(key, position, 0, 40)
+    assert exact.dtype == torch.float64
+    # Near u = 1 the float32 uniform is off by half a spacing, 2^-25, which E magnifies by 1 / (1 - u).
+    assert torch.allclose(exact, rounded.double(), atol=1e-3)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_uniforms_have_the_moments_and_pairs_of_independent_draws(seed):
+    draws = philox_uniform(torch.tensor([[seed, 99]]), torch.arange(500)[None], 5, 400, dtype=torch.float64)[
+        0
+    ]
+    n = draws.numel()  # 200,000
+    assert abs(draws.mean() - 1 / 2) < 5 * math.sqrt(1 / 12 / n)
+    assert abs(draws.var() - 1 / 12) < 5 * math.sqrt(1 / 180 / n)
+    centred = (draws - 1 / 2) * math.sqrt(12)
+    neighbours = [  # elements, words of one block, positions
+        (centred[:, 1:], centred[:, :-1]),
+        (centred[:, 4:], centred[:, :-4]),
+        (centred[1:], centred[:-1]),
+    ]
+    for left, right in neighbours:
+        assert abs((left * right).mean()) < 5 / math.sqrt(left.numel())
+    cells = torch.histc(draws, 64, 0, 1)
+    chi_square = ((cells - n / 64) ** 2 / (n / 64)).sum()
+    assert chi_square < 63 + 5 * math.sqrt(2 * 63)
+
+
+def test_streams_steps_positions_and_keys_are_unrelated():
+    def draw(key=(1, 2), position=3, stream=0, step=0):
+        return philox_uniform(
+            torch.tensor([key]), torch.tensor([[position]]), stream, 40_000, step, torch.float64
+        ).flatten()
+
+    base = draw() - 1 / 2
+    for other in (draw(key=(2, 2)), draw(key=(1, 3)), draw(position=4), draw(stream=1), draw(step=1)):
+        assert abs((base * (other - 1 / 2)).mean()) * 12 < 5 / math.sqrt(40_000)
+
+
+def test_argmax_with_gumbel_noise_draws_from_the_softmax():
+    logits = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5], dtype=torch.float64)
+    noise = philox_gumbel(torch.tensor([[5, 6]]), torch.arange(100_000)[None], 0, 5, dtype=torch.float64)[0]
+    observed = torch.bincount((logits + noise).argmax(-1), minlength=5).double()
+    expected = 100_000 * logits.softmax(-1)
+    assert ((observed - expected) ** 2 / expected).sum() < 4 + 5 * math.sqrt(8)

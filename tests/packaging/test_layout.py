@@ -1,0 +1,53 @@
+"""The two folders at the top are found by installers, by type checkers and in a plain clone."""
+
+import os
+
+import pytest
+
+from tests.packaging.source_tree import ROOT, package_folders, pyproject
+
+MAPPED = pyproject()["tool"]["setuptools"]["package-dir"]
+
+
+def test_two_packages_live_at_the_top():
+    assert set(MAPPED) == {"mmspec.pipelines", "mmspec.kernels"}
+
+
+@pytest.mark.parametrize("package", MAPPED)
+def test_link_and_mapping_name_the_same_folder(package):
+    link = ROOT / package.replace(".", "/")
+    if not link.is_symlink():
+        pytest.skip("git wrote the links as plain files: core.symlinks is false here")
+    assert not os.path.isabs(os.readlink(link))
+    assert link.resolve() == ROOT / MAPPED[package]
+
+
+def test_every_folder_with_python_files_is_a_listed_package():
+    found = {"mmspec", *MAPPED}
+    for name, folder in [
+        ("mmspec", ROOT / "mmspec"),
+        *((name, ROOT / path) for name, path in MAPPED.items()),
+    ]:
+        for path in folder.rglob("*.py"):
+            parents = path.relative_to(folder).parts[:-1]
+            if not (
+                parents and (ROOT / "mmspec" / parents[0]).is_symlink()
+            ):  # rglob follows links in some Pythons
+                found.add(".".join([name, *parents]))
+    listed = pyproject()["tool"]["setuptools"]["packages"]
+    missing = sorted(found - set(listed))
+    assert not missing, f"pyproject.toml, [tool.setuptools] packages: add {', '.join(map(repr, missing))}"
+    stale = sorted(set(listed) - found)
+    assert not stale, f"pyproject.toml, [tool.setuptools] packages: remove {', '.join(map(repr, stale))}"
+    assert listed == sorted(listed)
+
+
+def test_every_package_says_what_it_is():
+    missing = [name for name, folder in package_folders().items() if not (folder / "__init__.py").is_file()]
+    assert not missing, f"these folders need an __init__.py with a docstring: {missing}"
+
+
+def test_the_kernels_folder_does_not_hide_the_kernels_package():
+    # It would be what `import kernels` finds inside transformers and diffusers when Python runs in the root.
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+    assert not (ROOT / "kernels" / "torch-ext" / "__init__.py").exists()
