@@ -1,0 +1,58 @@
+"""Tiny models, processors and media for tests: seeded, offline, built in well under a second."""
+
+from .idefics import tiny_idefics3, tiny_smolvlm
+from .llava import tiny_llava, tiny_llava_next, tiny_llava_onevision, tiny_video_llava
+from .media import tiny_clip, tiny_picture, tiny_pictures
+from .processors import VOCABULARY_SIZE, build_processor, tiny_tokenizer
+from .qwen_vl import tiny_qwen2_5_vl, tiny_qwen2_vl, tiny_qwen3_vl
+from .text import (
+    REFUSED_TEXT_MODELS,
+    TEXT_MODELS,
+    tiny_gemma2,
+    tiny_gpt2,
+    tiny_llama,
+    tiny_lm,
+    tiny_lm_v8,
+    tiny_mamba,
+    tiny_mistral_sliding,
+    tiny_qwen2_mixed_sliding,
+    tiny_qwen3_next,
+)
+from .vision_language import HAS_VIDEO, VISION_LANGUAGE_FAMILIES, encode, save_family, user_message
+from .weights import randomise, scale_head_to_entropy
+
+__all__ = [
+    "HAS_VIDEO",
+    "REFUSED_TEXT_MODELS",
+    "TEXT_MODELS",
+    "VISION_LANGUAGE_FAMILIES",
+    "VOCABULARY_SIZE",
+    "build_processor",
+    "encode",
+    "randomise",
+    "save_family",
+    "scale_head_to_entropy",
+    "tiny_clip",
+    "tiny_gemma2",
+    "tiny_gpt2",
+    "tiny_idefics3",
+    "tiny_llama",
+    "tiny_llava",
+    "tiny_llava_next",
+    "tiny_llava_onevision",
+    "tiny_lm",
+    "tiny_lm_v8",
+    "tiny_mamba",
+    "tiny_mistral_sliding",
+    "tiny_picture",
+    "tiny_pictures",
+    "tiny_qwen2_5_vl",
+    "tiny_qwen2_mixed_sliding",
+    "tiny_qwen2_vl",
+    "tiny_qwen3_next",
+    "tiny_qwen3_vl",
+    "tiny_smolvlm",
+    "tiny_tokenizer",
+    "tiny_video_llava",
+    "user_message",
+]

@@ -1,0 +1,184 @@
+"""Tiny decoder-only text models: the cache layouts that the decoding core meets, and those it must refuse.
+
+All have no end token (`eos_token_id=None`), so `generate` runs to `max_new_tokens`; a test that needs one
+passes `eos_token_id` itself. None ties its head to the embedding. The default seeds are those of 24 whose
+greedy outputs vary most and have no near-ties; other seeds give other models (a draft, say).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
+
+from .weights import randomise, scale_head_to_entropy
+
+__all__ = [
+    "REFUSED_TEXT_MODELS",
+    "TEXT_MODELS",
+    "tiny_gemma2",
+    "tiny_gpt2",
+    "tiny_llama",
+    "tiny_lm",
+    "tiny_lm_v8",
+    "tiny_mamba",
+    "tiny_mistral_sliding",
+    "tiny_qwen2_mixed_sliding",
+    "tiny_qwen3_next",
+]
+
+
+def _sizes(vocab: int, layers: int, hidden: int = 32) -> dict[str, Any]:
+    """The settings that Llama and its relatives share."""
+    return dict(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+
+
+def tiny_llama(
+    dtype: torch.dtype = torch.float32, vocab: int = 64, layers: int = 2, seed: int = 21, hidden: int = 32
+) -> PreTrainedModel:
+    """A Llama with grouped queries (4 heads, 2 key-value heads) and full attention in every layer."""
+    model = LlamaForCausalLM(LlamaConfig(**_sizes(vocab, layers, hidden)))
+    return randomise(model, seed).to(dtype)
+
+
+def tiny_mistral_sliding(
+    window: int = 8, dtype: torch.dtype = torch.float32, vocab: int = 64, layers: int = 2, seed: int = 10
+) -> PreTrainedModel:
+    """A Mistral whose layers all see a sliding window; its cache layers keep `window - 1` entries."""
+    model = MistralForCausalLM(MistralConfig(**_sizes(vocab, layers), sliding_window=window))
+    return randomise(model, seed).to(dtype)
+
+
+def tiny_qwen2_mixed_sliding(
+    window: int = 8, dtype: torch.dtype = torch.float32, vocab: int = 64, layers: int = 4, seed: int = 7
+) -> PreTrainedModel:
+    """A Qwen2 with full and sliding attention in turn: two kinds of cache layer in one cache."""
+    config = Qwen2Config(
+        **_sizes(vocab, layers),
+        use_sliding_window=True,
+        sliding_window=window,
+        layer_types=["full_attention" if i % 2 == 0 else "sliding_attention" for i in range(layers)],
+    )
+    return randomise(Qwen2ForCausalLM(config), seed).to(dtype)
+
+
+def tiny_gemma2(
+    window: int = 8, dtype: torch.dtype = torch.float32, vocab: int = 64, layers: int = 2, seed: int = 18
+) -> PreTrainedModel:
+    """A Gemma 2: sliding and full layers in turn, soft-capped attention and logits, an offset norm.
+
+    The soft cap of attention exists in the eager and flex implementations alone (sdpa drops it with a
+    warning), therefore eager, whose 4-D masks must be additive floats.
+    """
+    config = Gemma2Config(
+        **_sizes(vocab, layers),
+        head_dim=8,
+        query_pre_attn_scalar=8,
+        sliding_window=window,
+        attn_logit_softcapping=20.0,
+        final_logit_softcapping=10.0,
+        attn_implementation="eager",
+    )
+    return randomise(Gemma2ForCausalLM(config), seed).to(dtype)
+
+
+def tiny_gpt2(
+    dtype: torch.dtype = torch.float32, vocab: int = 64, layers: int = 2, seed: int = 9
+) -> PreTrainedModel:
+    """A GPT-2: learned absolute positions (256 of them), so a wrong or too large position shows at once."""
+    config = GPT2Config(
+        vocab_size=vocab,
+        n_positions=256,
+        n_embd=32,
+        n_layer=layers,
+        n_head=4,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return randomise(GPT2LMHeadModel(config), seed).to(dtype)
+
+
+def tiny_lm_v8(
+    layers: int = 1, dtype: torch.dtype = torch.float64, seed: int = 4, nats: float = 1.5
+) -> PreTrainedModel:
+    """A Llama over eight tokens for tests of laws: mean next-token entropy `nats` (ln 8 = 2.08)."""
+    return scale_head_to_entropy(tiny_llama(dtype, vocab=8, layers=layers, seed=seed, hidden=16), nats)
+
+
+def tiny_lm(
+    layers: int = 2, dtype: torch.dtype = torch.float64, seed: int = 21, vocab: int = 64, nats: float = 2.0
+) -> PreTrainedModel:
+    """A Llama over 64 tokens in float64, mean next-token entropy `nats`: sampling tests through the loop."""
+    return scale_head_to_entropy(tiny_llama(dtype, vocab=vocab, layers=layers, seed=seed), nats)
+
+
+def tiny_mamba(seed: int = 0) -> PreTrainedModel:
+    """A Mamba: recurrent state, no key-value cache. To be refused."""
+    torch.manual_seed(seed)
+    config = MambaConfig(
+        vocab_size=64, hidden_size=32, state_size=4, num_hidden_layers=2, bos_token_id=None, eos_token_id=None
+    )
+    return MambaForCausalLM(config).eval().requires_grad_(False)
+
+
+def tiny_qwen3_next(seed: int = 0) -> PreTrainedModel:
+    """A hybrid: linear attention (gated delta net) in one layer, full in the other. To be refused."""
+    torch.manual_seed(seed)
+    config = Qwen3NextConfig(
+        **_sizes(64, 2),
+        head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        layer_types=["linear_attention", "full_attention"],
+    )
+    return Qwen3NextForCausalLM(config).eval().requires_grad_(False)
+
+
+#: Text models on which the whole core must work, by name.
+TEXT_MODELS = {
+    "llama": tiny_llama,
+    "mistral_sliding": tiny_mistral_sliding,
+    "qwen2_mixed_sliding": tiny_qwen2_mixed_sliding,
+    "gemma2": tiny_gemma2,
+    "gpt2": tiny_gpt2,
+}
+
+#: Text models that must be refused before any work: their state cannot be rolled back to a path of a tree.
+REFUSED_TEXT_MODELS = {"mamba": tiny_mamba, "qwen3_next": tiny_qwen3_next}
