@@ -1,0 +1,129 @@
+"""From arrays and tensors to 8-bit pixels, by one table of accepted types; whatever is ambiguous is refused.
+
+| values | taken as |
+|---|---|
+| bool | False is black, True is white |
+| uint8 | as they are |
+| uint16 | 16-bit, 65,535 is white; refused if all are below 256, as those are most likely 8-bit values |
+| other integers | 8-bit, if all are in 0..255 |
+| floats | 1.0 is white, if all are in 0..1 |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mmspec.errors import MediaError
+from mmspec.media.limits import MediaLimits, check_size
+
+__all__ = ["is_array", "scale_16_bit", "to_pixels", "to_uint8"]
+
+_LAYOUTS = "allowed are [H, W], [H, W, C] or [C, H, W] with 1, 3 or 4 channels"
+
+
+def is_tensor(value: object) -> bool:
+    """Tell whether this is a torch tensor, without importing torch."""
+    return all(hasattr(value, name) for name in ("detach", "cpu", "is_floating_point", "shape"))
+
+
+def is_array(value: object) -> bool:
+    """Tell whether this is a numpy array or a torch tensor."""
+    return isinstance(value, np.ndarray) or is_tensor(value)
+
+
+def to_pixels(array: Any, *, argument: str, limits: MediaLimits) -> np.ndarray:
+    """Bring one picture to 8 bits, channels last.
+
+    Args:
+        array: numpy array or torch tensor, [H, W], [H, W, C] or [C, H, W], with C = 1, 3 or 4. Where both
+            layouts fit, arrays are read as channels last and tensors as channels first.
+        argument: the argument that errors name.
+        limits: `max_pixels` and `max_aspect` apply.
+
+    Returns:
+        uint8 [H, W] for one channel, else [H, W, C].
+
+    Raises:
+        MediaError: another shape, too large, or values that the module's table does not allow.
+    """
+    channels_last = _channels_last(tuple(array.shape), prefer_last=not is_tensor(array))
+    if channels_last is None:
+        raise MediaError(argument, array, _LAYOUTS)
+    height, width = array.shape[:2] if channels_last else array.shape[-2:]
+    check_size(width, height, "an array", argument=argument, limits=limits)
+    pixels = to_uint8(_as_numpy(array, argument), argument=argument)
+    if not channels_last:
+        pixels = np.moveaxis(pixels, 0, -1)
+    return pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels
+
+
+def _channels_last(shape: tuple[int, ...], *, prefer_last: bool) -> bool | None:
+    """Tell the layout from the shape; None where neither fits."""
+    if len(shape) == 2:
+        return True
+    if len(shape) != 3:
+        return None
+    for last in (prefer_last, not prefer_last):
+        if shape[-1 if last else 0] in (1, 3, 4):
+            return last
+    return None
+
+
+def _as_numpy(array: Any, argument: str) -> np.ndarray:
+    if isinstance(array, np.ndarray):
+        return array
+    try:
+        tensor = array.detach().cpu()
+        # numpy has no bfloat16
+        return np.asarray((tensor.float() if tensor.is_floating_point() else tensor).numpy())
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+        NotImplementedError,
+    ) as error:  # sparse, quantized, meta, ...
+        raise MediaError(
+            argument, array, "this tensor cannot be read; pass a dense one with values"
+        ) from error
+
+
+def to_uint8(array: np.ndarray, *, argument: str) -> np.ndarray:
+    """Scale values to 0..255 by the table of this module.
+
+    Raises:
+        MediaError: a data type or values that the table does not allow.
+    """
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype == np.bool_:
+        return array.astype(np.uint8) * np.uint8(255)
+    if array.dtype.kind not in "uif":
+        raise MediaError(argument, array, "allowed are bool, integer and float values")
+    low, high = array.min().item(), array.max().item()
+    if array.dtype.kind == "f":
+        if not np.isfinite(array).all():
+            raise MediaError(argument, array, "it holds NaN or infinity; floats must be in 0..1")
+        if low < 0 or high > 1:
+            raise MediaError(
+                argument,
+                array,
+                f"its values are in {low:.4g}..{high:.4g}; floats must be in 0..1 (scale or clamp)",
+            )
+        return np.round(array.astype(np.float32) * 255).astype(np.uint8)
+    if array.dtype.itemsize == 2 and array.dtype.kind == "u":
+        if 0 < high < 256:
+            allowed = (
+                f"its largest value is {high}: if these are 8-bit values, pass uint8; else scale to 0..65,535"
+            )
+            raise MediaError(argument, array, allowed)
+        return scale_16_bit(array)
+    if low < 0 or high > 255:
+        raise MediaError(argument, array, f"its values are in {low}..{high}; integers must be in 0..255")
+    return array.astype(np.uint8)
+
+
+def scale_16_bit(array: np.ndarray) -> np.ndarray:
+    """Scale 0..65,535 to 0..255, rounding to nearest: 257 steps of sixteen bits are one of eight."""
+    return ((array.astype(np.uint32) + 128) // 257).astype(np.uint8)

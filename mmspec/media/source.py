@@ -1,0 +1,166 @@
+"""From whatever the caller passed to bytes, without blocking and without reading more than is allowed.
+
+Knows paths, `data:` URLs and the first bytes of file formats; decodes nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import stat
+import urllib.parse
+from pathlib import Path
+
+from mmspec.errors import MediaError
+from mmspec.media.fetch import fetch
+from mmspec.media.limits import Described, MediaLimits
+
+__all__ = ["file_format", "read_source"]
+
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")  # two letters at least: C:// is a drive
+_ACCEPTED = "pass a path, bytes, a data: URL or an https:// URL"
+
+# First bytes -> name. Formats that we refuse are here too, so that the refusal can say what the file really
+# is.
+_SIGNATURES = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\x00", "TIFF"),
+    (b"MM\x00*", "TIFF"),
+    (b"II+\x00", "TIFF"),
+    (b"MM\x00+", "TIFF"),
+    (b"%PDF", "PDF"),
+    (b"%!PS", "PostScript"),
+    (b"\xc5\xd0\xd3\xc6", "PostScript"),
+    (b"8BPS", "Photoshop"),
+    (b"SIMPLE  =", "FITS"),
+    (b"\x00\x00\x01\x00", "ICO"),
+    (b"\x00\x00\x00\x0cjP  ", "JPEG 2000"),
+    (b"\xff\x0a", "JPEG XL"),
+    (b"\x1aE\xdf\xa3", "Matroska or WebM"),
+    (b"#EXTM3U", "HLS playlist"),
+    (b"OggS", "Ogg"),
+    (b"ID3", "MP3"),
+    (b"PK\x03\x04", "ZIP"),
+    (b"\x1f\x8b", "gzip"),
+)
+_RIFF_FORMATS = {b"WEBP": "WEBP", b"AVI ": "AVI", b"WAVE": "WAV"}
+_STILL_BRANDS = {b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"}
+
+
+def file_format(data: bytes) -> str:
+    """Name the format of a file by its first bytes ("PNG", "HTML", "MP4", "text", "unknown", ...)."""
+    for signature, name in _SIGNATURES:
+        if data.startswith(signature):
+            return name
+    if data.startswith(b"RIFF"):
+        return _RIFF_FORMATS.get(data[8:12], "RIFF")
+    if data[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
+        return "HEIC or AVIF" if data[8:12] in _STILL_BRANDS else "MP4"
+    head = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if b"<svg" in head:
+        return "SVG"
+    if head.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
+        return "HTML"
+    if head.startswith(b"<?xml"):
+        return "XML"
+    is_text = not any(byte < 9 or 13 < byte < 32 or byte == 127 for byte in data[:512])
+    return "text" if is_text else "unknown"
+
+
+def read_source(source: object, *, argument: str, limits: MediaLimits, max_bytes: str, kind: str) -> bytes:
+    """Read a picture or a video as bytes.
+
+    Args:
+        source: a path (str or Path), bytes, a `data:` URL, or an http(s) URL.
+        argument: the argument that errors name.
+        limits: the limits to keep.
+        max_bytes: the field of `limits` that bounds the size: "max_bytes" or "max_video_bytes".
+        kind: "image" or "video"; a `data:` URL must declare a media type of this kind.
+
+    Raises:
+        MediaError: not a kind of source that is known, unreadable, empty, or too large.
+    """
+    allowed = limits.allows(max_bytes, "bytes")
+    most = getattr(limits, max_bytes)
+    if isinstance(source, str) and source[:5].lower() == "data:":
+        data = _read_data_url(source, argument, kind, most, allowed)
+    elif isinstance(source, str) and _URL.match(source):
+        data = fetch(source, argument=argument, limits=limits)
+    elif isinstance(source, str | Path):
+        data = _read_file(source, argument, most, allowed)
+    elif isinstance(source, bytes | bytearray | memoryview):
+        size = source.nbytes if isinstance(source, memoryview) else len(source)
+        if size > most:
+            raise MediaError(argument, Described(f"{size:,} bytes"), allowed)
+        data = bytes(source)
+    else:
+        found = "None" if source is None else f"an object of class {type(source).__name__}"
+        raise MediaError(argument, Described(found), f"{_ACCEPTED}, or pixels ({kind} loaders say which)")
+    if not data:
+        raise MediaError(argument, Described("0 bytes"), "the file or body is empty")
+    if len(data) > most:
+        raise MediaError(argument, Described(f"{len(data):,} bytes"), allowed)
+    return data
+
+
+def _read_file(path: str | Path, argument: str, most: int, allowed: str) -> bytes:
+    if not str(path):
+        raise MediaError(argument, "", _ACCEPTED)
+    try:
+        # Looked at before it is opened: opening a tape rewinds it, opening a named pipe waits for its other
+        # end.
+        _check_regular(os.stat(path), path, argument)
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)  # again, since the name may point elsewhere by now
+            _check_regular(status, path, argument)
+            if status.st_size > most:
+                raise MediaError(argument, Described(f"a file of {status.st_size:,} bytes"), allowed)
+            return file.read(most + 1)
+    except FileNotFoundError as error:
+        raise MediaError(argument, str(path), f"no such file; {_ACCEPTED}") from error
+    except MediaError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or a lone surrogate
+        reason = error.strerror if isinstance(error, OSError) else "not a possible file name"
+        raise MediaError(argument, str(path), f"cannot be read: {reason}") from error
+
+
+def _check_regular(status: os.stat_result, path: str | Path, argument: str) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise MediaError(argument, str(path), "this is a folder; pass the path of one file")
+    if not stat.S_ISREG(status.st_mode):
+        raise MediaError(
+            argument, str(path), "this is a device, pipe or socket; pass the path of a regular file"
+        )
+    if status.st_size == 0:
+        raise MediaError(argument, str(path), "the file is empty")
+
+
+def _read_data_url(url: str, argument: str, kind: str, most: int, allowed: str) -> bytes:
+    if (
+        len(url) > most * 4
+    ):  # percent-encoding takes 3 characters a byte; a cheap bound before anything is copied
+        raise MediaError(argument, Described(f"a data: URL of {len(url):,} characters"), allowed)
+    header, comma, body = url[5:].partition(",")
+    if not comma:
+        raise MediaError(argument, url, f"a data: URL has a comma: data:{kind}/...;base64,...")
+    media_type, *parameters = (part.strip().lower() for part in header.split(";"))
+    if not media_type.startswith(f"{kind}/"):
+        raise MediaError(argument, url, f"the media type of this data: URL must start with {kind}/")
+    if "base64" not in parameters:
+        return urllib.parse.unquote_to_bytes(body)
+    if (
+        len(body) > most * 4 // 3 + 1000
+    ):  # some room for line breaks; the decoded size is compared exactly later
+        raise MediaError(argument, Described(f"a data: URL of {len(url):,} characters"), allowed)
+    try:
+        return base64.b64decode("".join(urllib.parse.unquote(body).split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MediaError(argument, url, "the part after the comma is not valid base64") from error

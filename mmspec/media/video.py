@@ -1,0 +1,234 @@
+"""Videos as frames with their times, decoded in a process of their own that may crash or hang without harm.
+
+Knows limits and sampling; decoding itself, through decord or PyAV, is in `decode_child.py`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from PIL import Image
+
+from mmspec.errors import MediaError, MissingDependencyError
+from mmspec.media.images import load_image
+from mmspec.media.limits import DEFAULT_LIMITS, Described, MediaLimits, check_size
+from mmspec.media.pixels import is_array
+from mmspec.media.sampling import check_frames, check_request, choose_frames, mean_rate
+from mmspec.media.source import file_format, read_source
+
+__all__ = ["Video", "load_video"]
+
+_FORMATS = ("MP4", "Matroska or WebM", "AVI", "GIF")
+_READERS = {
+    "decord": "decord",
+    "pyav": "av",
+}  # name -> module; the second is tried where the first cannot read
+_FASTEST_CAMERA = 240  # frames a second; bounds the index of frames that a lying header makes us read
+
+
+@dataclass(frozen=True)
+class Video:
+    """Frames sampled from a video.
+
+    Attributes:
+        frames: uint8 [T, H, W, 3], rotated as shown.
+        frames_indices: int64 [T], which frames of the source these are.
+        total_num_frames: frames of the source.
+        timestamps: float64 [T], seconds from the start of the video; None if the source was a list of frames.
+        fps: mean frames a second of the source; None if it is not known (a list, or a single frame).
+        backend: what decoded it: "decord", "pyav", "pillow" or "frames".
+    """
+
+    frames: np.ndarray
+    frames_indices: np.ndarray
+    total_num_frames: int
+    timestamps: np.ndarray | None
+    fps: float | None
+    backend: str
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the video processors of transformers take as `video_metadata`."""
+        return {
+            "total_num_frames": self.total_num_frames,
+            "fps": self.fps,
+            "width": self.frames.shape[2],
+            "height": self.frames.shape[1],
+            "duration": self.total_num_frames / self.fps if self.fps else None,
+            "video_backend": self.backend,
+            "frames_indices": self.frames_indices.tolist(),
+        }
+
+
+def load_video(
+    source: object,
+    *,
+    num_frames: int | None = None,
+    fps: float | None = None,
+    argument: str = "videos",
+    limits: MediaLimits = DEFAULT_LIMITS,
+) -> Video:
+    """Load frames of one video.
+
+    Args:
+        source: a path, bytes, a `data:` URL or a public http(s) URL of an MP4, MOV, WebM, Matroska, AVI or
+            GIF file; or the frames, as a list of what `load_image` takes or an array or tensor [T, H, W, C]
+            or [T, C, H, W].
+        num_frames: how many frames to take, see `mmspec.media.sampling.sample_indices`. Without it and `fps`,
+            all frames.
+        fps: how many frames to take from each second instead; not for lists of frames, which have no times.
+        argument: the argument that errors name.
+        limits: the limits to keep.
+
+    Raises:
+        MediaError: unreadable, damaged, another format, a number of frames that the video does not have, or
+            over a limit, those of time and memory for decoding included.
+        MissingDependencyError: neither decord nor PyAV is installed.
+    """
+    num_frames = check_request(num_frames, fps, limits=limits)
+    if isinstance(source, list | tuple) or is_array(source):
+        return _from_frames(source, num_frames, fps, argument, limits)
+    if isinstance(source, Image.Image):
+        raise MediaError(argument, Described("one picture"), "pass a video, or a list of frames")
+    data = read_source(source, argument=argument, limits=limits, max_bytes="max_video_bytes", kind="video")
+    name = file_format(data)
+    if name not in _FORMATS:  # also keeps playlists out, with which FFmpeg would open other files
+        raise MediaError(argument, Described(f"{name} data"), f"allowed are {', '.join(_FORMATS)} files")
+    readers = [reader for reader, module in _READERS.items() if importlib.util.find_spec(module)]
+    if name == "GIF":
+        readers = ["pillow"]
+    if not readers:
+        raise MissingDependencyError("reading videos needs PyAV: pip install av")
+    return _decode(data, readers, num_frames, fps, argument, limits)
+
+
+def _from_frames(
+    source: Any, num_frames: int | None, fps: float | None, argument: str, limits: MediaLimits
+) -> Video:
+    if fps is not None:
+        raise MediaError("fps", fps, "a list of frames has no times; pass num_frames")
+    if is_array(source) and len(source.shape) != 4:
+        raise MediaError(argument, source, "an array of frames is [T, H, W, C] or [T, C, H, W]")
+    total = len(source)
+    if total == 0:
+        raise MediaError(argument, Described("no frames"), "pass at least one frame")
+    indices = choose_frames(
+        np.arange(total, dtype=np.float64), num_frames=num_frames, fps=None, argument=argument, limits=limits
+    )
+    frames: Any = None
+    for place, index in enumerate(indices.tolist()):
+        name = f"{argument}[{index}]"
+        frame = np.asarray(load_image(source[index], argument=name, limits=limits))  # [H, W, 3]
+        height, width = frame.shape[:2]
+        if place == 0:
+            check_frames(len(indices), width, height, argument=argument, limits=limits)
+            frames = np.empty((len(indices), height, width, 3), np.uint8)
+        elif frame.shape != frames.shape[1:]:
+            size = Described(f"a frame of {width} x {height} pixels")
+            raise MediaError(
+                name, size, f"the first one has {frames.shape[2]} x {frames.shape[1]}; all must agree"
+            )
+        frames[place] = frame
+    return Video(frames, indices, total, timestamps=None, fps=None, backend="frames")
+
+
+def _decode(
+    data: bytes,
+    readers: list[str],
+    num_frames: int | None,
+    fps: float | None,
+    argument: str,
+    limits: MediaLimits,
+) -> Video:
+    """Decode in a child process, and end that process whatever happens."""
+    # Not multiprocessing: its spawn runs the user's main script again, its fork copies locks that other
+    # threads hold.
+    program = str(Path(__file__).with_name("decode_child.py"))
+    numbers = (len(data), math.ceil(limits.decode_timeout_s), int(limits.decode_memory_bytes))
+    command = [sys.executable, "-P", program, *map(str, numbers), *readers]
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each thread takes address space
+    is_late = threading.Event()
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **one_thread},
+    ) as child:
+
+        def end() -> None:
+            is_late.set()
+            child.kill()
+
+        timer = threading.Timer(limits.decode_timeout_s, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            return _converse(child, data, num_frames, fps, argument, limits)
+        except (BrokenPipeError, EOFError, json.JSONDecodeError) as error:
+            if is_late.is_set():
+                allowed = limits.allows("decode_timeout_s", "seconds to decode one video")
+            else:
+                allowed = "it cannot be decoded: damaged, cut short, or more than the decoder may take: "
+                allowed += limits.allows("decode_memory_bytes", "bytes")
+            raise MediaError(argument, Described(f"{file_format(data)} data"), allowed) from error
+        finally:
+            timer.cancel()
+            child.kill()
+
+
+def _converse(
+    child: subprocess.Popen[bytes],
+    data: bytes,
+    num_frames: int | None,
+    fps: float | None,
+    argument: str,
+    limits: MediaLimits,
+) -> Video:
+    """Hold the conversation that `decode_child.py` describes; trust nothing the child says."""
+    if child.stdin is None or child.stdout is None:
+        raise EOFError("the child has no pipes")
+    child.stdin.write(data)
+    child.stdin.flush()
+    header = json.loads(child.stdout.readline(1000))
+    if "refused" in header:
+        raise MediaError(argument, Described(f"{file_format(data)} data"), header["refused"])
+    width, height, total = header["width"], header["height"], header["total"]
+    check_size(width, height, "a video", argument=argument, limits=limits)
+    if total > _FASTEST_CAMERA * limits.max_video_seconds:
+        allowed = limits.allows("max_video_seconds", "seconds")
+        raise MediaError(argument, Described(f"a video of {total:,} frames"), allowed)
+    timestamps = np.frombuffer(_read(child.stdout, total * 8), np.float64)
+    if total == 0 or not (np.isfinite(timestamps).all() and (np.diff(timestamps) >= 0).all()):
+        raise MediaError(
+            argument, Described(f"a video of {total} frames"), "it has no frames with usable times"
+        )
+    seconds = float(timestamps[-1] - timestamps[0])
+    if seconds > limits.max_video_seconds:
+        allowed = limits.allows("max_video_seconds", "seconds")
+        raise MediaError(argument, Described(f"a video of {seconds:.1f} seconds"), allowed)
+    indices = choose_frames(timestamps, num_frames=num_frames, fps=fps, argument=argument, limits=limits)
+    check_frames(len(indices), width, height, argument=argument, limits=limits)
+    child.stdin.write(json.dumps(indices.tolist()).encode() + b"\n")
+    child.stdin.flush()
+    frames = np.empty((len(indices), height, width, 3), np.uint8)
+    for frame in frames:
+        frame[:] = np.frombuffer(_read(child.stdout, frame.size), np.uint8).reshape(frame.shape)
+    return Video(frames, indices, total, timestamps[indices], mean_rate(timestamps), header["reader"])
+
+
+def _read(pipe: IO[bytes], count: int) -> bytes:
+    data = pipe.read(count)
+    if len(data) < count:
+        raise EOFError
+    return data
