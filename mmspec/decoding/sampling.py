@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -73,7 +73,8 @@ class Sampler:
         top_p: keep the smallest set of likeliest tokens whose mass reaches top_p.
         min_p: keep tokens at least min_p times as likely as the likeliest.
         guidance_scale: s of classifier-free guidance, u + s (c - u); 1 is off.
-        processors: transformers logits processors; each sees the token ids on the node's own path.
+        processors: one list of transformers logits processors per row, or none at all; each sees the
+            token ids on the node's own path.
 
     Raises:
         InputError: a value outside its range.
@@ -84,7 +85,7 @@ class Sampler:
     top_p: float | None = None
     min_p: float | None = None
     guidance_scale: float = 1.0
-    processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
+    processors: Sequence[LogitsProcessorList] = ()
 
     def __post_init__(self) -> None:
         require_number("temperature", self.temperature, 0.0, 1e4, "0 (greedy) to 10000")
@@ -150,7 +151,10 @@ def guide(logits: Tensor, scale: float) -> Tensor:
 
 
 def process_paths(
-    logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], processors: LogitsProcessorList
+    logits: Tensor,
+    draft: Draft,
+    history: Sequence[Sequence[int]],
+    processors: Sequence[LogitsProcessorList],
 ) -> Tensor:
     """Apply processors to every node with the token ids of that node's own path.
 
@@ -163,7 +167,7 @@ def process_paths(
         for node, reached in enumerate(ancestors[row]):
             path = [tokens[row][j] for j in range(1, node + 1) if reached[j]]
             ids = torch.tensor([*committed, *path], device=logits.device)[None]
-            processed[row, node] = processors(ids, logits[row, node][None].clone())[0]
+            processed[row, node] = processors[row](ids, logits[row, node][None].clone())[0]
     return processed
 
 

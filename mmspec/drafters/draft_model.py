@@ -10,13 +10,11 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList
 
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput, check_draft_tokens
-from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler, draw
-from mmspec.decoding.random_stream import Purpose
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget
@@ -75,7 +73,7 @@ class DraftModelSession(DraftSession):
         self.sampler = replace(
             sampler,
             guidance_scale=1.0,
-            processors=LogitsProcessorList(),
+            processors=(),
             temperature=0.0 if drafter.sampling == "greedy" else sampler.temperature,
         )
         self.random = random

@@ -1,0 +1,129 @@
+"""Named presets: drafter x acceptance rule. Refuses pairings whose promise would not hold.
+
+Adding a method adds one line here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+from mmspec.acceptance import ACCEPTANCE_RULES
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters import DRAFTERS
+from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.registry import did_you_mean
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A line of the table of accelerators.
+
+    Attributes:
+        drafter, acceptance: names in the registries; the rule is a default that callers may replace.
+        summary: what it does, in a sentence.
+        source: the paper.
+        needs_draft_model: True if it needs `drafter=`, the folder or id of a draft model.
+    """
+
+    drafter: str
+    acceptance: str
+    summary: str
+    source: str
+    needs_draft_model: bool = False
+
+    @property
+    def exactness(self) -> str:
+        """ "exact" or "lossy", of the default rule."""
+        return ACCEPTANCE_RULES[self.acceptance].exactness
+
+
+ACCELERATORS: dict[str, Preset] = {
+    "none": Preset("none", "sample_and_match", "plain decoding through the same loop", "-"),
+    "copy": Preset(
+        "copy", "sample_and_match", "copies the continuation of the longest suffix seen before", "2411.10666"
+    ),
+    "draft_model": Preset(
+        "draft_model", "sample_and_match", "a smaller model of the same tokenizer drafts", "2211.17192", True
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A drafter with a rule that is sound for it.
+
+    Raises:
+        InputError: the rule is not sound for what the drafter proposes.
+    """
+
+    name: str
+    drafter: Drafter
+    rule: AcceptanceRule
+
+    def __post_init__(self) -> None:
+        if self.drafter.kind not in self.rule.sound_for:
+            sound = sorted(
+                rule for rule in ACCEPTANCE_RULES if self.drafter.kind in ACCEPTANCE_RULES[rule].sound_for
+            )
+            raise InputError(
+                "acceptance",
+                type(self.rule).__name__,
+                f"not sound for {self.drafter.kind.value} drafts, whose output it would bias; "
+                f"for {self.name} with these options use one of: {', '.join(sound)}",
+            )
+
+    @property
+    def exactness(self) -> str:
+        return self.rule.exactness
+
+    def check(self, sampler: Sampler) -> None:
+        """Raise InputError if the rule's promise does not hold for this way of sampling."""
+        if self.rule.greedy_only and not sampler.greedy:
+            raise InputError(
+                "temperature", sampler.temperature, "acceptance='greedy' holds at temperature 0 only; use sample_and_match"
+            )
+
+
+def list_accelerators() -> list[str]:
+    """Names that `accelerator=` takes."""
+    return list(ACCELERATORS)
+
+
+def find_preset(name: object) -> Preset:
+    """The preset of that name.
+
+    Raises:
+        InputError: no such name; the message holds the nearest one.
+    """
+    if not isinstance(name, str) or name not in ACCELERATORS:
+        raise InputError("accelerator", name, did_you_mean(name, ACCELERATORS))
+    return ACCELERATORS[name]
+
+
+def build_accelerator(name: str, *, acceptance: str | None = None, **options: object) -> Accelerator:
+    """Make an accelerator from its name and the options of its drafter and rule.
+
+    Raises:
+        InputError: unknown name, unsound pairing, or a value outside its range.
+        UnknownArgumentError: an option that neither drafter nor rule has.
+    """
+    preset = find_preset(name)
+    drafter_class = DRAFTERS[preset.drafter]
+    rule_class = ACCEPTANCE_RULES[acceptance or preset.acceptance]
+    for_drafter, for_rule = keywords(drafter_class), keywords(rule_class)
+    for option in options:
+        if option not in for_drafter | for_rule:
+            allowed = did_you_mean(option, sorted(for_drafter | for_rule | {"acceptance"}))
+            raise UnknownArgumentError(f"option of accelerator {name!r}", option, allowed)
+    drafter = drafter_class(**{key: value for key, value in options.items() if key in for_drafter})
+    rule = rule_class(**{key: value for key, value in options.items() if key in for_rule})
+    return Accelerator(name, drafter, rule)
+
+
+def keywords(plugin: type) -> set[str]:
+    """Names of the constructor's arguments."""
+    if plugin.__init__ is object.__init__:
+        return set()
+    return set(inspect.signature(plugin).parameters)

@@ -1,0 +1,231 @@
+"""MMSpecPipeline: loading, swapping accelerators, saving, interrupting. Subclasses say what is generated."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from transformers import PreTrainedModel
+
+from mmspec.accelerators import Accelerator, build_accelerator, find_preset
+from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.errors import CheckpointError, InputError, PipelineBusyError
+from mmspec.media import DEFAULT_LIMITS, MediaLimits
+from mmspec.pipelines.checkpoint import (
+    bytes_of,
+    check_same_tokenizer,
+    load_config,
+    load_model,
+    load_processor,
+)
+from mmspec.targets import CausalTarget, VisionLanguageTarget
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_ACCELERATOR = "copy"
+
+
+class MMSpecPipeline:
+    """A model with an accelerator.
+
+    Use `MMSpecPipeline.from_pretrained`, which returns the subclass for the checkpoint.
+
+    Attributes:
+        model: the transformers model.
+        processor: its processor, or tokenizer for a model without pictures.
+        target: the model behind the Target interface.
+        accelerator: what `set_accelerator` made.
+        media_limits: limits on pictures and videos; replace it to change them.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, processor: Any, accelerator: str = DEFAULT_ACCELERATOR, **options: Any
+    ) -> None:
+        self.model = model
+        self.processor = processor
+        self.target = adapt(model)
+        self.media_limits: MediaLimits = DEFAULT_LIMITS
+        self.draft_processor: Any = None
+        self._lock = threading.Lock()
+        self._interrupted = threading.Event()
+        self.set_accelerator(accelerator, **options)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        accelerator: str = DEFAULT_ACCELERATOR,
+        drafter: str | Path | None = None,
+        dtype: torch.dtype | str | None = None,
+        torch_dtype: torch.dtype | str | None = None,
+        device_map: Any = None,
+        attn_implementation: str | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | None = None,
+        local_files_only: bool = False,
+        trust_remote_code: bool = False,
+        **options: Any,
+    ) -> MMSpecPipeline:
+        """Load a checkpoint and return the pipeline for it.
+
+        Args:
+            pretrained_model_name_or_path: a local folder or a hub id.
+            accelerator: a name from `mmspec.list_accelerators()`.
+            drafter: folder or id of the draft model, for accelerators that need one.
+            dtype: as in transformers; `torch_dtype` is its older name.
+            device_map, attn_implementation, revision, token, cache_dir, local_files_only,
+                trust_remote_code: passed through to transformers.
+            options: options of the accelerator (`num_draft_tokens=8`, `acceptance="..."`).
+
+        Raises:
+            CheckpointError: the checkpoint is missing or damaged, or does not fit.
+            UnsupportedModelError: the model cannot be decoded speculatively.
+            InputError: unknown accelerator or option.
+        """
+        find_preset(accelerator)  # a typo should not cost a load
+        source = str(pretrained_model_name_or_path)
+        where = {
+            "revision": revision,
+            "token": token,
+            "cache_dir": cache_dir,
+            "local_files_only": local_files_only,
+            "trust_remote_code": trust_remote_code,
+        }
+        how = {
+            "dtype": dtype if dtype is not None else torch_dtype if torch_dtype is not None else "auto",
+            "device_map": device_map,
+            "attn_implementation": attn_implementation,
+        }
+        where = {key: value for key, value in where.items() if value is not None}
+        how = {key: value for key, value in how.items() if value is not None}
+        config = load_config(source, **where)
+        from mmspec.pipelines.vision_language import VisionLanguagePipeline
+
+        processor = load_processor(source, config, **where)
+        model = load_model(source, config, **where, **how)
+        logger.info("target: %.1f MB of weights, %s", bytes_of(model) / 1e6, model.dtype)
+        if drafter is not None:
+            options = {**options, "drafter": drafter}
+        return VisionLanguagePipeline(model, processor, accelerator, **options)
+
+    def set_accelerator(self, name: str, *, drafter: str | Path | PreTrainedModel | None = None, **options: Any) -> Self:
+        """Swap the method on the loaded model.
+
+        Args:
+            name: a name from `mmspec.list_accelerators()`.
+            drafter: folder, hub id or loaded model, for accelerators that need a draft model.
+            options: options of the drafter and of the rule; `acceptance` names another rule.
+
+        Raises:
+            InputError: unknown name or option, a value out of range, or an unsound pairing.
+            CheckpointError: the draft model cannot be loaded or has another tokenizer.
+        """
+        preset = find_preset(name)
+        if preset.needs_draft_model:
+            if drafter is None:
+                raise InputError("drafter", drafter, f"the folder or id of a draft model, which {name!r} needs")
+            options["model"] = self._load_draft_model(drafter)
+        elif drafter is not None:
+            raise InputError("drafter", drafter, f"nothing: accelerator {name!r} has no draft model")
+        accelerator = build_accelerator(name, **options)
+        accelerator.drafter.check(self.target)
+        self.accelerator: Accelerator = accelerator
+        return self
+
+    def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> CausalTarget:
+        if isinstance(drafter, PreTrainedModel):
+            self.draft_processor = None
+            return adapt(drafter)
+        source = str(drafter)
+        config = load_config(source)
+        self.draft_processor = load_processor(source, config)
+        check_same_tokenizer(tokenizer_of(self.processor), tokenizer_of(self.draft_processor), source)
+        model = load_model(source, config, dtype=self.dtype).to(self.device)
+        logger.info("draft model: %.1f MB of weights", bytes_of(model) / 1e6)
+        return adapt(model)
+
+    @property
+    def device(self) -> torch.device:
+        return self.target.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def tokenizer(self) -> Any:
+        return tokenizer_of(self.processor)
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """The parts, as diffusers names them."""
+        return {"model": self.model, "processor": self.processor}
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move the model, and the draft model if there is one."""
+        self.model.to(*args, **kwargs)
+        self.target = adapt(self.model)
+        if isinstance(self.accelerator.drafter, DraftModelDrafter):
+            self.accelerator.drafter.model = adapt(self.accelerator.drafter.model.model.to(*args, **kwargs))
+        return self
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write model and processor as a transformers checkpoint; all of it or nothing.
+
+        Raises:
+            CheckpointError: the folder exists and holds files, or cannot be written.
+        """
+        target = Path(folder)
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise CheckpointError("folder", str(target), "a folder that does not exist yet or is empty")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+        except OSError as error:
+            raise CheckpointError("folder", str(target), f"a folder that can be written ({error.strerror})") from error
+        try:
+            self.model.save_pretrained(unfinished)
+            self.processor.save_pretrained(unfinished)
+            unfinished.replace(target)
+        except OSError as error:
+            raise CheckpointError(
+                "folder", str(target), f"{bytes_of(self.model)} free bytes ({error.strerror})"
+            ) from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    def interrupt(self) -> None:
+        """Stop a running call, from another thread or a callback: at most one more round is decoded."""
+        self._interrupted.set()
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Hold the pipeline for one call; a second one at the same time is an error, not a corruption."""
+        if not self._lock.acquire(blocking=False):
+            raise PipelineBusyError(
+                "this pipeline is generating already; finish or close that call, or use one pipeline per thread"
+            )
+        self._interrupted.clear()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+def adapt(model: PreTrainedModel) -> CausalTarget:
+    """The Target adapter of a loaded model."""
+    has_vision = hasattr(model, "model") and hasattr(model.model, "get_image_features")
+    return VisionLanguageTarget(model) if has_vision else CausalTarget(model)
+
+
+def tokenizer_of(processor: Any) -> Any:
+    return getattr(processor, "tokenizer", processor)

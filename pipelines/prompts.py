@@ -1,0 +1,229 @@
+"""What users pass -> one conversation per row, with its pictures and videos loaded and counted.
+
+Nothing here runs the model. Media are loaded by `mmspec.media`, never by a processor, so limits and
+address checks hold for pictures inside messages too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from PIL import Image
+from transformers import PreTrainedTokenizerBase
+
+from mmspec.errors import InputError
+from mmspec.media import MediaLimits, Video, load_image, load_video
+
+Message = Mapping[str, Any]
+MEDIA_KEYS = ("url", "path", "base64")
+
+
+@dataclass
+class Prompt:
+    """One row, ready for a processor.
+
+    Attributes:
+        messages: chat messages whose media parts carry no data; empty for a raw prompt.
+        text: the raw prompt, where the caller has applied the chat template; else None.
+        images, videos: in the order of their parts.
+    """
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    text: str | None = None
+    images: list[Image.Image] = field(default_factory=list)
+    videos: list[Video] = field(default_factory=list)
+
+
+def read_prompts(
+    prompt: object,
+    images: object,
+    videos: object,
+    *,
+    num_frames: int | None,
+    limits: MediaLimits,
+    tokenizer: PreTrainedTokenizerBase,
+    apply_chat_template: bool,
+    placeholders: Mapping[str, str],
+) -> tuple[list[Prompt], bool]:
+    """Bring what users pass into one form.
+
+    Args:
+        prompt: a string, chat messages, or a list of either (one per row).
+        images: for one prompt, a picture or a list of pictures; for a list of prompts, a list with
+            one entry per prompt (a picture, a list of pictures, or None).
+        videos: likewise.
+        num_frames: frames to sample from each video; None leaves it to the limits.
+        tokenizer: its special tokens may not stand in the text of a message.
+        apply_chat_template: False if the prompts are already templated strings.
+        placeholders: "image" / "video" -> the placeholder token in templated strings.
+
+    Returns:
+        The prompts, and whether a list was given.
+
+    Raises:
+        InputError: something cannot be used; the message names the argument and the row.
+        MediaError: a picture or video cannot be read.
+    """
+    rows = split_rows(prompt)
+    is_batch = isinstance(prompt, Sequence) and not isinstance(prompt, str) and not is_message_list(prompt)
+    row_images = share_out(images, "images", len(rows), is_batch)
+    row_videos = share_out(videos, "videos", len(rows), is_batch)
+    read = []
+    for index, row in enumerate(rows):
+        where = f"prompt[{index}]" if is_batch else "prompt"
+        loaded = [
+            load_image(source, argument=f"images[{index}]" if is_batch else "images", limits=limits)
+            for source in row_images[index]
+        ]
+        clips = [
+            load_video(source, num_frames=num_frames, argument=f"videos[{index}]" if is_batch else "videos", limits=limits)
+            for source in row_videos[index]
+        ]
+        if isinstance(row, str):
+            check_text(row, where)
+            if apply_chat_template:
+                check_special_tokens(row, where, tokenizer)
+                read.append(from_string(row, where, loaded, clips))
+            else:
+                for kind, media in (("image", loaded), ("video", clips)):
+                    count_placeholders(row, where, kind, len(media), placeholders.get(kind))
+                read.append(Prompt(text=row, images=loaded, videos=clips))
+        else:
+            read.append(from_messages(row, where, loaded, clips, num_frames, limits, tokenizer))
+    return read, is_batch
+
+
+def split_rows(prompt: object) -> list[Any]:
+    """A list of strings or message lists."""
+    if isinstance(prompt, str) or is_message_list(prompt):
+        return [prompt]
+    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
+        for index, row in enumerate(prompt):
+            if not isinstance(row, str) and not is_message_list(row):
+                raise InputError(f"prompt[{index}]", row, "a string or a list of chat messages")
+        return list(prompt)
+    raise InputError("prompt", prompt, "a string, a list of chat messages, or a list of either")
+
+
+def is_message_list(value: object) -> bool:
+    return isinstance(value, Sequence) and len(value) > 0 and isinstance(value[0], Mapping)
+
+
+def share_out(media: object, argument: str, rows: int, is_batch: bool) -> list[list[Any]]:
+    """One list of sources per row."""
+    if media is None:
+        return [[] for _ in range(rows)]
+    if not is_batch:
+        return [list(media) if isinstance(media, list | tuple) and not is_clip(media, argument) else [media]]
+    if not isinstance(media, list | tuple) or len(media) != rows:
+        raise InputError(
+            argument,
+            f"{len(media)} entries" if isinstance(media, list | tuple) else media,
+            f"a list with one entry for each of the {rows} prompts (a source, a list of sources, or None)",
+        )
+    return [share_out(entry, argument, 1, False)[0] for entry in media]
+
+
+def is_clip(media: Sequence[object], argument: str) -> bool:
+    """True for a list of frames, which is one video and not several."""
+    return argument == "videos" and len(media) > 0 and all(
+        isinstance(frame, Image.Image) or getattr(frame, "ndim", 0) == 3 for frame in media
+    )
+
+
+def from_string(text: str, where: str, images: list[Image.Image], videos: list[Video]) -> Prompt:
+    if not text.strip() and not images and not videos:
+        raise InputError(where, text, "some text, a picture or a video")
+    parts: list[dict[str, Any]] = [{"type": "image"} for _ in images] + [{"type": "video"} for _ in videos]
+    parts.append({"type": "text", "text": text})
+    return Prompt([{"role": "user", "content": parts}], images=images, videos=videos)
+
+
+def from_messages(
+    messages: Sequence[Message],
+    where: str,
+    images: list[Image.Image],
+    videos: list[Video],
+    num_frames: int | None,
+    limits: MediaLimits,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Prompt:
+    """Take media out of the messages; parts without data take theirs from `images=` and `videos=` in order."""
+    prompt = Prompt()
+    waiting: dict[str, list[Any]] = {"image": list(images), "video": list(videos)}
+    needed = {"image": 0, "video": 0}
+    for turn, message in enumerate(messages):
+        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+            raise InputError(f"{where}[{turn}]", message, "a message with the keys 'role' and 'content'")
+        content = message["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not isinstance(parts, Sequence):
+            raise InputError(f"{where}[{turn}]['content']", content, "a string or a list of parts")
+        cleaned: list[dict[str, Any]] = []
+        for part in parts:
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind == "text":
+                check_text(part.get("text"), f"{where}[{turn}]")
+                check_special_tokens(part["text"], f"{where}[{turn}]", tokenizer)
+                cleaned.append({"type": "text", "text": part["text"]})
+            elif kind in needed:
+                source = next((part[key] for key in (kind, *MEDIA_KEYS) if part.get(key) is not None), None)
+                if source is None:
+                    needed[kind] += 1
+                    if not waiting[kind]:
+                        given = len(images) if kind == "image" else len(videos)
+                        raise InputError(f"{kind}s", f"{given} {kind}s", f"{where} has more {kind} parts than that")
+                    media = waiting[kind].pop(0)
+                elif kind == "image":
+                    media = load_image(source, argument=f"{where}[{turn}]", limits=limits)
+                else:
+                    media = load_video(source, num_frames=num_frames, argument=f"{where}[{turn}]", limits=limits)
+                (prompt.images if kind == "image" else prompt.videos).append(media)
+                cleaned.append({"type": kind})
+            else:
+                raise InputError(f"{where}[{turn}]", part, "parts of type 'text', 'image' or 'video'")
+        prompt.messages.append({"role": message["role"], "content": cleaned})
+    for kind, left in waiting.items():
+        if left and needed[kind]:
+            raise InputError(f"{kind}s", f"{needed[kind] + len(left)} {kind}s", f"{where} has {needed[kind]} {kind} parts")
+        if left:  # no placeholder anywhere: they belong in front of the first user message
+            first = next((m for m in prompt.messages if m["role"] == "user"), prompt.messages[0])
+            first["content"][:0] = [{"type": kind} for _ in left]
+            target = prompt.images if kind == "image" else prompt.videos
+            target[:0] = left
+    return prompt
+
+
+def check_text(text: object, where: str) -> None:
+    """Raise InputError for what no tokenizer can read."""
+    if not isinstance(text, str):
+        raise InputError(where, text, "a string")
+    if "\0" in text:
+        raise InputError(where, text, "text without NUL characters")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError(where, "text with lone surrogates", "valid Unicode") from None
+
+
+def check_special_tokens(text: str, where: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse text that would be read as the model's own control tokens: it could forge a turn or a picture."""
+    for token in tokenizer.all_special_tokens:
+        if len(token) > 2 and token in text:
+            raise InputError(
+                where,
+                text,
+                f"text without the model's special token {token!r}; for a prompt that is already templated "
+                "pass apply_chat_template=False",
+            )
+
+
+def count_placeholders(text: str, where: str, kind: str, given: int, placeholder: str | None) -> None:
+    """Raise InputError unless a templated prompt has one placeholder per picture."""
+    found = text.count(placeholder) if placeholder else 0
+    if found != given:
+        raise InputError(
+            f"{kind}s", f"{given} {kind}s", f"as many as {where} has {placeholder or f'{kind} placeholder'}s: {found}"
+        )

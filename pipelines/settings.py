@@ -1,0 +1,186 @@
+"""Keyword arguments in transformers' words -> what the core needs."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    PreTrainedTokenizerBase,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+from mmspec.decoding.sampling import Sampler, is_integer, require_number
+from mmspec.decoding.sequences import MAX_NEW_TOKENS, Stopping
+from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.registry import did_you_mean
+
+DEFAULT_NEW_TOKENS = 256
+DEFAULT_TOP_K = 50  # what transformers' do_sample=True implies
+MAX_STOP_STRINGS = 1_000
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How to generate. None takes the model's generation config, then transformers' default.
+
+    Args:
+        max_new_tokens: most tokens to emit; by default 256, or what the model's positions leave room for.
+        min_new_tokens: no end token before that many.
+        do_sample: draw from the distribution instead of taking the likeliest token.
+        temperature: above 0; giving one turns `do_sample` on, 0 turns it off.
+        top_k, top_p, min_p: truncation, in that order; `do_sample` alone implies top_k = 50, as in
+            transformers; 0 keeps every token.
+        repetition_penalty, no_repeat_ngram_size, bad_words_ids: as in transformers, exact along drafted paths.
+        logits_processor: transformers processors, called on each node's own path; they must keep no state.
+        stop_strings: end a row when its text ends in one of them.
+        stopping_criteria: transformers criteria, asked after every token.
+        max_time: seconds, counted from the call.
+        eos_token_id: id or ids that end a row.
+        seed: integer, or one per prompt; row i of an integer seed has its own stream. None draws one.
+        generator: torch generator(s), diffusers' way; their initial seeds are taken.
+        guidance_scale: classifier-free guidance against `negative_prompt`; 1 is off.
+        negative_prompt: the unconditional prompt(s) of guidance.
+    """
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    bad_words_ids: list[list[int]] | None = None
+    logits_processor: LogitsProcessorList | None = None
+    stop_strings: str | Sequence[str] | None = None
+    stopping_criteria: StoppingCriteriaList | None = None
+    max_time: float | None = None
+    eos_token_id: int | Sequence[int] | None = None
+    seed: int | Sequence[int] | None = None
+    generator: torch.Generator | Sequence[torch.Generator] | None = None
+    guidance_scale: float | None = None
+    negative_prompt: str | Sequence[str] | None = None
+
+    @classmethod
+    def from_keywords(cls, config: GenerationConfig, keywords: dict[str, object]) -> GenerationSettings:
+        """Settings from a call's keywords, completed by a generation config.
+
+        Raises:
+            UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
+        """
+        known = {field.name for field in fields(cls)}
+        for keyword in keywords:
+            if keyword not in known:
+                raise UnknownArgumentError("keyword", keyword, did_you_mean(keyword, known))
+        given = {name: value for name, value in keywords.items() if value is not None}
+        temperature = given.get("temperature")
+        if temperature is not None and "do_sample" not in given:
+            given["do_sample"] = temperature != 0
+        for name in known - given.keys():
+            value = getattr(config, name, None)
+            if value is not None:
+                given[name] = value
+        return cls(**given)  # type: ignore[arg-type]
+
+    def sampler(self, prompt_lengths: Sequence[int], device: torch.device) -> Sampler:
+        """The distribution that is promised."""
+        processors = [self._processors(length, device) for length in prompt_lengths]
+        guidance = 1.0 if self.guidance_scale is None else self.guidance_scale
+        if not any(processors):
+            processors = []
+        if not self.do_sample or self.temperature == 0:
+            return Sampler(guidance_scale=guidance, processors=processors)
+        return Sampler(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=DEFAULT_TOP_K if self.top_k is None else self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            guidance_scale=guidance,
+            processors=processors,
+        )
+
+    def stopping(self, longest_prompt: int, positions: int | None, tokenizer: PreTrainedTokenizerBase) -> Stopping:
+        """Where rows end.
+
+        Raises:
+            InputError: the prompt and the new tokens together exceed the model's positions.
+        """
+        room = MAX_NEW_TOKENS if positions is None else positions - longest_prompt
+        if room < 1:
+            raise InputError(
+                "prompt", longest_prompt, f"at most {positions} tokens, pictures included: the model has no more positions"
+            )
+        new_tokens = min(DEFAULT_NEW_TOKENS, room) if self.max_new_tokens is None else self.max_new_tokens
+        stopping = Stopping(new_tokens, frozenset(self.end_token_ids()), self._criteria(tokenizer))
+        if new_tokens > room:
+            raise InputError(
+                "max_new_tokens",
+                new_tokens,
+                f"at most {room}: the prompt has {longest_prompt} tokens and the model {positions} positions",
+            )
+        return stopping
+
+    def seeds(self, rows: int) -> int | list[int]:
+        """The seed(s) of the random streams."""
+        if self.generator is not None:
+            if isinstance(self.generator, torch.Generator):
+                return self.generator.initial_seed() % 2**64
+            return [generator.initial_seed() % 2**64 for generator in self.generator]
+        if self.seed is None:
+            return secrets.randbits(63)  # not torch's global generator: a call leaves no trace there
+        return self.seed if isinstance(self.seed, int) else list(self.seed)
+
+    def end_token_ids(self) -> list[int]:
+        if self.eos_token_id is None:
+            return []
+        return [self.eos_token_id] if isinstance(self.eos_token_id, int) else list(self.eos_token_id)
+
+    def _processors(self, prompt_length: int, device: torch.device) -> LogitsProcessorList:
+        processors = LogitsProcessorList()
+        if self.repetition_penalty is not None and self.repetition_penalty != 1.0:
+            require_number("repetition_penalty", self.repetition_penalty, 0.0, 1e4, "above 0", open_below=True)
+            processors.append(RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty)))
+        if self.no_repeat_ngram_size:
+            if not is_integer(self.no_repeat_ngram_size) or self.no_repeat_ngram_size < 1:
+                raise InputError("no_repeat_ngram_size", self.no_repeat_ngram_size, "a positive integer")
+            processors.append(NoRepeatNGramLogitsProcessor(self.no_repeat_ngram_size))
+        end = self.end_token_ids()
+        if self.bad_words_ids is not None:
+            processors.append(NoBadWordsLogitsProcessor(self.bad_words_ids, end or None))
+        if self.min_new_tokens:
+            if not is_integer(self.min_new_tokens) or self.min_new_tokens < 0:
+                raise InputError("min_new_tokens", self.min_new_tokens, "an integer of at least 0")
+            if end:
+                processors.append(
+                    MinNewTokensLengthLogitsProcessor(prompt_length, self.min_new_tokens, end, device=str(device))
+                )
+        processors.extend(self.logits_processor or [])
+        return processors
+
+    def _criteria(self, tokenizer: PreTrainedTokenizerBase) -> StoppingCriteriaList:
+        criteria = StoppingCriteriaList()
+        if self.max_time is not None:
+            require_number("max_time", self.max_time, 0.0, 1e9, "seconds above 0", open_below=True)
+            criteria.append(MaxTimeCriteria(max_time=float(self.max_time)))
+        if self.stop_strings is not None:
+            strings = [self.stop_strings] if isinstance(self.stop_strings, str) else list(self.stop_strings)
+            if not strings or len(strings) > MAX_STOP_STRINGS:
+                raise InputError("stop_strings", f"{len(strings)} strings", f"1 to {MAX_STOP_STRINGS:,} strings")
+            for index, string in enumerate(strings):
+                if not isinstance(string, str) or not string:
+                    raise InputError(f"stop_strings[{index}]", string, "a string of at least one character")
+            criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
+        criteria.extend(self.stopping_criteria or [])
+        return criteria

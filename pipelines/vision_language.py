@@ -1,0 +1,261 @@
+"""VisionLanguagePipeline: text out of text, pictures and videos."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import BatchFeature
+from transformers.generation.streamers import BaseStreamer
+
+from mmspec.decoding.interfaces import Request
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sequences import Emission, Sequences
+from mmspec.decoding.speculative import speculate
+from mmspec.decoding.stats import DecodingStats
+from mmspec.errors import InputError
+from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
+from mmspec.pipelines.outputs import TextOutput
+from mmspec.pipelines.prompts import Prompt, read_prompts
+from mmspec.pipelines.settings import GenerationSettings
+from mmspec.pipelines.text_stream import TextDeltas, decode
+
+
+class VisionLanguagePipeline(MMSpecPipeline):
+    """Captions, answers and descriptions from a vision-language model (or text from a causal one).
+
+    Example:
+        >>> pipe = MMSpecPipeline.from_pretrained("assets/scenes-llava")  # doctest: +SKIP
+        >>> pipe("What is in the picture?", images="scene.png").text[0]  # doctest: +SKIP
+    """
+
+    def __call__(
+        self,
+        prompt: Any,
+        images: Any = None,
+        videos: Any = None,
+        *,
+        num_frames: int | None = None,
+        apply_chat_template: bool = True,
+        generation_config: Any = None,
+        streamer: BaseStreamer | None = None,
+        return_dict: bool = True,
+        **settings: Any,
+    ) -> TextOutput | tuple[list[str]]:
+        """Generate text for one prompt or a list of them.
+
+        Args:
+            prompt: a string, chat messages, or a list of either. Strings become one user turn with
+                the pictures in front.
+            images: path, PIL image, array, tensor, bytes or https URL; a list is several pictures of
+                the one prompt, or one entry per prompt if prompts are a list.
+            videos: path, bytes, or frames [T, H, W, 3]; lists likewise.
+            num_frames: frames sampled from each video.
+            apply_chat_template: False if the prompts are templated already.
+            generation_config: a transformers GenerationConfig; keywords win over it.
+            streamer: a transformers streamer, for a single prompt; gets every token by itself.
+            return_dict: False returns the tuple (text,).
+            settings: see `GenerationSettings` (max_new_tokens, temperature, seed, stop_strings, ...).
+
+        Returns:
+            TextOutput(text, tokens, stats, finish_reasons).
+
+        Raises:
+            InputError: an argument cannot be used; raised before any forward pass.
+            NumericalError: a row's logits were not finite. The other rows are finished first; the
+                exception's `output` holds the whole TextOutput.
+            PipelineBusyError: the pipeline is in use.
+        """
+        with self._busy():
+            run = self._prepare(prompt, images, videos, num_frames, apply_chat_template, generation_config, settings)
+            if streamer is not None:
+                if len(run.requests) != 1:
+                    raise InputError("streamer", streamer, f"a single prompt, not {len(run.requests)}")
+                streamer.put(run.requests[0].inputs["input_ids"].cpu())
+            for emission in run.rounds():
+                if streamer is not None:
+                    for token in emission.tokens[0]:
+                        streamer.put(torch.tensor([token]))
+                if self._interrupted.is_set():
+                    break
+            if streamer is not None:
+                streamer.end()
+        output = run.output(self.tokenizer)
+        for error in run.sequences.errors:
+            if error is not None:
+                error.output = output
+                raise error
+        return output if return_dict else (output.text,)
+
+    def stream(
+        self,
+        prompt: Any,
+        images: Any = None,
+        videos: Any = None,
+        *,
+        num_frames: int | None = None,
+        apply_chat_template: bool = True,
+        generation_config: Any = None,
+        **settings: Any,
+    ) -> Iterator[str]:
+        """Generate for one prompt, yielding text as it comes; the pieces join to the whole text.
+
+        Closing the iterator ends the work. Arguments as in `__call__`.
+        """
+        with self._busy():
+            run = self._prepare(prompt, images, videos, num_frames, apply_chat_template, generation_config, settings)
+            if len(run.requests) != 1:
+                raise InputError("prompt", f"{len(run.requests)} prompts", "one prompt; call the pipeline for several")
+            deltas = TextDeltas(self.tokenizer)
+            for emission in run.rounds():
+                if delta := deltas.add(emission.tokens[0]):
+                    yield delta
+                if self._interrupted.is_set():
+                    break
+            if delta := deltas.finish():
+                yield delta
+        if run.sequences.errors[0] is not None:
+            raise run.sequences.errors[0]
+
+    def _prepare(
+        self,
+        prompt: Any,
+        images: Any,
+        videos: Any,
+        num_frames: int | None,
+        apply_chat_template: bool,
+        generation_config: Any,
+        keywords: dict[str, Any],
+    ) -> Run:
+        """Check everything and tokenise; nothing heavy has happened when this raises."""
+        settings = GenerationSettings.from_keywords(generation_config or self.model.generation_config, keywords)
+        placeholders = self._placeholders()
+        reading = {
+            "num_frames": num_frames,
+            "limits": self.media_limits,
+            "tokenizer": self.tokenizer,
+            "apply_chat_template": apply_chat_template,
+            "placeholders": placeholders,
+        }
+        prompts, is_batch = read_prompts(prompt, images, videos, **reading)
+        for kind in ("images", "videos"):
+            if kind[:-1] not in placeholders and any(getattr(row, kind) for row in prompts):
+                raise InputError(kind, kind, f"none: {type(self.model).__name__} does not take {kind}")
+        negatives: list[Prompt] = []
+        if settings.guidance_scale not in (None, 1.0):
+            given = settings.negative_prompt
+            texts = list(given) if isinstance(given, list | tuple) else [given or " "] * len(prompts)
+            if len(texts) != len(prompts):
+                raise InputError("negative_prompt", texts, f"one string, or one for each of the {len(prompts)} prompts")
+            negatives, _ = read_prompts(texts, [row.images for row in prompts], [row.videos for row in prompts], **reading)
+        requests = [
+            Request(
+                self._encode(row, self.processor),
+                self._draft_inputs(row),
+                self._encode(negatives[index], self.processor) if negatives else None,
+            )
+            for index, row in enumerate(prompts)
+        ]
+        return Run(self, requests, settings)
+
+    def _encode(self, prompt: Prompt, processor: Any) -> dict[str, Tensor]:
+        """One row's tensors, batch size 1, on the model's device at the model's dtype."""
+        text = prompt.text
+        tokenizer = tokenizer_of(processor)
+        if text is None:
+            if getattr(processor, "chat_template", None) is None:
+                raise InputError(
+                    "apply_chat_template", True, "False, with templated prompts: this model has no chat template"
+                )
+            messages = prompt.messages
+            if processor is tokenizer:  # text templates take strings, not parts
+                messages = [{**m, "content": "".join(part["text"] for part in m["content"])} for m in messages]
+            text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        bos = tokenizer.bos_token
+        arguments: dict[str, Any] = {"return_tensors": "pt", "add_special_tokens": not (bos and text.startswith(bos))}
+        if processor is tokenizer:
+            return dict(processor(text, **arguments))
+        if prompt.videos:
+            arguments["videos"] = [video.frames for video in prompt.videos]
+            arguments["videos_kwargs"] = {
+                "video_metadata": [metadata(video) for video in prompt.videos],
+                "do_sample_frames": False,
+            }
+        encoded: BatchFeature = processor(text=[text], images=prompt.images or None, **arguments)
+        return {
+            name: value.to(self.dtype) if value.is_floating_point() else value
+            for name, value in encoded.items()
+            if isinstance(value, Tensor)
+        }
+
+    def _draft_inputs(self, prompt: Prompt) -> dict[str, Tensor] | None:
+        """What a draft model reads: its own view of the prompt, or the text alone if it takes no pictures."""
+        drafter_model = getattr(self.accelerator.drafter, "model", None)
+        if drafter_model is None or self.draft_processor is None:
+            return None
+        if hasattr(self.draft_processor, "tokenizer"):
+            return self._encode(prompt, self.draft_processor)
+        inputs = self._encode(prompt, self.processor)
+        tokens = inputs["input_ids"]
+        seen = torch.ones_like(tokens, dtype=torch.bool)
+        for token in self._placeholders().values():
+            seen &= tokens != self.tokenizer.convert_tokens_to_ids(token)
+        return {"input_ids": tokens[seen][None]}
+
+    def _placeholders(self) -> dict[str, str]:
+        """ "image" / "video" -> the placeholder token of this model, for the kinds that it takes."""
+        found = {}
+        for kind in ("image", "video"):
+            index = getattr(self.model.config, f"{kind}_token_id", None)
+            index = getattr(self.model.config, f"{kind}_token_index", None) if index is None else index
+            if index is not None and getattr(self.processor, f"{kind}_processor", None) is not None:
+                found[kind] = self.tokenizer.convert_ids_to_tokens(index)
+        return found
+
+
+class Run:
+    """One call: the requests, their sequences, and the settings resolved for them."""
+
+    def __init__(self, pipeline: VisionLanguagePipeline, requests: list[Request], settings: GenerationSettings) -> None:
+        self.pipeline = pipeline
+        self.requests = requests
+        prompts = [request.prompt_tokens for request in requests]
+        longest = max(map(len, prompts), default=0)
+        config = pipeline.model.config.get_text_config(decoder=True)
+        positions = getattr(config, "max_position_embeddings", None)
+        self.sampler = settings.sampler([len(tokens) for tokens in prompts], pipeline.device)
+        pipeline.accelerator.check(self.sampler)
+        stopping = settings.stopping(longest, positions, pipeline.tokenizer)
+        self.random = RandomStream.from_seed(settings.seeds(len(requests)), len(requests), pipeline.device)
+        accelerator = pipeline.accelerator
+        self.stats = DecodingStats(accelerator=accelerator.name, exactness=accelerator.exactness)
+        self.sequences = Sequences(prompts, stopping, self.stats, pipeline.device)
+
+    def rounds(self) -> Iterator[Emission]:
+        """Decode; `stats.seconds` runs while this is iterated."""
+        pipeline, started = self.pipeline, perf_counter()
+        accelerator = pipeline.accelerator
+        parts = (pipeline.target, accelerator.drafter, accelerator.rule, self.sampler)
+        for emission in speculate(*parts, self.requests, self.sequences, self.random):
+            self.stats.seconds = perf_counter() - started
+            yield emission
+
+    def output(self, tokenizer: Any) -> TextOutput:
+        tokens = self.sequences.outputs()
+        unfinished = "interrupted" if self.sequences.stopping.max_new_tokens else "length"
+        reasons = [reason or unfinished for reason in self.sequences.finish_reasons]
+        return TextOutput([decode(tokenizer, row) for row in tokens], tokens, self.stats, reasons)
+
+
+def metadata(video: Any) -> Mapping[str, Any]:
+    """What transformers' video processors want to know of the frames they are given."""
+    fps = video.fps or 24.0  # transformers' own default where the rate is unknown
+    return {
+        "total_num_frames": video.total_num_frames,
+        "fps": fps,
+        "frames_indices": video.frames_indices.tolist(),
+        "duration": video.total_num_frames / fps,
+    }
