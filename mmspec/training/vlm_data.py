@@ -7,6 +7,7 @@ seen.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 import torch
@@ -60,7 +61,7 @@ WEIGHTS = {"caption": 1.0, "question": 4.0, "description": 0.5}
 
 @dataclass
 class _Movable:
-    def to(self, device: torch.device) -> _Movable:
+    def to(self, device: torch.device) -> Self:
         """Move every tensor to a device, in place."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name).to(device))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlavaForConditionalGeneration, LlavaProcessor
@@ -11,8 +12,10 @@ from transformers import LlavaForConditionalGeneration, LlavaProcessor
 __all__ = ["save_vlm"]
 
 
-def save_vlm(model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: Path) -> None:
-    """Save weights (fp16 safetensors), configuration, generation settings and processor."""
+def save_vlm(
+    model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: Path, training: dict[str, Any]
+) -> None:
+    """Save weights (fp16 safetensors), configuration, generation settings, processor and training record."""
     half = {name: tensor.detach().to("cpu", torch.float16) for name, tensor in model.state_dict().items()}
     model.save_pretrained(folder, state_dict=half)
     processor.save_pretrained(folder)
@@ -22,3 +25,4 @@ def save_vlm(model: LlavaForConditionalGeneration, processor: LlavaProcessor, fo
     for part in (config, config["vision_config"], config["text_config"]):
         part["dtype"] = "float32"
     path.write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "training.json").write_text(json.dumps(training, indent=2) + "\n")

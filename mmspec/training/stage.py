@@ -1,0 +1,160 @@
+"""One stage of training from its first step, or from where a saved state left it, to the end of its budget.
+
+Knows optimizers, learning rates, states and progress; does not know what is learnt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from tqdm.auto import tqdm
+
+from mmspec.training.checkpointing import save_state
+from mmspec.training.schedule import Budget, learning_rate, muon_and_adamw
+
+__all__ = ["OnStep", "Run", "Stage", "train_stage"]
+
+MUON_RATE, ADAMW_RATE = 2e-3, 1e-3
+MAX_GRADIENT_NORM = 1.0
+OnStep = Callable[[int, float], None]
+
+
+class Batch(Protocol):
+    """Anything that can be moved to a device."""
+
+    def to(self, device: torch.device) -> Batch:
+        """Move all tensors."""
+
+
+@dataclass
+class Stage:
+    """What a stage learns.
+
+    Args:
+        title: shown on the progress bar.
+        learner: `learner(batch)` returns the loss first.
+        make: the batch of a step; equal steps give equal batches.
+        check: called with the learner now and then, without gradients; returns held-out figures to show.
+        slow: parameters whose names hold this text learn at `slow_factor` times the rate.
+        slow_factor: see `slow`.
+    """
+
+    title: str
+    learner: nn.Module
+    make: Callable[[int], Batch]
+    check: Callable[[nn.Module], dict[str, float]]
+    slow: str = ""
+    slow_factor: float = 1.0
+
+
+@dataclass
+class Run:
+    """What all stages of a training share, and how far it has come: stage, step, seconds.
+
+    Args:
+        accelerator: places the learner and averages gradients over processes.
+        model: saved whole in every state, besides the learner that wraps it.
+        state_path: the file that an interrupted run goes on from.
+        checkpoint_s: seconds between two states on disk.
+        check_s: seconds between two looks at held-out data.
+        on_step: called with (step, loss) after every step.
+    """
+
+    accelerator: Accelerator
+    model: nn.Module
+    state_path: Path
+    checkpoint_s: float
+    check_s: float
+    on_step: OnStep | None = None
+    stage: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    finished: list[dict[str, Any]] = field(default_factory=list)
+    restored: dict[str, Any] | None = field(default=None, repr=False)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over the weights and the place of a saved state."""
+        self.model.load_state_dict(state["model"])
+        self.stage, self.finished, self.restored = state["stage"], state["finished"], state
+
+    def save(self, learner: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Write the state, from the main process alone."""
+        if self.accelerator.is_main_process:
+            state = {
+                "stage": self.stage,
+                "step": self.step,
+                "seconds": self.seconds,
+                "finished": self.finished,
+                "model": self.model.state_dict(),
+                "learner": learner.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+            }
+            save_state(self.state_path, state)
+
+
+def train_stage(run: Run, stage: Stage, budget: Budget) -> None:
+    """Train until the budget is used up; a state is on disk at the end."""
+    learner = stage.learner
+    optimizers = muon_and_adamw(
+        learner.named_parameters(),
+        slow=stage.slow,
+        slow_factor=stage.slow_factor,
+        muon_lr=MUON_RATE,
+        adamw_lr=ADAMW_RATE,
+    )
+    run.step, run.seconds = 0, 0.0
+    if run.restored is not None:
+        learner.load_state_dict(run.restored["learner"])
+        for optimizer, saved in zip(optimizers, run.restored["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        run.step, run.seconds, run.restored = run.restored["step"], run.restored["seconds"], None
+    module, *prepared = run.accelerator.prepare(learner, *optimizers)
+    bar = tqdm(
+        total=100.0, desc=stage.title, unit="%", mininterval=5, disable=not run.accelerator.is_main_process
+    )
+    saved_at = checked_at = time.monotonic()
+    shown: dict[str, float] = {}
+    while (progress := budget.progress(run.step, run.seconds)) < 1:
+        started = time.monotonic()
+        loss = _step(run, stage, module, prepared, progress)
+        now = time.monotonic()
+        run.step, run.seconds = run.step + 1, run.seconds + now - started
+        if now - checked_at >= run.check_s:
+            with torch.no_grad():
+                shown, checked_at = stage.check(module), now
+        if now - saved_at >= run.checkpoint_s:
+            run.save(learner, optimizers)
+            saved_at = now
+        bar.set_postfix(step=run.step, loss=f"{loss:.4f}", **shown, refresh=False)
+        bar.update(min(100.0, 100 * budget.progress(run.step, run.seconds)) - bar.n)
+        if run.on_step is not None:
+            run.on_step(run.step, loss)
+    with torch.no_grad():
+        shown = stage.check(module)
+    bar.set_postfix(step=run.step, **shown)
+    bar.close()
+    run.save(learner, optimizers)
+    run.finished.append({"stage": stage.title, "steps": run.step, "seconds": round(run.seconds), **shown})
+    run.accelerator.free_memory()
+
+
+def _step(
+    run: Run, stage: Stage, module: nn.Module, optimizers: list[torch.optim.Optimizer], progress: float
+) -> float:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(group["peak"], run.step, progress)
+    loss = module(stage.make(run.step).to(run.accelerator.device))[0]
+    run.accelerator.backward(loss)
+    run.accelerator.clip_grad_norm_(module.parameters(), MAX_GRADIENT_NORM)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return float(loss.detach())
