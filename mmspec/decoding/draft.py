@@ -107,7 +107,7 @@ class Draft:
     @property
     def is_chain(self) -> bool:
         """True if no node has a sibling, so that node i stands at depth i."""
-        return self.max_depth == self.tokens.shape[1] - 1
+        return self.max_children <= 1 and self.max_depth == self.tokens.shape[1] - 1
 
     @cached_property
     def ancestors(self) -> Tensor:
