@@ -35,6 +35,7 @@ class SpeculativeSampling(AcceptanceRule):
     """
 
     sound_for = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
+    chains_only = True
 
     def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
         q, p = sampled_law(draft), scores.probabilities()
