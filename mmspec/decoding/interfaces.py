@@ -78,8 +78,8 @@ class Target(Protocol):
 class TargetState(Protocol):
     """What a target keeps of a batch between rounds."""
 
-    def tighten(self, longest: int) -> None:
-        """Tell the state the true maximum of committed tokens, once the host has read it."""
+    def tighten(self, emitted: Sequence[int]) -> None:
+        """Tell the state how many tokens each request has emitted, once the host has read it."""
         ...
 
     def nbytes(self) -> int:

@@ -92,9 +92,9 @@ class Sequences:
         return all(reason is not None for reason in self.finish_reasons)
 
     @property
-    def longest_cached(self) -> int:
-        """The largest number of committed tokens whose keys are cached: all but the root."""
-        return max(len(tokens) for tokens in self.tokens) - 1
+    def output_lengths(self) -> list[int]:
+        """B numbers of output tokens, known to the host."""
+        return [len(tokens) - length for tokens, length in zip(self.tokens, self.prompt_lengths, strict=True)]
 
     def outputs(self) -> list[list[int]]:
         """B lists of output tokens, without the prompts."""

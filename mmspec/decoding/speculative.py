@@ -71,7 +71,7 @@ def speculate(
         target.commit(state, draft, verdict, sequences.active)
         session.observe(draft, output, scores, verdict)
         emission = sequences.append(draft, verdict, scores.are_finite())
-        state.tighten(sequences.longest_cached)
+        state.tighten(sequences.output_lengths)
         stats.target_forwards += 1
         stats.cache_bytes = state.nbytes()
         yield emission

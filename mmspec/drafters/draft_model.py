@@ -90,8 +90,9 @@ class DraftModelSession(DraftSession):
         # Reading the last two tokens anew, whatever was accepted, keeps one shape for every row:
         # the token before the root may be the draft's own last one, which it has not read yet.
         cache = self.state.cache
-        cache.lengths.copy_(self.prompt_lengths + emitted - 2)
         cache.longest = max(len(row) + ahead for row, ahead in zip(history, self.ahead, strict=True)) - 2
+        # finished rows may have accepted more than they kept
+        cache.lengths.copy_((self.prompt_lengths + emitted - 2).clamp_max(cache.longest))
         before = torch.tensor([row[-2] for row in history], device=root.device)
         tokens, laws, sound = [root], [], torch.ones_like(root, dtype=torch.bool)
         step, valid = torch.stack([before, root], 1), [sound]

@@ -27,13 +27,19 @@ class CausalState:
         cache: keys and values, with per-row lengths.
         offset: [B] what to add to a row's token count to get the next position id (M-RoPE: the
             row's rope delta; 0 for linear positions).
+        prompt_lengths: B prompt lengths, 2B under guidance.
     """
 
     cache: RaggedCache
     offset: Tensor
+    prompt_lengths: list[int]
 
-    def tighten(self, longest: int) -> None:
-        self.cache.longest = longest
+    def tighten(self, emitted: Sequence[int]) -> None:
+        copies = self.cache.rows // len(emitted)
+        lengths = zip(self.prompt_lengths, list(emitted) * copies, strict=True)
+        self.cache.longest = max(prompt + count for prompt, count in lengths) - 1
+        # a row that was cut by a stop has cached more than it kept; nothing may be written beyond `longest`
+        self.cache.lengths.clamp_(max=self.cache.longest)
 
     def nbytes(self) -> int:
         return self.cache.nbytes()
@@ -81,7 +87,8 @@ class CausalTarget:
             offsets.append(offset)
         offset = torch.tensor(offsets, dtype=torch.long, device=self.device)
         rows = {tap: [hidden[tap] for hidden in tapped] for tap in taps}
-        return CausalState(cache, offset), TargetOutput(torch.cat(logits), rows)
+        lengths = [prompt["input_ids"].shape[1] for prompt in prompts]
+        return CausalState(cache, offset, lengths), TargetOutput(torch.cat(logits), rows)
 
     def score(self, state: CausalState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
         """Score every node of the draft in one forward."""
