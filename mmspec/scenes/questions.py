@@ -33,6 +33,7 @@ DESCRIPTION_PROMPTS = (
     "write a detailed description of this image.",
 )
 PLURALS = {shape: shape + ("es" if shape.endswith("s") else "s") for shape in SHAPES}
+MAX_QUESTIONS = 16
 PLACES = (("",), ("left", "right"), ("left", "middle", "right"))
 
 
@@ -64,6 +65,8 @@ def ask(scene: Scene, kind: str, rng: np.random.Generator) -> Question | None:
 
 def questions(scene: Scene, rng: np.random.Generator, count: int) -> list[Question]:
     """Different questions about one scene, of random kinds; a kind comes again only after all others."""
+    if not 0 <= count <= MAX_QUESTIONS:
+        raise InputError("count", count, f"at most {MAX_QUESTIONS}: a simple scene allows few different ones")
     asked: dict[str, Question] = {}
     while len(asked) < count:
         for kind in rng.permutation(KINDS):
