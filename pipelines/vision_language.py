@@ -141,9 +141,10 @@ class VisionLanguagePipeline(MMSpecPipeline):
             "placeholders": placeholders,
         }
         prompts, is_batch = read_prompts(prompt, images, videos, **reading)
-        for kind in ("images", "videos"):
-            if kind[:-1] not in placeholders and any(getattr(row, kind) for row in prompts):
-                raise InputError(kind, kind, f"none: {type(self.model).__name__} does not take {kind}")
+        for kind in ("image", "video"):
+            taken = getattr(self.processor, f"{kind}_processor", None) is not None
+            if not taken and any(getattr(row, f"{kind}s") for row in prompts):
+                raise InputError(f"{kind}s", f"{kind}s", f"none: {type(self.model).__name__} does not take {kind}s")
         negatives: list[Prompt] = []
         if settings.guidance_scale not in (None, 1.0):
             given = settings.negative_prompt
@@ -206,12 +207,12 @@ class VisionLanguagePipeline(MMSpecPipeline):
         return {"input_ids": tokens[seen][None]}
 
     def _placeholders(self) -> dict[str, str]:
-        """ "image" / "video" -> the placeholder token of this model, for the kinds that it takes."""
+        """ "image" / "video" -> the placeholder token of this model, for the kinds that have one."""
         found = {}
         for kind in ("image", "video"):
             index = getattr(self.model.config, f"{kind}_token_id", None)
             index = getattr(self.model.config, f"{kind}_token_index", None) if index is None else index
-            if index is not None and getattr(self.processor, f"{kind}_processor", None) is not None:
+            if index is not None:
                 found[kind] = self.tokenizer.convert_ids_to_tokens(index)
         return found
 

@@ -77,7 +77,8 @@ class CausalTarget:
             inputs = {name: to_device(value, self.device) for name, value in prompt.items()}
             positions, offset = self.positions(inputs)
             cache.begin_prefill(row, inputs["input_ids"].shape[1])
-            inputs.pop("attention_mask", None)  # rows are never padded, and plain causal attention is faster
+            # rows are never padded, and plain causal attention is faster
+            inputs = {name: value for name, value in inputs.items() if name not in ("attention_mask", "position_ids")}
             with tap_hidden_states(self.model, taps) as hidden:
                 output = self.model(
                     **inputs, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1

@@ -16,6 +16,8 @@ from transformers import PreTrainedModel
 from mmspec.errors import InputError
 from mmspec.targets.causal import CausalTarget
 
+M_ROPE_AXES = 3
+
 
 class VisionLanguageTarget(CausalTarget):
     """Adapter from a transformers image-text-to-text model to the Target interface.
@@ -35,12 +37,19 @@ class VisionLanguageTarget(CausalTarget):
         2.1). The offset belongs to the request: the attribute of the same meaning on the module is
         never read, since a request in between would change it.
 
+        Args:
+            inputs: the prompt's tensors; `position_ids` [3 or 4, 1, L] are taken as they are.
+
         Returns:
             [1, L], or [3, 1, L] for M-RoPE; and the next position minus L.
 
         Raises:
             InputError: an M-RoPE prompt with pictures lacks `mm_token_type_ids`.
         """
+        given = inputs.get("position_ids")
+        if given is not None:
+            axes = given[-M_ROPE_AXES:]  # transformers may put the text's own count in front
+            return given, int(axes.max()) + 1 - given.shape[-1]
         grids = [name for name in ("image_grid_thw", "video_grid_thw") if inputs.get(name) is not None]
         if self._rope_index is None or not grids:
             return super().positions(inputs)

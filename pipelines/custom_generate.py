@@ -1,0 +1,172 @@
+"""mmspec inside anyone's transformers code: `model.generate(**inputs, custom_generate=mmspec.accelerate("copy"))`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    MinPLogitsWarper,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.streamers import BaseStreamer
+
+from mmspec.accelerators import build_accelerator, find_preset
+from mmspec.decoding.interfaces import Request
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sequences import Sequences, Stopping
+from mmspec.decoding.speculative import speculate
+from mmspec.decoding.stats import DecodingStats
+from mmspec.errors import InputError
+from mmspec.pipelines.base import adapt
+
+WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
+# What generate prepares for its own loop; ours keeps its own cache, masks and positions.
+OF_GENERATE = {"past_key_values", "attention_mask", "position_ids", "cache_position", "use_cache", "logits_to_keep"}
+M_ROPE_DIMENSIONS = 3
+
+
+def accelerate(
+    accelerator: str = "copy", *, drafter: PreTrainedModel | None = None, seed: int | None = None, **options: Any
+) -> Callable[..., Any]:
+    """A function for `custom_generate=` of any decoder-only transformers model.
+
+    Everything else of `generate` works as it is: its keywords, generation config, logits processors,
+    stopping criteria and streamer. `stats` of the last call are on the function.
+
+    Args:
+        accelerator: a name from `mmspec.list_accelerators()`.
+        drafter: a loaded draft model with the same tokenizer, for accelerators that need one.
+        seed: of the random stream when sampling; None draws one from torch's global generator, as
+            `generate` does, so that `torch.manual_seed` works.
+        options: options of the accelerator.
+
+    Raises:
+        InputError: unknown accelerator or option, or a missing draft model.
+    """
+    if find_preset(accelerator).needs_draft_model:
+        if drafter is None:
+            raise InputError("drafter", drafter, f"a loaded draft model, which {accelerator!r} needs")
+        options["model"] = adapt(drafter)
+    method = build_accelerator(accelerator, **options)
+
+    def decode(
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        streamer: BaseStreamer | None = None,
+        **model_kwargs: Any,
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        requests = split_rows(input_ids, model_kwargs)
+        sampler = read_sampler(generation_config, logits_processor, len(requests))
+        method.check(sampler)
+        stopping = read_stopping(generation_config, stopping_criteria, input_ids.shape[1])
+        stats = DecodingStats(accelerator=method.name, exactness=method.exactness)
+        sequences = Sequences([row.prompt_tokens for row in requests], stopping, stats, input_ids.device)
+        key = int(torch.randint(2**62, ())) if seed is None else seed
+        random = RandomStream.from_seed(key, len(requests), input_ids.device)
+        for emission in speculate(adapt(model), method.drafter, method.rule, sampler, requests, sequences, random):
+            if streamer is not None:
+                for token in emission.tokens[0]:
+                    streamer.put(torch.tensor([token]))
+        if streamer is not None:
+            streamer.end()
+        for error in sequences.errors:
+            if error is not None:
+                raise error
+        decode.stats = stats  # type: ignore[attr-defined]
+        result = pad_outputs(input_ids, sequences.outputs(), generation_config)
+        return GenerateDecoderOnlyOutput(sequences=result) if generation_config.return_dict_in_generate else result
+
+    return decode
+
+
+def split_rows(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[Request]:
+    """One request per row, without its padding.
+
+    Raises:
+        InputError: several rows with pictures; which picture is whose only the processor knows.
+    """
+    inputs = {name: value for name, value in model_kwargs.items() if name not in OF_GENERATE and is_input(value)}
+    mask = model_kwargs.get("attention_mask")
+    aligned = {name: value for name, value in inputs.items() if getattr(value, "shape", None) == input_ids.shape}
+    if len(input_ids) == 1:
+        kept = slice(None) if mask is None else mask[0].bool()
+        positions = model_kwargs.get("position_ids")
+        if positions is not None and positions.dim() == M_ROPE_DIMENSIONS:
+            inputs["position_ids"] = positions[..., kept]  # the grids they were made from may be gone by now
+        per_token = {name: value[:, kept] for name, value in aligned.items()}
+        return [Request({"input_ids": input_ids[:, kept], **inputs, **per_token})]
+    if pictures := sorted(inputs.keys() - aligned.keys()):
+        raise InputError(
+            "inputs", pictures, "one row when there are pictures; VisionLanguagePipeline takes batches of them"
+        )
+    rows = []
+    for index, tokens in enumerate(input_ids):
+        kept = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask[index].bool()
+        rows.append(Request({"input_ids": tokens[kept][None]}))
+    return rows
+
+
+def is_input(value: object) -> bool:
+    """True for tensors, and for the pictures that newer versions of generate have encoded already."""
+    return isinstance(value, Tensor) or (isinstance(value, dict) and len(value) > 0)
+
+
+def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows: int) -> Sampler:
+    """The Sampler that does what generate's prepared processors do; those that look at no path run vectorised."""
+    warpers = [item for item in processors if isinstance(item, WARPERS)]
+    others = LogitsProcessorList(item for item in processors if item not in warpers)
+    per_row = [others] * rows if others else []
+    if not config.do_sample:
+        return Sampler(processors=per_row)
+    order = [WARPERS.index(type(item)) for item in warpers]
+    if order != sorted(order) or list(processors[len(others) :]) != warpers:
+        # truncations of another kind stand between ours: keep the order, processor by processor
+        return Sampler(temperature=1.0, processors=[processors] * rows)
+    return Sampler(
+        temperature=1.0 if config.temperature is None else float(config.temperature),
+        top_k=config.top_k,
+        top_p=config.top_p,
+        min_p=config.min_p,
+        processors=per_row,
+    )
+
+
+def read_stopping(config: GenerationConfig, criteria: StoppingCriteriaList, prompt_length: int) -> Stopping:
+    """Length and end tokens are ours; every other criterion is asked token by token."""
+    end: set[int] = set()
+    limit = config.max_length
+    others = StoppingCriteriaList()
+    for item in criteria:
+        if isinstance(item, EosTokenCriteria):
+            end |= set(item.eos_token_id.tolist())
+        elif isinstance(item, MaxLengthCriteria):
+            limit = item.max_length
+        else:
+            others.append(item)
+    return Stopping(limit - prompt_length, frozenset(end), others)
+
+
+def pad_outputs(input_ids: Tensor, outputs: list[list[int]], config: GenerationConfig) -> Tensor:
+    """[B, L + longest output], padded on the right as generate does."""
+    longest = max(map(len, outputs))
+    filler = config.pad_token_id
+    if filler is None:
+        filler = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id or 0
+    padded = [row + [filler] * (longest - len(row)) for row in outputs]
+    return torch.cat([input_ids, torch.tensor(padded, dtype=torch.long, device=input_ids.device)], dim=1)
