@@ -63,15 +63,13 @@ class Accelerator:
     rule: AcceptanceRule
 
     def __post_init__(self) -> None:
-        if self.drafter.kind not in self.rule.sound_for:
-            sound = sorted(
-                rule for rule in ACCEPTANCE_RULES if self.drafter.kind in ACCEPTANCE_RULES[rule].sound_for
-            )
+        if not is_sound(type(self.rule), self.drafter):
+            sound = sorted(rule for rule in ACCEPTANCE_RULES if is_sound(ACCEPTANCE_RULES[rule], self.drafter))
             raise InputError(
                 "acceptance",
                 type(self.rule).__name__,
-                f"not sound for {self.drafter.kind.value} drafts, whose output it would bias; "
-                f"for {self.name} with these options use one of: {', '.join(sound)}",
+                f"not sound for {self.drafter.kind.value} {'trees' if self.drafter.branches else 'chains'}, whose "
+                f"output it would bias; for {self.name} with these options use one of: {', '.join(sound)}",
             )
 
     @property
@@ -84,6 +82,11 @@ class Accelerator:
             raise InputError(
                 "temperature", sampler.temperature, "acceptance='greedy' holds at temperature 0 only; use sample_and_match"
             )
+
+
+def is_sound(rule: type[AcceptanceRule], drafter: Drafter) -> bool:
+    """True if the rule's promise holds for what the drafter proposes."""
+    return drafter.kind in rule.sound_for and not (rule.chains_only and drafter.branches)
 
 
 def list_accelerators() -> list[str]:

@@ -112,11 +112,13 @@ class Drafter(ABC):
         kind: the kind of its drafts, which the acceptance rule must be sound for.
         max_nodes: the largest draft it makes, root included.
         taps: hidden states of the target that it wants to see.
+        branches: True if its drafts have siblings; rules that judge one candidate per place refuse those.
     """
 
     kind: DraftKind
     max_nodes: int
     taps: tuple[int, ...] = ()
+    branches: bool = False
 
     @abstractmethod
     def start(
