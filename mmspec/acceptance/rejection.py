@@ -1,4 +1,7 @@
-"""Rejection rules for sampled drafts: exact whatever the quality of q, provided that q is honest."""
+"""Rejection rules for sampled drafts: exact whatever the quality of q, provided that q is honest.
+
+A candidate to which its own q gives no mass was not drawn from q (nothing was left to draw): it does not count.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +46,12 @@ class SpeculativeSampling(AcceptanceRule):
         u = random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, 1, p.dtype)[..., 0]  # [B, K]
         x = draft.tokens[:, 1:, None]
         p_x, q_x = p[:, :-1].gather(-1, x)[..., 0], q[:, 1:].gather(-1, x)[..., 0]
-        accept = draft.valid[:, 1:] & (u * q_x <= p_x) & (p_x > 0)
+        drawn = draft.valid[:, 1:] & (q_x > 0)
+        accept = drawn & (u * q_x <= p_x) & (p_x > 0)
         node = accept.long().cumprod(-1).sum(-1)  # [B] depth of the last accepted node
         p_node = take(p, node)
         after = (node + 1).clamp_max(draft.max_depth)
-        judged = (node < draft.max_depth) & take(draft.valid, after)
+        judged = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])[:, 0]  # past the end: False
         final = torch.where(judged[:, None], residual(p_node, take(q, after)), p_node)
         return Verdict.at(draft, node, draw(final, random, emitted + node, Purpose.RESIDUAL))
 
@@ -71,7 +75,7 @@ class RecursiveRejection(AcceptanceRule):
                 child = children[:, sibling]
                 x = take(draft.tokens, child.clamp_min(0))[:, None]
                 p_x, q_x = p.gather(-1, x)[:, 0], q.gather(-1, x)[:, 0]
-                tried = (child >= 0) & (chosen < 0)
+                tried = (child >= 0) & (chosen < 0) & (q_x > 0)
                 accept = tried & (u[:, sibling] * q_x <= p_x) & (p_x > 0)
                 chosen = torch.where(accept, child, chosen)
                 rejected = (tried & ~accept)[:, None]
@@ -100,12 +104,13 @@ class KSequential(AcceptanceRule):
 
         def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
             q = take(law, children[:, 0].clamp_min(0))
-            count = (children >= 0).sum(-1, keepdim=True).to(p.dtype)  # [B, 1] k of this node
+            x = draft.tokens.gather(1, children.clamp_min(0))
+            drawn = (children >= 0) & (q.gather(-1, x) > 0)
+            count = drawn.sum(-1, keepdim=True).to(p.dtype)  # [B, 1] k of this node
             rho = self.solve(p, q, count)
             mass = torch.minimum(q, p / rho)
             b = mass.sum(-1, keepdim=True)
-            x = draft.tokens.gather(1, children.clamp_min(0))
-            accept = (children >= 0) & (u * rho * q.gather(-1, x) <= p.gather(-1, x)) & (p.gather(-1, x) > 0)
+            accept = drawn & (u * rho * q.gather(-1, x) <= p.gather(-1, x)) & (p.gather(-1, x) > 0)
             first = accept.long().argmax(-1, keepdim=True)
             chosen = torch.where(accept.any(-1), children.gather(1, first)[:, 0], -1)
             p_accept = 1 - (1 - b).clamp_min(0.0) ** count
