@@ -4,9 +4,7 @@ import os
 
 # Set before any test imports the libraries that read them.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # tiny models gain nothing from more, and xdist runs a process a core
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models gain nothing from more; xdist fills the cores
 
 import pytest
 

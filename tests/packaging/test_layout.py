@@ -23,17 +23,11 @@ def test_link_and_mapping_name_the_same_folder(package):
 
 
 def test_every_folder_with_python_files_is_a_listed_package():
-    found = {"mmspec", *MAPPED}
-    for name, folder in [
-        ("mmspec", ROOT / "mmspec"),
-        *((name, ROOT / path) for name, path in MAPPED.items()),
-    ]:
-        for path in folder.rglob("*.py"):
-            parents = path.relative_to(folder).parts[:-1]
-            if not (
-                parents and (ROOT / "mmspec" / parents[0]).is_symlink()
-            ):  # rglob follows links in some Pythons
-                found.add(".".join([name, *parents]))
+    found = set()
+    for name, folder in [("mmspec", "mmspec"), *MAPPED.items()]:
+        for parent in {path.parent for path in (ROOT / folder).rglob("*.py")}:
+            if parent.resolve() == parent:  # else behind a link, which some Pythons follow
+                found.add(".".join([name, *parent.relative_to(ROOT / folder).parts]))
     listed = pyproject()["tool"]["setuptools"]["packages"]
     missing = sorted(found - set(listed))
     assert not missing, f"pyproject.toml, [tool.setuptools] packages: add {', '.join(map(repr, missing))}"
