@@ -1,0 +1,113 @@
+"""The exact output law of a rejection rule at one place, read off the rule's own code.
+
+Every tuple of siblings is a row. A rule compares one uniform per sibling with a threshold; the threshold is found
+by bisection on that uniform, so the integral over the uniforms is exact, and what is drawn from in the end is caught
+before the draw. Nothing here repeats the formulas of the rules.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.acceptance import rejection
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import AcceptanceRule
+from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.sampling import Scores
+
+BISECTIONS = 48
+
+
+class Dial(RandomStream):
+    """A stream whose uniforms are set by hand; u: [rows, siblings]."""
+
+    def uniform(self, position: Tensor, purpose: Purpose, count: int, dtype: torch.dtype) -> Tensor:
+        return self.keys[:, None, :count]
+
+    def gumbel(self, position: Tensor, purpose: Purpose, count: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(*position.shape, count, dtype=dtype)
+
+
+@contextmanager
+def caught_draws() -> Iterator[list[Tensor]]:
+    """The laws that a rule hands to `draw`."""
+    caught: list[Tensor] = []
+    real = rejection.draw
+
+    def draw(p: Tensor, random: RandomStream, index: Tensor, purpose: Purpose) -> Tensor:
+        caught.append(p)
+        return real(p, random, index, purpose)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rejection, "draw", draw)
+        yield caught
+
+
+@dataclass(frozen=True)
+class Law:
+    """Output law [C, V] and probability [C] that some candidate is accepted."""
+
+    output: Tensor
+    acceptance: Tensor
+
+
+def sibling_tuples(q: Tensor, siblings: int, kind: DraftKind) -> tuple[Tensor, Tensor, Tensor]:
+    """All draws: which case [R], tokens [R, k], probability [R]. q: [C, V].
+
+    Where q has no token left to draw, the remaining siblings are token 0, which q then excludes.
+    """
+    cases, vocabulary = q.shape
+    tuples = torch.tensor(list(itertools.product(range(vocabulary), repeat=siblings)))
+    case = torch.arange(cases).repeat_interleave(len(tuples))
+    tokens = tuples.repeat(cases, 1)
+    weight, left = torch.ones(len(tokens), dtype=q.dtype), q[case].clone()
+    for sibling in range(siblings):
+        x = tokens[:, sibling : sibling + 1]
+        exhausted = (left.sum(-1) == 0) & (x[:, 0] == 0)
+        weight = weight * torch.where(exhausted, 1.0, left.gather(1, x)[:, 0])
+        if kind is DraftKind.WITHOUT_REPLACEMENT:
+            left.scatter_(1, x, 0.0)
+            left = left / left.sum(-1, keepdim=True).clamp_min(1e-300)
+    drawn = weight > 0
+    return case[drawn], tokens[drawn], weight[drawn]
+
+
+def exact_law(rule: AcceptanceRule, p: Tensor, q: Tensor, siblings: int, kind: DraftKind) -> Law:
+    """Integrate a rule over honest draws from q. p, q: [C, V] float64."""
+    case, tokens, weight = sibling_tuples(q, siblings, kind)
+    rows = len(tokens)
+    nodes = torch.cat([torch.zeros(rows, 1, dtype=torch.long), tokens], 1)
+    laws = q[case][:, None].repeat(1, siblings + 1, 1)
+    draft = Draft.tree(nodes, [0] * (siblings + 1), kind, laws)
+    scores = Scores(p[case].log()[:, None].expand(-1, siblings + 1, -1), greedy=False)
+    emitted = torch.ones(rows, dtype=torch.long)
+
+    def accepted(u: Tensor) -> tuple[Tensor, Tensor]:
+        with caught_draws() as caught:
+            verdict = rule.verify(draft, scores, Dial(u), emitted)
+        (final,) = caught
+        return torch.where(verdict.accepted > 0, verdict.path[:, 1], 0), final
+
+    survived, output = weight, torch.zeros_like(p)
+    for sibling in range(siblings):
+        low, high = torch.zeros(rows, dtype=p.dtype), torch.ones(rows, dtype=p.dtype)
+        u = torch.ones(rows, siblings, dtype=p.dtype)  # 1 rejects whatever can be rejected
+        node, final = accepted(u)
+        always = node == sibling + 1
+        for _ in range(BISECTIONS):
+            u[:, sibling] = (low + high) / 2
+            hit = accepted(u)[0] == sibling + 1
+            low, high = torch.where(hit, u[:, sibling], low), torch.where(hit, high, u[:, sibling])
+        threshold = torch.where(always, 1.0, torch.where(low > 0, (low + high) / 2, 0.0))
+        output.index_put_((case, tokens[:, sibling]), survived * threshold, accumulate=True)
+        survived = survived * (1 - threshold)
+    refused = torch.zeros(len(p), dtype=p.dtype).index_add_(0, case, survived)
+    rejected = torch.where((survived > 0)[:, None], final, 0.0) * survived[:, None]
+    return Law(output.index_add_(0, case, rejected), 1 - refused)

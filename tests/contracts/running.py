@@ -1,0 +1,84 @@
+"""How the contract tests call the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+
+from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Target
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sequences import Emission, Sequences, Stopping
+from mmspec.decoding.speculative import speculate
+from mmspec.decoding.stats import DecodingStats
+from mmspec.drafters.none import NoDrafter
+
+Prompt = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one call did."""
+
+    outputs: list[list[int]]
+    stats: DecodingStats
+    sequences: Sequences
+    emissions: list[Emission]
+
+
+def decode(
+    target: Target,
+    prompts: Sequence[Prompt],
+    drafter: Drafter | None = None,
+    rule: AcceptanceRule | None = None,
+    sampler: Sampler | None = None,
+    *,
+    max_new_tokens: int = 64,
+    seed: int | Sequence[int] = 0,
+    end: Iterable[int] = (),
+    criteria: Sequence[StoppingCriteria] = (),
+    negatives: Sequence[Prompt] | None = None,
+) -> Run:
+    """Run the loop to its end. The defaults are plain greedy decoding."""
+    inputs = {tuple(prompt): {"input_ids": torch.tensor([list(prompt)])} for prompt in prompts}
+    requests = [Request(inputs[tuple(prompt)]) for prompt in prompts]
+    if negatives is not None:
+        unconditional = {tuple(prompt): {"input_ids": torch.tensor([list(prompt)])} for prompt in negatives}
+        requests = [
+            Request(request.inputs, negative_inputs=unconditional[tuple(negative)])
+            for request, negative in zip(requests, negatives, strict=True)
+        ]
+    stopping = Stopping(max_new_tokens, frozenset(end), StoppingCriteriaList(criteria))
+    stats = DecodingStats()
+    sequences = Sequences([list(prompt) for prompt in prompts], stopping, stats, target.device)
+    random = RandomStream.from_seed(seed, len(prompts))
+    loop = speculate(
+        target, drafter or NoDrafter(), rule or SampleAndMatch(), sampler or Sampler(), requests, sequences, random
+    )
+    emissions = list(loop)
+    return Run(sequences.outputs(), stats, sequences, emissions)
+
+
+def random_prompts(count: int, vocabulary: int = 64, shortest: int = 2, longest: int = 12, seed: int = 0) -> list[Prompt]:
+    """Prompts of different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(shortest, longest + 1, (count,), generator=generator).tolist()
+    return [torch.randint(vocabulary, (length,), generator=generator).tolist() for length in lengths]
+
+
+def generate(model: PreTrainedModel, prompt: Prompt, max_new_tokens: int = 64, **settings: object) -> list[int]:
+    """The new tokens of transformers' own greedy `generate`."""
+    ids = torch.tensor([list(prompt)])
+    settings = {"eos_token_id": None, "pad_token_id": 0, "do_sample": False} | settings
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, **settings)
+    return out[0, ids.shape[1] :].tolist()
+
+
+def futures(target: Target, prompts: Sequence[Prompt], sampler: Sampler | None = None, **settings: object) -> dict[tuple[int, ...], list[int]]:
+    """What plain decoding says after each prompt: the continuations of an oracle."""
+    outputs = decode(target, prompts, sampler=sampler, **settings).outputs  # type: ignore[arg-type]
+    return {tuple(prompt): output for prompt, output in zip(prompts, outputs, strict=True)}
