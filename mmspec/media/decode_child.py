@@ -21,6 +21,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+NO_STREAM = "no video stream was found in it: it has none, or is cut short"
+
 
 class Refused(Exception):
     """The file is intact, but not a video that we can give frames of."""
@@ -62,7 +64,7 @@ class DecordReader:
             self.video = decord.VideoReader(io.BytesIO(data), num_threads=1)
         except (decord.DECORDError, RuntimeError) as error:
             if "cannot find video stream" in str(error):
-                raise Refused("there is no video stream in it") from error
+                raise Refused(NO_STREAM) from error
             # Among these are intact files that do not state their length, as browsers record them.
             raise Unreadable from error
         total = len(self.video)
@@ -86,7 +88,7 @@ class PyAVReader:
 
         self.container: Any = av.open(io.BytesIO(data), "r")
         if not self.container.streams.video:
-            raise Refused("there is no video stream in it")
+            raise Refused(NO_STREAM)
         self.stream: Any = self.container.streams.video[0]
         packets = [(p.pts, p.is_keyframe) for p in self.container.demux(self.stream) if p.pts is not None]
         if not packets or self.stream.time_base is None:

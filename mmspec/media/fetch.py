@@ -26,7 +26,19 @@ __all__ = ["fetch"]
 _ALLOWED = "pass an https:// or http:// URL of a public server"
 _PORTS = {"https": 443, "http": 80}
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_AZURE_METADATA = ipaddress.ip_address("168.63.129.16")  # the one metadata service at a public address
+# What `ipaddress` calls global and is not: the metadata service of Azure, and ranges that only later Pythons
+# know.
+_NOT_PUBLIC = [
+    ipaddress.ip_network(network)
+    for network in (
+        "168.63.129.16/32",
+        "192.0.0.0/24",
+        "64:ff9b:1::/48",
+        "3fff::/20",
+        "5f00::/16",
+        "fec0::/10",
+    )
+]
 _CHUNK = 2**16
 
 
@@ -59,9 +71,8 @@ def fetch(url: str, *, argument: str = "url", limits: MediaLimits = DEFAULT_LIMI
         if time.monotonic() < deadline:
             raise MediaError(argument, url, f"the download failed ({type(error).__name__})") from error
         body = b""
-    if (
-        time.monotonic() >= deadline
-    ):  # also when reading ended quietly: cutting off looks like the end of a body
+    # Asked also when reading ended quietly, since cutting off looks like the end of a body.
+    if time.monotonic() >= deadline:
         raise MediaError(argument, url, limits.allows("fetch_timeout_s", "seconds for a download"))
     return body
 
@@ -95,7 +106,8 @@ def _is_public(address: str) -> bool:
         if ip in _NAT64:
             embedded = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         ip = embedded or ip
-    return ip.is_global and not (ip.is_multicast or ip.is_reserved) and ip != _AZURE_METADATA
+    is_listed = any(ip in network for network in _NOT_PUBLIC)
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved or is_listed)
 
 
 def _connect(

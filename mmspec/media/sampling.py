@@ -6,6 +6,7 @@ Knows times and numbers of frames, not how they are decoded.
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 
 import numpy as np
@@ -16,7 +17,9 @@ from mmspec.media.limits import Described, MediaLimits
 __all__ = ["check_frames", "check_request", "choose_frames", "mean_rate", "sample_indices"]
 
 
-def sample_indices(timestamps: np.ndarray, *, num_frames: int | None, fps: float | None) -> np.ndarray:
+def sample_indices(
+    total: int, timestamps: np.ndarray | None, *, num_frames: int | None, fps: float | None
+) -> np.ndarray:
     """Choose frames uniformly.
 
     With `num_frames`, frame i of n is `i * total // n`, as in transformers: uniform in the count of frames.
@@ -24,17 +27,17 @@ def sample_indices(timestamps: np.ndarray, *, num_frames: int | None, fps: float
     sampled uniformly in time; the first is at the first frame's time. Without both, all frames.
 
     Args:
-        timestamps: float64 [total], seconds at which each frame is shown, ascending.
+        total: frames of the video, 1 or more.
+        timestamps: float64 [total], seconds at which each frame is shown, ascending; None if not known.
         num_frames: how many to take, 1..total.
-        fps: how many to take from each second, at most about what the video has.
+        fps: how many to take from each second, at most about what the video has; needs timestamps.
 
     Returns:
         int64 [T], ascending.
     """
-    total = len(timestamps)
     if num_frames is not None:
         return np.arange(num_frames) * total // num_frames
-    if fps is None:
+    if fps is None or timestamps is None:
         return np.arange(total)
     times = timestamps[0] + np.arange(_count_at(timestamps, fps)) / fps
     # A thousandth of a second of mercy: containers round timestamps to their time base.
@@ -53,20 +56,25 @@ def mean_rate(timestamps: np.ndarray) -> float | None:
     return round((len(timestamps) - 1) / span, 3) if span > 0 else None
 
 
-def check_request(num_frames: object, fps: object, *, limits: MediaLimits) -> int | None:
-    """Check what can be checked before the video is opened; return `num_frames` as an int.
+def check_request(num_frames: object, fps: object, *, limits: MediaLimits) -> tuple[int | None, float | None]:
+    """Check what can be checked before the video is opened; return `num_frames` and `fps` as plain numbers.
 
     Raises:
         MediaError: both given, not numbers, not positive, or more frames than `max_frames`.
     """
     if num_frames is not None and fps is not None:
         raise MediaError("fps", fps, "pass either num_frames or fps")
-    if fps is not None and (
-        isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf
-    ):
-        raise MediaError("fps", fps, "a finite number above 0, at most the frame rate of the video")
+    if fps is not None:
+        try:
+            rate = float(fps) if isinstance(fps, numbers.Real) and not isinstance(fps, bool) else 0
+        except OverflowError:  # an int that no float can hold
+            rate = math.inf
+        if not 0 < rate < math.inf:
+            got = fps if rate < math.inf else rate
+            raise MediaError("fps", got, "a finite number above 0, at most the frame rate of the video")
+        return None, rate
     if num_frames is None:
-        return None
+        return None, None
     whole = f"a whole number, 1..{limits.max_frames}: {limits.allows('max_frames', 'frames')}"
     try:
         count = operator.index(num_frames)  # type: ignore[arg-type]
@@ -74,27 +82,35 @@ def check_request(num_frames: object, fps: object, *, limits: MediaLimits) -> in
         raise MediaError("num_frames", num_frames, whole) from error
     if isinstance(num_frames, bool) or not 1 <= count <= limits.max_frames:
         raise MediaError("num_frames", num_frames, whole)
-    return count
+    return count, None
 
 
 def choose_frames(
-    timestamps: np.ndarray, *, num_frames: int | None, fps: float | None, argument: str, limits: MediaLimits
+    total: int,
+    timestamps: np.ndarray | None,
+    *,
+    num_frames: int | None,
+    fps: float | None,
+    argument: str,
+    limits: MediaLimits,
 ) -> np.ndarray:
     """Sample as `sample_indices` does, after a check of what is asked against what there is.
 
     Raises:
         MediaError: more frames than the video has, a rate above its own, or more than `max_frames`.
     """
-    total, rate = len(timestamps), mean_rate(timestamps)
+    rate = None if timestamps is None else mean_rate(timestamps)
     if num_frames is not None and num_frames > total:
         raise MediaError("num_frames", num_frames, f"this video has {total:,} frames; pass 1..{total}")
     if fps is not None and rate is not None and fps > 1.01 * rate:
         raise MediaError("fps", fps, f"this video has {rate:g} frames a second; pass at most that")
-    count = num_frames or (total if fps is None else _count_at(timestamps, fps))
+    count = num_frames or total
+    if fps is not None and timestamps is not None:
+        count = _count_at(timestamps, fps)
     if count > limits.max_frames:
         allowed = f"pass num_frames or a lower fps: {limits.allows('max_frames', 'frames')}"
         raise MediaError(argument, Described(f"{count:,} frames to take"), allowed)
-    return sample_indices(timestamps, num_frames=num_frames, fps=fps)
+    return sample_indices(total, timestamps, num_frames=num_frames, fps=fps)
 
 
 def check_frames(count: int, width: int, height: int, *, argument: str, limits: MediaLimits) -> None:

@@ -21,6 +21,7 @@ __all__ = ["file_format", "read_source"]
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")  # two letters at least: C:// is a drive
 _ACCEPTED = "pass a path, bytes, a data: URL or an https:// URL"
+_PIXELS = {"image": "a PIL image, array or tensor", "video": "a list or array of frames"}
 
 # First bytes -> name. Formats that we refuse are here too, so that the refusal can say what the file really
 # is.
@@ -101,7 +102,7 @@ def read_source(source: object, *, argument: str, limits: MediaLimits, max_bytes
         data = bytes(source)
     else:
         found = "None" if source is None else f"an object of class {type(source).__name__}"
-        raise MediaError(argument, Described(found), f"{_ACCEPTED}, or pixels ({kind} loaders say which)")
+        raise MediaError(argument, Described(found), f"{_ACCEPTED}, or {_PIXELS[kind]}")
     if not data:
         raise MediaError(argument, Described("0 bytes"), "the file or body is empty")
     if len(data) > most:

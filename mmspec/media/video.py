@@ -95,7 +95,7 @@ def load_video(
             over a limit, those of time and memory for decoding included.
         MissingDependencyError: neither decord nor PyAV is installed.
     """
-    num_frames = check_request(num_frames, fps, limits=limits)
+    num_frames, fps = check_request(num_frames, fps, limits=limits)
     if isinstance(source, list | tuple) or is_array(source):
         return _from_frames(source, num_frames, fps, argument, limits)
     if isinstance(source, Image.Image):
@@ -107,6 +107,8 @@ def load_video(
     readers = [reader for reader, module in _READERS.items() if importlib.util.find_spec(module)]
     if name == "GIF":
         readers = ["pillow"]
+        width, height = (int.from_bytes(data[at : at + 2], "little") for at in (6, 8))
+        check_size(width, height, "a GIF", argument=argument, limits=limits)
     if not readers:
         raise MissingDependencyError("reading videos needs PyAV: pip install av")
     return _decode(data, readers, num_frames, fps, argument, limits)
@@ -122,9 +124,7 @@ def _from_frames(
     total = len(source)
     if total == 0:
         raise MediaError(argument, Described("no frames"), "pass at least one frame")
-    indices = choose_frames(
-        np.arange(total, dtype=np.float64), num_frames=num_frames, fps=None, argument=argument, limits=limits
-    )
+    indices = choose_frames(total, None, num_frames=num_frames, fps=None, argument=argument, limits=limits)
     frames: Any = None
     for place, index in enumerate(indices.tolist()):
         name = f"{argument}[{index}]"
@@ -217,7 +217,9 @@ def _converse(
     if seconds > limits.max_video_seconds:
         allowed = limits.allows("max_video_seconds", "seconds")
         raise MediaError(argument, Described(f"a video of {seconds:.1f} seconds"), allowed)
-    indices = choose_frames(timestamps, num_frames=num_frames, fps=fps, argument=argument, limits=limits)
+    indices = choose_frames(
+        total, timestamps, num_frames=num_frames, fps=fps, argument=argument, limits=limits
+    )
     check_frames(len(indices), width, height, argument=argument, limits=limits)
     child.stdin.write(json.dumps(indices.tolist()).encode() + b"\n")
     child.stdin.flush()

@@ -1,0 +1,286 @@
+"""Videos through each decoding library: frames, times, sampling, and a child process that misbehaves."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers.video_utils import VideoMetadata
+
+from mmspec.errors import MediaError, MissingDependencyError
+from mmspec.media import MediaLimits, Video, load_video
+from mmspec.media import video as video_module
+from mmspec.media.sampling import sample_indices
+from tests.media.files import clip, fading_gif, noise, turned
+
+CLIP = clip()  # 12 frames at 10 a second, 64 x 48
+READERS = [
+    name for name, module in (("decord", "decord"), ("pyav", "av")) if importlib.util.find_spec(module)
+]
+LOSSY = 3  # mpeg4 at its best quality is this close
+
+
+@pytest.fixture(params=READERS)
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Leave one decoding library."""
+    monkeypatch.setattr(video_module, "_READERS", {request.param: video_module._READERS[request.param]})
+    name: str = request.param
+    return name
+
+
+def shown(video: Video) -> list[int]:
+    """Which frame of a clip each one is, by its brightness."""
+    upper = video.frames[:, 4, 4, 0].astype(int)
+    return [round(value / 20) for value in upper]
+
+
+@pytest.mark.parametrize("container", ["mp4", "mov", "matroska", "avi"])
+def test_frames_and_times_of_every_container(container: str, reader: str) -> None:
+    video = load_video(clip(container=container), num_frames=4)
+    assert video.frames.shape == (4, 48, 64, 3) and video.frames.dtype == np.uint8
+    assert shown(video) == [0, 3, 6, 9] == video.frames_indices.tolist()
+    assert np.abs(video.frames[:, -4, 4].astype(int) - 255).max() <= LOSSY
+    assert np.abs(video.frames[:, -4, -4].astype(int)).max() <= LOSSY
+    assert (video.total_num_frames, video.fps, video.backend) == (12, 10.0, reader)
+    assert video.timestamps is not None
+    assert np.allclose(video.timestamps, [0, 0.3, 0.6, 0.9], atol=1e-6)
+
+
+def test_paths_bytes_and_data_urls(tmp_path: Path) -> None:
+    path = tmp_path / "clip"
+    path.write_bytes(CLIP)
+    url = "data:video/mp4;base64," + base64.b64encode(CLIP).decode()
+    for source in (path, str(path), bytearray(CLIP), url):
+        assert shown(load_video(source, num_frames=2)) == [0, 6]
+
+
+def test_metadata_is_what_transformers_takes() -> None:
+    video = load_video(CLIP, fps=2)
+    metadata = VideoMetadata(**video.metadata)
+    assert video.timestamps is not None
+    assert (metadata.height, metadata.width, metadata.duration) == (48, 64, 1.2)
+    assert np.allclose(metadata.timestamps, video.timestamps, atol=1e-6)
+    json.dumps(video.metadata)
+
+
+def test_all_frames_without_a_number(reader: str) -> None:
+    assert shown(load_video(CLIP)) == list(range(12))
+
+
+def test_seeking_across_key_frames_finds_the_same_frames(reader: str) -> None:
+    for gop in (1, 5, 30):
+        video = load_video(clip(30, gop=gop), num_frames=7)
+        assert [value % 12 for value in video.frames_indices] == shown(video)
+        assert video.frames_indices.tolist() == [0, 4, 8, 12, 17, 21, 25]
+
+
+def test_variable_frame_rate_is_sampled_by_time(reader: str) -> None:
+    times = [0, 40, 80, 500, 1000, 1500, 1520, 1540, 3000]
+    video = load_video(clip(times_ms=times, container="matroska"), fps=2)
+    assert video.frames_indices.tolist() == shown(video)
+    assert shown(video)[:6] == [0, 3, 4, 5, 7, 7]  # nothing new is on screen between 1.54 s and 3 s
+    assert video.fps == round(8 / 3, 3)
+
+
+@pytest.mark.parametrize("quarter_turns", [1, 2, 3])
+def test_the_rotation_flag_is_applied(quarter_turns: int, reader: str) -> None:
+    size = (100, 50)  # rows of 300 bytes, which no library pads to
+    plain = load_video(clip(size=size), num_frames=2).frames
+    video = load_video(turned(clip(size=size), quarter_turns, size), num_frames=2)
+    assert np.array_equal(video.frames, np.rot90(plain, quarter_turns, axes=(1, 2)))
+
+
+def test_animated_gifs_keep_their_durations() -> None:
+    video = load_video(fading_gif([100, 300, 200]))
+    assert video.frames[:, 0, 0, 0].tolist() == [0, 20, 40] and video.backend == "pillow"
+    assert video.timestamps is not None and video.timestamps.tolist() == [0, 0.1, 0.4]
+
+
+def test_one_frame_is_a_video() -> None:
+    video = load_video(fading_gif([100]), fps=3)
+    assert (len(video.frames), video.fps, video.metadata["duration"]) == (1, None, None)
+
+
+def test_frames_as_lists_and_arrays() -> None:
+    pictures = [noise(8, 6, seed) for seed in range(5)]
+    array = np.stack([np.asarray(picture) for picture in pictures])
+    channels_first = torch.tensor(array).permute(0, 3, 1, 2)
+    for source in (pictures, tuple(array), array, channels_first, channels_first / 255):
+        video = load_video(source, num_frames=2)
+        assert np.array_equal(video.frames, array[[0, 2]])
+        assert (video.timestamps, video.fps, video.total_num_frames, video.backend) == (
+            None,
+            None,
+            5,
+            "frames",
+        )
+    assert load_video(pictures).frames.shape == (5, 6, 8, 3)
+
+
+def test_uniform_sampling_agrees_with_transformers() -> None:
+    for total, count in itertools.product((1, 7, 100), (1, 2, 7, 100)):
+        if count <= total:
+            chosen = sample_indices(total, None, num_frames=count, fps=None)
+            assert chosen.tolist() == (np.arange(count) * total // count).tolist()
+    times = np.arange(100) / 25  # 4 s
+    assert sample_indices(100, times, num_frames=None, fps=1.0).tolist() == [0, 25, 50, 75]
+    assert sample_indices(100, times + 7, num_frames=None, fps=25.0).tolist() == list(range(100))
+    ntsc = np.arange(90) * 1001 / 30000
+    assert sample_indices(90, ntsc, num_frames=None, fps=2).tolist() == [0, 15, 30, 44, 59, 74, 89]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"max_pixels": 3071}, "64 x 48 pixels; at most 3,071 pixels"),
+        ({"max_video_seconds": 1}, "a video of 1.1 seconds; at most 1 seconds"),
+        ({"max_video_seconds": 0.01}, "a video of 12 frames; at most 0.01 seconds"),
+        ({"max_frames": 11}, "12 frames to take; pass num_frames or a lower fps: at most 11 frames"),
+        (
+            {"max_video_pixels": 36_863},
+            "12 frames of 64 x 48 pixels to take; take fewer: at most 36,863 pixels",
+        ),
+        ({"max_video_bytes": 100}, "at most 100 bytes"),
+        ({"decode_memory_bytes": 150_000_000}, "at most 150,000,000 bytes"),
+        ({"decode_timeout_s": 0.01}, "at most 0.01 seconds to decode one video"),
+    ],
+)
+def test_every_limit_is_kept_and_named(change: dict[str, Any], expected: str) -> None:
+    with pytest.raises(MediaError) as caught:
+        load_video(CLIP, limits=MediaLimits(**change))
+    assert expected in str(caught.value)
+    assert f"MediaLimits({next(iter(change))}=...) raises this limit" in str(caught.value)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+CHILDREN = {
+    "hangs at once": "import time; time.sleep(60)",
+    "hangs between frames": (
+        'import os, struct, time; os.write(1, b\'{"reader": "x", "width": 8, "height": 8, "total": 1}\\n\' + '
+        "struct.pack('d', 0)); os.write(1, b'x' * 100); time.sleep(60)"
+    ),
+    "crashes": "import os; os.abort()",
+    "writes no JSON": "print('hello')",
+    "writes nothing": "",
+}
+
+
+@pytest.mark.parametrize("name", CHILDREN)
+def test_a_child_that_misbehaves_is_ended(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "decode_child.py"
+    program.write_text(CHILDREN[name])
+    monkeypatch.setattr(video_module, "__file__", str(tmp_path / "video.py"))
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def remember(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", remember)
+    start = time.monotonic()
+    expected = "at most 0.5 seconds" if "hangs" in name else "cannot be decoded"
+    with pytest.raises(MediaError, match=expected):
+        load_video(CLIP * 100, limits=MediaLimits(decode_timeout_s=0.5))  # more than a pipe holds
+    assert time.monotonic() - start < 5
+    assert not is_running(started[0].pid)
+
+
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str], reader: str) -> None:
+    for data in (CLIP, CLIP[:-200], CLIP[:300]):
+        try:
+            load_video(data, num_frames=2)
+        except MediaError as error:
+            assert len(str(error)) < 400
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_script_without_a_main_guard_can_load_videos(tmp_path: Path) -> None:
+    (tmp_path / "clip.mp4").write_bytes(CLIP)
+    # and modules beside the script, or in our folder, must not reach the child
+    (tmp_path / "json.py").write_text("raise SystemExit('shadowed')")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys; sys.path.pop(0)\n"
+        "from mmspec.media import load_video\n"
+        "print(load_video('clip.mp4', num_frames=3).frames.shape)\n"
+    )
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("(3, 48, 64, 3)\n", "")
+
+
+def test_without_a_decoding_library_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video_module, "_READERS", {"decord": "no_such_module"})
+    with pytest.raises(MissingDependencyError, match="pip install av"):
+        load_video(CLIP)
+    assert load_video(fading_gif([100, 100])).total_num_frames == 2
+
+
+def test_a_file_that_the_first_library_cannot_open_goes_to_the_second() -> None:
+    if READERS != ["decord", "pyav"]:
+        pytest.skip("needs decord and PyAV")
+    unknown_length = bytearray(clip(container="matroska"))
+    start = unknown_length.index(b"\x44\x89\x88")  # the Duration of 8 bytes, as browsers leave it out
+    unknown_length[start : start + 11] = b"\xec\x89" + bytes(9)  # Void
+    video = load_video(bytes(unknown_length), num_frames=2)
+    assert (shown(video), video.backend) == ([0, 6], "pyav")
+
+
+def survives(mutations: Callable[[int], bytes], count: int) -> None:
+    for seed in range(count):
+        try:
+            load_video(mutations(seed), num_frames=1, limits=MediaLimits(decode_timeout_s=5))
+        except MediaError as error:
+            assert len(str(error)) < 400
+
+
+def mutated(seed: int) -> bytes:
+    random, data = np.random.default_rng(seed), bytearray(CLIP)
+    for _ in range(int(random.integers(1, 9))):
+        data[int(random.integers(len(data)))] = int(random.integers(256))
+    return bytes(data[: len(data) - int(random.integers(0, 300)) * int(random.random() < 0.2)])
+
+
+def test_mutated_clips_raise_nothing_but_media_errors() -> None:
+    survives(mutated, 15)
+
+
+@pytest.mark.slow
+def test_three_hundred_mutated_clips_raise_nothing_but_media_errors(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    survives(mutated, 300)  # a process each: 0.1 s on a quiet machine
+    assert capfd.readouterr() == ("", "")
+
+
+def test_pil_images_are_not_videos() -> None:
+    with pytest.raises(MediaError, match="one picture"):
+        load_video(Image.new("RGB", (8, 8)))
