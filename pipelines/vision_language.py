@@ -248,7 +248,8 @@ class Run:
         tokens = self.sequences.outputs()
         unfinished = "interrupted" if self.sequences.stopping.max_new_tokens else "length"
         reasons = [reason or unfinished for reason in self.sequences.finish_reasons]
-        return TextOutput([decode(tokenizer, row) for row in tokens], tokens, self.stats, reasons)
+        text = [decode(tokenizer, row) for row in tokens]
+        return TextOutput(text, tokens, self.stats, reasons, self.sequences.drafted)
 
 
 def metadata(video: Any) -> Mapping[str, Any]:

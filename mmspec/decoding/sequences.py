@@ -64,6 +64,7 @@ class Sequences:
 
     Attributes:
         tokens: B lists, prompt and output.
+        drafted: B lists that say of each output token whether it came from the draft.
         finish_reasons: "eos", "length", "stop" or "error" for rows that ended, else None.
         errors: the NumericalError of rows that ended in one.
         active: [B] bool on the device: rows that go on.
@@ -79,6 +80,7 @@ class Sequences:
         self.stats = stats
         self.tokens = [list(prompt) for prompt in prompts]
         self.prompt_lengths = [len(prompt) for prompt in prompts]
+        self.drafted: list[list[bool]] = [[] for _ in prompts]
         self.finish_reasons: list[str | None] = [None] * rows
         self.errors: list[NumericalError | None] = [None] * rows
         self.active = torch.ones(rows, dtype=torch.bool, device=device)
@@ -94,7 +96,7 @@ class Sequences:
     @property
     def output_lengths(self) -> list[int]:
         """B numbers of output tokens, known to the host."""
-        return [len(tokens) - length for tokens, length in zip(self.tokens, self.prompt_lengths, strict=True)]
+        return [self._output_length(row) for row in range(len(self.tokens))]
 
     def outputs(self) -> list[list[int]]:
         """B lists of output tokens, without the prompts."""
@@ -121,50 +123,40 @@ class Sequences:
         self.emitted = self.emitted + (verdict.accepted + 1) * self.active
         self.root = verdict.next_token
         emission = Emission([], [])
-        for row, (accepted, is_usable, drafted, faulty, *path, bonus) in enumerate(rows):
-            tokens, kept = self._extend(row, [*path[:accepted], bonus], is_usable, drafted, accepted, faulty)
-            emission.tokens.append(tokens)
-            emission.from_draft.append(kept)
+        for row, (accepted, is_usable, drafted, is_faulty, *path, bonus) in enumerate(rows):
+            kept, from_draft = [], 0
+            if self.finish_reasons[row] is None and not is_usable:
+                self.errors[row] = NumericalError(row, self._output_length(row), NOT_FINITE)
+                self.finish_reasons[row] = "error"
+            elif self.finish_reasons[row] is None:
+                scored = self._output_length(row) > 0  # the first token came with the prompt, from no round
+                kept = self._extend(row, [*path[:accepted], bonus])
+                from_draft = min(accepted, len(kept))
+                self.drafted[row] += [index < from_draft for index in range(len(kept))]
+                self.stats.new_tokens[row] += len(kept)
+                if scored:
+                    self.stats.count_round(row, drafted, from_draft, is_faulty)
+            emission.tokens.append(kept)
+            emission.from_draft.append(from_draft)
         self.active = torch.tensor([r is None for r in self.finish_reasons], device=self.active.device)
         return emission
 
-    def _extend(
-        self, row: int, block: list[int], usable: int, drafted: int, accepted: int, faulty: int
-    ) -> tuple[list[int], int]:
-        if self.finish_reasons[row] is not None:
-            return [], 0
-        if not usable:
-            position = len(self.tokens[row]) - self.prompt_lengths[row]
-            self.errors[row] = NumericalError(row, position, NOT_FINITE)
-            self.finish_reasons[row] = "error"
-            return [], 0
-        kept = []
-        for token in block:
+    def _extend(self, row: int, block: list[int]) -> list[int]:
+        """Append a block up to where the row ends; returns what was kept."""
+        for index, token in enumerate(block, start=1):
             self.tokens[row].append(token)
-            kept.append(token)
             self.finish_reasons[row] = self._finish_reason(row, token)
             if self.finish_reasons[row] is not None:
-                break
-        stats, from_draft = self.stats, min(accepted, len(kept))
-        if self._is_first(row, kept):
-            stats.new_tokens[row] += len(kept)
-            return kept, 0
-        stats.new_tokens[row] += len(kept)
-        stats.rounds[row] += 1
-        stats.drafted[row] += drafted
-        stats.accepted[row] += from_draft
-        stats.draft_faults += faulty
-        stats.accepted_histogram[from_draft] = stats.accepted_histogram.get(from_draft, 0) + 1
-        return kept, from_draft
+                return block[:index]
+        return block
 
-    def _is_first(self, row: int, kept: list[int]) -> bool:
-        """True for the token that the prompt's own forward gave: no round scored it."""
-        return len(self.tokens[row]) - len(kept) == self.prompt_lengths[row]
+    def _output_length(self, row: int) -> int:
+        return len(self.tokens[row]) - self.prompt_lengths[row]
 
     def _finish_reason(self, row: int, token: int) -> str | None:
         if token in self.stopping.end_token_ids:
             return "eos"
-        if len(self.tokens[row]) - self.prompt_lengths[row] >= self.stopping.max_new_tokens:
+        if self._output_length(row) >= self.stopping.max_new_tokens:
             return "length"
         if self.stopping.criteria:
             ids = torch.tensor([self.tokens[row]], device=self.active.device)

@@ -40,6 +40,14 @@ class DecodingStats:
     draft_seconds: float = 0.0
     cache_bytes: int = 0
 
+    def count_round(self, row: int, drafted: int, accepted: int, faulty: int) -> None:
+        """Count one scoring forward of a row that was active in it."""
+        self.rounds[row] += 1
+        self.drafted[row] += drafted
+        self.accepted[row] += accepted
+        self.draft_faults += faulty
+        self.accepted_histogram[accepted] = self.accepted_histogram.get(accepted, 0) + 1
+
     @property
     def is_lossless(self) -> bool:
         return self.exactness == "exact"

@@ -1,0 +1,50 @@
+"""A picture of a decoded text: which words the draft had right, and which ones cost a forward of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+WIDTH = 900
+PICTURE = 288
+MARGIN = 24
+LINE_HEIGHT = 26
+DRAFTED, OWN = "#1a7f37", "#d1242f"
+
+
+def draw_decoding(
+    path: str | Path, picture: Image.Image, pieces: Sequence[str], drafted: Sequence[bool], remark: str
+) -> Path:
+    """Draw the picture beside its text, every token coloured by its origin.
+
+    Args:
+        path: file to write.
+        picture: what was described.
+        pieces: the text of each token, joining to the whole.
+        drafted: for each token, True if it came from the draft.
+        remark: a line under the text.
+    """
+    font = ImageFont.load_default(size=18)
+    left = MARGIN * 2 + PICTURE
+    placed, x, y = [], left, MARGIN
+    for piece, is_drafted in zip(pieces, drafted, strict=True):
+        width = int(font.getlength(piece))
+        if x + width > WIDTH - MARGIN and x > left:
+            piece, x, y = piece.lstrip(), left, y + LINE_HEIGHT
+            width = int(font.getlength(piece))
+        placed.append((x, y, piece, DRAFTED if is_drafted else OWN))
+        x += width
+    text_bottom = y + 2 * LINE_HEIGHT
+    sheet = Image.new("RGB", (WIDTH, max(text_bottom + 3 * LINE_HEIGHT, PICTURE + 2 * MARGIN)), "white")
+    sheet.paste(picture.resize((PICTURE, PICTURE), Image.Resampling.NEAREST), (MARGIN, MARGIN))
+    pen = ImageDraw.Draw(sheet)
+    for x, y, piece, colour in placed:
+        pen.text((x, y), piece, fill=colour, font=font)
+    pen.text((left, text_bottom), "from the draft", fill=DRAFTED, font=font)
+    pen.text((left + 150, text_bottom), "the target's own, one per forward", fill=OWN, font=font)
+    pen.text((left, text_bottom + LINE_HEIGHT), remark, fill="black", font=font)
+    path = Path(path)
+    sheet.save(path)
+    return path
