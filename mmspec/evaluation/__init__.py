@@ -1,0 +1,1 @@
+"""Evaluation: identity, speed, and how often a reference model is right."""

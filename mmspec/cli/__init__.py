@@ -1,0 +1,23 @@
+"""The command line: `mmspec caption`, `check`, `bench`, `doctor`, `scenes`, `train`, `evaluate`.
+
+Results go to stdout, progress and complaints to stderr. Exit codes: 0 done, 1 a check failed, 2 wrong usage
+or input, 130 interrupted. Torch is imported inside the commands that need it, so `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    from mmspec.cli.application import app
+    from mmspec.errors import MMSpecError
+
+    try:
+        app()
+    except MMSpecError as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.exit(2)

@@ -1,0 +1,48 @@
+"""The commands by name. Each lives in its own module and is listed here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mmspec import __version__
+from mmspec.cli.bench import bench
+from mmspec.cli.caption import caption
+from mmspec.cli.check import check
+from mmspec.cli.doctor import doctor
+from mmspec.cli.evaluate import evaluate_app
+from mmspec.cli.scenes import scenes
+from mmspec.cli.train import train_app
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="mmspec",
+    help="Speculative decoding of multimodal models: the same words in fewer steps.",
+    epilog="Try: mmspec caption picture.png",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mmspec {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+for command in (caption, check, bench, doctor, scenes):
+    app.command(epilog=command.__doc__.rpartition("\n")[2].strip() if command.__doc__ else None)(command)
+app.add_typer(train_app, name="train")
+app.add_typer(evaluate_app, name="evaluate")

@@ -1,0 +1,170 @@
+"""`mmspec caption`: pictures in, words out."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmspec.cli.console import Interruptible, note, print_json
+from mmspec.cli.options import AsJson, Device, Drafter, Dtype, Seed
+
+if TYPE_CHECKING:
+    from mmspec.evaluation.conversations import Contender
+    from mmspec.evaluation.examples import Example
+    from mmspec.pipelines import TextOutput
+
+__all__ = ["caption"]
+
+PROMPT = "Describe the picture."
+
+
+def caption(
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="IMAGE...", help="Paths or https URLs; a held-out scene if none.", show_default=False
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Checkpoint folder or hub id; the reference model if none.", show_default=False),
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="What to ask of every picture.")] = PROMPT,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(
+            help="none, copy, draft_model:num_draft_tokens=8, ...; by default the fastest that is here.",
+            show_default=False,
+        ),
+    ] = None,
+    drafter: Drafter = None,
+    max_new_tokens: Annotated[int, typer.Option(min=0, help="Most tokens per picture.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
+    seed: Seed = 0,
+    stream: Annotated[bool, typer.Option("--stream", help="Print the words as they come.")] = False,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Decode plainly too; exit with 1 unless the tokens are the same."),
+    ] = False,
+    dtype: Dtype = "auto",
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Describe pictures, or answer a question about them.
+
+    Example:
+        mmspec caption picture.png --compare
+        mmspec caption a.jpg b.jpg --prompt "What colour is the car?" --model llava-hf/llava-1.5-7b-hf
+    """
+    from dataclasses import replace
+
+    from mmspec.cli.choice import parse_choice
+    from mmspec.cli.loading import choose_drafter, load_pipeline, reference_model, setup_options
+    from mmspec.evaluation.conversations import contender
+    from mmspec.evaluation.examples import own_examples, scene_examples
+
+    choice = parse_choice(accelerator) if accelerator is not None else None
+    source = model or reference_model()
+    drafter = choose_drafter(source, drafter)
+    if choice is None:
+        choice = parse_choice("copy" if drafter is None else "draft_model")
+    options = setup_options(choice, drafter)
+    if images:
+        examples = own_examples([prompt], images)
+    else:
+        examples = [replace(example, turns=(prompt,)) for example in scene_examples("caption", 1, seed)]
+        note(f"no picture named: {examples[0].identifier}, which mmspec scenes draws with its true caption")
+    pipe = load_pipeline(source, dtype=dtype, device=device)
+    plain = contender(pipe, "none")
+    accelerated = contender(pipe, choice.name, **options)
+
+    settings = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    records: list[dict[str, Any]] = []
+    with Interruptible() as block:
+        for example in examples:
+            if not as_json and len(examples) > 1:
+                typer.echo(f"{example.identifier}: ", nl=False)
+            output = _decode(accelerated, example, settings, streamed=stream and not as_json)
+            if not as_json:
+                typer.echo("" if stream else output.text[0])
+            expected = _decode(plain, example, settings) if compare else None
+            records.append(_record(example, output, expected))
+            if not as_json:
+                note(_remark(output, expected))
+    if as_json:
+        print_json(records)
+    block.finish(0 if all(record.get("identical", True) for record in records) else 1)
+
+
+def _decode(
+    contender: Contender, example: Example, settings: dict[str, Any], *, streamed: bool = False
+) -> TextOutput:
+    """One example, its text streamed to stdout if asked."""
+    pipe = contender.enter()
+    streamer = _streamer(pipe.tokenizer) if streamed else None
+    output: TextOutput = pipe(example.turns[0], images=list(example.images), streamer=streamer, **settings)
+    return output
+
+
+def _streamer(tokenizer: Any) -> Any:
+    """A transformers streamer that writes text to stdout as soon as it is whole."""
+    from transformers.generation.streamers import BaseStreamer
+
+    from mmspec.pipelines.text_stream import TextDeltas
+
+    class Echo(BaseStreamer):
+        def __init__(self) -> None:
+            self.deltas: TextDeltas | None = None
+
+        def put(self, value: Any) -> None:
+            if self.deltas is None:
+                self.deltas = TextDeltas(tokenizer)  # the first call brings the prompt
+                return
+            self._write(self.deltas.add(value.tolist()))
+
+        def end(self) -> None:
+            if self.deltas is not None:
+                self._write(self.deltas.finish())
+
+        def _write(self, delta: str) -> None:
+            sys.stdout.write(delta)
+            sys.stdout.flush()
+
+    return Echo()
+
+
+def _record(example: Example, output: TextOutput, expected: TextOutput | None) -> dict[str, Any]:
+    stats = output.stats
+    record: dict[str, Any] = {
+        "image": example.identifier,
+        "prompt": example.turns[0],
+        "text": output.text[0],
+        "finish_reason": output.finish_reasons[0],
+        "accelerator": stats.accelerator,
+        "exactness": stats.exactness,
+        "new_tokens": stats.new_tokens[0],
+        "target_forwards": stats.target_forwards,
+        "acceptance_length": stats.acceptance_length,
+        "acceptance_rate": stats.acceptance_rate,
+        "seconds": stats.seconds,
+        "tokens_per_second": stats.tokens_per_second,
+    }
+    if expected is not None:
+        record["identical"] = output.tokens == expected.tokens
+        record["plain"] = {
+            "target_forwards": expected.stats.target_forwards,
+            "seconds": expected.stats.seconds,
+        }
+    return record
+
+
+def _remark(output: TextOutput, expected: TextOutput | None) -> str:
+    if expected is None:
+        return str(output.stats)
+    same = "the same tokens as" if output.tokens == expected.tokens else "NOT the tokens of"
+    return (
+        f"{output.stats}; {same} plain decoding, which took {expected.stats.target_forwards} target forwards "
+        f"and {expected.stats.seconds / max(output.stats.seconds, 1e-9):.2f} times as long"
+    )

@@ -1,0 +1,71 @@
+"""How an accelerator is written on the command line: `copy`, or `draft_model:num_draft_tokens=3`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from mmspec.errors import InputError
+
+__all__ = ["AcceleratorChoice", "parse_choice", "parse_choices"]
+
+
+@dataclass(frozen=True)
+class AcceleratorChoice:
+    """An accelerator with its options.
+
+    Attributes:
+        label: as the user wrote it.
+        name: of the preset; known to exist.
+        options: of its drafter and rule.
+    """
+
+    label: str
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def needs_draft_model(self) -> bool:
+        """Whether it needs `drafter=`."""
+        from mmspec.accelerators import find_preset
+
+        return find_preset(self.name).needs_draft_model
+
+
+def parse_choice(text: str) -> AcceleratorChoice:
+    """Read `name[:option=value]...`; values are numbers, true, false, null, or else strings.
+
+    Raises:
+        InputError: no such accelerator (the message holds the nearest), or an option without a value.
+    """
+    from mmspec.accelerators import find_preset
+
+    name, *parts = (part.strip() for part in text.strip().split(":"))
+    find_preset(name)
+    options = {}
+    for part in parts:
+        option, equals, value = part.partition("=")
+        if not option or not equals:
+            raise InputError("accelerator", text, "options as name=value, separated by colons")
+        options[option.strip().replace("-", "_")] = _value(value.strip())
+    return AcceleratorChoice(text.strip(), name, options)
+
+
+def parse_choices(text: str) -> list[AcceleratorChoice]:
+    """Read a list separated by commas; repeated entries count once.
+
+    Raises:
+        InputError: as `parse_choice`, or the list is empty.
+    """
+    written = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not written:
+        raise InputError("accelerators", text, "names separated by commas, such as none,copy")
+    return [parse_choice(part) for part in written]
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,80 @@
+"""How the commands speak: results on stdout, the rest on stderr, and what Ctrl-C leaves behind."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.progress import Progress
+
+__all__ = ["Interruptible", "note", "print_json", "progress", "show"]
+
+WIDTH_OF_FILES = 160  # rich assumes 80 columns where there is no terminal, and would cut tables
+
+
+class Interruptible:
+    """A block that Ctrl-C ends early; what was collected is printed, then `finish` exits with 130."""
+
+    interrupted = False
+
+    def __enter__(self) -> Interruptible:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self.interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        if self.interrupted:
+            note("interrupted: these are the results so far")
+        return self.interrupted
+
+    def finish(self, code: int = 0) -> None:
+        """Exit with 130 after an interruption, else with `code`."""
+        if self.interrupted or code:
+            raise typer.Exit(130 if self.interrupted else code)
+
+
+def print_json(value: Any) -> None:
+    """Write a value to stdout as JSON."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def show(report: RenderableType) -> None:
+    """Write a table or text to stdout."""
+    _console(stderr=False).print(report)
+
+
+def note(text: str) -> None:
+    """Write one line to stderr, dim on a terminal."""
+    from rich.text import Text
+
+    _console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)
+
+
+def progress(*, quiet: bool = False) -> Progress:
+    """A progress bar on stderr that goes away when it is done; nothing where stderr is no terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    console = _console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+
+
+def _console(stderr: bool) -> Console:
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(
+        stderr=stderr, width=None if stream.isatty() else WIDTH_OF_FILES, highlight=False, markup=False
+    )

@@ -1,0 +1,154 @@
+"""From what the command line says to a loaded pipeline, and to the examples to decode."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from mmspec.cli.choice import AcceleratorChoice
+from mmspec.cli.console import note
+from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from mmspec.evaluation.examples import Example
+    from mmspec.pipelines import VisionLanguagePipeline
+
+__all__ = [
+    "choose_drafter",
+    "choose_examples",
+    "load_pipeline",
+    "reference_model",
+    "setup_options",
+    "takes_pictures",
+]
+
+REFERENCE, REFERENCE_DRAFT = "scenes-llava", "scenes-llava-small"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def reference_model() -> str:
+    """The folder of the reference model.
+
+    Raises:
+        InputError: it is not there; the message says what to do.
+    """
+    from mmspec.evaluation.doctor import find_assets, reference_models
+
+    folder = reference_models().get(REFERENCE)
+    if folder is None:
+        assets = find_assets()
+        where = (
+            "there is no assets/ folder beside the package" if assets is None else f"it is not in {assets}"
+        )
+        raise InputError(
+            "model",
+            None,
+            f"name a checkpoint folder or hub id: the reference model {REFERENCE} comes with a clone of the "
+            f"repository (pip install -e .), and {where}",
+        )
+    return str(folder)
+
+
+def choose_drafter(model: str, drafter: str | None) -> str | None:
+    """The draft model: the one that was named, or for the reference model its own."""
+    from mmspec.evaluation.doctor import reference_models
+
+    models = reference_models()
+    if drafter is not None or REFERENCE not in models or Path(model).resolve() != models[REFERENCE].resolve():
+        return drafter
+    draft = models.get(REFERENCE_DRAFT)
+    return None if draft is None else str(draft)
+
+
+def setup_options(choice: AcceleratorChoice, drafter: str | None) -> dict[str, Any]:
+    """The keywords of `set_accelerator` for a choice.
+
+    Raises:
+        InputError: it needs a draft model and there is none.
+    """
+    if not choice.needs_draft_model:
+        return choice.options
+    if drafter is None:
+        raise InputError(
+            "--drafter", drafter, f"the folder or hub id of a draft model, which {choice.name!r} needs"
+        )
+    return {**choice.options, "drafter": drafter}
+
+
+def load_pipeline(model: str, *, dtype: str = "auto", device: str | None = None) -> VisionLanguagePipeline:
+    """Load a checkpoint with plain decoding; accelerators are set up on it afterwards."""
+    if dtype not in DTYPES:
+        raise InputError("--dtype", dtype, did_you_mean(dtype, DTYPES))
+    note(f"loading {model}")
+    import torch
+    from transformers.utils import logging
+
+    from mmspec.pipelines import MMSpecPipeline
+
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    if device is None and torch.cuda.is_available():
+        device = "cuda"
+    if device is not None and device != "auto":
+        _check_device(device)
+    chosen: torch.dtype | str = "auto" if dtype == "auto" else getattr(torch, dtype)
+    if dtype == "auto" and device in (None, "cpu") and _is_reference(model):
+        chosen = torch.float32  # stored in half precision, in which most CPUs are slow
+    pipe = MMSpecPipeline.from_pretrained(model, accelerator="none", dtype=chosen, device_map=device)
+    return cast("VisionLanguagePipeline", pipe)
+
+
+def choose_examples(
+    prompts: Sequence[str] | None,
+    images: Sequence[str] | None,
+    jsonl: str | None,
+    *,
+    task: str,
+    samples: int,
+    seed: int,
+    takes_pictures: bool = True,
+) -> list[Example]:
+    """The user's own prompts, pictures or file; without any, scenes.
+
+    Raises:
+        InputError: both a file and prompts, or something that cannot be used.
+    """
+    from dataclasses import replace
+
+    from mmspec.evaluation.examples import own_examples, read_examples, scene_examples
+
+    if jsonl is not None:
+        if prompts or images:
+            raise InputError("--jsonl", jsonl, "either a file, or --prompt and --image")
+        return read_examples(jsonl, samples)
+    if prompts or images:
+        return own_examples(prompts or (), images or ())
+    examples = scene_examples(task, samples, seed)
+    return examples if takes_pictures else [replace(example, images=()) for example in examples]
+
+
+def takes_pictures(pipe: VisionLanguagePipeline) -> bool:
+    """Whether the model is a vision-language model."""
+    return getattr(pipe.processor, "image_processor", None) is not None
+
+
+def _is_reference(model: str) -> bool:
+    from mmspec.evaluation.doctor import reference_models
+
+    return Path(model).resolve() in {folder.resolve() for folder in reference_models().values()}
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            "--device", device, f"a device that works here; see mmspec doctor ({reason})"
+        ) from error

@@ -1,0 +1,181 @@
+"""What was timed, summed up: one record for each accelerator.
+
+Ratios are to plain decoding in the same process, dtype and batch size; a row that loses is reported like any
+other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from mmspec.decoding.stats import DecodingStats
+from mmspec.errors import InputError
+from mmspec.evaluation.speed import BASELINE, Run
+
+__all__ = ["BenchRecord", "merge_stats", "summarise"]
+
+
+@dataclass(frozen=True)
+class BenchRecord:
+    """One accelerator on all batches: sums over batches, medians over repeats.
+
+    Attributes:
+        accelerator: as the caller named it, options included.
+        exactness: "exact", "tv<=x" or "lossy".
+        identical: share of outputs that equal those of plain decoding, token for token.
+        samples: conversations in one repeat.
+        new_tokens, target_forwards: of one repeat (the first).
+        acceptance_length: tokens per scoring forward, bonus token included; plain decoding has 1.
+        acceptance_rate: accepted draft tokens / draft tokens.
+        acceptance_by_position: share of rounds that accepted at least 1, 2, ... draft tokens.
+        seconds: median over repeats of the wall-clock for all batches; then its extremes.
+        speedup: median seconds of plain decoding / median seconds; then the extremes of the ratio within a
+            repeat.
+        tokens_per_second: new_tokens / seconds.
+        time_to_first_token: median over calls of the seconds that reading the prompt took the target.
+        draft_share: part of the seconds that the drafter took (as the host sees it).
+        peak_memory_bytes: the most held during any of its runs; `memory_kind` says what that measures.
+        category: the group of examples this is about; empty for all of them.
+        settings: of the whole run: model, device, dtype, versions, batch size and so on.
+    """
+
+    accelerator: str
+    exactness: str
+    identical: float
+    samples: int
+    repeats: int
+    new_tokens: int
+    target_forwards: int
+    acceptance_length: float
+    acceptance_rate: float
+    acceptance_by_position: list[float]
+    seconds: float
+    seconds_min: float
+    seconds_max: float
+    speedup: float
+    speedup_min: float
+    speedup_max: float
+    tokens_per_second: float
+    time_to_first_token: float
+    draft_share: float
+    peak_memory_bytes: int
+    memory_kind: str
+    category: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """A flat mapping for JSON: the settings stand beside the figures."""
+        figures = asdict(self)
+        return {**figures.pop("settings"), **figures}
+
+
+def summarise(
+    runs: Sequence[Run],
+    names: Sequence[str],
+    *,
+    category: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> list[BenchRecord]:
+    """One record for each accelerator, in the order of `names`.
+
+    Args:
+        runs: what `measure` gave; of an interrupted measurement only repeats that every accelerator finished
+            are used, or else what all of them finished of the first repeat.
+        names: the accelerators, "none" among them.
+        category: only batches of this category.
+        settings: copied into every record.
+
+    Raises:
+        InputError: not one batch was finished by all accelerators.
+    """
+    cells = _complete_cells([run for run in runs if category in (None, run.category)], names)
+    if not cells:
+        raise InputError("runs", len(runs), "at least one batch that every accelerator finished")
+    table = {
+        name: [
+            [run for run in runs if run.accelerator == name and (run.repeat, run.batch) in cell]
+            for cell in cells
+        ]
+        for name in names
+    }
+    plain = table[BASELINE]
+    return [_record(name, table[name], plain, category or "", dict(settings or {})) for name in names]
+
+
+def _complete_cells(runs: Sequence[Run], names: Sequence[str]) -> list[set[tuple[int, int]]]:
+    """One set of (repeat, batch) per usable repeat; every set holds the same batches."""
+    finished: dict[tuple[int, int], set[str]] = {}
+    for run in runs:
+        finished.setdefault((run.repeat, run.batch), set()).add(run.accelerator)
+    whole = {cell for cell, done in finished.items() if done >= set(names)}
+    first = {batch for repeat, batch in whole if repeat == 0}
+    repeats = sorted({repeat for repeat, _ in whole})
+    by_repeat = [{(repeat, batch) for batch in first} for repeat in repeats]
+    return [cell for cell in by_repeat if cell and cell <= whole]
+
+
+def _record(
+    name: str, repeats: list[list[Run]], plain: list[list[Run]], category: str, settings: dict[str, Any]
+) -> BenchRecord:
+    seconds = [sum(run.seconds for run in cell) for cell in repeats]
+    plain_seconds = [sum(run.seconds for run in cell) for cell in plain]
+    ratios = [theirs / ours for theirs, ours in zip(plain_seconds, seconds, strict=True)]
+    every = [run for cell in repeats for run in cell]
+    once = merge_stats([stats for run in repeats[0] for stats in run.decoded.stats])
+    expected = {(run.repeat, run.batch): run.decoded.tokens for cell in plain for run in cell}
+    same = [
+        ours == theirs
+        for run in every
+        for ours, theirs in zip(run.decoded.tokens, expected[run.repeat, run.batch], strict=True)
+    ]
+    calls = [stats for run in every for stats in run.decoded.stats]
+    rounds = sum(once.accepted_histogram.values())
+    deepest = max(once.accepted_histogram, default=0)
+    reached = [
+        sum(count for accepted, count in once.accepted_histogram.items() if accepted >= depth)
+        for depth in range(1, deepest + 1)
+    ]
+    new_tokens, middle = sum(once.new_tokens), median(seconds)
+    return BenchRecord(
+        accelerator=name,
+        exactness=once.exactness,
+        identical=sum(same) / len(same),
+        samples=sum(len(run.decoded.tokens) for run in repeats[0]),
+        repeats=len(repeats),
+        new_tokens=new_tokens,
+        target_forwards=once.target_forwards,
+        acceptance_length=once.acceptance_length,
+        acceptance_rate=once.acceptance_rate,
+        acceptance_by_position=[count / rounds for count in reached],
+        seconds=middle,
+        seconds_min=min(seconds),
+        seconds_max=max(seconds),
+        speedup=median(plain_seconds) / middle,
+        speedup_min=min(ratios),
+        speedup_max=max(ratios),
+        tokens_per_second=new_tokens / middle,
+        time_to_first_token=median(stats.prefill_seconds for stats in calls),
+        draft_share=sum(stats.draft_seconds for stats in calls) / sum(seconds),
+        peak_memory_bytes=max(run.peak_bytes for run in every),
+        memory_kind=every[0].memory_kind,
+        category=category,
+        settings=settings,
+    )
+
+
+def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
+    """The stats of several calls as if they were one: rows in a row, counts and times added."""
+    merged = DecodingStats()
+    for part in parts:
+        merged.accelerator, merged.exactness = part.accelerator, part.exactness
+        for name in ("new_tokens", "rounds", "drafted", "accepted"):
+            setattr(merged, name, getattr(merged, name) + getattr(part, name))
+        for name in ("target_forwards", "draft_faults", "seconds", "prefill_seconds", "draft_seconds"):
+            setattr(merged, name, getattr(merged, name) + getattr(part, name))
+        for accepted, count in part.accepted_histogram.items():
+            merged.accepted_histogram[accepted] = merged.accepted_histogram.get(accepted, 0) + count
+        merged.cache_bytes = max(merged.cache_bytes, part.cache_bytes)
+    return merged

@@ -1,0 +1,164 @@
+"""What a model is asked when it is checked or timed: scenes, the user's own pictures, or a JSON-lines file.
+
+Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
+from mmspec.scenes import (
+    CAPTION_PROMPTS,
+    DESCRIPTION_PROMPTS,
+    HELD_OUT_SEEDS,
+    questions,
+    render,
+    render_clip,
+    sample_clip,
+    sample_scene,
+)
+
+__all__ = ["TASKS", "Example", "own_examples", "read_examples", "scene_examples"]
+
+TASKS = ("caption", "describe", "question", "clip", "mixed")
+FIRST_SEED = 20_000  # held out, and apart from the scenes that `mmspec evaluate` scores
+FRAMES = 4
+
+
+@dataclass(frozen=True)
+class Example:
+    """One conversation to hold: its user turns, and the pictures and videos that come with the first one.
+
+    Attributes:
+        turns: what the user says, one string per turn; the model's answers come in between.
+        images, videos: whatever a pipeline takes.
+        category: a group of examples that the report shows a line of.
+        identifier: of the example, for messages.
+    """
+
+    turns: tuple[str, ...]
+    images: tuple[Any, ...] = ()
+    videos: tuple[Any, ...] = ()
+    category: str = ""
+    identifier: str = ""
+
+
+def scene_examples(task: str, count: int, seed: int = 0) -> list[Example]:
+    """Held-out scenes with prompts, for the reference models; equal arguments give equal examples.
+
+    Args:
+        task: "caption" (one sentence), "describe" (over 100 tokens), "question" (a word or two), "clip"
+            (four frames as four pictures) or "mixed" (the first three in turn).
+        count: how many.
+        seed: other seeds give other scenes.
+
+    Raises:
+        InputError: no such task, or no such number of examples.
+    """
+    if task not in TASKS:
+        raise InputError("task", task, did_you_mean(task, TASKS))
+    largest = (HELD_OUT_SEEDS.stop - FIRST_SEED) // 2
+    if not 1 <= count <= largest or not 0 <= seed <= largest:
+        raise InputError("samples", (count, seed), f"1 to {largest} samples, and a seed from 0 to {largest}")
+    kinds = ("caption", "describe", "question") if task == "mixed" else (task,)
+    return [
+        _scene_example(kinds[index % len(kinds)], FIRST_SEED + seed + index, index) for index in range(count)
+    ]
+
+
+def _scene_example(task: str, seed: int, index: int) -> Example:
+    name = f"scene {seed}"
+    if task == "clip":
+        frames = tuple(Image.fromarray(frame) for frame in render_clip(sample_clip(seed, frames=FRAMES)))
+        return Example((DESCRIPTION_PROMPTS[0],), frames, category=task, identifier=name)
+    scene = sample_scene(seed)
+    if task == "question":
+        prompt = questions(scene, np.random.default_rng([seed, 0xBE]), 1)[0].text
+    else:
+        prompts = CAPTION_PROMPTS if task == "caption" else DESCRIPTION_PROMPTS
+        prompt = prompts[index % len(prompts)]
+    return Example((prompt,), (Image.fromarray(render(scene)),), category=task, identifier=name)
+
+
+def own_examples(prompts: Sequence[str], images: Sequence[str]) -> list[Example]:
+    """The user's prompts and pictures: one each, or as many of one as of the other, or one of one for all.
+
+    Raises:
+        InputError: their numbers do not fit.
+    """
+    asked = list(prompts) or [CAPTION_PROMPTS[0]]
+    if not images:
+        return [Example((prompt,), identifier=prompt) for prompt in asked]
+    shown = list(images)
+    if len(asked) == 1:
+        asked *= len(shown)
+    elif len(shown) == 1:
+        shown *= len(asked)
+    if len(asked) != len(shown):
+        raise InputError(
+            "prompt", f"{len(asked)} prompts for {len(shown)} images", "one for all, or one for each image"
+        )
+    return [
+        Example((prompt,), (image,), identifier=image) for prompt, image in zip(asked, shown, strict=True)
+    ]
+
+
+def read_examples(path: str | Path, count: int | None = None) -> list[Example]:
+    """Read a JSON-lines file of the MMSpec benchmark (2603.14989), or of anyone's.
+
+    A line is an object with `turns` (a list of strings; or `prompt`, one string), and optionally `image` (a
+    path, an address, or a list of them; paths are relative to the file), `category` or `topic`, and `id`.
+
+    Args:
+        path: the file.
+        count: the most examples to take; None takes all.
+
+    Raises:
+        InputError: no such file, or a line that cannot be used; the message has its number.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("jsonl", str(path), f"a readable UTF-8 file ({type(error).__name__})") from error
+    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    examples = [_read_line(line, f"{path.name}:{number}", path.parent) for number, line in numbered[:count]]
+    if not examples:
+        raise InputError("jsonl", str(path), "a file with at least one line")
+    return examples
+
+
+def _read_line(line: str, where: str, folder: Path) -> Example:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(where, line, "one JSON object a line") from error
+    if not isinstance(entry, dict):
+        raise InputError(where, entry, "an object with the key 'turns'")
+    turns = entry.get("turns", entry.get("prompt"))
+    turns = [turns] if isinstance(turns, str) else turns
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
+        raise InputError(f"{where}: turns", turns, "a list of at least one string")
+    images = entry.get("image", entry.get("images"))
+    images = [] if images is None else [images] if isinstance(images, str) else images
+    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+        raise InputError(f"{where}: image", images, "a path or an address, or a list of them")
+    return Example(
+        turns=tuple(turns),
+        images=tuple(_located(image, folder) for image in images),
+        category=str(entry.get("category") or entry.get("topic") or ""),
+        identifier=str(entry.get("id", where)),
+    )
+
+
+def _located(image: str, folder: Path) -> str:
+    return image if image.startswith(("http://", "https://", "data:")) else str(folder / image)
