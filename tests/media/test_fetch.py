@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from tests.media.files import encoded
 from tests.media.network import Handler, OutsideWorldError, answer, only_local_connections, server
 
 SHORT = MediaLimits(fetch_timeout_s=0.5, connect_timeout_s=0.5, max_fetch_bytes=100_000)
+# Where time is not what is tested: machines that test are busy.
+PATIENT = MediaLimits(max_fetch_bytes=100_000)
 PUBLIC = "93.184.216.34"
 
 
@@ -168,7 +171,7 @@ def test_a_picture_is_fetched_with_the_right_request() -> None:
 @pytest.mark.parametrize("handler", [answer(b"x" * 100_000), answer(b"", status="200 OK")])
 def test_bodies_up_to_the_limit_are_read(handler: Handler) -> None:
     with server(handler) as port:
-        assert len(fetch(f"http://127.0.0.1:{port}", limits=SHORT)) in (100_000, 0)
+        assert len(fetch(f"http://127.0.0.1:{port}", limits=PATIENT)) in (100_000, 0)
 
 
 def endless(connection: socket.socket) -> None:
@@ -220,8 +223,8 @@ def test_misbehaving_servers_are_left_in_time(name: str, connections: list[objec
     with server(handler) as port:
         start = time.monotonic()
         with pytest.raises(MediaError) as caught:
-            fetch(f"http://127.0.0.1:{port}/a.png", limits=SHORT)
-        assert time.monotonic() - start < 2
+            fetch(f"http://127.0.0.1:{port}/a.png", limits=SHORT if "seconds" in expected else PATIENT)
+        assert time.monotonic() - start < 10
     assert expected in str(caught.value)
     assert len(connections) == 1  # nothing was followed
 
@@ -256,11 +259,11 @@ def test_tls_checks_the_name_and_the_signature(
     with server(handler, tls=context) as port:
         url = f"https://{host}:{port}/"
         if case == "trusted":
-            assert fetch(url, limits=SHORT) == b"hello"
+            assert fetch(url, limits=PATIENT) == b"hello"
             return
         expected = "at most 0.5 seconds" if case == "slow" else "SSLCertVerificationError"
         with pytest.raises(MediaError, match=expected):
-            fetch(url, limits=SHORT)
+            fetch(url, limits=replace(PATIENT, fetch_timeout_s=0.5) if case == "slow" else PATIENT)
 
 
 @pytest.mark.usefixtures("local_is_public")

@@ -199,10 +199,10 @@ def test_a_child_that_misbehaves_is_ended(name: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(subprocess, "Popen", remember)
     start = time.monotonic()
-    expected = "at most 0.5 seconds" if "hangs" in name else "cannot be decoded"
+    expected, seconds = ("at most 0.5 seconds", 0.5) if "hangs" in name else ("cannot be decoded", 60)
     with pytest.raises(MediaError, match=expected):
-        load_video(CLIP * 100, limits=MediaLimits(decode_timeout_s=0.5))  # more than a pipe holds
-    assert time.monotonic() - start < 5
+        load_video(CLIP * 100, limits=MediaLimits(decode_timeout_s=seconds))  # more than a pipe holds
+    assert time.monotonic() - start < 30
     assert not is_running(started[0].pid)
 
 
