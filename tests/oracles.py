@@ -67,13 +67,16 @@ class OracleDrafter(SimpleDrafter):
         self.continuations = continuations
         self.depth, self.vocabulary, self.corruption, self.siblings = depth, vocabulary, corruption, siblings
         self.kind = kind
+        self.branches = siblings > 0
         self.max_nodes = 1 + depth * (siblings + 1)
 
     def session(self, requests: Sequence[Request], random: RandomStream) -> Proposal:
         futures = [self.continuations[tuple(request.prompt_tokens)] for request in requests]
 
         def propose(root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-            done = [len(row) - len(request.prompt_tokens) for row, request in zip(history, requests, strict=True)]
+            done = [
+                len(row) - len(request.prompt_tokens) for row, request in zip(history, requests, strict=True)
+            ]
             rows = [self.row(future, at) for future, at in zip(futures, done, strict=True)]
             tokens = torch.cat([root[:, None], torch.tensor(rows).view(len(rows), -1)], 1)
             return self.shape(tokens)
@@ -127,8 +130,11 @@ class RandomTreeDrafter(SimpleDrafter):
     """
 
     kind = DraftKind.COUPLED
+    branches = True
 
-    def __init__(self, nodes: int, vocabulary: int, hints: Continuations | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, nodes: int, vocabulary: int, hints: Continuations | None = None, seed: int = 0
+    ) -> None:
         self.max_nodes, self.vocabulary, self.hints, self.seed = nodes, vocabulary, hints, seed
 
     def session(self, requests: Sequence[Request], random: RandomStream) -> Proposal:
@@ -172,6 +178,7 @@ class SampledTreeDrafter(SimpleDrafter):
 
     def __init__(self, law: Tensor, widths: Sequence[int], kind: DraftKind) -> None:
         self.law, self.widths, self.kind = law, widths, kind
+        self.branches = max(widths) > 1
         self.parents = [0]
         level = [0]
         for width in widths:

@@ -1,8 +1,8 @@
 """The exact output law of a rejection rule at one place, read off the rule's own code.
 
-Every tuple of siblings is a row. A rule compares one uniform per sibling with a threshold; the threshold is found
-by bisection on that uniform, so the integral over the uniforms is exact, and what is drawn from in the end is caught
-before the draw. Nothing here repeats the formulas of the rules.
+Every tuple of siblings is a row. A rule compares one uniform per sibling with a threshold; the threshold is
+found by bisection on that uniform, so the integral over the uniforms is exact, and what is drawn from in the end
+is caught before the draw. Nothing here repeats the formulas of the rules.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Scores
 
 BISECTIONS = 48
+EXACT = 1e-12
 
 
 class Dial(RandomStream):
@@ -111,3 +112,41 @@ def exact_law(rule: AcceptanceRule, p: Tensor, q: Tensor, siblings: int, kind: D
     refused = torch.zeros(len(p), dtype=p.dtype).index_add_(0, case, survived)
     rejected = torch.where((survived > 0)[:, None], final, 0.0) * survived[:, None]
     return Law(output.index_add_(0, case, rejected), 1 - refused)
+
+
+def rows(*values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def edge_laws() -> tuple[Tensor, Tensor]:
+    """p and q of the edges in reliability.md section 3, one a row."""
+    general = [0.1, 0.2, 0.3, 0.4]
+    pairs = [
+        (general, general),  # q = p: the residual is 0 / 0
+        ([1.0, 0, 0, 0], [1.0, 0, 0, 0]),
+        (general, [0, 0, 1.0, 0]),  # q one-hot
+        (general, [1.0, 0, 0, 0]),  # q one-hot at token 0
+        ([0, 1.0, 0, 0], general),  # p one-hot
+        ([1.0, 0, 0, 0], general),  # p one-hot at token 0
+        ([0, 1.0, 0, 0], [1.0, 0, 0, 0]),  # both one-hot, apart
+        ([0.5, 0.5, 0, 0], [0, 0, 0.3, 0.7]),  # disjoint supports
+        ([0.6, 0.4, 0, 0], general),  # p after top-k
+        (general, [0, 0.5, 0.5, 0]),  # q after top-k
+        ([0, 0.7, 0.3, 0], [0, 0, 0.5, 0.5]),  # both, overlapping
+        ([1e-12, 1 - 1e-12, 0, 0], [1 - 1e-12, 1e-12, 0, 0]),
+    ]
+    return rows(*(p for p, _ in pairs)), rows(*(q for _, q in pairs))
+
+
+def check(law: Law, p: Tensor) -> None:
+    error = (law.output - p).abs().amax(-1)
+    assert not law.output.isnan().any()
+    assert error.max() < EXACT, (
+        f"case {int(error.argmax())}: {law.output[error.argmax()]} is not {p[error.argmax()]}"
+    )
+
+
+def check_edges() -> None:
+    """The edges under three siblings without replacement, where some laws have fewer tokens than that."""
+    p, q = edge_laws()
+    check(exact_law(rejection.RecursiveRejection(), p, q, 3, DraftKind.WITHOUT_REPLACEMENT), p)

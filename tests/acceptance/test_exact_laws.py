@@ -1,4 +1,4 @@
-"""L0: in closed form, every rejection rule gives back the target's law, and accepts as often as theory says."""
+"""L0: in closed form, every rejection rule gives the target's law, and accepts as often as theory says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from mmspec.acceptance.rejection import KSequential, RecursiveRejection, SpeculativeSampling
 from mmspec.decoding.draft import DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
-from tests.acceptance.exact_law import Law, exact_law
+from tests.acceptance.exact_law import check, edge_laws, exact_law, rows
 from tests.contracts.toy import dirichlet
 
 IID, WITHOUT = DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
@@ -27,42 +27,11 @@ CASES = [
     (KSequential(), 3, IID),
 ]
 NAMES = [f"{type(rule).__name__}-{k}-{kind.value}" for rule, k, kind in CASES]
-EXACT = 1e-12
 
 
 def random_laws(count: int = 20, vocabulary: int = 5) -> tuple[Tensor, Tensor]:
     p, q = dirichlet(2, count, vocabulary, seed=5)
     return p, q
-
-
-def rows(*values: list[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def edge_laws() -> tuple[Tensor, Tensor]:
-    """p and q of the edges in reliability.md section 3, one a row."""
-    general = [0.1, 0.2, 0.3, 0.4]
-    pairs = [
-        (general, general),  # q = p: the residual is 0 / 0
-        ([1.0, 0, 0, 0], [1.0, 0, 0, 0]),
-        (general, [0, 0, 1.0, 0]),  # q one-hot
-        (general, [1.0, 0, 0, 0]),  # q one-hot at token 0
-        ([0, 1.0, 0, 0], general),  # p one-hot
-        ([1.0, 0, 0, 0], general),  # p one-hot at token 0
-        ([0, 1.0, 0, 0], [1.0, 0, 0, 0]),  # both one-hot, apart
-        ([0.5, 0.5, 0, 0], [0, 0, 0.3, 0.7]),  # disjoint supports
-        ([0.6, 0.4, 0, 0], general),  # p after top-k
-        (general, [0, 0.5, 0.5, 0]),  # q after top-k
-        ([0, 0.7, 0.3, 0], [0, 0, 0.5, 0.5]),  # both, overlapping
-        ([1e-12, 1 - 1e-12, 0, 0], [1 - 1e-12, 1e-12, 0, 0]),
-    ]
-    return rows(*(p for p, _ in pairs)), rows(*(q for _, q in pairs))
-
-
-def check(law: Law, p: Tensor, tolerance: float = EXACT) -> None:
-    error = (law.output - p).abs().amax(-1)
-    assert not law.output.isnan().any()
-    assert error.max() < tolerance, f"case {int(error.argmax())}: {law.output[error.argmax()]} is not {p[error.argmax()]}"
 
 
 @pytest.mark.parametrize(("rule", "siblings", "kind"), CASES, ids=NAMES)
@@ -72,8 +41,10 @@ def test_the_output_law_is_the_targets(rule: AcceptanceRule, siblings: int, kind
 
 
 @pytest.mark.parametrize(("rule", "siblings", "kind"), CASES, ids=NAMES)
-def test_the_output_law_is_the_targets_at_every_edge(rule: AcceptanceRule, siblings: int, kind: DraftKind) -> None:
-    """Without replacement some of these leave fewer tokens than siblings: what stands there is no candidate."""
+def test_the_output_law_is_the_targets_at_every_edge(
+    rule: AcceptanceRule, siblings: int, kind: DraftKind
+) -> None:
+    """Without replacement some leave fewer tokens than siblings: what stands there is no candidate."""
     p, q = edge_laws()
     check(exact_law(rule, p, q, siblings, kind), p)
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Target
+from mmspec.decoding.cache import RaggedCache
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import Emission, Sequences, Stopping
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafters.none import NoDrafter
+from mmspec.targets.causal import CausalState, CausalTarget
 
 Prompt = Sequence[int]
 
@@ -42,8 +46,9 @@ def decode(
     end: Iterable[int] = (),
     criteria: Sequence[StoppingCriteria] = (),
     negatives: Sequence[Prompt] | None = None,
+    watch: Callable[[Sequences], None] = lambda sequences: None,
 ) -> Run:
-    """Run the loop to its end. The defaults are plain greedy decoding."""
+    """Run the loop to its end, calling `watch` after every round. The defaults are plain greedy decoding."""
     inputs = {tuple(prompt): {"input_ids": torch.tensor([list(prompt)])} for prompt in prompts}
     requests = [Request(inputs[tuple(prompt)]) for prompt in prompts]
     if negatives is not None:
@@ -56,21 +61,26 @@ def decode(
     stats = DecodingStats()
     sequences = Sequences([list(prompt) for prompt in prompts], stopping, stats, target.device)
     random = RandomStream.from_seed(seed, len(prompts))
-    loop = speculate(
-        target, drafter or NoDrafter(), rule or SampleAndMatch(), sampler or Sampler(), requests, sequences, random
-    )
-    emissions = list(loop)
+    roles = target, drafter or NoDrafter(), rule or SampleAndMatch(), sampler or Sampler()
+    emissions = []
+    for emission in speculate(*roles, requests, sequences, random):
+        emissions.append(emission)
+        watch(sequences)
     return Run(sequences.outputs(), stats, sequences, emissions)
 
 
-def random_prompts(count: int, vocabulary: int = 64, shortest: int = 2, longest: int = 12, seed: int = 0) -> list[Prompt]:
+def random_prompts(
+    count: int, vocabulary: int = 64, shortest: int = 2, longest: int = 12, seed: int = 0
+) -> list[Prompt]:
     """Prompts of different lengths."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(shortest, longest + 1, (count,), generator=generator).tolist()
     return [torch.randint(vocabulary, (length,), generator=generator).tolist() for length in lengths]
 
 
-def generate(model: PreTrainedModel, prompt: Prompt, max_new_tokens: int = 64, **settings: object) -> list[int]:
+def generate(
+    model: PreTrainedModel, prompt: Prompt, max_new_tokens: int = 64, **settings: object
+) -> list[int]:
     """The new tokens of transformers' own greedy `generate`."""
     ids = torch.tensor([list(prompt)])
     settings = {"eos_token_id": None, "pad_token_id": 0, "do_sample": False} | settings
@@ -78,7 +88,48 @@ def generate(model: PreTrainedModel, prompt: Prompt, max_new_tokens: int = 64, *
     return out[0, ids.shape[1] :].tolist()
 
 
-def futures(target: Target, prompts: Sequence[Prompt], sampler: Sampler | None = None, **settings: object) -> dict[tuple[int, ...], list[int]]:
+def futures(
+    target: Target, prompts: Sequence[Prompt], sampler: Sampler | None = None, **settings: object
+) -> dict[tuple[int, ...], list[int]]:
     """What plain decoding says after each prompt: the continuations of an oracle."""
     outputs = decode(target, prompts, sampler=sampler, **settings).outputs  # type: ignore[arg-type]
     return {tuple(prompt): output for prompt, output in zip(prompts, outputs, strict=True)}
+
+
+class Recorder(CausalTarget):
+    """A causal target that shows its state and counts the nodes of its forwards."""
+
+    state: CausalState
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        self.nodes: list[int] = []
+
+    def prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> tuple[CausalState, TargetOutput]:
+        self.state, output = super().prefill(prompts, capacity, taps)
+        return self.state, output
+
+    def score(self, state: CausalState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
+        self.nodes.append(draft.tokens.shape[1])
+        return super().score(state, draft, taps)
+
+
+class FanOutTarget(CausalTarget):
+    """A causal target that reads equal prompts once, so that thousands of rows start in a moment."""
+
+    def prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> tuple[CausalState, TargetOutput]:
+        assert all(prompt["input_ids"] is prompts[0]["input_ids"] for prompt in prompts)
+        rows = len(prompts)
+        one, output = super().prefill(prompts[:1], capacity, taps)
+        many = RaggedCache(self.config, rows, capacity, self.device)
+        for source, layer in zip(one.cache.layers, many.layers, strict=True):
+            layer.keys, layer.values = (t.repeat(rows, 1, 1, 1) for t in (source.keys, source.values))
+            layer.is_initialized = True
+        many.lengths += one.cache.lengths
+        many.longest = one.cache.longest
+        state = CausalState(many, one.offset.repeat(rows), one.prompt_lengths * rows)
+        return state, TargetOutput(output.logits.expand(rows, -1, -1))

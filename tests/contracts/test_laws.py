@@ -1,7 +1,7 @@
 """L0 by sampling: the pair law of every exact rule, through the loop, with a table as the target.
 
-Rows of one batch have keys of their own, so 20,000 rows are 20,000 independent samples. `laws.py` computes the alarm
-threshold.
+Rows of one batch have keys of their own, so 20,000 rows are 20,000 independent samples. `laws.py` computes the
+alarm threshold.
 """
 
 from __future__ import annotations
@@ -76,7 +76,11 @@ def test_one_hot_draft_laws_and_token_zero_are_no_exception(name: str) -> None:
     assert isinstance(drafter, SampledTreeDrafter)
     zero = torch.nn.functional.one_hot(torch.tensor([0, 0, 3, 2, 0, 1]), 6).double()
     check_law(
-        toy_target(), SampledTreeDrafter(zero, drafter.widths, drafter.kind), rule, Sampler(1.0), seeds=SEEDS[:1]
+        toy_target(),
+        SampledTreeDrafter(zero, drafter.widths, drafter.kind),
+        rule,
+        Sampler(1.0),
+        seeds=SEEDS[:1],
     )
 
 
@@ -97,7 +101,9 @@ def test_the_first_place_is_accepted_with_the_overlap_of_the_laws(seed: int) -> 
     """Mean accepted = sum of min(p, q) within four sigma, for every token that may stand before."""
     target, q, sampler = toy_target(), toy_law(), Sampler(temperature=1.0)
     drafter = SampledTreeDrafter(q, (1,), IID)
-    run = decode(target, [(1, 2)] * SAMPLES, drafter, SpeculativeSampling(), sampler, max_new_tokens=3, seed=seed)
+    run = decode(
+        target, [(1, 2)] * SAMPLES, drafter, SpeculativeSampling(), sampler, max_new_tokens=3, seed=seed
+    )
     first = torch.tensor(run.emissions[0].tokens)[:, 0]
     taken = torch.tensor(run.emissions[1].from_draft).double()
     p = reference_law(target.logits[0, 2][None], sampler)  # [V, V]: after 2 and the first token
@@ -106,7 +112,9 @@ def test_the_first_place_is_accepted_with_the_overlap_of_the_laws(seed: int) -> 
         here = taken[first == token]
         sigma = (overlap[token] * (1 - overlap[token]) / len(here)).sqrt()
         gap = (here.mean() - overlap[token]).abs()
-        assert gap <= 4 * sigma, f"after token {token}: {here.mean():.4f} is not {overlap[token]:.4f}, seed={seed}"
+        assert gap <= 4 * sigma, (
+            f"after token {token}: {here.mean():.4f} is not {overlap[token]:.4f}, seed={seed}"
+        )
 
 
 def test_the_test_itself_is_calibrated() -> None:

@@ -1,0 +1,229 @@
+"""A suite that cannot fail proves nothing: every bug planted here must be caught; the real code must pass.
+
+The list is that of reliability.md section 3, visual-ar-decoding.md section 18 item 8, text-speculation.md section
+2.3 and vlm-drafting.md, and every bug that the loop itself once had. A bug is a few characters of the real code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.acceptance.exact_law import check_edges
+from tests.contracts import checks, edge_checks
+from tests.contracts.mutation import PlantedBug
+
+REJECTION, SAMPLING = "mmspec.acceptance.rejection", "mmspec.decoding.sampling"
+CACHE, TARGET = "mmspec.decoding.cache:RaggedCache", "mmspec.targets.causal"
+SPECULATIVE, RECURSIVE = f"{REJECTION}:SpeculativeSampling.verify", f"{REJECTION}:RecursiveRejection.verify"
+DRAFTING = "mmspec.drafters.draft_model:DraftModelSession"
+ACCEPTED, RESIDUAL = "accept.long().cumprod(-1).sum(-1)", "residual(p_node, take(q, after))"
+
+
+def bug(check: Callable[[], None], where: str, *edits: tuple[str, str]) -> PlantedBug:
+    return PlantedBug(where, edits, check)
+
+
+BUGS = {
+    # reliability.md section 3
+    "residual is p": bug(checks.speculative_law, f"{REJECTION}:residual", ("(p - q).clamp_min(0.0)", "p")),
+    "residual is |p - q|": bug(
+        checks.speculative_law, f"{REJECTION}:residual", ("(p - q).clamp_min(0.0)", "(p - q).abs()")
+    ),
+    "bonus drawn from q": bug(
+        checks.speculative_law,
+        SPECULATIVE,
+        (
+            f"{RESIDUAL}, p_node)",
+            f"{RESIDUAL}, torch.where((node == draft.max_depth)[:, None], q[:, -1], p_node))",
+        ),
+    ),
+    "bonus from the position before": bug(
+        checks.speculative_law,
+        SPECULATIVE,
+        ("take(p, node)", "take(p, node - (node == draft.max_depth).long())"),
+    ),
+    "ratio is q / p": bug(checks.speculative_law, SPECULATIVE, ("(u * q_x <= p_x)", "(u * p_x <= q_x)")),
+    "draft by arg-max, q reported soft": bug(
+        checks.real_model_law,
+        f"{DRAFTING}._next",
+        ("draw(law, self.random, index, Purpose.DRAFT)", "law.argmax(-1)"),
+    ),
+    "draft at temperature 0.7, q reported at 1": bug(
+        checks.real_model_law, f"{DRAFTING}._next", ("draw(law, ", "draw(law ** (1 / 0.7), ")
+    ),
+    "one uniform for the whole round": bug(
+        checks.speculative_law, SPECULATIVE, ("emitted[:, None] + steps", "emitted[:, None] + 0 * steps")
+    ),
+    "accept uniform reused for the residual": bug(
+        checks.speculative_law, SPECULATIVE, ("Purpose.RESIDUAL", "Purpose.ACCEPT")
+    ),
+    "accepting beyond the first rejection": bug(
+        checks.speculative_law, SPECULATIVE, (ACCEPTED, "accept.long().sum(-1)")
+    ),
+    "cache keeps the rejected token": bug(
+        checks.cache_equals_a_fresh_prefill,
+        f"{TARGET}:CausalTarget.commit",
+        ("verdict.accepted + 1", "verdict.accepted + 2"),
+    ),
+    "lenience 1.2": bug(checks.speculative_law, SPECULATIVE, ("(u * q_x <= p_x)", "(u * q_x <= 1.2 * p_x)")),
+    "last accepted token treated as rejected": bug(
+        checks.speculative_law, SPECULATIVE, (ACCEPTED, f"{ACCEPTED}.clamp_max(draft.max_depth - 1)")
+    ),
+    # visual-ar-decoding.md section 18, item 8
+    "q of an older step": bug(
+        checks.real_model_law,
+        f"{DRAFTING}.propose",
+        ("laws.append(law)", "laws.append(laws[-1] if laws else law)"),
+    ),
+    "all rows advance by the least of the batch": bug(
+        checks.speculative_law, SPECULATIVE, (ACCEPTED, f"{ACCEPTED}.amin().expand_as(emitted)")
+    ),
+    "temperature applied twice": bug(
+        checks.speculative_law_at_low_temperature,
+        f"{SAMPLING}:Sampler.__call__",
+        ("logits / self.temperature", "logits / self.temperature**2"),
+    ),
+    # text-speculation.md section 2.3
+    "deterministic top-k judged with the ratio of q": bug(
+        checks.recursive_law_without_replacement,
+        "tests.oracles:SampledTreeDrafter.perturb",
+        ("law.log() + noise", "law.log()"),
+    ),
+    "a sampled token dropped for its own low q": bug(
+        checks.speculative_law,
+        "tests.oracles:SampledTreeDrafter.keep",
+        (
+            "return drawable",
+            "return (draft.q.gather(-1, draft.tokens[:, :, None])[..., 0] > 0.25) | (draft.depth == 0)",
+        ),
+    ),
+    "siblings tried with the same p": bug(
+        checks.recursive_law_of_iid_siblings,
+        RECURSIVE,
+        ("p = torch.where(rejected, residual(p, q), p)", "p = p"),
+        ("return chosen, p", "return chosen, residual(p, q)"),
+    ),
+    # vlm-drafting.md
+    "residual of the raw softmax at T = 0.6": bug(
+        checks.speculative_law_at_low_temperature,
+        SPECULATIVE,
+        (RESIDUAL, "residual(normalise(p_node**0.6, p_node), take(q, after))"),
+    ),
+    "noise drawn in sequence": bug(
+        checks.rows_are_independent,
+        "mmspec.decoding.random_stream:RandomStream.gumbel",
+        (
+            "philox_gumbel(self.keys, position,",
+            "philox_gumbel(self.keys[:1].expand_as(self.keys), "
+            "len(position) * position + torch.arange(len(position))[:, None],",
+        ),
+    ),
+    "position is the index in the array": bug(
+        checks.identity_on_trees,
+        f"{TARGET}:CausalTarget.score",
+        ("[:, None] + draft.depth,", "[:, None] + torch.arange(draft.tokens.shape[1]),"),
+    ),
+    "cache commit off by one": bug(
+        checks.cache_equals_a_fresh_prefill,
+        f"{TARGET}:CausalTarget.commit",
+        ("verdict.accepted + 1", "verdict.accepted"),
+    ),
+    "end token inside a block ignored": bug(
+        edge_checks.end_token_anywhere,
+        "mmspec.decoding.sequences:Sequences._extend",
+        (
+            "self._finish_reason(row, token)",
+            "self._finish_reason(row, token) if index == len(block) else None",
+        ),
+    ),
+    "processors see the committed prefix only": bug(
+        checks.processors_see_the_path, f"{SAMPLING}:process_paths", ("[*committed, *path]", "[*committed]")
+    ),
+    # further ways to be wrong
+    "stop criteria asked once a round": bug(
+        edge_checks.stops_inside_a_block,
+        "mmspec.decoding.sequences:Sequences._extend",
+        (
+            "self._finish_reason(row, token)",
+            "self._finish_reason(row, token) if index == len(block) else None",
+        ),
+    ),
+    "one token more than max_new_tokens": bug(
+        edge_checks.length_is_cut_inside_a_block,
+        "mmspec.decoding.sequences:Sequences._finish_reason",
+        (">= self.stopping.max_new_tokens", "> self.stopping.max_new_tokens"),
+    ),
+    "accepted path of a tree not gathered": bug(
+        checks.cache_equals_a_fresh_prefill,
+        f"{TARGET}:CausalTarget.commit",
+        ("None if draft.is_chain else verdict.path.repeat(copies, 1)", "None"),
+    ),
+    "siblings see each other": bug(
+        checks.tree_logits_are_path_logits,
+        f"{CACHE}.attention_mask",
+        (
+            "expand(rows, nodes, nodes), ancestors)",
+            "expand(rows, nodes, nodes), torch.ones_like(ancestors).tril())",
+        ),
+    ),
+    "window counted in columns": bug(
+        checks.sliding_identity_on_trees,
+        f"{CACHE}.attention_mask",
+        (".scatter(1, new[:, 0], self.lengths[:, None] + depth)", ""),
+    ),
+    "noise not keyed by output index": bug(
+        checks.gumbel_exactness, f"{SAMPLING}:Scores.choose", ("+ torch.arange(", "+ 2 * torch.arange(")
+    ),
+    "noise of a tree keyed by node": bug(
+        checks.gumbel_exactness,
+        f"{SAMPLING}:Scores.choose",
+        ("draft.depth[:, :, None]", "0 * draft.depth[:, :, None]"),
+    ),
+    "k-SEQ without rho": bug(
+        checks.k_sequential_law,
+        f"{REJECTION}:KSequential.verify",
+        ("self.solve(p, q, count)", "torch.ones_like(count)"),
+    ),
+    "drawn sibling not removed from q": bug(
+        checks.recursive_law_without_replacement, RECURSIVE, ("q.scatter(-1, x, 0.0)", "q")
+    ),
+    # bugs that the loop once had
+    "a sibling that q cannot draw is accepted": bug(check_edges, RECURSIVE, (" & (q_x > 0)", "")),
+    "a ragged tree taken for a chain": bug(
+        checks.ragged_ancestors_are_found,
+        "mmspec.decoding.draft:Draft.is_chain",
+        ("self.max_children <= 1 and ", ""),
+    ),
+    "a finished row writes beyond its place": bug(
+        edge_checks.finished_rows_leave_the_others_alone,
+        f"{TARGET}:CausalState.tighten",
+        ("self.cache.lengths.clamp_(max=self.cache.longest)", "pass"),
+    ),
+    "a finished row of the draft writes beyond its place": bug(
+        edge_checks.finished_rows_leave_the_others_alone,
+        f"{DRAFTING}.propose",
+        (".clamp_max(cache.longest)", ""),
+    ),
+    "the longest row is that of the prompts alone": bug(
+        edge_checks.guidance_with_a_longer_negative_prompt,
+        f"{TARGET}:CausalState.tighten",
+        ("max(prompt + count", "max(self.prompt_lengths[0] + count"),
+    ),
+    "faults of the draft ignored": bug(
+        edge_checks.faults_of_the_draft_are_dropped, f"{DRAFTING}.propose", ("sound & finite", "sound")
+    ),
+}
+CHECKS = {planted.check.__name__: planted.check for planted in BUGS.values()}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_real_code_passes(name: str) -> None:
+    CHECKS[name]()
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    with BUGS[name].planted(), pytest.raises((AssertionError, IndexError, RuntimeError)):
+        BUGS[name].check()
