@@ -9,6 +9,7 @@ import inspect
 from dataclasses import dataclass
 
 from mmspec.acceptance import ACCEPTANCE_RULES
+from mmspec.decoding.draft import DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters import DRAFTERS
@@ -35,7 +36,7 @@ class Preset:
 
     @property
     def exactness(self) -> str:
-        """ "exact" or "lossy", of the default rule."""
+        """What the default rule promises: "exact" or "lossy"."""
         return ACCEPTANCE_RULES[self.acceptance].exactness
 
 
@@ -64,12 +65,15 @@ class Accelerator:
 
     def __post_init__(self) -> None:
         if not is_sound(type(self.rule), self.drafter):
-            sound = sorted(rule for rule in ACCEPTANCE_RULES if is_sound(ACCEPTANCE_RULES[rule], self.drafter))
+            sound = sorted(
+                rule for rule in ACCEPTANCE_RULES if is_sound(ACCEPTANCE_RULES[rule], self.drafter)
+            )
+            shape = "trees" if self.drafter.branches else "chains"
             raise InputError(
                 "acceptance",
                 type(self.rule).__name__,
-                f"not sound for {self.drafter.kind.value} {'trees' if self.drafter.branches else 'chains'}, whose "
-                f"output it would bias; for {self.name} with these options use one of: {', '.join(sound)}",
+                f"it is not sound for {self.drafter.kind.value} {shape} and would bias the output; "
+                f"for {self.name} with these options use one of: {', '.join(sound)}",
             )
 
     @property
@@ -80,7 +84,9 @@ class Accelerator:
         """Raise InputError if the rule's promise does not hold for this way of sampling."""
         if self.rule.greedy_only and not sampler.greedy:
             raise InputError(
-                "temperature", sampler.temperature, "acceptance='greedy' holds at temperature 0 only; use sample_and_match"
+                "temperature",
+                sampler.temperature,
+                "acceptance='greedy' holds at temperature 0 only; use sample_and_match",
             )
 
 
@@ -127,6 +133,34 @@ def build_accelerator(name: str, *, acceptance: str | None = None, **options: ob
 
 def keywords(plugin: type) -> set[str]:
     """Names of the constructor's arguments."""
-    if plugin.__init__ is object.__init__:
-        return set()
-    return set(inspect.signature(plugin).parameters)
+    return {
+        name
+        for name, item in inspect.signature(plugin).parameters.items()
+        if item.kind is item.POSITIONAL_OR_KEYWORD
+    }
+
+
+def markdown_table() -> str:
+    """The README's table of accelerators."""
+    lines = [
+        "| accelerator | what drafts | exact / bound / lossy | needs | source |",
+        "|---|---|---|---|---|",
+    ]
+    for name, preset in ACCELERATORS.items():
+        needs = "a draft model" if preset.needs_draft_model else "nothing"
+        rule = ACCEPTANCE_RULES[preset.acceptance]
+        exactness = rule.exactness if rule.bound is None else f"{rule.exactness}: TV at most {rule.bound}"
+        source = (
+            preset.source
+            if preset.source == "-"
+            else f"[{preset.source}](https://arxiv.org/abs/{preset.source})"
+        )
+        lines.append(f"| `{name}` | {preset.summary} | {exactness} | {needs} | {source} |")
+    lines += ["", "| `acceptance=` | exact / bound / lossy | for drafts that are |", "|---|---|---|"]
+    for name in ACCEPTANCE_RULES:
+        rule = ACCEPTANCE_RULES[name]
+        exactness = rule.exactness + (" at temperature 0" if rule.greedy_only else "")
+        exactness += f": TV at most {rule.bound}" if rule.bound else ""
+        kinds = ", ".join(kind.value.replace("_", " ") for kind in DraftKind if kind in rule.sound_for)
+        lines.append(f"| `{name}` | {exactness} | {kinds} |")
+    return "\n".join(lines)

@@ -19,6 +19,7 @@ __all__ = [
 ]
 
 SHOWN_CHARACTERS = 80
+MAX_SHOWN_BITS = 256
 
 
 class MMSpecError(Exception):
@@ -67,6 +68,7 @@ class NumericalError(MMSpecError, ArithmeticError):
     def __init__(self, row: int, position: int, what: str) -> None:
         self.row = row
         self.position = position
+        self.output: object = None  # what the other rows gave, where a pipeline raises this
         super().__init__(f"row {row}, output token {position}: {what}")
 
 
@@ -88,6 +90,8 @@ def shorten(value: object, limit: int = SHOWN_CHARACTERS) -> str:
         if len(value) > limit:
             text += f" ({len(value)} {'characters' if isinstance(value, str) else 'bytes'})"
             return text[: limit // 2] + "..." + text[-limit // 2 + 3 :]
+    elif isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS:
+        return f"an integer of {value.bit_length()} bits"  # python refuses to print numbers that long
     else:
         text = repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -117,7 +117,9 @@ class MMSpecPipeline:
             options = {**options, "drafter": drafter}
         return VisionLanguagePipeline(model, processor, accelerator, **options)
 
-    def set_accelerator(self, name: str, *, drafter: str | Path | PreTrainedModel | None = None, **options: Any) -> Self:
+    def set_accelerator(
+        self, name: str, *, drafter: str | Path | PreTrainedModel | None = None, **options: Any
+    ) -> Self:
         """Swap the method on the loaded model.
 
         Args:
@@ -132,7 +134,9 @@ class MMSpecPipeline:
         preset = find_preset(name)
         if preset.needs_draft_model:
             if drafter is None:
-                raise InputError("drafter", drafter, f"the folder or id of a draft model, which {name!r} needs")
+                raise InputError(
+                    "drafter", drafter, f"the folder or id of a draft model, which {name!r} needs"
+                )
             options["model"] = self._load_draft_model(drafter)
         elif drafter is not None:
             raise InputError("drafter", drafter, f"nothing: accelerator {name!r} has no draft model")
@@ -149,7 +153,7 @@ class MMSpecPipeline:
         config = load_config(source)
         self.draft_processor = load_processor(source, config)
         check_same_tokenizer(tokenizer_of(self.processor), tokenizer_of(self.draft_processor), source)
-        model = load_model(source, config, dtype=self.dtype).to(self.device)
+        model = load_model(source, config, dtype=self.dtype, device_map={"": self.device})
         logger.info("draft model: %.1f MB of weights", bytes_of(model) / 1e6)
         return adapt(model)
 
@@ -191,7 +195,9 @@ class MMSpecPipeline:
             target.parent.mkdir(parents=True, exist_ok=True)
             unfinished = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
         except OSError as error:
-            raise CheckpointError("folder", str(target), f"a folder that can be written ({error.strerror})") from error
+            raise CheckpointError(
+                "folder", str(target), f"a folder that can be written ({error.strerror})"
+            ) from error
         try:
             self.model.save_pretrained(unfinished)
             self.processor.save_pretrained(unfinished)
@@ -212,7 +218,7 @@ class MMSpecPipeline:
         """Hold the pipeline for one call; a second one at the same time is an error, not a corruption."""
         if not self._lock.acquire(blocking=False):
             raise PipelineBusyError(
-                "this pipeline is generating already; finish or close that call, or use one pipeline per thread"
+                "this pipeline is generating already; finish or close that call, or use one per thread"
             )
         self._interrupted.clear()
         try:
@@ -228,4 +234,5 @@ def adapt(model: PreTrainedModel) -> CausalTarget:
 
 
 def tokenizer_of(processor: Any) -> Any:
+    """The tokenizer inside a processor, or the tokenizer itself."""
     return getattr(processor, "tokenizer", processor)

@@ -23,6 +23,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
 from mmspec.errors import CheckpointError, UnsupportedModelError
@@ -37,7 +38,7 @@ def load_config(source: str, **where: Any) -> PreTrainedConfig:
     """The config of a local folder or hub id.
 
     Raises:
-        CheckpointError: missing, not JSON, or with impossible sizes; or it needs remote code that was not allowed.
+        CheckpointError: missing, not JSON, of impossible sizes, or in need of code that was not allowed.
     """
     folder = Path(source)
     if folder.is_dir():
@@ -45,7 +46,8 @@ def load_config(source: str, **where: Any) -> PreTrainedConfig:
     elif source.startswith(("/", "./", "../", "~")) or folder.exists():
         raise CheckpointError("model", source, "a folder that holds a checkpoint, or a hub id")
     try:
-        return AutoConfig.from_pretrained(source, **where)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source, **where)
+        return config
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError("model", source, first_line(error)) from error
 
@@ -65,7 +67,9 @@ def check_folder(folder: Path, *, trust_remote_code: bool) -> None:
         raise CheckpointError(str(path), config, "a JSON object with the key 'model_type'")
     if "auto_map" in config and not trust_remote_code:
         raise CheckpointError(
-            str(path), config["auto_map"], "it runs code from the checkpoint: pass trust_remote_code=True if you trust it"
+            str(path),
+            config["auto_map"],
+            "it runs code from the checkpoint: pass trust_remote_code=True if you trust it",
         )
     check_sizes(config, str(path))
     for index in folder.glob("*.safetensors.index.json"):
@@ -74,7 +78,9 @@ def check_folder(folder: Path, *, trust_remote_code: bool) -> None:
                 raise CheckpointError(str(index), shard, "names of files in the same folder")
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
-        raise CheckpointError("model", str(folder), "safetensors weights; convert others with save_pretrained")
+        raise CheckpointError(
+            "model", str(folder), "safetensors weights; convert others with save_pretrained"
+        )
     for file in weights:
         try:
             with safe_open(file, framework="pt"):
@@ -88,7 +94,11 @@ def check_sizes(config: dict[str, Any], path: str) -> None:
     for key, value in config.items():
         if isinstance(value, dict):
             check_sizes(value, path)
-        elif isinstance(value, int) and not isinstance(value, bool) and key.endswith(("_size", "_layers", "_heads", "_dim")):
+        elif (
+            isinstance(value, int)
+            and not isinstance(value, bool)
+            and key.endswith(("_size", "_layers", "_heads", "_dim"))
+        ):
             limit = MAX_LAYERS if key.endswith(("_layers", "_heads")) else MAX_DIMENSION
             if not 0 <= value <= limit:
                 raise CheckpointError(f"{path}: {key}", value, f"0 to {limit}")
@@ -101,19 +111,23 @@ def load_model(source: str, config: PreTrainedConfig, **where: Any) -> PreTraine
         UnsupportedModelError: neither an image-text-to-text nor a causal model.
         CheckpointError: weights are missing, of another shape, or not finite; the first three are named.
     """
+    auto: Any
     if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         auto = AutoModelForImageTextToText
     elif type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         auto = AutoModelForCausalLM
     else:
-        known = sorted(kind.model_type for kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
+        known = sorted(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
         raise UnsupportedModelError(
             f"model type {config.model_type!r} is neither an image-text-to-text nor a causal language model; "
             f"{did_you_mean(config.model_type, known).split('allowed:')[0]}"
             "see AutoModelForImageTextToText for the families that work"
         )
+    model: PreTrainedModel
     try:
-        model, report = auto.from_pretrained(source, config=config, use_safetensors=True, output_loading_info=True, **where)
+        model, report = auto.from_pretrained(
+            source, config=config, use_safetensors=True, output_loading_info=True, **where
+        )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError("model", source, first_line(error)) from error
     for problem in ("missing_keys", "mismatched_keys"):
@@ -123,7 +137,8 @@ def load_model(source: str, config: PreTrainedConfig, **where: Any) -> PreTraine
     broken = [name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())]
     if broken:
         raise CheckpointError("model", source, f"weights hold NaN or infinity: {listing(broken)}")
-    return model.eval()
+    model.eval()
+    return model
 
 
 def load_processor(source: str, config: PreTrainedConfig, **where: Any) -> Any:
@@ -147,8 +162,8 @@ def check_same_tokenizer(target: Any, draft: Any, source: str) -> None:
         raise CheckpointError(
             "drafter",
             source,
-            f"a model with the target's tokenizer; {shared / len(ordinary):.0%} of its {len(ordinary)} tokens "
-            "have the same id there",
+            f"a model with the target's tokenizer; {shared / len(ordinary):.0%} of its {len(ordinary)} "
+            "tokens have the same id there",
         )
 
 
@@ -158,6 +173,7 @@ def bytes_of(model: torch.nn.Module) -> int:
 
 
 def listing(names: list[str]) -> str:
+    """The first three names, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 

@@ -1,9 +1,9 @@
-"""mmspec inside anyone's transformers code: `model.generate(**inputs, custom_generate=mmspec.accelerate("copy"))`."""
+"""Inside anyone's transformers code: `model.generate(..., custom_generate=mmspec.accelerate("copy"))`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmspec.accelerators import build_accelerator, find_preset
 from mmspec.decoding.interfaces import Request
@@ -34,12 +34,23 @@ from mmspec.pipelines.base import adapt
 
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
 # What generate prepares for its own loop; ours keeps its own cache, masks and positions.
-OF_GENERATE = {"past_key_values", "attention_mask", "position_ids", "cache_position", "use_cache", "logits_to_keep"}
+OF_GENERATE = {
+    "past_key_values",
+    "attention_mask",
+    "position_ids",
+    "cache_position",
+    "use_cache",
+    "logits_to_keep",
+}
 M_ROPE_DIMENSIONS = 3
 
 
 def accelerate(
-    accelerator: str = "copy", *, drafter: PreTrainedModel | None = None, seed: int | None = None, **options: Any
+    accelerator: str = "copy",
+    *,
+    drafter: PreTrainedModel | None = None,
+    seed: int | None = None,
+    **options: Any,
 ) -> Callable[..., Any]:
     """A function for `custom_generate=` of any decoder-only transformers model.
 
@@ -79,7 +90,9 @@ def accelerate(
         sequences = Sequences([row.prompt_tokens for row in requests], stopping, stats, input_ids.device)
         key = int(torch.randint(2**62, ())) if seed is None else seed
         random = RandomStream.from_seed(key, len(requests), input_ids.device)
-        for emission in speculate(adapt(model), method.drafter, method.rule, sampler, requests, sequences, random):
+        for emission in speculate(
+            adapt(model), method.drafter, method.rule, sampler, requests, sequences, random
+        ):
             if streamer is not None:
                 for token in emission.tokens[0]:
                     streamer.put(torch.tensor([token]))
@@ -90,7 +103,11 @@ def accelerate(
                 raise error
         decode.stats = stats  # type: ignore[attr-defined]
         result = pad_outputs(input_ids, sequences.outputs(), generation_config)
-        return GenerateDecoderOnlyOutput(sequences=result) if generation_config.return_dict_in_generate else result
+        return (
+            GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, result))
+            if generation_config.return_dict_in_generate
+            else result
+        )
 
     return decode
 
@@ -101,9 +118,13 @@ def split_rows(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[Request]
     Raises:
         InputError: several rows with pictures; which picture is whose only the processor knows.
     """
-    inputs = {name: value for name, value in model_kwargs.items() if name not in OF_GENERATE and is_input(value)}
+    inputs = {
+        name: value for name, value in model_kwargs.items() if name not in OF_GENERATE and is_input(value)
+    }
     mask = model_kwargs.get("attention_mask")
-    aligned = {name: value for name, value in inputs.items() if getattr(value, "shape", None) == input_ids.shape}
+    aligned = {
+        name: value for name, value in inputs.items() if getattr(value, "shape", None) == input_ids.shape
+    }
     if len(input_ids) == 1:
         kept = slice(None) if mask is None else mask[0].bool()
         positions = model_kwargs.get("position_ids")
@@ -113,7 +134,9 @@ def split_rows(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[Request]
         return [Request({"input_ids": input_ids[:, kept], **inputs, **per_token})]
     if pictures := sorted(inputs.keys() - aligned.keys()):
         raise InputError(
-            "inputs", pictures, "one row when there are pictures; VisionLanguagePipeline takes batches of them"
+            "inputs",
+            pictures,
+            "one row when there are pictures; VisionLanguagePipeline takes batches of them",
         )
     rows = []
     for index, tokens in enumerate(input_ids):
@@ -128,7 +151,7 @@ def is_input(value: object) -> bool:
 
 
 def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows: int) -> Sampler:
-    """The Sampler that does what generate's prepared processors do; those that look at no path run vectorised."""
+    """The Sampler that does what generate's prepared processors do, its warpers for all nodes at once."""
     warpers = [item for item in processors if isinstance(item, WARPERS)]
     others = LogitsProcessorList(item for item in processors if item not in warpers)
     per_row = [others] * rows if others else []

@@ -78,7 +78,12 @@ def read_prompts(
             for source in row_images[index]
         ]
         clips = [
-            load_video(source, num_frames=num_frames, argument=f"videos[{index}]" if is_batch else "videos", limits=limits)
+            load_video(
+                source,
+                num_frames=num_frames,
+                argument=f"videos[{index}]" if is_batch else "videos",
+                limits=limits,
+            )
             for source in row_videos[index]
         ]
         if isinstance(row, str):
@@ -108,6 +113,7 @@ def split_rows(prompt: object) -> list[Any]:
 
 
 def is_message_list(value: object) -> bool:
+    """True for one conversation in transformers' form."""
     return isinstance(value, Sequence) and len(value) > 0 and isinstance(value[0], Mapping)
 
 
@@ -128,12 +134,15 @@ def share_out(media: object, argument: str, rows: int, is_batch: bool) -> list[l
 
 def is_clip(media: Sequence[object], argument: str) -> bool:
     """True for a list of frames, which is one video and not several."""
-    return argument == "videos" and len(media) > 0 and all(
-        isinstance(frame, Image.Image) or getattr(frame, "ndim", 0) == 3 for frame in media
+    return (
+        argument == "videos"
+        and len(media) > 0
+        and all(isinstance(frame, Image.Image) or getattr(frame, "ndim", 0) == 3 for frame in media)
     )
 
 
 def from_string(text: str, where: str, images: list[Image.Image], videos: list[Video]) -> Prompt:
+    """One user turn, the pictures in front."""
     if not text.strip() and not images and not videos:
         raise InputError(where, text, "some text, a picture or a video")
     parts: list[dict[str, Any]] = [{"type": "image"} for _ in images] + [{"type": "video"} for _ in videos]
@@ -150,7 +159,7 @@ def from_messages(
     limits: MediaLimits,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Prompt:
-    """Take media out of the messages; parts without data take theirs from `images=` and `videos=` in order."""
+    """Take media out of the messages; parts without data take theirs from `images=` and `videos=`."""
     prompt = Prompt()
     waiting: dict[str, list[Any]] = {"image": list(images), "video": list(videos)}
     needed = {"image": 0, "video": 0}
@@ -174,12 +183,16 @@ def from_messages(
                     needed[kind] += 1
                     if not waiting[kind]:
                         given = len(images) if kind == "image" else len(videos)
-                        raise InputError(f"{kind}s", f"{given} {kind}s", f"{where} has more {kind} parts than that")
+                        raise InputError(
+                            f"{kind}s", f"{given} {kind}s", f"{where} has more {kind} parts than that"
+                        )
                     media = waiting[kind].pop(0)
                 elif kind == "image":
                     media = load_image(source, argument=f"{where}[{turn}]", limits=limits)
                 else:
-                    media = load_video(source, num_frames=num_frames, argument=f"{where}[{turn}]", limits=limits)
+                    media = load_video(
+                        source, num_frames=num_frames, argument=f"{where}[{turn}]", limits=limits
+                    )
                 (prompt.images if kind == "image" else prompt.videos).append(media)
                 cleaned.append({"type": kind})
             else:
@@ -187,7 +200,9 @@ def from_messages(
         prompt.messages.append({"role": message["role"], "content": cleaned})
     for kind, left in waiting.items():
         if left and needed[kind]:
-            raise InputError(f"{kind}s", f"{needed[kind] + len(left)} {kind}s", f"{where} has {needed[kind]} {kind} parts")
+            raise InputError(
+                f"{kind}s", f"{needed[kind] + len(left)} {kind}s", f"{where} has {needed[kind]} {kind} parts"
+            )
         if left:  # no placeholder anywhere: they belong in front of the first user message
             first = next((m for m in prompt.messages if m["role"] == "user"), prompt.messages[0])
             first["content"][:0] = [{"type": kind} for _ in left]
@@ -209,7 +224,7 @@ def check_text(text: object, where: str) -> None:
 
 
 def check_special_tokens(text: str, where: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse text that would be read as the model's own control tokens: it could forge a turn or a picture."""
+    """Refuse text that would be read as the model's own control tokens: it could forge a turn."""
     for token in tokenizer.all_special_tokens:
         if len(token) > 2 and token in text:
             raise InputError(
@@ -225,5 +240,7 @@ def count_placeholders(text: str, where: str, kind: str, given: int, placeholder
     found = text.count(placeholder) if placeholder else 0
     if found != given:
         raise InputError(
-            f"{kind}s", f"{given} {kind}s", f"as many as {where} has {placeholder or f'{kind} placeholder'}s: {found}"
+            f"{kind}s",
+            f"{given} {kind}s",
+            f"as many as {where} has {placeholder or f'{kind} placeholder'}s: {found}",
         )

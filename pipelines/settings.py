@@ -41,7 +41,7 @@ class GenerationSettings:
         temperature: above 0; giving one turns `do_sample` on, 0 turns it off.
         top_k, top_p, min_p: truncation, in that order; `do_sample` alone implies top_k = 50, as in
             transformers; 0 keeps every token.
-        repetition_penalty, no_repeat_ngram_size, bad_words_ids: as in transformers, exact along drafted paths.
+        repetition_penalty, no_repeat_ngram_size, bad_words_ids: as in transformers, exact along drafts.
         logits_processor: transformers processors, called on each node's own path; they must keep no state.
         stop_strings: end a row when its text ends in one of them.
         stopping_criteria: transformers criteria, asked after every token.
@@ -111,7 +111,9 @@ class GenerationSettings:
             processors=processors,
         )
 
-    def stopping(self, longest_prompt: int, positions: int | None, tokenizer: PreTrainedTokenizerBase) -> Stopping:
+    def stopping(
+        self, longest_prompt: int, positions: int | None, tokenizer: PreTrainedTokenizerBase
+    ) -> Stopping:
         """Where rows end.
 
         Raises:
@@ -120,7 +122,9 @@ class GenerationSettings:
         room = MAX_NEW_TOKENS if positions is None else positions - longest_prompt
         if room < 1:
             raise InputError(
-                "prompt", longest_prompt, f"at most {positions} tokens, pictures included: the model has no more positions"
+                "prompt",
+                longest_prompt,
+                f"at most {positions} tokens, pictures included: the model has no more positions",
             )
         new_tokens = min(DEFAULT_NEW_TOKENS, room) if self.max_new_tokens is None else self.max_new_tokens
         stopping = Stopping(new_tokens, frozenset(self.end_token_ids()), self._criteria(tokenizer))
@@ -150,7 +154,9 @@ class GenerationSettings:
     def _processors(self, prompt_length: int, device: torch.device) -> LogitsProcessorList:
         processors = LogitsProcessorList()
         if self.repetition_penalty is not None and self.repetition_penalty != 1.0:
-            require_number("repetition_penalty", self.repetition_penalty, 0.0, 1e4, "above 0", open_below=True)
+            require_number(
+                "repetition_penalty", self.repetition_penalty, 0.0, 1e4, "above 0", open_below=True
+            )
             processors.append(RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty)))
         if self.no_repeat_ngram_size:
             if not is_integer(self.no_repeat_ngram_size) or self.no_repeat_ngram_size < 1:
@@ -164,7 +170,9 @@ class GenerationSettings:
                 raise InputError("min_new_tokens", self.min_new_tokens, "an integer of at least 0")
             if end:
                 processors.append(
-                    MinNewTokensLengthLogitsProcessor(prompt_length, self.min_new_tokens, end, device=str(device))
+                    MinNewTokensLengthLogitsProcessor(
+                        prompt_length, self.min_new_tokens, end, device=str(device)
+                    )
                 )
         processors.extend(self.logits_processor or [])
         return processors
@@ -177,7 +185,9 @@ class GenerationSettings:
         if self.stop_strings is not None:
             strings = [self.stop_strings] if isinstance(self.stop_strings, str) else list(self.stop_strings)
             if not strings or len(strings) > MAX_STOP_STRINGS:
-                raise InputError("stop_strings", f"{len(strings)} strings", f"1 to {MAX_STOP_STRINGS:,} strings")
+                raise InputError(
+                    "stop_strings", f"{len(strings)} strings", f"1 to {MAX_STOP_STRINGS:,} strings"
+                )
             for index, string in enumerate(strings):
                 if not isinstance(string, str) or not string:
                     raise InputError(f"stop_strings[{index}]", string, "a string of at least one character")

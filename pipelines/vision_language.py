@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
 
@@ -70,7 +70,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
             PipelineBusyError: the pipeline is in use.
         """
         with self._busy():
-            run = self._prepare(prompt, images, videos, num_frames, apply_chat_template, generation_config, settings)
+            run = self._prepare(
+                prompt, images, videos, num_frames, apply_chat_template, generation_config, settings
+            )
             if streamer is not None:
                 if len(run.requests) != 1:
                     raise InputError("streamer", streamer, f"a single prompt, not {len(run.requests)}")
@@ -106,9 +108,13 @@ class VisionLanguagePipeline(MMSpecPipeline):
         Closing the iterator ends the work. Arguments as in `__call__`.
         """
         with self._busy():
-            run = self._prepare(prompt, images, videos, num_frames, apply_chat_template, generation_config, settings)
+            run = self._prepare(
+                prompt, images, videos, num_frames, apply_chat_template, generation_config, settings
+            )
             if len(run.requests) != 1:
-                raise InputError("prompt", f"{len(run.requests)} prompts", "one prompt; call the pipeline for several")
+                raise InputError(
+                    "prompt", f"{len(run.requests)} prompts", "one prompt; call the pipeline for several"
+                )
             deltas = TextDeltas(self.tokenizer)
             for emission in run.rounds():
                 if delta := deltas.add(emission.tokens[0]):
@@ -131,7 +137,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
         keywords: dict[str, Any],
     ) -> Run:
         """Check everything and tokenise; nothing heavy has happened when this raises."""
-        settings = GenerationSettings.from_keywords(generation_config or self.model.generation_config, keywords)
+        settings = GenerationSettings.from_keywords(
+            generation_config or self.model.generation_config, keywords
+        )
         placeholders = self._placeholders()
         reading = {
             "num_frames": num_frames,
@@ -144,14 +152,20 @@ class VisionLanguagePipeline(MMSpecPipeline):
         for kind in ("image", "video"):
             taken = getattr(self.processor, f"{kind}_processor", None) is not None
             if not taken and any(getattr(row, f"{kind}s") for row in prompts):
-                raise InputError(f"{kind}s", f"{kind}s", f"none: {type(self.model).__name__} does not take {kind}s")
+                raise InputError(
+                    f"{kind}s", f"{kind}s", f"none: {type(self.model).__name__} does not take {kind}s"
+                )
         negatives: list[Prompt] = []
         if settings.guidance_scale not in (None, 1.0):
             given = settings.negative_prompt
             texts = list(given) if isinstance(given, list | tuple) else [given or " "] * len(prompts)
             if len(texts) != len(prompts):
-                raise InputError("negative_prompt", texts, f"one string, or one for each of the {len(prompts)} prompts")
-            negatives, _ = read_prompts(texts, [row.images for row in prompts], [row.videos for row in prompts], **reading)
+                raise InputError(
+                    "negative_prompt", texts, f"one string, or one for each of the {len(prompts)} prompts"
+                )
+            negatives, _ = read_prompts(
+                texts, [row.images for row in prompts], [row.videos for row in prompts], **reading
+            )
         requests = [
             Request(
                 self._encode(row, self.processor),
@@ -169,20 +183,27 @@ class VisionLanguagePipeline(MMSpecPipeline):
         if text is None:
             if getattr(processor, "chat_template", None) is None:
                 raise InputError(
-                    "apply_chat_template", True, "False, with templated prompts: this model has no chat template"
+                    "apply_chat_template",
+                    True,
+                    "False, with templated prompts: this model has no chat template",
                 )
             messages = prompt.messages
             if processor is tokenizer:  # text templates take strings, not parts
-                messages = [{**m, "content": "".join(part["text"] for part in m["content"])} for m in messages]
+                messages = [
+                    {**m, "content": "".join(part["text"] for part in m["content"])} for m in messages
+                ]
             text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         bos = tokenizer.bos_token
-        arguments: dict[str, Any] = {"return_tensors": "pt", "add_special_tokens": not (bos and text.startswith(bos))}
+        arguments: dict[str, Any] = {
+            "return_tensors": "pt",
+            "add_special_tokens": not (bos and text.startswith(bos)),
+        }
         if processor is tokenizer:
             return dict(processor(text, **arguments))
         if prompt.videos:
             arguments["videos"] = [video.frames for video in prompt.videos]
             arguments["videos_kwargs"] = {
-                "video_metadata": [metadata(video) for video in prompt.videos],
+                "video_metadata": [video.metadata for video in prompt.videos],
                 "do_sample_frames": False,
             }
         encoded: BatchFeature = processor(text=[text], images=prompt.images or None, **arguments)
@@ -207,7 +228,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         return {"input_ids": tokens[seen][None]}
 
     def _placeholders(self) -> dict[str, str]:
-        """ "image" / "video" -> the placeholder token of this model, for the kinds that have one."""
+        """The placeholder token of each kind, "image" and "video", that has one in this model."""
         found = {}
         for kind in ("image", "video"):
             index = getattr(self.model.config, f"{kind}_token_id", None)
@@ -220,7 +241,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
 class Run:
     """One call: the requests, their sequences, and the settings resolved for them."""
 
-    def __init__(self, pipeline: VisionLanguagePipeline, requests: list[Request], settings: GenerationSettings) -> None:
+    def __init__(
+        self, pipeline: VisionLanguagePipeline, requests: list[Request], settings: GenerationSettings
+    ) -> None:
         self.pipeline = pipeline
         self.requests = requests
         prompts = [request.prompt_tokens for request in requests]
@@ -250,14 +273,3 @@ class Run:
         reasons = [reason or unfinished for reason in self.sequences.finish_reasons]
         text = [decode(tokenizer, row) for row in tokens]
         return TextOutput(text, tokens, self.stats, reasons, self.sequences.drafted)
-
-
-def metadata(video: Any) -> Mapping[str, Any]:
-    """What transformers' video processors want to know of the frames they are given."""
-    fps = video.fps or 24.0  # transformers' own default where the rate is unknown
-    return {
-        "total_num_frames": video.total_num_frames,
-        "fps": fps,
-        "frames_indices": video.frames_indices.tolist(),
-        "duration": video.total_num_frames / fps,
-    }

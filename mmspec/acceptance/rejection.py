@@ -1,6 +1,7 @@
 """Rejection rules for sampled drafts: exact whatever the quality of q, provided that q is honest.
 
-A candidate to which its own q gives no mass was not drawn from q (nothing was left to draw): it does not count.
+A candidate to which its own q gives no mass was not drawn from q (nothing was left to draw); it does not
+count.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ Judge = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def normalise(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """weights / sum(weights), or `otherwise` where all weights are zero (q = p rounds to nothing left)."""
+    """Divide by the sum; `otherwise` where all weights are zero (q = p rounds to nothing left)."""
     total = weights.sum(-1, keepdim=True)
     return torch.where(total > 0, weights / total.clamp_min(torch.finfo(weights.dtype).tiny), otherwise)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """norm((p - q)+): what the target still owes after min(p, q) was accepted. [..., V]"""
+    """What the target still owes after min(p, q) was accepted: norm((p - q)+), [..., V]."""
     return normalise((p - q).clamp_min(0.0), otherwise=p)
 
 
@@ -157,5 +158,7 @@ def walk(draft: Draft, p: Tensor, random: RandomStream, emitted: Tensor, judge: 
 def sampled_law(draft: Draft) -> Tensor:
     """The draft's q, which the registry has already made sure of."""
     if draft.q is None:
-        raise TypeError(f"a {draft.kind.value} draft has no q; rejection rules need the law it was drawn from")
+        raise TypeError(
+            f"a {draft.kind.value} draft has no q; rejection rules need the law it was drawn from"
+        )
     return draft.q

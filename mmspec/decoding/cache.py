@@ -40,10 +40,12 @@ class WritePlan:
 
 
 class RaggedLayer(CacheLayerMixin):
-    """Keys and values of one layer: [B, capacity, heads, head_dim], so that a token is one contiguous place."""
+    """Keys and values of one layer: [B, capacity, heads, head_dim], so that a token is one place."""
 
     is_sliding = False  # the buffer holds every token; the window is part of the mask
     is_croppable = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, plan: WritePlan) -> None:
         super().__init__()
@@ -58,7 +60,9 @@ class RaggedLayer(CacheLayerMixin):
         # zeros, not empty: a masked NaN is still NaN in 0 * NaN
         return states.new_zeros(self.plan.rows, self.plan.capacity, states.shape[1], states.shape[3])
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Write new states [B, heads, n, head_dim] and return those that attention should see."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -100,7 +104,7 @@ class RaggedLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # its name before transformers 5.2x
 
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.keys, self.values) if t is not None)
+        return self.keys.nbytes + self.values.nbytes if self.is_initialized else 0
 
 
 class RaggedCache(Cache):
@@ -123,7 +127,8 @@ class RaggedCache(Cache):
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         # The host's upper bound of max(lengths): exact after each round's one read, never too small.
         self.longest = 0
-        super().__init__(layers=[RaggedLayer(self.plan) for _ in self.layer_types])
+        self.ragged = [RaggedLayer(self.plan) for _ in self.layer_types]
+        super().__init__(layers=list(self.ragged))
 
     @property
     def rows(self) -> int:
@@ -154,11 +159,13 @@ class RaggedCache(Cache):
         if path is not None:
             steps = torch.arange(path.shape[1], device=path.device).expand_as(path)
             source, destination = self._places(path), self._places(steps)
-            for layer in self.layers:
+            for layer in self.ragged:
                 layer.move(source, destination)
         self.lengths += counts
 
-    def attention_mask(self, ancestors: Tensor, depth: Tensor, dtype: torch.dtype | None) -> Tensor | dict[str, Tensor]:
+    def attention_mask(
+        self, ancestors: Tensor, depth: Tensor, dtype: torch.dtype | None
+    ) -> Tensor | dict[str, Tensor]:
         """The 4-D mask of a scoring forward: committed tokens, ancestors and self.
 
         Args:
@@ -192,7 +199,7 @@ class RaggedCache(Cache):
 
     def nbytes(self) -> int:
         """Bytes held by keys and values."""
-        return sum(layer.nbytes() for layer in self.layers)
+        return sum(layer.nbytes() for layer in self.ragged)
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return 0
@@ -206,7 +213,7 @@ class RaggedCache(Cache):
         if tokens <= self.plan.capacity:
             return
         self.plan.capacity = round_up(tokens, CAPACITY_BLOCK)
-        for layer in self.layers:
+        for layer in self.ragged:
             layer.grow()
 
 
@@ -221,13 +228,16 @@ def check_layer_types(text: PreTrainedConfig) -> list[str]:
     if types is None:
         types = getattr(text, "layers_block_type", None)
     if types is None:
-        sliding = getattr(text, "sliding_window", None) is not None and getattr(text, "use_sliding_window", True)
+        sliding = getattr(text, "sliding_window", None) is not None and getattr(
+            text, "use_sliding_window", True
+        )
         types = ["sliding_attention" if sliding else "full_attention"] * text.num_hidden_layers
     foreign = sorted(set(types) - MASKABLE_LAYERS)
     if foreign:
         raise UnsupportedModelError(
-            f"{text.model_type}: layers of type {', '.join(foreign)} keep a state from which rejected draft tokens "
-            f"cannot be taken back; only {' and '.join(sorted(MASKABLE_LAYERS))} layers can be decoded speculatively"
+            f"{text.model_type}: layers of type {', '.join(foreign)} keep a state from which rejected draft "
+            f"tokens cannot be taken back; only layers of type {' and '.join(sorted(MASKABLE_LAYERS))} can "
+            "be decoded speculatively"
         )
     return list(types)
 

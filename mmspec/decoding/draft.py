@@ -77,9 +77,7 @@ class Draft:
         return cls(tokens, parents, valid, kind, q, nodes - 1, min(1, nodes - 1), faulty)
 
     @classmethod
-    def tree(
-        cls, tokens: Tensor, parents: Sequence[int], kind: DraftKind, q: Tensor | None = None
-    ) -> Draft:
+    def tree(cls, tokens: Tensor, parents: Sequence[int], kind: DraftKind, q: Tensor | None = None) -> Draft:
         """A draft whose shape is the same in every row.
 
         Args:
@@ -144,7 +142,7 @@ class Draft:
         return table.scatter(2, slot, index.expand(rows, nodes, nodes))[:, :, : self.max_children]
 
     def repeat_rows(self, times: int) -> Draft:
-        """The same draft for `times` copies of the batch (guidance scores conditional and unconditional rows)."""
+        """The same draft for `times` copies of the batch: guidance scores each request twice."""
         if times == 1:
             return self
         return replace(
@@ -163,7 +161,9 @@ def check_tree(parents: Sequence[int]) -> list[int]:
         InputError: a parent does not come before its child, so the tree is cyclic or unordered.
     """
     if not parents or parents[0] != 0:
-        raise InputError("parents", list(parents), "the root comes first and is its own parent: parents[0] = 0")
+        raise InputError(
+            "parents", list(parents), "the root comes first and is its own parent: parents[0] = 0"
+        )
     depths = [0]
     for node, parent in enumerate(parents[1:], start=1):
         if not 0 <= parent < node:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,32 +47,23 @@ class TargetOutput:
     Attributes:
         logits: [B, n, V] as the model gave them; [2B, n, V] under guidance.
         taps: layer index -> [B, n, d] hidden state that enters that layer; -1 is the final, normed one.
-            At prefill a list of B tensors [1, L_b, d].
     """
 
     logits: Tensor
     taps: dict[int, Tensor] = field(default_factory=dict)
 
 
-class Target(Protocol):
-    """A model whose distribution is promised. Holds no request: that is the state's job."""
+@dataclass(frozen=True)
+class PromptOutput:
+    """What reading the prompts gave.
 
-    vocabulary: int
-    device: torch.device
+    Attributes:
+        logits: [B, 1, V] after each prompt; [2B, 1, V] under guidance.
+        taps: layer index -> B hidden states [1, L_b, d], of prompts of their own length.
+    """
 
-    def prefill(
-        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> tuple[TargetState, TargetOutput]:
-        """Read the prompts. Returns the state and the logits [B, 1, V] after each prompt."""
-        ...
-
-    def score(self, state: TargetState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
-        """Score every node of the draft in one forward; caches nothing for good."""
-        ...
-
-    def commit(self, state: TargetState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
-        """Keep the accepted nodes of the rows that are active [B]."""
-        ...
+    logits: Tensor
+    taps: dict[int, list[Tensor]] = field(default_factory=dict)
 
 
 class TargetState(Protocol):
@@ -80,10 +71,32 @@ class TargetState(Protocol):
 
     def tighten(self, emitted: Sequence[int]) -> None:
         """Tell the state how many tokens each request has emitted, once the host has read it."""
-        ...
 
     def nbytes(self) -> int:
         """Bytes of cached state."""
+
+
+State = TypeVar("State", bound=TargetState)
+
+
+class Target(Protocol[State]):
+    """A model whose distribution is promised. Holds no request: that is the state's job."""
+
+    vocabulary: int
+    device: torch.device
+
+    def prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> tuple[State, PromptOutput]:
+        """Read the prompts. Returns the state and the logits [B, 1, V] after each prompt."""
+        ...
+
+    def score(self, state: State, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
+        """Score every node of the draft in one forward; caches nothing for good."""
+        ...
+
+    def commit(self, state: State, draft: Draft, verdict: Verdict, active: Tensor) -> None:
+        """Keep the accepted nodes of the rows that are active [B]."""
         ...
 
 
@@ -122,11 +135,11 @@ class Drafter(ABC):
 
     @abstractmethod
     def start(
-        self, requests: Sequence[Request], prefill: TargetOutput, sampler: Sampler, random: RandomStream
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
     ) -> DraftSession:
         """Begin to draft for a batch whose prompts the target has just read."""
 
-    def check(self, target: Target) -> None:
+    def check(self, target: Target[Any]) -> None:
         """Raise an InputError if this drafter does not fit the target. The default fits any."""
         return None
 

@@ -1,4 +1,4 @@
-"""Logits to the distribution that is promised, once per forward: guidance, processors, temperature, truncation.
+"""Logits to the distribution that is promised, once per forward.
 
 The order is that of transformers: guidance, then processors that look at the path, then
 temperature, top-k, top-p, min-p. Target and drafter share this code, so p and q cannot disagree
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -166,8 +167,10 @@ def process_paths(
     for row, committed in enumerate(history):
         for node, reached in enumerate(ancestors[row]):
             path = [tokens[row][j] for j in range(1, node + 1) if reached[j]]
-            ids = torch.tensor([*committed, *path], device=logits.device)[None]
-            processed[row, node] = processors[row](ids, logits[row, node][None].clone())[0]
+            ids = torch.tensor([[*committed, *path]], device=logits.device)
+            processed[row, node] = processors[row](
+                cast(torch.LongTensor, ids), logits[row, node][None].clone()
+            )[0]
     return processed
 
 

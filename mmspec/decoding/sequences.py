@@ -19,7 +19,10 @@ from mmspec.decoding.stats import DecodingStats
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, NumericalError
 
-NOT_FINITE = "the target's logits are NaN or infinite, or every token is excluded; check the weights, the dtype and the logits processors"
+NOT_FINITE = (
+    "the target's logits are NaN or infinite, or every token is excluded; "
+    "check the weights, the dtype and the logits processors"
+)
 MAX_NEW_TOKENS = 1_000_000
 
 
@@ -43,7 +46,9 @@ class Stopping:
 
     def __post_init__(self) -> None:
         if not is_integer(self.max_new_tokens) or not 0 <= self.max_new_tokens <= MAX_NEW_TOKENS:
-            raise InputError("max_new_tokens", self.max_new_tokens, f"an integer from 0 to {MAX_NEW_TOKENS:,}")
+            raise InputError(
+                "max_new_tokens", self.max_new_tokens, f"an integer from 0 to {MAX_NEW_TOKENS:,}"
+            )
 
 
 @dataclass(frozen=True)
@@ -160,6 +165,6 @@ class Sequences:
             return "length"
         if self.stopping.criteria:
             ids = torch.tensor([self.tokens[row]], device=self.active.device)
-            if bool(self.stopping.criteria(ids, None).any()):  # type: ignore[arg-type]
+            if bool(self.stopping.criteria(ids, None).any()):
                 return "stop"
         return None

@@ -11,7 +11,7 @@ from time import perf_counter
 import torch
 
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Target
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, State, Target
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import Emission, Sequences
@@ -20,7 +20,7 @@ from mmspec.decoding.verdict import Verdict
 
 @torch.inference_mode()
 def speculate(
-    target: Target,
+    target: Target[State],
     drafter: Drafter,
     rule: AcceptanceRule,
     sampler: Sampler,
@@ -50,10 +50,10 @@ def speculate(
         prompts += [request.negative_inputs for request in requests if request.negative_inputs is not None]
     capacity = max(map(len, sequences.tokens)) + sequences.stopping.max_new_tokens + drafter.max_nodes
 
-    state, output = target.prefill(prompts, capacity, drafter.taps)
-    session = drafter.start(requests, output, sampler, random)
+    state, prefill = target.prefill(prompts, capacity, drafter.taps)
+    session = drafter.start(requests, prefill, sampler, random)
     nothing = Draft.chain(sequences.root[:, None], DraftKind.POINT)
-    scores = sampler(output.logits, nothing, sequences.tokens)
+    scores = sampler(prefill.logits, nothing, sequences.tokens)
     choice = scores.choose(nothing, random, sequences.emitted)
     verdict = Verdict.at(nothing, torch.zeros_like(sequences.root), choice[:, 0])
     emission = sequences.append(nothing, verdict, scores.are_finite())

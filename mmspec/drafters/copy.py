@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput, check_draft_tokens
+from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, check_draft_tokens
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, is_integer
 from mmspec.errors import InputError
+
 
 class SuffixAutomaton:
     """All substrings of a growing sequence; knows where its longest repeated suffix occurred before.
@@ -106,7 +107,7 @@ class CopyDrafter(Drafter):
         self.max_nodes = num_draft_tokens + 1
 
     def start(
-        self, requests: Sequence[Request], prefill: TargetOutput, sampler: Sampler, random: RandomStream
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
     ) -> DraftSession:
         return CopySession(self, len(requests))
 
@@ -137,4 +138,3 @@ class CopySession(DraftSession):
             return []
         end = automaton.match_end
         return automaton.tokens[end : end + self.drafter.num_draft_tokens]
-

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput, check_draft_tokens
+from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, check_draft_tokens
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler, draw
 from mmspec.errors import InputError
@@ -51,7 +51,7 @@ class DraftModelDrafter(Drafter):
         self.max_nodes = num_draft_tokens + 1
 
     def start(
-        self, requests: Sequence[Request], prefill: TargetOutput, sampler: Sampler, random: RandomStream
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
     ) -> DraftSession:
         return DraftModelSession(self, requests, prefill.logits.shape[-1], sampler, random)
 
@@ -111,7 +111,7 @@ class DraftModelSession(DraftSession):
     def _next(
         self, tokens: Tensor, index: Tensor, history: Sequence[Sequence[int]]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Read tokens [B, m] and pick the next one: (token [B], the law it was drawn from [B, V], finite [B])."""
+        """Read tokens [B, m] and pick the next: (token [B], the law it was drawn from [B, V], finite [B])."""
         model, cache = self.drafter.model, self.state.cache
         chain = Draft.chain(tokens.clamp_max(model.vocabulary - 1), DraftKind.POINT)
         logits = fit_vocabulary(model.score(self.state, chain).logits[:, -1:], self.vocabulary)

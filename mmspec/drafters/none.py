@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput
+from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 
@@ -19,7 +19,7 @@ class NoDrafter(Drafter, DraftSession):
     max_nodes = 1
 
     def start(
-        self, requests: Sequence[Request], prefill: TargetOutput, sampler: Sampler, random: RandomStream
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
     ) -> DraftSession:
         return self
 

@@ -1,4 +1,4 @@
-"""A picture of a decoded text: which words the draft had right, and which ones cost a forward of the target."""
+"""A picture of a decoded text: which words the draft had right, and which cost a forward of the target."""
 
 from __future__ import annotations
 

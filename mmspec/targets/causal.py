@@ -1,4 +1,4 @@
-"""Any decoder-only transformers model as a target, through its public seams: Cache, 4-D mask, position_ids."""
+"""Any decoder-only transformers model as a target, by its public seams: Cache, 4-D mask, position_ids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import RaggedCache, check_layer_types
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.interfaces import TargetOutput
+from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, UnsupportedModelError
 
@@ -64,21 +64,25 @@ class CausalTarget:
         self.config = model.config
         text = model.config.get_text_config(decoder=True)
         self.vocabulary: int = text.vocab_size
-        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         self.dtype: torch.dtype = model.dtype
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> tuple[CausalState, TargetOutput]:
+    ) -> tuple[CausalState, PromptOutput]:
         """Read the prompts, one forward each. Returns the state and the logits [B, 1, V] after them."""
         cache = RaggedCache(self.config, len(prompts), capacity, self.device)
         offsets, logits, tapped = [], [], []
         for row, prompt in enumerate(prompts):
-            inputs = {name: to_device(value, self.device) for name, value in prompt.items()}
+            inputs = to_device(prompt, self.device)
             positions, offset = self.positions(inputs)
             cache.begin_prefill(row, inputs["input_ids"].shape[1])
             # rows are never padded, and plain causal attention is faster
-            inputs = {name: value for name, value in inputs.items() if name not in ("attention_mask", "position_ids")}
+            inputs = {
+                name: value
+                for name, value in inputs.items()
+                if name not in ("attention_mask", "position_ids")
+            }
             with tap_hidden_states(self.model, taps) as hidden:
                 output = self.model(
                     **inputs, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
@@ -86,10 +90,10 @@ class CausalTarget:
             logits.append(output.logits[:, -1:])
             tapped.append(hidden)
             offsets.append(offset)
-        offset = torch.tensor(offsets, dtype=torch.long, device=self.device)
         rows = {tap: [hidden[tap] for hidden in tapped] for tap in taps}
         lengths = [prompt["input_ids"].shape[1] for prompt in prompts]
-        return CausalState(cache, offset, lengths), TargetOutput(torch.cat(logits), rows)
+        state = CausalState(cache, torch.tensor(offsets, device=self.device), lengths)
+        return state, PromptOutput(torch.cat(logits), rows)
 
     def score(self, state: CausalState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
         """Score every node of the draft in one forward."""
@@ -144,8 +148,9 @@ def attention_backend(model: PreTrainedModel) -> str:
     return str(model.get_decoder().config._attn_implementation)
 
 
-def to_device(value: object, device: torch.device) -> object:
-    return value.to(device) if isinstance(value, Tensor) else value
+def to_device(inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The tensors on that device; what is not a tensor (pictures encoded by `generate`) is there already."""
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
 
 
 @contextmanager

@@ -58,8 +58,8 @@ class VisionLanguageTarget(CausalTarget):
             raise InputError(
                 "inputs",
                 sorted(inputs),
-                "a prompt with pictures needs `mm_token_type_ids` (0 text, 1 image, 2 video), as the processor "
-                "returns it; without it the positions would silently be wrong",
+                "a prompt with pictures needs `mm_token_type_ids` (0 text, 1 image, 2 video), as the "
+                "processor returns it; without it the positions would silently be wrong",
             )
         arguments = {name: inputs[name] for name in accepted if name in inputs}
         positions, delta = self._rope_index(**arguments)
