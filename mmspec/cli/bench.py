@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.console import Interruptible, note, print_json, progress, show
+from mmspec.cli.console import Interruptible, line_width, note, print_json, progress, show
 from mmspec.cli.options import (
     AsJson,
     BatchSize,
@@ -148,7 +148,7 @@ def _print(
     if as_json:
         print_json([_with_categories(record, parts) for record in records])
     else:
-        show(bench_report(records, parts))
+        show(bench_report(records, parts, width=line_width()))
 
 
 def _with_categories(record: BenchRecord, parts: Sequence[BenchRecord]) -> dict[str, Any]:

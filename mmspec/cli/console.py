@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress
 
-__all__ = ["Interruptible", "note", "print_json", "progress", "show"]
+__all__ = ["Interruptible", "line_width", "note", "print_json", "progress", "show"]
 
 WIDTH_OF_FILES = 160  # rich assumes 80 columns where there is no terminal, and would cut tables
 
@@ -48,6 +48,11 @@ def print_json(value: Any) -> None:
 def show(report: RenderableType) -> None:
     """Write a table or text to stdout."""
     _console(stderr=False).print(report)
+
+
+def line_width() -> int:
+    """Characters on a line of stdout."""
+    return _console(stderr=False).width
 
 
 def note(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich import box
@@ -16,6 +16,27 @@ from mmspec.evaluation.comparison import Comparison, IdentityReport
 __all__ = ["bench_report", "identity_report"]
 
 SHOWN_DIFFERENCES = 5
+WIDE = 110
+
+
+def _speedup(record: BenchRecord) -> str:
+    return f"{record.speedup:.2f}x ({record.speedup_min:.2f}-{record.speedup_max:.2f})"
+
+
+#: Of the bench table: header, what a record shows there, and whether a narrow screen shows it too.
+COLUMNS: tuple[tuple[str, Callable[[BenchRecord], str], bool], ...] = (
+    ("promise", lambda record: record.exactness, True),
+    ("identical", lambda record: f"{record.identical:.0%}", True),
+    ("tokens", lambda record: str(record.new_tokens), True),
+    ("target\nforwards", lambda record: str(record.target_forwards), True),
+    ("tokens/\nforward", lambda record: f"{record.acceptance_length:.2f}", True),
+    ("accepted", lambda record: f"{record.acceptance_rate:.0%}", False),
+    ("tokens/s", lambda record: f"{record.tokens_per_second:.0f}", False),
+    ("speed-up\n(min-max)", _speedup, True),
+    ("first\ntoken", lambda record: f"{1000 * record.time_to_first_token:.0f} ms", False),
+    ("draft\nshare", lambda record: f"{record.draft_share:.0%}", False),
+    ("peak\nmemory", lambda record: f"{record.peak_memory_bytes / 1e6:.0f} MB", False),
+)
 COMPARISON_COLUMNS = (
     "mode",
     "reference",
@@ -29,57 +50,43 @@ COMPARISON_COLUMNS = (
 DIFFERENCE_COLUMNS = ("prompt", "at token", "expected", "got", "logit gap", "in ulp", "verdict")
 
 
-def bench_report(records: Sequence[BenchRecord], by_category: Sequence[BenchRecord] = ()) -> RenderableType:
-    """The records as a table, with what was measured above and what the numbers mean below."""
+def bench_report(
+    records: Sequence[BenchRecord], by_category: Sequence[BenchRecord] = (), *, width: int = WIDE
+) -> RenderableType:
+    """The records as a table, with what was measured above and what the numbers mean below.
+
+    Args:
+        records: of all prompts.
+        by_category: of the prompts of each category.
+        width: characters on a line; below 110 some columns are left out, and named.
+    """
     settings = records[0].settings
     above = Text(_describe_settings(settings, records[0]), style="dim")
-    parts: list[RenderableType] = [above, _bench_table(records)]
+    parts: list[RenderableType] = [above, _bench_table(records, width)]
     if by_category:
         parts.append(_category_table(by_category))
     parts.append(Text(_explain(records), style="dim"))
+    if width < WIDE:
+        left_out = ", ".join(header.replace("\n", " ") for header, _, essential in COLUMNS if not essential)
+        parts.append(Text(f"left out on a narrow screen: {left_out}", style="dim"))
     return Group(*parts)
 
 
-def _bench_table(records: Sequence[BenchRecord]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("accelerator", no_wrap=True)
-    columns = (
-        "promise",
-        "identical",
-        "tokens",
-        "target\nforwards",
-        "tokens/\nforward",
-        "accepted",
-        "tokens/s",
-        "speed-up\n(min-max)",
-        "first\ntoken",
-        "draft\nshare",
-        "peak\nmemory",
-    )
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+def _bench_table(records: Sequence[BenchRecord], width: int) -> Table:
+    columns = [column for column in COLUMNS if column[2] or width >= WIDE]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1) if width >= WIDE else (0, 0))
+    table.add_column("accelerator", overflow="fold")
+    for header, _, _ in columns:
+        table.add_column(header, justify="right", no_wrap=True)
     for record in records:
-        table.add_row(
-            record.accelerator,
-            record.exactness,
-            f"{record.identical:.0%}",
-            str(record.new_tokens),
-            str(record.target_forwards),
-            f"{record.acceptance_length:.2f}",
-            f"{record.acceptance_rate:.0%}",
-            f"{record.tokens_per_second:.0f}",
-            _speedup(record),
-            f"{1000 * record.time_to_first_token:.0f} ms",
-            f"{record.draft_share:.0%}",
-            f"{record.peak_memory_bytes / 1e6:.0f} MB",
-        )
+        table.add_row(record.accelerator, *(show(record) for _, show, _ in columns))
     return table
 
 
 def _category_table(records: Sequence[BenchRecord]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="by category", title_justify="left")
-    table.add_column("category")
-    table.add_column("accelerator")
+    table.add_column("category", overflow="fold")
+    table.add_column("accelerator", overflow="fold")
     for column in ("samples", "identical", "tokens/\nforward", "speed-up\n(min-max)"):
         table.add_column(column, justify="right", no_wrap=True)
     previous = None
@@ -94,10 +101,6 @@ def _category_table(records: Sequence[BenchRecord]) -> Table:
         )
         previous = record.category
     return table
-
-
-def _speedup(record: BenchRecord) -> str:
-    return f"{record.speedup:.2f}x ({record.speedup_min:.2f}-{record.speedup_max:.2f})"
 
 
 def _describe_settings(settings: dict[str, Any], record: BenchRecord) -> str:

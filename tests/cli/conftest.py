@@ -1,0 +1,55 @@
+"""A tiny checkpoint, pictures on disk, and a way to run a command in this process."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.tiny_models import save_family, tiny_pictures
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory) -> Path:
+    return save_family("llava", tmp_path_factory.mktemp("models") / "tiny-llava")
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("pictures")
+    paths = [folder / f"{index}.png" for index in range(2)]
+    for picture, path in zip(tiny_pictures(2), paths, strict=True):
+        picture.save(path)
+    return [str(path) for path in paths]
+
+
+@pytest.fixture
+def run(monkeypatch) -> Callable[..., Result]:
+    """`run("caption", ...)`: exit code, stdout and stderr of the whole command, errors included."""
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def invoke(*arguments: object) -> Result:
+        from mmspec.cli.application import app
+
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def run_json(run) -> Callable[..., object]:
+    def invoke(*arguments: object) -> object:
+        result = run(*arguments, "--json")
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    return invoke
+
+
+@pytest.fixture
+def no_reference_models(monkeypatch) -> None:
+    monkeypatch.setattr("mmspec.evaluation.doctor.reference_models", dict)

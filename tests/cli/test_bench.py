@@ -1,0 +1,94 @@
+"""`mmspec bench`."""
+
+import json
+
+PROMISED = {
+    *("accelerator", "new_tokens", "target_forwards", "acceptance_length", "seconds", "speedup", "identical"),
+    *("exactness", "acceptance_rate", "acceptance_by_position", "speedup_min", "speedup_max", "categories"),
+    *(
+        "tokens_per_second",
+        "time_to_first_token",
+        "draft_share",
+        "peak_memory_bytes",
+        "memory_kind",
+        "device",
+    ),
+    *("device_name", "torch", "transformers", "mmspec", "batch_size", "dtype", "samples", "repeats"),
+    *("model", "drafter", "task", "max_new_tokens", "temperature", "seed"),
+}
+FAST = ["--samples", 2, "--repeats", 2, "--max-new-tokens", 12]
+
+
+def test_records_have_all_fields(run_json, tiny_folder):
+    records = run_json(
+        "bench",
+        tiny_folder,
+        "--accelerators",
+        "copy,draft_model:num_draft_tokens=3",
+        "--drafter",
+        tiny_folder,
+        *FAST,
+    )
+    assert [record["accelerator"] for record in records] == ["none", "copy", "draft_model:num_draft_tokens=3"]
+    for record in records:
+        assert set(record) >= PROMISED
+        assert record["identical"] == 1.0
+        assert record["exactness"] == "exact"
+        assert record["new_tokens"] == 24
+        assert record["seconds"] > 0
+        assert record["peak_memory_bytes"] > 10_000_000
+        assert record["speedup_min"] <= record["speedup"] <= record["speedup_max"]
+    plain, _, drafted = records
+    assert plain["speedup"] == plain["speedup_min"] == plain["speedup_max"] == 1.0
+    assert plain["acceptance_length"] == 1.0
+    assert plain["target_forwards"] == 24
+    assert drafted["target_forwards"] < 24 / 1.5
+    assert drafted["drafter"] == str(tiny_folder)
+
+
+def test_sampling_gives_the_same_tokens_too(run_json, tiny_folder):
+    records = run_json("bench", tiny_folder, "--accelerators", "copy", "--temperature", "0.7", *FAST)
+    assert [record["identical"] for record in records] == [1.0, 1.0]
+
+
+def test_a_file_of_the_mmspec_benchmark_in_batches(run_json, tiny_folder, pictures, tmp_path):
+    lines = [
+        {"id": "a", "image": pictures[0], "turns": ["what is there ?", "how many ?"], "category": "chart"},
+        {"id": "b", "image": pictures[1], "turns": ["what is there ?"], "category": "chart"},
+        {"id": "c", "image": pictures[1], "turns": ["which colour ?"], "category": "table"},
+    ]
+    path = tmp_path / "bench.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    records = run_json(
+        "bench", tiny_folder, "--accelerators", "copy", "--jsonl", path, "--batch-size", 2, *FAST[2:]
+    )
+    for record in records:
+        assert record["samples"] == 3
+        assert record["new_tokens"] == 4 * 12
+        assert record["identical"] == 1.0
+        assert [part["category"] for part in record["categories"]] == ["chart", "table"]
+        assert [part["samples"] for part in record["categories"]] == [2, 1]
+
+
+def test_a_losing_row_stays_in_the_table(run, tiny_folder):
+    result = run("bench", tiny_folder, "--accelerators", "none,copy", *FAST)
+    assert result.exit_code == 0
+    for word in ("none", "copy", "exact", "100%", "speed-up", "memory"):
+        assert word in result.stdout
+
+
+def test_an_interrupt_reports_what_was_measured(run, tiny_folder, monkeypatch):
+    from mmspec.evaluation import speed
+
+    measure = speed.measure
+
+    def interrupted(*arguments, **options):
+        for count, measured in enumerate(measure(*arguments, **options)):
+            yield measured
+            if count == 2:  # both accelerators on the first example, one of them on the second
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(speed, "measure", interrupted)
+    result = run("bench", tiny_folder, "--accelerators", "copy", *FAST, "--json")
+    assert result.exit_code == 130
+    assert [record["samples"] for record in json.loads(result.stdout)] == [1, 1]

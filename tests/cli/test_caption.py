@@ -1,0 +1,70 @@
+"""`mmspec caption`."""
+
+import pytest
+
+
+@pytest.mark.parametrize("accelerator", ["none", "copy", "draft_model:num_draft_tokens=3"])
+def test_captions_are_those_of_plain_decoding(run_json, tiny_folder, pictures, accelerator):
+    records = run_json(
+        "caption", *pictures, "--model", tiny_folder, "--accelerator", accelerator, "--drafter", tiny_folder,
+        "--compare", "--max-new-tokens", 16,
+    )  # fmt: skip
+    assert [record["image"] for record in records] == pictures
+    for record in records:
+        assert record["identical"] is True
+        assert record["new_tokens"] == 16
+        assert record["plain"]["target_forwards"] == 16
+        assert record["target_forwards"] <= 16
+        assert record["exactness"] == "exact"
+
+
+def test_text_goes_to_stdout_and_figures_to_stderr(run, tiny_folder, pictures):
+    result = run("caption", pictures[0], "--model", tiny_folder, "--max-new-tokens", 8)
+    assert len(result.stdout.split()) >= 4
+    assert "forwards" not in result.stdout
+    assert "target forwards" in result.stderr
+
+
+def test_several_pictures_are_told_apart(run, tiny_folder, pictures):
+    result = run("caption", *pictures, "--model", tiny_folder, "--max-new-tokens", 8)
+    lines = result.stdout.splitlines()
+    assert [line.split(": ")[0] for line in lines] == pictures
+
+
+def test_the_stream_joins_to_the_text(run, tiny_folder, pictures):
+    common = ["caption", pictures[0], "--model", tiny_folder, "--max-new-tokens", 12]
+    assert run(*common, "--stream").stdout == run(*common).stdout
+
+
+def test_without_a_picture_a_scene_is_described(run_json, tiny_folder):
+    (record,) = run_json("caption", "--model", tiny_folder, "--max-new-tokens", 4)
+    assert record["image"].startswith("scene ")
+
+
+def test_a_difference_is_exit_code_1(run, tiny_folder, pictures, monkeypatch):
+    from mmspec.acceptance.matching import SampleAndMatch
+    from tests.evaluation.planted import accept_everything
+
+    monkeypatch.setattr(SampleAndMatch, "verify", accept_everything)
+    result = run("caption", *pictures, "--model", tiny_folder, "--compare", "--max-new-tokens", 32)
+    assert result.exit_code == 1
+    assert "NOT the tokens of plain decoding" in result.stderr
+
+
+def test_an_interrupt_keeps_what_is_done(run, tiny_folder, pictures, monkeypatch):
+    import json
+
+    from mmspec.cli import caption
+
+    decode, calls = caption._decode, []
+
+    def interrupted(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return decode(*arguments, **options)
+
+    monkeypatch.setattr(caption, "_decode", interrupted)
+    result = run("caption", *pictures, "--model", tiny_folder, "--max-new-tokens", 4, "--json")
+    assert result.exit_code == 130
+    assert [record["image"] for record in json.loads(result.stdout)] == pictures[:1]

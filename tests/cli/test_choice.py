@@ -1,0 +1,26 @@
+"""Accelerators as they are written on the command line."""
+
+import pytest
+
+from mmspec.cli.choice import parse_choice, parse_choices
+from mmspec.errors import InputError
+
+
+def test_options_are_typed():
+    choice = parse_choice("draft_model:num-draft-tokens=3:acceptance=greedy:x=0.5:y=true")
+    assert (choice.name, choice.label) == (
+        "draft_model",
+        "draft_model:num-draft-tokens=3:acceptance=greedy:x=0.5:y=true",
+    )
+    assert choice.options == {"num_draft_tokens": 3, "acceptance": "greedy", "x": 0.5, "y": True}
+    assert choice.needs_draft_model
+
+
+def test_a_list_keeps_its_order_and_drops_repeats():
+    assert [choice.label for choice in parse_choices("copy, none,copy")] == ["copy", "none"]
+
+
+@pytest.mark.parametrize("text", ["", " , ", "copy:", "copy:a", "copy:=3", "nothing"])
+def test_what_cannot_be_read_is_refused(text):
+    with pytest.raises(InputError):
+        parse_choices(text)

@@ -1,0 +1,39 @@
+"""`mmspec doctor` and `mmspec scenes`."""
+
+import pytest
+from PIL import Image
+
+
+def test_doctor_names_what_is_here_and_what_is_not(run_json, no_reference_models):
+    findings = run_json("doctor")
+    assert {package["name"] for package in findings["packages"]} >= {"torch", "transformers"}
+    assert all(package["ok"] for package in findings["packages"])
+    for package in findings["optional"]:
+        assert package["ok"] or package["remedy"]
+    assert findings["devices"][0]["name"] == "cpu"
+    accelerators = {accelerator["name"]: accelerator for accelerator in findings["accelerators"]}
+    assert accelerators["none"]["exactness"] == "exact"
+    assert "--drafter" in accelerators["draft_model"]["needs"]
+    assert not any(model["ok"] for model in findings["reference_models"])
+
+
+def test_doctor_prints_every_line_without_colours(run, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    result = run("doctor")
+    assert "accelerator copy" in result.stdout
+    assert "device cpu" in result.stdout
+    assert "\x1b[3" not in result.stdout  # NO_COLOR is set by `run`
+
+
+def test_scenes_draws_a_sheet(run, tmp_path):
+    path = tmp_path / "deep" / "sheet.png"
+    assert run("scenes", "--out", path, "--count", 2).stdout == f"{path}\n"
+    assert Image.open(path).width > 200
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_scenes_are_the_same_for_a_seed(run, tmp_path, seed):
+    paths = [tmp_path / "a.png", tmp_path / "b.png"]
+    for path in paths:
+        run("scenes", "--out", path, "--count", 1, "--seed", seed)
+    assert paths[0].read_bytes() == paths[1].read_bytes()

@@ -1,0 +1,77 @@
+"""The outermost frame: what becomes of errors, and of a real process."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mmspec.cli import main
+from tests.packaging.source_tree import ROOT
+
+
+@pytest.fixture
+def fails(monkeypatch, capsys):
+    """Run main() with arguments that it refuses; returns its one line."""
+
+    def invoke(*arguments):
+        monkeypatch.setattr(sys, "argv", ["mmspec", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        assert exit_.value.code == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        lines = [line for line in captured.err.splitlines() if not line.startswith("loading")]
+        assert len(lines) == 1
+        assert lines[0].startswith("error: ")
+        return lines[0]
+
+    return invoke
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "x", "--accelerators", "none,copi"], "did you mean 'copy'"),
+        (["check", "x", "--accelerator", "draft_modle"], "did you mean 'draft_model'"),
+        (["caption", "x.png", "--accelerator", "copy:oops", "--model", "x"], "name=value"),
+        (["check", "x", "--accelerator", "draft_model"], "--drafter"),
+        (["check", "/no/such/folder"], "folder that holds a checkpoint"),
+        (["check", "x", "--dtype", "bfloat"], "did you mean 'bfloat16'"),
+        (["scenes", "--out", "/proc/none/x.png"], "--out"),
+        (["train", "vlm", "--out", "x", "--size", "bas"], "did you mean 'base'"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_2(fails, arguments, message):
+    assert message in fails(*arguments)
+
+
+def test_a_misspelt_option_of_an_accelerator_is_named(fails, tiny_folder):
+    message = fails("check", tiny_folder, "--accelerator", "copy:max_draft_token=3", "--samples", 1)
+    assert "max_draft_token" in message
+    assert "allowed" in message
+
+
+def test_a_missing_picture_is_named(fails, tiny_folder):
+    assert "zz.png" in fails("caption", "zz.png", "--model", tiny_folder)
+
+
+def test_without_reference_models_the_error_says_where_they_come_from(fails, no_reference_models):
+    assert "comes with a clone" in fails("bench")
+
+
+def test_a_real_process_from_another_folder(tiny_folder, pictures, tmp_path):
+    command = [sys.executable, "-m", "mmspec", "caption", pictures[0], "--model", str(tiny_folder)]
+    done = subprocess.run(
+        [*command, "--max-new-tokens", "8", "--compare", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (record,) = json.loads(done.stdout)
+    assert record["identical"] is True
+    assert record["new_tokens"] == 8
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,22 @@
+"""Acceptance rules with a planted bug, which the checks must find."""
+
+import torch
+
+from mmspec.decoding.verdict import Verdict, take
+
+
+def accept_everything(self, draft, scores, random, emitted):
+    """Takes every valid draft token unseen."""
+    node = torch.where(draft.valid, draft.depth, 0).argmax(-1)
+    return Verdict.at(draft, node, take(scores.choose(draft, random, emitted), node))
+
+
+def stale_noise(self, draft, scores, random, emitted):
+    """Draws the first place of a block with the noise of an earlier one; greedy decoding has none."""
+    stale, right = (scores.choose(draft, random, emitted - shift) for shift in (draft.max_depth, 0))
+    choice = torch.cat([stale[:, :1], right[:, 1:]], dim=1)
+    matches = draft.valid & (draft.tokens == choice.gather(1, draft.parents))
+    matches[:, 0] = True
+    reached = (matches[:, None, :] | ~draft.ancestors).all(-1)
+    node = torch.where(reached, draft.depth, -1).argmax(-1)
+    return Verdict.at(draft, node, take(choice, node))

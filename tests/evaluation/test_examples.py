@@ -1,0 +1,81 @@
+"""What is asked: scenes, the user's own, and JSON lines."""
+
+import json
+
+import pytest
+
+from mmspec.errors import InputError
+from mmspec.evaluation.examples import TASKS, own_examples, read_examples, scene_examples
+from mmspec.scenes import HELD_OUT_SEEDS
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_scenes_are_held_out_and_the_same_every_time(task):
+    one, other = scene_examples(task, 3), scene_examples(task, 3)
+    assert [example.turns for example in one] == [example.turns for example in other]
+    assert [[image.tobytes() for image in example.images] for example in one] == [
+        [image.tobytes() for image in example.images] for example in other
+    ]
+    assert all(int(example.identifier.removeprefix("scene ")) in HELD_OUT_SEEDS for example in one)
+    assert all(len(example.images) == (4 if task == "clip" else 1) for example in one)
+
+
+def test_mixed_scenes_have_three_categories():
+    assert {example.category for example in scene_examples("mixed", 6)} == {"caption", "describe", "question"}
+
+
+def test_other_seeds_give_other_scenes():
+    assert scene_examples("caption", 1, seed=1)[0].identifier != scene_examples("caption", 1)[0].identifier
+
+
+@pytest.mark.parametrize(
+    ("task", "count", "seed"), [("captions", 1, 0), ("caption", 0, 0), ("caption", 1, -1)]
+)
+def test_impossible_scenes_are_refused(task, count, seed):
+    with pytest.raises(InputError):
+        scene_examples(task, count, seed)
+
+
+def test_prompts_and_pictures_are_paired():
+    assert [(e.turns[0], e.images) for e in own_examples(["p"], ["a", "b"])] == [("p", ("a",)), ("p", ("b",))]
+    assert [(e.turns[0], e.images) for e in own_examples(["p", "q"], ["a"])] == [("p", ("a",)), ("q", ("a",))]
+    assert [(e.turns[0], e.images) for e in own_examples(["p"], [])] == [("p", ())]
+    with pytest.raises(InputError, match="2 prompts for 3 images"):
+        own_examples(["p", "q"], ["a", "b", "c"])
+
+
+def test_lines_of_the_mmspec_benchmark(tmp_path):
+    path = tmp_path / "x.jsonl"
+    lines = [
+        {"id": 7, "image": "pictures/a.png", "turns": ["one", "two"], "category": "chart", "topic": "sales"},
+        {"prompt": "three", "image": None},
+        {"turns": ["four"], "image": ["https://example.com/a.png", "b.png"], "topic": "sales"},
+    ]
+    path.write_text("\n\n".join(map(json.dumps, lines)) + "\n")
+    first, second, third = read_examples(path)
+    assert first.turns == ("one", "two")
+    assert first.images == (str(tmp_path / "pictures/a.png"),)
+    assert (first.category, first.identifier) == ("chart", "7")
+    assert (second.turns, second.images) == (("three",), ())
+    assert third.images == ("https://example.com/a.png", str(tmp_path / "b.png"))
+    assert third.category == "sales"
+    assert len(read_examples(path, 2)) == 2
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "3", "{}", '{"turns": []}', '{"turns": [1]}', '{"turns": ["a"], "image": 3}']
+)
+def test_a_bad_line_is_named_by_its_number(tmp_path, line):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"turns": ["a"]}\n' + line)
+    with pytest.raises(InputError, match=r"x\.jsonl:2"):
+        read_examples(path)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\n \n", b"\xff\xfe"])
+def test_a_file_without_lines_is_refused(tmp_path, content):
+    path = tmp_path / "x.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match="jsonl"):
+        read_examples(path)
