@@ -1,0 +1,173 @@
+"""Greedy output through the loop is that of `generate`, token by token, for every family and request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from mmspec.accelerators import Accelerator, build_accelerator
+from mmspec.decoding.sequences import Stopping
+from mmspec.errors import InputError
+from mmspec.targets import VisionLanguageTarget
+from tests.targets.loop import Run, decode, generate, interleave, oracle
+from tests.tiny_models import (
+    HAS_VIDEO,
+    VISION_LANGUAGE_FAMILIES,
+    VOCABULARY_SIZE,
+    encode,
+    tiny_clip,
+    tiny_pictures,
+    user_message,
+)
+
+NEW_TOKENS = 64
+STOPPING = Stopping(NEW_TOKENS)
+DEPTH = 4
+QUESTION = "what is there ?"
+PICTURES = tiny_pictures()
+MESSAGES = {
+    "one image": user_message(QUESTION, PICTURES[:1]),
+    "another image": user_message("which colour is it ?", PICTURES[3:]),
+    "two images": user_message(QUESTION, PICTURES[1:3]),
+    "no image": user_message(QUESTION),
+    "video": user_message(QUESTION, videos=[tiny_clip()]),
+    "several turns": [
+        *user_message(QUESTION, PICTURES[:1]),
+        {"role": "assistant", "content": [{"type": "text", "text": "a red circle"}]},
+        *user_message("and there ?", PICTURES[2:3]),
+    ],
+}
+ACCELERATORS = ["none", "copy", "oracle 0 %", "oracle 30 %", "oracle 100 %"]
+
+
+@dataclass
+class Family:
+    """A model with the inputs and reference outputs of all requests."""
+
+    name: str
+    model: PreTrainedModel
+    inputs: dict[str, dict[str, Any]]
+
+    @cached_property
+    def target(self) -> VisionLanguageTarget:
+        return VisionLanguageTarget(self.model)
+
+    @cached_property
+    def reference(self) -> dict[str, list[int]]:
+        return {case: generate(self.model, inputs, NEW_TOKENS) for case, inputs in self.inputs.items()}
+
+    def accelerator(self, name: str, *cases: str) -> Accelerator:
+        """The accelerator of a test, for a batch of these requests."""
+        if not name.startswith("oracle"):
+            return build_accelerator(name)
+        corruption = int(name.split()[1]) / 100
+        inputs, answers = zip(*((self.inputs[case], self.reference[case]) for case in cases), strict=True)
+        return oracle(inputs, answers, DEPTH, VOCABULARY_SIZE, corruption)
+
+    def decode(self, name: str, *cases: str) -> Run:
+        """Decode a batch of these requests to the end."""
+        inputs = [self.inputs[case] for case in cases]
+        return decode(self.target, self.accelerator(name, *cases), inputs, STOPPING)
+
+    def run(self, name: str, case: str) -> Run:
+        """A request that is not decoded yet."""
+        return Run(self.target, self.accelerator(name, case), [self.inputs[case]], STOPPING)
+
+
+@pytest.fixture(scope="module", params=list(VISION_LANGUAGE_FAMILIES))
+def family(request: pytest.FixtureRequest) -> Iterator[Family]:
+    model, processor = VISION_LANGUAGE_FAMILIES[request.param]()
+    cases = {case: m for case, m in MESSAGES.items() if case != "video" or request.param in HAS_VIDEO}
+    yield Family(request.param, model, {case: dict(encode(processor, m)) for case, m in cases.items()})
+
+
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
+def test_greedy_output_is_that_of_generate(family: Family, accelerator: str) -> None:
+    for case, reference in family.reference.items():
+        run = family.decode(accelerator, case)
+        assert run.outputs == [reference], case
+        if accelerator == "oracle 0 %":
+            full, rest = divmod(NEW_TOKENS - 1, DEPTH + 1)
+            assert run.stats.rounds == [full + bool(rest)], case
+        if accelerator in ("none", "oracle 100 %"):
+            assert run.stats.rounds == [NEW_TOKENS - 1] and run.stats.accepted == [0], case
+
+
+@pytest.mark.parametrize("accelerator", ["copy", "oracle 30 %"])
+def test_ragged_batch_equals_its_rows_alone(family: Family, accelerator: str) -> None:
+    cases = ["one image", "two images", "no image"]
+    assert family.decode(accelerator, *cases).outputs == [family.reference[case] for case in cases]
+
+
+@pytest.mark.parametrize("accelerator", ["none", "oracle 30 %"])
+def test_requests_in_turns_do_not_disturb_each_other(family: Family, accelerator: str) -> None:
+    cases = ["one image", "no image", "two images"]
+    runs = [family.run(accelerator, case) for case in cases]
+    interleave(*runs)
+    assert [run.outputs[0] for run in runs] == [family.reference[case] for case in cases]
+
+
+def test_a_generate_call_in_between_changes_nothing(family: Family) -> None:
+    run = family.run("oracle 30 %", "one image")
+    steps = iter(run)
+    next(steps), next(steps)
+    generate(family.model, family.inputs["two images"], 2)
+    for _ in steps:
+        pass
+    assert run.outputs == [family.reference["one image"]]
+
+
+def test_no_state_is_left_on_the_module(family: Family) -> None:
+    def attributes() -> dict[tuple[str, str], int]:
+        return {
+            (name, key): len(value) if key.endswith("_hooks") else id(value)
+            for name, module in family.model.named_modules()
+            for key, value in vars(module).items()
+        }
+
+    generate(family.model, family.inputs["one image"], 2)
+    before = attributes()
+    family.decode("oracle 30 %", "two images")
+    assert attributes() == before
+
+
+def test_eager_attention_gives_the_same(family: Family) -> None:
+    model, _ = VISION_LANGUAGE_FAMILIES[family.name]()
+    model.set_attn_implementation("eager")
+    eager = Family(family.name, model, family.inputs)
+    assert eager.decode("oracle 30 %", "two images").outputs == [eager.reference["two images"]]
+
+
+def test_m_rope_positions_are_those_of_the_longer_prompt(family: Family) -> None:
+    rope_index = getattr(family.model.model, "get_rope_index", None)
+    if rope_index is None:
+        pytest.skip("linear positions")
+    for case, inputs in family.inputs.items():
+        positions, offset = family.target.positions(inputs)
+        length = inputs["input_ids"].shape[1]
+        words = torch.tensor([family.reference[case]])
+        longer = {
+            **inputs,
+            "input_ids": torch.cat([inputs["input_ids"], words], 1),
+            "mm_token_type_ids": torch.cat([inputs["mm_token_type_ids"], torch.zeros_like(words)], 1),
+            "attention_mask": torch.ones(1, length + NEW_TOKENS, dtype=torch.long),
+        }
+        media = {k: v for k, v in longer.items() if k.endswith(("grid_thw", "grid_ts"))}
+        expected, _ = rope_index(longer["input_ids"], longer["mm_token_type_ids"], **media)
+        assert torch.equal(expected[:, :, :length], positions.expand(3, 1, length)), case
+        after = torch.arange(length, length + NEW_TOKENS) + offset
+        assert torch.equal(expected[:, 0, length:], after.expand(3, -1)), case
+
+
+def test_pictures_without_token_types_are_refused(family: Family) -> None:
+    if not hasattr(family.model.model, "get_rope_index"):
+        pytest.skip("linear positions")
+    inputs = {k: v for k, v in family.inputs["one image"].items() if k != "mm_token_type_ids"}
+    with pytest.raises(InputError, match="mm_token_type_ids"):
+        decode(family.target, build_accelerator("none"), [inputs], STOPPING)
