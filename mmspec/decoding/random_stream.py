@@ -52,7 +52,7 @@ class RandomStream:
         Raises:
             InputError: a seed outside [0, 2^64), or a list of another length than the batch.
         """
-        seeds = [seed] * rows if isinstance(seed, int) else list(seed)
+        seeds = list(seed) if isinstance(seed, Sequence) else [seed] * rows
         if len(seeds) != rows:
             raise InputError("seed", seeds, f"one integer, or one for each of the {rows} rows")
         for value in seeds:
