@@ -75,7 +75,8 @@ def caption(
         examples = own_examples([prompt], images)
     else:
         examples = [replace(example, turns=(prompt,)) for example in scene_examples("caption", 1, seed)]
-        note(f"no picture named: {examples[0].identifier}, which mmspec scenes draws with its true caption")
+        seen = examples[0].identifier.replace("scene", "scenes --seed")
+        note(f"no picture named: a held-out scene is taken, which mmspec {seen} --count 1 draws")
     pipe = load_pipeline(source, dtype=dtype, device=device)
     plain = contender(pipe, "none")
     accelerated = contender(pipe, choice.name, **options)

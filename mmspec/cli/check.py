@@ -39,7 +39,7 @@ def check(
     jsonl: JsonLines = None,
     task: Task = "mixed",
     samples: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 6,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to compare of each.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to compare of each.")] = 128,
     temperature: Annotated[float, typer.Option(min=1e-4, help="Of the sampled comparison.")] = 1.0,
     seed: Seed = 0,
     batch_size: BatchSize = 1,

@@ -41,8 +41,10 @@ def vlm(
     """
     from mmspec.cli.loading import reference_model
     from mmspec.evaluation.scenes import FIRST_SEED, score_vlm
+    from mmspec.pipelines.checkpoint import load_config
 
     source = model or reference_model()
+    load_config(source)  # refuses what is no checkpoint, in one line
     first = FIRST_SEED if seed is None else seed
     scores = score_vlm(source, scenes, first, descriptions=descriptions, batch_size=batch_size)
     if card:

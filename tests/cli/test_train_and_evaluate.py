@@ -1,0 +1,57 @@
+"""`mmspec train vlm` and `mmspec evaluate vlm`: the options arrive, and the two fit each other."""
+
+import pytest
+
+from tests.packaging.source_tree import ROOT
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path):
+    """What `train_vlm` is called with."""
+    called = {}
+
+    def train_vlm(out, **options):
+        called.update(options, out=out)
+        return out
+
+    monkeypatch.setattr("mmspec.training.vlm.train_vlm", train_vlm)
+    return called
+
+
+def test_training_options_arrive(run, trained, tmp_path):
+    result = run("train", "vlm", "--out", tmp_path / "x", "--size", "small", "--minutes", "2.5", "--resume")
+    assert result.exit_code == 0
+    assert result.stdout == f"{tmp_path / 'x'}\n"
+    assert trained["out"] == tmp_path / "x"
+    assert (trained["size"], trained["minutes"], trained["resume"]) == ("small", 2.5, True)
+
+
+def test_training_options_exist(trained, run, tmp_path, monkeypatch):
+    """Every keyword that the command passes is one that the trainer has."""
+    import inspect
+
+    run("train", "vlm", "--out", tmp_path / "x")
+    monkeypatch.undo()
+    from mmspec.training.vlm import train_vlm
+
+    assert set(trained) <= set(inspect.signature(train_vlm).parameters)
+
+
+def test_scores_are_shares(run_json, tiny_folder):
+    scores = run_json("evaluate", "vlm", tiny_folder, "--scenes", 1, "--no-descriptions")
+    assert scores["model"] == str(tiny_folder)
+    assert 0.0 <= scores["captions"] <= 1.0
+    assert scores["scenes"] == 1
+
+
+def test_scores_are_a_table(run, tiny_folder):
+    result = run("evaluate", "vlm", tiny_folder, "--scenes", 1, "--no-descriptions")
+    assert "captions" in result.stdout
+    assert "0.0%" in result.stdout
+
+
+def test_what_is_no_checkpoint_is_refused(run):
+    from mmspec.errors import CheckpointError
+
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        run("evaluate", "vlm", ROOT / "mmspec")
