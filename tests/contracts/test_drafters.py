@@ -1,0 +1,200 @@
+"""What every registered drafter must do; the oracles of the tests run along as the extremes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.decoding.draft import Draft, DraftKind, check_tree
+from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters import DRAFTERS
+from mmspec.targets import CausalTarget
+from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
+from tests.contracts.running import decode, futures, generate, random_prompts
+from tests.oracles import AdversarialDrafter, OracleDrafter, RandomTreeDrafter
+from tests.tiny_models import tiny_llama, tiny_lm
+
+MANY = random_prompts(20, seed=1)
+SAMPLER = Sampler(temperature=0.9, top_p=0.95)
+LENGTHS = (1, 2, 3, 8, 32)
+
+
+@functools.cache
+def greedy_answers() -> list[list[int]]:
+    return [generate(llama().model, prompt) for prompt in MANY]
+
+
+@functools.cache
+def sampled_answers() -> dict[tuple[int, ...], list[int]]:
+    return futures(precise(), PROMPTS, SAMPLER, max_new_tokens=40, seed=[7, 8, 9])
+
+
+@functools.cache
+def neighbour(dtype: torch.dtype) -> CausalTarget:
+    """The target with a little noise on its weights: a draft model that is often right."""
+    model = tiny_llama() if dtype == torch.float32 else tiny_lm()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.03 * torch.randn(parameter.shape, generator=generator, dtype=dtype)
+    return CausalTarget(model)
+
+
+# name -> builder(draft length, dtype of the target); a newly registered drafter needs a line here
+REGISTERED: dict[str, Callable[[int, torch.dtype], Drafter]] = {
+    "none": lambda length, dtype: DRAFTERS["none"](),
+    "copy": lambda length, dtype: DRAFTERS["copy"](length, min_match=1),  # type: ignore[call-arg]
+    "draft_model": lambda length, dtype: DRAFTERS["draft_model"](neighbour(dtype), length),  # type: ignore[call-arg]
+    "draft_model, greedy": lambda length, dtype: DRAFTERS["draft_model"](  # type: ignore[call-arg]
+        neighbour(dtype), length, "greedy"
+    ),
+    "draft_model, sampled": lambda length, dtype: DRAFTERS["draft_model"](  # type: ignore[call-arg]
+        neighbour(dtype), length, "sampled"
+    ),
+}
+ORACLES: dict[str, Callable[[int, torch.dtype], Drafter]] = {
+    "oracle": lambda length, dtype: OracleDrafter(sampled_answers(), length, VOCABULARY),
+    "oracle, 30 % wrong": lambda length, dtype: OracleDrafter(sampled_answers(), length, VOCABULARY, 0.3),
+    "oracle tree": lambda length, dtype: OracleDrafter(
+        sampled_answers(), length, VOCABULARY, 0.1, siblings=2
+    ),
+    "adversary": lambda length, dtype: AdversarialDrafter(sampled_answers(), length, VOCABULARY),
+    "random trees": lambda length, dtype: RandomTreeDrafter(length + 1, VOCABULARY, hints=sampled_answers()),
+}
+
+
+class Inspected(Drafter, DraftSession):
+    """A drafter whose drafts are examined on their way."""
+
+    def __init__(self, inner: Drafter, limit: int) -> None:
+        self.limit = limit
+        self.inner, self.kind, self.max_nodes, self.taps = inner, inner.kind, inner.max_nodes, inner.taps
+
+    def start(
+        self, requests: Sequence[Request], prefill: TargetOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        self.prompts = [len(request.prompt_tokens) for request in requests]
+        self.session = self.inner.start(requests, prefill, sampler, random)
+        return self
+
+    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
+        for row, tokens in enumerate(history):
+            if len(tokens) - self.prompts[row] < self.limit:  # what a finished row is told does not matter
+                assert root[row] == tokens[-1] and emitted[row] == len(tokens) - self.prompts[row]
+        draft = self.session.propose(root, emitted, history)
+        rows, nodes = draft.tokens.shape
+        assert draft.kind is self.kind and nodes <= self.max_nodes and rows == len(history)
+        assert torch.equal(draft.tokens[:, 0], root) and draft.valid[:, 0].all()
+        depths = [check_tree(parents) for parents in draft.parents.tolist()]
+        assert draft.max_depth == max(map(max, depths)) and torch.equal(draft.depth, torch.tensor(depths))
+        assert int((draft.children >= 0).sum(-1).max()) <= draft.max_children
+        assert self.inner.branches or draft.is_chain
+        assert (draft.tokens >= 0).all() and (draft.tokens < VOCABULARY).all()
+        assert (draft.q is None) == (draft.kind in (DraftKind.POINT, DraftKind.COUPLED))
+        if draft.q is not None:
+            assert torch.allclose(draft.q[:, 1:].sum(-1), torch.ones_like(draft.q[:, 1:, 0]))
+            assert (draft.q.gather(-1, draft.tokens[:, :, None])[:, 1:] > 0).all(), "no token that q excludes"
+        return draft
+
+
+def test_every_registered_drafter_is_tested_here() -> None:
+    assert {name.split(",")[0] for name in REGISTERED} == set(DRAFTERS)
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_greedy_output_is_that_of_generate_on_twenty_prompts(name: str) -> None:
+    """G1: 20 ragged prompts of 64 tokens in one batch, and some of them alone."""
+    drafter = REGISTERED[name](5, torch.float32)
+    assert decode(llama(), MANY, drafter).outputs == greedy_answers()
+    for row in (0, 7, 13):
+        assert decode(llama(), [MANY[row]], drafter).outputs == [greedy_answers()[row]]
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_drafts_are_well_formed(name: str) -> None:
+    for sampler in (Sampler(), SAMPLER):
+        inspected = Inspected(REGISTERED[name](4, torch.float64), 24)
+        decode(precise(), PROMPTS, inspected, sampler=sampler, max_new_tokens=24)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("name", [*REGISTERED, *ORACLES])
+def test_sampling_is_bitwise_that_of_plain_decoding(name: str, length: int) -> None:
+    """Gumbel-exact for every draft length, chains and trees, batches of one and of three."""
+    drafter = (REGISTERED | ORACLES)[name](length, torch.float64)
+    expected = list(sampled_answers().values())
+    seeds = [7, 8, 9]
+    run = decode(precise(), PROMPTS, drafter, sampler=SAMPLER, max_new_tokens=40, seed=seeds)
+    assert run.outputs == expected
+    row = length % 3
+    alone = decode(precise(), [PROMPTS[row]], drafter, sampler=SAMPLER, max_new_tokens=40, seed=[seeds[row]])
+    assert alone.outputs == [expected[row]]
+
+
+@pytest.mark.parametrize("depth", LENGTHS[:4])
+@pytest.mark.parametrize("siblings", [0, 2])
+def test_an_oracle_is_accepted_whole_and_an_adversary_never(depth: int, siblings: int) -> None:
+    """G3: acceptance length depth + 1 in full rounds, and 1 with the right text all the same."""
+    rounds = 3
+    length = 1 + rounds * (depth + 1)
+    known = {tuple(prompt): output for prompt, output in zip(MANY[:3], greedy_answers(), strict=False)}
+    expected = [output[:length] for output in known.values()]
+    oracle = OracleDrafter(known, depth, VOCABULARY, siblings=siblings)
+    run = decode(llama(), MANY[:3], oracle, max_new_tokens=length)
+    assert run.outputs == expected
+    assert run.stats.acceptance_length == depth + 1 and run.stats.target_forwards == rounds + 1
+    assert run.stats.accepted_histogram == {depth: 3 * rounds}
+    adversary = AdversarialDrafter(known, depth, VOCABULARY, siblings)
+    run = decode(llama(), MANY[:3], adversary, max_new_tokens=length)
+    assert run.outputs == expected
+    assert run.stats.acceptance_length == 1.0 and run.stats.acceptance_rate == 0.0
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_rows_keep_their_answers_when_they_change_places(name: str) -> None:
+    drafter = REGISTERED[name](3, torch.float64)
+    seeds = [7, 8, 9]
+    for order in ([2, 0, 1], [1, 2], [0, 0, 1]):
+        prompts = [PROMPTS[row] for row in order]
+        run = decode(
+            precise(), prompts, drafter, None, SAMPLER, max_new_tokens=40, seed=[seeds[row] for row in order]
+        )
+        assert run.outputs == [sampled_answers()[tuple(prompt)] for prompt in prompts], f"order {order}"
+
+
+def test_a_list_of_seeds_reproduces_single_calls_and_rows_of_one_seed_differ() -> None:
+    prompt = PROMPTS[0]
+    singles = [
+        decode(precise(), [prompt], sampler=SAMPLER, max_new_tokens=12, seed=s).outputs[0] for s in (3, 5)
+    ]
+    assert decode(precise(), [prompt] * 2, sampler=SAMPLER, max_new_tokens=12, seed=[3, 5]).outputs == singles
+    rows = decode(precise(), [prompt] * 3, sampler=SAMPLER, max_new_tokens=12, seed=3).outputs
+    assert rows[0] == singles[0] and rows[1] != rows[0] and rows[2] != rows[1]
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_a_call_leaves_generators_and_flags_as_they_were(name: str) -> None:
+    def world() -> tuple[object, ...]:
+        return (
+            torch.get_rng_state().tolist(),
+            torch.get_default_dtype(),
+            torch.get_num_threads(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cudnn.deterministic,
+            torch.backends.cudnn.benchmark,
+            torch.get_float32_matmul_precision(),
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+        )
+
+    torch.manual_seed(123)
+    before = world()
+    decode(precise(), PROMPTS, REGISTERED[name](3, torch.float64), sampler=SAMPLER, max_new_tokens=8)
+    assert world() == before

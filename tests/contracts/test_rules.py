@@ -1,0 +1,112 @@
+"""What every registered acceptance rule must do, with every kind of draft it says it is sound for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmspec.accelerators import is_sound
+from mmspec.acceptance import ACCEPTANCE_RULES
+from mmspec.acceptance.rejection import SpeculativeSampling
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import Drafter
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler, Scores
+from tests.contracts import laws
+from tests.contracts.checks import PROMPTS, VOCABULARY, llama
+from tests.contracts.running import decode, generate
+from tests.contracts.toy import dirichlet, toy_law, toy_target
+from tests.oracles import OracleDrafter, RandomTreeDrafter, SampledTreeDrafter
+
+IID, WITHOUT = DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
+SOUND = [
+    (name, kind)
+    for name in ACCEPTANCE_RULES
+    for kind in DraftKind
+    if kind in ACCEPTANCE_RULES[name].sound_for
+]
+EXACT = [
+    (name, kind)
+    for name, kind in SOUND
+    if ACCEPTANCE_RULES[name].exactness == "exact" and not ACCEPTANCE_RULES[name].greedy_only
+]
+
+
+def drafters_of(kind: DraftKind, vocabulary: int) -> list[Drafter]:
+    """Chains and trees of one kind."""
+    if kind in (IID, WITHOUT):
+        law = toy_law() if vocabulary == 6 else dirichlet(vocabulary, vocabulary, seed=3)
+        return [SampledTreeDrafter(law, widths, kind) for widths in ((1, 1, 1), (3, 2))]
+    random_trees = RandomTreeDrafter(6, vocabulary)
+    random_trees.kind = kind
+    if vocabulary == 6:
+        return [random_trees]
+    known = {tuple(prompt): generate(llama().model, prompt, 24) for prompt in PROMPTS}
+    oracles = [OracleDrafter(known, 4, vocabulary, 0.2, siblings, kind) for siblings in (0, 1)]
+    return [random_trees, *oracles]
+
+
+@pytest.mark.parametrize(("name", "kind"), SOUND)
+def test_greedy_decoding_gives_the_arg_max_whatever_was_drafted(name: str, kind: DraftKind) -> None:
+    expected = [generate(llama().model, prompt, 24) for prompt in PROMPTS]
+    drafters = [d for d in drafters_of(kind, VOCABULARY) if is_sound(ACCEPTANCE_RULES[name], d)]
+    assert drafters
+    for drafter in drafters:
+        rule = ACCEPTANCE_RULES[name]()
+        assert decode(llama(), PROMPTS, drafter, rule, max_new_tokens=24).outputs == expected, type(drafter)
+
+
+@pytest.mark.parametrize(("name", "kind"), EXACT)
+def test_exact_rules_keep_the_targets_law(name: str, kind: DraftKind) -> None:
+    rule = ACCEPTANCE_RULES[name]()
+    drafter = [d for d in drafters_of(kind, 6) if is_sound(type(rule), d)][-1]
+    laws.check_law(toy_target(), drafter, rule, Sampler(temperature=0.8, top_k=5), seeds=laws.SEEDS[1:2])
+
+
+@pytest.mark.parametrize("name", list(ACCEPTANCE_RULES))
+def test_a_rule_says_what_it_promises(name: str) -> None:
+    rule = ACCEPTANCE_RULES[name]
+    assert rule.sound_for <= set(DraftKind) and rule.sound_for
+    assert rule.exactness in ("exact", "lossy")
+    assert (rule.bound is None) == (rule.exactness == "exact"), "a lossy rule states its bound"
+
+
+@pytest.mark.parametrize(("name", "kind"), SOUND)
+def test_a_verdict_does_not_depend_on_the_other_rows(name: str, kind: DraftKind) -> None:
+    rule = ACCEPTANCE_RULES[name]()
+    rows, parents = 7, [0, 0, 1, 2] if rule.chains_only else [0, 0, 0, 1]
+    q = dirichlet(rows, 4, 5, seed=1)
+    draft = Draft.tree(q.argmax(-1), parents, kind, q if kind in (IID, WITHOUT) else None)
+    scores = Scores(dirichlet(rows, 4, 5, seed=2).log(), greedy=False)
+    random, emitted = RandomStream.from_seed(3, rows), torch.arange(rows)
+    together = rule.verify(draft, scores, random, emitted)
+    for row in range(rows):
+        one = slice(row, row + 1)
+        alone_draft = Draft.tree(draft.tokens[one], parents, kind, None if draft.q is None else q[one])
+        alone = rule.verify(
+            alone_draft, Scores(scores.logits[one], False), RandomStream(random.keys[one]), emitted[one]
+        )
+        assert alone.accepted == together.accepted[row] and alone.next_token == together.next_token[row]
+        kept = int(alone.accepted) + 1
+        assert alone.path[0, :kept].tolist() == together.path[row, :kept].tolist()
+
+
+@pytest.mark.parametrize(("name", "kind"), SOUND)
+def test_padding_is_never_accepted(name: str, kind: DraftKind) -> None:
+    rule = ACCEPTANCE_RULES[name]()
+    one = torch.nn.functional.one_hot(torch.full((4, 3), 2), 5).double()
+    tokens, valid = torch.full((4, 3), 2), torch.tensor([[True, False, True]] * 4)
+    draft = Draft.chain(tokens, kind, one if kind in (IID, WITHOUT) else None, valid)
+    scores = Scores(one.log().clamp_min(-40.0), greedy=False)
+    verdict = rule.verify(draft, scores, RandomStream.from_seed(0, 4), torch.ones(4, dtype=torch.long))
+    assert verdict.accepted.tolist() == [0] * 4 and verdict.next_token.tolist() == [2] * 4
+
+
+def test_a_rejection_rule_refuses_a_draft_without_its_law() -> None:
+    """Greedy and coupled drafts have no q: a ratio would be made up."""
+    draft = Draft.chain(torch.zeros(1, 2, dtype=torch.long), DraftKind.POINT)
+    scores = Scores(torch.zeros(1, 2, 3), greedy=False)
+    with pytest.raises(TypeError, match="no q"):
+        SpeculativeSampling().verify(
+            draft, scores, RandomStream.from_seed(0, 1), torch.ones(1, dtype=torch.long)
+        )

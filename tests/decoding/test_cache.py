@@ -1,0 +1,122 @@
+"""The ragged cache: what it holds, what it lets a node see, when it moves, and which models it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from mmspec.decoding import cache as cache_module
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.sequences import Sequences
+from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.errors import UnsupportedModelError
+from mmspec.targets import CausalTarget
+from tests.contracts import checks, edge_checks
+from tests.contracts.checks import PROMPTS, VOCABULARY, llama
+from tests.contracts.running import Recorder, decode, generate, random_prompts
+from tests.oracles import OracleDrafter, RandomTreeDrafter
+from tests.tiny_models import REFUSED_TEXT_MODELS, TEXT_MODELS, tiny_llama
+
+
+def test_after_every_round_the_cache_equals_a_fresh_prefill() -> None:
+    checks.cache_equals_a_fresh_prefill()
+
+
+def test_logits_of_a_tree_are_those_of_its_paths_under_sdpa_and_eager() -> None:
+    checks.tree_logits_are_path_logits()
+
+
+def test_siblings_and_probes_are_invisible() -> None:
+    """G6: what stands beside a path, or is only scored, changes no logit of the path by one bit of float32's tenth."""
+    prompts = [{"input_ids": torch.tensor([list(prompt)])} for prompt in PROMPTS]
+    tokens = torch.randint(VOCABULARY, (3, 7), generator=torch.Generator().manual_seed(1))
+    shape = [0, 0, 0, 1, 1, 3, 2]
+    scores = []
+    for junk in (0, 17):
+        state, _ = llama().prefill(prompts, 64)
+        drawn = tokens.clone()
+        drawn[:, [2, 4, 6]] = (drawn[:, [2, 4, 6]] + junk) % VOCABULARY  # not on the path 0, 1, 3, 5
+        scores.append(llama().score(state, Draft.tree(drawn, shape, DraftKind.POINT)).logits[:, [0, 1, 3, 5]])
+    assert torch.equal(scores[0], scores[1])
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_every_layout_of_layers_decodes_as_generate(name: str) -> None:
+    """Full, sliding and mixed layers, learned positions, soft caps; chains, trees and ragged trees."""
+    build: Callable[[], PreTrainedModel] = TEXT_MODELS[name]
+    target = CausalTarget(build())
+    prompts = [*PROMPTS, random_prompts(1, shortest=20, longest=20, seed=2)[0]]  # longer than the window of 8
+    expected = [generate(target.model, prompt, 40) for prompt in prompts]
+    known = {tuple(prompt): output for prompt, output in zip(prompts, expected, strict=True)}
+    for drafter in (
+        None,
+        OracleDrafter(known, 9, VOCABULARY, corruption=0.1),
+        OracleDrafter(known, 4, VOCABULARY, corruption=0.2, siblings=2),
+        RandomTreeDrafter(6, VOCABULARY, hints=known),
+    ):
+        assert decode(target, prompts, drafter, max_new_tokens=40).outputs == expected, type(drafter).__name__
+
+
+def test_a_path_longer_than_the_window_is_measured_in_tokens() -> None:
+    checks.sliding_identity_on_trees()
+
+
+@pytest.mark.parametrize("name", REFUSED_TEXT_MODELS)
+def test_recurrent_models_are_refused_before_any_forward(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = REFUSED_TEXT_MODELS[name]()
+
+    def forward(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("no forward may run")
+
+    monkeypatch.setattr(model, "forward", forward)
+    with pytest.raises(UnsupportedModelError, match="taken back"):
+        CausalTarget(model)
+
+
+def test_attention_that_cannot_be_masked_is_refused_with_what_to_do() -> None:
+    model = tiny_llama()
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(UnsupportedModelError, match="sdpa"):
+        CausalTarget(model)
+
+
+def test_buffers_stay_where_they_are_for_a_whole_call() -> None:
+    target, places = Recorder(tiny_llama()), set()
+
+    def watch(sequences: Sequences) -> None:
+        places.add(tuple(layer.keys.data_ptr() for layer in target.state.cache.layers))
+        places.add(tuple(-layer.values.data_ptr() for layer in target.state.cache.layers))
+
+    known = {tuple(prompt): generate(target.model, prompt, 40) for prompt in PROMPTS}
+    decode(target, PROMPTS, OracleDrafter(known, 3, VOCABULARY, 0.2, siblings=1), max_new_tokens=40, watch=watch)
+    assert len(places) == 2
+
+
+def test_a_cache_that_must_grow_does_so_in_blocks_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft model's cache starts at the size of its prompts and grows as they go on."""
+    monkeypatch.setattr(cache_module, "CAPACITY_BLOCK", 16)
+    target, small = CausalTarget(tiny_llama()), Recorder(tiny_llama())
+    expected = [generate(target.model, prompt, 64) for prompt in PROMPTS]
+    capacities: list[int] = []
+
+    def watch(sequences: Sequences) -> None:
+        capacities.append(small.state.cache.plan.capacity)
+
+    run = decode(target, PROMPTS, DraftModelDrafter(small, 4), max_new_tokens=64, watch=watch)
+    assert run.outputs == expected and run.stats.acceptance_length > 4.5, "a copy of the target is always right"
+    assert capacities == sorted(capacities) and len(set(capacities)) >= 4
+    assert all(capacity % 16 == 0 for capacity in capacities)
+
+
+def test_a_finished_row_never_writes_into_its_neighbour() -> None:
+    edge_checks.finished_rows_leave_the_others_alone()
+
+
+def test_cache_bytes_are_those_of_keys_and_values() -> None:
+    run = decode(llama(), PROMPTS, max_new_tokens=4)
+    heads, width, layers, capacity = 2, 8, 2, 256
+    assert run.stats.cache_bytes == 2 * layers * len(PROMPTS) * capacity * heads * width * 4

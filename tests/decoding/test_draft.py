@@ -1,0 +1,127 @@
+"""Trees: ancestors, depths and children against loops; verdicts; trees that are none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mmspec.decoding.draft import Draft, DraftKind, check_tree
+from mmspec.decoding.verdict import Verdict, take
+from mmspec.errors import InputError
+from tests.oracles import ragged_tree
+
+
+@st.composite
+def ragged_drafts(draw: st.DrawFn) -> Draft:
+    nodes, rows = draw(st.integers(1, 60)), draw(st.integers(1, 3))
+    lean = draw(st.sampled_from([0.0, 0.5, 1.0]))  # 1: chains, 0: any tree
+    seed = draw(st.integers(0, 2**32))
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.arange(nodes)
+    parents = (torch.rand(rows, nodes, generator=generator) * order).long()
+    parents = torch.where(torch.rand(rows, nodes, generator=generator) < lean, order - 1, parents).clamp_min(0)
+    valid = torch.rand(rows, nodes, generator=generator) < 0.8
+    valid[:, 0] = True
+    return ragged_tree(torch.randint(9, (rows, nodes), generator=generator), parents, valid, DraftKind.POINT)
+
+
+def walk_up(parents: list[int], node: int) -> list[int]:
+    """The path from the root to a node."""
+    path = [node]
+    while path[0]:
+        path.insert(0, parents[path[0]])
+    return path
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(ragged_drafts())
+def test_ancestors_and_depths_are_those_of_walking_up(draft: Draft) -> None:
+    for row, parents in enumerate(draft.parents.tolist()):
+        for node in range(len(parents)):
+            path = walk_up(parents, node)
+            assert draft.ancestors[row, node].nonzero()[:, 0].tolist() == sorted(path)
+            assert draft.depth[row, node] == len(path) - 1
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(ragged_drafts())
+def test_children_are_the_valid_ones_in_the_order_they_were_drawn(draft: Draft) -> None:
+    for row, parents in enumerate(draft.parents.tolist()):
+        for node in range(len(parents)):
+            expected = [i for i, p in enumerate(parents) if i and p == node and draft.valid[row, i]]
+            found = draft.children[row, node].tolist()
+            assert found == expected + [-1] * (draft.max_children - len(expected))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(ragged_drafts(), st.integers(0, 2**16))
+def test_a_verdict_at_a_node_is_the_path_to_it(draft: Draft, pick: int) -> None:
+    rows, nodes = draft.tokens.shape
+    node = torch.tensor([(pick + 7 * row) % nodes for row in range(rows)])
+    verdict = Verdict.at(draft, node, torch.zeros(rows, dtype=torch.long))
+    assert verdict.path.shape == (rows, draft.max_depth + 1)
+    for row, parents in enumerate(draft.parents.tolist()):
+        path = walk_up(parents, int(node[row]))
+        assert verdict.accepted[row] == len(path) - 1
+        assert verdict.path[row, : len(path)].tolist() == path
+
+
+def test_a_chain_is_a_tree_with_one_path() -> None:
+    tokens = torch.arange(8).view(2, 4)
+    chain, tree = Draft.chain(tokens, DraftKind.POINT), Draft.tree(tokens, [0, 0, 1, 2], DraftKind.POINT)
+    assert chain.is_chain and tree.is_chain
+    loose = ragged_tree(tokens, tree.parents.clone(), tree.valid, DraftKind.POINT)
+    for name in ("parents", "ancestors", "depth", "children"):
+        assert torch.equal(getattr(chain, name), getattr(tree, name)), name
+        assert torch.equal(getattr(chain, name), getattr(loose, name)), name
+
+
+def test_a_draft_of_the_root_alone_has_no_children() -> None:
+    draft = Draft.chain(torch.tensor([[5]]), DraftKind.POINT)
+    assert draft.max_depth == 0 and draft.max_children == 0 and draft.is_chain
+    assert draft.children.shape == (1, 1, 0) and draft.ancestors.tolist() == [[[True]]]
+
+
+def test_a_wide_draft_is_no_chain_even_where_one_row_is() -> None:
+    parents = torch.tensor([[0, 0, 1, 2], [0, 0, 0, 0]])
+    draft = ragged_tree(torch.zeros(2, 4, dtype=torch.long), parents, torch.ones(2, 4).bool(), DraftKind.POINT)
+    assert not draft.is_chain and draft.depth.tolist() == [[0, 1, 2, 3], [0, 1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("parents", "argument"),
+    [
+        ([], "parents"),
+        ([1, 0], "parents"),
+        ([0, 1], "parents[1]"),  # its own parent
+        ([0, 2, 1], "parents[1]"),  # cyclic
+        ([0, 0, 3, 0], "parents[2]"),  # a child before its parent
+        ([0, -1], "parents[1]"),
+        ([0, 9], "parents[1]"),
+    ],
+)
+def test_a_tree_that_is_cyclic_or_unordered_is_refused_by_node(parents: list[int], argument: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_tree(parents)
+    assert caught.value.argument == argument
+
+
+def test_a_tree_of_another_size_than_its_tokens_is_refused() -> None:
+    with pytest.raises(InputError, match="4 nodes"):
+        Draft.tree(torch.zeros(1, 4, dtype=torch.long), [0, 0, 1], DraftKind.POINT)
+
+
+def test_guidance_repeats_the_tree_for_the_unconditional_rows() -> None:
+    draft = Draft.tree(torch.arange(6).view(2, 3), [0, 0, 0], DraftKind.POINT)
+    twice = draft.repeat_rows(2)
+    assert twice.tokens.tolist() == draft.tokens.tolist() * 2
+    assert twice.ancestors.tolist() == draft.ancestors.tolist() * 2
+
+
+def test_take_gathers_the_values_of_one_node_a_row() -> None:
+    values: Tensor = torch.arange(24).view(2, 3, 4)
+    assert take(values, torch.tensor([2, 0])).tolist() == [[8, 9, 10, 11], [12, 13, 14, 15]]
+    assert take(values[..., 0], torch.tensor([1, 1])).tolist() == [4, 16]

@@ -1,0 +1,97 @@
+"""Where a row ends: at the very token, whatever else was accepted with it (ecosystem.md section 9)."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from transformers import MaxTimeCriteria, StoppingCriteria
+
+from mmspec.decoding.sequences import Stopping
+from mmspec.errors import InputError
+from tests.contracts import edge_checks
+from tests.contracts.checks import PROMPTS, VOCABULARY, llama
+from tests.contracts.running import decode, futures, generate
+from tests.oracles import OracleDrafter
+
+
+def test_an_end_token_ends_a_row_wherever_it_stands() -> None:
+    edge_checks.end_token_anywhere()
+
+
+def test_stop_strings_and_criteria_inside_a_block_equal_generate() -> None:
+    edge_checks.stops_inside_a_block()
+
+
+def test_the_length_cuts_a_block() -> None:
+    edge_checks.length_is_cut_inside_a_block()
+
+
+def test_an_end_token_beside_the_accepted_path_ends_nothing() -> None:
+    """The junk siblings of this oracle hold the end token at every depth."""
+    prompt = PROMPTS[0]
+    plain = generate(llama().model, prompt, 24)
+    known = {tuple(prompt): plain}
+    junk = next((token + 1) % VOCABULARY for token in plain if (token + 1) % VOCABULARY not in plain)
+    run = decode(llama(), [prompt], OracleDrafter(known, 4, VOCABULARY, siblings=2), max_new_tokens=24, end=[junk])
+    assert run.outputs == [plain] and run.sequences.finish_reasons == ["length"]
+
+
+def test_a_row_that_ends_at_once_waits_beside_one_that_goes_on() -> None:
+    known = futures(llama(), PROMPTS, max_new_tokens=64)
+    answers = list(known.values())
+    first = answers[0][0]
+    expected = [row[: row.index(first) + 1] if first in row else row for row in answers]
+    assert len({len(row) for row in expected}) > 1
+    run = decode(llama(), PROMPTS, OracleDrafter(known, 3, VOCABULARY, 0.2), max_new_tokens=64, end=[first])
+    assert run.outputs == expected
+    assert run.stats.rounds[0] == 0 and run.stats.new_tokens == [len(row) for row in expected]
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_no_token_and_one_token_are_allowed(limit: int) -> None:
+    known = futures(llama(), PROMPTS, max_new_tokens=8)
+    run = decode(llama(), PROMPTS, OracleDrafter(known, 3, VOCABULARY), max_new_tokens=limit)
+    assert run.outputs == [output[:limit] for output in known.values()]
+    assert run.stats.target_forwards == limit and run.stats.acceptance_length == 1.0
+
+
+def test_a_batch_of_no_rows_is_an_empty_result() -> None:
+    assert decode(llama(), []).outputs == []
+
+
+def test_what_was_cut_off_is_not_counted() -> None:
+    prompt = PROMPTS[0]
+    known = {tuple(prompt): generate(llama().model, prompt, 16)}
+    run = decode(llama(), [prompt], OracleDrafter(known, 8, VOCABULARY), max_new_tokens=5)
+    assert run.stats.new_tokens == [5] and run.stats.accepted == [4] and run.stats.drafted == [8]
+    assert run.emissions[1].from_draft == [4] and len(run.emissions[1].tokens[0]) == 4
+
+
+def test_a_criterion_is_asked_after_every_single_token() -> None:
+    """Peer: 23 of 23 outputs overshoot by 7 to 20 tokens with 20 drafts."""
+    asked: list[int] = []
+
+    class Spy(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
+            asked.append(input_ids.shape[1])
+            return torch.tensor([False])
+
+    prompt = PROMPTS[0]
+    known = {tuple(prompt): generate(llama().model, prompt, 40)}
+    decode(llama(), [prompt], OracleDrafter(known, 20, VOCABULARY), max_new_tokens=40, criteria=[Spy()])
+    assert asked == [len(prompt) + count for count in range(1, 40)]  # the 40th ends the row by its length
+
+
+def test_max_time_stops_after_the_token_that_was_late() -> None:
+    late = MaxTimeCriteria(max_time=1.0, initial_timestamp=time.time() - 2.0)
+    run = decode(llama(), PROMPTS, max_new_tokens=20, criteria=[late])
+    assert [len(row) for row in run.outputs] == [1, 1, 1] and run.sequences.finish_reasons == ["stop"] * 3
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "8", None, True, 10**9])
+def test_a_length_out_of_range_is_named(value: object) -> None:
+    with pytest.raises(InputError) as caught:
+        Stopping(value)  # type: ignore[arg-type]
+    assert caught.value.argument == "max_new_tokens"
