@@ -93,7 +93,8 @@ class DraftModelSession(DraftSession):
         cache.longest = max(len(row) + ahead for row, ahead in zip(history, self.ahead, strict=True)) - 2
         # finished rows may have accepted more than they kept
         cache.lengths.copy_((self.prompt_lengths + emitted - 2).clamp_max(cache.longest))
-        before = torch.tensor([row[-2] for row in history], device=root.device)
+        # a row may have failed at its first token, with a prompt of one
+        before = torch.tensor([row[-2:][0] for row in history], device=root.device)
         tokens, laws, sound = [root], [], torch.ones_like(root, dtype=torch.bool)
         step, valid = torch.stack([before, root], 1), [sound]
         for depth in range(self.drafter.num_draft_tokens):
