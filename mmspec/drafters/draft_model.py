@@ -77,7 +77,11 @@ class DraftModelSession(DraftSession):
             temperature=0.0 if drafter.sampling == "greedy" else sampler.temperature,
         )
         self.random = random
-        prompts = [request.draft_inputs or request.inputs for request in requests]
+        last = drafter.model.vocabulary - 1  # the target may have tokens that the draft lacks
+        prompts = [
+            {**inputs, "input_ids": inputs["input_ids"].clamp_max(last)}
+            for inputs in (request.draft_inputs or request.inputs for request in requests)
+        ]
         self.state, _ = drafter.model.prefill(prompts, max(p["input_ids"].shape[1] for p in prompts))
         self.prompt_lengths = self.state.cache.lengths.clone()
         # host twins of the two counts, so that the cache's width needs no read
