@@ -1,8 +1,8 @@
 """The exact output law of a rejection rule at one place, read off the rule's own code.
 
 Every tuple of siblings is a row. A rule compares one uniform per sibling with a threshold; the threshold is
-found by bisection on that uniform, so the integral over the uniforms is exact, and what is drawn from in the end
-is caught before the draw. Nothing here repeats the formulas of the rules.
+found by bisection on that uniform, so the integral over the uniforms is exact, and what is drawn from in the
+end is caught before the draw. Nothing here repeats the formulas of the rules.
 """
 
 from __future__ import annotations

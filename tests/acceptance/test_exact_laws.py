@@ -92,7 +92,7 @@ def test_the_known_figures_of_two_candidates_come_out() -> None:
 
 def test_without_replacement_accepts_most_and_every_further_sibling_helps() -> None:
     """The order of the figures in text-speculation.md 2.2."""
-    p, q = random_laws(60)
+    p, q = random_laws(20)
     single = exact_law(SpeculativeSampling(), p, q, 1, IID).acceptance.mean()
     recursive = exact_law(RecursiveRejection(), p, q, 3, IID).acceptance.mean()
     sequential = exact_law(KSequential(), p, q, 3, IID).acceptance.mean()

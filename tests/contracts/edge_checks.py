@@ -102,7 +102,7 @@ def guidance_with_a_longer_negative_prompt() -> None:
 
 
 def letters() -> PreTrainedTokenizerFast:
-    """A tokenizer whose 64 tokens are one or two of eight letters, so that a stop string may start in a token."""
+    """64 tokens of one or two letters, so that a stop string may begin inside a token."""
     alphabet = "abcdefgh"
     pairs = [a + b for a in alphabet for b in alphabet[:7]]
     vocabulary = {token: index for index, token in enumerate([*alphabet, *pairs])}

@@ -1,9 +1,9 @@
 """Statistics of the law tests: which test, how many samples, and how often it may cry wolf.
 
-The test is the one of reliability.md section 3: a chi-square on every pair of neighbouring output tokens, which
-at 20,000 samples missed none of 13 planted bugs in 260 trials. Seeds are fixed, so the suite gives one answer for
-one state of the code; the threshold says how likely a *correct* change of the random numbers is to be called a
-bug.
+The test is the one of reliability.md section 3: a chi-square on every pair of neighbouring output tokens,
+which at 20,000 samples missed none of 13 planted bugs in 260 trials. Seeds are fixed, so the suite gives one
+answer for one state of the code; the threshold says how likely a *correct* change of the random numbers is to
+be called a bug.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SAMPLES = 20_000
 SEEDS = (11, 22, 33)
 LENGTH = 5
 
-# One false alarm in 10^4 runs of the whole suite, shared by all its p-values (Bonferroni): at most 500 runs of
-# the loop with 4 pairs each, so a single p-value alarms below 1e-4 / 2,000 = 5e-8. The widest chi-square, 35
-# degrees of freedom, then alarms above 110; a bug of total variation 0.05 on one pair adds 20,000 * 4 * 0.05^2 = 200
-# or more.
+# One false alarm in 10^4 runs of the whole suite, shared by all its p-values (Bonferroni): at most 500 runs
+# of the loop with 4 pairs each, so a single p-value alarms below 1e-4 / 2,000 = 5e-8. A chi-square with 35
+# degrees of freedom then alarms above 99; a bug that moves a pair by a total variation of 0.05 adds at least
+# 20,000 * 4 * 0.05^2 = 200 to it.
 FALSE_ALARMS_OF_THE_SUITE = 1e-4
 P_VALUES_IN_THE_SUITE = 2_000
 ALARM = FALSE_ALARMS_OF_THE_SUITE / P_VALUES_IN_THE_SUITE

@@ -1,7 +1,7 @@
 """L0 by sampling: the pair law of every exact rule, through the loop, with a table as the target.
 
-Rows of one batch have keys of their own, so 20,000 rows are 20,000 independent samples. `laws.py` computes the
-alarm threshold.
+Rows of one batch have keys of their own, so 20,000 rows are 20,000 independent samples. `laws.py` computes
+the alarm threshold.
 """
 
 from __future__ import annotations

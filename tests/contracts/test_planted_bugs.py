@@ -1,7 +1,8 @@
 """A suite that cannot fail proves nothing: every bug planted here must be caught; the real code must pass.
 
-The list is that of reliability.md section 3, visual-ar-decoding.md section 18 item 8, text-speculation.md section
-2.3 and vlm-drafting.md, and every bug that the loop itself once had. A bug is a few characters of the real code.
+The list is that of reliability.md section 3, visual-ar-decoding.md section 18 item 8, text-speculation.md
+section 2.3 and vlm-drafting.md, and every bug that the loop itself once had. A bug is a few characters of the
+real code.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ class TableTarget:
     accepted one, changes the law of what follows.
 
     Args:
-        logits: [T, V, V, V]; [t, a, b] is the distribution after ... a, b. The first token of a prompt, modulo
-            T, says which table its row follows.
+        logits: [T, V, V, V]; [t, a, b] is the distribution after ... a, b. The first token of a prompt,
+            modulo T, says which table its row follows.
     """
 
     device = torch.device("cpu")

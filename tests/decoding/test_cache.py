@@ -31,7 +31,7 @@ def test_logits_of_a_tree_are_those_of_its_paths_under_sdpa_and_eager() -> None:
 
 
 def test_siblings_and_probes_are_invisible() -> None:
-    """G6: what stands beside a path, or is only scored, changes no logit of the path by one bit of float32's tenth."""
+    """G6: what stands beside a path, or is only scored, changes no bit of the path's logits."""
     prompts = [{"input_ids": torch.tensor([list(prompt)])} for prompt in PROMPTS]
     tokens = torch.randint(VOCABULARY, (3, 7), generator=torch.Generator().manual_seed(1))
     shape = [0, 0, 0, 1, 1, 3, 2]
@@ -92,7 +92,9 @@ def test_buffers_stay_where_they_are_for_a_whole_call() -> None:
         places.add(tuple(-layer.values.data_ptr() for layer in target.state.cache.layers))
 
     known = {tuple(prompt): generate(target.model, prompt, 40) for prompt in PROMPTS}
-    decode(target, PROMPTS, OracleDrafter(known, 3, VOCABULARY, 0.2, siblings=1), max_new_tokens=40, watch=watch)
+    decode(
+        target, PROMPTS, OracleDrafter(known, 3, VOCABULARY, 0.2, siblings=1), max_new_tokens=40, watch=watch
+    )
     assert len(places) == 2
 
 
@@ -107,7 +109,9 @@ def test_a_cache_that_must_grow_does_so_in_blocks_without_a_trace(monkeypatch: p
         capacities.append(small.state.cache.plan.capacity)
 
     run = decode(target, PROMPTS, DraftModelDrafter(small, 4), max_new_tokens=64, watch=watch)
-    assert run.outputs == expected and run.stats.acceptance_length > 4.5, "a copy of the target is always right"
+    assert run.outputs == expected and run.stats.acceptance_length > 4.5, (
+        "a copy of the target is always right"
+    )
     assert capacities == sorted(capacities) and len(set(capacities)) >= 4
     assert all(capacity % 16 == 0 for capacity in capacities)
 

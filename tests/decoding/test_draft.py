@@ -22,7 +22,9 @@ def ragged_drafts(draw: st.DrawFn) -> Draft:
     generator = torch.Generator().manual_seed(seed)
     order = torch.arange(nodes)
     parents = (torch.rand(rows, nodes, generator=generator) * order).long()
-    parents = torch.where(torch.rand(rows, nodes, generator=generator) < lean, order - 1, parents).clamp_min(0)
+    parents = torch.where(torch.rand(rows, nodes, generator=generator) < lean, order - 1, parents).clamp_min(
+        0
+    )
     valid = torch.rand(rows, nodes, generator=generator) < 0.8
     valid[:, 0] = True
     return ragged_tree(torch.randint(9, (rows, nodes), generator=generator), parents, valid, DraftKind.POINT)
@@ -87,7 +89,9 @@ def test_a_draft_of_the_root_alone_has_no_children() -> None:
 
 def test_a_wide_draft_is_no_chain_even_where_one_row_is() -> None:
     parents = torch.tensor([[0, 0, 1, 2], [0, 0, 0, 0]])
-    draft = ragged_tree(torch.zeros(2, 4, dtype=torch.long), parents, torch.ones(2, 4).bool(), DraftKind.POINT)
+    draft = ragged_tree(
+        torch.zeros(2, 4, dtype=torch.long), parents, torch.ones(2, 4).bool(), DraftKind.POINT
+    )
     assert not draft.is_chain and draft.depth.tolist() == [[0, 1, 2, 3], [0, 1, 1, 1]]
 
 

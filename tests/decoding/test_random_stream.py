@@ -31,7 +31,9 @@ def test_streams_of_different_purpose_seed_and_row_are_uncorrelated() -> None:
         for seed in (0, 1)
         for purpose in (Purpose.TARGET, Purpose.DRAFT, Purpose.ACCEPT, Purpose.RESIDUAL)
     ]
-    rho = torch.corrcoef(torch.stack([part[half] for part in series for half in (slice(40_000), slice(40_000, None))]))
+    rho = torch.corrcoef(
+        torch.stack([part[half] for part in series for half in (slice(40_000), slice(40_000, None))])
+    )
     assert (rho - torch.eye(len(rho))).abs().max() < 0.02  # four sigma of 40,000 numbers
 
 

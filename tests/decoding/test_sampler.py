@@ -110,7 +110,10 @@ PROCESSORS: dict[str, tuple[dict[str, Any], Callable[[PreTrainedModel, int], lis
         {"repetition_penalty": 1.7},
         lambda model, length: [lp.RepetitionPenaltyLogitsProcessor(1.7)],
     ),
-    "no repeated 2-gram": ({"no_repeat_ngram_size": 2}, lambda model, length: [lp.NoRepeatNGramLogitsProcessor(2)]),
+    "no repeated 2-gram": (
+        {"no_repeat_ngram_size": 2},
+        lambda model, length: [lp.NoRepeatNGramLogitsProcessor(2)],
+    ),
     "bad words": (
         {"bad_words_ids": [[5], [7, 9], [11, 3]]},
         lambda model, length: [lp.NoBadWordsLogitsProcessor([[5], [7, 9], [11, 3]])],

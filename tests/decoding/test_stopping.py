@@ -34,7 +34,9 @@ def test_an_end_token_beside_the_accepted_path_ends_nothing() -> None:
     plain = generate(llama().model, prompt, 24)
     known = {tuple(prompt): plain}
     junk = next((token + 1) % VOCABULARY for token in plain if (token + 1) % VOCABULARY not in plain)
-    run = decode(llama(), [prompt], OracleDrafter(known, 4, VOCABULARY, siblings=2), max_new_tokens=24, end=[junk])
+    run = decode(
+        llama(), [prompt], OracleDrafter(known, 4, VOCABULARY, siblings=2), max_new_tokens=24, end=[junk]
+    )
     assert run.outputs == [plain] and run.sequences.finish_reasons == ["length"]
 
 

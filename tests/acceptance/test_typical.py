@@ -1,0 +1,73 @@
+"""The lossy rule: its bound holds, and it is labelled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmspec.acceptance.typical import Typical
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler, Scores
+from mmspec.errors import InputError
+from tests.contracts.checks import PROMPTS, llama
+from tests.contracts.running import decode, generate
+from tests.contracts.toy import dirichlet
+from tests.oracles import RandomTreeDrafter
+
+RULES = [Typical(), Typical(epsilon=0.1, delta=0.3), Typical(epsilon=0.9, delta=0.9)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+def test_the_measured_distance_per_token_is_within_the_stated_bound(
+    rule: Typical, temperature: float
+) -> None:
+    """Every token offered to every law: an accepted one is a point mass, at 1 - p(x) from p."""
+    laws = dirichlet(200, 6, seed=8)
+    p = (laws.log() / temperature).softmax(-1).repeat_interleave(6, 0)
+    offered = torch.arange(6).repeat(200)
+    draft = Draft.chain(torch.stack([torch.zeros_like(offered), offered], 1), DraftKind.POINT)
+    scores = Scores(p.log()[:, None].expand(-1, 2, -1), greedy=False)
+    random = RandomStream.from_seed(0, len(p))
+    verdict = rule.verify(draft, scores, random, torch.ones(len(p), dtype=torch.long))
+    accepted = verdict.accepted == 1
+    output = torch.where(accepted[:, None], torch.nn.functional.one_hot(offered, 6).double(), p)
+    distance = (output - p).abs().sum(-1) / 2
+    entropy = -(p * p.clamp_min(1e-300).log()).sum(-1)
+    bound = 1 - torch.minimum(torch.tensor(rule.epsilon), rule.delta * torch.exp(-entropy))
+    assert accepted.any() and (~accepted).any()
+    assert (distance <= bound + 1e-12).all()
+    p_x = p.gather(1, offered[:, None])[:, 0]
+    assert torch.equal(accepted, p_x > 1 - bound), "and it accepts just what it says"
+
+
+def test_a_refused_candidate_leaves_the_targets_law() -> None:
+    p = torch.tensor([0.05, 0.5, 0.45], dtype=torch.float64)
+    rows = 20_000
+    draft = Draft.chain(torch.zeros(rows, 2, dtype=torch.long), DraftKind.POINT)
+    scores = Scores(p.log().expand(rows, 2, 3), greedy=False)
+    rule = Typical(epsilon=0.3, delta=1.0)
+    verdict = rule.verify(draft, scores, RandomStream.from_seed(1, rows), torch.ones(rows, dtype=torch.long))
+    assert not verdict.accepted.any()
+    share = torch.bincount(verdict.next_token, minlength=3) / rows
+    assert ((share - p).abs() < 4 * (p * (1 - p) / rows).sqrt()).all()
+
+
+def test_at_temperature_zero_it_is_greedy_decoding() -> None:
+    expected = [generate(llama().model, prompt, 24) for prompt in PROMPTS]
+    drafter = RandomTreeDrafter(6, 64, hints={tuple(p): e for p, e in zip(PROMPTS, expected, strict=True)})
+    drafter.kind = DraftKind.POINT
+    assert decode(llama(), PROMPTS, drafter, Typical(), Sampler(), max_new_tokens=24).outputs == expected
+
+
+def test_it_is_labelled_lossy_with_its_bound() -> None:
+    assert Typical.exactness == "lossy" and "epsilon" in (Typical.bound or "")
+
+
+@pytest.mark.parametrize("name", ["epsilon", "delta"])
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "0.3", True])
+def test_a_threshold_out_of_range_is_named(name: str, value: object) -> None:
+    with pytest.raises(InputError) as caught:
+        Typical(**{name: value})  # type: ignore[arg-type]
+    assert caught.value.argument == name

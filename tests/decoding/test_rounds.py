@@ -1,0 +1,159 @@
+"""What a round costs: one read of the device, two shapes, the hidden states that were asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mmspec.acceptance.rejection import SpeculativeSampling
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sequences import Sequences
+from mmspec.drafters.copy import CopyDrafter
+from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.drafters.none import NoDrafter
+from mmspec.errors import InputError
+from mmspec.targets import CausalTarget
+from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
+from tests.contracts.running import Recorder, decode, futures
+from tests.oracles import OracleDrafter
+from tests.tiny_models import TEXT_MODELS, tiny_lm
+
+READS = (
+    "tolist",
+    "item",
+    "cpu",
+    "numpy",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "__array__",
+    "nonzero",
+)
+DISPATCHED = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}
+
+
+class DispatchSpy(TorchDispatchMode):
+    """Counts operators that make the host wait for the device."""
+
+    def __init__(self, reads: Counter[str]) -> None:
+        super().__init__()
+        self.reads = reads
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        if name in DISPATCHED:
+            self.reads[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counted_reads() -> Iterator[Counter[str]]:
+    """Count reads of tensors by the host; on a CPU `tolist` and its kin bypass the dispatcher."""
+    reads: Counter[str] = Counter()
+
+    def counting(name: str, real: Any) -> Any:
+        def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            reads[name] += 1
+            with torch.utils._python_dispatch._disable_current_modes():  # one read is not two
+                return real(self, *args, **kwargs)
+
+        return read
+
+    with pytest.MonkeyPatch.context() as patch, DispatchSpy(reads):
+        for name in READS:
+            patch.setattr(torch.Tensor, name, counting(name, getattr(torch.Tensor, name)))
+        yield reads
+
+
+CASES: dict[str, tuple[Drafter, AcceptanceRule | None, Sampler]] = {
+    "none": (NoDrafter(), None, Sampler()),
+    "none, sampling": (NoDrafter(), None, Sampler(0.8, top_k=10, top_p=0.9, min_p=0.01)),
+    "copy": (CopyDrafter(4, min_match=1), None, Sampler()),
+    "draft model, coupled": (DraftModelDrafter(CausalTarget(tiny_lm(seed=22)), 3), None, Sampler(0.8)),
+    "draft model, sampled": (
+        DraftModelDrafter(CausalTarget(tiny_lm(seed=22)), 3, "sampled"),
+        SpeculativeSampling(),
+        Sampler(0.8),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_host_reads_the_device_once_a_round(name: str) -> None:
+    drafter, rule, sampler = CASES[name]
+    rounds: list[dict[str, int]] = []
+    with counted_reads() as reads:
+
+        def watch(sequences: Sequences) -> None:
+            rounds.append(dict(reads))
+            reads.clear()
+
+        decode(precise(), PROMPTS, drafter, rule, sampler, max_new_tokens=16, watch=watch)
+    assert len(rounds) > 4
+    assert rounds[1:] == [{"tolist": 1}] * (len(rounds) - 1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forwards_have_two_shapes_only(name: str) -> None:
+    drafter, rule, sampler = CASES[name]
+    target = Recorder(tiny_lm())
+    decode(target, PROMPTS, drafter, rule, sampler, max_new_tokens=24)
+    assert set(target.nodes) <= {1, drafter.max_nodes}
+    if isinstance(drafter, DraftModelDrafter):
+        small = Recorder(drafter.model.model)
+        again = DraftModelDrafter(small, drafter.num_draft_tokens, drafter.sampling)
+        decode(target, PROMPTS, again, rule, sampler, max_new_tokens=24)
+        assert set(small.nodes) == {1, 2}, "the last two tokens anew, then one by one"
+
+
+def test_one_forward_of_the_target_a_round_and_one_for_the_prompts() -> None:
+    target = Recorder(tiny_lm())
+    known = futures(precise(), PROMPTS, max_new_tokens=24)
+    run = decode(target, PROMPTS, OracleDrafter(known, 3, VOCABULARY, 0.3), max_new_tokens=24)
+    assert run.stats.target_forwards == len(target.nodes) + 1 == len(run.emissions)
+    assert max(run.stats.rounds) == len(target.nodes)
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_taps_are_the_models_hidden_states(name: str) -> None:
+    """Tap i is hidden_states[i]; -1 is what the head reads, after the norm. At prefill and on every path."""
+    target = CausalTarget(TEXT_MODELS[name]())
+    layers = target.config.num_hidden_layers
+    taps = (*range(layers), -1)
+
+    def reference(tokens: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        return target.model(torch.tensor([list(tokens)]), output_hidden_states=True).hidden_states
+
+    prompts = [{"input_ids": torch.tensor([list(prompt)])} for prompt in PROMPTS]
+    state, output = target.prefill(prompts, 64, taps)
+    for row, prompt in enumerate(PROMPTS):
+        for tap in taps:
+            gap = (output.taps[tap][row] - reference(prompt)[tap]).abs().max()
+            assert output.taps[tap][row].shape[1] == len(prompt) and gap < 1e-4
+    tokens = torch.randint(VOCABULARY, (3, 5), generator=torch.Generator().manual_seed(3))
+    draft = Draft.tree(tokens, [0, 0, 0, 1, 3], DraftKind.POINT)
+    output = target.score(state, draft, taps)
+    for row, prompt in enumerate(PROMPTS):
+        for node in range(5):
+            path = tokens[row][draft.ancestors[row, node]].tolist()
+            for tap in taps:
+                gap = (output.taps[tap][row, node] - reference([*prompt, *path])[tap][0, -1]).abs().max()
+                assert gap < 1e-4, f"tap {tap}, node {node}"
+
+
+@pytest.mark.parametrize("tap", [2, -2, 99])
+def test_a_tap_that_does_not_exist_is_refused_and_leaves_no_hook(tap: int) -> None:
+    prompts = [{"input_ids": torch.tensor([list(PROMPTS[0])])}]
+    with pytest.raises(InputError, match="taps"):
+        llama().prefill(prompts, 16, (0, tap))
+    modules = llama().model.modules()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules)

@@ -1,0 +1,106 @@
+"""Drafting with a smaller model: laws through a real cache, other vocabularies, prompts of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.acceptance.rejection import RecursiveRejection
+from mmspec.decoding.interfaces import Request
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sequences import Sequences, Stopping
+from mmspec.decoding.speculative import speculate
+from mmspec.decoding.stats import DecodingStats
+from mmspec.drafters.draft_model import DraftModelDrafter, fit_vocabulary
+from mmspec.errors import InputError
+from mmspec.targets import CausalTarget
+from tests.contracts import checks
+from tests.contracts.checks import PROMPTS, llama
+from tests.contracts.running import decode, generate
+from tests.tiny_models import tiny_llama
+
+
+def test_a_sampled_chain_keeps_the_law_through_the_whole_loop() -> None:
+    """V = 8, 12,000 rows, three drafts a round, five tokens; the exact joint by reading every prefix."""
+    checks.real_model_law(sampler=Sampler(0.7, top_k=6))
+
+
+def test_coupled_drafts_keep_the_law() -> None:
+    checks.real_model_law("coupled", SampleAndMatch(), Sampler(1.3), rows=6_000)
+
+
+def test_recursive_rejection_keeps_the_law_of_a_chain() -> None:
+    checks.real_model_law("sampled", RecursiveRejection(), Sampler(1.0, top_p=0.9), rows=6_000)
+
+
+def test_a_copy_of_the_target_is_always_right() -> None:
+    for sampler in (Sampler(), Sampler(0.9, top_k=20)):
+        run = decode(llama(), PROMPTS, DraftModelDrafter(llama(), 4), sampler=sampler, max_new_tokens=21)
+        assert run.stats.acceptance_length == 5.0
+
+
+def test_coupling_accepts_more_than_drawing_apart() -> None:
+    """Where the two laws agree, shared noise draws the same token."""
+    other = CausalTarget(tiny_llama())
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            parameter *= 1.03
+    rates = {}
+    for sampling in ("coupled", "sampled"):
+        run = decode(llama(), PROMPTS * 8, DraftModelDrafter(other, 4, sampling), sampler=Sampler(1.0))
+        rates[sampling] = run.stats.acceptance_rate
+    assert rates["coupled"] > rates["sampled"]
+
+
+@pytest.mark.parametrize("vocabulary", [48, 64, 80])
+@pytest.mark.parametrize("sampling", ["coupled", "greedy", "sampled"])
+def test_a_draft_vocabulary_may_be_padded_differently(vocabulary: int, sampling: str) -> None:
+    small = CausalTarget(tiny_llama(vocab=vocabulary, seed=3))
+    expected = [generate(llama().model, prompt, 24) for prompt in PROMPTS]
+    assert max(map(max, PROMPTS)) >= 48, "some tokens of the prompts are unknown to the smallest draft"
+    run = decode(llama(), PROMPTS, DraftModelDrafter(small, 3, sampling), max_new_tokens=24)
+    assert run.outputs == expected and run.stats.draft_faults == 0
+
+
+def test_a_fitted_vocabulary_gives_no_mass_to_what_the_draft_lacks() -> None:
+    assert fit_vocabulary(torch.zeros(2, 5), 3).shape == (2, 3)
+    assert fit_vocabulary(torch.zeros(1, 3), 5).softmax(-1).tolist() == [
+        [pytest.approx(1 / 3)] * 3 + [0.0, 0.0]
+    ]
+
+
+def test_a_draft_may_read_a_prompt_of_its_own() -> None:
+    """Longer or shorter than the target's: text alone beside pictures, say."""
+    expected = [generate(llama().model, prompt, 24) for prompt in PROMPTS]
+    extra = [[9] * 40, [], [5]]
+    requests = [
+        Request(
+            {"input_ids": torch.tensor([list(prompt)])},
+            {"input_ids": torch.tensor([more + list(prompt)[-2:]])},
+        )
+        for prompt, more in zip(PROMPTS, extra, strict=True)
+    ]
+    stats = DecodingStats()
+    sequences = Sequences([list(prompt) for prompt in PROMPTS], Stopping(24), stats, llama().device)
+    drafter = DraftModelDrafter(CausalTarget(tiny_llama()), 4)
+    for _ in speculate(
+        llama(), drafter, SampleAndMatch(), Sampler(), requests, sequences, RandomStream.from_seed(0, 3)
+    ):
+        pass
+    assert sequences.outputs() == expected
+
+
+@pytest.mark.parametrize(
+    ("argument", "settings"),
+    [
+        ("sampling", {"sampling": "couple"}),
+        ("num_draft_tokens", {"num_draft_tokens": 0}),
+        ("num_draft_tokens", {"num_draft_tokens": "5"}),
+    ],
+)
+def test_a_setting_out_of_range_is_named(argument: str, settings: dict[str, object]) -> None:
+    with pytest.raises(InputError) as caught:
+        DraftModelDrafter(llama(), **settings)  # type: ignore[arg-type]
+    assert caught.value.argument == argument
