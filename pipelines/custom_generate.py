@@ -158,14 +158,15 @@ def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows
     if not config.do_sample:
         return Sampler(processors=per_row)
     order = [WARPERS.index(type(item)) for item in warpers]
-    if order != sorted(order) or list(processors[len(others) :]) != warpers:
-        # truncations of another kind stand between ours: keep the order, processor by processor
+    if order != sorted(set(order)) or list(processors[len(others) :]) != warpers:
+        # doubled, or with truncations of another kind between them: keep the order, processor by processor
         return Sampler(temperature=1.0, processors=[processors] * rows)
+    found: dict[type, Any] = {type(item): item for item in warpers}
     return Sampler(
-        temperature=1.0 if config.temperature is None else float(config.temperature),
-        top_k=config.top_k,
-        top_p=config.top_p,
-        min_p=config.min_p,
+        temperature=float(getattr(found.get(TemperatureLogitsWarper), "temperature", 1.0)),
+        top_k=getattr(found.get(TopKLogitsWarper), "top_k", None),
+        top_p=getattr(found.get(TopPLogitsWarper), "top_p", None),
+        min_p=getattr(found.get(MinPLogitsWarper), "min_p", None),
         processors=per_row,
     )
 

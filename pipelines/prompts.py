@@ -90,7 +90,9 @@ def read_prompts(
             check_text(row, where)
             if apply_chat_template:
                 check_special_tokens(row, where, tokenizer)
-                read.append(from_string(row, where, loaded, clips))
+                if not row.strip() and not loaded and not clips:
+                    raise InputError(where, row, "some text, a picture or a video")
+                read.append(from_string(row, loaded, clips))
             else:
                 for kind, media in (("image", loaded), ("video", clips)):
                     count_placeholders(row, where, kind, len(media), placeholders.get(kind))
@@ -98,6 +100,30 @@ def read_prompts(
         else:
             read.append(from_messages(row, where, loaded, clips, num_frames, limits, tokenizer))
     return read, is_batch
+
+
+def read_negatives(
+    negative_prompt: object, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> list[Prompt]:
+    """The unconditional prompts of guidance: another text, or none, under the same pictures.
+
+    Raises:
+        InputError: neither one string nor one (or None) per prompt.
+    """
+    texts = [negative_prompt] * len(prompts) if isinstance(negative_prompt, str | None) else negative_prompt
+    if not isinstance(texts, list | tuple) or len(texts) != len(prompts):
+        allowed = f"one string, or one (or None) for each of the {len(prompts)} prompts"
+        raise InputError("negative_prompt", negative_prompt, allowed)
+    negatives = []
+    for index, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
+        where = f"negative_prompt[{index}]"
+        check_text(text or "", where)
+        if prompt.text is not None:
+            negatives.append(Prompt(text=text or "", images=prompt.images, videos=prompt.videos))
+        else:
+            check_special_tokens(text or "", where, tokenizer)
+            negatives.append(from_string(text or "", prompt.images, prompt.videos))
+    return negatives
 
 
 def split_rows(prompt: object) -> list[Any]:
@@ -141,10 +167,8 @@ def is_clip(media: Sequence[object], argument: str) -> bool:
     )
 
 
-def from_string(text: str, where: str, images: list[Image.Image], videos: list[Video]) -> Prompt:
+def from_string(text: str, images: list[Image.Image], videos: list[Video]) -> Prompt:
     """One user turn, the pictures in front."""
-    if not text.strip() and not images and not videos:
-        raise InputError(where, text, "some text, a picture or a video")
     parts: list[dict[str, Any]] = [{"type": "image"} for _ in images] + [{"type": "video"} for _ in videos]
     parts.append({"type": "text", "text": text})
     return Prompt([{"role": "user", "content": parts}], images=images, videos=videos)

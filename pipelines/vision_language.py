@@ -19,7 +19,7 @@ from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
 from mmspec.pipelines.outputs import TextOutput
-from mmspec.pipelines.prompts import Prompt, read_prompts
+from mmspec.pipelines.prompts import Prompt, read_negatives, read_prompts
 from mmspec.pipelines.settings import GenerationSettings
 from mmspec.pipelines.text_stream import TextDeltas, decode
 
@@ -157,15 +157,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 )
         negatives: list[Prompt] = []
         if settings.guidance_scale not in (None, 1.0):
-            given = settings.negative_prompt
-            texts = list(given) if isinstance(given, list | tuple) else [given or " "] * len(prompts)
-            if len(texts) != len(prompts):
-                raise InputError(
-                    "negative_prompt", texts, f"one string, or one for each of the {len(prompts)} prompts"
-                )
-            negatives, _ = read_prompts(
-                texts, [row.images for row in prompts], [row.videos for row in prompts], **reading
-            )
+            negatives = read_negatives(settings.negative_prompt, prompts, self.tokenizer)
         requests = [
             Request(
                 self._encode(row, self.processor),
