@@ -158,8 +158,8 @@ def _conversation_stage(
     held_out = conversation_batch(np.arange(CHECK_SCENES), tokenizer, visual, with_description=True)
 
     def make(step: int) -> ConversationBatch:
-        describes = step % 2 == 1
-        # Descriptions make a conversation more than twice as long: half as many keep the steps equally long.
+        describes = step % 4 == 3
+        # Descriptions make a conversation twice as long: half as many keep the steps equally long.
         scenes = max(1, batch_size // 2) if describes else batch_size
         seeds = training_seeds(seed, CONVERSATIONS, step, run.accelerator.process_index, batch_size)[:scenes]
         return conversation_batch(seeds, tokenizer, visual, with_description=describes)

@@ -6,7 +6,7 @@ seen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Self
 
 import numpy as np
@@ -32,6 +32,7 @@ from mmspec.scenes import (
     render,
     sample_scene,
 )
+from mmspec.training.vlm_mentions import MENTION_CLASSES, mentions
 from mmspec.training.vlm_processor import ASSISTANT, BOS, EOS, IMAGE, USER
 
 __all__ = [
@@ -54,7 +55,7 @@ PATCH_CLASSES = {
 """Number of classes of each dense label; class 0 means that no object covers the patch."""
 
 COVERED = 0.2  # of a patch's pixels, from which on it belongs to an object
-QUESTIONS_PER_SCENE = 4
+QUESTIONS_PER_SCENE = 12  # answers about objects named by an attribute are the slowest thing to learn
 WEIGHTS = {"caption": 1.0, "question": 4.0, "description": 0.5}
 """Weight of a learnt token: answers are short and lag behind captions, descriptions repeat themselves."""
 
@@ -63,8 +64,8 @@ WEIGHTS = {"caption": 1.0, "question": 4.0, "description": 0.5}
 class _Movable:
     def to(self, device: torch.device) -> Self:
         """Move every tensor to a device, in place."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name).to(device))
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name).to(device))
         return self
 
 
@@ -82,7 +83,8 @@ class ConversationBatch(_Movable):
 
     `weights` is 0 where the token is not part of an answer; `turns` numbers the answers of the whole batch
     from 0 (-1 elsewhere), and `kinds[turn]` is the index of the turn's kind in `WEIGHTS`. Padding is on the
-    right, where causal attention never looks.
+    right, where causal attention never looks. `mention_at` holds row and position of each mention of objects
+    in a question, and `mention_labels` its labels `[mentions, len(MENTION_CLASSES)]`.
     """
 
     pixels: torch.Tensor
@@ -90,6 +92,18 @@ class ConversationBatch(_Movable):
     weights: torch.Tensor
     turns: torch.Tensor
     kinds: torch.Tensor
+    mention_at: torch.Tensor
+    mention_labels: torch.Tensor
+
+
+@dataclass
+class _Part:
+    """A stretch of a conversation: a prompt (`kind` None) with its mentions, or an answer of some kind."""
+
+    row: int
+    text: str
+    kind: str | None = None
+    mentions: list[tuple[int, list[int]]] = field(default_factory=list)
 
 
 def training_seeds(seed: int, stage: int, step: int, process: int, count: int) -> np.ndarray:
@@ -110,25 +124,31 @@ def conversation_batch(
 ) -> ConversationBatch:
     """One picture and one conversation for each seed: a caption, questions and, if asked, a description."""
     scenes = [sample_scene(int(seed)) for seed in seeds]
-    parts: list[str] = []
-    learnt: list[tuple[int, str | None]] = []  # row, and kind of answer
+    parts: list[_Part] = []
     for row, (seed, scene) in enumerate(zip(seeds, scenes, strict=True)):
         rng = np.random.default_rng([int(seed), 0x7A1C])
         for index, (kind, prompt, answer) in enumerate(_turns(scene, rng, with_description)):
-            opening = (
-                _opening(prompt, visual_tokens, picture_last=rng.random() < 0.1)
-                if index == 0
-                else USER + prompt
-            )
-            parts += [opening + ASSISTANT, answer + EOS]
-            learnt += [(row, None), (row, kind)]
-    encoded = tokenizer(parts, add_special_tokens=False)["input_ids"]
-    return _pack(_pixels(scenes), encoded, learnt, int(tokenizer.pad_token_id))
+            named = mentions(scene, prompt) if kind == "question" else []
+            if index == 0:
+                opening = _opening(row, prompt, named, visual_tokens, picture_last=rng.random() < 0.1)
+            else:
+                opening = _Part(row, USER + prompt + ASSISTANT, None, _moved(named, 1))
+            parts += [opening, _Part(row, answer + EOS, kind)]
+    encoded = tokenizer([part.text for part in parts], add_special_tokens=False)["input_ids"]
+    return _pack(_pixels(scenes), encoded, parts, int(tokenizer.pad_token_id))
 
 
-def _opening(prompt: str, visual_tokens: int, picture_last: bool) -> str:
+def _opening(
+    row: int, prompt: str, named: list[tuple[int, list[int]]], visual_tokens: int, *, picture_last: bool
+) -> _Part:
     picture = IMAGE * visual_tokens
-    return f"{BOS}{USER}{prompt}{picture}" if picture_last else f"{BOS}{USER}{picture}{prompt}"
+    if picture_last:  # nothing is known of an object before the picture is seen
+        return _Part(row, BOS + USER + prompt + picture + ASSISTANT)
+    return _Part(row, BOS + USER + picture + prompt + ASSISTANT, None, _moved(named, 2 + visual_tokens))
+
+
+def _moved(named: list[tuple[int, list[int]]], tokens: int) -> list[tuple[int, list[int]]]:
+    return [(position + tokens, labels) for position, labels in named]
 
 
 def _turns(scene: Scene, rng: np.random.Generator, with_description: bool) -> list[tuple[str, str, str]]:
@@ -143,25 +163,36 @@ def _turns(scene: Scene, rng: np.random.Generator, with_description: bool) -> li
     ]
 
 
-def _pack(
-    pixels: torch.Tensor, encoded: list[list[int]], learnt: list[tuple[int, str | None]], pad: int
-) -> ConversationBatch:
+def _pack(pixels: torch.Tensor, encoded: list[list[int]], parts: list[_Part], pad: int) -> ConversationBatch:
     lengths = [0] * len(pixels)
-    for (row, _), ids in zip(learnt, encoded, strict=True):
-        lengths[row] += len(ids)
+    for part, ids in zip(parts, encoded, strict=True):
+        lengths[part.row] += len(ids)
     shape = (len(pixels), max(lengths))
     tokens, weights, turns = torch.full(shape, pad), torch.zeros(shape), torch.full(shape, -1)
     kinds: list[int] = []
     position = [0] * len(pixels)
-    for (row, kind), ids in zip(learnt, encoded, strict=True):
-        window = slice(position[row], position[row] + len(ids))
-        tokens[row, window] = torch.tensor(ids)
-        if kind is not None:
-            weights[row, window] = WEIGHTS[kind]
-            turns[row, window] = len(kinds)
-            kinds.append(list(WEIGHTS).index(kind))
-        position[row] += len(ids)
-    return ConversationBatch(pixels, tokens, weights, turns, torch.tensor(kinds))
+    named: list[tuple[int, int]] = []
+    labels: list[list[int]] = []
+    for part, ids in zip(parts, encoded, strict=True):
+        start = position[part.row]
+        window = slice(start, start + len(ids))
+        tokens[part.row, window] = torch.tensor(ids)
+        if part.kind is not None:
+            weights[part.row, window] = WEIGHTS[part.kind]
+            turns[part.row, window] = len(kinds)
+            kinds.append(list(WEIGHTS).index(part.kind))
+        named += [(part.row, start + token) for token, _ in part.mentions]
+        labels += [label for _, label in part.mentions]
+        position[part.row] += len(ids)
+    return ConversationBatch(
+        pixels,
+        tokens,
+        weights,
+        turns,
+        torch.tensor(kinds),
+        torch.tensor(named, dtype=torch.long).reshape(-1, 2),
+        torch.tensor(labels, dtype=torch.long).reshape(-1, len(MENTION_CLASSES)),
+    )
 
 
 def _pixels(scenes: list[Scene]) -> torch.Tensor:

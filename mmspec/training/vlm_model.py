@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,9 +19,12 @@ from transformers import (
 
 from mmspec.scenes.world import CANVAS
 from mmspec.training.vlm_data import PATCH_CLASSES, ConversationBatch, PatchBatch
+from mmspec.training.vlm_mentions import IGNORED, MENTION_CLASSES
 from mmspec.training.vlm_processor import MAX_LENGTH
 
 __all__ = ["SHAPES_BY_SIZE", "ConversationLoss", "ModelShape", "PatchLoss", "build_model", "exact_answers"]
+
+MENTION_WEIGHT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,10 @@ class PatchLoss(nn.Module):
 
 
 class ConversationLoss(nn.Module):
-    """Weighted cross entropy of the answers in packed conversations.
+    """Weighted cross entropy of the answers in packed conversations, and of what mentions of objects mean.
+
+    Mentions are read half-way up the decoder by one linear layer for each label, so that the layers above can
+    use what has been found.
 
     The forward pass is that of `LlavaForConditionalGeneration`, spelt out so that logits are computed only
     where something is learnt, and so that a frozen tower costs no backward pass.
@@ -120,6 +127,11 @@ class ConversationLoss(nn.Module):
         super().__init__()
         self.vlm = vlm
         self.frozen_tower = frozen_tower
+        text: Any = vlm.config.text_config
+        self.middle = text.num_hidden_layers // 2
+        self.mention_heads = nn.ModuleDict(
+            {name: nn.Linear(text.hidden_size, classes) for name, classes in MENTION_CLASSES.items()}
+        )
         vlm.model.vision_tower.requires_grad_(not frozen_tower)
 
     def forward(self, batch: ConversationBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,13 +143,24 @@ class ConversationLoss(nn.Module):
         embedded = model.language_model.embed_tokens(batch.tokens)
         places = (batch.tokens == self.vlm.config.image_token_index)[..., None]
         embedded = embedded.masked_scatter(places, visual.to(embedded.dtype))
-        hidden = model.language_model(inputs_embeds=embedded, use_cache=False).last_hidden_state
+        decoded = model.language_model(inputs_embeds=embedded, use_cache=False, output_hidden_states=True)
         weights, labels = batch.weights[:, 1:], batch.tokens[:, 1:]
         learnt = weights > 0
-        logits = self.vlm.lm_head(hidden[:, :-1][learnt]).float()
+        logits = self.vlm.lm_head(decoded.last_hidden_state[:, :-1][learnt]).float()
         losses = F.cross_entropy(logits, labels[learnt], reduction="none")
         loss = (losses * weights[learnt]).sum() / weights.sum()
+        loss = loss + MENTION_WEIGHT * self._mention_loss(decoded.hidden_states[self.middle], batch)
         return loss, logits.argmax(-1) == labels[learnt]
+
+    def _mention_loss(self, states: torch.Tensor, batch: ConversationBatch) -> torch.Tensor:
+        rows, positions = batch.mention_at.unbind(-1)
+        read = states[rows, positions]
+        loss = states.new_zeros((), dtype=torch.float32)
+        for index, head in enumerate(self.mention_heads.values()):
+            labels = batch.mention_labels[:, index]
+            losses = F.cross_entropy(head(read).float(), labels, ignore_index=IGNORED, reduction="sum")
+            loss = loss + losses / (labels != IGNORED).sum().clamp(min=1) / len(self.mention_heads)
+        return loss
 
 
 def exact_answers(batch: ConversationBatch, right: torch.Tensor) -> torch.Tensor:
