@@ -43,6 +43,6 @@ def _options(
 
 
 for command in (caption, check, bench, doctor, scenes):
-    app.command(epilog=command.__doc__.rpartition("\n")[2].strip() if command.__doc__ else None)(command)
+    app.command()(command)
 app.add_typer(train_app, name="train")
 app.add_typer(evaluate_app, name="evaluate")

@@ -55,14 +55,15 @@ def bench(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time accelerators against plain decoding on the same prompts, in turns, in one process.
+    """Time accelerators against plain decoding on the same prompts, in turns.
 
-    Reports target forwards, acceptance length, the ratio of medians to plain decoding, the share of outputs
-    that are the same, memory and more. Rows that lose stay in.
+    Reports target forwards, acceptance length, the ratio of medians to plain
+    decoding, the share of outputs that are the same, memory and more.
+    Rows that lose stay in.
 
     Example:
         mmspec bench --accelerators none,copy,draft_model --task caption
-        mmspec bench path/to/model --accelerators copy --jsonl MMSpec/testmini.jsonl --batch-size 4 --json
+        mmspec bench path/to/model --jsonl file.jsonl --batch-size 4 --json
     """
     from mmspec.cli.choice import parse_choice, parse_choices
     from mmspec.cli.loading import (

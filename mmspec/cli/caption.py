@@ -56,12 +56,18 @@ def caption(
 
     Example:
         mmspec caption picture.png --compare
-        mmspec caption a.jpg b.jpg --prompt "What colour is the car?" --model llava-hf/llava-1.5-7b-hf
+        mmspec caption a.jpg --prompt "What is this?" --model path/to/model
     """
     from dataclasses import replace
 
     from mmspec.cli.choice import parse_choice
-    from mmspec.cli.loading import choose_drafter, load_pipeline, reference_model, setup_options
+    from mmspec.cli.loading import (
+        choose_drafter,
+        default_choice,
+        load_pipeline,
+        reference_model,
+        setup_options,
+    )
     from mmspec.evaluation.conversations import contender
     from mmspec.evaluation.examples import own_examples, scene_examples
 
@@ -69,7 +75,7 @@ def caption(
     source = model or reference_model()
     drafter = choose_drafter(source, drafter)
     if choice is None:
-        choice = parse_choice("copy" if drafter is None else "draft_model")
+        choice = default_choice(drafter)
     options = setup_options(choice, drafter)
     if images:
         examples = own_examples([prompt], images)

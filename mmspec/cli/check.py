@@ -31,8 +31,12 @@ __all__ = ["check"]
 def check(
     model: Model = None,
     accelerator: Annotated[
-        str, typer.Option(help="What to check: copy, draft_model:num_draft_tokens=8, ...")
-    ] = "copy",
+        str | None,
+        typer.Option(
+            help="copy, draft_model:num_draft_tokens=8, ...; by default the fastest that is here.",
+            show_default=False,
+        ),
+    ] = None,
     drafter: Drafter = None,
     prompts: Prompts = None,
     images: Images = None,
@@ -47,21 +51,23 @@ def check(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare an accelerator's tokens with those of plain decoding; exit with 1 if they differ.
+    """Compare an accelerator's tokens with plain decoding's; exit with 1 if they differ.
 
-    Greedy tokens are compared with `model.generate` of transformers, sampled ones with plain decoding under
-    the same noise. The first difference is shown with the gap between the reference's two best logits there:
-    in half precision a gap of at most 2 ulp is a tie that plain decoding itself cannot decide, and is called
-    explained.
+    Greedy tokens are compared with `model.generate` of transformers, sampled
+    ones with plain decoding under the same noise. The first difference is shown
+    with the gap between the reference's two best logits there: in half
+    precision, a gap of at most 2 ulp is a tie that plain decoding itself cannot
+    decide, and is called explained.
 
     Example:
         mmspec check --accelerator copy
-        mmspec check path/to/model --accelerator draft_model --drafter path/to/small --image a.jpg
+        mmspec check path/to/model --drafter path/to/small --image a.jpg
     """
     from mmspec.cli.choice import parse_choice
     from mmspec.cli.loading import (
         choose_drafter,
         choose_examples,
+        default_choice,
         load_pipeline,
         reference_model,
         setup_options,
@@ -71,9 +77,12 @@ def check(
     from mmspec.evaluation.identity import IdentityCheck
     from mmspec.evaluation.report import identity_report
 
-    choice = parse_choice(accelerator)
+    choice = parse_choice(accelerator) if accelerator is not None else None
     source = model or reference_model()
-    options = setup_options(choice, choose_drafter(source, drafter))
+    drafter = choose_drafter(source, drafter)
+    if choice is None:
+        choice = default_choice(drafter)
+    options = setup_options(choice, drafter)
     pipe = load_pipeline(source, dtype=dtype, device=device)
     asked = choose_examples(
         prompts,

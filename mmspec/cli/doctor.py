@@ -16,7 +16,8 @@ __all__ = ["doctor"]
 def doctor(as_json: AsJson = False) -> None:
     """Say what works on this machine, and why the rest does not.
 
-    Looks at versions, devices, optional packages, accelerators and reference models; changes nothing.
+    Looks at versions, devices, optional packages, accelerators and reference
+    models; changes nothing.
 
     Example:
         mmspec doctor

@@ -34,7 +34,9 @@ def vlm(
     card: Annotated[bool, typer.Option("--card", help="Write the model card with the figures.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Score a vision-language model on held-out scenes, where every answer is right or wrong.
+    """Score a vision-language model on held-out scenes.
+
+    Every caption, answer and description is either right or wrong.
 
     Example:
         mmspec evaluate vlm assets/scenes-llava --scenes 500

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from mmspec.cli.choice import AcceleratorChoice
+from mmspec.cli.choice import AcceleratorChoice, parse_choice
 from mmspec.cli.console import note
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "choose_drafter",
     "choose_examples",
+    "default_choice",
     "load_pipeline",
     "reference_model",
     "setup_options",
@@ -61,6 +62,11 @@ def choose_drafter(model: str, drafter: str | None) -> str | None:
         return drafter
     draft = models.get(REFERENCE_DRAFT)
     return None if draft is None else str(draft)
+
+
+def default_choice(drafter: str | None) -> AcceleratorChoice:
+    """What to use where nothing is said: the draft model if there is one, else copying."""
+    return parse_choice("copy" if drafter is None else "draft_model")
 
 
 def setup_options(choice: AcceleratorChoice, drafter: str | None) -> dict[str, Any]:

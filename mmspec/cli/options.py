@@ -59,7 +59,7 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Prompts decoded together.")
 Seed = Annotated[int, typer.Option(min=0, help="Seed of sampling and of the choice of scenes.")]
 Dtype = Annotated[
     str,
-    typer.Option(help="auto, float32, bfloat16 or float16; auto is the checkpoint's own, except on the CPU."),
+    typer.Option(help="auto (the checkpoint's own), float32, bfloat16 or float16."),
 ]
 Device = Annotated[
     str | None,

@@ -43,7 +43,9 @@ def vlm(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from an interrupted run.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a reference vision-language model on scenes; resumable, standard transformers folder.
+    """Train a reference vision-language model on scenes.
+
+    Resumable; writes an ordinary transformers folder.
 
     Example:
         mmspec train vlm --out my-scenes-llava --minutes 40

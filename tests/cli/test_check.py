@@ -47,3 +47,9 @@ def test_an_interrupt_prints_the_comparison_that_is_done(run, tiny_folder, monke
     report = json.loads(result.stdout)
     assert report["finished"] is False
     assert [one["mode"] for one in report["comparisons"]] == ["greedy"]
+
+
+def test_a_drafter_that_is_named_is_what_is_checked(run_json, tiny_folder):
+    report = run_json("check", tiny_folder, "--drafter", tiny_folder, "--samples", 1, "--max-new-tokens", 8)
+    assert report["accelerator"] == "draft_model"
+    assert report["comparisons"][0]["accepted"] > 0
