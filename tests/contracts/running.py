@@ -122,8 +122,9 @@ class FanOutTarget(CausalTarget):
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[CausalState, TargetOutput]:
-        assert all(prompt["input_ids"] is prompts[0]["input_ids"] for prompt in prompts)
-        rows = len(prompts)
+        ids = torch.cat([prompt["input_ids"] for prompt in prompts])
+        rows = len(ids)
+        assert (ids == ids[0]).all()
         one, output = super().prefill(prompts[:1], capacity, taps)
         many = RaggedCache(self.config, rows, capacity, self.device)
         for source, layer in zip(one.cache.layers, many.layers, strict=True):

@@ -1,0 +1,100 @@
+"""The measured holes of transformers' assisted decoding (ecosystem.md section 9): each row reads "equal".
+
+Plain `generate` without a draft is the judge. Rows that belong to the pipeline (text streams, warnings) are
+tested there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor, StopStringCriteria
+
+from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.decoding.interfaces import Drafter
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.copy import CopyDrafter
+from mmspec.drafters.draft_model import DraftModelDrafter
+from tests.contracts import checks
+from tests.contracts.checks import VOCABULARY, llama
+from tests.contracts.edge_checks import EndsAfter, letters
+from tests.contracts.laws import SEEDS, check_law
+from tests.contracts.running import decode, generate, random_prompts
+from tests.contracts.toy import toy_target
+from tests.tiny_models import tiny_llama
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "assistant": lambda: DraftModelDrafter(llama(), 20),
+    "prompt look-up": lambda: CopyDrafter(20, min_match=1),
+}
+PROMPTS = random_prompts(24, seed=30)
+
+
+def loops(prompt: list[int]) -> list[int]:
+    """A prompt that repeats itself, so that there is much to copy."""
+    return prompt * 3
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_batches_are_equal(name: str) -> None:
+    """Peer: ValueError from two rows on."""
+    prompts = [loops(list(prompt)) for prompt in PROMPTS[:6]]
+    expected = [generate(llama().model, prompt, 32) for prompt in prompts]
+    assert decode(llama(), prompts, DRAFTERS[name](), max_new_tokens=32).outputs == expected
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_stop_strings_are_equal_over_many_outputs(name: str) -> None:
+    """Peer: ValueError with an assistant; 75 of 168 outputs 1 to 29 tokens too long with prompt look-up."""
+    tokenizer, stopped = letters(), 0
+    criterion = StopStringCriteria(tokenizer, ["cab", "ddc", "gaf", "hbe", "ee", "bac"])
+    for prompt in PROMPTS:
+        expected = generate(llama().model, loops(list(prompt)), 40, stopping_criteria=[criterion])
+        run = decode(
+            llama(), [loops(list(prompt))], DRAFTERS[name](), max_new_tokens=40, criteria=[criterion]
+        )
+        assert run.outputs == [expected]
+        stopped += run.sequences.finish_reasons == ["stop"]
+    assert stopped >= 8, "the strings must occur"
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_users_criterion_is_equal_with_twenty_drafts(name: str) -> None:
+    """Peer: 23 of 23 overshoot by 7 to 20 tokens."""
+    for prompt in PROMPTS[:12]:
+        expected = generate(llama().model, prompt, 40, stopping_criteria=[EndsAfter()])
+        run = decode(llama(), [prompt], DRAFTERS[name](), max_new_tokens=40, criteria=[EndsAfter()])
+        assert run.outputs == [expected]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_end_tokens_lengths_and_processors_are_equal(name: str) -> None:
+    prompts = PROMPTS[:4]
+    settings: list[dict[str, Any]] = [
+        {"eos_token_id": list(range(0, VOCABULARY, 9))},
+        {"no_repeat_ngram_size": 2},
+    ]
+    for setting in settings:
+        expected = [generate(llama().model, prompt, 30, **setting) for prompt in prompts]
+        size = setting.get("no_repeat_ngram_size")
+        processors = [LogitsProcessorList([NoRepeatNGramLogitsProcessor(size)])] * 4 if size else ()
+        end = setting.get("eos_token_id", ())
+        sampler = Sampler(processors=processors)
+        run = decode(llama(), prompts, DRAFTERS[name](), sampler=sampler, max_new_tokens=30, end=end)
+        assert run.outputs == expected
+
+
+def test_sampling_at_temperature_two_with_top_k_three_is_sound() -> None:
+    """Peer: sound as well; the joint of three tokens at V = 8."""
+    checks.real_model_law(sampler=Sampler(2.0, top_k=3), rows=8_000)
+    check_law(
+        toy_target(), CopyDrafter(4, min_match=1), SampleAndMatch(), Sampler(2.0, top_k=3), seeds=SEEDS[:1]
+    )
+
+
+def test_a_draft_of_another_model_in_a_batch_is_equal() -> None:
+    other = DraftModelDrafter(type(llama())(tiny_llama(seed=3)), 5)
+    expected = [generate(llama().model, prompt, 32) for prompt in PROMPTS[:5]]
+    assert decode(llama(), PROMPTS[:5], other, max_new_tokens=32).outputs == expected
