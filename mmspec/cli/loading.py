@@ -50,7 +50,7 @@ def reference_model() -> str:
             f"name a checkpoint folder or hub id: the reference model {REFERENCE} comes with a clone of the "
             f"repository (pip install -e .), and {where}",
         )
-    return str(folder)
+    return _shown(folder)
 
 
 def choose_drafter(model: str, drafter: str | None) -> str | None:
@@ -61,7 +61,7 @@ def choose_drafter(model: str, drafter: str | None) -> str | None:
     if drafter is not None or REFERENCE not in models or Path(model).resolve() != models[REFERENCE].resolve():
         return drafter
     draft = models.get(REFERENCE_DRAFT)
-    return None if draft is None else str(draft)
+    return None if draft is None else _shown(draft)
 
 
 def default_choice(drafter: str | None) -> AcceleratorChoice:
@@ -140,6 +140,12 @@ def choose_examples(
 def takes_pictures(pipe: VisionLanguagePipeline) -> bool:
     """Whether the model is a vision-language model."""
     return getattr(pipe.processor, "image_processor", None) is not None
+
+
+def _shown(folder: Path) -> str:
+    """A path as the user would write it: reports should not tell where a clone lies."""
+    here = Path.cwd()
+    return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)
 
 
 def _is_reference(model: str) -> bool:

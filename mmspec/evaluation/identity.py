@@ -124,10 +124,13 @@ class IdentityCheck:
         """The report on comparisons that were made."""
         pipe, accelerator = self.accelerated.pipe, self.accelerated.accelerator
         notes = []
-        if not self.is_token_exact:
+        rule = type(accelerator.rule).__name__
+        if accelerator.exactness != "exact":
+            bound = f" ({accelerator.rule.bound})" if accelerator.rule.bound else ""
+            notes.append(f"{rule} is {accelerator.exactness} by its own account{bound}: it cannot pass")
+        elif not self.is_token_exact:
             notes.append(
-                f"sampled tokens were not compared: {type(accelerator.rule).__name__} promises the target's "
-                "distribution, if anything, and not its very tokens"
+                f"sampled tokens were not compared: {rule} promises the target's distribution, not its tokens"
             )
         if sum(sum(one.stats.accepted) for one in comparisons) == 0 and accelerator.name != "none":
             notes.append("no draft token was accepted, so this says little: ask for more tokens")

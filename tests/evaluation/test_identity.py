@@ -115,3 +115,9 @@ def test_a_rule_that_promises_the_law_alone_is_compared_greedily_and_said_so():
 def test_a_check_that_accepted_nothing_says_so():
     report = check(pipeline("llava"), max_new_tokens=1)
     assert "says little" in report.notes[0]
+
+
+def test_a_lossy_rule_cannot_pass():
+    report = check(pipeline("llava"), options={"acceptance": "typical"})
+    assert not report.passed
+    assert "lossy by its own account" in report.notes[0]
