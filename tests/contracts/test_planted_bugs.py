@@ -182,6 +182,14 @@ BUGS = {
         f"{SAMPLING}:Scores.choose",
         ("draft.depth[:, :, None]", "0 * draft.depth[:, :, None]"),
     ),
+    "noise of the draft reused for the residual": bug(
+        checks.speculative_law,
+        "tests.oracles:SampledTreeDrafter.siblings",
+        ("Purpose.DRAFT", "Purpose.RESIDUAL"),
+    ),
+    "noise of the draft reused to accept it": bug(
+        checks.real_model_law, f"{DRAFTING}._next", ("Purpose.DRAFT", "Purpose.ACCEPT")
+    ),
     "k-SEQ without rho": bug(
         checks.k_sequential_law,
         f"{REJECTION}:KSequential.verify",
