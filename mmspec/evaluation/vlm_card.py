@@ -107,9 +107,10 @@ def _training(record: dict[str, Any]) -> str:
         f"64 held-out scenes: {', '.join(f'{name} {value:.3f}' for name, value in _figures(stage).items())}."
         for stage in record["stages"]
     )
+    note = f"{record['note']}\n\n" if record.get("note") else ""
     return (
         f"`{record['command']}`, seed {record['seed']}, on {record['device']}, torch {record['torch']}, "
-        f"fresh scenes in every batch (seeds from 1,000,000), Muon and AdamW.\n\n{stages}\n\n"
+        f"fresh scenes in every batch (seeds from 1,000,000), Muon and AdamW.\n\n{stages}\n\n{note}"
         "The code that trained it: `mmspec/training/vlm.py`.\n"
     )
 

@@ -29,7 +29,8 @@ MENTION_CLASSES = {
 IGNORED = -100
 _SHAPE, _COLOUR, _PLURAL = ("|".join(words) for words in (SHAPES, COLOURS, PLURALS.values()))
 _MENTION = re.compile(
-    rf"the (?:\w+ )?object\b|the (?:{_SHAPE})\b|an? (?:{_COLOUR}) (?:{_SHAPE})\b|\w+ objects\b|(?:{_PLURAL})\b"
+    rf"the (?:\w+ )?object\b|the (?:{_SHAPE})\b|an? (?:{_COLOUR}) (?:{_SHAPE})\b"
+    rf"|\w+ objects\b|(?:{_PLURAL})\b"
 )
 _SINGULAR = {plural: shape for shape, plural in PLURALS.items()}
 _TOKEN = re.compile(r"[a-z]+|[^a-z\s]")
