@@ -191,8 +191,11 @@ def from_messages(
         if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
             raise InputError(f"{where}[{turn}]", message, "a message with the keys 'role' and 'content'")
         content = message["content"]
+        role = message["role"]
+        check_text(role, f"{where}[{turn}]['role']")
+        check_special_tokens(role, f"{where}[{turn}]['role']", tokenizer)
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        if not isinstance(parts, Sequence):
+        if not isinstance(parts, Sequence) or isinstance(parts, bytes):
             raise InputError(f"{where}[{turn}]['content']", content, "a string or a list of parts")
         cleaned: list[dict[str, Any]] = []
         for part in parts:
@@ -221,7 +224,7 @@ def from_messages(
                 cleaned.append({"type": kind})
             else:
                 raise InputError(f"{where}[{turn}]", part, "parts of type 'text', 'image' or 'video'")
-        prompt.messages.append({"role": message["role"], "content": cleaned})
+        prompt.messages.append({"role": role, "content": cleaned})
     for kind, left in waiting.items():
         if left and needed[kind]:
             raise InputError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from transformers import (
@@ -23,11 +23,13 @@ from transformers import (
 from mmspec.decoding.sampling import Sampler, is_integer, require_number
 from mmspec.decoding.sequences import MAX_NEW_TOKENS, Stopping
 from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.pipelines.callbacks import CheckedCriterion, CheckedProcessor, checked
 from mmspec.registry import did_you_mean
 
 DEFAULT_NEW_TOKENS = 256
 DEFAULT_TOP_K = 50  # what transformers' do_sample=True implies
 MAX_STOP_STRINGS = 1_000
+OF_CALLS = {"images", "videos", "num_frames", "apply_chat_template", "generation_config", "streamer"}
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,14 @@ class GenerationSettings:
 
         Raises:
             UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
+            InputError: the config is something else, or `do_sample` is not a bool.
         """
+        if not isinstance(config, GenerationConfig):
+            raise InputError("generation_config", config, "a transformers GenerationConfig")
         known = {field.name for field in fields(cls)}
         for keyword in keywords:
             if keyword not in known:
-                raise UnknownArgumentError("keyword", keyword, did_you_mean(keyword, known))
+                raise UnknownArgumentError("keyword", keyword, did_you_mean(keyword, known | OF_CALLS))
         given = {name: value for name, value in keywords.items() if value is not None}
         temperature = given.get("temperature")
         if temperature is not None and "do_sample" not in given:
@@ -92,24 +97,22 @@ class GenerationSettings:
             value = getattr(config, name, None)
             if value is not None:
                 given[name] = value
+        if not isinstance(given.get("do_sample", False), bool):
+            raise InputError("do_sample", given["do_sample"], "True or False")
         return cls(**given)  # type: ignore[arg-type]
 
     def sampler(self, prompt_lengths: Sequence[int], device: torch.device) -> Sampler:
         """The distribution that is promised."""
         processors = [self._processors(length, device) for length in prompt_lengths]
-        guidance = 1.0 if self.guidance_scale is None else self.guidance_scale
-        if not any(processors):
-            processors = []
-        if not self.do_sample or self.temperature == 0:
-            return Sampler(guidance_scale=guidance, processors=processors)
-        return Sampler(
+        sampled = Sampler(  # made for greedy decoding too: a value that is not used may not be wrong either
             temperature=1.0 if self.temperature is None else self.temperature,
             top_k=DEFAULT_TOP_K if self.top_k is None else self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,
-            guidance_scale=guidance,
-            processors=processors,
+            guidance_scale=1.0 if self.guidance_scale is None else self.guidance_scale,
+            processors=processors if any(processors) else [],
         )
+        return sampled if self.do_sample else replace(sampled, temperature=0.0)
 
     def stopping(
         self, longest_prompt: int, positions: int | None, tokenizer: PreTrainedTokenizerBase
@@ -137,19 +140,35 @@ class GenerationSettings:
         return stopping
 
     def seeds(self, rows: int) -> int | list[int]:
-        """The seed(s) of the random streams."""
+        """The seed(s) of the random streams.
+
+        Raises:
+            InputError: both ways at once, or a value that is neither one nor one per row.
+        """
         if self.generator is not None:
-            if isinstance(self.generator, torch.Generator):
-                return self.generator.initial_seed() % 2**64
-            return [generator.initial_seed() % 2**64 for generator in self.generator]
+            if self.seed is not None:
+                raise InputError("seed", self.seed, "either seed or generator, not both")
+            given = self.generator
+            generators = [given] if isinstance(given, torch.Generator) else given
+            if (
+                not isinstance(generators, list | tuple)
+                or not all(isinstance(item, torch.Generator) for item in generators)
+                or (generators is given and len(generators) != rows)
+            ):
+                raise InputError("generator", given, f"a torch.Generator, or one for each of the {rows} rows")
+            seeds = [item.initial_seed() % 2**64 for item in generators]
+            return seeds[0] if isinstance(given, torch.Generator) else seeds
         if self.seed is None:
             return secrets.randbits(63)  # not torch's global generator: a call leaves no trace there
-        return self.seed if isinstance(self.seed, int) else list(self.seed)
+        return list(self.seed) if isinstance(self.seed, list | tuple) else self.seed  # type: ignore[return-value]
 
     def end_token_ids(self) -> list[int]:
-        if self.eos_token_id is None:
-            return []
-        return [self.eos_token_id] if isinstance(self.eos_token_id, int) else list(self.eos_token_id)
+        """Ids that end a row."""
+        given = [] if self.eos_token_id is None else self.eos_token_id
+        ids = list(given) if isinstance(given, list | tuple) else [given]
+        if not are_token_ids(ids):
+            raise InputError("eos_token_id", self.eos_token_id, "a token id, or a list of token ids")
+        return ids
 
     def _processors(self, prompt_length: int, device: torch.device) -> LogitsProcessorList:
         processors = LogitsProcessorList()
@@ -164,6 +183,11 @@ class GenerationSettings:
             processors.append(NoRepeatNGramLogitsProcessor(self.no_repeat_ngram_size))
         end = self.end_token_ids()
         if self.bad_words_ids is not None:
+            words = self.bad_words_ids
+            if not isinstance(words, list | tuple) or not words or not all(map(are_token_ids, words)):
+                raise InputError("bad_words_ids", words, "lists of token ids, one for each word")
+            if not all(words):
+                raise InputError("bad_words_ids", words, "lists of token ids with at least one id each")
             processors.append(NoBadWordsLogitsProcessor(self.bad_words_ids, end or None))
         if self.min_new_tokens:
             if not is_integer(self.min_new_tokens) or self.min_new_tokens < 0:
@@ -174,7 +198,7 @@ class GenerationSettings:
                         prompt_length, self.min_new_tokens, end, device=str(device)
                     )
                 )
-        processors.extend(self.logits_processor or [])
+        processors.extend(checked(CheckedProcessor, "logits_processor", self.logits_processor))
         return processors
 
     def _criteria(self, tokenizer: PreTrainedTokenizerBase) -> StoppingCriteriaList:
@@ -183,7 +207,9 @@ class GenerationSettings:
             require_number("max_time", self.max_time, 0.0, 1e9, "seconds above 0", open_below=True)
             criteria.append(MaxTimeCriteria(max_time=float(self.max_time)))
         if self.stop_strings is not None:
-            strings = [self.stop_strings] if isinstance(self.stop_strings, str) else list(self.stop_strings)
+            strings = [self.stop_strings] if isinstance(self.stop_strings, str) else self.stop_strings
+            if not isinstance(strings, list | tuple):
+                raise InputError("stop_strings", strings, "a string or a list of strings")
             if not strings or len(strings) > MAX_STOP_STRINGS:
                 raise InputError(
                     "stop_strings", f"{len(strings)} strings", f"1 to {MAX_STOP_STRINGS:,} strings"
@@ -191,6 +217,11 @@ class GenerationSettings:
             for index, string in enumerate(strings):
                 if not isinstance(string, str) or not string:
                     raise InputError(f"stop_strings[{index}]", string, "a string of at least one character")
-            criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
-        criteria.extend(self.stopping_criteria or [])
+            criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=list(strings)))
+        criteria.extend(checked(CheckedCriterion, "stopping_criteria", self.stopping_criteria))
         return criteria
+
+
+def are_token_ids(value: object) -> bool:
+    """True for a list of integers of at least 0."""
+    return isinstance(value, list | tuple) and all(is_integer(item) and item >= 0 for item in value)

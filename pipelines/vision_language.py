@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
 from transformers import BatchFeature
 from transformers.generation.streamers import BaseStreamer
@@ -76,6 +77,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
             if streamer is not None:
                 if len(run.requests) != 1:
                     raise InputError("streamer", streamer, f"a single prompt, not {len(run.requests)}")
+                if not (hasattr(streamer, "put") and hasattr(streamer, "end")):
+                    raise InputError("streamer", streamer, "a transformers streamer, with `put` and `end`")
                 streamer.put(run.requests[0].inputs["input_ids"].cpu())
             for emission in run.rounds():
                 if streamer is not None:
@@ -148,13 +151,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
             "apply_chat_template": apply_chat_template,
             "placeholders": placeholders,
         }
+        self._check_media([images], [videos])  # before anything is fetched
         prompts, is_batch = read_prompts(prompt, images, videos, **reading)
-        for kind in ("image", "video"):
-            taken = getattr(self.processor, f"{kind}_processor", None) is not None
-            if not taken and any(getattr(row, f"{kind}s") for row in prompts):
-                raise InputError(
-                    f"{kind}s", f"{kind}s", f"none: {type(self.model).__name__} does not take {kind}s"
-                )
+        self._check_media([row.images or None for row in prompts], [row.videos or None for row in prompts])
         negatives: list[Prompt] = []
         if settings.guidance_scale not in (None, 1.0):
             negatives = read_negatives(settings.negative_prompt, prompts, self.tokenizer)
@@ -167,6 +166,15 @@ class VisionLanguagePipeline(MMSpecPipeline):
             for index, row in enumerate(prompts)
         ]
         return Run(self, requests, settings)
+
+    def _check_media(self, images: Sequence[Any], videos: Sequence[Any]) -> None:
+        """Raise InputError for pictures or videos that this model does not take."""
+        for kind, given in (("image", images), ("video", videos)):
+            taken = getattr(self.processor, f"{kind}_processor", None) is not None
+            if not taken and any(media is not None for media in given):
+                raise InputError(
+                    f"{kind}s", f"{kind}s", f"none: {type(self.model).__name__} does not take {kind}s"
+                )
 
     def _encode(self, prompt: Prompt, processor: Any) -> dict[str, Tensor]:
         """One row's tensors, batch size 1, on the model's device at the model's dtype."""
@@ -184,7 +192,10 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 messages = [
                     {**m, "content": "".join(part["text"] for part in m["content"])} for m in messages
                 ]
-            text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            try:
+                text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            except TemplateError as error:  # templates refuse turns in an order they do not know
+                raise InputError("prompt", messages, f"the chat template says: {error}"[:200]) from error
         bos = tokenizer.bos_token
         arguments: dict[str, Any] = {
             "return_tensors": "pt",
@@ -193,12 +204,14 @@ class VisionLanguagePipeline(MMSpecPipeline):
         if processor is tokenizer:
             return dict(processor(text, **arguments))
         if prompt.videos:
-            arguments["videos"] = [video.frames for video in prompt.videos]
+            arguments["videos"] = [[video.frames for video in prompt.videos]]
             arguments["videos_kwargs"] = {
                 "video_metadata": [video.metadata for video in prompt.videos],
                 "do_sample_frames": False,
             }
-        encoded: BatchFeature = processor(text=[text], images=prompt.images or None, **arguments)
+        # nested, one list for the one row: some processors tile a picture only if it is alone in its row
+        pictures = [prompt.images] if prompt.images else None
+        encoded: BatchFeature = processor(text=[text], images=pictures, **arguments)
         return {
             name: value.to(self.dtype) if value.is_floating_point() else value
             for name, value in encoded.items()
@@ -239,7 +252,11 @@ class Run:
         self.pipeline = pipeline
         self.requests = requests
         prompts = [request.prompt_tokens for request in requests]
-        longest = max(map(len, prompts), default=0)
+        negatives = [row.negative_inputs for row in requests if row.negative_inputs is not None]
+        lengths = [*map(len, prompts), *(inputs["input_ids"].shape[1] for inputs in negatives)]
+        if 0 in lengths:
+            raise InputError("prompt", "", "at least one token; give it some text")
+        longest = max(lengths, default=0)
         config = pipeline.model.config.get_text_config(decoder=True)
         positions = getattr(config, "max_position_embeddings", None)
         self.sampler = settings.sampler([len(tokens) for tokens in prompts], pipeline.device)

@@ -1,0 +1,74 @@
+"""Callbacks of the caller, with what they return checked: rubbish is named, not decoded from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, StoppingCriteria
+
+from mmspec.errors import InputError
+
+
+class CheckedCallback:
+    """Calls a user's callback; an exception that it raises says where it came from.
+
+    Args:
+        callback: what the user passed.
+        argument: its name in error messages.
+    """
+
+    def __init__(self, callback: Callable[..., Any], argument: str) -> None:
+        self._callback = callback
+        self._argument = argument
+
+    def _call(self, *arguments: object) -> Any:
+        try:
+            return self._callback(*arguments)
+        except Exception as error:
+            error.add_note(f"raised by {self._argument}: {type(self._callback).__name__}")
+            raise
+
+    def _refuse(self, result: object, allowed: str) -> InputError:
+        return InputError(self._argument, result, f"{type(self._callback).__name__} must return {allowed}")
+
+
+class CheckedProcessor(CheckedCallback, LogitsProcessor):
+    """A logits processor that returns logits of the shape it was given."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+        shape = tuple(scores.shape)
+        result = self._call(input_ids, scores)
+        if not isinstance(result, Tensor) or tuple(result.shape) != shape or not result.is_floating_point():
+            raise self._refuse(result, f"logits of shape {shape}")
+        return result
+
+
+class CheckedCriterion(CheckedCallback, StoppingCriteria):
+    """A stopping criterion that says yes or no for one row."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:  # type: ignore[override]
+        result = self._call(input_ids, scores)
+        if isinstance(result, bool):
+            return torch.tensor([result], device=input_ids.device)
+        if not isinstance(result, Tensor) or result.dtype != torch.bool or result.numel() != 1:
+            raise self._refuse(result, "a bool, or a bool tensor of one element")
+        return result.reshape(1)
+
+
+def checked(
+    kind: type[CheckedProcessor] | type[CheckedCriterion], argument: str, callbacks: object
+) -> list[Any]:
+    """The callbacks of a list, checked whenever they are called.
+
+    Raises:
+        InputError: not a list, or something in it cannot be called.
+    """
+    if callbacks is None:
+        return []
+    items = list(callbacks) if isinstance(callbacks, Iterable) and not isinstance(callbacks, str) else [None]
+    if not all(callable(item) for item in items):
+        raise InputError(argument, callbacks, "a list of functions (ids, scores), as in transformers")
+    return [kind(item, f"{argument}[{index}]") for index, item in enumerate(items)]
