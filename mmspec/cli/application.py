@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from mmspec import __version__
+from mmspec.cli.accelerators import accelerators
 from mmspec.cli.bench import bench
 from mmspec.cli.caption import caption
 from mmspec.cli.check import check
@@ -42,7 +43,7 @@ def _options(
     pass
 
 
-for command in (caption, check, bench, doctor, scenes):
+for command in (caption, check, bench, accelerators, doctor, scenes):
     app.command()(command)
 app.add_typer(train_app, name="train")
 app.add_typer(evaluate_app, name="evaluate")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,6 +49,12 @@ def caption(
         bool,
         typer.Option("--compare", help="Decode plainly too; exit with 1 unless the tokens are the same."),
     ] = False,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw the first picture beside its words, coloured by who found them.", show_default=False
+        ),
+    ] = None,
     dtype: Dtype = "auto",
     device: Device = None,
     as_json: AsJson = False,
@@ -100,6 +107,8 @@ def caption(
             records.append(_record(example, output, expected))
             if not as_json:
                 note(_remark(output, expected))
+            if figure is not None and len(records) == 1:
+                _draw(figure, example, output, pipe.tokenizer)
     if as_json:
         print_json(records)
     block.finish(0 if all(record.get("identical", True) for record in records) else 1)
@@ -113,6 +122,19 @@ def _decode(
     streamer = _streamer(pipe.tokenizer) if streamed else None
     output: TextOutput = pipe(example.turns[0], images=list(example.images), streamer=streamer, **settings)
     return output
+
+
+def _draw(path: Path, example: Example, output: TextOutput, tokenizer: Any) -> None:
+    """Which words came from the draft, as a picture."""
+    from mmspec.evaluation.figure import draw_decoding
+    from mmspec.media import load_image
+    from mmspec.pipelines.text_stream import TextDeltas
+
+    deltas = TextDeltas(tokenizer)
+    pieces = [deltas.add([token]) for token in output.tokens[0]]
+    stats = output.stats
+    remark = f"{stats.new_tokens[0]} tokens in {stats.target_forwards} passes of the model"
+    draw_decoding(path, load_image(example.images[0]), pieces, output.drafted[0], remark)
 
 
 def _streamer(tokenizer: Any) -> Any:

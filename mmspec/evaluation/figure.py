@@ -31,7 +31,7 @@ def draw_decoding(
     placed, x, y = [], left, MARGIN
     for piece, is_drafted in zip(pieces, drafted, strict=True):
         width = int(font.getlength(piece))
-        if x + width > WIDTH - MARGIN and x > left:
+        if x + width > WIDTH - MARGIN and piece.startswith(" "):  # never before a comma
             piece, x, y = piece.lstrip(), left, y + LINE_HEIGHT
             width = int(font.getlength(piece))
         placed.append((x, y, piece, DRAFTED if is_drafted else OWN))

@@ -1,0 +1,66 @@
+"""The README says what the code says."""
+
+import re
+from pathlib import Path
+
+import mmspec
+from mmspec.accelerators import markdown_table
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+STRUCTURES = (ROOT / "docs" / "structures.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_accelerators_is_the_registrys() -> None:
+    assert markdown_table() in README, "run `mmspec accelerators` and paste its output into README.md"
+
+
+def test_every_linked_file_exists() -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README + STRUCTURES)
+    assert links
+    missing = [link for link in links if not (ROOT / link).exists()]
+    assert not missing
+
+
+def test_every_file_that_the_structures_name_exists() -> None:
+    names = re.findall(r"`((?:mmspec|pipelines|kernels|tests)/[\w/.]*)`", STRUCTURES)
+    assert names
+    missing = [name for name in names if not (ROOT / name).exists()]
+    assert not missing
+
+
+def test_the_drafter_of_the_structures_page_runs_and_is_exact() -> None:
+    import torch
+
+    from mmspec.acceptance.matching import SampleAndMatch
+    from mmspec.decoding.draft import Draft, DraftKind
+    from mmspec.decoding.interfaces import Drafter, DraftSession, Request
+    from mmspec.decoding.random_stream import RandomStream
+    from mmspec.decoding.sampling import Sampler
+    from mmspec.decoding.sequences import Sequences, Stopping
+    from mmspec.decoding.speculative import speculate
+    from mmspec.decoding.stats import DecodingStats
+    from mmspec.targets import CausalTarget
+    from tests.tiny_models import tiny_llama
+
+    code = re.search(r"```python\n(class RepeatDrafter.*?)```", STRUCTURES, re.DOTALL)
+    assert code is not None
+    names = {"Draft": Draft, "DraftKind": DraftKind, "Drafter": Drafter, "DraftSession": DraftSession}
+    exec(code.group(1), names)  # the page's own words
+    target = CausalTarget(tiny_llama())
+    prompt = torch.arange(5, 12)[None]
+    stats = DecodingStats()
+    sequences = Sequences([prompt[0].tolist()], Stopping(32), stats, target.device)
+    drafter = names["RepeatDrafter"]()  # type: ignore[operator]
+    request = Request({"input_ids": prompt})
+    parts = (target, drafter, SampleAndMatch(), Sampler(), [request], sequences)
+    for _ in speculate(*parts, RandomStream.from_seed(0, 1)):
+        pass
+    expected = target.model.generate(prompt, do_sample=False, max_new_tokens=32)[0, 7:].tolist()
+    assert sequences.outputs() == [expected]
+    assert sum(stats.drafted) == 2 * sum(stats.rounds)
+
+
+def test_the_public_names_of_the_readme_exist() -> None:
+    for name in re.findall(r"mmspec\.(\w+)\(", README):
+        assert hasattr(mmspec, name), name
