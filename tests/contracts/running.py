@@ -34,6 +34,11 @@ class Run:
     emissions: list[Emission]
 
 
+def as_request(prompt: Prompt, negative: Prompt | None = None) -> Request:
+    unconditional = None if negative is None else {"input_ids": torch.tensor([list(negative)])}
+    return Request({"input_ids": torch.tensor([list(prompt)])}, negative_inputs=unconditional)
+
+
 def decode(
     target: Target,
     prompts: Sequence[Prompt],
@@ -49,17 +54,16 @@ def decode(
     watch: Callable[[Sequences], None] = lambda sequences: None,
 ) -> Run:
     """Run the loop to its end, calling `watch` after every round. The defaults are plain greedy decoding."""
-    inputs = {tuple(prompt): {"input_ids": torch.tensor([list(prompt)])} for prompt in prompts}
-    requests = [Request(inputs[tuple(prompt)]) for prompt in prompts]
-    if negatives is not None:
-        unconditional = {tuple(prompt): {"input_ids": torch.tensor([list(prompt)])} for prompt in negatives}
-        requests = [
-            Request(request.inputs, negative_inputs=unconditional[tuple(negative)])
-            for request, negative in zip(requests, negatives, strict=True)
-        ]
+    pairs = [
+        (tuple(prompt), tuple(negative))
+        for prompt, negative in zip(prompts, negatives or prompts, strict=True)
+    ]
+    # equal rows share one request: thousands of them are a sample
+    known = {pair: as_request(pair[0], pair[1] if negatives else None) for pair in set(pairs)}
+    requests = [known[pair] for pair in pairs]
     stopping = Stopping(max_new_tokens, frozenset(end), StoppingCriteriaList(criteria))
     stats = DecodingStats()
-    sequences = Sequences([list(prompt) for prompt in prompts], stopping, stats, target.device)
+    sequences = Sequences(prompts, stopping, stats, target.device)  # type: ignore[arg-type]
     random = RandomStream.from_seed(seed, len(prompts))
     roles = target, drafter or NoDrafter(), rule or SampleAndMatch(), sampler or Sampler()
     emissions = []

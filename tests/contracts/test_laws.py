@@ -28,7 +28,6 @@ PAIRS: dict[str, tuple[AcceptanceRule, Drafter]] = {
     "match-random-trees": (SampleAndMatch(), RandomTreeDrafter(9, 6)),
     "match-sampled-tree": (SampleAndMatch(), SampledTreeDrafter(toy_law(), (3, 2), WITHOUT)),
     "speculative-chain": (SpeculativeSampling(), SampledTreeDrafter(toy_law(), (1, 1, 1), IID)),
-    "recursive-chain": (RecursiveRejection(), SampledTreeDrafter(toy_law(), (1, 1, 1), IID)),
     "recursive-iid": (RecursiveRejection(), SampledTreeDrafter(toy_law(), (3, 2), IID)),
     "recursive-without": (RecursiveRejection(), SampledTreeDrafter(toy_law(), (3, 2), WITHOUT)),
     "k-sequential": (KSequential(), SampledTreeDrafter(toy_law(), (3, 2), IID)),
