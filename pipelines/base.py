@@ -21,6 +21,8 @@ from mmspec.media import DEFAULT_LIMITS, MediaLimits
 from mmspec.pipelines.checkpoint import (
     bytes_of,
     check_same_tokenizer,
+    check_source,
+    check_vocabulary,
     load_config,
     load_model,
     load_processor,
@@ -51,6 +53,7 @@ class MMSpecPipeline:
         self.model = model
         self.processor = processor
         self.target = adapt(model)
+        check_vocabulary(tokenizer_of(processor), model)
         self.media_limits: MediaLimits = DEFAULT_LIMITS
         self.draft_processor: Any = None
         self._lock = threading.Lock()
@@ -92,15 +95,15 @@ class MMSpecPipeline:
             InputError: unknown accelerator or option.
         """
         find_preset(accelerator)  # a typo should not cost a load
-        source = str(pretrained_model_name_or_path)
-        where = {
+        source = check_source(pretrained_model_name_or_path)
+        where: dict[str, Any] = {
             "revision": revision,
             "token": token,
             "cache_dir": cache_dir,
             "local_files_only": local_files_only,
             "trust_remote_code": trust_remote_code,
         }
-        how = {
+        how: dict[str, Any] = {
             "dtype": dtype if dtype is not None else torch_dtype if torch_dtype is not None else "auto",
             "device_map": device_map,
             "attn_implementation": attn_implementation,
@@ -132,30 +135,34 @@ class MMSpecPipeline:
             CheckpointError: the draft model cannot be loaded or has another tokenizer.
         """
         preset = find_preset(name)
+        draft_processor = None
         if preset.needs_draft_model:
             if drafter is None:
                 raise InputError(
                     "drafter", drafter, f"the folder or id of a draft model, which {name!r} needs"
                 )
-            options["model"] = self._load_draft_model(drafter)
+            options["model"], draft_processor = self._load_draft_model(drafter)
         elif drafter is not None:
             raise InputError("drafter", drafter, f"nothing: accelerator {name!r} has no draft model")
         accelerator = build_accelerator(name, **options)
         accelerator.drafter.check(self.target)
         self.accelerator: Accelerator = accelerator
+        self.draft_processor = draft_processor
         return self
 
-    def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> CausalTarget:
+    def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[CausalTarget, Any]:
+        """The draft model, and the processor for what it reads; None if it reads what the target reads."""
         if isinstance(drafter, PreTrainedModel):
-            self.draft_processor = None
-            return adapt(drafter)
-        source = str(drafter)
-        config = load_config(source)
-        self.draft_processor = load_processor(source, config)
-        check_same_tokenizer(tokenizer_of(self.processor), tokenizer_of(self.draft_processor), source)
-        model = load_model(source, config, dtype=self.dtype, device_map={"": self.device})
+            draft = adapt(drafter)
+            reads_text_alone = type(draft) is not type(self.target)
+            return draft, self.tokenizer if reads_text_alone else None
+        source = check_source(drafter, "drafter")
+        config = load_config(source, argument="drafter")
+        processor = load_processor(source, config, argument="drafter")
+        check_same_tokenizer(tokenizer_of(self.processor), tokenizer_of(processor), source)
+        model = load_model(source, config, argument="drafter", dtype=self.dtype, device_map={"": self.device})
         logger.info("draft model: %.1f MB of weights", bytes_of(model) / 1e6)
-        return adapt(model)
+        return adapt(model), processor
 
     @property
     def device(self) -> torch.device:
@@ -193,7 +200,9 @@ class MMSpecPipeline:
             raise CheckpointError("folder", str(target), "a folder that does not exist yet or is empty")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+            private = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+            unfinished = private / target.name  # with the rights of any new folder, which `private` has not
+            unfinished.mkdir()
         except OSError as error:
             raise CheckpointError(
                 "folder", str(target), f"a folder that can be written ({error.strerror})"
@@ -207,7 +216,7 @@ class MMSpecPipeline:
                 "folder", str(target), f"{bytes_of(self.model)} free bytes ({error.strerror})"
             ) from error
         finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            shutil.rmtree(private, ignore_errors=True)
 
     def interrupt(self) -> None:
         """Stop a running call, from another thread or a callback: at most one more round is decoded."""

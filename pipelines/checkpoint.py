@@ -6,10 +6,12 @@ A damaged or hostile folder is refused before anything is allocated.
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import is_offline_mode
 from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
@@ -20,6 +22,8 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers import __version__ as transformers_version
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -29,12 +33,39 @@ from transformers.models.auto.modeling_auto import (
 from mmspec.errors import CheckpointError, UnsupportedModelError
 from mmspec.registry import did_you_mean
 
+logger = logging.getLogger(__name__)
+
 MAX_CONFIG_BYTES = 1_000_000
+MAX_INDEX_BYTES = 100_000_000
 MAX_DIMENSION = 10_000_000
 MAX_LAYERS = 10_000
 
 
-def load_config(source: str, **where: Any) -> PreTrainedConfig:
+def check_source(source: object, argument: str = "model") -> str:
+    """The name of a local folder or hub id, as a string.
+
+    Raises:
+        CheckpointError: it cannot be a name of either.
+    """
+    allowed = "a folder that holds a checkpoint, or a hub id such as 'llava-hf/llava-1.5-7b-hf'"
+    if not isinstance(source, str | Path) or not str(source) or "\0" in str(source):
+        raise CheckpointError(argument, source, allowed)
+    name, folder = str(source), Path(source)
+    try:
+        if folder.is_dir():
+            return name
+        near = [item for item in folder.parent.glob("*") if item.name.lower() == folder.name.lower()]
+        exists = folder.exists()
+    except OSError as error:
+        raise CheckpointError(argument, name, f"{allowed} ({error.strerror})") from error
+    if near and not exists:
+        raise CheckpointError(argument, name, f"did you mean {str(near[0])!r}?")
+    if exists or name.startswith(("/", "./", "../", "~")):
+        raise CheckpointError(argument, name, allowed)
+    return name
+
+
+def load_config(source: str, *, argument: str = "model", **where: Any) -> PreTrainedConfig:
     """The config of a local folder or hub id.
 
     Raises:
@@ -42,44 +73,62 @@ def load_config(source: str, **where: Any) -> PreTrainedConfig:
     """
     folder = Path(source)
     if folder.is_dir():
-        check_folder(folder, trust_remote_code=bool(where.get("trust_remote_code")))
-    elif source.startswith(("/", "./", "../", "~")) or folder.exists():
-        raise CheckpointError("model", source, "a folder that holds a checkpoint, or a hub id")
+        check_folder(folder, argument, trust_remote_code=bool(where.get("trust_remote_code")))
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, **where)
         return config
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError("model", source, first_line(error)) from error
+    except OSError as error:
+        raise CheckpointError(argument, source, next_step(error, folder)) from error
+    except Exception as error:  # a config can make transformers stumble anywhere
+        raise CheckpointError(argument, source, f"no usable config: {first_line(error)}") from error
 
 
-def check_folder(folder: Path, *, trust_remote_code: bool) -> None:
+def next_step(error: OSError, folder: Path) -> str:
+    """What to do about a hub id that cannot be loaded."""
+    if folder.is_dir():
+        return first_line(error)
+    if is_offline_mode():
+        return "neither a local folder nor in the hub's cache; unset HF_HUB_OFFLINE to download it"
+    return (
+        f"no local folder, and the hub does not give it; check the name and the network ({first_line(error)})"
+    )
+
+
+def check_folder(folder: Path, argument: str, *, trust_remote_code: bool) -> None:
     """Raise CheckpointError for a folder that must not, or cannot, be loaded."""
     path = folder / "config.json"
     if not path.is_file():
-        raise CheckpointError("model", str(folder), "a folder with a config.json")
-    if path.stat().st_size > MAX_CONFIG_BYTES:
-        raise CheckpointError(str(path), f"{path.stat().st_size} bytes", f"at most {MAX_CONFIG_BYTES}")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CheckpointError(str(path), first_line(error), "valid JSON") from error
+        raise CheckpointError(argument, str(folder), "a folder with a config.json")
+    for file in sorted(folder.glob("*config.json")):
+        table = read_json(file, MAX_CONFIG_BYTES) if file.is_file() else None
+        if has_key(table, "auto_map") and not trust_remote_code:
+            raise CheckpointError(
+                str(file),
+                "auto_map",
+                "it runs code from the checkpoint: pass trust_remote_code=True if you trust it",
+            )
+    config = read_json(path, MAX_CONFIG_BYTES)
     if not isinstance(config, dict) or "model_type" not in config:
         raise CheckpointError(str(path), config, "a JSON object with the key 'model_type'")
-    if "auto_map" in config and not trust_remote_code:
+    kind = config["model_type"]
+    if not trust_remote_code and (not isinstance(kind, str) or kind not in CONFIG_MAPPING):
+        near = did_you_mean(kind, CONFIG_MAPPING).split("allowed:")[0]
         raise CheckpointError(
-            str(path),
-            config["auto_map"],
-            "it runs code from the checkpoint: pass trust_remote_code=True if you trust it",
+            f"{path}: model_type", kind, f"{near}a model type of transformers {transformers_version}"
         )
     check_sizes(config, str(path))
     for index in folder.glob("*.safetensors.index.json"):
-        for shard in set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values()):
-            if Path(shard).name != shard or not (folder / shard).is_file():
+        table = read_json(index, MAX_INDEX_BYTES)
+        shards = table.get("weight_map") if isinstance(table, dict) else None
+        if not isinstance(shards, dict):
+            raise CheckpointError(str(index), table, "a JSON object with the key 'weight_map'")
+        for shard in shards.values():
+            if not isinstance(shard, str) or Path(shard).name != shard or not (folder / shard).is_file():
                 raise CheckpointError(str(index), shard, "names of files in the same folder")
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise CheckpointError(
-            "model", str(folder), "safetensors weights; convert others with save_pretrained"
+            argument, str(folder), "safetensors weights; convert others with save_pretrained"
         )
     for file in weights:
         try:
@@ -87,6 +136,24 @@ def check_folder(folder: Path, *, trust_remote_code: bool) -> None:
                 pass
         except (SafetensorError, OSError) as error:
             raise CheckpointError(str(file), first_line(error), "a complete safetensors file") from error
+
+
+def read_json(path: Path, max_bytes: int) -> Any:
+    """The content of a JSON file of limited size."""
+    size = path.stat().st_size
+    if size > max_bytes:
+        raise CheckpointError(str(path), f"{size} bytes", f"at most {max_bytes}")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(str(path), first_line(error), "valid JSON") from error
+
+
+def has_key(table: object, name: str) -> bool:
+    """True if a key of that name is anywhere in a JSON value."""
+    if isinstance(table, dict):
+        return name in table or any(has_key(value, name) for value in table.values())
+    return isinstance(table, list) and any(has_key(value, name) for value in table)
 
 
 def check_sizes(config: dict[str, Any], path: str) -> None:
@@ -104,7 +171,9 @@ def check_sizes(config: dict[str, Any], path: str) -> None:
                 raise CheckpointError(f"{path}: {key}", value, f"0 to {limit}")
 
 
-def load_model(source: str, config: PreTrainedConfig, **where: Any) -> PreTrainedModel:
+def load_model(
+    source: str, config: PreTrainedConfig, *, argument: str = "model", **where: Any
+) -> PreTrainedModel:
     """The model, in eval mode, every weight present and finite.
 
     Raises:
@@ -125,29 +194,55 @@ def load_model(source: str, config: PreTrainedConfig, **where: Any) -> PreTraine
         )
     model: PreTrainedModel
     try:
-        model, report = auto.from_pretrained(
-            source, config=config, use_safetensors=True, output_loading_info=True, **where
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError("model", source, first_line(error)) from error
-    for problem in ("missing_keys", "mismatched_keys"):
-        names = sorted(str(name) for name in report[problem])
-        if names:
-            raise CheckpointError("model", source, f"{problem.replace('_', ' ')}: {listing(names)}")
+        with torch.random.fork_rng(devices=[]):  # weights that are missing would be drawn
+            model, report = auto.from_pretrained(
+                source, config=config, use_safetensors=True, output_loading_info=True, **where
+            )
+    except Exception as error:  # a config can make transformers stumble anywhere
+        names = mismatched(auto, source, config) if "mismatched_sizes" in str(error) else []
+        what = f"weights of another shape than config.json says: {listing(names)}" if names else ""
+        raise CheckpointError(argument, source, what or first_line(error)) from error
+    if names := sorted(str(name) for name in report["missing_keys"]):
+        raise CheckpointError(argument, source, f"missing keys: {listing(names)}")
+    if names := sorted(str(name) for name in report["unexpected_keys"]):
+        logger.warning("%s holds weights that its model has no use for: %s", source, listing(names))
     broken = [name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())]
     if broken:
-        raise CheckpointError("model", source, f"weights hold NaN or infinity: {listing(broken)}")
+        raise CheckpointError(argument, source, f"weights hold NaN or infinity: {listing(broken)}")
     model.eval()
     return model
 
 
-def load_processor(source: str, config: PreTrainedConfig, **where: Any) -> Any:
+def mismatched(auto: Any, source: str, config: PreTrainedConfig) -> list[str]:
+    """Names of weights in a folder's files whose shapes are not those of the config's model."""
+    with torch.device("meta"):
+        expected = {
+            name: tuple(weight.shape) for name, weight in auto.from_config(config).state_dict().items()
+        }
+    found: dict[str, tuple[int, ...]] = {}
+    for file in sorted(Path(source).glob("*.safetensors")):
+        with safe_open(file, framework="pt") as weights:
+            found |= {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+    return sorted(name for name in found if found[name] != expected.get(name, found[name]))
+
+
+def load_processor(source: str, config: PreTrainedConfig, *, argument: str = "model", **where: Any) -> Any:
     """The processor of a vision-language model, or the tokenizer of a language model."""
     auto = AutoProcessor if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else AutoTokenizer
     try:
         return auto.from_pretrained(source, **where)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError("model", source, f"no usable processor: {first_line(error)}") from error
+    except Exception as error:  # the same for the files of a processor
+        raise CheckpointError(argument, source, f"no usable processor: {first_line(error)}") from error
+
+
+def check_vocabulary(tokenizer: Any, model: PreTrainedModel) -> None:
+    """Raise CheckpointError if the tokenizer has ordinary tokens that the model has no embedding for."""
+    added = tokenizer.get_added_vocab()
+    largest = max((index for token, index in tokenizer.get_vocab().items() if token not in added), default=-1)
+    rows = next(model.get_input_embeddings().parameters()).shape[0]
+    if largest >= rows:
+        allowed = f"one made for this model, whose vocabulary has {rows} tokens"
+        raise CheckpointError("tokenizer", f"token ids up to {largest}", allowed)
 
 
 def check_same_tokenizer(target: Any, draft: Any, source: str) -> None:
@@ -181,4 +276,5 @@ def listing(names: list[str]) -> str:
 def first_line(error: Exception) -> str:
     """The first line of an exception's text, shortened; the whole of it stays in __cause__."""
     text = str(error).strip().splitlines()
-    return (text[0] if text else type(error).__name__)[:200]
+    kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+    return (kind + text[0] if text else type(error).__name__)[:200]
