@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, StoppingCriteria
+from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria
 
 from mmspec.errors import InputError
+from mmspec.pipelines.text_stream import decode
 
 
 class CheckedCallback:
@@ -38,7 +39,7 @@ class CheckedCallback:
 class CheckedProcessor(CheckedCallback, LogitsProcessor):
     """A logits processor that returns logits of the shape it was given."""
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         shape = tuple(scores.shape)
         result = self._call(input_ids, scores)
         if not isinstance(result, Tensor) or tuple(result.shape) != shape or not result.is_floating_point():
@@ -49,13 +50,30 @@ class CheckedProcessor(CheckedCallback, LogitsProcessor):
 class CheckedCriterion(CheckedCallback, StoppingCriteria):
     """A stopping criterion that says yes or no for one row."""
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:  # type: ignore[override]
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
         result = self._call(input_ids, scores)
         if isinstance(result, bool):
             return torch.tensor([result], device=input_ids.device)
         if not isinstance(result, Tensor) or result.dtype != torch.bool or result.numel() != 1:
             raise self._refuse(result, "a bool, or a bool tensor of one element")
         return result.reshape(1)
+
+
+class StopTextCriterion(StoppingCriteria):
+    """Stop strings for tokenizers of whole words: true if the last token completes one in the text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._strings = strings
+        self._window = (
+            2 * max(map(len, strings)) + 1
+        )  # a word takes a character at least, special tokens none
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        ids = input_ids[0, -self._window :].tolist()
+        before, text = len(decode(self._tokenizer, ids[:-1])), decode(self._tokenizer, ids)
+        found = any(text.find(item, max(0, before - len(item) + 1)) >= 0 for item in self._strings)
+        return torch.tensor([found], device=input_ids.device)
 
 
 def checked(
@@ -68,7 +86,7 @@ def checked(
     """
     if callbacks is None:
         return []
-    items = list(callbacks) if isinstance(callbacks, Iterable) and not isinstance(callbacks, str) else [None]
+    items: list[Any] = list(callbacks) if isinstance(callbacks, list | tuple) else [None]
     if not all(callable(item) for item in items):
         raise InputError(argument, callbacks, "a list of functions (ids, scores), as in transformers")
     return [kind(item, f"{argument}[{index}]") for index, item in enumerate(items)]

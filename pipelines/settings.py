@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from transformers import (
@@ -23,7 +24,7 @@ from transformers import (
 from mmspec.decoding.sampling import Sampler, is_integer, require_number
 from mmspec.decoding.sequences import MAX_NEW_TOKENS, Stopping
 from mmspec.errors import InputError, UnknownArgumentError
-from mmspec.pipelines.callbacks import CheckedCriterion, CheckedProcessor, checked
+from mmspec.pipelines.callbacks import CheckedCriterion, CheckedProcessor, StopTextCriterion, checked
 from mmspec.registry import did_you_mean
 
 DEFAULT_NEW_TOKENS = 256
@@ -165,7 +166,7 @@ class GenerationSettings:
     def end_token_ids(self) -> list[int]:
         """Ids that end a row."""
         given = [] if self.eos_token_id is None else self.eos_token_id
-        ids = list(given) if isinstance(given, list | tuple) else [given]
+        ids: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
         if not are_token_ids(ids):
             raise InputError("eos_token_id", self.eos_token_id, "a token id, or a list of token ids")
         return ids
@@ -217,7 +218,10 @@ class GenerationSettings:
             for index, string in enumerate(strings):
                 if not isinstance(string, str) or not string:
                     raise InputError(f"stop_strings[{index}]", string, "a string of at least one character")
-            criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=list(strings)))
+            try:
+                criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=list(strings)))
+            except ValueError:  # transformers spells "abcdef" to learn the tokens' texts; not all can
+                criteria.append(StopTextCriterion(tokenizer, list(strings)))
         criteria.extend(checked(CheckedCriterion, "stopping_criteria", self.stopping_criteria))
         return criteria
 
