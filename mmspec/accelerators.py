@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.decoding.draft import DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter
-from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sampling import Sampler, is_integer
 from mmspec.drafters import DRAFTERS
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.registry import did_you_mean
@@ -120,12 +120,14 @@ def build_accelerator(name: str, *, acceptance: str | None = None, **options: ob
     """
     preset = find_preset(name)
     drafter_class = DRAFTERS[preset.drafter]
-    rule_class = ACCEPTANCE_RULES[acceptance or preset.acceptance]
+    rule_class = ACCEPTANCE_RULES[preset.acceptance if acceptance is None else acceptance]
     for_drafter, for_rule = keywords(drafter_class), keywords(rule_class)
     for option in options:
         if option not in for_drafter | for_rule:
             allowed = did_you_mean(option, sorted(for_drafter | for_rule | {"acceptance"}))
             raise UnknownArgumentError(f"option of accelerator {name!r}", option, allowed)
+    if is_integer(drafted := options.get("num_draft_tokens")) and drafted == 0:  # no draft: plain decoding
+        drafter_class, for_drafter = DRAFTERS["none"], set()
     drafter = drafter_class(**{key: value for key, value in options.items() if key in for_drafter})
     rule = rule_class(**{key: value for key, value in options.items() if key in for_rule})
     return Accelerator(name, drafter, rule)
