@@ -1,0 +1,123 @@
+"""Bad prompts: rows 33 to 38 of the table of bad inputs, as data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.bad_inputs.refusals import Bench, Row
+
+SHORT: dict[str, Any] = {"max_new_tokens": 4}
+KINDS = "a string, a list of chat messages, or a list of either"
+PARTS = "parts of type 'text', 'image' or 'video'"
+
+
+def prompt(number: int, name: str, value: object, argument: str, *expected: str, **keywords: Any) -> Row:
+    """A row that passes a prompt to the vision-language pipeline."""
+    return Row(
+        number, name, lambda bench: bench.vlm(value, **{**SHORT, **keywords}), argument, tuple(expected)
+    )
+
+
+def pictured(
+    number: int, name: str, value: object, count: int, argument: str, *expected: str, **keywords: Any
+) -> Row:
+    """A row that passes a prompt and so many pictures."""
+
+    def call(bench: Bench) -> object:
+        return bench.vlm(value, images=[bench.picture] * count, **{**SHORT, **keywords})
+
+    return Row(number, name, call, argument, tuple(expected))
+
+
+def turn(content: object, role: object = "user") -> list[dict[str, object]]:
+    """One message."""
+    return [{"role": role, "content": content}]
+
+
+RAW: dict[str, Any] = {"apply_chat_template": False}
+IMAGE = {"type": "image"}
+TEXT = {"type": "text", "text": "describe"}
+LONG = "red " * 1_000_000
+NOT_PROMPTS: list[object] = [None, 42, 1.5, b"red", {"role": "user", "content": "red"}, {1, 2}, object()]
+
+PROMPTS = [
+    prompt(33, "empty", "", "prompt", "some text, a picture or a video"),
+    prompt(33, "whitespace", " \n\t", "prompt", "some text, a picture or a video"),
+    prompt(33, "whitespace in a batch", ["red", " "], "prompt[1]", "some text"),
+    prompt(33, "empty templated prompt", "", "prompt", "at least one token", **RAW),
+    *[
+        prompt(33, f"prompt {type(value).__name__}", value, "prompt", KINDS)
+        for value in NOT_PROMPTS
+    ],
+    prompt(33, "None in a batch", ["red", None], "prompt[1]", "got None", "a string or a list of chat"),
+    prompt(33, "no messages in a batch", [[]], "prompt[0]", "a string or a list of chat messages"),
+    prompt(33, "message without role", [{"content": "red"}], "prompt[0]", "'role' and 'content'"),
+    prompt(33, "message without content", [{"role": "user"}], "prompt[0]", "'role' and 'content'"),
+    prompt(33, "string between messages", [*turn("red"), "red"], "prompt[1]", "'role' and 'content'"),
+    prompt(33, "content of None", turn(None), "prompt[0]['content']", "a string or a list of parts"),
+    prompt(33, "content of bytes", turn(b"red"), "prompt[0]['content']", "a string or a list of parts"),
+    prompt(33, "part without type", turn([{"text": "red"}]), "prompt[0]", PARTS),
+    prompt(33, "part of audio", turn([{"type": "audio", "url": "x"}]), "prompt[0]", PARTS),
+    prompt(33, "string as part", turn(["red"]), "prompt[0]", PARTS),
+    prompt(33, "text part of None", turn([{"type": "text", "text": None}]), "prompt[0]", "a string"),
+    prompt(33, "text part without text", turn([{"type": "text"}]), "prompt[0]", "a string"),
+    prompt(33, "role is a number", turn("red", 5), "prompt[0]['role']", "a string"),
+    Row(33, "picture for a text model", lambda b: b.text("red", images=b.picture, **RAW, **SHORT), "images",
+        ("LlamaForCausalLM does not take images",)),
+    Row(33, "picture in a message for a text model",
+        lambda b: b.text(turn([{"type": "image", "image": b.picture}]), **SHORT), "images",
+        ("does not take images",)),
+    Row(33, "video for a model of pictures", lambda b: b.vlm("red", videos=[[b.picture] * 2], **SHORT),
+        "videos", ("does not take videos",)),
+    Row(33, "no chat template", lambda b: b.text("red", **SHORT), "apply_chat_template",
+        ("no chat template",)),
+    pictured(34, "more parts than pictures", turn([IMAGE, IMAGE, TEXT]), 1, "images", "got '1 images'",
+             "more image parts"),
+    pictured(34, "fewer parts than pictures", turn([IMAGE, TEXT]), 2, "images", "2 images", "1 image parts"),
+    prompt(34, "part without a picture", turn([IMAGE, TEXT]), "images", "0 images"),
+    pictured(34, "templated, none for a picture", "user : red", 1, "images", "1 images", "<image>", ": 0",
+             **RAW),
+    pictured(34, "templated, two for a picture", "<image> <image> red", 1, "images", "1 images", ": 2",
+             **RAW),
+    prompt(34, "templated, one for none", "<image> red", "images", "0 images", ": 1", **RAW),
+    pictured(34, "three pictures for two prompts", ["red", "blue"], 3, "images", "3 entries", "2 prompts"),
+    Row(34, "one picture for two prompts", lambda b: b.vlm(["a", "b"], images=b.picture, **SHORT), "images",
+        ("2 prompts",)),
+    Row(34, "bad picture in a row",
+        lambda b: b.vlm(["a", "b"], images=[None, [b.picture, 5]], **SHORT), "images[1]",
+        ("class int",)),
+    prompt(35, "placeholder", "what is <image> red", "prompt", "special token '<image>'",
+           "apply_chat_template=False"),
+    prompt(35, "end token", ["red", "red </s> blue"], "prompt[1]", "special token '</s>'"),
+    prompt(35, "in a message", turn("red <image>"), "prompt[0]", "'<image>'"),
+    prompt(35, "in a part", turn([{"type": "text", "text": "</s>"}]), "prompt[0]", "'</s>'"),
+    prompt(35, "as a role", turn("red", "user </s>"), "prompt[0]['role']", "'</s>'"),
+    prompt(35, "in the negative prompt", "red", "negative_prompt[0]", "'</s>'", negative_prompt="</s>",
+           guidance_scale=2.0),
+    prompt(36, "NUL", "red\0blue", "prompt", "without NUL"),
+    prompt(36, "lone surrogate", "red \ud800", "prompt", "valid Unicode"),
+    prompt(36, "lone surrogate in a message", turn("\udfff"), "prompt[0]", "valid Unicode"),
+    prompt(36, "NUL in a templated prompt", "a\0", "prompt", "without NUL", **RAW),
+    prompt(36, "10^6 tokens", LONG, "prompt", "at most 1024 tokens"),
+    prompt(36, "1 MB of emoji", "😀 " * 262_144, "prompt", "at most 1024 tokens"),
+    prompt(36, "a full prompt", "red " * 1024, "prompt", "at most 1024 tokens"),
+    prompt(36, "no room for the tokens asked for", "red " * 1000, "max_new_tokens", "positions",
+           max_new_tokens=500),
+    prompt(37, "empty stop string", "red", "stop_strings[0]", "at least one character", stop_strings=""),
+    prompt(37, "empty stop string in a list", "red", "stop_strings[1]", "''", stop_strings=["a", ""]),
+    prompt(37, "number as stop string", "red", "stop_strings[0]", "5", stop_strings=[5]),
+    prompt(37, "number for stop strings", "red", "stop_strings", "5", stop_strings=5),
+    prompt(37, "10,000 stop strings", "red", "stop_strings", "10000 strings", "1 to 1,000",
+           stop_strings=["a"] * 10_000),
+    prompt(37, "no stop strings", "red", "stop_strings", "0 strings", stop_strings=[]),
+    prompt(38, "negative prompts of another number", ["a", "b"], "negative_prompt", "each of the 2 prompts",
+           negative_prompt=["a"], guidance_scale=2.0),
+    prompt(38, "negative prompt of a number", "red", "negative_prompt", "one string",
+           negative_prompt=5, guidance_scale=2.0),
+    prompt(38, "number in the negative prompts", "red", "negative_prompt[0]", "a string",
+           negative_prompt=[5], guidance_scale=2.0),
+    prompt(38, "negative prompt over the positions", "red", "prompt", "at most 1024 tokens",
+           negative_prompt="red " * 1024, guidance_scale=2.0),
+    prompt(38, "NUL in the negative prompt", "red", "negative_prompt[0]", "without NUL",
+           negative_prompt="a\0", guidance_scale=2.0),
+]  # fmt: skip

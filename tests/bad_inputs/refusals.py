@@ -1,0 +1,149 @@
+"""How a bad request is tried: on tiny pipelines whose models must not be run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from unittest import mock
+
+import torch
+from PIL import Image
+from transformers import PreTrainedModel
+
+from mmspec.errors import InputError, MMSpecError
+from mmspec.pipelines import VisionLanguagePipeline
+from tests.tiny_models import tiny_llama, tiny_llava, tiny_picture, tiny_tokenizer
+
+MAX_MESSAGE = 500
+
+
+class ForwardError(Exception):
+    """A model was run although its input should have been refused."""
+
+
+@dataclass
+class Bench:
+    """What a row is tried on.
+
+    Attributes:
+        base: a folder that stays, for the sound checkpoints.
+        folder: an empty folder for the row at hand.
+    """
+
+    base: Path
+    folder: Path
+
+    def __post_init__(self) -> None:
+        _ = self.sound  # making models draws random numbers
+        self.answers = self.ask()
+
+    def ask(self) -> list[object]:
+        """What the pipelines say to a good request; they must say it after a bad one, too."""
+        return [
+            pipeline("red", max_new_tokens=2, apply_chat_template=False).tokens
+            for pipeline in (self.vlm, self.text)
+        ]
+
+    @cached_property
+    def vlm(self) -> VisionLanguagePipeline:
+        """A tiny LLaVA."""
+        return VisionLanguagePipeline(*tiny_llava(), "copy")
+
+    @cached_property
+    def text(self) -> VisionLanguagePipeline:
+        """A tiny Llama without a chat template."""
+        return VisionLanguagePipeline(tiny_llama(vocab=128), tiny_tokenizer(), "copy")
+
+    @cached_property
+    def picture(self) -> Image.Image:
+        """A picture."""
+        return tiny_picture()
+
+    @cached_property
+    def sound(self) -> Path:
+        """A sound checkpoint of the tiny Llama."""
+        self.text.model.save_pretrained(self.base / "sound")
+        self.text.processor.save_pretrained(self.base / "sound")
+        return self.base / "sound"
+
+    def copy(self) -> Path:
+        """The sound checkpoint, to be damaged."""
+        return Path(shutil.copytree(self.sound, self.folder / "checkpoint"))
+
+    def fingerprint(self) -> tuple[object, ...]:
+        """The global state that a call must leave alone."""
+        return (
+            torch.random.get_rng_state().numpy().tobytes(),
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.get_num_threads(),
+            logging.getLogger().level,
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One bad input.
+
+    Attributes:
+        number: the row of the table.
+        name: what is bad.
+        call: tries it.
+        argument: the argument that the error names.
+        expected: fragments of the message.
+        error: the class of the error.
+        runs: True if the model has to run before the fault can show.
+    """
+
+    number: int
+    name: str
+    call: Callable[[Bench], object]
+    argument: str
+    expected: tuple[str, ...] = ()
+    error: type[MMSpecError] = InputError
+    runs: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.name}"
+
+
+@contextlib.contextmanager
+def no_forward() -> Iterator[None]:
+    """Running any transformers model is an error in here."""
+
+    def refuse(self: object, *args: object, **kwargs: object) -> None:
+        raise ForwardError
+
+    with mock.patch.object(PreTrainedModel, "__call__", refuse):
+        yield
+
+
+def problems(row: Row, bench: Bench) -> list[str]:
+    """Try one row; return what is wrong with how it was refused."""
+    before = bench.fingerprint()
+    try:
+        with contextlib.nullcontext() if row.runs else no_forward():
+            row.call(bench)
+    except MMSpecError as error:
+        message = str(error)
+        found = [f"lacks {fragment!r}" for fragment in row.expected if fragment not in message]
+        if not isinstance(error, row.error):
+            found.append(f"is a {type(error).__name__}, not a {row.error.__name__}")
+        if isinstance(error, InputError) and not error.argument.endswith(row.argument):
+            found.append(f"names {error.argument!r}, not {row.argument!r}")
+        if len(message) >= MAX_MESSAGE or "\n" in message:
+            found.append(f"has {len(message)} characters, {message.count(chr(10))} line ends")
+        if bench.fingerprint() != before:
+            found.append("changed global state")
+        if bench.ask() != bench.answers:
+            found.append("changed what the pipeline says")
+        return [f"{row}: {problem}: {message[:600]}" for problem in found]
+    except Exception as error:  # noqa: BLE001  any other class is exactly what this looks for
+        return [f"{row}: {type(error).__name__}: {str(error)[:300]}"]
+    return [f"{row}: accepted"]

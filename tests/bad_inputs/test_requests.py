@@ -1,0 +1,171 @@
+"""Bad prompts, settings and checkpoints are refused: by class and name, in few words, before any forward."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.utils import logging
+
+from mmspec.errors import InputError, MediaError, NumericalError
+from mmspec.pipelines import VisionLanguagePipeline
+from tests.bad_inputs.refusals import Bench, Row, no_forward, problems
+from tests.bad_inputs.requests_table import ROWS
+from tests.bad_inputs.setting_rows import Returns
+from tests.media.network import only_local_connections
+from tests.tiny_models import REFUSED_TEXT_MODELS, tiny_tokenizer
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    base = tmp_path_factory.mktemp("bench")
+    yield Bench(base, base)
+    logging.set_verbosity(verbosity)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_bad_input_is_refused(row: Row, bench: Bench, tmp_path: Path) -> None:
+    bench.folder = tmp_path
+    with only_local_connections() as tried:
+        assert problems(row, bench) == []
+    assert tried == []
+
+
+def test_the_whole_table_holds_without_assertions() -> None:
+    done = subprocess.run(
+        [sys.executable, "-O", "-m", "tests.bad_inputs.requests_table"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == f"{len(ROWS)} bad inputs refused, assertions off\n", done.stdout + done.stderr
+
+
+Call = Callable[[Bench], Any]
+ACCEPTED: dict[str, Call] = {
+    "a picture without words": lambda b: b.vlm("", images=b.picture, max_new_tokens=4),
+    "marks of right-to-left text": lambda b: b.vlm("\u202ered\u202c \u200f", max_new_tokens=4),
+    "emoji": lambda b: b.vlm("😀👩‍👩‍👧 red", max_new_tokens=4),
+    "max_new_tokens=None": lambda b: b.vlm("red", max_new_tokens=None, max_time=0.001),
+    "top_k above the vocabulary": lambda b: b.vlm("red", top_k=10**6, temperature=1.0, max_new_tokens=4),
+    "guidance_scale=1": lambda b: b.vlm("red", guidance_scale=1, negative_prompt="blue", max_new_tokens=4),
+    "guidance_scale=0": lambda b: b.vlm("red", guidance_scale=0.0, max_new_tokens=4),
+    "None among the negative prompts": lambda b: b.vlm(
+        ["red", "blue"], guidance_scale=2.0, negative_prompt=[None, "a much longer one"], max_new_tokens=4
+    ),
+    "one finite logit": lambda b: b.vlm("red", logits_processor=[Returns(only_five)], max_new_tokens=4),
+    "the largest seed": lambda b: b.vlm("red", seed=2**64 - 1, do_sample=True, max_new_tokens=4),
+}
+
+
+def only_five(scores: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(scores, -torch.inf).index_fill(-1, torch.tensor([5]), 0.0)
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_odd_but_good_input_is_accepted(name: str, bench: Bench) -> None:
+    assert all(1 <= len(row) <= 256 for row in ACCEPTED[name](bench).tokens)
+
+
+def test_no_new_tokens_is_an_empty_answer_without_a_forward(bench: Bench) -> None:
+    with no_forward():
+        output = bench.vlm(["red", "blue"], max_new_tokens=0)
+    assert output.text == ["", ""]
+    assert output.finish_reasons == ["length", "length"]
+
+
+def test_no_prompts_give_an_empty_result_without_a_forward(bench: Bench) -> None:
+    with no_forward():
+        output = bench.vlm([])
+    assert (output.text, output.tokens, output.finish_reasons) == ([], [], [])
+    assert str(output)
+
+
+def test_no_draft_tokens_is_plain_decoding(bench: Bench) -> None:
+    wanted = bench.text("red blue", apply_chat_template=False, max_new_tokens=9)
+    bench.text.set_accelerator("copy", num_draft_tokens=0)
+    try:
+        output = bench.text("red blue", apply_chat_template=False, max_new_tokens=9)
+    finally:
+        bench.text.set_accelerator("copy")
+    assert output.tokens == wanted.tokens
+    assert output.stats.target_forwards == 9
+
+
+@pytest.mark.parametrize("name", REFUSED_TEXT_MODELS)
+def test_model_that_cannot_take_tokens_back_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="state|linear"), no_forward():
+        VisionLanguagePipeline(REFUSED_TEXT_MODELS[name](), tiny_tokenizer())
+
+
+def test_media_errors_surface_unchanged_and_early(bench: Bench) -> None:
+    with pytest.raises(MediaError, match=r"images\[1\]: got .*no such file") as caught, no_forward():
+        bench.vlm(["red", "blue"], images=[None, "/no/such.png"])
+    assert caught.value.argument == "images[1]"
+    with pytest.raises(MediaError, match=r"prompt\[0\]: got 'http://127.0.0.1/a.png'"), no_forward():
+        bench.vlm([{"role": "user", "content": [{"type": "image", "url": "http://127.0.0.1/a.png"}]}])
+
+
+@pytest.mark.parametrize("keyword", ["logits_processor", "stopping_criteria"])
+def test_what_a_callback_raises_surfaces_with_its_name(keyword: str, bench: Bench) -> None:
+    def fail(*arguments: object) -> None:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine") as caught:
+        bench.vlm("red", max_new_tokens=4, **{keyword: [fail]})
+    assert caught.value.__notes__ == [f"raised by {keyword}[0]: function"]
+    assert bench.ask() == bench.answers
+
+
+def test_a_failed_row_leaves_the_others_whole(bench: Bench) -> None:
+    class Spoil:
+        """Excludes every token of the row whose prompt holds "red", from the third output token on."""
+
+        def __init__(self, red: int) -> None:
+            self.red = red
+
+        def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return scores * torch.nan if self.red in ids[0, :5] and ids.shape[1] > length + 1 else scores
+
+    red = bench.text.tokenizer.convert_tokens_to_ids("red")
+    length = 3
+    prompts = ["blue green yellow", "red green yellow", "circle green yellow"]
+    settings: dict[str, Any] = {"max_new_tokens": 12, "apply_chat_template": False}
+    wanted = bench.text(prompts, **settings)
+    with pytest.raises(NumericalError, match="row 1, output token 2") as caught:
+        bench.text(prompts, logits_processor=[Spoil(red)], **settings)
+    output: Any = caught.value.output
+    assert output.finish_reasons == ["length", "error", "length"]
+    assert [output.tokens[0], output.tokens[2]] == [wanted.tokens[0], wanted.tokens[2]]
+    assert output.tokens[1] == wanted.tokens[1][:2]
+
+
+def test_a_short_row_does_not_wait_for_or_disturb_a_long_one(bench: Bench) -> None:
+    settings: dict[str, Any] = {"apply_chat_template": False}
+    free = bench.text(["red", "blue"], max_new_tokens=200, **settings)
+    end = free.tokens[0][0]
+    output = bench.text(["red", "blue"], max_new_tokens=200, eos_token_id=end, **settings)
+    cut = free.tokens[1].index(end) + 1 if end in free.tokens[1] else 200
+    assert output.tokens == [[end], free.tokens[1][:cut]]
+
+
+def test_chat_template_that_refuses_the_turns_is_named(bench: Bench) -> None:
+    template = bench.vlm.processor.chat_template
+    bench.vlm.processor.chat_template = "{{ raise_exception('turns must alternate') }}"
+    try:
+        with pytest.raises(InputError, match="prompt: .*turns must alternate"), no_forward():
+            bench.vlm("red")
+    finally:
+        bench.vlm.processor.chat_template = template
