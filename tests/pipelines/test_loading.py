@@ -1,0 +1,180 @@
+"""from_pretrained, set_accelerator, save_pretrained."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.pipelines import MMSpecPipeline, VisionLanguagePipeline
+from mmspec.pipelines import base as base_module
+from tests.tiny_models import tiny_llama, tiny_llava, tiny_picture, tiny_tokenizer
+
+RAW: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 8}
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_a_folder_becomes_the_pipeline_of_its_kind(family: str, checkpoints: Path) -> None:
+    pipe = MMSpecPipeline.from_pretrained(
+        checkpoints / family,
+        dtype=torch.float32,
+        device_map="cpu",
+        local_files_only=True,
+        revision="main",
+        attn_implementation="eager",
+        num_draft_tokens=3,
+    )
+    assert isinstance(pipe, VisionLanguagePipeline)
+    assert (pipe.dtype, pipe.device) == (torch.float32, torch.device("cpu"))
+    assert pipe.model.get_decoder().config._attn_implementation == "eager"
+    assert (pipe.accelerator.name, pipe.accelerator.drafter.max_nodes) == ("copy", 4)
+    assert set(pipe.components) == {"model", "processor"}
+    output = pipe("describe the picture", images=tiny_picture(), max_new_tokens=8)
+    assert len(output.tokens[0]) == 8
+
+
+@pytest.mark.parametrize("keyword", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("value", [torch.bfloat16, "bfloat16"])
+def test_both_names_of_the_dtype_work(keyword: str, value: object, checkpoints: Path) -> None:
+    pipe = MMSpecPipeline.from_pretrained(checkpoints / "text", **{keyword: value})  # type: ignore[arg-type]
+    assert pipe.dtype == torch.bfloat16
+    assert len(pipe("red blue", **RAW).tokens[0]) == 8  # type: ignore[operator]
+
+
+def test_options_of_the_hub_reach_transformers(monkeypatch: pytest.MonkeyPatch, checkpoints: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    for name in ("load_config", "load_processor", "load_model"):
+        original = getattr(base_module, name)
+
+        def spy(*arguments: Any, _original: Any = original, **keywords: Any) -> Any:
+            seen.append(keywords)
+            return _original(*arguments, **keywords)
+
+        monkeypatch.setattr(base_module, name, spy)
+    where = {"revision": "v1", "token": "secret", "cache_dir": "/nowhere", "local_files_only": True}
+    MMSpecPipeline.from_pretrained(checkpoints / "text", **where)  # type: ignore[arg-type]
+    assert len(seen) == 3
+    for keywords in seen:
+        assert where.items() <= keywords.items()
+        assert keywords["trust_remote_code"] is False
+
+
+def test_weights_without_a_use_are_logged_by_name(
+    checkpoints: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    MMSpecPipeline.from_pretrained(checkpoints / "text").save_pretrained(tmp_path / "more")
+    path = tmp_path / "more" / "model.safetensors"
+    save_file({**load_file(path), "spare.weight": torch.ones(2)}, path, metadata={"format": "pt"})
+    with caplog.at_level(logging.WARNING, "mmspec"):
+        MMSpecPipeline.from_pretrained(tmp_path / "more")
+    assert "spare.weight" in caplog.text
+
+
+def test_a_draft_model_comes_as_a_folder_or_loaded(text: VisionLanguagePipeline, checkpoints: Path) -> None:
+    wanted = text.set_accelerator("none")("red blue green", **RAW)
+    drafts = [checkpoints / "draft", str(checkpoints / "text"), tiny_llama(vocab=128, layers=1)]
+    for drafter in drafts:
+        text.set_accelerator("draft_model", drafter=drafter, num_draft_tokens=3)
+        assert text("red blue green", **RAW).tokens == wanted.tokens
+    same = MMSpecPipeline.from_pretrained(
+        checkpoints / "text", accelerator="draft_model", drafter=checkpoints / "text"
+    )
+    output = same("red blue green", **RAW)  # type: ignore[operator]
+    assert output.tokens == wanted.tokens
+    assert output.stats.target_forwards == 3
+    text.set_accelerator("copy")
+
+
+@pytest.mark.parametrize("draft", ["llava", "draft", "loaded"])
+def test_a_draft_sees_the_picture_itself_or_reads_the_text_alone(draft: str, checkpoints: Path) -> None:
+    pipe = MMSpecPipeline.from_pretrained(checkpoints / "llava", accelerator="none")
+    call: dict[str, Any] = {"images": [[tiny_picture()], None], "max_new_tokens": 12}
+    prompts = ["describe the picture", "what is red"]
+    wanted = pipe(prompts, **call)  # type: ignore[operator]
+    drafter: Any = tiny_llama(vocab=128) if draft == "loaded" else checkpoints / draft
+    output = pipe.set_accelerator("draft_model", drafter=drafter)(prompts, **call)  # type: ignore[operator]
+    assert output.tokens == wanted.tokens
+    assert (output.stats.target_forwards == 3) == (draft == "llava")
+
+
+def test_a_refused_accelerator_leaves_the_one_before(text: VisionLanguagePipeline, checkpoints: Path) -> None:
+    text.set_accelerator("draft_model", drafter=checkpoints / "draft")
+    wanted, before = text("red", **RAW), (text.accelerator, text.draft_processor)
+    with pytest.raises(InputError, match="num_draft_tokens"):
+        text.set_accelerator("draft_model", drafter=checkpoints / "text", num_draft_tokens=-1)
+    with pytest.raises(InputError, match="num_draft_tokens"):
+        text.set_accelerator("draft_model", drafter=tiny_llama(vocab=128), num_draft_tokens=-1)
+    assert (text.accelerator, text.draft_processor) == before
+    assert text("red", **RAW).tokens == wanted.tokens
+    text.set_accelerator("copy")
+
+
+def test_saved_and_loaded_gives_the_same_output(llava: VisionLanguagePipeline, tmp_path: Path) -> None:
+    call: dict[str, Any] = {"images": tiny_picture(), "max_new_tokens": 16, "temperature": 1.0, "seed": 3}
+    llava.save_pretrained(tmp_path / "deep" / "saved")
+    loaded = MMSpecPipeline.from_pretrained(tmp_path / "deep" / "saved")
+    assert loaded("describe", **call).tokens == llava("describe", **call).tokens  # type: ignore[operator]
+    for name, weight in llava.model.state_dict().items():
+        assert torch.equal(weight, loaded.model.state_dict()[name])
+    assert list((tmp_path / "deep").iterdir()) == [tmp_path / "deep" / "saved"]
+    mode = (tmp_path / "deep" / "saved").stat().st_mode & 0o777
+    (tmp_path / "plain").mkdir()
+    assert mode == (tmp_path / "plain").stat().st_mode & 0o777
+
+
+def test_saving_refuses_a_folder_that_holds_something(text: VisionLanguagePipeline, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for place in (tmp_path, tmp_path / "notes.txt"):
+        with pytest.raises(CheckpointError, match="folder: got"):
+            text.save_pretrained(place)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_full_disk_leaves_nothing_behind(
+    text: VisionLanguagePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path) -> None:
+        (Path(folder) / "half").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(text.processor, "save_pretrained", full)
+    with pytest.raises(CheckpointError, match=r"folder: .*\d+ free bytes \(No space left on device\)"):
+        text.save_pretrained(tmp_path / "saved")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tokenizer_with_words_that_the_model_lacks_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="tokenizer: .*64 tokens"):
+        VisionLanguagePipeline(tiny_llama(vocab=64), tiny_tokenizer())
+
+
+def test_another_tokenizer_is_refused_with_the_overlap(
+    text: VisionLanguagePipeline, checkpoints: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=r"drafter: .*target's tokenizer; \d+% of its \d+ tokens"):
+        text.set_accelerator("draft_model", drafter=checkpoints / "bytes")
+
+
+def test_the_generation_config_of_the_checkpoint_counts(checkpoints: Path, tmp_path: Path) -> None:
+    plain = MMSpecPipeline.from_pretrained(checkpoints / "text")
+    plain.save_pretrained(tmp_path / "configured")
+    path = tmp_path / "configured" / "generation_config.json"
+    end = plain("red", **RAW).tokens[0][3]  # type: ignore[operator]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": [end]}))
+    pipe = MMSpecPipeline.from_pretrained(tmp_path / "configured")
+    output = pipe("red", **RAW)  # type: ignore[operator]
+    assert (output.tokens[0][-1], output.finish_reasons) == (end, ["eos"])
+
+
+def test_moving_the_pipeline_moves_the_draft_model() -> None:
+    pipe = VisionLanguagePipeline(*tiny_llava(), "draft_model", drafter=tiny_llava()[0])
+    pipe.to(torch.bfloat16)
+    assert pipe.target.dtype == pipe.accelerator.drafter.model.dtype == torch.bfloat16  # type: ignore[attr-defined]
+    assert len(pipe("red", images=tiny_picture(), max_new_tokens=4).tokens[0]) == 4  # type: ignore[union-attr]
