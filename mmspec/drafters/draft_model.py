@@ -102,34 +102,27 @@ class DraftModelSession(DraftSession):
         tokens, laws, sound = [root], [], torch.ones_like(root, dtype=torch.bool)
         step, valid = torch.stack([before, root], 1), [sound]
         for depth in range(self.drafter.num_draft_tokens):
-            token, law, finite = self._next(step, emitted + depth, history)
-            sound = sound & finite
-            tokens.append(token)
-            laws.append(law)
+            last = Draft.chain(step[:, -1:], DraftKind.POINT)
+            scores = self.sampler(self._read(step), last, history)
+            if self.drafter.kind is DraftKind.IID:
+                laws.append(scores.probabilities()[:, 0])
+                tokens.append(draw(laws[-1], self.random, emitted + depth, Purpose.DRAFT))
+            else:
+                tokens.append(scores.choose(last, self.random, emitted + depth)[:, 0])
+            sound = sound & scores.are_finite()[:, 0]
             valid.append(sound)
-            step = token[:, None]
-        q = None
-        if self.drafter.kind is DraftKind.IID:
-            q = torch.stack([torch.zeros_like(laws[0]), *laws], 1)
+            step = tokens[-1][:, None]
+        q = torch.stack([torch.zeros_like(laws[0]), *laws], 1) if laws else None
         return Draft.chain(torch.stack(tokens, 1), self.drafter.kind, q, torch.stack(valid, 1), ~sound)
 
-    def _next(
-        self, tokens: Tensor, index: Tensor, history: Sequence[Sequence[int]]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Read tokens [B, m] and pick the next: (token [B], the law it was drawn from [B, V], finite [B])."""
+    def _read(self, tokens: Tensor) -> Tensor:
+        """Read tokens [B, m] into the cache; the draft's logits [B, 1, V] after the last of them."""
         model, cache = self.drafter.model, self.state.cache
         chain = Draft.chain(tokens.clamp_max(model.vocabulary - 1), DraftKind.POINT)
-        logits = fit_vocabulary(model.score(self.state, chain).logits[:, -1:], self.vocabulary)
-        cache.commit(None, torch.full_like(index, tokens.shape[1]))
+        logits = model.score(self.state, chain).logits[:, -1:]
+        cache.commit(None, torch.full_like(tokens[:, 0], tokens.shape[1]))
         cache.longest += tokens.shape[1]
-        last = Draft.chain(tokens[:, -1:], DraftKind.POINT)
-        scores = self.sampler(logits, last, history)
-        law = scores.probabilities()[:, 0]
-        if self.drafter.kind is DraftKind.IID:
-            token = draw(law, self.random, index, Purpose.DRAFT)
-        else:
-            token = scores.choose(last, self.random, index)[:, 0]
-        return token, law, scores.are_finite()[:, 0]
+        return fit_vocabulary(logits, self.vocabulary)
 
 
 def fit_vocabulary(logits: Tensor, vocabulary: int) -> Tensor:

@@ -48,11 +48,11 @@ BUGS = {
     "ratio is q / p": bug(checks.speculative_law, SPECULATIVE, ("(u * q_x <= p_x)", "(u * p_x <= q_x)")),
     "draft by arg-max, q reported soft": bug(
         checks.real_model_law,
-        f"{DRAFTING}._next",
-        ("draw(law, self.random, index, Purpose.DRAFT)", "law.argmax(-1)"),
+        f"{DRAFTING}.propose",
+        ("draw(laws[-1], self.random, emitted + depth, Purpose.DRAFT)", "laws[-1].argmax(-1)"),
     ),
     "draft at temperature 0.7, q reported at 1": bug(
-        checks.real_model_law, f"{DRAFTING}._next", ("draw(law, ", "draw(law ** (1 / 0.7), ")
+        checks.real_model_law, f"{DRAFTING}.propose", ("draw(laws[-1], ", "draw(laws[-1] ** (1 / 0.7), ")
     ),
     "one uniform for the whole round": bug(
         checks.speculative_law, SPECULATIVE, ("emitted[:, None] + steps", "emitted[:, None] + 0 * steps")
@@ -76,7 +76,7 @@ BUGS = {
     "q of an older step": bug(
         checks.real_model_law,
         f"{DRAFTING}.propose",
-        ("laws.append(law)", "laws.append(laws[-1] if laws else law)"),
+        ("*laws], 1)", "laws[0], *laws[:-1]], 1)"),
     ),
     "all rows advance by the least of the batch": bug(
         checks.speculative_law, SPECULATIVE, (ACCEPTED, f"{ACCEPTED}.amin().expand_as(emitted)")
@@ -188,7 +188,7 @@ BUGS = {
         ("Purpose.DRAFT", "Purpose.RESIDUAL"),
     ),
     "noise of the draft reused to accept it": bug(
-        checks.real_model_law, f"{DRAFTING}._next", ("Purpose.DRAFT", "Purpose.ACCEPT")
+        checks.real_model_law, f"{DRAFTING}.propose", ("Purpose.DRAFT", "Purpose.ACCEPT")
     ),
     "k-SEQ without rho": bug(
         checks.k_sequential_law,
@@ -221,7 +221,9 @@ BUGS = {
         ("max(prompt + count", "max(self.prompt_lengths[0] + count"),
     ),
     "faults of the draft ignored": bug(
-        edge_checks.faults_of_the_draft_are_dropped, f"{DRAFTING}.propose", ("sound & finite", "sound")
+        edge_checks.faults_of_the_draft_are_dropped,
+        f"{DRAFTING}.propose",
+        ("sound & scores.are_finite()[:, 0]", "sound"),
     ),
 }
 CHECKS = {planted.check.__name__: planted.check for planted in BUGS.values()}
