@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Everything to run on a machine with a GPU, within ten minutes: the GPU tests, identity in float32 and
+# bfloat16, and the bench. Figures go to $OUT, or to assets/benchmarks; each record names the device.
+#   bash benchmarks/gpu.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=${OUT:-assets/benchmarks}
+mkdir -p "$out"
+export PYTHONPATH=. HF_HUB_OFFLINE=1
+
+python3 -m pytest -q -m gpu
+for dtype in float32 bfloat16; do
+    python3 -m mmspec check assets/scenes-llava --accelerator draft_model --device cuda --dtype "$dtype" \
+        --samples 50 --task describe --json > "$out/check-$dtype-gpu.json" || echo "check in $dtype failed" >&2
+done
+for task in caption describe; do
+    python3 -m mmspec bench assets/scenes-llava --accelerators none,copy,draft_model --task "$task" --samples 50 \
+        --repeats 5 --device cuda --json > "$out/bench-$task-gpu.json"
+done
