@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -55,7 +57,9 @@ def accelerate(
     """A function for `custom_generate=` of any decoder-only transformers model.
 
     Everything else of `generate` works as it is: its keywords, generation config, logits processors,
-    stopping criteria and streamer. `stats` of the last call are on the function.
+    stopping criteria and streamer. `stats` of the last call are on the function. Stop strings go in as
+    `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`: transformers loses `tokenizer=` on the way
+    to any custom function, and refuses.
 
     Args:
         accelerator: a name from `mmspec.list_accelerators()`.
@@ -67,8 +71,11 @@ def accelerate(
     Raises:
         InputError: unknown accelerator or option, or a missing draft model.
     """
-    if find_preset(accelerator).needs_draft_model:
-        if drafter is None:
+    if not find_preset(accelerator).needs_draft_model:
+        if drafter is not None:
+            raise InputError("drafter", type(drafter), f"nothing: {accelerator!r} has no draft model")
+    else:
+        if not isinstance(drafter, PreTrainedModel):
             raise InputError("drafter", drafter, f"a loaded draft model, which {accelerator!r} needs")
         options["model"] = adapt(drafter)
     method = build_accelerator(accelerator, **options)
@@ -82,12 +89,15 @@ def accelerate(
         streamer: BaseStreamer | None = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
+        check_config(generation_config)
+        streamer = streamer or streamer_of_generate()
         requests = split_rows(input_ids, model_kwargs)
         sampler = read_sampler(generation_config, logits_processor, len(requests))
         method.check(sampler)
         stopping = read_stopping(generation_config, stopping_criteria, input_ids.shape[1])
         stats = DecodingStats(accelerator=method.name, exactness=method.exactness)
-        sequences = Sequences([row.prompt_tokens for row in requests], stopping, stats, input_ids.device)
+        # with their padding, which processors and criteria of generate count as well
+        sequences = Sequences(input_ids.tolist(), stopping, stats, input_ids.device)
         key = int(torch.randint(2**62, ())) if seed is None else seed
         random = RandomStream.from_seed(key, len(requests), input_ids.device)
         for emission in speculate(
@@ -154,13 +164,13 @@ def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows
     """The Sampler that does what generate's prepared processors do, its warpers for all nodes at once."""
     warpers = [item for item in processors if isinstance(item, WARPERS)]
     others = LogitsProcessorList(item for item in processors if item not in warpers)
-    per_row = [others] * rows if others else []
+    per_row = [of_row(others, row) for row in range(rows)] if others else []
     if not config.do_sample:
         return Sampler(processors=per_row)
     order = [WARPERS.index(type(item)) for item in warpers]
     if order != sorted(set(order)) or list(processors[len(others) :]) != warpers:
         # doubled, or with truncations of another kind between them: keep the order, processor by processor
-        return Sampler(temperature=1.0, processors=[processors] * rows)
+        return Sampler(temperature=1.0, processors=[of_row(processors, row) for row in range(rows)])
     found: dict[type, Any] = {type(item): item for item in warpers}
     return Sampler(
         temperature=float(getattr(found.get(TemperatureLogitsWarper), "temperature", 1.0)),
@@ -169,6 +179,37 @@ def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows
         min_p=getattr(found.get(MinPLogitsWarper), "min_p", None),
         processors=per_row,
     )
+
+
+def of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
+    """The processors for one row; newer repetition penalties hold a number for every row."""
+    chosen = LogitsProcessorList()
+    for item in processors:
+        if isinstance(ignored := getattr(item, "prompt_ignore_length", None), Tensor):
+            item = copy.copy(item)
+            item.prompt_ignore_length = ignored[row : row + 1]
+        chosen.append(item)
+    return chosen
+
+
+def check_config(config: GenerationConfig) -> None:
+    """Raise InputError for what this loop would ignore: beams, and numbers it does not keep."""
+    for name in ("num_beams", "num_beam_groups"):
+        if (getattr(config, name, None) or 1) != 1:
+            raise InputError(name, getattr(config, name), "1: beam search has no draft to verify")
+    for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
+        if getattr(config, name, None):
+            raise InputError(name, True, "False: an accelerated call keeps the tokens alone")
+
+
+def streamer_of_generate() -> BaseStreamer | None:
+    """The streamer of the `generate` that calls us.
+
+    transformers (5.17 to 5.23) gives the streamer its prompt and then hands it to its own loops alone,
+    never to a custom one, so that readers of the stream would wait for ever.
+    """
+    frame = sys._getframe(2)
+    return frame.f_locals.get("streamer") if frame.f_code.co_name == "generate" else None
 
 
 def read_stopping(config: GenerationConfig, criteria: StoppingCriteriaList, prompt_length: int) -> Stopping:
