@@ -133,7 +133,15 @@ class MMSpecPipeline:
         Raises:
             InputError: unknown name or option, a value out of range, or an unsound pairing.
             CheckpointError: the draft model cannot be loaded or has another tokenizer.
+            PipelineBusyError: a call is running.
         """
+        with self._busy():
+            self._set_accelerator(name, drafter, options)
+        return self
+
+    def _set_accelerator(
+        self, name: str, drafter: str | Path | PreTrainedModel | None, options: dict[str, Any]
+    ) -> None:
         preset = find_preset(name)
         draft_processor = None
         if preset.needs_draft_model:
@@ -148,7 +156,6 @@ class MMSpecPipeline:
         accelerator.drafter.check(self.target)
         self.accelerator: Accelerator = accelerator
         self.draft_processor = draft_processor
-        return self
 
     def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[CausalTarget, Any]:
         """The draft model, and the processor for what it reads; None if it reads what the target reads."""
@@ -183,10 +190,12 @@ class MMSpecPipeline:
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move the model, and the draft model if there is one."""
-        self.model.to(*args, **kwargs)
-        self.target = adapt(self.model)
-        if isinstance(self.accelerator.drafter, DraftModelDrafter):
-            self.accelerator.drafter.model = adapt(self.accelerator.drafter.model.model.to(*args, **kwargs))
+        with self._busy():
+            self.model.to(*args, **kwargs)
+            self.target = adapt(self.model)
+            drafter = self.accelerator.drafter
+            if isinstance(drafter, DraftModelDrafter):
+                drafter.model = adapt(drafter.model.model.to(*args, **kwargs))
         return self
 
     def save_pretrained(self, folder: str | Path) -> None:
