@@ -1,0 +1,207 @@
+"""Prompts and media in every form; batches; the output object."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.media import load_image
+from mmspec.pipelines import MMSpecPipeline, TextOutput, VisionLanguagePipeline
+from tests.bad_inputs.refusals import no_forward
+from tests.media.files import encoded
+from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_clip, tiny_picture, user_message
+
+PICTURE = tiny_picture()
+SHORT: dict[str, Any] = {"max_new_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def qwen(checkpoints: Path) -> Any:
+    return MMSpecPipeline.from_pretrained(checkpoints / "qwen2_5_vl")
+
+
+def reference(pipe: VisionLanguagePipeline, messages: list[dict[str, Any]], **keywords: Any) -> list[int]:
+    """What transformers alone makes of the messages."""
+    inputs = pipe.processor.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+    )
+    output = pipe.model.generate(**inputs, do_sample=False, **{**SHORT, **keywords})
+    return list(output[0, inputs["input_ids"].shape[1] :].tolist())
+
+
+def forms(folder: Path) -> dict[str, object]:
+    """One picture in every form that is taken."""
+    path = folder / "picture.png"
+    PICTURE.save(path)
+    array = np.asarray(PICTURE)
+    return {
+        "path": path,
+        "string": str(path),
+        "PIL": PICTURE,
+        "array": array,
+        "array of channels first": array.transpose(2, 0, 1),
+        "array of floats": array.astype(np.float32) / 255,
+        "tensor": torch.from_numpy(array.transpose(2, 0, 1).copy()),
+        "bytes": encoded(PICTURE, "PNG"),
+        "list": [PICTURE],
+        "tuple": (str(path),),
+    }
+
+
+def test_every_form_of_a_picture_gives_one_answer(llava: VisionLanguagePipeline, tmp_path: Path) -> None:
+    wanted = reference(llava, user_message("describe the picture", [PICTURE]))
+    for name, form in forms(tmp_path).items():
+        output = llava("describe the picture", images=form, **SHORT)
+        assert output.tokens == [wanted], name
+
+
+def test_every_form_of_a_prompt_gives_one_answer(llava: VisionLanguagePipeline) -> None:
+    text = "describe the picture"
+    parts = [{"type": "image"}, {"type": "text", "text": text}]
+    inline = [{"type": "image", "image": PICTURE}, {"type": "text", "text": text}]
+    raw = llava.processor.apply_chat_template(
+        [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
+    )
+    wanted = reference(llava, user_message(text, [PICTURE]))
+    calls: list[tuple[object, dict[str, Any]]] = [
+        (text, {"images": PICTURE}),
+        ([text], {"images": [PICTURE]}),
+        ([text], {"images": [[PICTURE]]}),
+        ([{"role": "user", "content": parts}], {"images": PICTURE}),
+        ([{"role": "user", "content": inline}], {}),
+        ([[{"role": "user", "content": inline}]], {}),
+        ([{"role": "user", "content": text}], {"images": [PICTURE]}),
+        (raw, {"images": PICTURE, "apply_chat_template": False}),
+        ([raw], {"images": [PICTURE], "apply_chat_template": False}),
+    ]
+    for prompt, keywords in calls:
+        assert llava(prompt, **keywords, **SHORT).tokens == [wanted], prompt
+
+
+def test_several_turns_keep_their_pictures_in_order(qwen: VisionLanguagePipeline) -> None:
+    one, two, three = (tiny_picture(i) for i in range(3))
+    turns = [
+        *user_message("describe the picture", [one]),
+        {"role": "assistant", "content": [{"type": "text", "text": "a red circle"}]},
+        *user_message("and then", [two, three]),
+    ]
+    wanted = reference(qwen, turns)
+    assert qwen(turns, **SHORT).tokens == [wanted]
+    bare = [
+        {
+            **turn,
+            "content": [{k: v for k, v in part.items() if k != "image"} for part in turn["content"]],
+        }
+        for turn in turns
+    ]
+    assert qwen(bare, images=[one, two, three], **SHORT).tokens == [wanted]
+    assert qwen(bare, images=[two, one, three], **SHORT).tokens != [wanted]
+    mixed = [turns[0], *bare[1:]]
+    assert qwen(mixed, images=[two, three], **SHORT).tokens == [wanted]
+
+
+def test_messages_of_the_caller_are_left_as_they_were(llava: VisionLanguagePipeline) -> None:
+    messages = user_message("describe", [PICTURE])
+    before = repr(messages)
+    llava(messages, **SHORT)
+    llava([{"role": "user", "content": "red"}], images=PICTURE, **SHORT)
+    assert repr(messages) == before
+
+
+def test_videos_come_as_frames_in_lists_and_arrays(qwen: VisionLanguagePipeline) -> None:
+    clip = tiny_clip()
+    frames = [Image.fromarray(frame) for frame in clip]
+    wanted = qwen("describe the video", videos=clip, **SHORT).tokens
+    for form in (frames, list(clip), [clip], torch.from_numpy(clip)):
+        assert qwen("describe the video", videos=form, **SHORT).tokens == wanted
+    batch = qwen(["describe the video", "red"], videos=[clip, None], **SHORT)
+    assert batch.tokens == [wanted[0], qwen("red", **SHORT).tokens[0]]
+    two = qwen("describe", videos=[clip, tiny_clip(1)], **SHORT)
+    inline = [{"type": "video", "video": tiny_clip(i)} for i in range(2)]
+    assert qwen([{"role": "user", "content": [*inline, {"type": "text", "text": "describe"}]}],
+                **SHORT).tokens == two.tokens  # fmt: skip
+
+
+def test_a_language_model_runs_through_the_same_call(text: Any) -> None:
+    ids = text.tokenizer("red blue green", return_tensors="pt").input_ids
+    wanted = text.model.generate(ids, do_sample=False, **SHORT)[0, ids.shape[1] :].tolist()
+    output = text("red blue green", apply_chat_template=False, **SHORT)
+    assert output.tokens == [wanted]
+    assert output.text == [text.tokenizer.decode(wanted, skip_special_tokens=True)]
+
+
+def test_the_output_prints_as_one_readable_line(llava: VisionLanguagePipeline) -> None:
+    output = llava(["describe the picture", "red"], images=[PICTURE, None], **SHORT)
+    assert isinstance(output, TextOutput)
+    line = str(output)
+    assert "\n" not in line and line.startswith(output.text[0]) and "(+1 more)" in line
+    assert "16 tokens" in line and "copy: exact" in line and len(line) < 300
+    assert output.finish_reasons == ["length", "length"]
+    assert [len(row) for row in output.drafted] == [8, 8]
+    assert llava("red", return_dict=False, **SHORT) == (llava("red", **SHORT).text,)
+    assert str(TextOutput(["two\nlines"], [[1]], output.stats)).startswith("two lines [")
+
+
+SEEDS = [5, 7, 5, 2**64 - 1]
+PROMPTS = ["describe the picture", "red", "what colour is the large circle", "a blue star"]
+IMAGES = [PICTURE, None, [tiny_picture(1), tiny_picture(2)], tiny_picture(3)]
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9}])
+def test_rows_of_a_batch_equal_their_single_calls_in_any_order(family: str, sampling: Any) -> None:
+    model, processor = VISION_LANGUAGE_FAMILIES[family]()
+    pipe = VisionLanguagePipeline(model.double(), processor)
+    seeds = [SEEDS] if sampling else [None]
+    singles = [
+        pipe(prompt, images=images, seed=seed if sampling else None, **sampling, **SHORT).tokens[0]
+        for prompt, images, seed in zip(PROMPTS, IMAGES, SEEDS, strict=True)
+    ]
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        output = pipe(
+            [PROMPTS[i] for i in order],
+            images=[IMAGES[i] for i in order],
+            seed=[SEEDS[i] for i in order] if seeds[0] else None,
+            **sampling,
+            **SHORT,
+        )
+        assert output.tokens == [singles[i] for i in order]
+
+
+def test_seeds_and_generators_say_the_same(text: Any) -> None:
+    call = {"apply_chat_template": False, "do_sample": True, **SHORT}
+    by_seed = text(["red", "blue"], seed=[3, 4], **call)
+    generators = [torch.Generator().manual_seed(3), torch.Generator().manual_seed(4)]
+    assert text(["red", "blue"], generator=generators, **call).tokens == by_seed.tokens
+    assert text("red", generator=generators[0], **call).tokens == text("red", seed=3, **call).tokens
+    assert text("red", seed=3, **call).tokens != text("red", seed=4, **call).tokens
+    same = text(["red", "red"], seed=3, **call)
+    assert same.tokens[0] == text("red", seed=3, **call).tokens[0] and same.tokens[0] != same.tokens[1]
+    assert text("red", **call).tokens != text("red", **call).tokens  # no seed, no repetition
+
+
+def test_a_call_leaves_global_state_alone(text: Any) -> None:
+    state = torch.random.get_rng_state()
+    text("red", apply_chat_template=False, do_sample=True, **SHORT)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    deltas = text.stream("red", apply_chat_template=False, **SHORT)
+    next(deltas)
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    deltas.close()
+
+
+def test_unknown_words_and_media_that_do_not_fit_are_refused(llava: VisionLanguagePipeline) -> None:
+    with pytest.raises(UnknownArgumentError, match="did you mean 'temperature'"), no_forward():
+        llava("red", temprature=1.0)
+    with pytest.raises(TypeError):
+        llava("red", tempurature=1.0)
+    with pytest.raises(InputError, match="does not take videos"), no_forward():
+        llava("red", videos=tiny_clip())
+    assert load_image(PICTURE).size == PICTURE.size

@@ -1,0 +1,253 @@
+"""`model.generate(..., custom_generate=mmspec.accelerate(...))` equals `model.generate(...)`.
+
+The rows of the table of holes in transformers' own assisted decoding are tests here that read "equal".
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+import mmspec
+from mmspec.errors import InputError, NumericalError
+from tests.pipelines.byte_level import byte_level_tokenizer
+from tests.tiny_models import VISION_LANGUAGE_FAMILIES, encode, tiny_llama, tiny_picture, user_message
+
+TOKENIZER = byte_level_tokenizer()
+VOCABULARY = 300
+NEW = 40
+METHODS = ["none", "copy", "draft_model"]
+
+
+def method(name: str, **options: Any) -> Any:
+    """A fresh function for custom_generate."""
+    if name == "draft_model":
+        options |= {"drafter": tiny_llama(vocab=VOCABULARY), "num_draft_tokens": 20}
+    elif name == "copy":
+        options |= {"num_draft_tokens": 20}
+    return mmspec.accelerate(name, **options)
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return tiny_llama(vocab=VOCABULARY)
+
+
+def prompts(*texts: str) -> dict[str, torch.Tensor]:
+    """Padded on the left."""
+    return dict(TOKENIZER(list(texts), return_tensors="pt", padding=True, padding_side="left"))
+
+
+ONE = prompts("the red thé the red")
+TWO = prompts("the red thé the red", "blue")
+
+
+class LengthIs(StoppingCriteria):
+    """Stops rows at a length, so that any overshoot shows."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length, dtype=torch.bool)
+
+
+class Spoil(LogitsProcessor):
+    """NaN from some length on."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores * torch.nan if input_ids.shape[1] >= self.length else scores
+
+
+def both(model: PreTrainedModel, name: str, inputs: dict[str, Any], **keywords: Any) -> torch.Tensor:
+    """Assert that accelerated and plain generate agree; return the output."""
+    keywords = {"max_new_tokens": NEW, **keywords}
+    wanted = model.generate(**inputs, **keywords)
+    function = method(name)
+    got = model.generate(**inputs, custom_generate=function, **keywords)
+    assert torch.equal(got, wanted), (got, wanted)
+    assert function.stats.accelerator == name
+    return got
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_greedy_is_equal_alone_and_in_a_padded_batch(model: PreTrainedModel, name: str) -> None:
+    both(model, name, ONE)
+    both(model, name, TWO)
+    both(model, name, prompts("a", "the red", "thé thé thé", "blue blue"), max_new_tokens=25)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_stop_strings_end_at_the_same_token(model: PreTrainedModel, name: str) -> None:
+    output = model.generate(**ONE, max_new_tokens=NEW)[0, ONE["input_ids"].shape[1] :].tolist()
+    stopped = 0
+    for start in range(0, NEW - 3, 3):
+        for width in (1, 3):
+            string = TOKENIZER.decode(output[start : start + width])
+            if string and "\ufffd" not in string:
+                criteria = StoppingCriteriaList([StopStringCriteria(TOKENIZER, [string])])
+                result = both(model, name, ONE, stopping_criteria=criteria)
+                stopped += result.shape[1] < ONE["input_ids"].shape[1] + NEW
+    assert stopped > 3
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_criteria_of_the_user_never_overshoot(model: PreTrainedModel, name: str) -> None:
+    start = ONE["input_ids"].shape[1]
+    for extra in range(1, 24):
+        criteria = StoppingCriteriaList([LengthIs(start + extra)])
+        assert both(model, name, ONE, stopping_criteria=criteria).shape[1] == start + extra
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("inputs", [ONE, TWO], ids=["one", "two"])
+def test_ends_lengths_penalties_and_bans_are_equal(model: PreTrainedModel, name: str, inputs: Any) -> None:
+    tokens = model.generate(**inputs, max_new_tokens=NEW)[0, inputs["input_ids"].shape[1] :].tolist()
+    for keywords in (
+        {"eos_token_id": tokens[7], "pad_token_id": 1},
+        {"eos_token_id": [tokens[3], tokens[20]], "pad_token_id": 1},
+        {"max_new_tokens": 1},
+        {"max_length": inputs["input_ids"].shape[1] + 9, "max_new_tokens": None},
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[tokens[0]], tokens[4:6]]},
+        {"eos_token_id": tokens[2], "min_new_tokens": 12, "pad_token_id": 1},
+    ):
+        both(model, name, inputs, **keywords)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_streamer_gets_the_prompt_and_then_token_by_token(model: PreTrainedModel, name: str) -> None:
+    puts: list[list[int]] = []
+
+    class Streamer:
+        def put(self, value: torch.Tensor) -> None:
+            puts.append(value.flatten().tolist())
+
+        def end(self) -> None:
+            puts.append([])
+
+    output = model.generate(
+        **ONE, max_new_tokens=12, custom_generate=method(name), streamer=Streamer()
+    )  # fmt: skip
+    prompt = ONE["input_ids"][0].tolist()
+    assert puts == [prompt, *[[token] for token in output[0, len(prompt) :].tolist()], []]
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_logits_that_are_no_numbers_raise(model: PreTrainedModel, name: str, do_sample: bool) -> None:
+    processors = LogitsProcessorList([Spoil(ONE["input_ids"].shape[1] + 5)])
+    with pytest.raises(NumericalError, match=r"row 0, output token \d: .* NaN"):
+        model.generate(
+            **ONE,
+            max_new_tokens=12,
+            do_sample=do_sample,
+            logits_processor=processors,
+            custom_generate=method(name),
+        )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_accelerated_call_prints_and_warns_nothing(
+    model: PreTrainedModel, name: str, capsys: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    function = method(name)
+    keywords: dict[str, Any] = {"max_new_tokens": 12, "pad_token_id": 1, "custom_generate": function}
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+        warnings.simplefilter("error")
+        model.generate(**ONE, do_sample=False, repetition_penalty=1.1, **keywords)
+        model.generate(**TWO, do_sample=True, top_k=5, **keywords)
+    assert capsys.readouterr() == ("", "")
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_sampling_is_reproducible_by_seed_and_by_torch(model: PreTrainedModel, name: str) -> None:
+    keywords: dict[str, Any] = {"max_new_tokens": 16, "do_sample": True, "temperature": 1.5, "top_k": 0}
+
+    def sample(seed: int | None, manual: int | None) -> list[list[int]]:
+        if manual is not None:
+            torch.manual_seed(manual)
+        return model.generate(**TWO, custom_generate=method(name, seed=seed), **keywords).tolist()  # type: ignore[no-any-return]
+
+    assert sample(3, None) == sample(3, None) != sample(4, None)
+    assert sample(None, 3) == sample(None, 3) != sample(None, 4)
+    plain = model.generate(**TWO, custom_generate=mmspec.accelerate("none", seed=3), **keywords)
+    assert sample(3, None) == plain.tolist()
+
+
+@pytest.mark.parametrize("warpers", [
+    {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"temperature": 0.5, "top_k": 20, "top_p": 0.9},
+    {"top_k": 0, "typical_p": 0.5}, {"epsilon_cutoff": 0.01}, {"top_k": 1},
+], ids=str)  # fmt: skip
+def test_every_warper_is_applied_as_generate_prepares_it(model: PreTrainedModel, warpers: Any) -> None:
+    keywords = {"max_new_tokens": 16, "do_sample": True, **warpers}
+    plain = model.generate(**ONE, custom_generate=mmspec.accelerate("none", seed=3), **keywords)
+    fast = model.generate(**ONE, custom_generate=method("copy", seed=3), **keywords)
+    assert torch.equal(plain, fast)
+    if warpers.get("top_k") == 1:
+        assert torch.equal(plain, model.generate(**ONE, max_new_tokens=16))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_dictionary_is_returned_when_asked_for(model: PreTrainedModel, name: str) -> None:
+    output = model.generate(
+        **TWO, max_new_tokens=12, return_dict_in_generate=True, custom_generate=method(name)
+    )
+    assert torch.equal(output.sequences, model.generate(**TWO, max_new_tokens=12))
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "smolvlm"])
+@pytest.mark.parametrize("name", METHODS)
+def test_vision_language_models_are_equal_with_pictures(family: str, name: str) -> None:
+    model, processor = VISION_LANGUAGE_FAMILIES[family]()
+    options: dict[str, Any] = {"drafter": VISION_LANGUAGE_FAMILIES[family]()[0]} if name == METHODS[2] else {}
+    for pictures in ([tiny_picture()], [tiny_picture(1), tiny_picture(2)], []):
+        inputs = encode(processor, user_message("describe the picture", pictures))
+        for keywords in ({}, {"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 3}):
+            function = mmspec.accelerate(name, **options)
+            wanted = model.generate(**inputs, max_new_tokens=24, **keywords)
+            got = model.generate(**inputs, max_new_tokens=24, custom_generate=function, **keywords)
+            assert torch.equal(got, wanted), (pictures, keywords)
+            assert name != METHODS[2] or function.stats.acceptance_rate > 0.5 or keywords
+
+
+def test_what_cannot_be_done_is_named(model: PreTrainedModel) -> None:
+    with pytest.raises(InputError, match="drafter: got None"):
+        mmspec.accelerate("draft_model")
+    with pytest.raises(InputError, match="did you mean 'copy'"):
+        mmspec.accelerate("copi")
+    with pytest.raises(InputError, match="has no draft model"):
+        mmspec.accelerate("copy", drafter=model)
+    with pytest.raises(InputError, match="loaded draft model"):
+        mmspec.accelerate("draft_model", drafter="some/folder")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="num_beams"):
+        model.generate(**ONE, num_beams=2, max_new_tokens=4, custom_generate=method("copy"))
+    with pytest.raises(InputError, match="output_scores"):
+        model.generate(
+            **ONE,
+            output_scores=True,
+            return_dict_in_generate=True,
+            max_new_tokens=4,
+            custom_generate=method("copy"),
+        )
+    vlm, processor = VISION_LANGUAGE_FAMILIES["llava"]()
+    inputs = encode(processor, *[user_message("red", [tiny_picture(i)]) for i in range(2)])
+    with pytest.raises(InputError, match="one row when there are pictures"):
+        vlm.generate(**inputs, max_new_tokens=4, custom_generate=method("copy"))

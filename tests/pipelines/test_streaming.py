@@ -1,0 +1,205 @@
+"""stream(), streamers, interrupt(), and pipelines in use."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AsyncTextIteratorStreamer, TextIteratorStreamer, TextStreamer
+
+from mmspec.errors import PipelineBusyError
+from mmspec.pipelines import VisionLanguagePipeline
+from mmspec.pipelines.text_stream import TextDeltas, decode
+from tests.pipelines.byte_level import byte_level_tokenizer
+from tests.tiny_models import tiny_picture
+
+RAW: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 24}
+BYTES = byte_level_tokenizer()
+CHUNKS = st.lists(st.integers(1, 12), min_size=1, max_size=40)
+
+
+def streamed(tokens: list[int], sizes: list[int]) -> list[str]:
+    """The deltas of tokens that come in chunks of these sizes, over and over."""
+    deltas, source, pieces = TextDeltas(BYTES), iter(tokens), []
+    for size in itertools.cycle(sizes):
+        chunk = list(itertools.islice(source, size))
+        if not chunk:
+            return [*pieces, deltas.finish()]
+        pieces.append(deltas.add(chunk))
+    raise AssertionError
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.text(alphabet="the é😀ß\u0301日\n", max_size=40), CHUNKS)
+def test_pieces_join_to_the_text_whole_characters_only(text: str, sizes: list[int]) -> None:
+    pieces = streamed(BYTES(text)["input_ids"], sizes)
+    assert "".join(pieces) == text
+    assert "\ufffd" not in "".join(pieces)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.integers(0, len(BYTES) - 1), max_size=60), CHUNKS)
+def test_pieces_join_to_the_text_of_any_tokens(tokens: list[int], sizes: list[int]) -> None:
+    assert "".join(streamed(tokens, sizes)) == decode(BYTES, tokens)
+
+
+@pytest.mark.parametrize("name", ["text", "bytes_pipeline"])
+@pytest.mark.parametrize("keywords", [{}, {"temperature": 1.5, "seed": 1}])
+def test_a_stream_joins_to_the_text(name: str, keywords: Any, request: pytest.FixtureRequest) -> None:
+    pipe = request.getfixturevalue(name)
+    wanted = pipe("the red é", **RAW, **keywords).text[0]
+    assert "".join(pipe.stream("the red é", **RAW, **keywords)) == wanted
+
+
+def test_closing_the_iterator_frees_the_pipeline(text: VisionLanguagePipeline) -> None:
+    deltas = text.stream("red", **RAW)
+    assert next(deltas)  # type: ignore[call-overload]
+    with pytest.raises(PipelineBusyError):
+        text("red", **RAW)
+    deltas.close()  # type: ignore[attr-defined]
+    assert len(text("red", **RAW).tokens[0]) == 24
+    for _ in text.stream("red", **RAW):
+        break
+    assert len(text("red", **RAW).tokens[0]) == 24
+
+
+class Recorder:
+    """A streamer that keeps what it is given, and may act on it."""
+
+    def __init__(self, act: Any = None) -> None:
+        self.puts: list[list[int]] = []
+        self.ended = 0
+        self.act = act
+
+    def put(self, value: torch.Tensor) -> None:
+        self.puts.append(value.flatten().tolist())
+        if self.act is not None and len(self.puts) > 1:
+            self.act()
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+@pytest.mark.parametrize("accelerator", ["none", "copy"])
+def test_a_streamer_gets_the_prompt_and_then_one_token_a_put(
+    accelerator: str, llava: VisionLanguagePipeline
+) -> None:
+    streamer: Any = Recorder()
+    llava.set_accelerator(accelerator)
+    output = llava("describe", images=tiny_picture(), streamer=streamer, max_new_tokens=24)
+    llava.set_accelerator("copy")
+    assert streamer.puts[1:] == [[token] for token in output.tokens[0]]
+    assert len(streamer.puts[0]) > 1
+    assert streamer.ended == 1
+
+
+@pytest.mark.parametrize("skip_prompt", [True, False])
+def test_every_streamer_of_transformers_works(skip_prompt: bool, bytes_pipeline: Any, capsys: Any) -> None:
+    wanted = bytes_pipeline("the red", **RAW).text[0]
+    prompt = "" if skip_prompt else "the red"
+    options: dict[str, Any] = {"skip_prompt": skip_prompt, "skip_special_tokens": True}
+    bytes_pipeline("the red", streamer=TextStreamer(BYTES, **options), **RAW)
+    assert capsys.readouterr().out == prompt + wanted + "\n"
+    streamer = TextIteratorStreamer(BYTES, timeout=60, **options)
+    bytes_pipeline("the red", streamer=streamer, **RAW)
+    assert "".join(streamer) == prompt + wanted
+
+    async def collect() -> str:
+        streamer = AsyncTextIteratorStreamer(BYTES, timeout=60, **options)
+        await asyncio.to_thread(bytes_pipeline, "the red", streamer=streamer, **RAW)
+        return "".join([piece async for piece in streamer])
+
+    assert asyncio.run(collect()) == prompt + wanted
+
+
+def test_interrupting_from_a_streamer_ends_after_that_round(text: VisionLanguagePipeline) -> None:
+    text.set_accelerator("none")
+    streamer: Any = Recorder(text.interrupt)
+    output = text("red", streamer=streamer, **RAW)
+    text.set_accelerator("copy")
+    assert len(output.tokens[0]) == 1
+    assert output.finish_reasons == ["interrupted"]
+    assert output.text[0]
+    assert text("red", **RAW).finish_reasons == ["length"]
+
+
+def test_interrupting_from_another_thread_takes_one_more_round_at_most(text: VisionLanguagePipeline) -> None:
+    text.set_accelerator("none")
+    reached, interrupted = threading.Event(), threading.Event()
+    streamer: Any = Recorder(
+        lambda: (reached.set(), interrupted.wait(60)) if len(streamer.puts) == 5 else None
+    )
+
+    def interrupt() -> None:
+        reached.wait(60)
+        text.interrupt()
+        interrupted.set()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    output = text("red", streamer=streamer, **RAW)
+    thread.join()
+    text.set_accelerator("copy")
+    assert len(output.tokens[0]) in (4, 5)
+    assert output.finish_reasons == ["interrupted"]
+
+
+def test_an_interrupted_stream_ends_with_what_it_has(text: VisionLanguagePipeline) -> None:
+    text.set_accelerator("none")
+    whole = text("red", **RAW).text[0]
+    pieces = []
+    for piece in text.stream("red", **RAW):
+        pieces.append(piece)
+        text.interrupt()
+    text.set_accelerator("copy")
+    assert whole.startswith("".join(pieces)) and len("".join(pieces)) < len(whole)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, GeneratorExit])
+@pytest.mark.parametrize("where", ["streamer", "stopping_criteria", "logits_processor"])
+def test_whatever_stops_a_call_leaves_the_pipeline_usable(
+    error: type[BaseException], where: str, llava: VisionLanguagePipeline
+) -> None:
+    wanted = llava("describe", images=tiny_picture(), max_new_tokens=12).tokens
+    calls = itertools.count()
+
+    def fail(*arguments: Any) -> Any:
+        if next(calls) == 5:
+            raise error
+        return arguments[1] if where == "logits_processor" else False
+
+    callback: Any = Recorder(fail) if where == "streamer" else [fail]
+    with pytest.raises(error):
+        llava("describe", images=tiny_picture(), max_new_tokens=12, **{where: callback})
+    assert llava("describe", images=tiny_picture(), max_new_tokens=12).tokens == wanted
+
+
+def test_calls_from_a_callback_or_another_thread_are_refused(text: VisionLanguagePipeline) -> None:
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            text("blue", **RAW)
+        except PipelineBusyError as error:
+            errors.append(error)
+
+    def act() -> None:
+        call()
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+
+    streamer: Any = Recorder(act)
+    wanted = text("red", **RAW).tokens
+    assert text("red", streamer=streamer, **RAW).tokens == wanted
+    assert len(errors) == 2 * 24
+    assert "generating already" in str(errors[0])
+    with pytest.raises(PipelineBusyError):
+        text("red", streamer=Recorder(lambda: text.set_accelerator("none")), **RAW)  # type: ignore[arg-type]
+    assert text.accelerator.name == "copy"
