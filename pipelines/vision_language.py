@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
 
@@ -151,9 +151,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
             "apply_chat_template": apply_chat_template,
             "placeholders": placeholders,
         }
-        self._check_media([images], [videos])  # before anything is fetched
+        self._check_media(images, videos)  # before anything is fetched
         prompts, is_batch = read_prompts(prompt, images, videos, **reading)
-        self._check_media([row.images or None for row in prompts], [row.videos or None for row in prompts])
+        self._check_media([row.images for row in prompts], [row.videos for row in prompts])
         negatives: list[Prompt] = []
         if settings.guidance_scale not in (None, 1.0):
             negatives = read_negatives(settings.negative_prompt, prompts, self.tokenizer)
@@ -167,11 +167,11 @@ class VisionLanguagePipeline(MMSpecPipeline):
         ]
         return Run(self, requests, settings)
 
-    def _check_media(self, images: Sequence[Any], videos: Sequence[Any]) -> None:
+    def _check_media(self, images: object, videos: object) -> None:
         """Raise InputError for pictures or videos that this model does not take."""
         for kind, given in (("image", images), ("video", videos)):
             taken = getattr(self.processor, f"{kind}_processor", None) is not None
-            if not taken and any(media is not None for media in given):
+            if not taken and holds_media(given):
                 raise InputError(
                     f"{kind}s", f"{kind}s", f"none: {type(self.model).__name__} does not take {kind}s"
                 )
@@ -241,6 +241,11 @@ class VisionLanguagePipeline(MMSpecPipeline):
             if index is not None:
                 found[kind] = self.tokenizer.convert_ids_to_tokens(index)
         return found
+
+
+def holds_media(given: object) -> bool:
+    """True unless it is None, or lists of nothing and None."""
+    return any(map(holds_media, given)) if isinstance(given, list | tuple) else given is not None
 
 
 class Run:
