@@ -115,13 +115,14 @@ def train_vlm(
     stage = _conversation_stage(run, model, processor, seed, batch_size, frozen_tower=tower_from is not None)
     train_stage(run, stage, budget.share(1 - tower_share))
     if accelerator.is_main_process:
-        length = f"--minutes {minutes:g}" if minutes is not None else f"--steps {steps}"
+        options = f"--minutes {minutes:g}" if minutes is not None else f"--steps {steps}"
+        if tower_from is not None:
+            options += f" --tower-from {Path(tower_from).as_posix()}"
         made = {
-            "command": f"mmspec train vlm --out {out.as_posix()} --size {size} {length}",
+            "command": f"mmspec train vlm --out {out.as_posix()} --size {size} {options}",
             "size": size,
             "seed": seed,
             "batch_size": batch_size,
-            "tower_from": None if tower_from is None else Path(tower_from).name,
             "stages": run.finished,
         }
         save_vlm(model, processor, out, made | _environment(accelerator, model))
