@@ -115,7 +115,7 @@ class Sequences:
             finite: [B, n] whether the target's logits at each node are usable.
         """
         visited = torch.arange(verdict.path.shape[1], device=finite.device) <= verdict.accepted[:, None]
-        usable = (finite.gather(1, verdict.path) | ~visited).all(-1)
+        usable = (finite.gather(1, verdict.path) | ~visited).long().cumprod(-1).sum(-1)
         report = [
             verdict.accepted[:, None],
             usable[:, None],
@@ -128,14 +128,15 @@ class Sequences:
         self.emitted = self.emitted + (verdict.accepted + 1) * self.active
         self.root = verdict.next_token
         emission = Emission([], [])
-        for row, (accepted, is_usable, drafted, is_faulty, *path, bonus) in enumerate(rows):
+        for row, (accepted, usable_nodes, drafted, is_faulty, *path, bonus) in enumerate(rows):
             kept, from_draft = [], 0
-            if self.finish_reasons[row] is None and not is_usable:
-                self.errors[row] = NumericalError(row, self._output_length(row), NOT_FINITE)
-                self.finish_reasons[row] = "error"
-            elif self.finish_reasons[row] is None:
+            if self.finish_reasons[row] is None:
                 scored = self._output_length(row) > 0  # the first token came with the prompt, from no round
-                kept = self._extend(row, [*path[:accepted], bonus])
+                # a node's logits decide the token after it: what the usable ones decided is kept
+                kept = self._extend(row, [*path[:accepted], bonus][:usable_nodes])
+                if usable_nodes <= accepted and self.finish_reasons[row] is None:
+                    self.errors[row] = NumericalError(row, self._output_length(row), NOT_FINITE)
+                    self.finish_reasons[row] = "error"
                 from_draft = min(accepted, len(kept))
                 self.drafted[row] += [index < from_draft for index in range(len(kept))]
                 self.stats.new_tokens[row] += len(kept)
