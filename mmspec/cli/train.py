@@ -25,7 +25,7 @@ def vlm(
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     size: Annotated[str, typer.Option(help="base, small (the draft model) or tiny.")] = "base",
     minutes: Annotated[
-        float | None, typer.Option(min=0.0, help="Length of the training.", show_default="40")
+        float | None, typer.Option(min=0.0, help="Length of the training.", show_default="56")
     ] = None,
     steps: Annotated[
         int | None,

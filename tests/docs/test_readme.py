@@ -1,5 +1,6 @@
 """The README says what the code says."""
 
+import json
 import re
 from pathlib import Path
 
@@ -64,3 +65,14 @@ def test_the_drafter_of_the_structures_page_runs_and_is_exact() -> None:
 def test_the_public_names_of_the_readme_exist() -> None:
     for name in re.findall(r"mmspec\.(\w+)\(", README):
         assert hasattr(mmspec, name), name
+
+
+def test_the_figures_of_the_readme_are_the_recorded_ones() -> None:
+    for path in sorted((ROOT / "assets" / "benchmarks").glob("bench-*-cpu.json")):
+        for record in json.loads(path.read_text(encoding="utf-8")):
+            row = (
+                f"| {record['task']} | `{record['accelerator']}` | {record['new_tokens']} "
+                f"| {record['target_forwards']} | {record['acceptance_length']:.2f} "
+                f"| {record['speedup']:.2f}x | {record['identical']:.0%} |"
+            )
+            assert row in README
