@@ -11,6 +11,7 @@ from mmspec.cli.accelerators import accelerators
 from mmspec.cli.bench import bench
 from mmspec.cli.caption import caption
 from mmspec.cli.check import check
+from mmspec.cli.convert import convert
 from mmspec.cli.doctor import doctor
 from mmspec.cli.evaluate import evaluate_app
 from mmspec.cli.scenes import scenes
@@ -43,7 +44,7 @@ def _options(
     pass
 
 
-for command in (caption, check, bench, accelerators, doctor, scenes):
+for command in (caption, check, bench, accelerators, convert, doctor, scenes):
     app.command()(command)
 app.add_typer(train_app, name="train")
 app.add_typer(evaluate_app, name="evaluate")

@@ -1,0 +1,59 @@
+"""`mmspec convert`: an official checkpoint to a folder that `from_pretrained` loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmspec.cli.console import print_json
+from mmspec.cli.options import AsJson
+
+__all__ = ["convert"]
+
+
+def convert(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="Official file, such as c2i_B_256.pt or vq_ds16_c2i.pt.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write; must be new or empty.")],
+    image_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Pixels per side it was trained for, where the name does not say.", show_default=False
+        ),
+    ] = None,
+    heads: Annotated[
+        int | None,
+        typer.Option(help="Attention heads, where the size is none of the published.", show_default=False),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="auto (the file's own), float32, bfloat16 or float16.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Convert an official LlamaGen transformer or image tokenizer.
+
+    Keys and shapes are checked first, no code in the file is run, and the folder
+    appears complete or not at all.
+
+    Example:
+        mmspec convert c2i_B_256.pt --out llamagen-b-256
+    """
+    import torch
+
+    from mmspec.errors import InputError
+    from mmspec.models.llamagen.conversion import convert_checkpoint
+
+    dtypes = {
+        "auto": None,
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+    }
+    if dtype not in dtypes:
+        raise InputError("--dtype", dtype, "auto, float32, bfloat16 or float16")
+    written = convert_checkpoint(checkpoint, out, image_size=image_size, num_heads=heads, dtype=dtypes[dtype])
+    if as_json:
+        print_json(written)
+    else:
+        typer.echo(written["path"])

@@ -1,0 +1,1 @@
+"""Architectures that transformers and diffusers lack, with converters of their official checkpoints."""

@@ -1,0 +1,23 @@
+"""LlamaGen: a Llama over image tokens, drawn in raster order (Sun et al., 2406.06525).
+
+Importing it makes `AutoConfig` and `AutoModelForCausalLM` know the folders that `mmspec convert` writes.
+"""
+
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from mmspec.models.llamagen.configuration import SIZES, LlamaGenConfig
+from mmspec.models.llamagen.modeling import LlamaGenForCausalLM, LlamaGenModel
+from mmspec.models.llamagen.prompts import caption_prompt, class_prompt, null_caption_prompt
+
+__all__ = [
+    "SIZES",
+    "LlamaGenConfig",
+    "LlamaGenForCausalLM",
+    "LlamaGenModel",
+    "caption_prompt",
+    "class_prompt",
+    "null_caption_prompt",
+]
+
+AutoConfig.register(LlamaGenConfig.model_type, LlamaGenConfig, exist_ok=True)
+AutoModelForCausalLM.register(LlamaGenConfig, LlamaGenForCausalLM, exist_ok=True)

@@ -1,0 +1,138 @@
+"""The shape of a LlamaGen transformer, and the sizes that were published."""
+
+from typing import Any, NamedTuple
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+__all__ = ["SIZES", "LlamaGenConfig", "Size", "swiglu_width"]
+
+
+class Size(NamedTuple):
+    """Depth and width of a published transformer."""
+
+    layers: int
+    heads: int
+    width: int
+
+
+#: The sizes of the paper (no weights of XXXL, 1B and 7B were published). All have as many kv heads as heads.
+SIZES = {
+    "B": Size(12, 12, 768),
+    "L": Size(24, 16, 1024),
+    "XL": Size(36, 20, 1280),
+    "XXL": Size(48, 24, 1536),
+    "3B": Size(24, 32, 3200),
+    "XXXL": Size(48, 40, 2560),
+    "1B": Size(22, 32, 2048),
+    "7B": Size(32, 32, 4096),
+}
+
+
+def swiglu_width(width: int, multiple_of: int = 256, multiplier: float | None = None) -> int:
+    """Hidden width of the feed-forward: two thirds of four times the width, rounded up."""
+    hidden = int(2 * (4 * width) / 3)
+    if multiplier is not None:
+        hidden = int(multiplier * hidden)
+    return -(-hidden // multiple_of) * multiple_of
+
+
+@strict
+class LlamaGenConfig(PreTrainedConfig):
+    """The shape of a LlamaGen transformer.
+
+    Attributes:
+        vocab_size: entries of the image codebook V. Ids from V on are condition slots (see `prompts`).
+        intermediate_size: width of the SwiGLU; None computes it from `multiple_of` and `ffn_dim_multiplier`.
+        num_key_value_heads: None for as many as attention heads, as in every published size.
+        grid_size: image tokens per side g; 16, 24 or 32 for 256, 384 or 512 pixels. The rotation of a
+            token depends on it, so a checkpoint fits the one grid that it was trained for.
+        condition_type: "class" (one slot holds a label) or "caption" (slots hold text features).
+        num_classes: labels; one more row, `num_classes`, is the null class.
+        caption_length, caption_dim: slots and width of the text features.
+        rope_base: base of the rotary frequencies.
+
+    Example:
+        >>> LlamaGenConfig.from_size("XL", grid_size=24).intermediate_size
+        3584
+    """
+
+    model_type = "llamagen"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    vocab_size: int = 16384
+    hidden_size: int = 768
+    intermediate_size: int | None = None
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    num_key_value_heads: int | None = None
+    multiple_of: int = 256
+    ffn_dim_multiplier: float | None = None
+    hidden_act: str = "silu"
+    mlp_bias: bool = False
+    grid_size: int = 16
+    condition_type: str = "class"
+    num_classes: int = 1000
+    caption_length: int = 120
+    caption_dim: int = 2048
+    rope_base: float = 10000.0
+    rms_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    attention_dropout: float = 0.0
+    use_cache: bool = True
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.intermediate_size is None:
+            self.intermediate_size = swiglu_width(self.hidden_size, self.multiple_of, self.ffn_dim_multiplier)
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self) -> None:
+        """Refuse what cannot be built; called by `strict`."""
+        if self.condition_type not in ("class", "caption"):
+            raise ValueError(f"condition_type: got {self.condition_type!r}; 'class' or 'caption'")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size: got {self.hidden_size}; a multiple of the {self.num_attention_heads} heads"
+            )
+        if self.num_attention_heads % (self.num_key_value_heads or self.num_attention_heads):
+            raise ValueError(
+                f"num_key_value_heads: got {self.num_key_value_heads}; a divisor of the "
+                f"{self.num_attention_heads} heads"
+            )
+        if self.head_dim % 4:
+            raise ValueError(
+                f"hidden_size / heads: got {self.head_dim}; a multiple of 4: rows and columns take half "
+                "the pairs each"
+            )
+
+    @classmethod
+    def from_size(cls, size: str, **settings: Any) -> "LlamaGenConfig":
+        """The config of a published size, by its name in `SIZES`."""
+        layers, heads, width = SIZES[size]
+        return cls(hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, **settings)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head; 100 in the 3B, which kernels have to pad."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def prefix_length(self) -> int:
+        """Condition slots C before the image: 1 label, or the caption."""
+        return 1 if self.condition_type == "class" else self.caption_length
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of one image, g * g."""
+        return self.grid_size**2
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Positions of prefix and image; drafts may point further, to places without rotation."""
+        return self.prefix_length + self.image_tokens

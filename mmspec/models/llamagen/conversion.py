@@ -1,0 +1,194 @@
+"""Official LlamaGen checkpoints to folders that `from_pretrained` loads.
+
+Everything is read from the shapes but two numbers: the heads, looked up by width and depth, and the grid,
+which the file name tells (`c2i_B_256.pt`, `t2i_XL_stage2_512.pt`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.models.llamagen.configuration import SIZES, LlamaGenConfig
+from mmspec.models.llamagen.modeling import LlamaGenForCausalLM
+from mmspec.models.llamagen.vq import is_vq, vq_from_official
+from mmspec.models.new_folder import new_folder
+from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint
+
+__all__ = ["RAW_CODEBOOK_FILE", "convert_checkpoint", "llamagen_from_official"]
+
+CONTAINERS = ("model", "module", "state_dict")
+RAW_CODEBOOK_FILE = "raw_codebook.safetensors"  # key "codebook"; neighbour tables use unnormalised distances
+STRIDE = 16  # pixels per token side, in every published transformer
+NOT_NEEDED = r"freqs_cis|causal_mask|.*\.kv_cache\..*"  # tables of the official class
+
+# the part of a name -> the official one, and for q, k and v the one tensor in which they are stacked
+RENAMES = (
+    (r"^model\.", ""),
+    (r"^lm_head\.", "output."),
+    (r"^embed_tokens\.", "tok_embeddings."),
+    (r"\.self_attn\.[qkv]_proj\.", ".attention.wqkv."),
+    (r"\.self_attn\.o_proj\.", ".attention.wo."),
+    (r"\.mlp\.gate_proj\.", ".feed_forward.w1."),
+    (r"\.mlp\.up_proj\.", ".feed_forward.w3."),
+    (r"\.mlp\.down_proj\.", ".feed_forward.w2."),
+    (r"\.input_layernorm\.", ".attention_norm."),
+    (r"\.post_attention_layernorm\.", ".ffn_norm."),
+)
+
+
+def convert_checkpoint(
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    image_size: int | None = None,
+    num_heads: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> dict[str, Any]:
+    """Write a safetensors folder of an official transformer (c2i, t2i) or image tokenizer (VQ-8, VQ-16).
+
+    Args:
+        checkpoint: the official file.
+        out: folder to write; it appears complete or not at all.
+        image_size: pixels per side that the transformer was trained for, where the file name does not say.
+        num_heads: attention heads, where width and depth are those of no published size.
+        dtype: of the weights written; None keeps the file's.
+
+    Returns:
+        What was written: `path`, `kind`, `parameters`, `dtype`, and `grid_size` or `stride`.
+
+    Raises:
+        CheckpointError: the file is damaged, or its keys or shapes are not those of such a model.
+        InputError: an argument is missing, or contradicts the file.
+    """
+    path, out = Path(checkpoint), Path(out)
+    content = open_checkpoint(path)
+    tensors = find_tensors(path, content, (*CONTAINERS, "ema"))
+    model: Any
+    summary: dict[str, Any]
+    if is_vq(tensors):
+        model, codebook = vq_from_official(path, find_tensors(path, content, ("ema", *CONTAINERS)))
+        summary = {"kind": "vq", "stride": 2 ** (len(model.config.block_out_channels) - 1)}
+    else:
+        model = llamagen_from_official(path, tensors, image_size, num_heads)
+        summary = {"kind": model.config.condition_type, "grid_size": model.config.grid_size}
+    if dtype is not None:
+        model.to(dtype)
+    with new_folder(out) as folder:
+        model.save_pretrained(folder)
+        if is_vq(tensors):
+            save_file({"codebook": codebook}, folder / RAW_CODEBOOK_FILE)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return {
+        "path": str(out),
+        **summary,
+        "parameters": count,
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }
+
+
+def llamagen_from_official(
+    path: Path, tensors: Mapping[str, Tensor], image_size: int | None = None, num_heads: int | None = None
+) -> LlamaGenForCausalLM:
+    """The model of an official state dict; `path` gives the image size, and names the file in messages.
+
+    Raises:
+        CheckpointError, InputError: as `convert_checkpoint`.
+    """
+    config = _infer_config(path, tensors, _grid_size(path, image_size), num_heads)
+    with torch.device("meta"):
+        model = LlamaGenForCausalLM(config)
+    expected: dict[str, tuple[int, ...]] = {}
+    places: dict[str, tuple[str, int]] = {}  # own name -> official name and first row in that tensor
+    for name, tensor in model.state_dict().items():
+        official = _official_name(name)
+        first_row = expected[official][0] if official in expected else 0
+        places[name] = official, first_row
+        expected[official] = (first_row + tensor.shape[0], *tensor.shape[1:])
+    check_layout(path, tensors, expected, NOT_NEEDED)
+    own = {
+        name: tensors[official][first_row : first_row + model.state_dict()[name].shape[0]].clone()
+        for name, (official, first_row) in places.items()
+    }
+    model.load_state_dict(own, assign=True)
+    model.eval()
+    return model
+
+
+def _official_name(name: str) -> str:
+    for pattern, replacement in RENAMES:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _infer_config(
+    path: Path, tensors: Mapping[str, Tensor], grid_size: int, num_heads: int | None
+) -> LlamaGenConfig:
+    layers = {int(match[1]) for name in tensors if (match := re.match(r"layers\.(\d+)\.attention\.", name))}
+    if not layers:
+        allowed = "an official LlamaGen transformer (keys layers.0.attention.*) or image tokenizer"
+        raise CheckpointError("checkpoint", str(path), allowed)
+    depth = len(layers)
+    if layers != {*range(depth)}:
+        gap = min({*range(depth)} - layers)
+        raise CheckpointError("checkpoint", str(path), f"missing keys: layers.{gap}.attention.*")
+    width = measure(path, tensors, r"(layers\.\d+\.(attention|ffn)_norm|norm)\.weight")
+    heads = num_heads if num_heads is not None else _published_heads(path, depth, width)
+    if heads < 1 or width % (4 * heads):
+        raise InputError("num_heads", heads, f"heads of a multiple of 4 dimensions that divide {width}")
+    head_dim = width // heads
+    stacked = measure(path, tensors, r"layers\.\d+\.attention\.wqkv\.weight") - width
+    key_value_heads, rest = divmod(stacked, 2 * head_dim)
+    if rest or key_value_heads < 1 or heads % key_value_heads:
+        key_value_heads = heads  # then the shape of wqkv is wrong, which is said with its name
+    return LlamaGenConfig(
+        vocab_size=measure(path, tensors, r"(tok_embeddings|output)\.weight"),
+        hidden_size=width,
+        intermediate_size=measure(path, tensors, r"layers\.\d+\.feed_forward\.w[13]\.weight"),
+        num_hidden_layers=depth,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        grid_size=grid_size,
+        **_condition(path, tensors),
+    )
+
+
+def _condition(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    if any(name.startswith(("cls_embedding.cap_proj.", "cls_embedding.uncond_")) for name in tensors):
+        return {
+            "condition_type": "caption",
+            "caption_length": measure(path, tensors, r"cls_embedding\.uncond_embedding"),
+            "caption_dim": measure(path, tensors, r"cls_embedding\.cap_proj\.fc1\.weight", axis=1),
+        }
+    rows = measure(path, tensors, r"cls_embedding\.embedding_table\.weight")
+    return {"condition_type": "class", "num_classes": rows - 1}
+
+
+def _published_heads(path: Path, depth: int, width: int) -> int:
+    for size in SIZES.values():
+        if (size.layers, size.width) == (depth, width):
+            return size.heads
+    allowed = f"a published size; {depth} layers of width {width} are none: say num_heads (--heads)"
+    raise CheckpointError("checkpoint", str(path), allowed)
+
+
+def _grid_size(path: Path, image_size: int | None) -> int:
+    """Tokens per side, from the file name and from what the caller says."""
+    match = re.search(r"_(256|384|512)(?!\d)", path.stem)
+    named = int(match[1]) if match else None
+    if image_size is None and named is None:
+        allowed = "the pixels per side that it was trained for (--image-size): the file name does not say"
+        raise InputError("image_size", None, allowed)
+    if image_size is not None and named is not None and image_size != named:
+        raise InputError("image_size", image_size, f"{named}, which this checkpoint was trained for")
+    size = image_size if image_size is not None else named or 0
+    if size < STRIDE or size % STRIDE:
+        raise InputError("image_size", size, f"a multiple of {STRIDE}")
+    return size // STRIDE

@@ -1,0 +1,131 @@
+"""Reading files as authors publish them: pickles of tensors inside containers and wrappers.
+
+It runs no code from a file, and it lets no key pass unexplained. What the keys mean is the business of the
+model's own converter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mmspec.errors import CheckpointError
+
+__all__ = ["check_layout", "find_tensors", "measure", "open_checkpoint"]
+
+WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.")  # of DDP, of torch.compile, of a plain attribute
+MAX_NAMED_KEYS = 8
+
+
+def open_checkpoint(path: Path) -> Mapping[str, Any]:
+    """The content of a .safetensors file or of a torch pickle (.pt, .pth, .bin, .ckpt), left on the disk.
+
+    Only tensors, containers and the `argparse.Namespace` of a training script are unpickled.
+
+    Raises:
+        CheckpointError: no such file, damaged, or in need of code; the message names the class.
+    """
+    if not path.is_file():
+        raise CheckpointError("checkpoint", str(path), "a file: .pt, .pth, .bin, .ckpt or .safetensors")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            # files from before torch 1.6 are no zip archives and cannot be mapped
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        if named is None:
+            raise CheckpointError("checkpoint", str(path), "a torch checkpoint; it is damaged") from error
+        allowed = (
+            f"a pickle of tensors alone; this one would run {named[1]}. If you trust its author, save its "
+            "tensors with torch.save(state_dict) in the environment that it came from"
+        )
+        raise CheckpointError("checkpoint", str(path), allowed) from error
+    except (OSError, RuntimeError, EOFError, ValueError, SafetensorError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError("checkpoint", str(path), f"a complete checkpoint ({reason})") from error
+    if not isinstance(content, Mapping):
+        raise CheckpointError("checkpoint", str(path), f"a dict of tensors; it is a {type(content).__name__}")
+    return content
+
+
+def find_tensors(path: Path, content: Mapping[str, Any], containers: Sequence[str]) -> dict[str, Tensor]:
+    """The state dict: that of the first container that holds one, or the content; without wrapper prefixes.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    # the content last: beside its containers it may hold a stray tensor, such as a random state
+    places = (*(content.get(name) for name in containers), content)
+    found = next((place for place in places if _holds_tensors(place)), None)
+    if found is None:
+        names = ", ".join(map(str, list(content)[:MAX_NAMED_KEYS]))
+        allowed = f"tensors at the top or under one of {', '.join(containers)}; it holds {names or 'nothing'}"
+        raise CheckpointError("checkpoint", str(path), allowed)
+    tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
+    while prefix := next((p for p in WRAPPER_PREFIXES if all(n.startswith(p) for n in tensors)), ""):
+        tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    return tensors
+
+
+def _holds_tensors(place: object) -> bool:
+    return isinstance(place, Mapping) and any(isinstance(value, Tensor) for value in place.values())
+
+
+def measure(path: Path, tensors: Mapping[str, Tensor], pattern: str, axis: int = 0) -> int:
+    """The commonest size along an axis of the tensors whose whole name matches: one wrong tensor is outvoted.
+
+    Raises:
+        CheckpointError: no name matches.
+    """
+    sizes = Counter(
+        tensor.shape[axis]
+        for name, tensor in tensors.items()
+        if re.fullmatch(pattern, name) and tensor.dim() > axis
+    )
+    if not sizes:
+        raise CheckpointError("checkpoint", str(path), f"missing keys: none is like {pattern!r}")
+    return sizes.most_common(1)[0][0]
+
+
+def check_layout(
+    path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], ignored: str
+) -> None:
+    """Compare names and shapes.
+
+    Args:
+        path: for the message.
+        tensors: what was found.
+        expected: what the model has, by the file's own names.
+        ignored: pattern of whole names that may be there and are not needed.
+
+    Raises:
+        CheckpointError: keys are missing, unknown, or of another shape; the message names them.
+    """
+    missing = [name for name in expected if name not in tensors]
+    surplus = [name for name in tensors if name not in expected and not re.fullmatch(ignored, name)]
+    wrong = [
+        f"{name} is {tuple(tensors[name].shape)} instead of {shape}"
+        for name, shape in expected.items()
+        if name in tensors and tuple(tensors[name].shape) != shape
+    ]
+    problems = [
+        f"{title}: {', '.join(names[:MAX_NAMED_KEYS])}"
+        + (f" and {len(names) - MAX_NAMED_KEYS} more" if len(names) > MAX_NAMED_KEYS else "")
+        for title, names in (("missing keys", missing), ("unknown keys", surplus), ("wrong shapes", wrong))
+        if names
+    ]
+    if problems:
+        raise CheckpointError("checkpoint", str(path), "; ".join(problems))

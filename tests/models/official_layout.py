@@ -1,0 +1,131 @@
+"""Randomly initialised checkpoints in the official key layout (model-families.md 1.3 and 1.8)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WIDTH, HEADS, VOCABULARY, GRID = 32, 2, 48, 4
+CLASSES = {"classes": 5}
+CAPTIONS = {"slots": 6, "caption_width": 12}
+IMAGE_SIZE = 16 * GRID
+
+
+def transformer_shapes(
+    layers: int = 2,
+    width: int = WIDTH,
+    heads: int = HEADS,
+    kv_heads: int | None = None,
+    hidden: int = 48,
+    vocabulary: int = VOCABULARY,
+    classes: int | None = None,
+    slots: int = 0,
+    caption_width: int = 0,
+) -> dict[str, tuple[int, ...]]:
+    stacked = width + 2 * (kv_heads or heads) * (width // heads)
+    shapes: dict[str, tuple[int, ...]] = {"tok_embeddings.weight": (vocabulary, width)}
+    if classes is not None:
+        shapes["cls_embedding.embedding_table.weight"] = (classes + 1, width)
+    else:
+        shapes["cls_embedding.uncond_embedding"] = (slots, caption_width)
+        shapes["cls_embedding.cap_proj.fc1.weight"] = (width, caption_width)
+        shapes["cls_embedding.cap_proj.fc2.weight"] = (width, width)
+    for index in range(layers):
+        layer = f"layers.{index}."
+        shapes[layer + "attention.wqkv.weight"] = (stacked, width)
+        shapes[layer + "attention.wo.weight"] = (width, width)
+        shapes[layer + "feed_forward.w1.weight"] = (hidden, width)
+        shapes[layer + "feed_forward.w3.weight"] = (hidden, width)
+        shapes[layer + "feed_forward.w2.weight"] = (width, hidden)
+        shapes[layer + "attention_norm.weight"] = (width,)
+        shapes[layer + "ffn_norm.weight"] = (width,)
+    return {**shapes, "norm.weight": (width,), "output.weight": (vocabulary, width)}
+
+
+def transformer_state(seed: int = 0, **settings: Any) -> dict[str, Tensor]:
+    return fill(transformer_shapes(**settings), seed, embeddings=("tok_embeddings", "cls_embedding.e"))
+
+
+def vq_shapes(multipliers: Sequence[int], base: int = 32, codes: int = 64) -> dict[str, tuple[int, ...]]:
+    widths, latents = [base * multiplier for multiplier in multipliers], 24
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def convolution(name: str, inputs: int, outputs: int, kernel: int = 3) -> None:
+        shapes[f"{name}.weight"] = (outputs, inputs, kernel, kernel)
+        shapes[f"{name}.bias"] = (outputs,)
+
+    def norm(name: str, channels: int) -> None:
+        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (channels,)
+
+    def residual(name: str, inputs: int, outputs: int) -> None:
+        norm(f"{name}.norm1", inputs)
+        convolution(f"{name}.conv1", inputs, outputs)
+        norm(f"{name}.norm2", outputs)
+        convolution(f"{name}.conv2", outputs, outputs)
+        if inputs != outputs:
+            convolution(f"{name}.nin_shortcut", inputs, outputs, 1)
+
+    def attention(name: str, channels: int) -> None:
+        norm(f"{name}.norm", channels)
+        for part in ("q", "k", "v", "proj_out"):
+            convolution(f"{name}.{part}", channels, channels, 1)
+
+    def middle(name: str, channels: int) -> None:
+        residual(f"{name}.mid.0", channels, channels)
+        attention(f"{name}.mid.1", channels)
+        residual(f"{name}.mid.2", channels, channels)
+
+    last = len(widths) - 1
+    convolution("encoder.conv_in", 3, widths[0])
+    channels = widths[0]
+    for level, width in enumerate(widths):
+        for block in range(2):
+            residual(f"encoder.conv_blocks.{level}.res.{block}", channels, width)
+            channels = width
+            if level == last:
+                attention(f"encoder.conv_blocks.{level}.attn.{block}", width)
+        if level < last:
+            convolution(f"encoder.conv_blocks.{level}.downsample.conv", width, width)
+    middle("encoder", channels)
+    norm("encoder.norm_out", channels)
+    convolution("encoder.conv_out", channels, latents)
+    convolution("decoder.conv_in", latents, channels)
+    middle("decoder", channels)
+    for level, width in enumerate(reversed(widths)):
+        for block in range(3):
+            residual(f"decoder.conv_blocks.{level}.res.{block}", channels, width)
+            channels = width
+            if level == 0:
+                attention(f"decoder.conv_blocks.{level}.attn.{block}", width)
+        if level < last:
+            convolution(f"decoder.conv_blocks.{level}.upsample.conv", width, width)
+    norm("decoder.norm_out", channels)
+    convolution("decoder.conv_out", channels, 3)
+    shapes["quantize.embedding.weight"] = (codes, 8)
+    shapes["quantize.codebook_used"] = (65536,)
+    convolution("quant_conv", latents, 8, 1)
+    convolution("post_quant_conv", 8, latents, 1)
+    return shapes
+
+
+def vq_state(multipliers: Sequence[int], seed: int = 0) -> dict[str, Tensor]:
+    return fill(vq_shapes(multipliers), seed, embeddings=("quantize.",))
+
+
+def fill(shapes: dict[str, tuple[int, ...]], seed: int, embeddings: tuple[str, ...]) -> dict[str, Tensor]:
+    """Matrices at 1 / sqrt(fan-in), embeddings and norms at 1, biases about 0, a head of clear winners."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {}
+    for name, shape in shapes.items():
+        noise = torch.randn(shape, generator=generator)
+        if name.startswith(embeddings):
+            state[name] = noise
+        elif len(shape) == 1:
+            state[name] = 0.1 * noise + ("norm" in name and name.endswith("weight"))
+        else:
+            state[name] = noise / math.sqrt(math.prod(shape[1:])) * (3 if name == "output.weight" else 1)
+    return state

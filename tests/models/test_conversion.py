@@ -1,0 +1,218 @@
+"""Official files: every container and wrapper is read, and whatever does not fit is named."""
+
+import argparse
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.models.llamagen.conversion import convert_checkpoint, llamagen_from_official
+from tests.models.converted import convert_and_load, same_weights
+from tests.models.official_layout import (
+    CAPTIONS,
+    CLASSES,
+    HEADS,
+    IMAGE_SIZE,
+    transformer_shapes,
+    transformer_state,
+)
+
+CONDITIONS = {"c2i": CLASSES, "t2i": CAPTIONS}
+FILES = {
+    "c2i_B_256.pt": 16,
+    "c2i_B_384.pt": 24,
+    "c2i_L_256.pt": 16,
+    "c2i_L_384.pt": 24,
+    "c2i_XL_384.pt": 24,
+    "c2i_XXL_384.pt": 24,
+    "c2i_3B_384.pt": 24,
+    "t2i_XL_stage1_256.pt": 16,
+    "t2i_XL_stage2_512.pt": 32,
+}
+# name, hidden width, parameters in millions: model-families.md 1.2
+PUBLISHED = [
+    ("B", 2048, 110.9),
+    ("L", 2816, 342.9),
+    ("XL", 3584, 774.7),
+    ("XXL", 4096, 1411.0),
+    ("3B", 8704, 3096.7),
+    ("1B", 5632, 1199.6),
+]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("container", [None, "model", "module", "state_dict"])
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
+def test_every_container_and_wrapper_gives_the_same_weights(tmp_path, condition, container, prefix):
+    state = transformer_state(**CONDITIONS[condition])
+    stored = {**state, "freqs_cis": torch.zeros(3), "layers.0.attention.kv_cache.k_cache": torch.zeros(2)}
+    content = {prefix + name: tensor for name, tensor in stored.items()}
+    if container is not None:
+        others = {"optimizer": {"state": {}}, "steps": 7, "args": argparse.Namespace(gpt_model="GPT-B")}
+        others["random_state"] = torch.get_rng_state()
+        content = {**others, container: content}
+    assert same_weights(convert_and_load(tmp_path, content), state)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_grid_is_that_of_the_file_name(tmp_path, name):
+    state = transformer_state(**CONDITIONS[name[:3]])
+    model = convert_and_load(tmp_path, state, name=name)
+    assert model.config.grid_size == FILES[name]
+    assert model.config.condition_type == {"c2i": "class", "t2i": "caption"}[name[:3]]
+
+
+@pytest.mark.parametrize(("size", "hidden", "millions"), PUBLISHED)
+def test_published_sizes_are_known_by_their_shapes(size, hidden, millions):
+    preset = LlamaGenConfig.from_size(size)
+    assert preset.intermediate_size == hidden
+    shapes = transformer_shapes(
+        layers=preset.num_hidden_layers,
+        width=preset.hidden_size,
+        heads=preset.num_attention_heads,
+        hidden=hidden,
+        vocabulary=16384,
+        classes=1000,
+    )
+    assert len(shapes) == 4 + 7 * preset.num_hidden_layers
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    model = llamagen_from_official(Path("c2i_384.pt"), tensors)
+    assert model.config.num_attention_heads == preset.num_attention_heads
+    assert model.config.num_key_value_heads == preset.num_attention_heads
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_dtype_is_kept_or_converted(tmp_path, zipped):
+    state = {name: tensor.bfloat16() for name, tensor in transformer_state(**CLASSES).items()}
+    torch.save(state, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    settings = {"image_size": IMAGE_SIZE, "num_heads": HEADS}
+    kept = convert_checkpoint(tmp_path / "a.pt", tmp_path / "kept", **settings)
+    assert kept["dtype"] == "bfloat16"
+    assert LlamaGenForCausalLM.from_pretrained(tmp_path / "kept").dtype == torch.bfloat16
+    convert_checkpoint(tmp_path / "a.pt", tmp_path / "single", dtype=torch.float32, **settings)
+    assert AutoConfig.from_pretrained(tmp_path / "single").dtype == torch.float32
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_any_missing_key_is_named(tmp_path, condition):
+    state = transformer_state(layers=1, **CONDITIONS[condition])
+    for name in state:
+        tensors = {other: tensor for other, tensor in state.items() if other != name}
+        named = "attention" if "wqkv" in name else name.removesuffix(".weight").rsplit(".", 1)[-1]
+        with pytest.raises(CheckpointError, match=named):
+            llamagen_from_official(tmp_path / "tiny.pt", tensors, IMAGE_SIZE, HEADS)
+
+
+def test_a_missing_layer_is_named(tmp_path):
+    state = transformer_state(layers=3, **CLASSES)
+    tensors = {name: tensor for name, tensor in state.items() if not name.startswith("layers.1.")}
+    with pytest.raises(CheckpointError, match=r"missing keys: layers\.1\.attention"):
+        llamagen_from_official(tmp_path / "tiny.pt", tensors, IMAGE_SIZE, HEADS)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_any_wrong_shape_is_named(tmp_path, condition):
+    state = transformer_state(layers=3, **CONDITIONS[condition])
+    for name, tensor in state.items():
+        if "embedding_table" in name or "uncond" in name:
+            continue  # their sizes are what is read from them
+        tensors = {**state, name: torch.cat([tensor, tensor])}
+        with pytest.raises(CheckpointError, match="wrong shapes: .*instead of"):
+            llamagen_from_official(tmp_path / "tiny.pt", tensors, IMAGE_SIZE, HEADS)
+
+
+def test_unknown_keys_are_named(tmp_path):
+    state = {**transformer_state(**CLASSES), "layers.0.attention.q_norm.weight": torch.ones(16)}
+    torch.save(state, tmp_path / "tiny.pt")
+    with pytest.raises(CheckpointError, match=r"unknown keys: layers\.0\.attention\.q_norm\.weight$"):
+        convert_checkpoint(tmp_path / "tiny.pt", tmp_path / "out", image_size=IMAGE_SIZE, num_heads=HEADS)
+    assert os.listdir(tmp_path) == ["tiny.pt"]
+
+
+class RunsCode:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+def test_a_pickle_with_code_is_refused_and_the_code_is_named(tmp_path):
+    torch.save({"model": transformer_state(**CLASSES), "args": RunsCode(tmp_path / "ran")}, tmp_path / "c.pt")
+    with pytest.raises(CheckpointError, match=r"would run \w+\.mkdir"):
+        convert_checkpoint(tmp_path / "c.pt", tmp_path / "out", image_size=IMAGE_SIZE)
+    assert os.listdir(tmp_path) == ["c.pt"]
+
+
+def damaged(path: Path, how: str) -> None:
+    torch.save(transformer_state(**CLASSES), path)
+    content = path.read_bytes()
+    if how == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "text":
+        path.write_text("<!DOCTYPE html>")
+    elif how == "list":
+        torch.save([1, 2], path)
+    elif how == "no tensors":
+        torch.save({"epoch": 3}, path)
+    elif how == "another model":
+        torch.save({"conv1.weight": torch.ones(2, 2)}, path)
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("how", ["cut", "empty", "text", "list", "no tensors", "another model", "gone"])
+def test_other_files_are_refused(tmp_path, how, suffix):
+    path = tmp_path / f"checkpoint{suffix}"
+    damaged(path, how)
+    with pytest.raises(CheckpointError, match=r"^checkpoint: got '"):
+        convert_checkpoint(path, tmp_path / "out", image_size=IMAGE_SIZE)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "named"),
+    [
+        ("tiny.pt", {}, "image-size"),
+        ("tiny.pt", {"image_size": 100}, "multiple of 16"),
+        ("tiny.pt", {"image_size": 0}, "multiple of 16"),
+        ("c2i_B_256.pt", {"image_size": 384}, "256, which this checkpoint was trained for"),
+        ("c2i_B_256.pt", {"num_heads": None}, "--heads"),
+        ("c2i_B_256.pt", {"num_heads": 5}, "num_heads"),
+        ("c2i_B_256.pt", {"num_heads": 0}, "num_heads"),
+    ],
+)
+def test_settings_that_contradict_the_file_are_refused(tmp_path, name, settings, named):
+    torch.save(transformer_state(**CLASSES), tmp_path / name)
+    with pytest.raises(InputError, match=named):
+        convert_checkpoint(tmp_path / name, tmp_path / "out", **{"num_heads": HEADS, **settings})
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path):
+    torch.save(transformer_state(**CLASSES), tmp_path / "tiny.pt")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    with pytest.raises(InputError, match="new or empty"):
+        convert_checkpoint(tmp_path / "tiny.pt", tmp_path / "out", image_size=IMAGE_SIZE, num_heads=HEADS)
+    assert os.listdir(tmp_path / "out") == ["mine.txt"]
+
+
+def test_a_conversion_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    torch.save(transformer_state(**CLASSES), tmp_path / "tiny.pt")
+
+    def fail(self, folder):
+        (Path(folder) / "config.json").write_text("{}")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(LlamaGenForCausalLM, "save_pretrained", fail)
+    with pytest.raises(OSError, match="no space"):
+        convert_checkpoint(tmp_path / "tiny.pt", tmp_path / "out", image_size=IMAGE_SIZE, num_heads=HEADS)
+    assert os.listdir(tmp_path) == ["tiny.pt"]

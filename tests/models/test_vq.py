@@ -1,0 +1,98 @@
+"""The image tokenizers in diffusers' class: the tokens and pictures of an independent forward."""
+
+import pytest
+import torch
+from diffusers import VQModel
+from safetensors.torch import load_file
+
+from mmspec.errors import CheckpointError
+from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE, convert_checkpoint
+from mmspec.models.llamagen.vq import decode_tokens, encode_image, vq_from_official
+from tests.models.naive_vq import naive_decode, naive_encode
+from tests.models.official_layout import vq_shapes, vq_state
+
+STRIDES = {16: (1, 1, 2, 2, 4), 8: (1, 2, 2, 4)}
+KEYS = {16: 344, 8: 300}
+BOOK = "quantize.embedding.weight"
+
+
+@pytest.fixture(scope="module", params=STRIDES)
+def case(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vq")
+    state = vq_state(STRIDES[request.param])
+    torch.save({"model": state, "steps": 3}, folder / f"vq_ds{request.param}_c2i.pt")
+    written = convert_checkpoint(folder / f"vq_ds{request.param}_c2i.pt", folder / "out")
+    assert written["kind"] == "vq" and written["stride"] == request.param
+    return request.param, state, folder / "out"
+
+
+def test_it_has_the_official_number_of_keys(case):
+    # the layout of the tests against the counts of the published files
+    stride, _, _ = case
+    assert len(vq_shapes(STRIDES[stride])) == KEYS[stride]
+
+
+def test_tokens_and_pictures_are_those_of_an_independent_forward(case):
+    stride, state, folder = case
+    vq = VQModel.from_pretrained(folder)
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.rand(2, 3, 3 * stride, 2 * stride, generator=generator) * 2 - 1
+    tokens = encode_image(vq, pixels)
+    assert tokens.shape == (2, 3, 2)
+    assert torch.equal(tokens, naive_encode(state, pixels))
+    tokens = torch.randint(64, (2, 3, 2), generator=generator)
+    pictures = decode_tokens(vq, tokens)
+    assert pictures.shape == pixels.shape
+    torch.testing.assert_close(pictures, naive_decode(state, tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_the_codebook_is_stored_normalised_and_as_it_was_trained(case):
+    _, state, folder = case
+    stored = VQModel.from_pretrained(folder).quantize.embedding.weight
+    torch.testing.assert_close(stored.norm(dim=-1), torch.ones(64))
+    assert torch.equal(load_file(folder / RAW_CODEBOOK_FILE)["codebook"], state[BOOK])
+
+
+@torch.no_grad()
+def test_pictures_do_not_depend_on_the_length_of_codebook_rows(tmp_path):
+    state = vq_state(STRIDES[8])
+    scaled = {**state, BOOK: state[BOOK] * torch.linspace(0.1, 9, 64)[:, None]}
+    tokens = torch.arange(4).reshape(1, 2, 2)
+    pictures = [decode_tokens(vq_from_official(tmp_path, one)[0], tokens) for one in (state, scaled)]
+    torch.testing.assert_close(*pictures, rtol=1e-4, atol=1e-5)
+
+
+def test_averaged_weights_come_before_the_last_ones(tmp_path):
+    averaged = vq_state(STRIDES[8], seed=1)
+    torch.save({"model": vq_state(STRIDES[8]), "ema": averaged}, tmp_path / "vq.pt")
+    convert_checkpoint(tmp_path / "vq.pt", tmp_path / "out")
+    assert torch.equal(load_file(tmp_path / "out" / RAW_CODEBOOK_FILE)["codebook"], averaged[BOOK])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        BOOK,
+        "quant_conv.weight",
+        "encoder.conv_in.bias",
+        "encoder.conv_blocks.1.res.0.nin_shortcut.weight",
+        "encoder.conv_blocks.3.attn.1.q.weight",
+        "decoder.conv_blocks.0.upsample.conv.weight",
+        "decoder.mid.1.proj_out.bias",
+    ],
+)
+def test_missing_and_misshapen_keys_are_named(tmp_path, name):
+    state = vq_state(STRIDES[8])
+    tensor = state.pop(name)
+    with pytest.raises(CheckpointError, match="missing keys") as caught:
+        vq_from_official(tmp_path, state)
+    assert name in str(caught.value).replace("\\", "")
+    if name != BOOK:
+        with pytest.raises(CheckpointError, match="wrong shapes"):
+            vq_from_official(tmp_path, {**state, name: tensor[:-1]})
+
+
+def test_unknown_keys_are_named(tmp_path):
+    state = {**vq_state(STRIDES[8]), "decoder.conv_blocks.1.attn.0.q.weight": torch.zeros(1)}
+    with pytest.raises(CheckpointError, match=r"unknown keys: decoder\.conv_blocks\.1\.attn\.0\.q\.weight"):
+        vq_from_official(tmp_path, state)
