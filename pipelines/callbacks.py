@@ -65,9 +65,8 @@ class StopTextCriterion(StoppingCriteria):
     def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._strings = strings
-        self._window = (
-            2 * max(map(len, strings)) + 1
-        )  # a word takes a character at least, special tokens none
+        # a word takes a character at least, special tokens none
+        self._window = 2 * max(map(len, strings)) + 1
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
         ids = input_ids[0, -self._window :].tolist()

@@ -46,7 +46,7 @@ def read_prompts(
     tokenizer: PreTrainedTokenizerBase,
     apply_chat_template: bool,
     placeholders: Mapping[str, str],
-) -> tuple[list[Prompt], bool]:
+) -> list[Prompt]:
     """Bring what users pass into one form.
 
     Args:
@@ -58,9 +58,6 @@ def read_prompts(
         tokenizer: its special tokens may not stand in the text of a message.
         apply_chat_template: False if the prompts are already templated strings.
         placeholders: "image" / "video" -> the placeholder token in templated strings.
-
-    Returns:
-        The prompts, and whether a list was given.
 
     Raises:
         InputError: something cannot be used; the message names the argument and the row.
@@ -99,7 +96,7 @@ def read_prompts(
                 read.append(Prompt(text=row, images=loaded, videos=clips))
         else:
             read.append(from_messages(row, where, loaded, clips, num_frames, limits, tokenizer))
-    return read, is_batch
+    return read
 
 
 def read_negatives(

@@ -152,7 +152,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
             "placeholders": placeholders,
         }
         self._check_media(images, videos)  # before anything is fetched
-        prompts, is_batch = read_prompts(prompt, images, videos, **reading)
+        prompts = read_prompts(prompt, images, videos, **reading)
         self._check_media([row.images for row in prompts], [row.videos for row in prompts])
         negatives: list[Prompt] = []
         if settings.guidance_scale not in (None, 1.0):
