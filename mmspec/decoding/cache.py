@@ -72,8 +72,9 @@ class RaggedLayer(CacheLayerMixin):
             self.keys[plan.prefill_row, :length] = key_states[0].transpose(0, 1)
             self.values[plan.prefill_row, :length] = value_states[0].transpose(0, 1)
             return key_states, value_states
+        slots = plan.slots.to(key_states.device)  # a device_map may put layers on several devices
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
-            buffer.flatten(0, 1).index_copy_(0, plan.slots, states.transpose(1, 2).flatten(0, 1))
+            buffer.flatten(0, 1).index_copy_(0, slots, states.transpose(1, 2).flatten(0, 1))
         return self.keys[:, : plan.width].transpose(1, 2), self.values[:, : plan.width].transpose(1, 2)
 
     def grow(self) -> None:
@@ -88,6 +89,7 @@ class RaggedLayer(CacheLayerMixin):
 
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Copy flat places; both [m]. Gathers first, because the two may overlap."""
+        source, destination = source.to(self.keys.device), destination.to(self.keys.device)
         for buffer in (self.keys, self.values):
             flat = buffer.flatten(0, 1)
             flat.index_copy_(0, destination, flat.index_select(0, source))
