@@ -15,7 +15,8 @@ __all__ = ["convert"]
 
 def convert(
     checkpoint: Annotated[
-        Path, typer.Argument(help="Official file, such as c2i_B_256.pt or vq_ds16_c2i.pt.")
+        Path,
+        typer.Argument(help="Official file, such as c2i_B_256.pt or vq_ds16_c2i.pt; or LANTERN's folder."),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; must be new or empty.")],
     image_size: Annotated[

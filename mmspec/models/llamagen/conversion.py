@@ -7,7 +7,7 @@ which the file name tells (`c2i_B_256.pt`, `t2i_XL_stage2_512.pt`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.llamagen.configuration import SIZES, LlamaGenConfig
+from mmspec.models.llamagen.lantern_layout import config_from_lantern, is_lantern
 from mmspec.models.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.models.llamagen.vq import is_vq, vq_from_official
 from mmspec.models.new_folder import new_folder
@@ -55,7 +56,7 @@ def convert_checkpoint(
     """Write a safetensors folder of an official transformer (c2i, t2i) or image tokenizer (VQ-8, VQ-16).
 
     Args:
-        checkpoint: the official file.
+        checkpoint: the official file, or a folder with the `config.json` and `model.safetensors` of LANTERN.
         out: folder to write; it appears complete or not at all.
         image_size: pixels per side that the transformer was trained for, where the file name does not say.
         num_heads: attention heads, where width and depth are those of no published size.
@@ -69,6 +70,8 @@ def convert_checkpoint(
         InputError: an argument is missing, or contradicts the file.
     """
     path, out = Path(checkpoint), Path(out)
+    if path.is_dir():
+        path /= "model.safetensors"
     content = open_checkpoint(path)
     tensors = find_tensors(path, content, (*CONTAINERS, "ema"))
     model: Any
@@ -77,7 +80,14 @@ def convert_checkpoint(
         model, codebook = vq_from_official(path, find_tensors(path, content, ("ema", *CONTAINERS)))
         summary = {"kind": "vq", "stride": 2 ** (len(model.config.block_out_channels) - 1)}
     else:
-        model = llamagen_from_official(path, tensors, image_size, num_heads)
+        if is_lantern(tensors):
+            config = config_from_lantern(path)
+            if image_size not in (None, STRIDE * config.grid_size):
+                allowed = f"{STRIDE * config.grid_size}, which this checkpoint was trained for"
+                raise InputError("image_size", image_size, allowed)
+            model = _build(path, tensors, config, lambda name: name)
+        else:
+            model = llamagen_from_official(path, tensors, image_size, num_heads)
         summary = {"kind": model.config.condition_type, "grid_size": model.config.grid_size}
     if dtype is not None:
         model.to(dtype)
@@ -103,19 +113,29 @@ def llamagen_from_official(
         CheckpointError, InputError: as `convert_checkpoint`.
     """
     config = _infer_config(path, tensors, _grid_size(path, image_size), num_heads)
+    return _build(path, tensors, config, _official_name)
+
+
+def _build(
+    path: Path, tensors: Mapping[str, Tensor], config: LlamaGenConfig, source_name: Callable[[str], str]
+) -> LlamaGenForCausalLM:
+    """The model of this config with the tensors of a file; several own tensors may share a source."""
+    if config.num_hidden_layers > len(tensors):
+        allowed = f"{config.num_hidden_layers} layers, as its config says; it holds {len(tensors)} tensors"
+        raise CheckpointError("checkpoint", str(path), allowed)
     with torch.device("meta"):
         model = LlamaGenForCausalLM(config)
     expected: dict[str, tuple[int, ...]] = {}
-    places: dict[str, tuple[str, int]] = {}  # own name -> official name and first row in that tensor
+    places: dict[str, tuple[str, int]] = {}  # own name -> name in the file and first row in that tensor
     for name, tensor in model.state_dict().items():
-        official = _official_name(name)
-        first_row = expected[official][0] if official in expected else 0
-        places[name] = official, first_row
-        expected[official] = (first_row + tensor.shape[0], *tensor.shape[1:])
+        source = source_name(name)
+        first_row = expected[source][0] if source in expected else 0
+        places[name] = source, first_row
+        expected[source] = (first_row + tensor.shape[0], *tensor.shape[1:])
     check_layout(path, tensors, expected, NOT_NEEDED)
     own = {
-        name: tensors[official][first_row : first_row + model.state_dict()[name].shape[0]].clone()
-        for name, (official, first_row) in places.items()
+        name: tensors[source][first_row : first_row + model.state_dict()[name].shape[0]].clone()
+        for name, (source, first_row) in places.items()
     }
     model.load_state_dict(own, assign=True)
     model.eval()

@@ -1,0 +1,69 @@
+"""The folders of LANTERN (2410.03355): LlamaGen with the key names of Llama, and a config that says so.
+
+Their `config.json` claims `LlamaForCausalLM`, which would load them without raster positions and without the
+condition; the embedding of the condition gives them away.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+
+from mmspec.errors import CheckpointError
+from mmspec.models.llamagen.configuration import LlamaGenConfig
+
+__all__ = ["config_from_lantern", "is_lantern"]
+
+MAX_CONFIG_BYTES = 1_000_000
+CONDITIONS = {"c2i": "class", "t2i": "caption"}
+# field of their config -> ours, where it is there
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_hidden_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads",
+    "num_key_value_heads": "num_key_value_heads",
+    "rms_norm_eps": "rms_norm_eps",
+    "rope_base": "rope_base",
+    "num_classes": "num_classes",
+    "caption_dim": "caption_dim",
+}
+
+
+def is_lantern(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether these are LlamaGen's weights under the names of Llama."""
+    return any(name.startswith(("model.cls_embedding.", "model.layers.0.self_attn.")) for name in tensors)
+
+
+def config_from_lantern(path: Path) -> LlamaGenConfig:
+    """The config that stands beside the weights.
+
+    Raises:
+        CheckpointError: it is not there, not JSON, or does not describe a LlamaGen.
+    """
+    file = path.parent / "config.json"
+    try:
+        if file.stat().st_size > MAX_CONFIG_BYTES:
+            raise CheckpointError("checkpoint", str(file), f"a config of at most {MAX_CONFIG_BYTES:,} bytes")
+        stored: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError("checkpoint", str(file), f"the config of the weights ({error})") from error
+    try:
+        grid_size = math.isqrt(stored["block_size"])
+        settings = {own: stored[theirs] for theirs, own in FIELDS.items() if theirs in stored}
+        condition = CONDITIONS[stored["input_type"]]
+        if condition == "caption":
+            settings["caption_length"] = stored["cls_token_num"]
+        return LlamaGenConfig(condition_type=condition, grid_size=grid_size, **settings)
+    except (KeyError, TypeError, ValueError, ArithmeticError, StrictDataclassError) as error:
+        allowed = f"a LlamaGen config with block_size, input_type (c2i or t2i) and sizes ({error})"
+        raise CheckpointError("checkpoint", str(file), allowed) from error
