@@ -8,8 +8,10 @@ COMMANDS = [
     ["caption"],
     ["check"],
     ["bench"],
+    ["accelerators"],
     ["doctor"],
     ["scenes"],
+    ["convert"],
     ["train", "vlm"],
     ["evaluate", "vlm"],
 ]
