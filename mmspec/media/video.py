@@ -185,6 +185,7 @@ def _decode(
         finally:
             timer.cancel()
             child.kill()
+            timer.join()  # it is awake for an instant only; no thread outlives the call
 
 
 def _converse(
