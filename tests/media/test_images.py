@@ -118,7 +118,7 @@ def test_transparent_places_become_white() -> None:
         assert pixels(data).tolist() == [[[255, 255, 255]]]
 
 
-@pytest.mark.parametrize("format", LOSSLESS.keys() - {"BMP"})
+@pytest.mark.parametrize("format", sorted(LOSSLESS.keys() - {"BMP"}))
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_rotations_are_applied_once(orientation: int, format: str) -> None:
     exif = Image.Exif()
