@@ -126,11 +126,11 @@ def test_saved_families_load_through_the_auto_classes(family: str, tmp_path: Pat
         inputs, reloaded = encode(processor, messages), encode(loaded_processor, messages)
         assert inputs.keys() == reloaded.keys()
         for key, value in inputs.items():
-            # The auto class may load the image processor's other backend, which rounds a resized pixel to
-            # the next of its 255 levels; they are 2 / 255 apart in [-1, 1].
+            # The auto class may load the image processor's PIL backend, which resizes by Lanczos where
+            # torchvision before 0.27 falls back to bicubic: two of 255 levels, 2 / 255 apart in [-1, 1].
             assert value.shape == reloaded[key].shape
             assert (
                 value.double() - reloaded[key].double()
-            ).abs().max() <= 2.1 / 255 * value.is_floating_point()
+            ).abs().max() <= 4.1 / 255 * value.is_floating_point()
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, loaded.state_dict()[name]), name
