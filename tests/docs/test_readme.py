@@ -71,8 +71,8 @@ def test_the_figures_of_the_readme_are_the_recorded_ones() -> None:
     for path in sorted((ROOT / "assets" / "benchmarks").glob("bench-*-cpu.json")):
         for record in json.loads(path.read_text(encoding="utf-8")):
             row = (
-                f"| {record['task']} | `{record['accelerator']}` | {record['new_tokens']} "
-                f"| {record['target_forwards']} | {record['acceptance_length']:.2f} "
+                f"| {record['task']} | {record['batch_size']} | `{record['accelerator']}` "
+                f"| {record['new_tokens']} | {record['target_forwards']} | {record['acceptance_length']:.2f} "
                 f"| {record['speedup']:.2f}x | {record['identical']:.0%} |"
             )
             assert row in README
