@@ -73,8 +73,9 @@ class Sequences:
         finish_reasons: "eos", "length", "stop" or "error" for rows that ended, else None.
         errors: the NumericalError of rows that ended in one.
         active: [B] bool on the device: rows that go on.
-        emitted: [B] on the device: output tokens of each row.
-        root: [B] on the device: newest token of each row.
+        emitted: [B] on the device: output tokens of each active row.
+        root: [B] on the device: newest token of each active row. Rows that ended keep decoding padding,
+            so neither says anything of them.
     """
 
     def __init__(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -183,15 +184,15 @@ def tap_hidden_states(model: PreTrainedModel, taps: Sequence[int]) -> Iterator[d
             handle.remove()
 
 
-def _keep_input(hidden: dict[int, Tensor], tap: int):  # type: ignore[no-untyped-def]
+def _keep_input(hidden: dict[int, Tensor], tap: int) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         hidden[tap] = args[0] if args else kwargs["hidden_states"]
 
     return hook
 
 
-def _keep_output(hidden: dict[int, Tensor]):  # type: ignore[no-untyped-def]
-    def hook(module: nn.Module, args: object, output) -> None:  # type: ignore[no-untyped-def]
+def _keep_output(hidden: dict[int, Tensor]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: object, output: Any) -> None:
         hidden[-1] = output[0] if isinstance(output, tuple) else output.last_hidden_state
 
     return hook
