@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 from mmspec.errors import InputError
@@ -46,12 +46,13 @@ class Registry(Generic[T]):
         if not isinstance(name, str) or name not in self._entries:
             raise InputError(self.kind, name, did_you_mean(name, self._entries))
         module, attribute = self._entries[name].split(":")
-        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+        plugin: T = getattr(importlib.import_module(module), attribute)
+        return plugin
 
 
-def did_you_mean(name: object, allowed: object) -> str:
+def did_you_mean(name: object, allowed: Iterable[object]) -> str:
     """A phrase for an error message: the nearest allowed name if there is one, then all of them."""
-    names = sorted(str(option) for option in allowed)  # type: ignore[attr-defined]
+    names = sorted(map(str, allowed))
     near = difflib.get_close_matches(str(name), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{hint}allowed: {', '.join(names)}"

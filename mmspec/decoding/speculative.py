@@ -17,6 +17,9 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import Emission, Sequences
 from mmspec.decoding.verdict import Verdict
 
+# A generous max_new_tokens must not cost memory that is never used: beyond this the cache grows in blocks.
+PREALLOCATED_TOKENS = 2048
+
 
 @torch.inference_mode()
 def speculate(
@@ -48,7 +51,8 @@ def speculate(
     prompts = [request.inputs for request in requests]
     if sampler.guidance_scale != 1.0:
         prompts += [request.negative_inputs for request in requests if request.negative_inputs is not None]
-    capacity = max(map(len, sequences.tokens)) + sequences.stopping.max_new_tokens + drafter.max_nodes
+    ahead = min(sequences.stopping.max_new_tokens, PREALLOCATED_TOKENS) + drafter.max_nodes
+    capacity = max(map(len, sequences.tokens)) + ahead
 
     state, prefill = target.prefill(prompts, capacity, drafter.taps)
     session = drafter.start(requests, prefill, sampler, random)

@@ -68,7 +68,9 @@ def test_the_public_names_of_the_readme_exist() -> None:
 
 
 def test_the_figures_of_the_readme_are_the_recorded_ones() -> None:
-    for path in sorted((ROOT / "assets" / "benchmarks").glob("bench-*-cpu.json")):
+    recorded = sorted((ROOT / "assets" / "benchmarks").glob("bench-*-cpu.json"))
+    assert recorded
+    for path in recorded:
         for record in json.loads(path.read_text(encoding="utf-8")):
             row = (
                 f"| {record['task']} | {record['batch_size']} | `{record['accelerator']}` "
