@@ -6,11 +6,12 @@ Adding a method adds one line here.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.decoding.draft import DraftKind
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Target
 from mmspec.decoding.sampling import Sampler, is_integer
 from mmspec.drafters import DRAFTERS
 from mmspec.errors import InputError, UnknownArgumentError
@@ -78,7 +79,16 @@ class Accelerator:
 
     @property
     def exactness(self) -> str:
-        return self.rule.exactness
+        return self.rule.promise
+
+    def fit(self, target: Target[Any]) -> Accelerator:
+        """This accelerator for that target.
+
+        Raises:
+            InputError: the drafter or the rule does not fit the target.
+        """
+        self.drafter.check(target)
+        return replace(self, rule=self.rule.fit(target))
 
     def check(self, sampler: Sampler) -> None:
         """Raise InputError if the rule's promise does not hold for this way of sampling."""

@@ -152,9 +152,7 @@ class MMSpecPipeline:
             options["model"], draft_processor = self._load_draft_model(drafter)
         elif drafter is not None:
             raise InputError("drafter", drafter, f"nothing: accelerator {name!r} has no draft model")
-        accelerator = build_accelerator(name, **options)
-        accelerator.drafter.check(self.target)
-        self.accelerator: Accelerator = accelerator
+        self.accelerator: Accelerator = build_accelerator(name, **options).fit(self.target)
         self.draft_processor = draft_processor
 
     def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[CausalTarget, Any]:

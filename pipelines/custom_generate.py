@@ -90,6 +90,8 @@ def accelerate(
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
         check_config(generation_config)
+        target = adapt(model)
+        fitted = method.fit(target)
         streamer = streamer or streamer_of_generate()
         requests = split_rows(input_ids, model_kwargs)
         sampler = read_sampler(generation_config, logits_processor, len(requests))
@@ -100,9 +102,7 @@ def accelerate(
         sequences = Sequences(input_ids.tolist(), stopping, stats, input_ids.device)
         key = int(torch.randint(2**62, ())) if seed is None else seed
         random = RandomStream.from_seed(key, len(requests), input_ids.device)
-        for emission in speculate(
-            adapt(model), method.drafter, method.rule, sampler, requests, sequences, random
-        ):
+        for emission in speculate(target, fitted.drafter, fitted.rule, sampler, requests, sequences, random):
             if streamer is not None:
                 for token in emission.tokens[0]:
                     streamer.put(torch.tensor([token]))

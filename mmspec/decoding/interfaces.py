@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, Scores, is_integer
 from mmspec.decoding.verdict import Verdict
@@ -29,11 +30,13 @@ class Request:
         draft_inputs: the same for a draft model that reads the prompt in its own way; None if it
             reads `inputs`.
         negative_inputs: the unconditional prompt, needed when the guidance scale is not 1.
+        grid: the layout of the picture that the output is, for image tokens.
     """
 
     inputs: Mapping[str, Tensor]
     draft_inputs: Mapping[str, Tensor] | None = None
     negative_inputs: Mapping[str, Tensor] | None = None
+    grid: ImageGrid | None = None
 
     @property
     def prompt_tokens(self) -> list[int]:
@@ -156,8 +159,8 @@ class AcceptanceRule(ABC):
 
     Attributes:
         sound_for: the kinds of draft for which the claim in `exactness` holds.
-        exactness: "exact" if the output law is the target's, else "lossy".
-        bound: for lossy rules, the stated bound on the total variation per token, in words.
+        exactness: "exact" if the output law is the target's, "bounded" if its distance to it is; or "lossy".
+        bound: for other rules, the stated bound on the total variation per token, in words.
         greedy_only: True if the claim holds at temperature 0 alone.
         chains_only: True if the rule judges one candidate per place.
     """
@@ -167,6 +170,19 @@ class AcceptanceRule(ABC):
     bound: ClassVar[str | None] = None
     greedy_only: ClassVar[bool] = False
     chains_only: ClassVar[bool] = False
+
+    @property
+    def promise(self) -> str:
+        """What this rule with these arguments promises: "exact", "tv<=x" (per token) or "lossy"."""
+        return self.exactness
+
+    def fit(self, target: Target[Any]) -> AcceptanceRule:
+        """This rule for that target; rules that look at the target's codebook take it here.
+
+        Raises:
+            InputError: the target lacks what the rule needs.
+        """
+        return self
 
     @abstractmethod
     def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:

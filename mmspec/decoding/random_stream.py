@@ -1,4 +1,4 @@
-"""Random numbers keyed by (seed, row, position, purpose), never drawn in sequence.
+"""Random numbers keyed by (seed, row, position, purpose, step), never drawn in sequence.
 
 A row's numbers do not depend on its neighbours, on the number of rounds, or on what was drawn
 before, so a batch equals its rows run alone and speculative sampling can equal plain sampling
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ class Purpose(enum.IntEnum):
     DRAFT = 1
     ACCEPT = 2
     RESIDUAL = 3
+    REDRAW = 4
     ROW_KEY = 7
 
 
@@ -36,9 +37,13 @@ class RandomStream:
 
     Attributes:
         keys: [B, 2] the rows' Philox keys, uint32 words held in int64.
+        step: tells apart numbers for one position that is drawn again and again, as places of a Jacobi
+            window are. A place is judged once, so acceptance rules need no step; the target's own
+            noise never has one.
     """
 
     keys: Tensor
+    step: int = 0
 
     @classmethod
     def from_seed(
@@ -63,10 +68,17 @@ class RandomStream:
         counters = torch.tensor([[row, 0, Purpose.ROW_KEY, 0] for row in index], dtype=torch.int64)
         return cls(philox4x32(counters.reshape(rows, 4), words.reshape(rows, 2))[:, :2].to(device))
 
+    def at(self, step: int) -> RandomStream:
+        """The same rows at another step."""
+        return replace(self, step=step)
+
     def uniform(self, position: Tensor, purpose: Purpose, count: int, dtype: torch.dtype) -> Tensor:
         """[B, m] positions -> [B, m, count] uniforms in (0, 1)."""
-        return philox_uniform(self.keys, position, purpose, count, dtype=dtype)
+        return philox_uniform(self.keys, position, purpose, count, self._step(purpose), dtype)
 
     def gumbel(self, position: Tensor, purpose: Purpose, count: int, dtype: torch.dtype) -> Tensor:
         """[B, m] positions -> [B, m, count] standard Gumbel numbers."""
-        return philox_gumbel(self.keys, position, purpose, count, dtype=dtype)
+        return philox_gumbel(self.keys, position, purpose, count, self._step(purpose), dtype)
+
+    def _step(self, purpose: Purpose) -> int:
+        return 0 if purpose is Purpose.TARGET else self.step

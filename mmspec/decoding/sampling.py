@@ -148,7 +148,8 @@ def guide(logits: Tensor, scale: float) -> Tensor:
     if scale == 1.0:
         return logits
     conditional, unconditional = logits.log_softmax(-1).chunk(2)
-    return unconditional + scale * (conditional - unconditional)
+    guided = unconditional + scale * (conditional - unconditional)
+    return guided.masked_fill(conditional == NEG_INF, NEG_INF)  # excluded by a grammar: -inf minus -inf
 
 
 def process_paths(

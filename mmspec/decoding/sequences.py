@@ -24,6 +24,7 @@ NOT_FINITE = (
     "check the weights, the dtype and the logits processors"
 )
 MAX_NEW_TOKENS = 1_000_000
+MILLIONTHS = 1_000_000  # total variation travels to the host among integers, to cost no second read
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,18 @@ class Emission:
 
     tokens: list[list[int]]
     from_draft: list[int]
+
+
+def measured_variation(verdict: Verdict) -> Tensor:
+    """[B, 3] over the judged places of each row: sum and maximum of the total variation, and their number."""
+    if verdict.tv is None:
+        return verdict.accepted.new_zeros(len(verdict.accepted), 3)
+    depths = torch.arange(verdict.tv.shape[1], device=verdict.tv.device)
+    measured = (
+        depths <= verdict.accepted[:, None]
+    ) & ~verdict.tv.isnan()  # the first rejected place included
+    variation = (verdict.tv * MILLIONTHS).where(measured, 0.0).round().long()
+    return torch.stack([variation.sum(-1), variation.amax(-1), measured.sum(-1)], 1)
 
 
 class Sequences:
@@ -122,6 +135,7 @@ class Sequences:
             usable[:, None],
             draft.valid[:, 1:].sum(-1, keepdim=True),
             draft.faulty[:, None],
+            measured_variation(verdict),
             draft.tokens.gather(1, verdict.path[:, 1:]),
             verdict.next_token[:, None],
         ]
@@ -129,7 +143,8 @@ class Sequences:
         self.emitted = self.emitted + (verdict.accepted + 1) * self.active
         self.root = verdict.next_token
         emission = Emission([], [])
-        for row, (accepted, usable_nodes, drafted, is_faulty, *path, bonus) in enumerate(rows):
+        for row, (accepted, usable_nodes, drafted, is_faulty, *rest, bonus) in enumerate(rows):
+            (variation, largest, places), path = rest[:3], rest[3:]
             kept, from_draft = [], 0
             if self.finish_reasons[row] is None:
                 scored = self._output_length(row) > 0  # the first token came with the prompt, from no round
@@ -143,6 +158,7 @@ class Sequences:
                 self.stats.new_tokens[row] += len(kept)
                 if scored:
                     self.stats.count_round(row, drafted, from_draft, is_faulty)
+                    self.stats.count_variation(variation / MILLIONTHS, largest / MILLIONTHS, places)
             emission.tokens.append(kept)
             emission.from_draft.append(from_draft)
         self.active = torch.tensor([r is None for r in self.finish_reasons], device=self.active.device)

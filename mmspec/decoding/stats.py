@@ -21,6 +21,8 @@ class DecodingStats:
         drafted: draft tokens proposed while a row was active, per row.
         accepted: draft tokens accepted, per row; those cut off by a stop are not counted.
         accepted_histogram: how many rounds accepted 0, 1, 2, ... draft tokens, all rows together.
+        tv_sum, tv_max, tv_places: total variation between the emitted law and the target's, over the
+            places that were judged and measured; zero places for exact rules.
         draft_faults: rounds in which a drafter's numbers were not finite and its draft was dropped.
         seconds: wall-clock time of the call, with its parts `prefill_seconds`, `draft_seconds`.
         cache_bytes: keys and values of the target.
@@ -34,6 +36,9 @@ class DecodingStats:
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     accepted_histogram: dict[int, int] = field(default_factory=dict)
+    tv_sum: float = 0.0
+    tv_max: float = 0.0
+    tv_places: int = 0
     draft_faults: int = 0
     seconds: float = 0.0
     prefill_seconds: float = 0.0
@@ -47,6 +52,12 @@ class DecodingStats:
         self.accepted[row] += accepted
         self.draft_faults += faulty
         self.accepted_histogram[accepted] = self.accepted_histogram.get(accepted, 0) + 1
+
+    def count_variation(self, total: float, largest: float, places: int) -> None:
+        """Count what a lossy rule did to the law of the places that it judged in a round."""
+        self.tv_sum += total
+        self.tv_max = max(self.tv_max, largest)
+        self.tv_places += places
 
     @property
     def is_lossless(self) -> bool:
@@ -64,6 +75,11 @@ class DecodingStats:
         """Accepted draft tokens / draft tokens; 0 if nothing was drafted."""
         drafted = sum(self.drafted)
         return sum(self.accepted) / drafted if drafted else 0.0
+
+    @property
+    def tv_mean(self) -> float | None:
+        """Mean total variation of a lossy rule at the places it judged; None where nothing was measured."""
+        return self.tv_sum / self.tv_places if self.tv_places else None
 
     @property
     def tokens_per_second(self) -> float:

@@ -175,6 +175,7 @@ def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
             setattr(merged, name, getattr(merged, name) + getattr(part, name))
         for name in ("target_forwards", "draft_faults", "seconds", "prefill_seconds", "draft_seconds"):
             setattr(merged, name, getattr(merged, name) + getattr(part, name))
+        merged.count_variation(part.tv_sum, part.tv_max, part.tv_places)
         for accepted, count in part.accepted_histogram.items():
             merged.accepted_histogram[accepted] = merged.accepted_histogram.get(accepted, 0) + count
         merged.cache_bytes = max(merged.cache_bytes, part.cache_bytes)

@@ -75,14 +75,14 @@ def object_masks(scene: Scene, size: int = CANVAS) -> np.ndarray:
     """Which pixels each object covers: bool array `[objects, size, size]`."""
     masks = np.zeros((len(scene.objects), size, size), dtype=bool)
     for mask, thing in zip(masks, scene.objects, strict=True):
-        alpha, _ = _stencil(thing.shape, thing.pattern, thing.diameter, thing.rotation, size)
+        alpha, _ = _stencil_of(thing, size)
         canvas, stencil = _windows(thing, alpha.shape[0], size)
         mask[canvas] = alpha[stencil][..., 0] > 0.5
     return masks
 
 
 def _paint(picture: np.ndarray, thing: SceneObject, tint: float, size: int) -> None:
-    alpha, accent = _stencil(thing.shape, thing.pattern, thing.diameter, thing.rotation, size)
+    alpha, accent = _stencil_of(thing, size)
     canvas, stencil = _windows(thing, alpha.shape[0], size)
     base = np.array(BASE_COLOURS[thing.colour], dtype=np.float32) * tint
     second = np.float32(130) if thing.colour == "black" else base * np.float32(0.42)
@@ -103,8 +103,14 @@ def _windows(thing: SceneObject, side: int, size: int) -> tuple[tuple[slice, sli
     return (canvas[0], canvas[1]), (stencil[0], stencil[1])
 
 
+def _stencil_of(thing: SceneObject, size: int) -> tuple[Floats, Floats]:
+    return _stencil(thing.shape, thing.pattern, thing.diameter, thing.rotation, thing.pattern_scale, size)
+
+
 @lru_cache(maxsize=8192)
-def _stencil(shape: str, pattern: str, diameter: int, rotation: float, size: int) -> tuple[Floats, Floats]:
+def _stencil(
+    shape: str, pattern: str, diameter: int, rotation: float, pattern_scale: float, size: int
+) -> tuple[Floats, Floats]:
     """Coverage and share of the second colour, both float32 `[side, side, 1]` in [0, 1]."""
     radius = diameter / 2 * size / CANVAS
     half = int(np.ceil(radius * 1.12)) + 1
@@ -112,7 +118,7 @@ def _stencil(shape: str, pattern: str, diameter: int, rotation: float, size: int
     cosine, sine = np.cos(rotation), np.sin(rotation)
     u, v = (cosine * u + sine * v).astype(np.float32), (cosine * v - sine * u).astype(np.float32)
     alpha = np.clip(0.5 - _signed_distance(shape, u / radius, v / radius) * radius, 0, 1)
-    accent = _pattern(pattern, u * CANVAS / size, v * CANVAS / size)
+    accent = _pattern(pattern, u * CANVAS / size / pattern_scale, v * CANVAS / size / pattern_scale)
     shade = 0.10 * (v + u) / radius  # lit from the top left
     return alpha[..., None].astype(np.float32), np.clip(accent + shade, -0.2, 1)[..., None].astype(np.float32)
 

@@ -7,7 +7,7 @@ Knows shapes, colours and places; knows nothing of pixels or words. All lengths 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,7 +18,9 @@ __all__ = [
     "CANVAS",
     "COLOURS",
     "COLUMNS",
+    "GENERAL",
     "HELD_OUT_SEEDS",
+    "IMAGE_TOKENS",
     "MAX_OBJECTS",
     "PATTERNS",
     "ROWS",
@@ -26,6 +28,7 @@ __all__ = [
     "SIZES",
     "Scene",
     "SceneObject",
+    "SceneProfile",
     "overlaps",
     "sample_scene",
 ]
@@ -43,17 +46,41 @@ COLUMNS = ("left", "centre", "right")
 HELD_OUT_SEEDS = range(1_000_000)
 """Seeds that training never draws: every figure that is reported comes from them."""
 
-DIAMETERS = {"small": (20, 24), "large": (32, 38)}
 # Gaps between the bands keep every place word a matter of fact, never of a pixel's rounding.
 BANDS = ((22, 30), (43, 53), (66, 74))
 ROTATIONS = np.linspace(-0.12, 0.12, 13)
-MIN_STEP = 8  # between the centres of neighbours in reading order, so that the order can be seen
-COUNT_PROBABILITIES = (0.2, 0.35, 0.45)
+
+
+@dataclass(frozen=True, slots=True)
+class SceneProfile:
+    """What kind of scenes are drawn by lot.
+
+    Attributes:
+        diameters: smallest and largest diameter of each of `SIZES`, both included.
+        counts: probability of one object, of two, and so on.
+        min_step: between the centres of neighbours in reading order, so that the order can be seen.
+        pattern_scale: how many times coarser stripes and dots are.
+    """
+
+    diameters: tuple[tuple[int, int], tuple[int, int]]
+    counts: tuple[float, ...]
+    min_step: int = 8
+    pattern_scale: float = 1.0
+
+
+GENERAL = SceneProfile(diameters=((20, 24), (32, 38)), counts=(0.2, 0.35, 0.45))
+"""For models that look at pictures."""
+
+IMAGE_TOKENS = SceneProfile(diameters=((25, 28), (38, 42)), counts=(0.4, 0.6), min_step=16, pattern_scale=1.5)
+"""For models that draw: every object and its pattern span several image tokens (4 pixels of 64)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SceneObject:
-    """One thing in a scene; centre `x`, `y` and `diameter` in pixels of the canvas, `rotation` in radians."""
+    """One thing in a scene; centre `x`, `y` and `diameter` in pixels of the canvas, `rotation` in radians.
+
+    `pattern_scale` is how many times coarser than usual the stripes or dots are.
+    """
 
     shape: str
     colour: str
@@ -63,6 +90,7 @@ class SceneObject:
     y: float
     diameter: int
     rotation: float = 0.0
+    pattern_scale: float = field(default=1.0, repr=False)
 
     @property
     def attributes(self) -> tuple[str, str, str, str]:
@@ -95,23 +123,25 @@ class Scene:
         return COLOURS.index(first.colour) * len(SHAPES) + SHAPES.index(first.shape)
 
 
-def sample_scene(seed: int, *, objects: int | None = None) -> Scene:
+def sample_scene(seed: int, *, objects: int | None = None, profile: SceneProfile = GENERAL) -> Scene:
     """Draw a scene; equal arguments give equal scenes.
 
     Args:
         seed: any non-negative integer; `HELD_OUT_SEEDS` are never used in training.
-        objects: how many objects (1 to 3); None draws the number too.
+        objects: how many objects (1 to 3, or as many as the profile has); None draws the number too.
+        profile: sizes and numbers of objects.
     """
     if seed < 0:
         raise InputError("seed", seed, "a non-negative integer")
-    if objects is not None and not 1 <= objects <= MAX_OBJECTS:
-        raise InputError("objects", objects, f"1 to {MAX_OBJECTS}, or None for a random number")
+    most = len(profile.counts)
+    if objects is not None and not 1 <= objects <= most:
+        raise InputError("objects", objects, f"1 to {most}, or None for a random number")
     rng = np.random.default_rng([seed, 0x5CE7E])
-    count = objects or 1 + int(rng.choice(MAX_OBJECTS, p=COUNT_PROBABILITIES))
-    drawn = [_sample_attributes(rng) for _ in range(count)]
+    count = objects or 1 + int(rng.choice(most, p=profile.counts))
+    drawn = [_sample_attributes(rng, profile) for _ in range(count)]
     placed: tuple[SceneObject, ...] | None = None
     while placed is None:
-        placed = _place(drawn, rng)
+        placed = _place(drawn, rng, profile)
     return Scene(placed, BACKGROUNDS[rng.integers(len(BACKGROUNDS))], seed)
 
 
@@ -128,11 +158,13 @@ def pairs(scene: Scene) -> Iterator[tuple[SceneObject, SceneObject]]:
             yield left, right
 
 
-def _sample_attributes(rng: np.random.Generator) -> tuple[str, str, str, str, int, float]:
+def _sample_attributes(
+    rng: np.random.Generator, profile: SceneProfile
+) -> tuple[str, str, str, str, int, float]:
     shape, colour, size, pattern, rotation = rng.integers(
         (len(SHAPES), len(COLOURS), len(SIZES), len(PATTERNS), len(ROTATIONS))
     )
-    smallest, largest = DIAMETERS[SIZES[size]]
+    smallest, largest = profile.diameters[size]
     diameter = int(rng.integers(smallest, largest + 1))
     return (
         SHAPES[shape],
@@ -145,18 +177,20 @@ def _sample_attributes(rng: np.random.Generator) -> tuple[str, str, str, str, in
 
 
 def _place(
-    drawn: list[tuple[str, str, str, str, int, float]], rng: np.random.Generator
+    drawn: list[tuple[str, str, str, str, int, float]], rng: np.random.Generator, profile: SceneProfile
 ) -> tuple[SceneObject, ...] | None:
     """One attempt at places for all objects; None where two overlap or their order could not be seen."""
     placed = []
     for shape, colour, size, pattern, diameter, rotation in drawn:
         bands = rng.integers(len(BANDS), size=2)
         x, y = (int(rng.integers(BANDS[band][0], BANDS[band][1] + 1)) for band in bands)
-        placed.append(SceneObject(shape, colour, size, pattern, x, y, diameter, rotation))
+        placed.append(
+            SceneObject(shape, colour, size, pattern, x, y, diameter, rotation, profile.pattern_scale)
+        )
     placed.sort(key=lambda thing: thing.x)
     for index, left in enumerate(placed):
         for right in placed[index + 1 :]:
-            if right.x - left.x < MIN_STEP or overlaps(left, right):
+            if right.x - left.x < profile.min_step or overlaps(left, right):
                 return None
     return tuple(placed)
 
