@@ -5,6 +5,7 @@ Acceptance length counts the bonus token (vLLM's convention); plain decoding has
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -64,6 +65,24 @@ class DecodingStats:
         return self.exactness == "exact"
 
     @property
+    def nfe(self) -> list[int]:
+        """Target forwards that each row took part in, the prompt's own included; a guided pair is one."""
+        return [bool(tokens) + rounds for tokens, rounds in zip(self.new_tokens, self.rounds, strict=True)]
+
+    @property
+    def nfe_mean(self) -> float:
+        return sum(self.nfe) / len(self.nfe) if self.nfe else 0.0
+
+    @property
+    def nfe_max(self) -> int:
+        return max(self.nfe, default=0)
+
+    @property
+    def step_compression(self) -> float:
+        """Tokens per target forward of a row, forced syntax and the prompt's own forward included."""
+        return sum(self.new_tokens) / sum(self.nfe) if any(self.nfe) else 1.0
+
+    @property
     def acceptance_length(self) -> float:
         """Tokens committed per scoring forward, bonus included; the prompt's own token is not counted."""
         rounds = sum(self.rounds)
@@ -91,3 +110,19 @@ class DecodingStats:
             f"{self.acceptance_length:.2f} tokens per forward, {self.tokens_per_second:.0f} tokens/s, "
             f"{self.accelerator}: {self.exactness}"
         )
+
+
+def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
+    """The stats of several calls as if they were one: rows in a row, counts and times added."""
+    merged = DecodingStats()
+    for part in parts:
+        merged.accelerator, merged.exactness = part.accelerator, part.exactness
+        for name in ("new_tokens", "rounds", "drafted", "accepted"):
+            setattr(merged, name, getattr(merged, name) + getattr(part, name))
+        for name in ("target_forwards", "draft_faults", "seconds", "prefill_seconds", "draft_seconds"):
+            setattr(merged, name, getattr(merged, name) + getattr(part, name))
+        merged.count_variation(part.tv_sum, part.tv_max, part.tv_places)
+        for accepted, count in part.accepted_histogram.items():
+            merged.accepted_histogram[accepted] = merged.accepted_histogram.get(accepted, 0) + count
+        merged.cache_bytes = max(merged.cache_bytes, part.cache_bytes)
+    return merged

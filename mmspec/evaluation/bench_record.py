@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from mmspec.decoding.stats import DecodingStats
+from mmspec.decoding.stats import merge_stats
 from mmspec.errors import InputError
 from mmspec.evaluation.speed import BASELINE, Run
 
@@ -164,19 +164,3 @@ def _record(
         category=category,
         settings=settings,
     )
-
-
-def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
-    """The stats of several calls as if they were one: rows in a row, counts and times added."""
-    merged = DecodingStats()
-    for part in parts:
-        merged.accelerator, merged.exactness = part.accelerator, part.exactness
-        for name in ("new_tokens", "rounds", "drafted", "accepted"):
-            setattr(merged, name, getattr(merged, name) + getattr(part, name))
-        for name in ("target_forwards", "draft_faults", "seconds", "prefill_seconds", "draft_seconds"):
-            setattr(merged, name, getattr(merged, name) + getattr(part, name))
-        merged.count_variation(part.tv_sum, part.tv_max, part.tv_places)
-        for accepted, count in part.accepted_histogram.items():
-            merged.accepted_histogram[accepted] = merged.accepted_histogram.get(accepted, 0) + count
-        merged.cache_bytes = max(merged.cache_bytes, part.cache_bytes)
-    return merged
