@@ -1,0 +1,99 @@
+"""The table of methods, with drawings and a reader whose figures are known beforehand."""
+
+import json
+
+import pytest
+import torch
+
+from mmspec.decoding.stats import DecodingStats
+from mmspec.errors import InputError
+from mmspec.evaluation.image_methods import (
+    REFERENCE_SEEDS,
+    Drawing,
+    compare_methods,
+    draw_plot,
+    write_records,
+)
+
+PROMPTS = [f"prompt {index}" for index in range(12)]
+
+
+class MeanReader:
+    """Features are the means of the colour planes; an attribute is present where the picture is bright."""
+
+    def attribute_accuracy(self, images, captions):
+        assert len(images) == len(captions)
+        return (images.mean((1, 2, 3)) > 0.25).float().mean().item()
+
+    def features(self, images):
+        return images.mean((2, 3))
+
+
+def artist(forwards, seconds, brightness=0.5, promise="exact", tv=0.0, log=None):
+    def draw(prompt, seed):
+        if log is not None:
+            log.append((prompt, seed))
+        noise = torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(seed))
+        stats = DecodingStats(exactness=promise, new_tokens=[16], rounds=[forwards - 1])
+        stats.target_forwards = forwards
+        if tv:
+            stats.count_variation(tv * 3, tv, 3)
+        return Drawing(brightness * noise + brightness / 2, [seed % 7] * 16, stats, seconds, 0.5)
+
+    return draw
+
+
+@pytest.fixture(scope="module")
+def run():
+    log, seen = [], []
+    methods = {
+        "none": artist(16, 2.0, log=log),
+        "same": artist(4, 1.0),
+        "dark": artist(2, 0.25, brightness=0.1, promise="tv<=0.1", tv=0.05),
+    }
+    records = list(compare_methods(methods, PROMPTS, MeanReader(), seed=5, on_picture=seen.append))
+    return records, log, seen
+
+
+def test_figures_of_each_method(run):
+    plain, same, dark = run[0]
+    assert (plain.nfe_mean, plain.step_compression, plain.speedup) == (16, 1.0, 1.0)
+    assert (same.nfe_mean, same.step_compression, same.speedup) == (4, 4.0, 2.0)
+    assert dark.speedup == 8.0
+    assert dark.speedup_with_pixels == pytest.approx(2.5 / 0.75)
+    assert (same.tv_mean, same.tv_max) == (None, None)
+    assert (dark.promise, dark.tv_mean, dark.tv_max) == ("tv<=0.1", pytest.approx(0.05), 0.05)
+    assert (plain.attribute_accuracy, dark.attribute_accuracy) == (1.0, 0.0)
+    assert same.acceptance_length == 15 / 3
+
+
+def test_equal_pictures_are_as_far_from_the_second_set_as_plain_ones_and_dark_ones_are_farther(run):
+    plain, same, dark = run[0]
+    assert same.feature_distance == plain.feature_distance
+    assert same.entropy == plain.entropy
+    assert dark.feature_low > plain.feature_high
+
+
+def test_the_second_set_has_other_seeds(run):
+    _, log, seen = run
+    warm_up, *drawn = log
+    assert warm_up == (PROMPTS[0], 5)
+    assert {seed for _, seed in drawn} == {
+        start + index for start in (5, 5 + REFERENCE_SEEDS) for index in range(len(PROMPTS))
+    }
+    assert len(seen) == 4 * len(PROMPTS)
+
+
+def test_records_and_plot_are_written(run, tmp_path):
+    written = json.loads(write_records(tmp_path / "methods.json", run[0]).read_text())
+    assert [row["method"] for row in written["methods"]] == ["none", "same", "dark"]
+    pytest.importorskip("matplotlib")
+    assert draw_plot(tmp_path / "methods.png", run[0]).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("methods", "prompts"), [({"fast": artist(1, 1.0)}, PROMPTS), ({"none": artist(1, 1.0)}, PROMPTS[:1])]
+)
+def test_what_cannot_be_compared_is_refused(methods, prompts):
+    with pytest.raises(InputError):
+        list(compare_methods(methods, prompts, MeanReader()))
