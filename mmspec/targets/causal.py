@@ -85,10 +85,7 @@ class CausalTarget:
                 if name not in ("attention_mask", "position_ids")
             }
             with tap_hidden_states(self.model, taps) as hidden:
-                output = self.model(
-                    **inputs, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
-                )
-            logits.append(output.logits[:, -1:])
+                logits.append(self.forward({**inputs, "position_ids": positions}, cache, keep=1))
             tapped.append(hidden)
             offsets.append(offset)
         rows = {tap: [hidden[tap] for hidden in tapped] for tap in taps}
@@ -102,16 +99,30 @@ class CausalTarget:
         draft = draft.repeat_rows(cache.rows // len(draft.tokens))
         cache.begin_score(draft.tokens.shape[1])
         additive = self.dtype if attention_backend(self.model) == "eager" else None
+        inputs: dict[str, Any] = {
+            "input_ids": draft.tokens,
+            "attention_mask": cache.attention_mask(draft.ancestors, draft.depth, additive),
+            # the place on the path, never the index in the array
+            "position_ids": (cache.lengths + state.offset)[:, None] + draft.depth,
+        }
         with tap_hidden_states(self.model, taps) as hidden:
-            output = self.model(
-                input_ids=draft.tokens,
-                attention_mask=cache.attention_mask(draft.ancestors, draft.depth, additive),
-                # the place on the path, never the index in the array
-                position_ids=(cache.lengths + state.offset)[:, None] + draft.depth,
-                past_key_values=cache,
-                use_cache=True,
-            )
-        return TargetOutput(output.logits, hidden)
+            logits = self.forward(inputs, cache)
+        return TargetOutput(logits, hidden)
+
+    def forward(self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0) -> Tensor:
+        """Run the model: how tokens are embedded, and which head reads the hidden states.
+
+        Args:
+            inputs: the model's keyword arguments, with `input_ids` [B, n] and `position_ids`.
+            cache: told where to write by `begin_prefill` or `begin_score`.
+            keep: 1 for the logits of the last token alone, 0 for all.
+
+        Returns:
+            [B, n or 1, V].
+        """
+        output = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=keep)
+        logits: Tensor = output.logits[:, -keep:]
+        return logits
 
     def commit(self, state: CausalState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
         """Keep the accepted nodes of the active rows; the next token has no keys yet."""

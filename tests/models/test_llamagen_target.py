@@ -7,6 +7,7 @@ from mmspec.accelerators import build_accelerator
 from mmspec.decoding.sequences import Stopping
 from mmspec.models.llamagen import caption_prompt, class_prompt
 from mmspec.targets import CausalTarget
+from mmspec.targets.llamagen import LlamaGenTarget
 from tests.models.converted import convert_and_load
 from tests.models.naive_llamagen import caption_prefix, class_prefix, naive_greedy
 from tests.models.official_layout import CAPTIONS, CLASSES, GRID, HEADS, VOCABULARY, transformer_state
@@ -16,15 +17,6 @@ LABELS = (0, 4, 5)
 FEATURES = torch.randn(3, 6, 12, generator=torch.Generator().manual_seed(2))
 TEXT_LENGTHS = (6, 2, 1)
 SEED = 9  # of 14 tried: greedy rows of 6 to 14 different tokens, best and second at least 0.019 apart
-
-
-class UnpaddedCaptions(CausalTarget):
-    """Prompts without their padding: the image begins at the same position for every length."""
-
-    def positions(self, inputs):
-        length = inputs["input_ids"].shape[1]
-        offset = self.config.prefix_length - length
-        return offset + torch.arange(length)[None], offset
 
 
 def accelerators(inputs, references):
@@ -74,7 +66,7 @@ def test_captions_of_several_lengths(caption_case, attention):
         for row, length in zip(FEATURES, TEXT_LENGTHS, strict=True)
     ]
     for accelerator in accelerators(inputs, greedy):
-        run = decode(UnpaddedCaptions(model), accelerator, inputs, Stopping(GRID**2))
+        run = decode(LlamaGenTarget(model), accelerator, inputs, Stopping(GRID**2))
         assert run.outputs == greedy, accelerator
 
 

@@ -1,0 +1,49 @@
+"""Which target draws with a model: by the `model_type` of its config, or by the name of a family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mmspec.registry import Registry
+from mmspec.targets.image_tokens import ImageTokenTarget
+
+__all__ = ["IMAGE_FAMILIES", "image_target"]
+
+#: Families by name; those of transformers and our own are named as their `model_type`.
+IMAGE_FAMILIES: Registry[type[Any]] = Registry(
+    "family",
+    {
+        "llamagen": "mmspec.targets.llamagen:LlamaGenTarget",
+    },
+)
+
+
+def image_target(
+    model: PreTrainedModel, vq: Any = None, *, codebook: Tensor | None = None, family: str | None = None
+) -> ImageTokenTarget | None:
+    """The target that draws pictures with this model; None if the model draws none.
+
+    Args:
+        model: a loaded model.
+        vq: its image tokenizer where that is a model of its own (LlamaGen, Chameleon): diffusers' `VQModel`.
+        codebook: [K, d] code vectors for rules that measure distances; None takes those of the tokenizer.
+        family: a name in `IMAGE_FAMILIES`; None reads it from the config.
+
+    Raises:
+        InputError: no such family, or it cannot use an argument.
+        CheckpointError: tokenizer, codebook and vocabulary do not fit each other.
+        UnsupportedModelError: the model cannot be decoded speculatively.
+    """
+    name = family_of(model) if family is None else family
+    if family is None and name not in IMAGE_FAMILIES:
+        return None
+    target: ImageTokenTarget = IMAGE_FAMILIES[name](model, vq, codebook)
+    return target
+
+
+def family_of(model: PreTrainedModel) -> str:
+    """The family that a config names."""
+    return str(model.config.model_type)

@@ -1,0 +1,177 @@
+"""Models that draw a picture token by token, as targets: a compact vocabulary, a grid, a grammar.
+
+Outputs are counted in the compact vocabulary: token t < K is entry t of the codebook, tokens from K on are
+the family's syntax (end of row, end of image, ...). Ids of a prompt come after those, so that no drafter
+takes a prompt for a piece of picture: `vocabulary` plus the id that the family's own tokenizer gives. What a
+family adds is how it embeds and reads tokens, which sizes it draws, and its image tokenizer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.image_grid import FREE, ImageGrid
+from mmspec.decoding.interfaces import PromptOutput, TargetOutput
+from mmspec.errors import CheckpointError, InputError
+from mmspec.targets.causal import CausalState, CausalTarget
+
+__all__ = ["CELLS", "ImageState", "ImageTokenTarget", "constrain"]
+
+CELLS = "image_cells"  # of a prompt: [1, 2] rows and columns of its picture, where they are not the default
+
+
+@dataclass
+class ImageState(CausalState):
+    """What an image-token target keeps of a batch.
+
+    Attributes:
+        forced: [rows, L + 1] the syntax token at each place of the output, or FREE; the last column is FREE
+            and stands for all places beyond the picture, where a draft may end up.
+        starts: [rows] prompt lengths.
+    """
+
+    forced: Tensor
+    starts: Tensor
+
+    def forced_at(self, index: Tensor) -> Tensor:
+        """[rows, n] what the grammar forces at output places `index` [rows, n]."""
+        return self.forced.gather(1, index.clamp(0, self.forced.shape[1] - 1))
+
+
+class ImageTokenTarget(CausalTarget, ABC):
+    """Adapter from a model of image tokens to the Target interface.
+
+    The logits are those of the K codes alone, with the grammar applied: -inf for what it excludes. Positions
+    beyond the picture do no harm: rotations are computed, not looked up, and such places are never kept.
+
+    Args:
+        model: a loaded model in eval mode.
+        grid: the picture that it draws when nothing else is asked for; its codebook size is K.
+        syntax: number of syntax tokens S.
+        stride: pixels per cell, in either direction.
+        codebook: [K, d] the code vectors, where an image tokenizer is at hand.
+
+    Attributes:
+        vocabulary: K + S.
+        grid, stride, codebook: as passed.
+
+    Raises:
+        CheckpointError: the codebook is not that of the vocabulary.
+        UnsupportedModelError: the model cannot be decoded speculatively; the message says why.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        grid: ImageGrid,
+        syntax: int = 0,
+        stride: int = 16,
+        codebook: Tensor | None = None,
+    ) -> None:
+        super().__init__(model)
+        if codebook is not None and len(codebook) != grid.codebook_size:
+            allowed = (
+                f"a codebook of {grid.codebook_size} entries, as many as {type(model).__name__} predicts"
+            )
+            raise CheckpointError("vq", f"{len(codebook)} entries", allowed)
+        self.grid = grid
+        self.syntax = syntax
+        self.stride = stride
+        self.codebook = codebook
+        self.vocabulary = grid.codebook_size + syntax
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width in pixels of a picture on the default grid."""
+        return self.grid.rows * self.stride, self.grid.columns * self.stride
+
+    @abstractmethod
+    def grid_for(self, height: int, width: int) -> ImageGrid:
+        """The grid of a picture of that many pixels.
+
+        Raises:
+            InputError: the model was not made for this size.
+        """
+
+    @abstractmethod
+    def decode(self, cells: Tensor) -> Tensor:
+        """Pictures [B, 3, H, W], about [-1, 1], of codes [B, rows, columns]."""
+
+    @torch.no_grad()
+    def decode_tokens(self, codes: Tensor, grid: ImageGrid | None = None) -> Tensor:
+        """Pictures [B, 3, H, W] in [-1, 1] of codes [B, cells] in raster order.
+
+        Raises:
+            InputError: another number of cells than the grid has, or a token that is no code.
+            CheckpointError: the target was built without an image tokenizer.
+        """
+        grid = self.grid if grid is None else grid
+        if codes.dim() != 2 or codes.shape[1] != grid.cells:
+            raise InputError("codes", codes, f"[B, {grid.cells}] for {grid.rows} x {grid.columns} cells")
+        if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < grid.codebook_size:
+            raise InputError("codes", int(codes.max()), f"codes from 0 to {grid.codebook_size - 1}")
+        return self.decode(codes.unflatten(1, (grid.rows, grid.columns))).clamp(-1, 1)
+
+    def prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> tuple[ImageState, PromptOutput]:
+        """Read the prompts, and note where the syntax of their pictures stands."""
+        grids = [self.grid_of(prompt) for prompt in prompts]
+        inputs = [{name: value for name, value in row.items() if name != CELLS} for row in prompts]
+        state, output = super().prefill(inputs, capacity, taps)
+        forced = torch.full((len(grids), max(grid.length for grid in grids) + 1), FREE)
+        for row, grid in enumerate(grids):
+            forced[row, : grid.length] = torch.tensor(grid.forced)
+        image_state = ImageState(
+            state.cache,
+            state.offset,
+            state.prompt_lengths,
+            forced.to(self.device),
+            torch.tensor(state.prompt_lengths, device=self.device),
+        )
+        return image_state, replace(
+            output, logits=constrain(output.logits, image_state.forced[:, :1], self.syntax)
+        )
+
+    def score(self, state: ImageState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:  # type: ignore[override]
+        """Score every node of the draft in one forward, and exclude what the grammar excludes after it."""
+        output = super().score(state, draft, taps)
+        depth = draft.repeat_rows(state.cache.rows // len(draft.tokens)).depth
+        # `lengths - starts` is the output index of the root, which is not cached; its logits are of the next
+        index = (state.cache.lengths - state.starts)[:, None] + depth + 1
+        return replace(output, logits=constrain(output.logits, state.forced_at(index), self.syntax))
+
+    def grid_of(self, prompt: Mapping[str, Tensor]) -> ImageGrid:
+        """The grid that a prompt asks for by `image_cells` [1, 2]; the default where it does not."""
+        if CELLS not in prompt:
+            return self.grid
+        rows, columns = prompt[CELLS][0].tolist()
+        return replace(self.grid, rows=rows, columns=columns)
+
+
+def constrain(logits: Tensor, forced: Tensor, syntax: int) -> Tensor:
+    """Apply the grammar: codes alone at cells, and at forced places the syntax token alone.
+
+    Args:
+        logits: [B, n, K] of the codes.
+        forced: [B, n] the syntax token that must come after each node, or FREE.
+        syntax: number of syntax tokens S.
+
+    Returns:
+        [B, n, K + S], -inf where a token is excluded.
+    """
+    if not syntax:
+        return logits
+    codes = logits.shape[-1]
+    token = torch.arange(codes + syntax, device=logits.device)
+    forced = forced[..., None]
+    allowed = torch.where(forced == FREE, token < codes, token == forced)
+    return pad(logits, (0, syntax)).masked_fill(~allowed, float("-inf"))

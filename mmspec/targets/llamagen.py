@@ -1,0 +1,72 @@
+"""LlamaGen as a target: its own vocabulary is the compact one, and it has no syntax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.errors import CheckpointError, InputError
+from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.targets.image_tokens import ImageTokenTarget
+
+__all__ = ["LlamaGenTarget"]
+
+STRIDE = 16  # of the tokenizer of every published transformer
+
+
+class LlamaGenTarget(ImageTokenTarget):
+    """Adapter from a LlamaGen transformer to the Target interface.
+
+    Args:
+        model: of classes or captions.
+        vq: its image tokenizer, a diffusers `VQModel` with a normalised codebook, as `mmspec convert` writes.
+        codebook: [K, d] the code vectors as they were trained, for rules that measure distances between them;
+            those of `vq` if None.
+
+    Raises:
+        CheckpointError: tokenizer and transformer have codebooks of different sizes.
+    """
+
+    config: LlamaGenConfig
+
+    def __init__(self, model: LlamaGenForCausalLM, vq: Any = None, codebook: Tensor | None = None) -> None:
+        config = model.config
+        stride = STRIDE
+        if vq is not None:
+            vectors = vq.quantize.embedding.weight
+            stride = 2 ** (len(vq.config.block_out_channels) - 1)
+            if codebook is None:
+                codebook = vectors
+            elif len(codebook) != len(vectors):
+                allowed = f"{len(vectors)} vectors, as many as its image tokenizer has"
+                raise CheckpointError("codebook", f"{len(codebook)} vectors", allowed)
+        grid = ImageGrid(config.grid_size, config.grid_size, config.vocab_size)
+        super().__init__(model, grid, stride=stride, codebook=codebook)
+        self.vq = vq
+
+    def positions(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+        """Positions counted from the image back: a caption of any length ends where the image begins."""
+        length = inputs["input_ids"].shape[1]
+        offset = self.config.prefix_length - length
+        return offset + torch.arange(length, device=self.device)[None], offset
+
+    def grid_for(self, height: int, width: int) -> ImageGrid:
+        """The one grid of the checkpoint: the rotation of a token depends on it."""
+        if (height, width) != self.image_size:
+            own = " x ".join(map(str, self.image_size))
+            raise InputError(
+                "height, width", (height, width), f"{own}, which this checkpoint was trained for"
+            )
+        return self.grid
+
+    def decode(self, cells: Tensor) -> Tensor:
+        """Pictures [B, 3, H, W] of codes [B, rows, columns], in the tokenizer's dtype."""
+        from mmspec.models.llamagen.vq import decode_tokens
+
+        if self.vq is None:
+            raise CheckpointError("vq", None, "an image tokenizer, which turns tokens into pixels")
+        return decode_tokens(self.vq, cells.to(self.vq.device))

@@ -1,0 +1,190 @@
+"""What users ask a picture of -> one request per row: the prompt, its unconditional twin, the grid.
+
+Each family has its own template and its own idea of "no prompt" under classifier-free guidance. Nothing here
+runs the target; the text encoder of LlamaGen is run, one caption at a time, so that rows are never padded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.interfaces import Request
+from mmspec.errors import InputError
+from mmspec.models.llamagen import LlamaGenConfig, caption_prompt, class_prompt, null_caption_prompt
+from mmspec.pipelines.prompts import check_special_tokens, check_text
+from mmspec.targets.image_tokens import CELLS, ImageTokenTarget
+from mmspec.targets.llamagen import LlamaGenTarget
+
+__all__ = ["encode_caption", "image_requests"]
+
+logger = logging.getLogger(__name__)
+
+Inputs = dict[str, Tensor]
+Pair = tuple[Inputs, Inputs]
+
+
+def image_requests(
+    target: ImageTokenTarget,
+    prompt: str | Sequence[str] | None = None,
+    *,
+    class_labels: int | None | Sequence[int | None] = None,
+    negative_prompt: str | Sequence[str | None] | None = None,
+    height: int | None = None,
+    width: int | None = None,
+    guided: bool = True,
+    num_images_per_prompt: int = 1,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    text_encoder: Any = None,
+) -> list[Request]:
+    """Bring what users pass into requests, `num_images_per_prompt` in a row for each prompt.
+
+    Args:
+        target: the model that will draw.
+        prompt: one text or several, for models that are conditioned on text.
+        class_labels: one label or several, for those that are conditioned on classes.
+        negative_prompt: what guidance leads away from, one for all or one (or None) per prompt; None takes
+            the family's own unconditional prompt.
+        height, width: pixels; None is the size that the model was made for.
+        guided: whether to make unconditional prompts, which a guidance scale other than 1 needs.
+        num_images_per_prompt: pictures of each prompt.
+        tokenizer: of the text encoder, or of the model that reads text itself.
+        text_encoder: of LlamaGen: a T5 encoder.
+
+    Raises:
+        InputError: the model is conditioned on something else, does not know a class or a size, or a part is
+            missing; the message names the argument.
+    """
+    if isinstance(num_images_per_prompt, bool) or not isinstance(num_images_per_prompt, int):
+        raise InputError("num_images_per_prompt", num_images_per_prompt, "an integer, at least 1")
+    if num_images_per_prompt < 1:
+        raise InputError("num_images_per_prompt", num_images_per_prompt, "at least 1")
+    grid = find_grid(target, height, width)
+    if prompt is None:
+        pairs = class_pairs(target, class_labels, negative_prompt)
+    else:
+        if class_labels is not None:
+            raise InputError("class_labels", class_labels, "either a prompt or class labels, not both")
+        pairs = text_pairs(target, prompt, negative_prompt, grid, tokenizer, text_encoder)
+    cells = torch.tensor([[grid.rows, grid.columns]])
+    requests = [
+        Request(
+            {**inputs, CELLS: cells},
+            negative_inputs={**negative, CELLS: cells} if guided else None,
+            grid=grid,
+        )
+        for inputs, negative in pairs
+    ]
+    return [request for request in requests for _ in range(num_images_per_prompt)]
+
+
+def find_grid(target: ImageTokenTarget, height: int | None, width: int | None) -> ImageGrid:
+    """The grid of the size that was asked for; a side that is not given is the default one."""
+    for name, value in (("height", height), ("width", width)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InputError(name, value, "a number of pixels")
+    if height is None and width is None:
+        return target.grid
+    own_height, own_width = target.image_size
+    return target.grid_for(own_height if height is None else height, own_width if width is None else width)
+
+
+def class_pairs(target: ImageTokenTarget, class_labels: object, negative_prompt: object) -> list[Pair]:
+    """Prompts of labels, and of no class."""
+    config = target.config
+    if not isinstance(config, LlamaGenConfig) or config.condition_type != "class":
+        raise InputError("prompt", None, "a text, or several: this model is conditioned on text")
+    if negative_prompt is not None:
+        raise InputError("negative_prompt", negative_prompt, "None: this model is conditioned on classes")
+    labels: list[Any] = list(class_labels) if isinstance(class_labels, list | tuple) else [class_labels]
+    if not labels or class_labels is None:
+        allowed = f"an integer from 0 to {config.num_classes - 1}, or a list of them"
+        raise InputError("class_labels", class_labels, allowed)
+    ids = class_prompt(config, labels)["input_ids"].split(1)
+    return [({"input_ids": row}, class_prompt(config, [None])) for row in ids]
+
+
+def text_pairs(
+    target: ImageTokenTarget,
+    prompt: object,
+    negative_prompt: object,
+    grid: ImageGrid,
+    tokenizer: PreTrainedTokenizerBase | None,
+    text_encoder: Any,
+) -> list[Pair]:
+    """Prompts of texts, each with its unconditional one."""
+    if isinstance(target.config, LlamaGenConfig) and target.config.condition_type == "class":
+        allowed = "None, and class_labels: this model is conditioned on classes"
+        raise InputError("prompt", prompt, allowed)
+    if tokenizer is None:
+        raise InputError("tokenizer", None, "the tokenizer of the prompts")
+    is_batch = isinstance(prompt, list | tuple)
+    texts: list[Any] = list(prompt) if isinstance(prompt, list | tuple) else [prompt]
+    if not texts:
+        raise InputError("prompt", prompt, "at least one text")
+    negatives: list[Any] = [negative_prompt] * len(texts)
+    if isinstance(negative_prompt, list | tuple):
+        negatives = list(negative_prompt)
+    if len(negatives) != len(texts):
+        allowed = f"one text, or one (or None) for each of the {len(texts)} prompts"
+        raise InputError("negative_prompt", negative_prompt, allowed)
+    pairs = []
+    for index, (text, negative) in enumerate(zip(texts, negatives, strict=True)):
+        for name, value in (("prompt", text), ("negative_prompt", negative)):
+            if name == "prompt" or value is not None:
+                where = f"{name}[{index}]" if is_batch else name
+                check_text(value, where)
+                check_special_tokens(value, where, tokenizer)
+        if isinstance(target, LlamaGenTarget):
+            pairs.append(caption_pair(target, text, negative, tokenizer, text_encoder))
+    return pairs
+
+
+def caption_pair(
+    target: LlamaGenTarget,
+    text: str,
+    negative: str | None,
+    tokenizer: PreTrainedTokenizerBase,
+    text_encoder: Any,
+) -> Pair:
+    """LlamaGen: text features. No prompt is the end of the learned null caption, as long as the text.
+
+    The official sampler masks both halves alike, so of the null caption those rows alone are seen.
+    """
+    if text_encoder is None:
+        raise InputError("text_encoder", None, "the T5 encoder that the model was trained with")
+    inputs = encode_caption(target.config, text, tokenizer, text_encoder)
+    if negative is not None:
+        return inputs, encode_caption(target.config, negative, tokenizer, text_encoder)
+    model: Any = target.model
+    return inputs, null_caption_prompt(model, inputs["input_ids"].shape[1])
+
+
+@torch.inference_mode()
+def encode_caption(
+    config: LlamaGenConfig, text: str, tokenizer: PreTrainedTokenizerBase, text_encoder: Any
+) -> Inputs:
+    """The prompt of a caption, alone and without padding; one that is too long is cut, with a warning.
+
+    Lower case and single spaces; the official cleaning of web captions (HTML, addresses) is left out.
+    """
+    text = " ".join(text.lower().split())
+    whole = tokenizer(text).input_ids
+    kept = tokenizer(text, truncation=True, max_length=config.caption_length).input_ids
+    if len(whole) > len(kept):
+        same = sum(token == own for token, own in zip(whole, kept, strict=False))  # the end token is kept
+        logger.warning(
+            "the text encoder reads %d tokens; this part of the prompt was cut off: %r",
+            config.caption_length,
+            tokenizer.decode(whole[same:], skip_special_tokens=True),
+        )
+    ids = torch.tensor([kept], device=text_encoder.device)
+    output = text_encoder(input_ids=ids, attention_mask=torch.ones_like(ids))
+    features: Tensor = output.last_hidden_state
+    return caption_prompt(config, features)

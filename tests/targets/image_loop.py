@@ -1,0 +1,85 @@
+"""Pictures drawn by the real loop, and by a naive one: full recomputation, guidance and grammar by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from mmspec.accelerators import Accelerator, build_accelerator
+from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.decoding.image_grid import FREE, ImageGrid
+from mmspec.decoding.interfaces import Request
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sequences import Sequences, Stopping
+from mmspec.decoding.speculative import speculate
+from mmspec.decoding.stats import DecodingStats
+from mmspec.targets import ImageTokenTarget
+from tests.oracles import OracleDrafter
+
+__all__ = ["DRAFTERS", "CodeLogits", "accelerator", "draw", "naive_picture"]
+
+#: Logits [K] of the codes at the next place, given the output so far (in compact tokens).
+CodeLogits = Callable[[Sequence[int]], Tensor]
+
+DRAFTERS = ["none", "copy", "oracle 0 %", "oracle 30 %"]
+DEPTH = (
+    6  # of the oracle's drafts; more than what is left in the last rounds, so that they point beyond the end
+)
+
+
+def naive_picture(
+    grid: ImageGrid, conditional: CodeLogits, unconditional: CodeLogits | None = None, scale: float = 1.0
+) -> list[int]:
+    """The greedy output, token by token: the syntax where the grid says so, else the likeliest code."""
+    output: list[int] = []
+    for place in range(grid.length):
+        row, column = divmod(place, grid.columns + (grid.row_end is not None))
+        if row >= grid.rows:
+            output.append(grid.ending[place - grid.rows * (grid.columns + (grid.row_end is not None))])
+        elif column == grid.columns:
+            assert grid.row_end is not None
+            output.append(grid.row_end)
+        else:
+            logits = conditional(output).double().log_softmax(-1)
+            if unconditional is not None:
+                other = unconditional(output).double().log_softmax(-1)
+                logits = other + scale * (logits - other)
+            output.append(int(logits.argmax()))
+    assert [token >= grid.codebook_size for token in output] == [token != FREE for token in grid.forced]
+    return output
+
+
+def accelerator(
+    name: str, requests: Sequence[Request], answers: Sequence[list[int]], codes: int
+) -> Accelerator:
+    """`none`, `copy`, or an oracle that knows the answers and errs at a share of the places."""
+    if not name.startswith("oracle"):
+        return build_accelerator(name, **({"min_match": 1} if name == "copy" else {}))
+    prompts = [tuple(request.prompt_tokens) for request in requests]
+    known = dict(zip(prompts, answers, strict=True))
+    drafter = OracleDrafter(known, DEPTH, codes, int(name.split()[1]) / 100, siblings=1)
+    return Accelerator("oracle", drafter, SampleAndMatch())
+
+
+def draw(
+    target: ImageTokenTarget,
+    accelerator: Accelerator,
+    requests: Sequence[Request],
+    scale: float = 1.0,
+    sampler: Sampler | None = None,
+) -> tuple[list[list[int]], DecodingStats]:
+    """Decode a batch to its end; greedy unless a sampler says otherwise."""
+    stats = DecodingStats()
+    lengths = {request.grid.length for request in requests if request.grid is not None}
+    prompts = [request.prompt_tokens for request in requests]
+    sequences = Sequences(prompts, Stopping(max(lengths)), stats, target.device)
+    stream = RandomStream.from_seed(0, len(requests))
+    sampler = Sampler(guidance_scale=scale) if sampler is None else sampler
+    rule, drafter = accelerator.rule, accelerator.drafter
+    for _ in speculate(target, drafter, rule, sampler, requests, sequences, stream):
+        pass
+    outputs = sequences.outputs()
+    lengths_of_rows = [request.grid.length if request.grid else 0 for request in requests]
+    return [row[:length] for row, length in zip(outputs, lengths_of_rows, strict=True)], stats
