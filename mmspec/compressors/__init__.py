@@ -1,0 +1,48 @@
+"""Compressors: fewer visual tokens for the drafter."""
+
+from __future__ import annotations
+
+import inspect
+
+from mmspec.compressors.interface import Compressor, VisualTokens
+from mmspec.errors import UnknownArgumentError
+from mmspec.registry import Registry, did_you_mean
+
+__all__ = ["COMPRESSORS", "Compressor", "VisualTokens", "build_compressor"]
+
+COMPRESSORS: Registry[type[Compressor]] = Registry(
+    "compressor",
+    {
+        "none": "mmspec.compressors.none:NoTokens",
+        "identity": "mmspec.compressors.identity:Identity",
+        "latent": "mmspec.compressors.latent:Latent",
+        "pooling": "mmspec.compressors.pooling:Pooling",
+        "attention_pruning": "mmspec.compressors.attention_pruning:AttentionPruning",
+        "similarity_pruning": "mmspec.compressors.similarity_pruning:SimilarityPruning",
+        "convolution": "mmspec.compressors.convolution:Convolution",
+        "resampler": "mmspec.compressors.resampler:Resampler",
+        "gate": "mmspec.compressors.gate:Gate",
+        "vispec": "mmspec.compressors.vispec:ViSpec",
+    },
+)
+
+
+def build_compressor(name: str, width: int, **options: object) -> Compressor:
+    """Make a compressor from its name and options, as a draft checkpoint's config holds them.
+
+    Args:
+        name: in the registry.
+        width: d, of the features.
+        options: such as `tokens`, the number of tokens per picture.
+
+    Raises:
+        InputError: no such compressor, or a value outside its range.
+        UnknownArgumentError: an option that it does not have.
+    """
+    compressor = COMPRESSORS[name]
+    known = set(inspect.signature(compressor).parameters) - {"width"}
+    for option in options:
+        if option not in known:
+            allowed = did_you_mean(option, known) if known else "it has no options"
+            raise UnknownArgumentError(f"option of compressor {name!r}", option, allowed)
+    return compressor(width, **options)  # type: ignore[arg-type]

@@ -1,0 +1,106 @@
+"""Every picture and frame of every family is found, with as many boxes as it has placeholders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mmspec.compressors.boxes import nowhere, raster
+from mmspec.compressors.spans import find_pictures
+from tests.tiny_models import (
+    HAS_VIDEO,
+    VISION_LANGUAGE_FAMILIES,
+    encode,
+    tiny_clip,
+    tiny_picture,
+    tiny_pictures,
+    user_message,
+)
+
+PICTURES = tiny_pictures()
+AREA_OF = {"llava_next": 2.0, "llava_onevision": 2.0}  # a base view and its tiles
+
+
+@pytest.fixture(scope="module", params=list(VISION_LANGUAGE_FAMILIES))
+def family(request: pytest.FixtureRequest) -> tuple[str, Any, Any]:
+    model, processor = VISION_LANGUAGE_FAMILIES[request.param]()
+    return request.param, model, processor
+
+
+def placeholders(config: Any, ids: list[int]) -> list[int]:
+    names = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
+    known = {getattr(config, name, None) for name in names}
+    return [index for index, token in enumerate(ids) if token in known]
+
+
+def area(boxes: torch.Tensor) -> float:
+    return float((boxes[:, 2:] - boxes[:, :2]).prod(-1).sum())
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_every_placeholder_belongs_to_one_picture(family: tuple[str, Any, Any], count: int) -> None:
+    name, model, processor = family
+    message = user_message("what is there ?", PICTURES[1 : 1 + count])
+    inputs = encode(processor, message)
+    spans = find_pictures(model.config, inputs)
+    covered = [index for span in spans for index in range(span.start, span.stop)]
+    assert covered == placeholders(model.config, inputs["input_ids"][0].tolist())
+    if name not in ("smolvlm", "idefics3"):  # each tile of theirs is a picture
+        assert len(spans) == count
+    tiled = name == "llava_onevision" and count > 1
+    for span in spans:
+        assert area(span.boxes) == pytest.approx(1.0 if tiled else AREA_OF.get(name, 1.0), abs=1e-5)
+        assert (span.boxes >= 0).all() and (span.boxes <= 1 + 1e-6).all()
+
+
+def test_adjacent_pictures_are_told_apart(family: tuple[str, Any, Any]) -> None:
+    """No token between two pictures: one run of placeholders."""
+    name, model, processor = family
+    inputs = dict(encode(processor, user_message("what is there ?", PICTURES[1:3])))
+    two = find_pictures(model.config, inputs)
+    ids = inputs["input_ids"][0].tolist()
+    visual = placeholders(model.config, ids)
+    inputs["input_ids"] = torch.tensor([[1, 5, *(ids[index] for index in visual), 6]])
+    adjacent = find_pictures(model.config, inputs)
+    if name in ("smolvlm", "idefics3"):
+        assert len(adjacent) == 1, "their inputs do not tell"
+    else:
+        assert [len(span.boxes) for span in adjacent] == [len(span.boxes) for span in two]
+
+
+def test_frames_of_a_clip_are_pictures(family: tuple[str, Any, Any]) -> None:
+    name, model, processor = family
+    if name not in HAS_VIDEO:
+        pytest.skip("no clips")
+    inputs = encode(processor, user_message("what is there ?", videos=[tiny_clip(frames=4)]))
+    spans = find_pictures(model.config, inputs)
+    covered = [index for span in spans for index in range(span.start, span.stop)]
+    assert covered == placeholders(model.config, inputs["input_ids"][0].tolist())
+    steps = int(inputs["video_grid_thw"][0, 0]) if "video_grid_thw" in inputs else 4
+    if name != "smolvlm":
+        assert len(spans) == steps
+    assert all(area(span.boxes) == pytest.approx(1.0) for span in spans)
+
+
+def test_a_dynamic_resolution_gives_its_own_grid() -> None:
+    model, processor = VISION_LANGUAGE_FAMILIES["qwen2_5_vl"]()
+    inputs = encode(processor, user_message("what is there ?", [tiny_picture(0, (112, 56))]))
+    _, height, width = inputs["image_grid_thw"][0].tolist()
+    (span,) = find_pictures(model.config, inputs)
+    assert height != width and torch.equal(span.boxes, raster(height // 2, width // 2))
+
+
+def test_newlines_and_class_tokens_lie_nowhere() -> None:
+    model, processor = VISION_LANGUAGE_FAMILIES["llava_next"]()
+    inputs = encode(processor, user_message("what is there ?", [tiny_picture(0, (56, 28))]))
+    (span,) = find_pictures(model.config, inputs)
+    expected = [raster(2, 2)]
+    for row in raster(2, 4).view(2, 4, 4):
+        expected += [row, nowhere(1)]
+    assert torch.equal(span.boxes, torch.cat(expected))
+    model, processor = VISION_LANGUAGE_FAMILIES["video_llava"]()
+    inputs = encode(processor, user_message("what is there ?", videos=[tiny_clip()]))
+    for span in find_pictures(model.config, inputs):
+        assert torch.equal(span.boxes, torch.cat([nowhere(1), raster(2, 2)]))

@@ -1,0 +1,137 @@
+"""Pictures out of prompts and compressed tokens back in: no text is lost, and none moves past another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.compressors import VisualTokens, splice
+from mmspec.compressors.boxes import nowhere, raster
+from mmspec.compressors.spans import PictureSpan
+from tests.contracts.mutation import PlantedBug
+
+WIDTH, LONGEST = 3, 24
+LENGTHS = [24, 9, 15, 12]
+SPANS = [
+    [PictureSpan(2, raster(2, 3)), PictureSpan(8, raster(2, 2)), PictureSpan(20, nowhere(1))],
+    [],
+    [PictureSpan(0, raster(1, 15))],
+    [PictureSpan(9, raster(3, 1))],
+]
+ROWS = torch.arange(4 * LONGEST * WIDTH, dtype=torch.float32).view(4, LONGEST, WIDTH) + 1
+
+
+def compressed(counts: list[int], tokens: int) -> VisualTokens:
+    """Tokens whose features are minus the number of their picture."""
+    features = -torch.arange(1.0, len(counts) + 1)[:, None, None].expand(-1, tokens, WIDTH).clone()
+    mask = torch.arange(tokens) < torch.tensor(counts)[:, None]
+    return VisualTokens(features, mask, torch.zeros(len(counts), tokens, 4))
+
+
+def naive(counts: list[int]) -> list[list[list[float]]]:
+    made, picture = [], 0
+    for row, spans in enumerate(SPANS):
+        sequence, place = [], 0
+        while place < LENGTHS[row]:
+            span = next((span for span in spans if span.start == place), None)
+            if span is None:
+                sequence.append(ROWS[row, place].tolist())
+                place += 1
+            else:
+                sequence += [[-(picture + 1.0)] * WIDTH] * counts[picture]
+                picture, place = picture + 1, place + len(span.boxes)
+        made.append(sequence)
+    return made
+
+
+def splice_equals_the_naive_one() -> None:
+    for counts in ([2, 2, 2, 2, 2], [0] * 5, [3, 1, 0, 4, 2], [4] * 5):
+        made = splice.splice(ROWS, LENGTHS, SPANS, compressed(counts, 4))
+        expected = naive(counts)
+        assert made.lengths == [len(sequence) for sequence in expected]
+        for row, sequence in enumerate(expected):
+            assert made.rows[row, : len(sequence)].tolist() == sequence
+            text = [t for t in made.source[row].tolist() if t >= 0]
+            inside = {t for span in SPANS[row] for t in range(span.start, span.stop)}
+            assert text == [t for t in range(LENGTHS[row]) if t not in inside], "all text stays, in order"
+
+
+def every_row_knows_its_newest_picture() -> None:
+    made = splice.splice(ROWS, LENGTHS, SPANS, compressed([1] * 5, 1))
+    assert made.picture[0, : made.lengths[0]].tolist() == [-1, -1, 0, 1] + [1] * 8 + [2] * 4
+    assert made.picture[1, :9].tolist() == [-1] * 9
+    assert made.picture[2, : made.lengths[2]].tolist() == [3]
+    assert made.picture[3, : made.lengths[3]].tolist() == [-1] * 9 + [4]
+
+
+def gathered_pictures_are_the_rows_of_the_prompts() -> None:
+    made = splice.gather_pictures(ROWS, SPANS)
+    found = [(row, span) for row, spans in enumerate(SPANS) for span in spans]
+    assert made.features.shape == (5, 15, WIDTH)
+    for picture, (row, span) in enumerate(found):
+        count = len(span.boxes)
+        assert torch.equal(made.features[picture, :count], ROWS[row, span.start : span.stop])
+        assert made.mask[picture].sum() == count and not made.features[picture, count:].any()
+        assert torch.equal(made.boxes[picture, :count], span.boxes)
+
+
+CHECKS = [
+    splice_equals_the_naive_one,
+    every_row_knows_its_newest_picture,
+    gathered_pictures_are_the_rows_of_the_prompts,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_splice(check: Callable[[], None]) -> None:
+    check()
+
+
+def test_no_pictures_in_the_whole_batch() -> None:
+    none: list[list[PictureSpan]] = [[], []]
+    gathered = splice.gather_pictures(ROWS[:2], none)
+    assert gathered.features.shape == (0, 0, WIDTH)
+    made = splice.splice(ROWS[:2], [24, 9], none, gathered)
+    assert torch.equal(made.rows, ROWS[:2].where(made.source[..., None] >= 0, ROWS[0, 0]))
+    assert made.lengths == [24, 9]
+
+
+def test_gradients_go_to_the_text_that_stayed_and_to_the_compressed_tokens() -> None:
+    rows, tokens = ROWS.clone().requires_grad_(), compressed([2] * 5, 2)
+    tokens.features.requires_grad_()
+    made = splice.splice(rows, LENGTHS, SPANS, tokens)
+    valid = torch.arange(made.rows.shape[1]) < torch.tensor(made.lengths)[:, None]
+    made.rows[valid].sum().backward()
+    touched: Tensor = rows.grad[..., 0] > 0  # type: ignore[index]
+    assert touched.sum() == sum(LENGTHS) - sum(len(span.boxes) for spans in SPANS for span in spans)
+    assert (tokens.features.grad == 1).all()
+
+
+BUGS = {
+    "text after a picture is cut": PlantedBug(
+        "mmspec.compressors.splice:splice",
+        (("range(place, length)", "range(place, length - tokens)"),),
+        splice_equals_the_naive_one,
+    ),
+    "pictures of the next row": PlantedBug(
+        "mmspec.compressors.splice:gather_pictures",
+        (("row * rows.shape[1]", "(row + 1) % len(rows) * rows.shape[1]"),),
+        gathered_pictures_are_the_rows_of_the_prompts,
+    ),
+    "every row of the batch counts its pictures from 0": PlantedBug(
+        "mmspec.compressors.splice:splice",
+        (("base, place, newest =", "count = 0\n        base, place, newest ="),),
+        splice_equals_the_naive_one,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    bug = BUGS[name]
+    bug.check()
+    with bug.planted(), pytest.raises(AssertionError):
+        bug.check()
