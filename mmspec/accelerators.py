@@ -6,16 +6,22 @@ Adding a method adds one line here.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.decoding.draft import DraftKind
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Target
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Target
+from mmspec.decoding.parallel import Schedule, decode_cells
+from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, is_integer
+from mmspec.decoding.sequences import Emission, Sequences
+from mmspec.decoding.speculative import speculate
 from mmspec.drafters import DRAFTERS
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.registry import did_you_mean
+from mmspec.schedules import SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,9 @@ class Preset:
         summary: what it does, in a sentence.
         source: the paper.
         needs_draft_model: True if it needs `drafter=`, the folder or id of a draft model.
+        otherwise: rules to take by default, in this order, where options of the drafter change what it proposes
+            and `acceptance` is not sound for that.
+        schedule: the name of an order of cells, for pictures that are not decoded token after token.
     """
 
     drafter: str
@@ -34,10 +43,14 @@ class Preset:
     summary: str
     source: str
     needs_draft_model: bool = False
+    otherwise: tuple[str, ...] = ()
+    schedule: str | None = None
 
     @property
     def exactness(self) -> str:
-        """What the default rule promises: "exact" or "lossy"."""
+        """What the schedule or the default rule promises: "exact", "bounded" or "lossy"."""
+        if self.schedule is not None:
+            return SCHEDULES[self.schedule].exactness
         return ACCEPTANCE_RULES[self.acceptance].exactness
 
 
@@ -49,12 +62,26 @@ ACCELERATORS: dict[str, Preset] = {
     "draft_model": Preset(
         "draft_model", "sample_and_match", "a smaller model of the same tokenizer drafts", "2211.17192", True
     ),
+    "zipar": Preset(
+        "none",
+        "speculative_sampling",
+        "nothing: rows of a picture run as a staircase, `zipar_window` cells apart",
+        "2412.04062",
+        schedule="staircase",
+    ),
+    "sjd": Preset(
+        "jacobi",
+        "speculative_sampling",
+        "the target itself: it fills a window of places and redraws them round after round",
+        "2410.01699",
+        otherwise=("recursive_rejection", "sample_and_match"),
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A drafter with a rule that is sound for it.
+    """A drafter with a rule that is sound for it; or a schedule, with a rule for what it puts on trial.
 
     Raises:
         InputError: the rule is not sound for what the drafter proposes.
@@ -63,32 +90,46 @@ class Accelerator:
     name: str
     drafter: Drafter
     rule: AcceptanceRule
+    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
-        if not is_sound(type(self.rule), self.drafter):
-            sound = sorted(
-                rule for rule in ACCEPTANCE_RULES if is_sound(ACCEPTANCE_RULES[rule], self.drafter)
-            )
-            shape = "trees" if self.drafter.branches else "chains"
+        proposer = self.drafter if self.schedule is None else self.schedule
+        if not is_sound(type(self.rule), proposer):
+            sound = sorted(rule for rule in ACCEPTANCE_RULES if is_sound(ACCEPTANCE_RULES[rule], proposer))
+            shape = "trees" if proposer.branches else "chains"
             raise InputError(
                 "acceptance",
                 type(self.rule).__name__,
-                f"it is not sound for {self.drafter.kind.value} {shape} and would bias the output; "
+                f"it is not sound for {proposer.kind.value} {shape} and would bias the output; "
                 f"for {self.name} with these options use one of: {', '.join(sound)}",
             )
 
     @property
     def exactness(self) -> str:
-        return self.rule.promise
+        return self.rule.promise if self.schedule is None else self.schedule.exactness
 
     def fit(self, target: Target[Any]) -> Accelerator:
         """This accelerator for that target.
 
         Raises:
-            InputError: the drafter or the rule does not fit the target.
+            InputError: the drafter, the rule or the schedule does not fit the target.
         """
-        self.drafter.check(target)
-        return replace(self, rule=self.rule.fit(target))
+        schedule = None if self.schedule is None else self.schedule.fit(target)
+        return replace(self, drafter=self.drafter.fit(target), rule=self.rule.fit(target), schedule=schedule)
+
+    def decode(
+        self,
+        target: Any,
+        sampler: Sampler,
+        requests: Sequence[Request],
+        sequences: Sequences,
+        random: RandomStream,
+    ) -> Iterator[Emission]:
+        """Decode a batch with the loop that this accelerator is for; see `speculate` and `decode_cells`."""
+        batch = sampler, requests, sequences, random
+        if self.schedule is not None:
+            return decode_cells(target, self.schedule, self.rule, *batch)
+        return speculate(target, self.drafter, self.rule, *batch)
 
     def check(self, sampler: Sampler) -> None:
         """Raise InputError if the rule's promise does not hold for this way of sampling."""
@@ -100,9 +141,9 @@ class Accelerator:
             )
 
 
-def is_sound(rule: type[AcceptanceRule], drafter: Drafter) -> bool:
-    """True if the rule's promise holds for what the drafter proposes."""
-    return drafter.kind in rule.sound_for and not (rule.chains_only and drafter.branches)
+def is_sound(rule: type[AcceptanceRule], proposer: Drafter | Schedule) -> bool:
+    """True if the rule's promise holds for what is proposed."""
+    return proposer.kind in rule.sound_for and not (rule.chains_only and proposer.branches)
 
 
 def list_accelerators() -> list[str]:
@@ -122,25 +163,32 @@ def find_preset(name: object) -> Preset:
 
 
 def build_accelerator(name: str, *, acceptance: str | None = None, **options: object) -> Accelerator:
-    """Make an accelerator from its name and the options of its drafter and rule.
+    """Make an accelerator from its name and the options of its drafter, rule and schedule.
 
     Raises:
         InputError: unknown name, unsound pairing, or a value outside its range.
-        UnknownArgumentError: an option that neither drafter nor rule has.
+        UnknownArgumentError: an option that none of them has.
     """
     preset = find_preset(name)
     drafter_class = DRAFTERS[preset.drafter]
-    rule_class = ACCEPTANCE_RULES[preset.acceptance if acceptance is None else acceptance]
-    for_drafter, for_rule = keywords(drafter_class), keywords(rule_class)
+    defaults = (preset.acceptance, *preset.otherwise)
+    rule_classes = [ACCEPTANCE_RULES[rule] for rule in (defaults if acceptance is None else [acceptance])]
+    schedule_class = None if preset.schedule is None else SCHEDULES[preset.schedule]
+    for_drafter, for_rule = keywords(drafter_class), set[str]().union(*map(keywords, rule_classes))
+    for_schedule = set() if schedule_class is None else keywords(schedule_class)
     for option in options:
-        if option not in for_drafter | for_rule:
-            allowed = did_you_mean(option, sorted(for_drafter | for_rule | {"acceptance"}))
+        if option not in for_drafter | for_rule | for_schedule:
+            allowed = did_you_mean(option, sorted(for_drafter | for_rule | for_schedule | {"acceptance"}))
             raise UnknownArgumentError(f"option of accelerator {name!r}", option, allowed)
     if is_integer(drafted := options.get("num_draft_tokens")) and drafted == 0:  # no draft: plain decoding
         drafter_class, for_drafter = DRAFTERS["none"], set()
     drafter = drafter_class(**{key: value for key, value in options.items() if key in for_drafter})
+    rule_class = next((rule for rule in rule_classes if is_sound(rule, drafter)), rule_classes[0])
     rule = rule_class(**{key: value for key, value in options.items() if key in for_rule})
-    return Accelerator(name, drafter, rule)
+    if schedule_class is None:
+        return Accelerator(name, drafter, rule)
+    schedule = schedule_class(**{key: value for key, value in options.items() if key in for_schedule})
+    return Accelerator(name, drafter, rule, schedule)
 
 
 def keywords(plugin: type) -> set[str]:
@@ -161,7 +209,8 @@ def markdown_table() -> str:
     for name, preset in ACCELERATORS.items():
         needs = "a draft model" if preset.needs_draft_model else "nothing"
         rule = ACCEPTANCE_RULES[preset.acceptance]
-        exactness = rule.exactness if rule.bound is None else f"{rule.exactness}: TV at most {rule.bound}"
+        bound = rule.bound if preset.schedule is None else None
+        exactness = preset.exactness if bound is None else f"{preset.exactness}: TV at most {bound}"
         source = (
             preset.source
             if preset.source == "-"

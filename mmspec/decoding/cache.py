@@ -143,13 +143,35 @@ class RaggedCache(Cache):
         self.lengths[row] = length
         self.longest = max(self.longest, length)
 
-    def begin_score(self, nodes: int) -> None:
-        """The next forward scores `nodes` new nodes in every row."""
-        self._reserve(self.longest + nodes)
+    def begin_score(self, nodes: int, before: int = 0) -> None:
+        """The next forward scores `nodes` new nodes in every row.
+
+        Args:
+            nodes: of this forward.
+            before: nodes scored since the last commit, which these are written behind: a tree that grows
+                level by level.
+        """
+        end = before + nodes
+        self._reserve(self.longest + end)
         plan = self.plan
         plan.prefill_row = None
-        plan.width = min(round_up(self.longest + nodes, WIDTH_BLOCK), plan.capacity)
-        plan.slots = self._places(torch.arange(nodes, device=self.lengths.device).expand(plan.rows, nodes))
+        plan.width = min(round_up(self.longest + end, WIDTH_BLOCK), plan.capacity)
+        plan.slots = self._places(
+            torch.arange(before, end, device=self.lengths.device).expand(plan.rows, nodes)
+        )
+
+    def begin_places(self, places: Tensor, extent: int) -> None:
+        """The next forward writes its nodes at chosen places, counted from each row's committed tokens on.
+
+        Args:
+            places: [B, n] from 0 to extent - 1.
+            extent: number of places that attention looks at.
+        """
+        self._reserve(self.longest + extent)
+        plan = self.plan
+        plan.prefill_row = None
+        plan.width = min(round_up(self.longest + extent, WIDTH_BLOCK), plan.capacity)
+        plan.slots = self._places(places)
 
     def commit(self, path: Tensor | None, counts: Tensor) -> None:
         """Keep the accepted nodes and advance the lengths.
@@ -166,28 +188,30 @@ class RaggedCache(Cache):
         self.lengths += counts
 
     def attention_mask(
-        self, ancestors: Tensor, depth: Tensor, dtype: torch.dtype | None
+        self, ancestors: Tensor, depth: Tensor, dtype: torch.dtype | None, places: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
         """The 4-D mask of a scoring forward: committed tokens, ancestors and self.
 
         Args:
-            ancestors: [B, n, n] of the draft.
-            depth: [B, n] of the draft.
+            ancestors: [B, n, m] of the draft, m = n; or the last n rows of the m nodes of a growing tree.
+            depth: [B, m] of the draft, or of the tree.
             dtype: None for a boolean mask (sdpa), else the dtype of an additive one (eager).
+            places: [B, n] where the nodes stand among the m, if they are not the last ones.
 
         Returns:
             [B, 1, n, width], or one such mask per layer type where a model mixes them.
         """
-        rows, nodes, _ = ancestors.shape
+        rows, queries, nodes = ancestors.shape
         column = torch.arange(self.plan.width, device=self.lengths.device)
-        committed = (column < self.lengths[:, None])[:, None, :].expand(rows, nodes, -1)
+        committed = (column < self.lengths[:, None])[:, None, :].expand(rows, queries, -1)
         new = self.lengths[:, None, None] + torch.arange(nodes, device=column.device)
-        full = committed.scatter(2, new.expand(rows, nodes, nodes), ancestors)
+        full = committed.scatter(2, new.expand(rows, queries, nodes), ancestors)
         masks = {"full_attention": full}
         if "sliding_attention" in self.layer_types and self.sliding_window is not None:
             # A key's distance counts tokens on the path: its depth says where it stands, not its column.
             position = column.expand(rows, -1).scatter(1, new[:, 0], self.lengths[:, None] + depth)
-            distance = (self.lengths[:, None] + depth)[:, :, None] - position[:, None, :]
+            own = depth[:, -queries:] if places is None else depth.gather(1, places)
+            distance = (self.lengths[:, None] + own)[:, :, None] - position[:, None, :]
             masks["sliding_attention"] = full & (distance < self.sliding_window)
         kinds = set(self.layer_types)
         if dtype is not None:

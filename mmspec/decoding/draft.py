@@ -44,8 +44,8 @@ class Draft:
         q: [B, n, V] for sampled kinds: the distribution that the token in the slot was really drawn
             from (of the first sibling, where siblings are drawn without replacement). None for
             POINT and COUPLED.
-        max_depth: depth of the deepest node, known to the host so that shapes stay static.
-        max_children: largest number of siblings, likewise.
+        max_depth: the deepest that a node can stand, known to the host so that shapes stay static.
+        max_children: the most siblings that there can be, likewise.
         faulty: [B] True where the drafter's numbers were not finite and it gave up (its nodes are invalid).
     """
 

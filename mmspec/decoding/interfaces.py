@@ -43,6 +43,14 @@ class Request:
         return self.inputs["input_ids"][0].tolist()
 
 
+def list_prompts(requests: Sequence[Request], sampler: Sampler) -> list[Mapping[str, Tensor]]:
+    """What a target reads: B prompts, under guidance followed by as many unconditional ones."""
+    prompts = [request.inputs for request in requests]
+    if sampler.guidance_scale != 1.0:
+        prompts += [request.negative_inputs for request in requests if request.negative_inputs is not None]
+    return prompts
+
+
 @dataclass(frozen=True)
 class TargetOutput:
     """One forward of the target.
@@ -145,6 +153,15 @@ class Drafter(ABC):
     def check(self, target: Target[Any]) -> None:
         """Raise an InputError if this drafter does not fit the target. The default fits any."""
         return None
+
+    def fit(self, target: Target[Any]) -> Drafter:
+        """This drafter for that target; drafters that use the target's own weights take them here.
+
+        Raises:
+            InputError: it does not fit the target.
+        """
+        self.check(target)
+        return self
 
 
 def check_draft_tokens(value: int) -> int:

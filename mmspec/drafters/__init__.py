@@ -11,5 +11,7 @@ DRAFTERS: Registry[type[Drafter]] = Registry(
         "none": "mmspec.drafters.none:NoDrafter",
         "copy": "mmspec.drafters.copy:CopyDrafter",
         "draft_model": "mmspec.drafters.draft_model:DraftModelDrafter",
+        "jacobi": "mmspec.drafters.jacobi:JacobiDrafter",
+        "eagle": "mmspec.drafters.eagle:EagleDrafter",
     },
 )

@@ -109,12 +109,36 @@ class CausalTarget:
             logits = self.forward(inputs, cache)
         return TargetOutput(logits, hidden)
 
+    def score_places(self, state: CausalState, tokens: Tensor, places: Tensor, visible: Tensor) -> Tensor:
+        """Feed tokens at chosen places of the output; nothing is committed, keys stay where they were put.
+
+        Args:
+            tokens, places: [B, n] what is fed, and at which output index.
+            visible: [B, n, m] which of the first m places of the output each sees, besides the prompt.
+
+        Returns:
+            [B, n, V] logits of what comes after each; [2B, n, V] under guidance.
+        """
+        cache = state.cache
+        copies = cache.rows // len(tokens)
+        tokens, places = tokens.repeat(copies, 1), places.repeat(copies, 1)
+        extent = visible.shape[2]
+        cache.begin_places(places, extent)
+        additive = self.dtype if attention_backend(self.model) == "eager" else None
+        depth = torch.arange(extent, device=places.device).expand(cache.rows, extent)
+        inputs: dict[str, Any] = {
+            "input_ids": tokens,
+            "attention_mask": cache.attention_mask(visible.repeat(copies, 1, 1), depth, additive, places),
+            "position_ids": (cache.lengths + state.offset)[:, None] + places,
+        }
+        return self.forward(inputs, cache)
+
     def forward(self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0) -> Tensor:
         """Run the model: how tokens are embedded, and which head reads the hidden states.
 
         Args:
             inputs: the model's keyword arguments, with `input_ids` [B, n] and `position_ids`.
-            cache: told where to write by `begin_prefill` or `begin_score`.
+            cache: told where to write by `begin_prefill`, `begin_score` or `begin_places`.
             keep: 1 for the logits of the last token alone, 0 for all.
 
         Returns:
@@ -122,6 +146,16 @@ class CausalTarget:
         """
         output = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=keep)
         logits: Tensor = output.logits[:, -keep:]
+        return logits
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Output tokens [B, n] of this target's vocabulary -> what enters the first layer [B, n, d]."""
+        embeddings: Tensor = self.model.get_input_embeddings()(tokens)
+        return embeddings
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Final hidden states, normed [B, n, d] -> logits [B, n, V]; a grammar may not be applied yet."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
         return logits
 
     def commit(self, state: CausalState, draft: Draft, verdict: Verdict, active: Tensor) -> None:

@@ -1,9 +1,9 @@
 """LlamaGen: a Llama over image tokens, drawn in raster order (Sun et al., 2406.06525).
 
-Importing it makes `AutoConfig` and `AutoModelForCausalLM` know the folders that `mmspec convert` writes.
+Importing it makes the auto classes of transformers know the folders that `mmspec convert` writes.
 """
 
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from mmspec.models.llamagen.configuration import SIZES, LlamaGenConfig
 from mmspec.models.llamagen.modeling import LlamaGenForCausalLM, LlamaGenModel
@@ -20,4 +20,5 @@ __all__ = [
 ]
 
 AutoConfig.register(LlamaGenConfig.model_type, LlamaGenConfig, exist_ok=True)
+AutoModel.register(LlamaGenConfig, LlamaGenModel, exist_ok=True)
 AutoModelForCausalLM.register(LlamaGenConfig, LlamaGenForCausalLM, exist_ok=True)

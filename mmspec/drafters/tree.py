@@ -1,0 +1,174 @@
+"""How a tree of candidates grows, level by level, and which of its nodes are proposed.
+
+Pure functions of scores: no model, no tokens. The *pool* holds the root, then the candidates of level 1,
+then those of level 2, and so on; so parents always come before their children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.draft import check_tree
+from mmspec.decoding.interfaces import check_draft_tokens
+from mmspec.decoding.sampling import is_integer
+from mmspec.errors import InputError
+
+MAX_LEVELS = 64
+#: Static trees by the ranks along each path: "01" is the second child of the root's first one.
+NAMED_TREES = {
+    # EAGLE-1's 25 nodes (2401.15077): wide at the top, five deep along the likeliest path
+    "eagle": "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001",
+    # for flat distributions, where depth pays little
+    "wide": "0 1 2 3 4 5 6 7 8 9 00 01 02 03 04 05 10 11 12 13 20 21 22 30 31 40 50 "
+    "000 001 002 003 010 011 020 100 101 200 0000 0001 0010",
+}
+
+
+class TreeShape(Protocol):
+    """How a tree grows. Widths depend on the level alone, so that shapes stay static.
+
+    Attributes:
+        num_draft_tokens: nodes that are proposed, the root not counted.
+        depth: the deepest level; level 1 holds the root's children.
+        max_children: most children that a node can have.
+    """
+
+    @property
+    def num_draft_tokens(self) -> int: ...
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def max_children(self) -> int: ...
+
+    def branch(self, level: int) -> int:
+        """Candidates of a level under each node that is expanded."""
+
+    def frontier(self, level: int, scores: Tensor) -> Tensor:
+        """Which of a level's candidates are expanded: scores [B, m] -> indices [B, w]."""
+
+    def choose(self, scores: Tensor) -> Tensor:
+        """What is proposed: scores of the pool [B, p] -> ascending indices [B, n], the root's first."""
+
+
+@dataclass(frozen=True)
+class DynamicTree:
+    """The likeliest paths by the draft's own confidence (EAGLE-2, 2406.16858, section 4).
+
+    Each level expands its `top_k` best candidates; the best of all candidates are proposed. Scores are
+    sums of log-probabilities, so a child's never exceeds its parent's; where rounding makes them equal the
+    earlier of the two is taken, which is the parent. Therefore no proposed node is an orphan.
+
+    Args:
+        num_draft_tokens: candidates that are proposed.
+        depth: the deepest level.
+        top_k: nodes expanded on each level, and children of each.
+
+    Raises:
+        InputError: a value outside its range, or fewer candidates than are to be proposed.
+    """
+
+    num_draft_tokens: int
+    depth: int
+    top_k: int
+
+    def __post_init__(self) -> None:
+        check_draft_tokens(self.num_draft_tokens)
+        for name in ("depth", "top_k"):
+            value = getattr(self, name)
+            most = min(MAX_LEVELS, self.num_draft_tokens)
+            if not is_integer(value) or not 1 <= value <= most:
+                raise InputError(name, value, f"an integer from 1 to {most}")
+        candidates = self.top_k + (self.depth - 1) * self.top_k**2
+        if self.num_draft_tokens > candidates:
+            raise InputError(
+                "num_draft_tokens",
+                self.num_draft_tokens,
+                f"at most {candidates}, the candidates of depth={self.depth} and top_k={self.top_k}",
+            )
+
+    @property
+    def max_children(self) -> int:
+        return self.top_k
+
+    def branch(self, level: int) -> int:
+        return self.top_k
+
+    def frontier(self, level: int, scores: Tensor) -> Tensor:
+        return best(scores, self.top_k)
+
+    def choose(self, scores: Tensor) -> Tensor:
+        return best(scores, self.num_draft_tokens + 1).sort(-1).values
+
+
+class StaticTree:
+    """The same tree every time: a node with r elder siblings is its parent's (r + 1)-th likeliest child.
+
+    Args:
+        parents: as in `Draft.tree`: the parent of each node, the root first and its own parent.
+
+    Raises:
+        InputError: the parents do not describe a tree in that order, or of the root alone.
+    """
+
+    def __init__(self, parents: Sequence[int]) -> None:
+        depths = check_tree(parents)
+        self.num_draft_tokens = check_draft_tokens(len(parents) - 1)
+        self.depth = max(depths)
+        children = [[i for i, p in enumerate(parents) if i and p == node] for node in range(len(parents))]
+        self.max_children = max(map(len, children))
+        # candidates are numbered by (expanded node, rank), expanded nodes in the order of their own numbers
+        self._branch, self._frontier, self._chosen = [0], [[0]], [0]
+        expanded, pool = [0], 1
+        while expanded:
+            branch = max(len(children[node]) for node in expanded)
+            places = {
+                child: index * branch + rank
+                for index, node in enumerate(expanded)
+                for rank, child in enumerate(children[node])
+            }
+            self._chosen += [pool + place for place in sorted(places.values())]
+            pool += len(expanded) * branch
+            expanded = sorted((node for node in places if children[node]), key=places.__getitem__)
+            self._branch.append(branch)
+            self._frontier.append([places[node] for node in expanded])
+
+    @classmethod
+    def named(cls, name: str) -> StaticTree:
+        """One of `NAMED_TREES`."""
+        paths = sorted(NAMED_TREES[name].split(), key=lambda path: (len(path), path))
+        number = {path: index for index, path in enumerate(["", *paths])}
+        return cls([0, *(number[path[:-1]] for path in paths)])
+
+    def branch(self, level: int) -> int:
+        return self._branch[level]
+
+    def frontier(self, level: int, scores: Tensor) -> Tensor:
+        return torch.tensor(self._frontier[level], device=scores.device).expand(len(scores), -1)
+
+    def choose(self, scores: Tensor) -> Tensor:
+        return torch.tensor(self._chosen, device=scores.device).expand(len(scores), -1)
+
+
+def best(scores: Tensor, count: int) -> Tensor:
+    """[B, m] scores -> indices [B, count] of the highest, equal ones in their order."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def renumber(parents: Tensor, chosen: Tensor) -> Tensor:
+    """Parents of the chosen nodes among themselves.
+
+    Args:
+        parents: [B, p] of the pool, by index in the pool; the root is its own.
+        chosen: [B, n] ascending indices that hold every chosen node's parent.
+
+    Returns:
+        [B, n] by index in `chosen`.
+    """
+    return torch.searchsorted(chosen.contiguous(), parents.gather(1, chosen))
