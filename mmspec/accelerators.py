@@ -33,8 +33,8 @@ class Preset:
         summary: what it does, in a sentence.
         source: the paper.
         needs_draft_model: True if it needs `drafter=`, the folder or id of a draft model.
-        otherwise: rules to take by default, in this order, where options of the drafter change what it proposes
-            and `acceptance` is not sound for that.
+        otherwise: the default rules, in this order, where options of the drafter change what it proposes and
+            `acceptance` is not sound for that.
         schedule: the name of an order of cells, for pictures that are not decoded token after token.
     """
 

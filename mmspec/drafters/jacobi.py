@@ -1,0 +1,260 @@
+"""Speculative Jacobi decoding: the target drafts for itself, a window of places at a time.
+
+SJD (2410.01699); its redraw by maximal coupling (MC-SJD, 2510.24211; SJD-PAC, 2603.18599) or with shared
+Gumbel noise (GS, 2510.24211); the tree of SJD-PAC. See visual-ar-decoding.md, sections 3, 4 and 16.
+
+Every round the target scores the window, the rule commits a part of it, and every place that is left is drawn
+anew from what the target has just said of it. The new draft is labelled with that law however it was coupled
+with the old one. Commit and redraw are separate decisions with random numbers of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.acceptance.rejection import residual, sampled_law
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.image_grid import FREE, ImageGrid
+from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, TargetOutput
+from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.sampling import Sampler, Scores, is_integer
+from mmspec.decoding.verdict import Verdict
+from mmspec.drafters.window import NEIGHBOURS, WindowLayout
+from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
+
+MAX_WINDOW = 128
+MAX_TAIL_CHILDREN = 16
+KIND_OF_COUPLING = {
+    "fresh": DraftKind.IID,
+    "maximal": DraftKind.IID,
+    "gumbel": DraftKind.IID,
+    "exact": DraftKind.COUPLED,
+}
+INITS = ("edge", "uniform", *NEIGHBOURS)
+
+
+class JacobiDrafter(Drafter):
+    """A window of drafts that the target's own earlier forwards fill.
+
+    Args:
+        window: nodes fed per forward, the root included and those of the tree not; 1 is plain decoding.
+        coupling: how a place is drawn anew from its new law. "fresh": independently (SJD). "maximal": the old
+            draft is kept with the largest probability that leaves the new one distributed as the new law
+            (MC-SJD). "gumbel": with noise that belongs to the place and is the same in every round (GS).
+            "exact": with the noise of the target itself, so that the output is bitwise that of plain
+            decoding with the same seed.
+        init: what newly uncovered places hold. "edge": a draw from the target's law at the last free place of
+            the window. "uniform": any code, or any token where there is no grid. "repeat": the cell before,
+            "above": the one in the row above, as published. Where the grammar forces a token, that token.
+        tail_depth: for how many places from the front of the window there are further candidates (SJD-PAC,
+            published with 3); 0 for none.
+        tail_children: candidates at each of these places, the window's own included, drawn without
+            replacement from the law of the place (published with 4).
+
+    A session keeps the laws of the window, [B, window, V] float32: 2 MB a row at a window of 32 and 16,384
+    codes, whatever top-k leaves of them.
+
+    Raises:
+        InputError: a value outside its range, or a tail of depth without children or the reverse.
+    """
+
+    def __init__(
+        self,
+        window: int = 32,
+        coupling: str = "maximal",
+        init: str = "edge",
+        tail_depth: int = 0,
+        tail_children: int = 0,
+    ) -> None:
+        if not is_integer(window) or not 1 <= window <= MAX_WINDOW:
+            raise InputError("window", window, f"an integer from 1 to {MAX_WINDOW}")
+        if coupling not in KIND_OF_COUPLING:
+            raise InputError("coupling", coupling, did_you_mean(coupling, KIND_OF_COUPLING))
+        if init not in INITS:
+            raise InputError("init", init, did_you_mean(init, INITS))
+        self.branches = tail_depth != 0 or tail_children != 0
+        if self.branches and (not is_integer(tail_depth) or not 1 <= tail_depth < window):
+            raise InputError("tail_depth", tail_depth, f"1 to {window - 1}, below the window; or no tail")
+        if self.branches and (not is_integer(tail_children) or not 2 <= tail_children <= MAX_TAIL_CHILDREN):
+            raise InputError("tail_children", tail_children, f"2 to {MAX_TAIL_CHILDREN}; or no tail")
+        self.window, self.coupling, self.init = window, coupling, init
+        self.tail_depth, self.tail_children = tail_depth, tail_children
+        self.kind = KIND_OF_COUPLING[coupling]
+        if self.branches and self.kind is DraftKind.IID:
+            self.kind = DraftKind.WITHOUT_REPLACEMENT
+        chain = range(-1, window - 1)  # the parent of each node of the window
+        siblings = [depth for depth in range(tail_depth) for _ in range(tail_children - 1)]
+        self.parents = [max(parent, 0) for parent in (*chain, *siblings)]
+        self.max_nodes = len(self.parents)
+
+    def check(self, target: Target[Any]) -> None:
+        self._require_room(getattr(target, "grid", None), target.vocabulary)
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        grid = requests[0].grid
+        for index, request in enumerate(requests):
+            if request.grid != grid:
+                raise InputError(f"requests[{index}].grid", request.grid, "that of the other rows")
+        self._require_room(grid, prefill.logits.shape[-1])
+        return JacobiSession(self, requests, prefill, sampler, random)
+
+    def _require_room(self, grid: ImageGrid | None, vocabulary: int) -> None:
+        if grid is None and self.init in NEIGHBOURS:
+            raise InputError("init", self.init, "edge or uniform; only cells of pictures have neighbours")
+        if grid is not None and self.window > grid.length:
+            raise InputError("window", self.window, f"1 to {grid.length}, the tokens of the picture")
+        if self.tail_children > vocabulary:
+            raise InputError("tail_children", self.tail_children, f"at most {vocabulary}, the vocabulary")
+
+
+class JacobiSession(DraftSession):
+    """The window of one batch.
+
+    Attributes:
+        observed: the last draft, the target's scores of it, and [B] how many of its tokens were accepted.
+        round: how often the window was drawn; it keys the random numbers of places drawn again and again.
+    """
+
+    def __init__(
+        self,
+        drafter: JacobiDrafter,
+        requests: Sequence[Request],
+        prefill: PromptOutput,
+        sampler: Sampler,
+        random: RandomStream,
+    ) -> None:
+        self.drafter, self.random, self.round = drafter, random, 0
+        device, vocabulary = prefill.logits.device, prefill.logits.shape[-1]
+        self.layout = WindowLayout(requests[0].grid, vocabulary, device)
+        self.steps = torch.arange(drafter.window, device=device)
+        self.parents = torch.tensor(drafter.parents, device=device)
+        # The prompt is a window of one node, whose law is the edge of the first real window.
+        token = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
+        draft = Draft.chain(token, drafter.kind)
+        scores = sampler(prefill.logits, draft, [request.prompt_tokens for request in requests])
+        self.observed = replace(draft, q=scores.probabilities()), scores, token[:, 0]
+
+    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+        self.observed = draft, scores, verdict.accepted
+
+    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
+        drafter, (seen, scores, accepted) = self.drafter, self.observed
+        self.round += 1
+        place = emitted[:, None] - 1 + self.steps  # [B, W] output index of each node of the new window
+        # A node gives the law of the place after its own. Each row has moved on by what it accepted; beyond
+        # the last scored node nothing is known of a place, and the edge stands in.
+        scored = min(seen.tokens.shape[1], drafter.window)
+        node = accepted[:, None] + self.steps
+        covered, drafted = node < scored, node + 1 < scored
+        node = torch.where(covered, node, self._edge(place[:, :1] - accepted[:, None], scored))
+        law, sound = take_nodes(scores.probabilities(), node), scores.are_finite().gather(1, node)
+        if drafter.init == "uniform":
+            law = torch.where(covered[:, :, None], law, self.layout.uniform.to(law.dtype))
+            sound = sound | ~covered
+        tokens = self._redraw(law, place, seen, torch.where(drafted, node + 1, 0))
+        tokens[:, 0] = root
+        if self.layout.has_syntax or drafter.init in NEIGHBOURS:
+            first = place[:, :1] + scored - accepted[:, None]
+            known = torch.where(covered, FREE, self._standing(place, first, tokens, history))
+            tokens, sound = torch.where(known == FREE, tokens, known), sound | (known != FREE)
+            one_hot = torch.zeros_like(law).scatter(-1, tokens[:, :, None], 1.0)
+            law = torch.where((known == FREE)[:, :, None], law, one_hot)
+        inside = place < self.layout.length
+        valid = (inside & sound) | (self.steps == 0)
+        faulty = (inside & ~sound)[:, 1:].any(-1)
+        if drafter.branches:
+            tokens, valid, law = self._branch(place, tokens, valid, law)
+        q = None if drafter.kind is DraftKind.COUPLED else law
+        depth, children = drafter.window - 1, max(drafter.tail_children, min(1, drafter.window - 1))
+        parents = self.parents.expand_as(tokens)
+        return Draft(tokens, parents, valid, drafter.kind, q, depth, children, faulty)
+
+    def _edge(self, place: Tensor, scored: int) -> Tensor:
+        """[B, 1] the last scored node that gave the law of a free place: a forced one says nothing of others.
+
+        Args:
+            place: [B, 1] the place that node 0 gave the law of.
+            scored: number of scored nodes.
+        """
+        nodes = torch.arange(scored, device=place.device)
+        return nodes.where(self.layout.forced(place + nodes) == FREE, 0).amax(-1, keepdim=True)
+
+    def _standing(
+        self, place: Tensor, first: Tensor, tokens: Tensor, history: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """[B, W] what the grammar or a neighbour puts in places from `first` [B, 1] on; FREE for a draw."""
+        forced = self.layout.forced(place)
+        if self.drafter.init not in NEIGHBOURS:
+            return forced
+        copied = self.layout.copy(self.drafter.init, place, first, tokens, history)
+        return torch.where(forced == FREE, copied, forced)
+
+    def _redraw(self, law: Tensor, place: Tensor, seen: Draft, old: Tensor) -> Tensor:
+        """[B, W] a token from each law [B, W, V].
+
+        Args:
+            place: [B, W] output indices.
+            seen: the draft that holds the old tokens.
+            old: [B, W] the node that held the place's old token; 0 where it had none.
+        """
+        coupling, vocabulary = self.drafter.coupling, law.shape[-1]
+        if coupling in ("gumbel", "exact"):
+            purpose = Purpose.TARGET if coupling == "exact" else Purpose.REDRAW
+            return (law.log() + self.random.gumbel(place, purpose, vocabulary, law.dtype)).argmax(-1)
+        u = self.random.at(self.round).uniform(place, Purpose.REDRAW, 3, torch.float64)
+        if coupling == "fresh":
+            return pick(law, u[..., 1:])
+        x, q = seen.tokens.gather(1, old), take_nodes(sampled_law(seen), old)
+        p_x, q_x = (values.gather(-1, x[:, :, None])[..., 0] for values in (law, q))
+        tried = (old > 0) & seen.valid.gather(1, old)
+        keep = tried & (u[..., 0] * q_x <= p_x) & (p_x > 0)
+        owed = torch.where((tried & ~keep)[:, :, None], residual(law, q), law)
+        return torch.where(keep, x, pick(owed, u[..., 1:]))
+
+    def _branch(
+        self, place: Tensor, tokens: Tensor, valid: Tensor, law: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, validity and laws with the further candidates of the first places appended.
+
+        Without replacement by the Gumbel top-k trick (Kool et al., 1903.06059), the window's own token taken
+        out first. The target's own noise finds the candidates that it is likeliest to choose.
+        """
+        head = slice(1, self.drafter.tail_depth + 1)
+        q, extra = law[:, head], self.drafter.tail_children - 1
+        exact = self.drafter.coupling == "exact"
+        random = self.random if exact else self.random.at(self.round)
+        purpose = Purpose.TARGET if exact else Purpose.DRAFT
+        noise = random.gumbel(place[:, head], purpose, law.shape[-1], law.dtype)
+        left = q.scatter(-1, tokens[:, head, None], 0.0)
+        siblings = (left.log() + noise).topk(extra, dim=-1).indices
+        drawable = (left.gather(-1, siblings) > 0) & valid[:, head, None]
+        return (
+            torch.cat([tokens, siblings.flatten(1)], 1),
+            torch.cat([valid, drawable.flatten(1)], 1),
+            torch.cat([law, q.repeat_interleave(extra, 1)], 1),
+        )
+
+
+def take_nodes(values: Tensor, node: Tensor) -> Tensor:
+    """[B, n, V] values and [B, m] nodes -> [B, m, V]."""
+    return values.gather(1, node[:, :, None].expand(-1, -1, values.shape[-1]))
+
+
+def pick(law: Tensor, u: Tensor) -> Tensor:
+    """[B, n] tokens from laws [B, n, V], by inversion: two numbers a place, where Gumbel noise would need V.
+
+    Args:
+        law: weights of at least 0; they need not sum to one.
+        u: [B, n, 2] uniforms of 24 bits each; together they resolve any probability that float32 can hold.
+    """
+    cumulative = law.double().cumsum(-1)
+    target = (u[..., :1] + (u[..., 1:] - 0.5) * 2**-24) * cumulative[..., -1:]
+    return torch.searchsorted(cumulative, target, right=True)[..., 0].clamp_max(law.shape[-1] - 1)
