@@ -14,13 +14,21 @@ if TYPE_CHECKING:
     from mmspec.decoding.stats import DecodingStats
     from mmspec.errors import InputError, MMSpecError
     from mmspec.media.limits import MediaLimits
-    from mmspec.pipelines import MMSpecPipeline, TextOutput, VisionLanguagePipeline
+    from mmspec.pipelines import (
+        ImageOutput,
+        ImagePipeline,
+        MMSpecPipeline,
+        TextOutput,
+        VisionLanguagePipeline,
+    )
     from mmspec.pipelines.custom_generate import accelerate
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "DecodingStats",
+    "ImageOutput",
+    "ImagePipeline",
     "InputError",
     "MMSpecError",
     "MMSpecPipeline",
@@ -34,6 +42,8 @@ __all__ = [
 
 _LOCATIONS = {
     "DecodingStats": "mmspec.decoding.stats",
+    "ImageOutput": "mmspec.pipelines",
+    "ImagePipeline": "mmspec.pipelines",
     "InputError": "mmspec.errors",
     "MMSpecError": "mmspec.errors",
     "MMSpecPipeline": "mmspec.pipelines",

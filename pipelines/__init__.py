@@ -1,7 +1,8 @@
 """Pipelines: what users call. Thin; the work is in mmspec.decoding."""
 
 from mmspec.pipelines.base import MMSpecPipeline
-from mmspec.pipelines.outputs import TextOutput
+from mmspec.pipelines.image_tokens import ImagePipeline
+from mmspec.pipelines.outputs import ImageOutput, TextOutput
 from mmspec.pipelines.vision_language import VisionLanguagePipeline
 
-__all__ = ["MMSpecPipeline", "TextOutput", "VisionLanguagePipeline"]
+__all__ = ["ImageOutput", "ImagePipeline", "MMSpecPipeline", "TextOutput", "VisionLanguagePipeline"]

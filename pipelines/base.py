@@ -9,15 +9,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.accelerators import Accelerator, build_accelerator, find_preset
 from mmspec.drafters.draft_model import DraftModelDrafter
-from mmspec.errors import CheckpointError, InputError, PipelineBusyError
+from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
+from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.pipelines.checkpoint import (
     bytes_of,
     check_same_tokenizer,
@@ -31,8 +32,6 @@ from mmspec.targets import CausalTarget, VisionLanguageTarget
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_ACCELERATOR = "copy"
-
 
 class MMSpecPipeline:
     """A model with an accelerator.
@@ -40,6 +39,7 @@ class MMSpecPipeline:
     Use `MMSpecPipeline.from_pretrained`, which returns the subclass for the checkpoint.
 
     Attributes:
+        default_accelerator: what is used where none is named.
         model: the transformers model.
         processor: its processor, or tokenizer for a model without pictures.
         target: the model behind the Target interface.
@@ -47,26 +47,30 @@ class MMSpecPipeline:
         media_limits: limits on pictures and videos; replace it to change them.
     """
 
+    default_accelerator: ClassVar[str] = "copy"
+
     def __init__(
-        self, model: PreTrainedModel, processor: Any, accelerator: str = DEFAULT_ACCELERATOR, **options: Any
+        self, model: PreTrainedModel, processor: Any, accelerator: str | None = None, **options: Any
     ) -> None:
         self.model = model
         self.processor = processor
-        self.target = adapt(model)
-        check_vocabulary(tokenizer_of(processor), model)
+        self.target = self._adapt(model)
+        self._check_parts()
         self.media_limits: MediaLimits = DEFAULT_LIMITS
         self.draft_processor: Any = None
         self._lock = threading.Lock()
         self._interrupted = threading.Event()
-        self.set_accelerator(accelerator, **options)
+        self.set_accelerator(self.default_accelerator if accelerator is None else accelerator, **options)
 
     @classmethod
     def from_pretrained(
         cls,
         pretrained_model_name_or_path: str | Path,
         *,
-        accelerator: str = DEFAULT_ACCELERATOR,
+        accelerator: str | None = None,
         drafter: str | Path | None = None,
+        vq: str | Path | None = None,
+        text_encoder: str | Path | None = None,
         dtype: torch.dtype | str | None = None,
         torch_dtype: torch.dtype | str | None = None,
         device_map: Any = None,
@@ -80,10 +84,14 @@ class MMSpecPipeline:
     ) -> MMSpecPipeline:
         """Load a checkpoint and return the pipeline for it.
 
+        Called on a subclass it returns that one: `ImagePipeline.from_pretrained` draws with models that also
+        answer (Janus, Emu3, Chameleon). `MMSpecPipeline.from_pretrained` answers with those.
+
         Args:
             pretrained_model_name_or_path: a local folder or a hub id.
-            accelerator: a name from `mmspec.list_accelerators()`.
+            accelerator: a name from `mmspec.list_accelerators()`; None is the pipeline's default.
             drafter: folder or id of the draft model, for accelerators that need one.
+            vq, text_encoder: folder or id of a part of an image model that is not in a subfolder of its own.
             dtype: as in transformers; `torch_dtype` is its older name.
             device_map, attn_implementation, revision, token, cache_dir, local_files_only,
                 trust_remote_code: passed through to transformers.
@@ -94,7 +102,8 @@ class MMSpecPipeline:
             UnsupportedModelError: the model cannot be decoded speculatively.
             InputError: unknown accelerator or option.
         """
-        find_preset(accelerator)  # a typo should not cost a load
+        if accelerator is not None:
+            find_preset(accelerator)  # a typo should not cost a load
         source = check_source(pretrained_model_name_or_path)
         where: dict[str, Any] = {
             "revision": revision,
@@ -111,14 +120,49 @@ class MMSpecPipeline:
         where = {key: value for key, value in where.items() if value is not None}
         how = {key: value for key, value in how.items() if value is not None}
         config = load_config(source, **where)
-        from mmspec.pipelines.vision_language import VisionLanguagePipeline
-
-        processor = load_processor(source, config, **where)
-        model = load_model(source, config, **where, **how)
-        logger.info("target: %.1f MB of weights, %s", bytes_of(model) / 1e6, model.dtype)
+        kind = pipeline_for(config) if cls is MMSpecPipeline else cls
+        parts = {
+            name: part for name, part in (("vq", vq), ("text_encoder", text_encoder)) if part is not None
+        }
+        loaded = kind._load_parts(source, config, where, how, parts)
+        logger.info("target: %.1f MB of weights, %s", bytes_of(loaded["model"]) / 1e6, loaded["model"].dtype)
         if drafter is not None:
             options = {**options, "drafter": drafter}
-        return VisionLanguagePipeline(model, processor, accelerator, **options)
+        return kind(**loaded, accelerator=accelerator, **options)
+
+    @classmethod
+    def _load_parts(
+        cls,
+        source: str,
+        config: PreTrainedConfig,
+        where: dict[str, Any],
+        how: dict[str, Any],
+        parts: dict[str, str | Path],
+    ) -> dict[str, Any]:
+        """What the constructor takes, loaded.
+
+        Args:
+            source: a local folder or hub id.
+            config: its config.
+            where, how: keywords of transformers: which files, and how to put them into memory.
+            parts: where parts lie that are not in `source`.
+        """
+        if isinstance(config, LlamaGenConfig):
+            raise UnsupportedModelError("a LlamaGen model draws and does not answer: use ImagePipeline")
+        if parts:
+            raise InputError(*next(iter(parts.items())), f"nothing: {config.model_type} has no such part")
+        return {
+            "processor": load_processor(source, config, **where),
+            "model": load_model(source, config, **where, **how),
+        }
+
+    def _adapt(self, model: PreTrainedModel) -> CausalTarget:
+        """The model behind the Target interface."""
+        return adapt(model)
+
+    def _check_parts(self) -> None:
+        """Raise CheckpointError if the parts do not fit each other."""
+        check_vocabulary(self.tokenizer, self.model)
 
     def set_accelerator(
         self, name: str, *, drafter: str | Path | PreTrainedModel | None = None, **options: Any
@@ -189,15 +233,18 @@ class MMSpecPipeline:
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move the model, and the draft model if there is one."""
         with self._busy():
-            self.model.to(*args, **kwargs)
-            self.target = adapt(self.model)
+            for part in self.components.values():
+                if isinstance(part, torch.nn.Module):
+                    part.to(*args, **kwargs)
+            self.target = self._adapt(self.model)
             drafter = self.accelerator.drafter
             if isinstance(drafter, DraftModelDrafter):
                 drafter.model = adapt(drafter.model.model.to(*args, **kwargs))
+            self.accelerator = self.accelerator.fit(self.target)
         return self
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write model and processor as a transformers checkpoint; all of it or nothing.
+        """Write a folder that `from_pretrained` loads; all of it or nothing.
 
         Raises:
             CheckpointError: the folder exists and holds files, or cannot be written.
@@ -215,8 +262,7 @@ class MMSpecPipeline:
                 "folder", str(target), f"a folder that can be written ({error.strerror})"
             ) from error
         try:
-            self.model.save_pretrained(unfinished)
-            self.processor.save_pretrained(unfinished)
+            self._write(unfinished)
             unfinished.replace(target)
         except OSError as error:
             raise CheckpointError(
@@ -224,6 +270,11 @@ class MMSpecPipeline:
             ) from error
         finally:
             shutil.rmtree(private, ignore_errors=True)
+
+    def _write(self, folder: Path) -> None:
+        """Write the parts into a folder."""
+        self.model.save_pretrained(folder)
+        self.processor.save_pretrained(folder)
 
     def interrupt(self) -> None:
         """Stop a running call, from another thread or a callback: at most one more round is decoded."""
@@ -241,6 +292,14 @@ class MMSpecPipeline:
             yield
         finally:
             self._lock.release()
+
+
+def pipeline_for(config: PreTrainedConfig) -> type[MMSpecPipeline]:
+    """The pipeline for models that do one thing only; those that answer and draw are to answer."""
+    from mmspec.pipelines.image_tokens import ImagePipeline
+    from mmspec.pipelines.vision_language import VisionLanguagePipeline
+
+    return ImagePipeline if isinstance(config, LlamaGenConfig) else VisionLanguagePipeline
 
 
 def adapt(model: PreTrainedModel) -> CausalTarget:

@@ -59,6 +59,13 @@ class CheckedCriterion(CheckedCallback, StoppingCriteria):
         return result.reshape(1)
 
 
+class CheckedStep(CheckedCallback):
+    """What is called after every round of image generation; what it returns has no meaning."""
+
+    def __call__(self, pipe: object, step: int, committed: int, kwargs: dict[str, Any]) -> None:
+        self._call(pipe, step, committed, kwargs)
+
+
 class StopTextCriterion(StoppingCriteria):
     """Stop strings for tokenizers of whole words: true if the last token completes one in the text."""
 

@@ -30,6 +30,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
+import mmspec.models.llamagen  # noqa: F401  its folders become known to the auto classes
 from mmspec.errors import CheckpointError, UnsupportedModelError
 from mmspec.registry import did_you_mean
 
@@ -172,9 +173,21 @@ def check_sizes(config: dict[str, Any], path: str) -> None:
 
 
 def load_model(
-    source: str, config: PreTrainedConfig, *, argument: str = "model", **where: Any
+    source: str,
+    config: PreTrainedConfig,
+    *,
+    argument: str = "model",
+    surplus_allowed: bool = True,
+    **where: Any,
 ) -> PreTrainedModel:
     """The model, in eval mode, every weight present and finite.
+
+    Args:
+        source: a local folder or hub id.
+        config: its config.
+        argument: name of the argument in error messages.
+        surplus_allowed: False to refuse weights that the model has no use for, which are else logged.
+        where: passed through to transformers.
 
     Raises:
         UnsupportedModelError: neither an image-text-to-text nor a causal model.
@@ -202,15 +215,33 @@ def load_model(
         names = mismatched(auto, source, config) if "mismatched_sizes" in str(error) else []
         what = f"weights of another shape than config.json says: {listing(names)}" if names else ""
         raise CheckpointError(argument, source, what or first_line(error)) from error
-    if names := sorted(str(name) for name in report["missing_keys"]):
-        raise CheckpointError(argument, source, f"missing keys: {listing(names)}")
-    if names := sorted(str(name) for name in report["unexpected_keys"]):
+    check_weights(model, report, source, argument, surplus_allowed=surplus_allowed)
+    model.eval()
+    return model
+
+
+def check_weights(
+    model: torch.nn.Module, report: Any, source: str, argument: str, *, surplus_allowed: bool = False
+) -> None:
+    """Raise CheckpointError unless every weight was in the files, and is finite.
+
+    Args:
+        model: as loaded.
+        report: what transformers or diffusers says of the loading, with `missing_keys` and `unexpected_keys`.
+        source, argument: for the message.
+        surplus_allowed: True to log weights that the model has no use for instead of refusing them.
+    """
+    problems = {
+        title: sorted(map(str, report[name]))
+        for title, name in (("missing keys", "missing_keys"), ("unknown keys", "unexpected_keys"))
+    }
+    if surplus_allowed and (names := problems.pop("unknown keys")):
         logger.warning("%s holds weights that its model has no use for: %s", source, listing(names))
+    if found := [f"{title}: {listing(names)}" for title, names in problems.items() if names]:
+        raise CheckpointError(argument, source, "; ".join(found))
     broken = [name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())]
     if broken:
         raise CheckpointError(argument, source, f"weights hold NaN or infinity: {listing(broken)}")
-    model.eval()
-    return model
 
 
 def mismatched(auto: Any, source: str, config: PreTrainedConfig) -> list[str]:

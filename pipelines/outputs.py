@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from mmspec.decoding.stats import DecodingStats
 
@@ -29,3 +30,35 @@ class TextOutput:
         first = " ".join(self.text[0].split()) if self.text else ""
         more = f" (+{len(self.text) - 1} more)" if len(self.text) > 1 else ""
         return f"{first}{more} [{self.stats}]"
+
+
+@dataclass
+class ImageOutput:
+    """Generated pictures.
+
+    Attributes:
+        images: in the form of `output_type`: PIL images ("pil"), [n, 3, H, W] in [0, 1] ("pt"), [n, H, W, 3]
+            ("np"), or the codes [n, rows, columns] ("latent"), -1 where a picture was not finished.
+        tokens: the output tokens of each picture: codes in raster order and, from the codebook's size on, the
+            syntax between them.
+        stats: what happened, without the decoder from codes to pixels.
+        finish_reasons: "length" (it is whole), "interrupted" or "error" for each picture.
+        drafted: for each output token of each picture, whether it came from the draft.
+        decode_seconds: wall-clock time from codes to pixels.
+    """
+
+    images: Any
+    tokens: list[list[int]]
+    stats: DecodingStats
+    finish_reasons: list[str] = field(default_factory=list)
+    drafted: list[list[bool]] = field(default_factory=list)
+    decode_seconds: float = 0.0
+
+    def __str__(self) -> str:
+        stats = self.stats
+        pictures = "1 picture" if len(self.tokens) == 1 else f"{len(self.tokens)} pictures"
+        return (
+            f"{pictures}, {stats.nfe_mean:.1f} target forwards each (at most {stats.nfe_max}), "
+            f"{stats.step_compression:.2f} tokens per forward, {stats.seconds:.2f} s and "
+            f"{self.decode_seconds:.2f} s for pixels, {stats.accelerator}: {stats.exactness}"
+        )

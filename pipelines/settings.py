@@ -146,22 +146,7 @@ class GenerationSettings:
         Raises:
             InputError: both ways at once, or a value that is neither one nor one per row.
         """
-        if self.generator is not None:
-            if self.seed is not None:
-                raise InputError("seed", self.seed, "either seed or generator, not both")
-            given = self.generator
-            generators = [given] if isinstance(given, torch.Generator) else given
-            if (
-                not isinstance(generators, list | tuple)
-                or not all(isinstance(item, torch.Generator) for item in generators)
-                or (generators is given and len(generators) != rows)
-            ):
-                raise InputError("generator", given, f"a torch.Generator, or one for each of the {rows} rows")
-            seeds = [item.initial_seed() % 2**64 for item in generators]
-            return seeds[0] if isinstance(given, torch.Generator) else seeds
-        if self.seed is None:
-            return secrets.randbits(63)  # not torch's global generator: a call leaves no trace there
-        return list(self.seed) if isinstance(self.seed, list | tuple) else self.seed  # type: ignore[return-value]
+        return read_seeds(self.seed, self.generator, (rows,))
 
     def end_token_ids(self) -> list[int]:
         """Ids that end a row."""
@@ -224,6 +209,41 @@ class GenerationSettings:
                 criteria.append(StopTextCriterion(tokenizer, list(strings)))
         criteria.extend(checked(CheckedCriterion, "stopping_criteria", self.stopping_criteria))
         return criteria
+
+
+def read_seeds(
+    seed: int | Sequence[int] | None,
+    generator: torch.Generator | Sequence[torch.Generator] | None,
+    counts: Sequence[int],
+) -> int | list[int]:
+    """The seed(s) of random streams: drawn anew if neither argument is given.
+
+    Args:
+        seed: one for all rows, or a list.
+        generator: the same as torch generators, whose initial seeds are taken.
+        counts: lengths that a list of generators may have.
+
+    Raises:
+        InputError: both arguments, or something else than generators.
+    """
+    if generator is not None:
+        if seed is not None:
+            raise InputError("seed", seed, "either seed or generator, not both")
+        generators = [generator] if isinstance(generator, torch.Generator) else generator
+        if (
+            not isinstance(generators, list | tuple)
+            or not all(isinstance(item, torch.Generator) for item in generators)
+            or (generators is generator and len(generators) not in counts)
+        ):
+            numbers = " or ".join(map(str, counts))
+            raise InputError(
+                "generator", generator, f"a torch.Generator, or one for each of the {numbers} rows"
+            )
+        seeds = [item.initial_seed() % 2**64 for item in generators]
+        return seeds[0] if isinstance(generator, torch.Generator) else seeds
+    if seed is None:
+        return secrets.randbits(63)  # not torch's global generator: a call leaves no trace there
+    return list(seed) if isinstance(seed, list | tuple) else seed  # type: ignore[return-value]
 
 
 def are_token_ids(value: object) -> bool:

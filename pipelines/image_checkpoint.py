@@ -1,0 +1,97 @@
+"""Opening the parts of an image model: tokenizer of images, code vectors, text encoder.
+
+They lie in subfolders of the transformer's folder, or where the caller says.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.models.autoencoders.vq_model import VQModel
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, T5EncoderModel
+from transformers.utils.hub import cached_file
+
+from mmspec.errors import CheckpointError
+from mmspec.models.llamagen import LlamaGenConfig
+from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
+from mmspec.pipelines.checkpoint import check_source, check_vocabulary, check_weights, first_line
+
+VQ, TEXT_ENCODER, TOKENIZER = "vq", "text_encoder", "tokenizer"
+
+
+def load_vq(source: str, vq: str | Path | None = None, **where: Any) -> VQModel:
+    """The image tokenizer, in single precision: of the folder `vq` if there is one, else a subfolder.
+
+    Raises:
+        CheckpointError: there is none, or weights are missing, surplus, of another shape, or not finite.
+    """
+    folder, where = part_of(source, VQ, vq, where)
+    where.pop("trust_remote_code", None)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model, report = VQModel.from_pretrained(
+                folder, use_safetensors=True, torch_dtype=torch.float32, output_loading_info=True, **where
+            )
+    except Exception as error:  # a config can make diffusers stumble anywhere
+        raise CheckpointError(VQ, folder, f"no usable image tokenizer: {first_line(error)}") from error
+    check_weights(model, report, folder, VQ)
+    loaded: VQModel = model.eval()
+    return loaded
+
+
+def load_codebook(source: str, vq: str | Path | None = None, **where: Any) -> Tensor | None:
+    """[K, d] the code vectors as they were trained, where the image tokenizer keeps them beside itself."""
+    folder, where = part_of(source, VQ, vq, where)
+    try:
+        path = cached_file(folder, RAW_CODEBOOK_FILE, _raise_exceptions_for_missing_entries=False, **where)
+        return None if path is None else load_file(path)["codebook"]
+    except (OSError, KeyError, SafetensorError) as error:
+        raise CheckpointError(VQ, folder, f"no usable {RAW_CODEBOOK_FILE}: {first_line(error)}") from error
+
+
+def load_text_encoder(
+    source: str,
+    config: LlamaGenConfig,
+    text_encoder: str | Path | None = None,
+    dtype: torch.dtype | str = "auto",
+    **where: Any,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The T5 encoder of captions and its tokenizer: of one folder or hub id, else of two subfolders.
+
+    Raises:
+        CheckpointError: one of them is missing or damaged, or they do not fit the model or each other.
+    """
+    folder, inside = part_of(source, TEXT_ENCODER, text_encoder, where)
+    words = where if text_encoder is not None else {**where, "subfolder": TOKENIZER}
+    load: Any = T5EncoderModel.from_pretrained
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model, report = load(
+                folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **inside
+            )
+        tokenizer = AutoTokenizer.from_pretrained(folder, **words)
+    except Exception as error:  # the same for the files of a text encoder
+        raise CheckpointError(TEXT_ENCODER, folder, f"no usable T5 encoder: {first_line(error)}") from error
+    check_weights(model, report, folder, TEXT_ENCODER)
+    if model.config.d_model != config.caption_dim:
+        allowed = f"an encoder of width {config.caption_dim}, with which the model was trained"
+        raise CheckpointError(TEXT_ENCODER, f"width {model.config.d_model}", allowed)
+    check_vocabulary(tokenizer, model)
+    return model.eval(), tokenizer
+
+
+def part_of(
+    source: str, name: str, given: str | Path | None, where: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """Where a part of a checkpoint lies: a folder or hub id, and the keywords that lead there."""
+    if given is not None:
+        return check_source(given, name), where
+    if Path(source).is_dir() and not (Path(source) / name).is_dir():
+        allowed = f"a checkpoint with the subfolder {name!r}; or say where it lies: {name}=..."
+        raise CheckpointError(name, source, allowed)
+    return source, {**where, "subfolder": name}

@@ -1,0 +1,110 @@
+"""Keyword arguments of image generation, in diffusers' words -> what the core needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler, is_integer
+from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.pipelines.settings import read_seeds
+from mmspec.registry import did_you_mean
+
+OUTPUT_TYPES = ("pil", "pt", "np", "latent")
+OF_CALLS = {
+    "prompt",
+    "class_labels",
+    "negative_prompt",
+    "height",
+    "width",
+    "callback_on_step_end",
+    "return_dict",
+}
+ROWS_AT_ONCE = 16
+MAX_PICTURES = 10_000
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """How to draw. None takes the checkpoint's own default.
+
+    Args:
+        guidance_scale: classifier-free guidance, u + s (c - u); 1 is off and halves the work.
+        temperature: 0 takes the likeliest token everywhere.
+        top_k, top_p, min_p: truncation, in that order; 0 keeps every token.
+        seed: integer, or a list. Row i of an integer seed has its own stream; rows are the pictures of the
+            first prompt, then those of the second. A list with one seed per prompt gives what single calls
+            give; with one per picture, picture i is the first one of seed i. None draws a seed.
+        generator: torch generator(s), diffusers' way; their initial seeds are taken.
+        num_images_per_prompt: pictures of each prompt.
+        batch_size: pictures decoded together; the pictures do not depend on it.
+        output_type: "pil", "pt", "np", or "latent" for the codes alone.
+    """
+
+    guidance_scale: float | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | Sequence[int] | None = None
+    generator: torch.Generator | Sequence[torch.Generator] | None = None
+    num_images_per_prompt: int = 1
+    batch_size: int = ROWS_AT_ONCE
+    output_type: str = "pil"
+
+    def __post_init__(self) -> None:
+        for name in ("num_images_per_prompt", "batch_size"):
+            value = getattr(self, name)
+            if not is_integer(value) or not 1 <= value <= MAX_PICTURES:
+                raise InputError(name, value, f"an integer from 1 to {MAX_PICTURES:,}")
+        if not isinstance(self.output_type, str) or self.output_type not in OUTPUT_TYPES:
+            raise InputError("output_type", self.output_type, did_you_mean(self.output_type, OUTPUT_TYPES))
+
+    @classmethod
+    def from_keywords(cls, config: GenerationConfig, keywords: dict[str, Any]) -> ImageSettings:
+        """Settings from a call's keywords, completed by the sampling settings of a generation config.
+
+        Raises:
+            UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
+            InputError: a value that cannot be used.
+        """
+        known = {field.name for field in fields(cls)}
+        for keyword in keywords:
+            if keyword not in known:
+                raise UnknownArgumentError("keyword", keyword, did_you_mean(keyword, known | OF_CALLS))
+        given = {name: value for name, value in keywords.items() if value is not None}
+        for name in ("guidance_scale", "temperature", "top_k", "top_p", "min_p"):
+            value = getattr(config, name, None)
+            if value is not None:
+                given.setdefault(name, value)
+        return cls(**given)
+
+    def sampler(self) -> Sampler:
+        """The distribution that is promised."""
+        return Sampler(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            guidance_scale=1.0 if self.guidance_scale is None else self.guidance_scale,
+        )
+
+    def random(self, prompts: int, device: torch.device) -> RandomStream:
+        """The random numbers of all pictures.
+
+        Raises:
+            InputError: seeds that are no integers, or a list that fits neither prompts nor pictures.
+        """
+        copies = self.num_images_per_prompt
+        rows = prompts * copies
+        seeds = read_seeds(self.seed, self.generator, sorted({prompts, rows}))
+        if not isinstance(seeds, list) or len(seeds) == rows:
+            return RandomStream.from_seed(seeds, rows, device)
+        if len(seeds) != prompts:
+            raise InputError("seed", seeds, f"one integer, one for each of the {prompts} prompts, or {rows}")
+        return RandomStream(torch.cat([RandomStream.from_seed(one, copies, device).keys for one in seeds]))

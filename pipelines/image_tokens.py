@@ -1,0 +1,366 @@
+"""ImagePipeline: pictures from models that draw them token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from diffusers.image_processor import VaeImageProcessor
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.interfaces import Request
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler, is_integer
+from mmspec.decoding.sequences import NOT_FINITE, Sequences, Stopping
+from mmspec.decoding.speculative import speculate
+from mmspec.decoding.stats import DecodingStats, merge_stats
+from mmspec.errors import InputError, NumericalError, UnsupportedModelError
+from mmspec.models.llamagen import LlamaGenConfig
+from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
+from mmspec.pipelines.base import MMSpecPipeline
+from mmspec.pipelines.callbacks import CheckedStep
+from mmspec.pipelines.checkpoint import check_vocabulary, load_model, load_processor
+from mmspec.pipelines.image_checkpoint import (
+    TEXT_ENCODER,
+    TOKENIZER,
+    VQ,
+    load_codebook,
+    load_text_encoder,
+    load_vq,
+)
+from mmspec.pipelines.image_prompts import image_requests
+from mmspec.pipelines.image_settings import ImageSettings
+from mmspec.pipelines.outputs import ImageOutput
+from mmspec.targets import ImageTokenTarget, image_target
+
+HAVE_VQ_APART = ("llamagen", "chameleon")  # the others hold their image tokenizer
+PIXELS_AT_ONCE = 2**20  # through the decoder, whose inner layers hold hundreds of channels of them
+UNDRAWN = -1
+
+
+class ImagePipeline(MMSpecPipeline):
+    """Draws pictures of prompts or class labels.
+
+    `MMSpecPipeline.from_pretrained` returns one for LlamaGen. Models that also answer (Janus, Emu3,
+    Chameleon) draw by `ImagePipeline.from_pretrained`.
+
+    Args:
+        model: the transformer, or the whole model where it holds its image tokenizer.
+        processor: the tokenizer of the text encoder or of the model; None for models of classes.
+        accelerator: a name from `mmspec.list_accelerators()`.
+        vq: the image tokenizer of LlamaGen or Chameleon, a diffusers `VQModel`.
+        text_encoder: the T5 encoder of a LlamaGen of captions.
+        codebook: [K, d] the code vectors as they were trained, where `vq` keeps them normalised.
+        options: options of the accelerator.
+
+    Example:
+        >>> pipe = MMSpecPipeline.from_pretrained("assets/scenes-llamagen")  # doctest: +SKIP
+        >>> pipe("a red ring left of a small blue cross").images[0].save("picture.png")  # doctest: +SKIP
+    """
+
+    default_accelerator = "none"
+    target: ImageTokenTarget
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        processor: Any = None,
+        accelerator: str | None = None,
+        *,
+        vq: Any = None,
+        text_encoder: PreTrainedModel | None = None,
+        codebook: Tensor | None = None,
+        **options: Any,
+    ) -> None:
+        self.vq = vq
+        self.text_encoder = text_encoder
+        self._codebook = codebook
+        self._progress: dict[str, Any] = {}
+        super().__init__(model, processor, accelerator, **options)
+
+    @classmethod
+    def _load_parts(
+        cls,
+        source: str,
+        config: PreTrainedConfig,
+        where: dict[str, Any],
+        how: dict[str, Any],
+        parts: dict[str, str | Path],
+    ) -> dict[str, Any]:
+        has_encoder = isinstance(config, LlamaGenConfig) and config.condition_type == "caption"
+        has_vq = config.model_type in HAVE_VQ_APART
+        for name, part in parts.items():
+            if not (has_vq if name == VQ else has_encoder):
+                raise InputError(name, part, f"nothing: this {config.model_type} has no such part")
+        loaded: dict[str, Any] = {}
+        if has_vq:
+            loaded["vq"] = load_vq(source, parts.get(VQ), **where)
+            loaded["codebook"] = load_codebook(source, parts.get(VQ), **where)
+        if isinstance(config, LlamaGenConfig):
+            if has_encoder:
+                loaded["text_encoder"], loaded["processor"] = load_text_encoder(
+                    source, config, parts.get(TEXT_ENCODER), how.get("dtype", "auto"), **where
+                )
+            model = load_model(source, config, surplus_allowed=False, **where, **how)
+        else:
+            loaded["processor"] = load_processor(source, config, **where)
+            model = load_model(source, config, **where, **how)
+        for name in (VQ, TEXT_ENCODER):
+            if name in loaded:
+                loaded[name].to(model.device)
+        return {"model": model, **loaded}
+
+    def _adapt(self, model: PreTrainedModel) -> ImageTokenTarget:
+        target = image_target(model, self.vq, codebook=self._codebook)
+        if target is None:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} draws no pictures; models that do are LlamaGen, Janus, Emu3, "
+                "Chameleon and Lumina-mGPT"
+            )
+        return target
+
+    def _check_parts(self) -> None:
+        if self.processor is not None:
+            reader = self.model if self.text_encoder is None else self.text_encoder
+            check_vocabulary(self.tokenizer, reader)
+
+    def _set_accelerator(self, name: str, drafter: Any, options: dict[str, Any]) -> None:
+        window, tokens = options.get("window", 0), self.target.grid.length
+        if is_integer(window) and window > tokens:
+            raise InputError("window", window, f"at most {tokens}: the tokens of a picture")
+        super()._set_accelerator(name, drafter, options)
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """The parts, as diffusers names them."""
+        parts = {"model": self.model, "vq": self.vq, "text_encoder": self.text_encoder}
+        return {
+            name: part for name, part in {**parts, "processor": self.processor}.items() if part is not None
+        }
+
+    def _write(self, folder: Path) -> None:
+        self.model.save_pretrained(folder)
+        if self.vq is not None:
+            self.vq.save_pretrained(folder / VQ)
+        if self._codebook is not None:
+            save_file({"codebook": self._codebook}, folder / VQ / RAW_CODEBOOK_FILE)
+        if self.text_encoder is not None:
+            self.text_encoder.save_pretrained(folder / TEXT_ENCODER)
+        if self.processor is not None:
+            self.processor.save_pretrained(folder / TOKENIZER if self.text_encoder is not None else folder)
+
+    def set_progress_bar_config(self, **config: Any) -> None:
+        """Keywords of tqdm for the bar that counts tokens, such as `disable=True`; as in diffusers."""
+        self._progress = config
+
+    def __call__(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        class_labels: int | Sequence[int | None] | None = None,
+        negative_prompt: str | Sequence[str | None] | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        callback_on_step_end: Callable[..., Any] | None = None,
+        return_dict: bool = True,
+        **settings: Any,
+    ) -> ImageOutput | tuple[Any]:
+        """Draw one prompt or class, or a list of them.
+
+        Args:
+            prompt: text, or a list, for models of captions.
+            class_labels: a label, or a list, for models of classes.
+            negative_prompt: what guidance leads away from; None takes the model's own "no prompt".
+            height, width: pixels; None is the size that the model was trained for.
+            callback_on_step_end: called after every round with the pipeline, the number of the round, the
+                tokens committed so far, and a dict: `rows` (a range: which pictures are at work), `tokens`
+                (of each) and `preview`, a function that decodes what there is of them to PIL images.
+            return_dict: False returns the tuple (images,).
+            settings: see `ImageSettings` (guidance_scale, num_images_per_prompt, temperature, top_k, top_p,
+                seed, generator, output_type, ...).
+
+        Returns:
+            ImageOutput(images, tokens, stats, ...). Pictures that were interrupted are grey where nothing
+            has been drawn.
+
+        Raises:
+            InputError: an argument cannot be used; raised before any forward pass of the transformer.
+            NumericalError: a picture's logits were not finite. The others are finished first; the
+                exception's `output` holds the whole ImageOutput.
+            PipelineBusyError: the pipeline is in use.
+        """
+        with self._busy():
+            run = self._prepare(
+                prompt,
+                settings,
+                class_labels=class_labels,
+                negative_prompt=negative_prompt,
+                height=height,
+                width=width,
+            )
+            notify = None
+            if callback_on_step_end is not None:
+                if not callable(callback_on_step_end):
+                    allowed = "a function (pipe, step, committed, kwargs)"
+                    raise InputError("callback_on_step_end", callback_on_step_end, allowed)
+                notify = CheckedStep(callback_on_step_end, "callback_on_step_end")
+            total = len(run.requests) * run.grid.length
+            with logging.tqdm(**{"total": total, "unit": "token", **self._progress}) as bar:
+                for step, committed in enumerate(run.rounds()):
+                    bar.update(committed)
+                    bar.set_postfix_str(f"{run.stats[-1].acceptance_length:.1f} per forward", refresh=False)
+                    if notify is not None:
+                        notify(self, step, run.committed, run.progress())
+                    if self._interrupted.is_set():
+                        break
+            output = run.output()
+        for index, error in run.errors():
+            raised = NumericalError(index, error.position, NOT_FINITE)
+            raised.output = output
+            raise raised
+        return output if return_dict else (output.images,)
+
+    def _prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> Run:
+        """Check everything and read the prompts."""
+        settings = ImageSettings.from_keywords(self.model.generation_config, keywords)
+        sampler = settings.sampler()
+        self.accelerator.check(sampler)
+        given = what["class_labels"] if prompt is None else prompt
+        random = settings.random(len(given) if isinstance(given, list | tuple) else 1, self.device)
+        requests = image_requests(
+            self.target,
+            prompt,
+            **what,
+            guided=sampler.guidance_scale != 1.0,
+            num_images_per_prompt=settings.num_images_per_prompt,
+            tokenizer=None if self.processor is None else self.tokenizer,
+            text_encoder=self.text_encoder,
+        )
+        return Run(self, requests, settings, sampler, random)
+
+
+class Run:
+    """One call: the requests, and what has been drawn of them so far.
+
+    Attributes:
+        requests: one for each picture.
+        stats: of each batch that was begun.
+        committed: tokens of all pictures so far.
+    """
+
+    def __init__(
+        self,
+        pipeline: ImagePipeline,
+        requests: list[Request],
+        settings: ImageSettings,
+        sampler: Sampler,
+        random: RandomStream,
+    ) -> None:
+        self.requests = requests
+        self.stats: list[DecodingStats] = []
+        self.committed = 0
+        self._pipeline = pipeline
+        self._settings = settings
+        self._sampler = sampler
+        self._random = random
+        self._batches: list[Sequences] = []
+
+    def rounds(self) -> Iterator[int]:
+        """Decode batch after batch, yielding how many tokens each round committed."""
+        target, accelerator = self._pipeline.target, self._pipeline.accelerator
+        size = self._settings.batch_size
+        for first in range(0, len(self.requests), size):
+            requests = self.requests[first : first + size]
+            random = RandomStream(self._random.keys[first : first + size])
+            stats = DecodingStats(accelerator=accelerator.name, exactness=accelerator.exactness)
+            stopping = Stopping(self.grid.length)
+            sequences = Sequences(
+                [request.prompt_tokens for request in requests], stopping, stats, target.device
+            )
+            self.stats.append(stats)
+            self._batches.append(sequences)
+            parts = (target, accelerator.drafter, accelerator.rule, self._sampler)
+            clock = perf_counter()
+            for emission in speculate(*parts, requests, sequences, random):
+                stats.seconds += perf_counter() - clock
+                committed = sum(map(len, emission.tokens))
+                self.committed += committed
+                yield committed
+                clock = perf_counter()  # what the caller does in between is not ours
+
+    def progress(self) -> dict[str, Any]:
+        """The batch at work: its rows, their tokens, and a function that paints them."""
+        first = self._settings.batch_size * (len(self._batches) - 1)
+        tokens = self._batches[-1].outputs()
+        return {
+            "rows": range(first, first + len(tokens)),
+            "tokens": tokens,
+            "preview": partial(self._preview, tokens),
+        }
+
+    def errors(self) -> Iterator[tuple[int, NumericalError]]:
+        """The pictures that ended in one."""
+        found = [error for batch in self._batches for error in batch.errors]
+        return ((index, error) for index, error in enumerate(found) if error is not None)
+
+    def output(self) -> ImageOutput:
+        """What has been drawn."""
+        missing = len(self.requests) - sum(len(batch.tokens) for batch in self._batches)
+        tokens = [row for batch in self._batches for row in batch.outputs()] + [[] for _ in range(missing)]
+        reasons = [reason or "interrupted" for batch in self._batches for reason in batch.finish_reasons]
+        drafted = [row for batch in self._batches for row in batch.drafted]
+        kind, clock = self._settings.output_type, perf_counter()
+        if kind == "latent":
+            images: Any = cells_of(self.grid, tokens)
+        else:
+            images = VaeImageProcessor().postprocess(self._paint(tokens), kind)
+        return ImageOutput(
+            images,
+            tokens,
+            merge_stats(self.stats),
+            reasons + ["interrupted"] * missing,
+            drafted + [[] for _ in range(missing)],
+            perf_counter() - clock,
+        )
+
+    @property
+    def grid(self) -> ImageGrid:
+        """The layout of the pictures."""
+        grid = self.requests[0].grid  # one call has one size
+        return self._pipeline.target.grid if grid is None else grid
+
+    def _preview(self, tokens: Sequence[Sequence[int]]) -> list[Image.Image]:
+        images: list[Image.Image] = VaeImageProcessor().postprocess(self._paint(tokens), "pil")
+        return images
+
+    @torch.inference_mode()
+    def _paint(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        """[n, 3, H, W] in [-1, 1] on the CPU: the pictures, grey where nothing has been drawn."""
+        target, grid = self._pipeline.target, self.grid
+        at_once = max(1, PIXELS_AT_ONCE // (grid.cells * target.stride**2))
+        cells = cells_of(grid, tokens)
+        pictures = []
+        for part in cells.split(at_once):
+            codes = part.clamp(min=0).flatten(1).to(target.device)
+            pixels = target.decode_tokens(codes, grid).float().cpu()
+            drawn = (part != UNDRAWN).repeat_interleave(pixels.shape[-2] // grid.rows, 1)
+            drawn = drawn.repeat_interleave(pixels.shape[-1] // grid.columns, 2)
+            pictures.append(pixels * drawn[:, None])
+        painted: Tensor = torch.cat(pictures)
+        return painted
+
+
+def cells_of(grid: ImageGrid, tokens: Sequence[Sequence[int]]) -> Tensor:
+    """[n, rows, columns] the codes of outputs, whole or cut short; -1 where there is none."""
+    codes = [grid.codes(row) for row in tokens]
+    filled = [row + [UNDRAWN] * (grid.cells - len(row)) for row in codes]
+    return torch.tensor(filled).reshape(-1, grid.rows, grid.columns)
