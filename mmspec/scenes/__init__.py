@@ -6,6 +6,7 @@
 
 from mmspec.scenes.clips import Clip, clip_caption, render_clip, sample_clip
 from mmspec.scenes.contact_sheet import draw_contact_sheet
+from mmspec.scenes.image_prompts import ImagePrompt, parse_image_prompt, sample_image_prompt
 from mmspec.scenes.language import CaptionReading, caption, describe, parse_caption
 from mmspec.scenes.questions import CAPTION_PROMPTS, DESCRIPTION_PROMPTS, KINDS, Question, ask, questions
 from mmspec.scenes.render import object_masks, render
@@ -46,6 +47,7 @@ __all__ = [
     "SIZES",
     "CaptionReading",
     "Clip",
+    "ImagePrompt",
     "Question",
     "Scene",
     "SceneObject",
@@ -57,9 +59,11 @@ __all__ = [
     "draw_contact_sheet",
     "object_masks",
     "parse_caption",
+    "parse_image_prompt",
     "questions",
     "render",
     "render_clip",
     "sample_clip",
+    "sample_image_prompt",
     "sample_scene",
 ]

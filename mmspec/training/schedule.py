@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from mmspec.errors import InputError
+from mmspec.training.kernel_muon import KernelMuon
 
 __all__ = ["Budget", "learning_rate", "muon_and_adamw"]
 
 WARMUP_STEPS = 20
 FINAL_SHARE = 0.05
+NOT_HIDDEN = ("embed", "shared", "relative_attention_bias", "lm_head", "heads.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def muon_and_adamw(
     muon_lr: float,
     adamw_lr: float,
 ) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of hidden layers, AdamW for embeddings, outputs, norms and biases.
+    """Muon for the matrices and kernels of hidden layers, AdamW for embeddings, outputs, norms and biases.
 
     Args:
         named: parameters with their names; those without gradient are left out.
@@ -66,20 +68,23 @@ def muon_and_adamw(
         muon_lr: peak rate of Muon, in AdamW's units (updates are rescaled to AdamW's root mean square).
         adamw_lr: peak rate of AdamW.
     """
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
     for name, parameter in named:
         if parameter.requires_grad:
-            hidden = parameter.ndim == 2 and not any(part in name for part in ("embed", "lm_head", "heads."))
-            groups.setdefault((hidden, slow in name), []).append(parameter)
+            hidden = parameter.ndim >= 2 and not any(part in name for part in NOT_HIDDEN)
+            kind = "other" if not hidden else "matrix" if parameter.ndim == 2 else "kernel"
+            groups.setdefault((kind, slow in name), []).append(parameter)
     made: list[torch.optim.Optimizer] = []
-    for hidden, peak in ((True, muon_lr), (False, adamw_lr)):
+    for kind, peak in (("matrix", muon_lr), ("kernel", muon_lr), ("other", adamw_lr)):
         chosen = [
-            {"params": groups[hidden, is_slow], "lr": rate, "peak": rate}
+            {"params": groups[kind, is_slow], "lr": rate, "peak": rate}
             for is_slow, rate in ((False, peak), (True, peak * slow_factor))
-            if (hidden, is_slow) in groups
+            if (kind, is_slow) in groups
         ]
-        if chosen and hidden:
+        if chosen and kind == "matrix":
             made.append(torch.optim.Muon(chosen, lr=peak, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"))
+        elif chosen and kind == "kernel":
+            made.append(KernelMuon(chosen, lr=peak, weight_decay=0.01))
         elif chosen:
             made.append(torch.optim.AdamW(chosen, lr=peak, weight_decay=0.0, betas=(0.9, 0.98)))
     return made

@@ -7,7 +7,6 @@ memorised.
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from transformers import AutoModelForImageTextToText, LlavaForConditionalGenerat
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.training.checkpointing import load_state
+from mmspec.training.environment import environment, prepare_training
 from mmspec.training.schedule import Budget
 from mmspec.training.stage import OnStep, Run, Stage, train_stage
 from mmspec.training.vlm_data import (
@@ -93,11 +93,7 @@ def train_vlm(
     if minutes is None and steps is None:
         minutes = DEFAULT_MINUTES
     budget = Budget(steps, None if minutes is None else minutes * 60)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    # Without it, activations that fade to denormal numbers slow a CPU run down several times half-way.
-    torch.set_flush_denormal(True)
-    torch.manual_seed(seed)
+    prepare_training(seed, threads)
     out = Path(out)
     accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
     processor = build_processor()
@@ -125,7 +121,7 @@ def train_vlm(
             "batch_size": batch_size,
             "stages": run.finished,
         }
-        save_vlm(model, processor, out, made | _environment(accelerator, model))
+        save_vlm(model, processor, out, made | environment(accelerator, model))
     accelerator.wait_for_everyone()
     return out
 
@@ -187,13 +183,3 @@ def _take_tower(model: LlavaForConditionalGeneration, folder: Path) -> None:
 
 def _vision(model: LlavaForConditionalGeneration) -> Any:
     return model.config.vision_config
-
-
-def _environment(accelerator: Accelerator, model: nn.Module) -> dict[str, Any]:
-    """Where and with what a model was trained."""
-    if accelerator.device.type == "cuda":
-        device = f"{accelerator.num_processes} x {torch.cuda.get_device_name()}"
-    else:
-        device = f"CPU ({platform.machine()}), {torch.get_num_threads()} threads"
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"parameters": parameters, "device": device, "torch": str(torch.__version__)}

@@ -6,6 +6,7 @@ seen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Self
 
@@ -19,12 +20,14 @@ from mmspec.scenes import (
     CAPTION_PROMPTS,
     COLOURS,
     DESCRIPTION_PROMPTS,
+    GENERAL,
     HELD_OUT_SEEDS,
     MAX_OBJECTS,
     PATTERNS,
     SHAPES,
     SIZES,
     Scene,
+    SceneProfile,
     caption,
     describe,
     object_masks,
@@ -41,6 +44,8 @@ __all__ = [
     "PatchBatch",
     "conversation_batch",
     "patch_batch",
+    "patch_labels",
+    "picture_pixels",
     "training_seeds",
 ]
 
@@ -61,7 +66,7 @@ WEIGHTS = {"caption": 1.0, "question": 4.0, "description": 0.5}
 
 
 @dataclass
-class _Movable:
+class Movable:
     def to(self, device: torch.device) -> Self:
         """Move every tensor to a device, in place."""
         for each in fields(self):
@@ -70,15 +75,15 @@ class _Movable:
 
 
 @dataclass
-class PatchBatch(_Movable):
-    """Pictures `[B, 3, 96, 96]` in [-1, 1], and labels `[B, patches, len(PATCH_CLASSES)]`."""
+class PatchBatch(Movable):
+    """Pictures `[B, 3, size, size]` in [-1, 1], and labels `[B, patches, len(PATCH_CLASSES)]`."""
 
     pixels: torch.Tensor
     labels: torch.Tensor
 
 
 @dataclass
-class ConversationBatch(_Movable):
+class ConversationBatch(Movable):
     """Pictures `[B, 3, 96, 96]`, tokens `[B, L]`, and what is learnt of them.
 
     `weights` is 0 where the token is not part of an answer; `turns` numbers the answers of the whole batch
@@ -112,11 +117,20 @@ def training_seeds(seed: int, stage: int, step: int, process: int, count: int) -
     return rng.integers(HELD_OUT_SEEDS.stop, 2**62, size=count)
 
 
-def patch_batch(seeds: np.ndarray, patch: int) -> PatchBatch:
-    """Scenes with the shape, colour, size, pattern and reading-order rank of the object on each patch."""
-    scenes = [sample_scene(int(seed)) for seed in seeds]
-    labels = np.stack([_patch_labels(scene, patch) for scene in scenes])
-    return PatchBatch(_pixels(scenes), torch.from_numpy(labels))
+def patch_batch(
+    seeds: np.ndarray, patch: int, *, size: int = CANVAS, profile: SceneProfile = GENERAL
+) -> PatchBatch:
+    """Scenes with the shape, colour, size, pattern and reading-order rank of the object on each patch.
+
+    Args:
+        seeds: of the scenes.
+        patch: side of a patch in pixels.
+        size: side of the pictures in pixels.
+        profile: of the scenes.
+    """
+    scenes = [sample_scene(int(seed), profile=profile) for seed in seeds]
+    labels = np.stack([patch_labels(scene, patch, size) for scene in scenes])
+    return PatchBatch(picture_pixels(scenes, size), torch.from_numpy(labels))
 
 
 def conversation_batch(
@@ -135,7 +149,7 @@ def conversation_batch(
                 opening = _Part(row, USER + prompt + ASSISTANT, None, _moved(named, 1))
             parts += [opening, _Part(row, answer + EOS, kind)]
     encoded = tokenizer([part.text for part in parts], add_special_tokens=False)["input_ids"]
-    return _pack(_pixels(scenes), encoded, parts, int(tokenizer.pad_token_id))
+    return _pack(picture_pixels(scenes), encoded, parts, int(tokenizer.pad_token_id))
 
 
 def _opening(
@@ -195,15 +209,16 @@ def _pack(pixels: torch.Tensor, encoded: list[list[int]], parts: list[_Part], pa
     )
 
 
-def _pixels(scenes: list[Scene]) -> torch.Tensor:
-    pictures = np.stack([render(scene) for scene in scenes])
+def picture_pixels(scenes: Sequence[Scene], size: int = CANVAS) -> torch.Tensor:
+    """Pictures `[B, 3, size, size]` in [-1, 1]."""
+    pictures = np.stack([render(scene, size) for scene in scenes])
     return torch.from_numpy(pictures).permute(0, 3, 1, 2).float().div_(127.5).sub_(1).contiguous()
 
 
-def _patch_labels(scene: Scene, patch: int) -> np.ndarray:
+def patch_labels(scene: Scene, patch: int, size: int = CANVAS) -> np.ndarray:
     """Labels of all patches in raster order: int64 `[patches, len(PATCH_CLASSES)]`."""
-    side = CANVAS // patch
-    masks = object_masks(scene).reshape(len(scene.objects), side, patch, side, patch).mean(axis=(2, 4))
+    side = size // patch
+    masks = object_masks(scene, size).reshape(len(scene.objects), side, patch, side, patch).mean(axis=(2, 4))
     owner = np.where(masks.max(0) >= COVERED, masks.argmax(0) + 1, 0).reshape(-1)
     table = np.zeros((1 + len(scene.objects), len(PATCH_CLASSES)), dtype=np.int64)
     for rank, thing in enumerate(scene.objects, start=1):

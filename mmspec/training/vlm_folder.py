@@ -7,17 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import LlavaForConditionalGeneration, LlavaProcessor
 
-__all__ = ["save_vlm"]
+__all__ = ["half_precision", "save_vlm"]
+
+
+def half_precision(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights in fp16, on the CPU."""
+    return {name: tensor.detach().to("cpu", torch.float16) for name, tensor in model.state_dict().items()}
 
 
 def save_vlm(
     model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: Path, training: dict[str, Any]
 ) -> None:
     """Save weights (fp16 safetensors), configuration, generation settings, processor and training record."""
-    half = {name: tensor.detach().to("cpu", torch.float16) for name, tensor in model.state_dict().items()}
-    model.save_pretrained(folder, state_dict=half)
+    model.save_pretrained(folder, state_dict=half_precision(model))
     processor.save_pretrained(folder)
     # transformers loads in the dtype that config.json names; half precision is many times slower on a CPU.
     path = folder / "config.json"

@@ -92,10 +92,10 @@ def build_model(shape: ModelShape, processor: LlavaProcessor) -> LlavaForConditi
 class PatchLoss(nn.Module):
     """Mean cross entropy of the dense labels, read from the tower by one linear layer each."""
 
-    def __init__(self, tower: nn.Module, width: int) -> None:
+    def __init__(self, tower: nn.Module, width: int, heads: nn.ModuleDict | None = None) -> None:
         super().__init__()
         self.tower = tower
-        self.heads = nn.ModuleDict(
+        self.heads = heads or nn.ModuleDict(
             {name: nn.Linear(width, classes) for name, classes in PATCH_CLASSES.items()}
         )
 
@@ -105,7 +105,8 @@ class PatchLoss(nn.Module):
         loss = states.new_zeros((), dtype=torch.float32)
         accuracies = {}
         covered = batch.labels[..., 0] > 0
-        for index, (name, head) in enumerate(self.heads.items()):
+        for index, name in enumerate(PATCH_CLASSES):
+            head = self.heads[name]
             logits, labels = head(states).float(), batch.labels[..., index]
             loss = loss + F.cross_entropy(logits.flatten(0, 1), labels.flatten()) / len(self.heads)
             right = logits.argmax(-1) == labels

@@ -1,0 +1,116 @@
+"""A small vision transformer that reads pictures: what each patch shows, then what each object is.
+
+It knows attributes by the names in its config; it does not know where pictures come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import CLIPVisionConfig, CLIPVisionModel, PreTrainedConfig, PreTrainedModel
+
+__all__ = ["AttributeReader", "AttributeReaderConfig", "PictureReading"]
+
+PRESENT = 0.5  # probability of an object's rank on its best patch, from which on the object is there
+
+
+@dataclass(frozen=True, slots=True)
+class PictureReading:
+    """What is seen: the attributes of each object, in reading order, and the background."""
+
+    objects: tuple[tuple[str, ...], ...]
+    background: str
+
+
+@strict
+class AttributeReaderConfig(PreTrainedConfig):
+    """The tower, and the names of what it tells apart.
+
+    Attributes:
+        attribute_names: of what is told of an object, in the order in which it is said.
+        attribute_values: the values of each attribute.
+        backgrounds: names of the backgrounds.
+        max_objects: ranks in reading order that are told apart.
+        vision: settings of `CLIPVisionConfig`.
+    """
+
+    model_type = "attribute_reader"
+
+    attribute_names: tuple[str, ...] | list[str] = ()
+    attribute_values: tuple[tuple[str, ...], ...] | list[list[str]] = ()
+    backgrounds: tuple[str, ...] | list[str] = ()
+    max_objects: int = 2
+    vision: dict[str, Any] | None = None
+
+    @property
+    def classes(self) -> dict[str, int]:
+        """Number of classes of each label of a patch; class 0 of all but the background is: no object."""
+        counts = [1 + len(values) for values in self.attribute_values]
+        return {
+            **dict(zip(self.attribute_names, counts, strict=True)),
+            "rank": 1 + self.max_objects,
+            "background": len(self.backgrounds),
+        }
+
+
+class AttributeReader(PreTrainedModel):
+    """Reads pictures [B, 3, H, W] in [-1, 1].
+
+    Example:
+        >>> reader = AttributeReader.from_pretrained("assets/scenes-llamagen/reader")
+        >>> reader.read(pixels)[0].objects  # from left to right
+        (('small', 'red', 'plain', 'ring'), ('large', 'blue', 'dotted', 'square'))
+    """
+
+    config: AttributeReaderConfig
+    config_class = AttributeReaderConfig
+    main_input_name = "pixels"
+
+    def __init__(self, config: AttributeReaderConfig) -> None:
+        super().__init__(config)
+        vision = CLIPVisionConfig(**(config.vision or {}))
+        self.tower = CLIPVisionModel(vision)
+        self.heads = nn.ModuleDict(
+            {name: nn.Linear(vision.hidden_size, classes) for name, classes in config.classes.items()}
+        )
+        self.post_init()
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        """Logits [B, patches, classes] of every label."""
+        states = self.tower(pixels).last_hidden_state[:, 1:]
+        return {name: head(states) for name, head in self.heads.items()}
+
+    @torch.inference_mode()
+    def features(self, pixels: Tensor) -> Tensor:
+        """One vector [B, width] of each picture: the mean over its patches, for distances between sets."""
+        features: Tensor = self.tower(pixels).last_hidden_state[:, 1:].mean(dim=1)
+        return features
+
+    @torch.inference_mode()
+    def read(self, pixels: Tensor) -> list[PictureReading]:
+        """What each picture shows. Patches vote on the object that they most probably lie on."""
+        logits = self(pixels)
+        ranks = logits["rank"].softmax(-1)[..., 1:]  # [B, patches, objects]
+        present = (ranks.amax(1) > PRESENT).tolist()
+        votes = torch.stack(
+            [
+                torch.einsum("bpo,bpc->boc", ranks, logits[name].log_softmax(-1)[..., 1:]).argmax(-1)
+                for name in self.config.attribute_names
+            ],
+            dim=-1,
+        ).tolist()  # [B, objects, attributes]
+        backgrounds = logits["background"].log_softmax(-1).sum(1).argmax(-1).tolist()
+        return [
+            PictureReading(
+                tuple(self._words(vote) for vote, there in zip(voted, seen, strict=True) if there),
+                self.config.backgrounds[background],
+            )
+            for voted, seen, background in zip(votes, present, backgrounds, strict=True)
+        ]
+
+    def _words(self, vote: list[int]) -> tuple[str, ...]:
+        return tuple(values[index] for values, index in zip(self.config.attribute_values, vote, strict=True))

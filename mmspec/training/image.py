@@ -1,0 +1,171 @@
+"""Trains the reference image models: a LlamaGen over the tokens of scenes, given a prompt or a class.
+
+The text encoder learns with it. Every batch is made of new scenes, and the prompts say all or part of them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from diffusers.models.autoencoders.vq_model import VQModel
+from torch import nn
+from transformers import T5EncoderModel
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.models.llamagen import LlamaGenForCausalLM
+from mmspec.models.llamagen.vq import encode_image
+from mmspec.registry import did_you_mean
+from mmspec.training.checkpointing import load_state
+from mmspec.training.environment import environment, prepare_training
+from mmspec.training.image_data import GRID, PICTURE_SIZE, ImageBatch, image_batch
+from mmspec.training.image_folder import TEXT_ENCODER, load_vq, save_image_model
+from mmspec.training.image_model import (
+    SHAPES_BY_SIZE,
+    ImageLoss,
+    build_caption_tokenizer,
+    build_text_encoder,
+    build_transformer,
+)
+from mmspec.training.schedule import Budget
+from mmspec.training.stage import OnStep, Run, Stage, train_stage
+from mmspec.training.vlm_data import training_seeds
+
+__all__ = ["train_image"]
+
+CONDITIONS = ("caption", "class")
+CHECK_SCENES = 32
+DEFAULT_MINUTES = 75.0
+STAGE = 9
+
+
+def train_image(
+    out: str | Path,
+    vq: str | Path,
+    *,
+    condition: str = "caption",
+    start: str | Path | None = None,
+    size: str = "base",
+    minutes: float | None = None,
+    steps: int | None = None,
+    batch_size: int = 16,
+    seed: int = 0,
+    resume: bool = False,
+    threads: int | None = None,
+    state: str | Path | None = None,
+    checkpoint_s: float = 120.0,
+    check_s: float = 60.0,
+    on_step: OnStep | None = None,
+) -> Path:
+    """Train a reference image model and save it as one folder (see `image_folder`).
+
+    Args:
+        out: the folder to write.
+        vq: a trained tokenizer, which stays as it is.
+        condition: "caption", or "class" (colour and shape of the leftmost object, 48 labels).
+        start: a trained image model to begin with, instead of random weights; its condition may differ.
+        size: "base", or "tiny" (for tests).
+        minutes: length of the training; 75 where neither this nor `steps` is given.
+        steps: length in optimizer steps instead; the result is then reproducible.
+        batch_size: pictures per step and process.
+        seed: of the weights and of all training scenes.
+        resume: go on from the state file of an interrupted run.
+        threads: CPU threads; None leaves the number as it is.
+        state: file of the training state; by default `<out>.training.pt` beside the folder.
+        checkpoint_s: seconds between two states on disk.
+        check_s: seconds between two looks at held-out scenes.
+        on_step: called with (step, loss) after every step.
+
+    Returns:
+        The folder. Its `training.json` records how it was made.
+    """
+    if size not in SHAPES_BY_SIZE:
+        raise InputError("size", size, did_you_mean(size, SHAPES_BY_SIZE))
+    if condition not in CONDITIONS:
+        raise InputError("condition", condition, did_you_mean(condition, CONDITIONS))
+    if minutes is None and steps is None:
+        minutes = DEFAULT_MINUTES
+    budget = Budget(steps, None if minutes is None else minutes * 60)
+    prepare_training(seed, threads)
+    out, vq = Path(out), Path(vq)
+    accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
+    pictures = load_vq(vq).to(accelerator.device)
+    shape = SHAPES_BY_SIZE[size]
+    _check_vq(vq, pictures, shape.entries)
+    tokenizer = build_caption_tokenizer()
+    transformer = build_transformer(shape, condition)
+    text_encoder = build_text_encoder(shape, tokenizer) if condition == "caption" else None
+    learner = ImageLoss(transformer, text_encoder)
+    before = [] if start is None else _take_weights(learner, Path(start))
+    state_path = Path(state) if state is not None else out.with_name(f"{out.name}.training.pt")
+    run = Run(accelerator, transformer, state_path, checkpoint_s, check_s, on_step)
+    if resume:
+        run.restore(load_state(state_path))
+
+    def make(step: int) -> ImageBatch:
+        seeds = training_seeds(seed, STAGE, step, accelerator.process_index, batch_size)
+        return _with_tokens(image_batch(seeds, tokenizer), pictures, accelerator.device)
+
+    held_out = _with_tokens(
+        image_batch(np.arange(CHECK_SCENES), tokenizer, dropped=0.0), pictures, accelerator.device
+    )
+
+    def check(module: nn.Module) -> dict[str, float]:
+        return {name: round(float(value), 3) for name, value in module(held_out)[1].items()}
+
+    train_stage(run, Stage(f"image tokens, given a {condition}", learner, make, check), budget)
+    if accelerator.is_main_process:
+        options = f"--minutes {minutes:g}" if minutes is not None else f"--steps {steps}"
+        options += "" if start is None else f" --from {Path(start).as_posix()}"
+        command = f"mmspec train image --out {out.as_posix()} --vq {vq.as_posix()} --size {size}"
+        record = {
+            "command": f"{command} --condition {condition} {options}",
+            "seed": seed,
+            "batch_size": batch_size,
+            "stages": [*before, *run.finished],
+        }
+        learner.write_null_embedding()
+        training = record | environment(accelerator, transformer)
+        words = None if text_encoder is None else tokenizer
+        save_image_model(transformer, text_encoder, words, vq, out, training)
+    accelerator.wait_for_everyone()
+    return out
+
+
+def _with_tokens(batch: ImageBatch, vq: VQModel, device: torch.device) -> ImageBatch:
+    batch = batch.to(device)
+    batch.tokens = encode_image(vq, batch.pixels).flatten(1)
+    return batch
+
+
+def _check_vq(folder: Path, vq: VQModel, entries: int) -> None:
+    config: Any = vq.config
+    codes, stride = config.num_vq_embeddings, 2 ** (len(config.block_out_channels) - 1)
+    if codes != entries or stride * GRID != PICTURE_SIZE:
+        wanted = PICTURE_SIZE // GRID
+        allowed = f"a tokenizer with {entries} codes of {wanted} x {wanted} pixels"
+        raise CheckpointError("vq", str(folder), f"{allowed}; it has {codes} of {stride} x {stride}")
+
+
+def _take_weights(learner: ImageLoss, folder: Path) -> list[dict[str, Any]]:
+    """Take over what fits of a trained model; returns the stages of its training."""
+    allowed = "a model that `mmspec train image` wrote, of the same size"
+    try:
+        donor = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        kept = {name: value for name, value in donor.state_dict().items() if "cls_embedding" not in name}
+        if learner.text_encoder is not None and donor.config.condition_type == "caption":
+            kept = donor.state_dict()
+            learner.null_embedding.data.copy_(kept["model.cls_embedding.uncond_embedding"])
+            encoder = T5EncoderModel.from_pretrained(folder / TEXT_ENCODER, dtype=torch.float32)
+            learner.text_encoder.load_state_dict(encoder.state_dict())
+        missing, surplus = learner.transformer.load_state_dict(kept, strict=False)
+        if surplus or any("cls_embedding" not in name for name in missing):
+            raise ValueError(f"keys that do not fit: {[*surplus, *missing][:3]}")
+        stages: list[dict[str, Any]] = json.loads((folder / "training.json").read_text())["stages"]
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError("start", str(folder), allowed) from error
+    return stages

@@ -1,0 +1,146 @@
+"""Trains the image tokenizer of the reference models: pixels first, then also what the attribute reader sees.
+
+Squared error of pixels alone blurs just what tells a star from a cross, and dots from stripes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from diffusers.models.autoencoders.vq_model import VQModel
+from safetensors.torch import save_file
+from torch import nn
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.registry import did_you_mean
+from mmspec.training.checkpointing import load_state
+from mmspec.training.environment import environment, prepare_training
+from mmspec.training.image_data import PixelBatch, pixel_batch
+from mmspec.training.reader import load_reader
+from mmspec.training.schedule import Budget
+from mmspec.training.stage import OnStep, Run, Stage, train_stage
+from mmspec.training.vlm_data import training_seeds
+from mmspec.training.vlm_folder import half_precision
+from mmspec.training.vq_model import VQ_SHAPES, Reconstruction, build_vq
+
+__all__ = ["save_vq", "train_vq"]
+
+CHECK_SCENES = 64
+DEFAULT_MINUTES = 25.0
+STAGE = 8
+OBJECT_WEIGHT = 3.0  # objects cover a fifth of a picture and are all that a caption is about
+
+
+def train_vq(
+    out: str | Path,
+    *,
+    reader: str | Path | None = None,
+    start: str | Path | None = None,
+    size: str = "base",
+    minutes: float | None = None,
+    steps: int | None = None,
+    batch_size: int = 16,
+    seed: int = 0,
+    resume: bool = False,
+    threads: int | None = None,
+    state: str | Path | None = None,
+    checkpoint_s: float = 60.0,
+    check_s: float = 60.0,
+    on_step: OnStep | None = None,
+) -> Path:
+    """Train an image tokenizer (4 x 4 pixels a token) and save it as a folder of diffusers' `VQModel`.
+
+    Args:
+        out: the folder to write.
+        reader: a folder that `train_reader` wrote; its features are compared too. None: pixels alone.
+        start: a trained tokenizer to begin with, instead of random weights.
+        size: "base", or "tiny" (for tests).
+        minutes: length of the training; 25 where neither this nor `steps` is given.
+        steps: length in optimizer steps instead; the result is then reproducible.
+        batch_size: pictures per step and process.
+        seed: of the weights and of all training scenes.
+        resume: go on from the state file of an interrupted run.
+        threads: CPU threads; None leaves the number as it is.
+        state: file of the training state; by default `<out>.training.pt` beside the folder.
+        checkpoint_s: seconds between two states on disk.
+        check_s: seconds between two looks at held-out scenes.
+        on_step: called with (step, loss) after every step.
+
+    Returns:
+        The folder. Its `training.json` records how it was made.
+    """
+    if size not in VQ_SHAPES:
+        raise InputError("size", size, did_you_mean(size, VQ_SHAPES))
+    if minutes is None and steps is None:
+        minutes = DEFAULT_MINUTES
+    budget = Budget(steps, None if minutes is None else minutes * 60)
+    prepare_training(seed, threads)
+    out = Path(out)
+    judge = None if reader is None else load_reader(reader)
+    accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
+    vq, before = build_vq(size), []
+    if start is not None:
+        before = _take_weights(vq, Path(start))
+    if judge is not None:
+        judge.to(accelerator.device)
+    state_path = Path(state) if state is not None else out.with_name(f"{out.name}.training.pt")
+    run = Run(accelerator, vq, state_path, checkpoint_s, check_s, on_step)
+    if resume:
+        run.restore(load_state(state_path))
+    title = "pixels" if judge is None else "pixels and features"
+    train_stage(run, _stage(run, Reconstruction(vq, judge), title, seed, batch_size), budget)
+    if accelerator.is_main_process:
+        options = f"--minutes {minutes:g}" if minutes is not None else f"--steps {steps}"
+        options += "" if reader is None else f" --reader {Path(reader).as_posix()}"
+        options += "" if start is None else f" --from {Path(start).as_posix()}"
+        record = {
+            "command": f"mmspec train vq --out {out.as_posix()} --size {size} {options}",
+            "seed": seed,
+            "batch_size": batch_size,
+            "stages": [*before, *run.finished],
+        }
+        save_vq(vq, out, record | environment(accelerator, vq))
+    accelerator.wait_for_everyone()
+    return out
+
+
+def save_vq(vq: VQModel, folder: Path, training: dict[str, Any]) -> None:
+    """Save in half precision, with the codebook on its own, as `mmspec convert` does, and the record."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vq.save_config(folder)
+    tensors = {name: tensor.contiguous() for name, tensor in half_precision(vq).items()}
+    save_file(tensors, folder / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
+    codebook = vq.quantize.embedding.weight.detach().to("cpu", torch.float16).contiguous()
+    save_file({"codebook": codebook.clone()}, folder / "raw_codebook.safetensors")
+    (folder / "training.json").write_text(json.dumps(training, indent=2) + "\n")
+
+
+def _stage(run: Run, learner: Reconstruction, title: str, seed: int, batch_size: int) -> Stage:
+    held_out = pixel_batch(np.arange(CHECK_SCENES))
+
+    def make(step: int) -> PixelBatch:
+        seeds = training_seeds(seed, STAGE, step, run.accelerator.process_index, batch_size)
+        return pixel_batch(seeds, OBJECT_WEIGHT)
+
+    def check(module: nn.Module) -> dict[str, float]:
+        _, figures = module(held_out.to(run.accelerator.device))
+        return {name: round(float(value), 4) for name, value in figures.items()}
+
+    return Stage(title, learner, make, check)
+
+
+def _take_weights(vq: VQModel, folder: Path) -> list[dict[str, Any]]:
+    """Take over a trained tokenizer; returns the stages of its training."""
+    allowed = "a tokenizer that `mmspec train vq` wrote, of the same size"
+    try:
+        donor = VQModel.from_pretrained(folder, torch_dtype=torch.float32)
+        vq.load_state_dict(donor.state_dict())
+        stages: list[dict[str, Any]] = json.loads((folder / "training.json").read_text())["stages"]
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError("start", str(folder), allowed) from error
+    return stages
