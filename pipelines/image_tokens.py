@@ -19,9 +19,8 @@ from transformers.utils import logging
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler, is_integer
+from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import NOT_FINITE, Sequences, Stopping
-from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats, merge_stats
 from mmspec.errors import InputError, NumericalError, UnsupportedModelError
 from mmspec.models.llamagen import LlamaGenConfig
@@ -67,7 +66,7 @@ class ImagePipeline(MMSpecPipeline):
         >>> pipe("a red ring left of a small blue cross").images[0].save("picture.png")  # doctest: +SKIP
     """
 
-    default_accelerator = "none"
+    default_accelerator = "sjd"
     target: ImageTokenTarget
 
     def __init__(
@@ -132,12 +131,6 @@ class ImagePipeline(MMSpecPipeline):
         if self.processor is not None:
             reader = self.model if self.text_encoder is None else self.text_encoder
             check_vocabulary(self.tokenizer, reader)
-
-    def _set_accelerator(self, name: str, drafter: Any, options: dict[str, Any]) -> None:
-        window, tokens = options.get("window", 0), self.target.grid.length
-        if is_integer(window) and window > tokens:
-            raise InputError("window", window, f"at most {tokens}: the tokens of a picture")
-        super()._set_accelerator(name, drafter, options)
 
     @property
     def components(self) -> dict[str, Any]:
@@ -288,9 +281,8 @@ class Run:
             )
             self.stats.append(stats)
             self._batches.append(sequences)
-            parts = (target, accelerator.drafter, accelerator.rule, self._sampler)
             clock = perf_counter()
-            for emission in speculate(*parts, requests, sequences, random):
+            for emission in accelerator.decode(target, self._sampler, requests, sequences, random):
                 stats.seconds += perf_counter() - clock
                 committed = sum(map(len, emission.tokens))
                 self.committed += committed
