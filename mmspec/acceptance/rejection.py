@@ -11,24 +11,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from mmspec.acceptance.residuals import normalise, residual, sampled_law
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Scores, draw
 from mmspec.decoding.verdict import Verdict, take
 
+__all__ = ["KSequential", "RecursiveRejection", "SpeculativeSampling", "residual", "walk"]
+
 Judge = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def normalise(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Divide by the sum; `otherwise` where all weights are zero (q = p rounds to nothing left)."""
-    total = weights.sum(-1, keepdim=True)
-    return torch.where(total > 0, weights / total.clamp_min(torch.finfo(weights.dtype).tiny), otherwise)
-
-
-def residual(p: Tensor, q: Tensor) -> Tensor:
-    """What the target still owes after min(p, q) was accepted: norm((p - q)+), [..., V]."""
-    return normalise((p - q).clamp_min(0.0), otherwise=p)
 
 
 class SpeculativeSampling(AcceptanceRule):
@@ -141,24 +133,17 @@ def walk(draft: Draft, p: Tensor, random: RandomStream, emitted: Tensor, judge: 
             from if none was chosen [B, V]).
     """
     node = torch.zeros_like(emitted)
-    final = take(p, node)
+    final = here = take(p, node)
     moving = torch.ones_like(emitted, dtype=torch.bool)
+    steps = torch.arange(draft.max_depth, device=emitted.device)
+    u = random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, draft.max_children, p.dtype)  # [B, D, K]
     for depth in range(draft.max_depth):
-        u = random.uniform((emitted + depth)[:, None], Purpose.ACCEPT, draft.max_children, p.dtype)[:, 0]
-        chosen, left = judge(take(p, node), take(draft.children, node), u)
+        chosen, left = judge(here, take(draft.children, node), u[:, depth])
         moved = moving & (chosen >= 0)
         final = torch.where((moving & ~moved)[:, None], left, final)
         node = torch.where(moved, chosen, node)
-        final = torch.where(moved[:, None], take(p, node), final)
+        here = take(p, node)
+        final = torch.where(moved[:, None], here, final)
         moving = moved
     accepted = take(draft.depth, node)
     return Verdict.at(draft, node, draw(final, random, emitted + accepted, Purpose.RESIDUAL))
-
-
-def sampled_law(draft: Draft) -> Tensor:
-    """The draft's q, which the registry has already made sure of."""
-    if draft.q is None:
-        raise TypeError(
-            f"a {draft.kind.value} draft has no q; rejection rules need the law it was drawn from"
-        )
-    return draft.q
