@@ -37,7 +37,7 @@ class WindowLayout:
 
     def forced(self, place: Tensor) -> Tensor:
         """The token that the grammar forces at each place, or FREE; of the shape of `place`."""
-        return self._forced[place.clamp_max(len(self._forced) - 1)]
+        return self._forced[place.clamp(0, len(self._forced) - 1)]
 
     def left(self, place: Tensor, covered: Tensor) -> Tensor:
         """[B, n] the cell that each place repeats: in raster order, the last before `covered` [B, 1]."""
