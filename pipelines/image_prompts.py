@@ -7,7 +7,7 @@ runs the target; the text encoder of LlamaGen is run, one caption at a time, so 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,11 @@ from mmspec.decoding.interfaces import Request
 from mmspec.errors import InputError
 from mmspec.models.llamagen import LlamaGenConfig, caption_prompt, class_prompt, null_caption_prompt
 from mmspec.pipelines.prompts import check_special_tokens, check_text
+from mmspec.targets import chameleon, emu3
+from mmspec.targets.chameleon import AnoleTarget, LuminaTarget
+from mmspec.targets.emu3 import Emu3Target
 from mmspec.targets.image_tokens import CELLS, ImageTokenTarget
+from mmspec.targets.janus import JanusTarget
 from mmspec.targets.llamagen import LlamaGenTarget
 
 __all__ = ["encode_caption", "image_requests"]
@@ -28,6 +32,14 @@ logger = logging.getLogger(__name__)
 
 Inputs = dict[str, Tensor]
 Pair = tuple[Inputs, Inputs]
+IdPair = tuple[list[int], list[int]]
+
+JANUS_BEGIN_OF_IMAGE = "<begin_of_image>"
+LUMINA_REQUEST = "Generate an image of {width}x{height} according to the following prompt:\n{text}"
+EMU3_NEGATIVE = (
+    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst "
+    "quality, low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
+)
 
 
 def image_requests(
@@ -143,7 +155,16 @@ def text_pairs(
                 check_special_tokens(value, where, tokenizer)
         if isinstance(target, LlamaGenTarget):
             pairs.append(caption_pair(target, text, negative, tokenizer, text_encoder))
+        else:
+            template = next(made for kind, made in TEMPLATES.items() if isinstance(target, kind))
+            ids, negative_ids = template(target, text, negative, grid, tokenizer)
+            pairs.append((shifted(target, ids), shifted(target, negative_ids)))
     return pairs
+
+
+def shifted(target: ImageTokenTarget, ids: list[int]) -> Inputs:
+    """Ids of a prompt, in the numbers behind the target's own vocabulary."""
+    return {"input_ids": torch.tensor([ids]) + target.vocabulary}
 
 
 def caption_pair(
@@ -188,3 +209,102 @@ def encode_caption(
     output = text_encoder(input_ids=ids, attention_mask=torch.ones_like(ids))
     features: Tensor = output.last_hidden_state
     return caption_prompt(config, features)
+
+
+def janus_ids(
+    target: JanusTarget, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
+) -> IdPair:
+    """Janus: one turn of its chat, then begin-of-image. No prompt is as many paddings, which are seen."""
+    words, newer = words_of(tokenizer), "<|User|>" in tokenizer.get_vocab()
+    user, assistant = ("<|User|>", "<|Assistant|>") if newer else ("User", "Assistant")
+    begin, image = special_id(tokenizer, tokenizer.bos_token), special_id(tokenizer, JANUS_BEGIN_OF_IMAGE)
+
+    def turn(content: str) -> list[int]:
+        return [begin, *words(f"{user}: {content}\n\n{assistant}:"), image]
+
+    ids = turn(text)
+    if negative is not None:
+        return ids, turn(negative)
+    padding = special_id(tokenizer, tokenizer.pad_token)
+    return ids, [token if token in (begin, image) else padding for token in ids]
+
+
+def emu3_ids(
+    target: Emu3Target, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
+) -> IdPair:
+    """Emu3: the text, then the size of the grid between two tokens. No prompt is a list of flaws."""
+    words = words_of(tokenizer)
+    begin, image, tokens = (
+        special_id(tokenizer, name)
+        for name in (tokenizer.bos_token, emu3.BEGIN_OF_IMAGE, emu3.BEGIN_OF_TOKENS)
+    )
+
+    def sized(content: str) -> list[int]:
+        return [begin, *words(content), image, *words(f"{grid.rows}*{grid.columns}"), tokens]
+
+    return sized(text), sized(EMU3_NEGATIVE if negative is None else negative)
+
+
+def lumina_ids(
+    target: LuminaTarget, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
+) -> IdPair:
+    """Lumina-mGPT: one turn, then begin-of-image and the two size tokens; no prompt is these alone."""
+    words = words_of(tokenizer)
+    height, width = grid.rows * target.stride, grid.columns * target.stride
+    names = (chameleon.BEGIN_OF_IMAGE, chameleon.size_token(height), chameleon.size_token(width))
+    head = [special_id(tokenizer, name) for name in names]
+    begin, end = (special_id(tokenizer, name) for name in (chameleon.BEGIN_OF_TEXT, chameleon.END_OF_TURN))
+
+    def turn(content: str) -> list[int]:
+        return [begin, *words(LUMINA_REQUEST.format(width=width, height=height, text=content)), end, *head]
+
+    return turn(text), head if negative is None else turn(negative)
+
+
+def anole_ids(
+    target: AnoleTarget, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
+) -> IdPair:
+    """Anole: one turn, then begin-of-image; no prompt is the first and the last token alone."""
+    words = words_of(tokenizer)
+    begin, end, image = (
+        special_id(tokenizer, name)
+        for name in (chameleon.BEGIN_OF_TEXT, chameleon.END_OF_TURN, chameleon.BEGIN_OF_IMAGE)
+    )
+
+    def turn(content: str) -> list[int]:
+        return [begin, *words(content), end, image]
+
+    return turn(text), [begin, image] if negative is None else turn(negative)
+
+
+def words_of(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
+    """Text to ids without the tokens that a tokenizer puts around them."""
+
+    def words(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
+    return words
+
+
+def special_id(tokenizer: PreTrainedTokenizerBase, token: str | None) -> int:
+    """The id of a special token.
+
+    Raises:
+        InputError: the tokenizer has none; it belongs to another model.
+    """
+    vocabulary = tokenizer.get_vocab()
+    if token not in vocabulary:
+        raise InputError(
+            "tokenizer", type(tokenizer).__name__, f"that of the model, which has a token {token!r}"
+        )
+    return vocabulary[token]
+
+
+#: Families by target class, the more special one first.
+TEMPLATES: dict[type[ImageTokenTarget], Callable[..., IdPair]] = {
+    JanusTarget: janus_ids,
+    Emu3Target: emu3_ids,
+    LuminaTarget: lumina_ids,
+    AnoleTarget: anole_ids,
+}

@@ -12,11 +12,17 @@ from mmspec.targets.image_tokens import ImageTokenTarget
 
 __all__ = ["IMAGE_FAMILIES", "image_target"]
 
+LUMINA_CLASS = "ChameleonXLLMX"
+
 #: Families by name; those of transformers and our own are named as their `model_type`.
 IMAGE_FAMILIES: Registry[type[Any]] = Registry(
     "family",
     {
         "llamagen": "mmspec.targets.llamagen:LlamaGenTarget",
+        "janus": "mmspec.targets.janus:JanusTarget",
+        "emu3": "mmspec.targets.emu3:Emu3Target",
+        "chameleon": "mmspec.targets.chameleon:AnoleTarget",
+        "lumina_mgpt": "mmspec.targets.chameleon:LuminaTarget",
     },
 )
 
@@ -45,5 +51,8 @@ def image_target(
 
 
 def family_of(model: PreTrainedModel) -> str:
-    """The family that a config names."""
+    """The family that a config names: Lumina-mGPT calls itself a Chameleon, but for its class."""
+    classes = model.config.architectures or []
+    if any(name.startswith(LUMINA_CLASS) for name in classes):
+        return "lumina_mgpt"
     return str(model.config.model_type)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from mmspec.decoding.draft import Draft
@@ -23,7 +22,7 @@ from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.errors import CheckpointError, InputError
 from mmspec.targets.causal import CausalState, CausalTarget
 
-__all__ = ["CELLS", "ImageState", "ImageTokenTarget", "constrain"]
+__all__ = ["CELLS", "ImageState", "ImageTokenTarget"]
 
 CELLS = "image_cells"  # of a prompt: [1, 2] rows and columns of its picture, where they are not the default
 
@@ -49,7 +48,7 @@ class ImageState(CausalState):
 class ImageTokenTarget(CausalTarget, ABC):
     """Adapter from a model of image tokens to the Target interface.
 
-    The logits are those of the K codes alone, with the grammar applied: -inf for what it excludes. Positions
+    Logits are [.., K + S] with the grammar applied: -inf for what it excludes. Positions
     beyond the picture do no harm: rotations are computed, not looked up, and such places are never kept.
 
     Args:
@@ -137,9 +136,7 @@ class ImageTokenTarget(CausalTarget, ABC):
             forced.to(self.device),
             torch.tensor(state.prompt_lengths, device=self.device),
         )
-        return image_state, replace(
-            output, logits=constrain(output.logits, image_state.forced[:, :1], self.syntax)
-        )
+        return image_state, replace(output, logits=self.constrain(output.logits, image_state.forced[:, :1]))
 
     def score(self, state: ImageState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:  # type: ignore[override]
         """Score every node of the draft in one forward, and exclude what the grammar excludes after it."""
@@ -147,7 +144,30 @@ class ImageTokenTarget(CausalTarget, ABC):
         depth = draft.repeat_rows(state.cache.rows // len(draft.tokens)).depth
         # `lengths - starts` is the output index of the root, which is not cached; its logits are of the next
         index = (state.cache.lengths - state.starts)[:, None] + depth + 1
-        return replace(output, logits=constrain(output.logits, state.forced_at(index), self.syntax))
+        return replace(output, logits=self.constrain(output.logits, state.forced_at(index)))
+
+    def score_places(self, state: ImageState, tokens: Tensor, places: Tensor, visible: Tensor) -> Tensor:  # type: ignore[override]
+        """Score tokens at chosen places of the output, and exclude what the grammar excludes after them."""
+        logits = super().score_places(state, tokens, places, visible)
+        following = places.repeat(state.cache.rows // len(places), 1) + 1
+        return self.constrain(logits, state.forced_at(following))
+
+    def constrain(self, logits: Tensor, forced: Tensor) -> Tensor:
+        """Apply the grammar: codes alone at cells, and at forced places the syntax token alone.
+
+        Args:
+            logits: [B, n, K + S].
+            forced: [B, n] the syntax token that must come after each node, or FREE.
+
+        Returns:
+            [B, n, K + S], -inf where a token is excluded.
+        """
+        if not self.syntax:
+            return logits
+        token = torch.arange(self.vocabulary, device=logits.device)
+        forced = forced[..., None]
+        allowed = torch.where(forced == FREE, token < self.grid.codebook_size, token == forced)
+        return logits.masked_fill(~allowed, float("-inf"))
 
     def grid_of(self, prompt: Mapping[str, Tensor]) -> ImageGrid:
         """The grid that a prompt asks for by `image_cells` [1, 2]; the default where it does not."""
@@ -155,23 +175,3 @@ class ImageTokenTarget(CausalTarget, ABC):
             return self.grid
         rows, columns = prompt[CELLS][0].tolist()
         return replace(self.grid, rows=rows, columns=columns)
-
-
-def constrain(logits: Tensor, forced: Tensor, syntax: int) -> Tensor:
-    """Apply the grammar: codes alone at cells, and at forced places the syntax token alone.
-
-    Args:
-        logits: [B, n, K] of the codes.
-        forced: [B, n] the syntax token that must come after each node, or FREE.
-        syntax: number of syntax tokens S.
-
-    Returns:
-        [B, n, K + S], -inf where a token is excluded.
-    """
-    if not syntax:
-        return logits
-    codes = logits.shape[-1]
-    token = torch.arange(codes + syntax, device=logits.device)
-    forced = forced[..., None]
-    allowed = torch.where(forced == FREE, token < codes, token == forced)
-    return pad(logits, (0, syntax)).masked_fill(~allowed, float("-inf"))

@@ -1,6 +1,7 @@
 """Tiny models, processors and media for tests: seeded, offline, built in well under a second."""
 
 from .idefics import tiny_idefics3, tiny_smolvlm
+from .image_tokens import CODES, tiny_anole, tiny_emu3, tiny_janus, tiny_lumina
 from .llava import tiny_llava, tiny_llava_next, tiny_llava_onevision, tiny_video_llava
 from .media import tiny_clip, tiny_picture, tiny_pictures
 from .processors import VOCABULARY_SIZE, build_processor, tiny_tokenizer
@@ -22,6 +23,7 @@ from .vision_language import HAS_VIDEO, VISION_LANGUAGE_FAMILIES, encode, save_f
 from .weights import randomise, scale_head_to_entropy
 
 __all__ = [
+    "CODES",
     "HAS_VIDEO",
     "REFUSED_TEXT_MODELS",
     "TEXT_MODELS",
@@ -32,16 +34,20 @@ __all__ = [
     "randomise",
     "save_family",
     "scale_head_to_entropy",
+    "tiny_anole",
     "tiny_clip",
+    "tiny_emu3",
     "tiny_gemma2",
     "tiny_gpt2",
     "tiny_idefics3",
+    "tiny_janus",
     "tiny_llama",
     "tiny_llava",
     "tiny_llava_next",
     "tiny_llava_onevision",
     "tiny_lm",
     "tiny_lm_v8",
+    "tiny_lumina",
     "tiny_mamba",
     "tiny_mistral_sliding",
     "tiny_picture",

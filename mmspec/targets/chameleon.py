@@ -1,0 +1,133 @@
+"""Chameleon's kin as targets: Anole (2407.06135) and Lumina-mGPT (2408.02657), which draw with its weights.
+
+Both are `ChameleonForConditionalGeneration` of transformers, which has no decoder of pictures: theirs is a
+diffusers `VQModel` (`mmspec.models.chameleon_vq`). Tested on random tiny models in transformers' layout (keys
+`model.*`, `model.vqmodel.*`, `lm_head`), not on published weights. Files of Lumina-mGPT may store query and
+key norms as [1, head_dim] where transformers has [heads, head_dim], which transformers refuses to load.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.errors import CheckpointError, InputError
+from mmspec.targets.text_vocabulary import TextVocabularyTarget, code_ids, token_ids
+
+__all__ = ["BEGIN_OF_IMAGE", "BEGIN_OF_TEXT", "END_OF_TURN", "AnoleTarget", "LuminaTarget", "size_token"]
+
+BEGIN_OF_TEXT, BEGIN_OF_IMAGE, END_OF_IMAGE = "<s>", "<racm3:break>", "<eoss>"  # ids 0, 8197, 8196
+END_OF_TURN, END_OF_ROW = "<reserved08706>", "<reserved08799>"  # ids 8710, 8803
+SIZE_STEP = 32  # pixels that a size token of Lumina-mGPT counts
+LUMINA_SIZES = (512, 768, 1024)
+DEFAULT_LUMINA_SIZE = 768
+MAX_ASPECT = 4
+
+
+def size_token(pixels: int) -> str:
+    """Lumina-mGPT's token of a side: id 8804 and one more for every 32 pixels."""
+    return f"<reserved{8800 + pixels // SIZE_STEP:05}>"
+
+
+class AnoleTarget(TextVocabularyTarget):
+    """Adapter from a Chameleon that draws, as Anole does: one square picture, no syntax.
+
+    Args:
+        model: a loaded `ChameleonForConditionalGeneration`.
+        vq: its image tokenizer, a diffusers `VQModel`; needed for pixels alone.
+        codebook: [K, d]; that of `vq`, or else of the model, if None.
+
+    Raises:
+        CheckpointError: tokenizer, codebook and vocabulary do not fit each other.
+    """
+
+    def __init__(self, model: PreTrainedModel, vq: Any = None, codebook: Tensor | None = None) -> None:
+        config = model.config.vq_config
+        stride = 2 ** (len(config.channel_multiplier) - 1)
+        codes = code_ids(model.model.vocabulary_mapping.img2bpe)
+        side = config.resolution // stride
+        if codebook is None:
+            codebook = self.own_codebook(model) if vq is None else vq.quantize.embedding.weight
+        if vq is not None:
+            check_stride(vq, stride)
+        grid, syntax = self.layout(model, ImageGrid(side, side, len(codes)), stride)
+        super().__init__(model, grid, codes, syntax, stride, codebook)
+        self.vq = vq
+
+    def own_codebook(self, model: PreTrainedModel) -> Tensor | None:
+        """The codebook inside the model."""
+        parts: Any = model.model
+        weight: Tensor = parts.vqmodel.quantize.embedding.weight
+        return weight
+
+    def layout(self, model: PreTrainedModel, square: ImageGrid, stride: int) -> tuple[ImageGrid, list[int]]:
+        """The default grid, and the model ids of its syntax."""
+        return square, []
+
+    def grid_for(self, height: int, width: int) -> ImageGrid:
+        """The one grid of the model."""
+        if (height, width) != self.image_size:
+            own = " x ".join(map(str, self.image_size))
+            raise InputError("height, width", (height, width), f"{own}, the only size that this model draws")
+        return self.grid
+
+    def decode(self, cells: Tensor) -> Tensor:
+        """Pictures [B, 3, H, W] of codes [B, rows, columns]."""
+        from mmspec.models.llamagen.vq import decode_tokens
+
+        if self.vq is None:
+            allowed = "the image tokenizer: transformers' Chameleon has no decoder (see load_chameleon_vq)"
+            raise CheckpointError("vq", None, allowed)
+        return decode_tokens(self.vq, cells.to(self.vq.device))
+
+
+class LuminaTarget(AnoleTarget):
+    """Adapter from Lumina-mGPT: many sizes, rows that end in a token, and a token after the last.
+
+    The prompt ends in begin-of-image and the two size tokens, which the reference lets the model say.
+
+    Args:
+        model: a loaded `ChameleonForConditionalGeneration` with these weights.
+        vq: as for `AnoleTarget`.
+        codebook: [K, d]; that of `vq` if None. Published files lack the model's own.
+    """
+
+    def own_codebook(self, model: PreTrainedModel) -> Tensor | None:
+        """None: training deletes the image tokenizer, and transformers would make up a random one."""
+        return None
+
+    def layout(self, model: PreTrainedModel, square: ImageGrid, stride: int) -> tuple[ImageGrid, list[int]]:
+        """A square of the size that the checkpoint's name tells (Lumina-mGPT-7B-512), or else 768 pixels."""
+        named = re.search(r"-(512|768|1024)(?!\d)", str(model.config.name_or_path))
+        side = (DEFAULT_LUMINA_SIZE if named is None else int(named[1])) // stride
+        row_end = square.codebook_size
+        grid = ImageGrid(side, side, square.codebook_size, row_end, (row_end + 1,))
+        return grid, token_ids(model, [END_OF_ROW, END_OF_IMAGE])
+
+    def grid_for(self, height: int, width: int) -> ImageGrid:
+        """Any grid of no more cells than the default one, in steps of 32 pixels, and not too long."""
+        whole = height > 0 and width > 0 and height % SIZE_STEP == 0 and width % SIZE_STEP == 0
+        own_height, own_width = self.image_size
+        if (
+            not whole
+            or height * width > own_height * own_width
+            or max(height, width) > MAX_ASPECT * min(height, width)
+        ):
+            allowed = (
+                f"multiples of {SIZE_STEP}, in all at most {own_height} x {own_width}, one side at most "
+                f"{MAX_ASPECT} times the other"
+            )
+            raise InputError("height, width", (height, width), allowed)
+        return replace(self.grid, rows=height // self.stride, columns=width // self.stride)
+
+
+def check_stride(vq: Any, stride: int) -> None:
+    """Raise CheckpointError unless a tokenizer makes cells of that many pixels."""
+    found = 2 ** (len(vq.config.block_out_channels) - 1)
+    if found != stride:
+        raise CheckpointError("vq", f"{found} pixels per token", f"{stride}, as the model's config says")

@@ -1,0 +1,61 @@
+"""Janus and Janus-Pro as targets (2410.13848, 2501.17811): image tokens have their own table and head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.errors import InputError
+from mmspec.targets.text_vocabulary import TextPromptTarget
+
+__all__ = ["JanusTarget"]
+
+
+class JanusTarget(TextPromptTarget):
+    """Adapter from `JanusForConditionalGeneration`, which holds its image tokenizer, to the Target interface.
+
+    Args:
+        model: a loaded Janus or Janus-Pro.
+        vq: None; the model brings its own.
+        codebook: [K, d]; that of the model if None.
+    """
+
+    def __init__(self, model: PreTrainedModel, vq: Any = None, codebook: Tensor | None = None) -> None:
+        if vq is not None:
+            raise InputError("vq", type(vq).__name__, "None: a Janus checkpoint holds its image tokenizer")
+        self.vq: Any = model.model.vqmodel
+        config = self.vq.config
+        grid = ImageGrid(config.num_patches, config.num_patches, config.num_embeddings)
+        if codebook is None:
+            codebook = self.vq.quantize.embedding.weight
+        stride = 2 ** (len(config.channel_multiplier) - 1)
+        super().__init__(model, grid, stride=stride, codebook=codebook)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Words by the language model's table, codes by the projected table of codes."""
+        model: Any = self.model
+        words = model.get_input_embeddings()((tokens - self.vocabulary).clamp(min=0))
+        codes = model.prepare_embeddings_for_image_generation(tokens.clamp(max=self.vocabulary - 1))
+        return torch.where((tokens >= self.vocabulary)[..., None], words, codes)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of the generation head."""
+        parts: Any = self.model.model
+        logits: Tensor = parts.generation_head(hidden)
+        return logits
+
+    def grid_for(self, height: int, width: int) -> ImageGrid:
+        """The one grid of the model."""
+        if (height, width) != self.image_size:
+            own = " x ".join(map(str, self.image_size))
+            raise InputError("height, width", (height, width), f"{own}, the only size that Janus draws")
+        return self.grid
+
+    def decode(self, cells: Tensor) -> Tensor:
+        """Pictures [B, 3, H, W] of codes [B, rows, columns]."""
+        pictures: Tensor = self.vq.decode(cells.flatten(1).to(self.vq.device))
+        return pictures

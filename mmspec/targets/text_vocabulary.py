@@ -1,0 +1,111 @@
+"""Models that read a prompt as text and go on in image tokens: Janus, Emu3, Chameleon and its kin.
+
+The head is read for image tokens alone, so the softmax is over K tokens and not over all words; the families'
+own `forward` may also mask image tokens away (Chameleon's does), which asking the decoder avoids.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, pad
+from transformers import PreTrainedModel
+
+from mmspec.decoding.cache import RaggedCache
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.errors import CheckpointError
+from mmspec.targets.image_tokens import ImageTokenTarget
+
+__all__ = ["TextPromptTarget", "TextVocabularyTarget", "code_ids", "token_ids"]
+
+
+class TextPromptTarget(ImageTokenTarget):
+    """An image-token target whose decoder is asked for hidden states: embed, layers, head."""
+
+    @abstractmethod
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Vectors [B, n, d] that enter the first layer, of compact tokens [B, n] or ids of a prompt."""
+
+    @abstractmethod
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [B, n, K + S] of final hidden states [B, n, d], the grammar not yet applied."""
+
+    def forward(self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0) -> Tensor:
+        """Logits [B, n or 1, K + S], the grammar not yet applied."""
+        others = {name: value for name, value in inputs.items() if name != "input_ids"}
+        output = self.model.get_decoder()(
+            inputs_embeds=self.embed(inputs["input_ids"]), **others, past_key_values=cache, use_cache=True
+        )
+        return self.head(output.last_hidden_state[:, -keep:])
+
+
+class TextVocabularyTarget(TextPromptTarget):
+    """A target whose image tokens are part of the text vocabulary.
+
+    Args:
+        model: with `lm_head`.
+        grid: the default picture.
+        codes: the K model ids of the codebook's entries.
+        syntax_ids: the S model ids of the syntax tokens, in the order of the compact ones.
+        stride, codebook: as for `ImageTokenTarget`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        grid: ImageGrid,
+        codes: Sequence[int],
+        syntax_ids: Sequence[int],
+        stride: int,
+        codebook: Tensor | None,
+    ) -> None:
+        super().__init__(model, grid, len(syntax_ids), stride, codebook)
+        self.model_ids = torch.tensor([*codes, *syntax_ids], device=self.device)
+        # ids in one run are a view of the head; others are gathered anew in each forward
+        is_run = list(codes) == list(range(codes[0], codes[0] + len(codes)))
+        self.head_rows = slice(codes[0], codes[-1] + 1) if is_run else self.model_ids[: len(codes)]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Vectors of the model's own ids."""
+        own = self.model_ids[tokens.clamp(max=self.vocabulary - 1)]
+        is_text = tokens >= self.vocabulary
+        embedded: Tensor = self.model.get_input_embeddings()(
+            torch.where(is_text, tokens - self.vocabulary, own)
+        )
+        return embedded
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of the codes; syntax is never chosen, so its logits are 0."""
+        weight = self.model.get_output_embeddings().weight
+        return pad(linear(hidden.to(weight.device), weight[self.head_rows]), (0, self.syntax))
+
+
+def code_ids(of_code: Mapping[int, int]) -> list[int]:
+    """Model ids in the order of the codes, from a table code -> model id.
+
+    Raises:
+        CheckpointError: the codes are not 0 to K - 1.
+    """
+    if not of_code or sorted(of_code) != list(range(len(of_code))):
+        allowed = "one token for each code from 0 on"
+        raise CheckpointError("vocabulary_map", f"{len(of_code)} image tokens", allowed)
+    return [of_code[code] for code in range(len(of_code))]
+
+
+def token_ids(model: PreTrainedModel, names: Sequence[str]) -> list[int]:
+    """Model ids of tokens by name.
+
+    Raises:
+        CheckpointError: the config's `vocabulary_map` lacks one.
+    """
+    table: Mapping[str, int] = model.config.vocabulary_map
+    missing = [name for name in names if name not in table]
+    if missing:
+        raise CheckpointError(
+            "vocabulary_map", f"no {', '.join(missing)}", "the tokens of a picture's syntax"
+        )
+    return [table[name] for name in names]
