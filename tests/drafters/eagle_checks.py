@@ -1,0 +1,159 @@
+"""What must hold of the EAGLE drafter, as functions: tests run them on the code, planted bugs on mutants."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mmspec.accelerators import Accelerator
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import (
+    AcceptanceRule,
+    Drafter,
+    DraftSession,
+    PromptOutput,
+    Request,
+    list_prompts,
+)
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler, Scores
+from mmspec.decoding.verdict import Verdict, take
+from mmspec.drafters.eagle import EagleDrafter
+from mmspec.drafters.tree import NAMED_TREES, DynamicTree
+from mmspec.models.eagle import EagleConfig, EagleHead
+from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.pipelines.image_prompts import image_requests
+from mmspec.targets.causal import CausalTarget
+from mmspec.targets.llamagen import LlamaGenTarget
+from tests.contracts.running import decode, random_prompts
+from tests.drafters.naive_eagle import NaiveEagle, Path
+from tests.targets.image_loop import draw
+from tests.tiny_models import randomise, tiny_lm
+
+WORDS = 16
+
+
+def head_for(target: CausalTarget, seed: int = 3) -> EagleHead:
+    """A head of random weights."""
+    head = EagleHead(EagleConfig.for_target(target.config, target.vocabulary)).to(target.dtype)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            scale = parameter[0].numel() ** -0.5 if parameter.dim() > 1 else 0.1
+            parameter.copy_(noise * scale + (parameter.dim() == 1))
+    return head.eval().requires_grad_(False)
+
+
+@functools.cache
+def few_words() -> CausalTarget:
+    """In float64, over so few tokens that the slow way is not too slow."""
+    return CausalTarget(tiny_lm(vocab=WORDS))
+
+
+@functools.cache
+def llamagen(dtype: torch.dtype = torch.float64) -> LlamaGenTarget:
+    """Pictures of 4 x 4 cells out of 48 codes, of five classes."""
+    config = LlamaGenConfig(
+        vocab_size=48,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        grid_size=4,
+        num_classes=5,
+    )
+    return LlamaGenTarget(randomise(LlamaGenForCausalLM(config).to(dtype), seed=4))
+
+
+class Gullible(AcceptanceRule):
+    """Accepts the path to some node, another one each round, whatever the target says of it."""
+
+    sound_for = frozenset(DraftKind)
+
+    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+        node = (5 * emitted + torch.arange(len(emitted))) % draft.tokens.shape[1]
+        node = node * take(draft.valid, node)
+        return Verdict.at(draft, node, take(scores.choose(draft, random, emitted), node))
+
+
+class Examined(Drafter, DraftSession):
+    """An EAGLE drafter every one of whose drafts is compared with the slow way."""
+
+    def __init__(self, inner: EagleDrafter, new_tokens: int) -> None:
+        self.inner, self.new_tokens, self.drafts = inner, new_tokens, 0
+        self.kind, self.max_nodes, self.taps, self.branches = inner.kind, inner.max_nodes, inner.taps, True
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        assert self.inner.target is not None
+        self.session = self.inner.start(requests, prefill, sampler, random)
+        prompts = list_prompts(requests, sampler)
+        self.lengths = [len(request.prompt_tokens) for request in requests]
+        self.naive = [
+            NaiveEagle(
+                self.inner.model, self.inner.target, [dict(p) for p in prompts[row :: len(requests)]], sampler
+            )
+            for row in range(len(requests))
+        ]
+        self.observe = self.session.observe  # type: ignore[method-assign]
+        return self
+
+    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
+        draft = self.session.propose(root, emitted, history)
+        assert not draft.faulty.any()
+        for row, tokens in enumerate(history):
+            output = list(tokens[self.lengths[row] :])
+            if len(output) >= self.new_tokens:
+                continue  # finished: what it drafts does not matter
+            shape = self.inner.shape
+            if isinstance(shape, DynamicTree):
+                expected = self.naive[row].dynamic(output, shape)
+            else:
+                expected = self.naive[row].static(output, NAMED_TREES["eagle"].split())
+            assert paths_of(draft, row) == expected, f"row {row} after {len(output)} tokens"
+            self.drafts += 1
+        return draft
+
+
+def paths_of(draft: Draft, row: int) -> set[Path]:
+    """The token paths of a draft's valid nodes."""
+    paths: list[Path] = [()]
+    for node in range(1, draft.tokens.shape[1]):
+        parent = int(draft.parents[row, node])
+        paths.append((*paths[parent], int(draft.tokens[row, node])))
+    return {path for node, path in enumerate(paths) if node and bool(draft.valid[row, node])}
+
+
+def drafts_are_those_of_the_slow_way(scale: float = 1.0, tree: str = "dynamic") -> None:
+    """Ragged prompts and accepted paths, in float64: states, positions, masks and scores are right."""
+    target = few_words()
+    sizes = {"num_draft_tokens": 12, "depth": 3, "top_k": 4} if tree == "dynamic" else {}
+    drafter = EagleDrafter(head_for(target), tree=tree, **sizes).fit(target)
+    examined = Examined(drafter, 14)
+    run = decode(
+        target,
+        random_prompts(2, WORDS, longest=6, seed=4),
+        examined,
+        Gullible(),
+        Sampler(1.0, guidance_scale=scale),
+        max_new_tokens=14,
+        negatives=random_prompts(2, WORDS, longest=6, seed=9) if scale != 1 else None,
+    )
+    assert examined.drafts >= 6, "some drafts were compared"
+    assert max(run.stats.accepted_histogram) >= 2, "a path of several candidates was accepted"
+
+
+def pictures_are_drafted_as_the_slow_way() -> None:
+    """The same on LlamaGen: prompts of one condition slot, positions of a raster, guidance."""
+    target = llamagen()
+    drafter = EagleDrafter(head_for(target), num_draft_tokens=12, depth=2, top_k=6).fit(target)
+    examined = Examined(drafter, 16)
+    requests = image_requests(target, class_labels=[0, 3], guided=True)
+    accelerator = Accelerator("eagle", examined, Gullible())
+    draw(target, accelerator, requests, sampler=Sampler(0.8, guidance_scale=3.0))
+    assert examined.drafts > 4
