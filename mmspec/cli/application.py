@@ -14,6 +14,7 @@ from mmspec.cli.check import check
 from mmspec.cli.convert import convert
 from mmspec.cli.doctor import doctor
 from mmspec.cli.evaluate import evaluate_app
+from mmspec.cli.generate import generate
 from mmspec.cli.scenes import scenes
 from mmspec.cli.train import train_app
 
@@ -21,7 +22,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="mmspec",
-    help="Speculative decoding of multimodal models: the same words in fewer steps.",
+    help="Speculative decoding of multimodal models: the same words and pictures in fewer steps.",
     epilog="Try: mmspec caption picture.png",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -44,7 +45,7 @@ def _options(
     pass
 
 
-for command in (caption, check, bench, accelerators, convert, doctor, scenes):
+for command in (caption, generate, check, bench, accelerators, convert, doctor, scenes):
     app.command()(command)
 app.add_typer(train_app, name="train")
 app.add_typer(evaluate_app, name="evaluate")

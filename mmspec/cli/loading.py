@@ -14,12 +14,13 @@ from mmspec.registry import did_you_mean
 
 if TYPE_CHECKING:
     from mmspec.evaluation.examples import Example
-    from mmspec.pipelines import VisionLanguagePipeline
+    from mmspec.pipelines import ImagePipeline, VisionLanguagePipeline
 
 __all__ = [
     "choose_drafter",
     "choose_examples",
     "default_choice",
+    "load_image_pipeline",
     "load_pipeline",
     "reference_model",
     "setup_options",
@@ -27,18 +28,19 @@ __all__ = [
 ]
 
 REFERENCE, REFERENCE_DRAFT = "scenes-llava", "scenes-llava-small"
+REFERENCE_IMAGE = "scenes-llamagen"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def reference_model() -> str:
-    """The folder of the reference model.
+def reference_model(name: str = REFERENCE) -> str:
+    """The folder of a reference model.
 
     Raises:
         InputError: it is not there; the message says what to do.
     """
     from mmspec.evaluation.doctor import find_assets, reference_models
 
-    folder = reference_models().get(REFERENCE)
+    folder = reference_models().get(name)
     if folder is None:
         assets = find_assets()
         where = (
@@ -47,7 +49,7 @@ def reference_model() -> str:
         raise InputError(
             "model",
             None,
-            f"name a checkpoint folder or hub id: the reference model {REFERENCE} comes with a clone of the "
+            f"name a checkpoint folder or hub id: the reference model {name} comes with a clone of the "
             f"repository (pip install -e .), and {where}",
         )
     return _shown(folder)
@@ -86,13 +88,25 @@ def setup_options(choice: AcceleratorChoice, drafter: str | None) -> dict[str, A
 
 def load_pipeline(model: str, *, dtype: str = "auto", device: str | None = None) -> VisionLanguagePipeline:
     """Load a checkpoint with plain decoding; accelerators are set up on it afterwards."""
+    return cast("VisionLanguagePipeline", _load("MMSpecPipeline", model, dtype, device))
+
+
+def load_image_pipeline(model: str, *, dtype: str = "auto", device: str | None = None) -> ImagePipeline:
+    """Load a checkpoint to draw with, and plain decoding."""
+    pipe = cast("ImagePipeline", _load("ImagePipeline", model, dtype, device))
+    pipe.set_progress_bar_config(disable=True)  # the commands have their own
+    return pipe
+
+
+def _load(kind: str, model: str, dtype: str, device: str | None) -> Any:
+    """A pipeline of that class, or for "MMSpecPipeline" of the class for the checkpoint."""
     if dtype not in DTYPES:
         raise InputError("--dtype", dtype, did_you_mean(dtype, DTYPES))
     note(f"loading {model}")
     import torch
     from transformers.utils import logging
 
-    from mmspec.pipelines import MMSpecPipeline
+    from mmspec import pipelines
 
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
@@ -104,8 +118,8 @@ def load_pipeline(model: str, *, dtype: str = "auto", device: str | None = None)
     chosen: torch.dtype | str = "auto" if dtype == "auto" else getattr(torch, dtype)
     if dtype == "auto" and device in (None, "cpu") and _is_reference(model):
         chosen = torch.float32  # stored in half precision, in which most CPUs are slow
-    pipe = MMSpecPipeline.from_pretrained(model, accelerator="none", dtype=chosen, device_map=device)
-    return cast("VisionLanguagePipeline", pipe)
+    cls = getattr(pipelines, kind)
+    return cls.from_pretrained(model, accelerator="none", dtype=chosen, device_map=device)
 
 
 def choose_examples(

@@ -38,7 +38,11 @@ OPTIONAL = {
     "fastapi": ("serving", 'pip install "mmspec[serve]"'),
     "ray": ("many machines", 'pip install "mmspec[ray]"'),
 }
-REFERENCE_MODELS = {"scenes-llava": "vision-language", "scenes-llava-small": "draft of scenes-llava"}
+REFERENCE_MODELS = {  # name -> what it is, and what makes it
+    "scenes-llava": ("vision-language", "mmspec train vlm"),
+    "scenes-llava-small": ("draft of scenes-llava", "mmspec train vlm --size small"),
+    "scenes-llamagen": ("text to image", "mmspec train image"),
+}
 
 
 def examine(accelerators: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,7 +59,7 @@ def examine(accelerators: Mapping[str, Any]) -> dict[str, Any]:
         "optional": [_package(name, *what) for name, what in OPTIONAL.items()],
         "devices": _devices(),
         "accelerators": [_accelerator(name, preset) for name, preset in accelerators.items()],
-        "reference_models": [_model(name, role) for name, role in REFERENCE_MODELS.items()],
+        "reference_models": [_model(name, *about) for name, about in REFERENCE_MODELS.items()],
     }
 
 
@@ -137,10 +141,10 @@ def _accelerator(name: str, preset: Any) -> dict[str, Any]:
     }
 
 
-def _model(name: str, role: str) -> dict[str, Any]:
+def _model(name: str, role: str, recipe: str) -> dict[str, Any]:
     folder = reference_models().get(name)
     if folder is not None:
-        size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
         detail = f"{folder}, {size / 1e6:.1f} MB"
         if size < 10_000:  # what a Git LFS pointer weighs
             return {"name": name, "ok": False, "detail": f"{folder}: weights missing (run git lfs pull)"}
@@ -149,6 +153,6 @@ def _model(name: str, role: str) -> dict[str, Any]:
     where = (
         "no assets/ folder beside the package: install from a clone with pip install -e ."
         if assets is None
-        else (f"not in {assets}; train it with mmspec train vlm")
+        else (f"not in {assets}; train it with {recipe}")
     )
     return {"name": name, "ok": False, "detail": where}

@@ -6,6 +6,7 @@ import pytest
 
 COMMANDS = [
     ["caption"],
+    ["generate"],
     ["check"],
     ["bench"],
     ["accelerators"],
