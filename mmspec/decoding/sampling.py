@@ -59,6 +59,13 @@ class Scores:
             noise = noise.gather(1, draft.depth[:, :, None].expand(-1, -1, vocabulary))
         return (self.logits + noise).argmax(-1)
 
+    def choose_at(self, index: Tensor, random: RandomStream) -> Tensor:
+        """[B, n] the target's own tokens for output indices [B, n], with the same noise as `choose`."""
+        if self.greedy:
+            return self.logits.argmax(-1)
+        noise = random.gumbel(index, Purpose.TARGET, self.logits.shape[-1], self.logits.dtype)
+        return (self.logits + noise).argmax(-1)
+
     def are_finite(self) -> Tensor:
         """[B, n] False where the logits hold NaN or +inf, or exclude every token."""
         return self.logits.amax(-1).isfinite()
@@ -112,11 +119,19 @@ class Sampler:
             draft: the scored nodes; they give processors their paths.
             history: B lists of committed token ids, prompt and root included.
         """
-        # softmax and ratios in float32 whatever the model's dtype, or ties decide (reliability.md 2)
-        logits = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
-        logits = guide(logits, self.guidance_scale)
+        logits = self.guided(logits)
         if self.processors:
             logits = process_paths(logits, draft, history, self.processors)
+        return self.warped(logits)
+
+    def guided(self, logits: Tensor) -> Tensor:
+        """The first half of warping: [B or 2B, n, V] as the model gave them -> [B, n, V] guided."""
+        # softmax and ratios in float32 whatever the model's dtype, or ties decide (reliability.md 2)
+        logits = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+        return guide(logits, self.guidance_scale)
+
+    def warped(self, logits: Tensor) -> Scores:
+        """The second half, which looks at no path: temperature and truncation of guided logits [B, n, V]."""
         return Scores(logits if self.greedy else self.truncate(logits / self.temperature), self.greedy)
 
     def truncate(self, logits: Tensor) -> Tensor:

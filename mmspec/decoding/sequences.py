@@ -151,8 +151,7 @@ class Sequences:
                 # a node's logits decide the token after it: what the usable ones decided is kept
                 kept = self._extend(row, [*path[:accepted], bonus][:usable_nodes])
                 if usable_nodes <= accepted and self.finish_reasons[row] is None:
-                    self.errors[row] = NumericalError(row, self._output_length(row), NOT_FINITE)
-                    self.finish_reasons[row] = "error"
+                    self._fail(row)
                 from_draft = min(accepted, len(kept))
                 self.drafted[row] += [index < from_draft for index in range(len(kept))]
                 self.stats.new_tokens[row] += len(kept)
@@ -163,6 +162,33 @@ class Sequences:
             emission.from_draft.append(from_draft)
         self.active = torch.tensor([r is None for r in self.finish_reasons], device=self.active.device)
         return emission
+
+    def extend(self, blocks: Sequence[list[int]], usable: Sequence[bool]) -> Emission:
+        """Add what a forward of a parallel schedule completed; the host has read it already.
+
+        Args:
+            blocks: B lists of the next output tokens; empty where only cells further on were decoded.
+            usable: B flags; False ends a row, some cell of which had logits that were not finite.
+        """
+        emission = Emission([], [0] * len(blocks))
+        for row, block in enumerate(blocks):
+            kept = []
+            if self.finish_reasons[row] is None:
+                scored = self._output_length(row) > 0
+                kept = self._extend(row, block)
+                if not usable[row] and self.finish_reasons[row] is None:
+                    self._fail(row)
+                self.drafted[row] += [False] * len(kept)
+                self.stats.new_tokens[row] += len(kept)
+                if scored:
+                    self.stats.count_round(row, 0, 0, False)
+            emission.tokens.append(kept)
+        return emission
+
+    def _fail(self, row: int) -> None:
+        """End a row whose next token cannot be chosen."""
+        self.errors[row] = NumericalError(row, self._output_length(row), NOT_FINITE)
+        self.finish_reasons[row] = "error"
 
     def _extend(self, row: int, block: list[int]) -> list[int]:
         """Append a block up to where the row ends; returns what was kept."""

@@ -11,7 +11,7 @@ from time import perf_counter
 import torch
 
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, State, Target
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, State, Target, list_prompts
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import Emission, Sequences
@@ -48,13 +48,10 @@ def speculate(
     if not requests or sequences.stopping.max_new_tokens == 0:
         return
     stats, started = sequences.stats, perf_counter()
-    prompts = [request.inputs for request in requests]
-    if sampler.guidance_scale != 1.0:
-        prompts += [request.negative_inputs for request in requests if request.negative_inputs is not None]
     ahead = min(sequences.stopping.max_new_tokens, PREALLOCATED_TOKENS) + drafter.max_nodes
     capacity = max(map(len, sequences.tokens)) + ahead
 
-    state, prefill = target.prefill(prompts, capacity, drafter.taps)
+    state, prefill = target.prefill(list_prompts(requests, sampler), capacity, drafter.taps)
     session = drafter.start(requests, prefill, sampler, random)
     nothing = Draft.chain(sequences.root[:, None], DraftKind.POINT)
     scores = sampler(prefill.logits, nothing, sequences.tokens)

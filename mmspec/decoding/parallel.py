@@ -1,0 +1,202 @@
+"""The parallel loop: predict, choose, commit; several cells of a picture in one forward.
+
+It knows no schedule and no model by name. A cell is asked for where its predecessor in raster order is fed,
+and sees what is decoded by then and comes before it. What raster order would have shown it besides is
+missing, so that every schedule but raster order itself is lossy.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.interfaces import AcceptanceRule, Request, State, Target, list_prompts
+from mmspec.decoding.picture import Picture, Step, lay_out
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler, Scores
+from mmspec.decoding.sequences import Emission, Sequences
+from mmspec.decoding.verdict import take
+from mmspec.errors import InputError
+
+
+class PlaceTarget(Target[State], Protocol[State]):
+    """A target whose tokens can be fed at any place of the output, in any order."""
+
+    def score_places(self, state: State, tokens: Tensor, places: Tensor, visible: Tensor) -> Tensor:
+        """Feed tokens at chosen places; their keys stay there until others are written over them.
+
+        Args:
+            tokens, places: [B, n] what is fed, and at which output index.
+            visible: [B, n, m] which of the first m places of the output each sees, besides the prompt.
+
+        Returns:
+            [B, n, V] logits of what comes after each; [2B, n, V] under guidance.
+        """
+        ...
+
+
+class Schedule(ABC):
+    """Which cells of a picture are decoded together. Rows run from left to right.
+
+    Attributes:
+        kind: of a token that is put on trial: it was drawn from the law of its first asking.
+        branches: never; a token on trial has no sibling.
+        exactness: what decoding in this order promises.
+    """
+
+    kind: ClassVar[DraftKind] = DraftKind.IID
+    branches: ClassVar[bool] = False
+    exactness: ClassVar[str] = "lossy"
+
+    @abstractmethod
+    def open_rows(self, decoded: Sequence[int], columns: int) -> list[int]:
+        """The rows of the picture whose next cell may be decoded now.
+
+        Args:
+            decoded: number of cells that each row has, from the left.
+            columns: cells of a whole row.
+        """
+
+    def puts_on_trial(self, row: int, decoded: Sequence[int], columns: int) -> bool:
+        """Whether the first token of that row is asked for once more, when there is more to see."""
+        return False
+
+    def fit(self, target: Target[Any]) -> Schedule:
+        """This schedule for that target.
+
+        Raises:
+            InputError: the target draws no pictures, or none that this schedule fits.
+        """
+        return self
+
+
+@torch.inference_mode()
+def decode_cells(
+    target: PlaceTarget[State],
+    schedule: Schedule,
+    rule: AcceptanceRule,
+    sampler: Sampler,
+    requests: Sequence[Request],
+    sequences: Sequences,
+    random: RandomStream,
+) -> Iterator[Emission]:
+    """Decode a batch of pictures, yielding what every forward completes in raster order.
+
+    Args:
+        target: the model.
+        schedule: which cells come next.
+        rule: judges tokens that are on trial; sound for the schedule's kind.
+        sampler: logits to distribution, without processors: they look at a path, and there is none.
+        requests: B prompts with their grids.
+        sequences: B rows that hold the prompts; it grows, and says when all rows are finished.
+        random: the rows' random numbers; a cell's noise is that of plain decoding.
+
+    Yields:
+        One Emission for the prompts' own forward, then one a forward, often of no tokens.
+
+    Raises:
+        InputError: a request without a grid, more tokens than a grid has, or logits processors.
+    """
+    if not requests or sequences.stopping.max_new_tokens == 0:
+        return
+    stats, started = sequences.stats, perf_counter()
+    pictures = [Picture(grid) for grid in check_grids(requests, sampler, sequences)]
+    length = max(picture.grid.length for picture in pictures)
+    capacity = max(map(len, sequences.tokens)) + length
+    state, prefill = target.prefill(list_prompts(requests, sampler), capacity)
+    scores = sampler.warped(sampler.guided(prefill.logits))
+    choice = scores.choose_at(sequences.emitted[:, None], random)
+    first = torch.cat([choice, scores.are_finite()], dim=1).tolist()
+    for picture, (token, _) in zip(pictures, first, strict=True):
+        picture.put({0: token})
+    kept = torch.zeros(len(pictures), length, dtype=torch.bool, device=choice.device)
+    offered = scores.probabilities()[:, 0]  # [B, V] later: the law that the token on trial was drawn from
+    stats.target_forwards += 1
+    stats.prefill_seconds = perf_counter() - started
+    yield sequences.extend([picture.ready() for picture in pictures], [bool(usable) for _, usable in first])
+
+    while not sequences.finished:
+        steps = [picture.step(schedule) for picture in pictures]
+        tokens, places, known = lay_out(steps, choice.device)
+        kept.scatter_(1, places, known)
+        logits = target.score_places(state, tokens, places, see(kept, places, steps))
+        scores = sampler.warped(sampler.guided(logits))
+        report = [scores.choose_at(places + 1, random), scores.are_finite().long()]
+        if any(step.judged is not None for step in steps):
+            report.append(judge(rule, steps, tokens, places, scores, offered, random))
+        if any(step.proposed is not None for step in steps):
+            node = torch.tensor([step.proposed or 0 for step in steps], device=places.device)
+            offered = Scores(take(scores.logits, node), scores.greedy).probabilities()
+        usable = []
+        for picture, step, row in zip(pictures, steps, torch.cat(report, dim=1).tolist(), strict=True):
+            nodes = places.shape[1]
+            picture.commit(step, chosen=row[:nodes], verdict=row[2 * nodes :])
+            usable.append(all(row[nodes + node] for node in step.asked))
+        stats.target_forwards += 1
+        stats.cache_bytes = state.nbytes()
+        yield sequences.extend([picture.ready() for picture in pictures], usable)
+
+
+def see(kept: Tensor, places: Tensor, steps: Sequence[Step]) -> Tensor:
+    """[B, n, m] what each node sees: itself, and the kept keys of the places before it.
+
+    Args:
+        kept: [B, length] places that hold the keys of the token that stands there.
+        places: [B, n] of the nodes.
+        steps: of the pictures.
+    """
+    column = torch.arange(1 + max(step.places[-1] for step in steps), device=places.device)
+    here = places[:, :, None]
+    return (column == here) | (kept[:, None, : len(column)] & (column < here))
+
+
+def judge(
+    rule: AcceptanceRule,
+    steps: Sequence[Step],
+    tokens: Tensor,
+    places: Tensor,
+    scores: Scores,
+    offered: Tensor,
+    random: RandomStream,
+) -> Tensor:
+    """Ask for the tokens on trial once more (ZipAR, 2412.04062, section 3.3), as for a draft of one token.
+
+    Args:
+        tokens, places: [B, n] of the nodes.
+        scores: of the nodes.
+        offered: [B, V] the laws that the tokens on trial were drawn from.
+
+    Returns:
+        [B, 2] whether each was accepted, and the token after it or in its stead; junk for rows without one.
+    """
+    root = torch.tensor([[step.judged or 0] for step in steps], device=places.device)
+    pair = torch.cat([root, (root + 1).clamp_max(places.shape[1] - 1)], dim=1)
+    draft = Draft.chain(tokens.gather(1, pair), DraftKind.IID, q=offered[:, None].expand(-1, 2, -1))
+    logits = scores.logits.gather(1, pair[:, :, None].expand(-1, -1, scores.logits.shape[-1]))
+    first = places.gather(1, root)[:, 0] + 1
+    verdict = rule.verify(draft, Scores(logits, scores.greedy), random, first)
+    return torch.stack([verdict.accepted, verdict.next_token], dim=1)
+
+
+def check_grids(requests: Sequence[Request], sampler: Sampler, sequences: Sequences) -> list[ImageGrid]:
+    """The grids of the requests.
+
+    Raises:
+        InputError: there is none, it has fewer tokens than are asked for, or logits processors are in use.
+    """
+    if sampler.processors:
+        raise InputError("logits_processor", len(sampler.processors), "none: cells are not decoded in order")
+    grids = [request.grid for request in requests if request.grid is not None]
+    if len(grids) < len(requests):
+        raise InputError("accelerator", "a schedule of cells", "a model of image tokens")
+    shortest, asked = min(grid.length for grid in grids), sequences.stopping.max_new_tokens
+    if asked > shortest:
+        raise InputError("max_new_tokens", asked, f"at most {shortest}, the tokens of a picture")
+    return grids

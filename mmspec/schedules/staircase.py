@@ -1,0 +1,76 @@
+"""ZipAR's staircase: a row of cells begins when the row above is a window ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmspec.decoding.interfaces import Target
+from mmspec.decoding.parallel import Schedule
+from mmspec.decoding.sampling import is_integer
+from mmspec.errors import InputError
+
+__all__ = ["Staircase", "count_forwards", "list_groups"]
+
+
+@dataclass(frozen=True)
+class Staircase(Schedule):
+    """Cell (i, j) is decoded once (i - 1, j ... j + s - 1) are (ZipAR, 2412.04062, section 3.2).
+
+    Takes C + (R - 1) s forwards for R x C cells; the window C is raster order, and its output that of plain
+    decoding. Lossy otherwise, without a bound: cells miss the right end of the row above.
+
+    Args:
+        zipar_window: s, from 1 to the columns of the picture.
+        adaptive: ask for the first token of a row twice, one forward apart, and let an acceptance rule judge
+            what the first asking drew by the law of the second (section 3.3, with one judgement). Its law is
+            that of the wider window; a row that fails is one forward late. Takes s of 2 or more.
+
+    Raises:
+        InputError: a window outside that range.
+    """
+
+    zipar_window: int = 8
+    adaptive: bool = False
+
+    def __post_init__(self) -> None:
+        if not is_integer(self.zipar_window) or self.zipar_window < 1 + bool(self.adaptive):
+            allowed = "an integer of 2 or more" if self.adaptive else "a positive integer"
+            raise InputError("zipar_window", self.zipar_window, allowed)
+        if not isinstance(self.adaptive, bool):
+            raise InputError("adaptive", self.adaptive, "True or False")
+
+    def open_rows(self, decoded: Sequence[int], columns: int) -> list[int]:
+        above = [columns, *decoded]
+        return [
+            row
+            for row, count in enumerate(decoded)
+            if count < columns and above[row] >= min(count + self.zipar_window, columns)
+        ]
+
+    def puts_on_trial(self, row: int, decoded: Sequence[int], columns: int) -> bool:
+        return self.adaptive and decoded[row - 1] < columns
+
+    def fit(self, target: Target[Any]) -> Staircase:
+        grid = getattr(target, "grid", None)
+        if grid is None:
+            raise InputError("accelerator", "zipar", "a model of image tokens: cells of a picture have rows")
+        if self.zipar_window > grid.columns:
+            raise InputError(
+                "zipar_window", self.zipar_window, f"1 to {grid.columns}, the columns of the picture"
+            )
+        return self
+
+
+def list_groups(rows: int, columns: int, window: int) -> list[list[tuple[int, int]]]:
+    """The cells (row, column) of each forward of a staircase with a fixed window: known in advance."""
+    return [
+        [(row, step - row * window) for row in range(rows) if 0 <= step - row * window < columns]
+        for step in range(count_forwards(rows, columns, window))
+    ]
+
+
+def count_forwards(rows: int, columns: int, window: int) -> int:
+    """Target forwards of a picture, the prompt's own included: C + (R - 1) s."""
+    return columns + (rows - 1) * window
