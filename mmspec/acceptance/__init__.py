@@ -14,5 +14,11 @@ ACCEPTANCE_RULES: Registry[type[AcceptanceRule]] = Registry(
         "recursive_rejection": "mmspec.acceptance.rejection:RecursiveRejection",
         "k_sequential": "mmspec.acceptance.rejection:KSequential",
         "typical": "mmspec.acceptance.typical:Typical",
+        "budget": "mmspec.acceptance.budget:Budget",
+        "lantern": "mmspec.acceptance.lantern:Lantern",
+        "lantern++": "mmspec.acceptance.lantern:LanternPlusPlus",
+        "grouped": "mmspec.acceptance.grouped:Grouped",
+        "cool": "mmspec.acceptance.cool:Cool",
+        "suffix": "mmspec.acceptance.suffix:Suffix",
     },
 )

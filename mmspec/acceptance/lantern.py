@@ -1,0 +1,184 @@
+"""LANTERN and LANTERN++: a candidate borrows the mass of its neighbours in the codebook. Lossy by design."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.acceptance.neighbours import (
+    NOT_FITTED,
+    check_neighbours,
+    nearby_mass,
+    nearby_mass_at,
+    neighbour_table,
+    neighbours_of,
+)
+from mmspec.acceptance.relaxation import Judgement, RelaxedSampling, total_variation
+from mmspec.acceptance.residuals import normalise
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.interfaces import Target
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Scores, require_number
+from mmspec.decoding.verdict import Verdict, take
+
+
+@dataclass
+class Lantern(RelaxedSampling):
+    """Accept x with probability min(1, (p(x) + c(x)) / q(x)), c(x) the mass of its nearest neighbours.
+
+    LANTERN (2410.03355), LANTERN++ (2502.06352); visual-ar-decoding.md sections 2.1 to 2.5. Neighbours are
+    added nearest first, as long as c(x) <= delta, or c(x) <= (lam - 1) p(x). If a deterministic candidate is
+    refused, x and the neighbours that were added leave p, so that one candidate costs a total variation of
+    c(x) <= delta; several siblings cost up to that each. If a sampled one is refused, norm((p - q)+) is drawn
+    from, the best there is, and the total variation may be as large as that of p and q; for a bound use
+    `budget`. In chains of sampled tokens it is measured at one judged place a round.
+
+    Args:
+        delta: the additive limit, 0 (exact) to 1.
+        lam: the multiplicative limit of LANTERN++, above 1; it takes the place of delta.
+        neighbours: largest number of neighbours added; a smaller codebook gives all it has.
+        metric: "l2" or "cosine".
+        reference: behave as the code released for LlamaGen (section 2.2): if any neighbour was added, all
+            k + 1 nearest leave p when a deterministic candidate is refused, and leave q when a sampled one
+            is, so that they keep their mass in p; a law with nothing left becomes uniform over the codes; a
+            token of probability zero may be accepted; at temperature 0, x is accepted if p(x) + c(x) is the
+            largest of all.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    delta: float = 0.1
+    lam: float | None = None
+    neighbours: int = 100
+    metric: str = "l2"
+    reference: bool = False
+    table: Tensor | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        require_number("delta", self.delta, 0.0, 1.0, "0 (exact) to 1")
+        if self.lam is not None:
+            require_number("lam", self.lam, 1.0, 1e6, "above 1, at most 1,000,000", open_below=True)
+        check_neighbours(self.neighbours, self.metric)
+
+    def fit(self, target: Target[Any]) -> Lantern:
+        fitted = copy.copy(self)
+        fitted.table = neighbour_table(target, self.neighbours + self.reference, self.metric)
+        return fitted
+
+    @property
+    def measures_one_place(self) -> bool:
+        return True
+
+    @property
+    def nearest(self) -> Tensor:
+        """[K, k + 1 in reference mode, else k] the neighbours of each code."""
+        if self.table is None:
+            raise TypeError(NOT_FITTED)
+        return self.table
+
+    def limit(self, p_x: Tensor) -> Tensor:
+        """What the neighbours of tokens of probability p_x [...] may add at most."""
+        return torch.full_like(p_x, self.delta) if self.lam is None else (self.lam - 1) * p_x
+
+    def mass(self, p: Tensor, q: Tensor, allowance: Tensor, only: Tensor | None = None) -> Tensor:
+        if only is not None:
+            return torch.zeros_like(p).scatter(-1, only, self.mass_at(p, q, only, allowance))
+        limit = self.limit(p[..., :1] if self.lam is None else p)
+        near = nearby_mass(p, self.nearest[:, : self.neighbours], limit)
+        return torch.minimum(q, self.raised(p, near))
+
+    def mass_at(self, p: Tensor, q: Tensor, x: Tensor, allowance: Tensor) -> Tensor:
+        p_x = p.gather(-1, x)
+        near = nearby_mass_at(p, self.nearest[:, : self.neighbours], x, self.limit(p_x))
+        return torch.minimum(q.gather(-1, x), self.raised(p_x, near))
+
+    def raised(self, p: Tensor, near: Tensor) -> Tensor:
+        """P + c; a token that the target excludes stays excluded, but in the released code."""
+        return p + (near if self.reference else near.where(p > 0, 0.0))
+
+    def residual(self, p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
+        if q is not None and not self.reference:
+            return super().residual(p, q, x)
+        ids, leaving = self.leaving(p, x)
+        if q is None:
+            left = p.scatter(-1, x, 0.0)
+            left = left.scatter(-1, ids, left.gather(-1, ids).masked_fill(leaving, 0.0))
+        else:
+            left = (p - q.scatter(-1, ids, q.gather(-1, ids).masked_fill(leaving, 0.0))).clamp_min(0.0)
+        return normalise(left, otherwise=self.uniform(p) if self.reference else p)
+
+    def leaving(self, p: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[..., k or k + 1] ids of the neighbours of x [..., 1], and which of them leave with it."""
+        near, ids = neighbours_of(p, self.nearest, x)
+        added = near.cumsum(-1) <= self.limit(p.gather(-1, x))[..., None]
+        if self.reference:
+            added = added[..., :1].expand_as(ids)
+        return ids.flatten(-2), (added & (x < len(self.nearest))[..., None]).flatten(-2)
+
+    def uniform(self, p: Tensor) -> Tensor:
+        """[..., V] the law that draws every code alike."""
+        law = torch.zeros_like(p)
+        law[..., : len(self.nearest)] = 1 / len(self.nearest)
+        return law
+
+    def judge(self, p: Tensor, q: Tensor | None, x: Tensor, allowance: Tensor) -> Judgement:
+        judged = super().judge(p, q, x, allowance)
+        if q is None or not self.reference:
+            return judged
+        return Judgement(judged.accepted, judged.refused, total_variation(self.reference_law(p, q), p))
+
+    def reference_law(self, p: Tensor, q: Tensor) -> Tensor:
+        """[..., V] output law of the released rule for one sampled candidate, whose residual depends on it.
+
+        With N the neighbours of x, that residual is norm(b + 1_N m) for b = (p - q)+ and m = min(p, q), if a
+        neighbour was added to x, and norm(b) if none was; so the sum over x costs k + 1 terms a token.
+        """
+        table, size = self.nearest, len(self.nearest)
+        a = self.mass(p, q, p[..., :1])
+        first = p[..., table[:, 0].long()] if table.shape[1] else p[..., :0]
+        grows = torch.zeros_like(p, dtype=torch.bool)
+        grows[..., : first.shape[-1]] = first <= self.limit(p[..., : first.shape[-1]])
+        base, common = (p - q).clamp_min(0.0), torch.minimum(p, q)
+        total = base.sum(-1, keepdim=True) + nearby_mass(common, table).where(grows, 0.0)
+        refused = (q - a).clamp_min(0.0)
+        share = refused.where(total > 0, 0.0) / total.clamp_min(torch.finfo(p.dtype).tiny)
+        lent = share.where(grows, 0.0)[..., :size].repeat_interleave(table.shape[1], -1)
+        spread = torch.zeros_like(p).index_add_(-1, table.reshape(-1).long(), lent)
+        nothing = refused.where(total <= 0, 0.0).sum(-1, keepdim=True)
+        return a + base * share.sum(-1, keepdim=True) + common * spread + nothing * self.uniform(p)
+
+    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+        if self.reference and scores.greedy:
+            return self.verify_greedy(draft, scores)
+        return super().verify(draft, scores, random, emitted)
+
+    def verify_greedy(self, draft: Draft, scores: Scores) -> Verdict:
+        """Temperature 0 as released: of the paths whose tokens all become the likeliest, the deepest wins."""
+        p = scores.logits.softmax(-1)
+        above = p.gather(1, draft.parents[:, :, None].expand_as(p))
+        x = draft.tokens[:, :, None]
+        p_x = above.gather(-1, x)
+        near = nearby_mass_at(above, self.nearest[:, : self.neighbours], x, self.limit(p_x))
+        passes = draft.valid & ((p_x + near)[..., 0] >= above.amax(-1))
+        passes[:, 0] = True
+        reached = (passes[:, None, :] | ~draft.ancestors).all(-1)
+        node = torch.where(reached, draft.depth, -1).argmax(-1)
+        verdict = Verdict.at(draft, node, take(scores.logits.argmax(-1), node))
+        path = draft.tokens.gather(1, verdict.path)[:, 1:]
+        likeliest = scores.logits.argmax(-1).gather(1, verdict.path)[:, :-1]
+        depth = torch.arange(draft.max_depth, device=node.device)
+        differs = (path != likeliest) & (depth < verdict.accepted[:, None])
+        return Verdict(verdict.path, verdict.accepted, verdict.next_token, differs.to(p.dtype))
+
+
+@dataclass
+class LanternPlusPlus(Lantern):
+    """LANTERN with the limit of LANTERN++: c(x) <= (lam - 1) p(x), among few neighbours."""
+
+    lam: float | None = 5.0
+    neighbours: int = 10

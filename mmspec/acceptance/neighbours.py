@@ -1,0 +1,211 @@
+"""Neighbours in a codebook: which codes look alike, and how much probability lies near a token.
+
+A table is computed once for a codebook, a metric and a number of neighbours, and kept beside the model where
+that folder can be written. Knows nothing of acceptance. visual-ar-decoding.md section 2.1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+from torch.nn.functional import embedding_bag, normalize, pad
+
+from mmspec.decoding.interfaces import Target
+from mmspec.decoding.sampling import is_integer
+from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
+
+NOT_FITTED = "this rule needs the target's codebook: use rule.fit(target)"
+METRICS = ("l2", "cosine")
+BLOCK_ELEMENTS = 2**22  # numbers held at once while a table is made
+CACHED_ELEMENTS = 2**20  # numbers gathered at once: as many as a processor's cache holds
+
+
+def check_neighbours(neighbours: int, metric: str) -> None:
+    """Raise InputError unless the arguments describe a table."""
+    if not is_integer(neighbours) or neighbours < 1:
+        raise InputError("neighbours", neighbours, "an integer of at least 1")
+    if metric not in METRICS:
+        raise InputError("metric", metric, did_you_mean(metric, METRICS))
+
+
+def codebook_of(target: Target[Any]) -> Tensor:
+    """[K, d] the target's code vectors.
+
+    Raises:
+        InputError: the target has no codebook, or not one vector for each code of its vocabulary.
+    """
+    codebook, grid = getattr(target, "codebook", None), getattr(target, "grid", None)
+    codes = target.vocabulary if grid is None else grid.codebook_size
+    if codebook is None:
+        raise InputError("codebook", None, "a target of image tokens with its codebook; this rule needs it")
+    if codebook.dim() != 2 or len(codebook) != codes or not bool(codebook.isfinite().all()):
+        allowed = f"[{codes}, d] finite numbers, a vector for each code of the vocabulary"
+        raise InputError("codebook", codebook, allowed)
+    vectors: Tensor = codebook
+    return vectors
+
+
+def neighbour_table(target: Target[Any], count: int, metric: str) -> Tensor:
+    """[K, min(count, K - 1)] the nearest codes of each code of a target, from the cache if it is there.
+
+    Raises:
+        InputError: the target has no codebook, or one that does not match its vocabulary.
+    """
+    codebook = codebook_of(target).detach().cpu()
+    count = min(count, len(codebook) - 1)
+    folder = model_folder(target)
+    path = None if folder is None else folder / cache_name(codebook, count, metric)
+    table = None if path is None else read_table(path, len(codebook), count)
+    if table is None:
+        table = find_neighbours(codebook, count, metric)
+        if path is not None:
+            write_table(path, table)
+    return table.to(target.device)
+
+
+def find_neighbours(codebook: Tensor, count: int, metric: str) -> Tensor:
+    """The `count` nearest codes of each code, nearest first; of equally near ones the lower index first.
+
+    Args:
+        codebook: [K, d] finite numbers.
+        metric: "l2", or "cosine" (1 - cos, which orders like the distance of the unit vectors).
+
+    Returns:
+        [K, count] int16, or int32 where the codes do not fit; no code is its own neighbour.
+    """
+    vectors = codebook.double() if metric == "l2" else normalize(codebook.double(), dim=-1)
+    size = len(vectors)
+    rows = max(1, BLOCK_ELEMENTS // size)
+    tables = []
+    for start in range(0, size, rows):
+        block = vectors[start : start + rows]
+        # no matrix product: equal vectors must be equally near to the last bit, or ties are decided by noise
+        distance = torch.cdist(block, vectors, compute_mode="donot_use_mm_for_euclid_dist")
+        index = torch.arange(len(block))
+        distance[index, start + index] = float("inf")
+        tables.append(smallest(distance, count))
+    return torch.cat(tables).to(torch.int16 if size <= 2**15 else torch.int32)
+
+
+def smallest(values: Tensor, count: int) -> Tensor:
+    """[rows, count] indices of the smallest of values [rows, K > count], in order; ties by index."""
+    nearest, index = values.topk(count + 1, dim=-1, largest=False)
+    index = index[:, :count].sort(dim=-1).values  # `topk` orders ties as it likes
+    index = index.gather(1, values.gather(1, index).argsort(dim=-1, stable=True))
+    # where the last one ties with the first that was left out, `topk` may have taken the wrong one
+    tied = (nearest[:, -2:-1] == nearest[:, -1:]).any(-1)
+    for row in tied.nonzero()[:, 0].tolist():
+        index[row] = values[row].argsort(stable=True)[:count]
+    return index
+
+
+def model_folder(target: Target[Any]) -> Path | None:
+    """Where the target's model was loaded from, if that is a folder of this machine."""
+    name = getattr(getattr(target, "model", None), "name_or_path", "")
+    return Path(name) if name and Path(name).is_dir() else None
+
+
+def cache_name(codebook: Tensor, count: int, metric: str) -> str:
+    """The file of a table: another codebook, metric or number of neighbours has another name."""
+    numbers = codebook.float().contiguous().numpy()
+    digest = hashlib.sha256(f"{numbers.shape}".encode() + numbers.tobytes()).hexdigest()
+    return f"neighbours-{metric}-{count}-{digest[:16]}.safetensors"
+
+
+def read_table(path: Path, size: int, count: int) -> Tensor | None:
+    """The cached table, or None if there is none or it is damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            table: Tensor = file.get_tensor("neighbours")
+            metadata: Mapping[str, str] = file.metadata() or {}
+    except (OSError, SafetensorError):
+        return None
+    fits = table.shape == (size, count) and table.dtype in (torch.int16, torch.int32)
+    return table if fits and metadata.get("sha256") == checksum(table) else None
+
+
+def write_table(path: Path, table: Tensor) -> None:
+    """Keep a table for the next time; a folder that cannot be written is left alone."""
+    content = save({"neighbours": table}, {"sha256": checksum(table)})
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
+    except OSError:
+        return
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)  # whole or not at all, whoever else is writing
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def checksum(table: Tensor) -> str:
+    """SHA-256 of a table's numbers."""
+    return hashlib.sha256(table.numpy().tobytes()).hexdigest()
+
+
+def nearby_mass(p: Tensor, table: Tensor, limit: Tensor | None = None) -> Tensor:
+    """For every token, the mass of its nearest neighbours: c(x) of LANTERN.
+
+    Args:
+        p: [..., V] a law over the K codes and then the syntax tokens, which have no neighbours.
+        table: [K, k] neighbours, nearest first.
+        limit: [..., 1] or [..., V]; neighbours are added, nearest first, as long as their mass stays within
+            it: the sum stops at the first one that does not fit (m* = 0: none). All k if None.
+
+    Returns:
+        [..., V], zero for syntax tokens.
+    """
+    size, count = table.shape
+    # places last: a neighbour's masses at all places lie side by side
+    codes = p[..., :size].reshape(-1, size).T.contiguous()
+    if count == 0 or limit is None:
+        mass = embedding_bag(table.long(), codes, mode="sum") if count else torch.zeros_like(codes)
+    else:
+        limit = limit.expand(*p.shape[:-1], -1)[..., :size]
+        mass = prefix_mass(codes, table, limit.reshape(-1, limit.shape[-1]).T)
+    return pad(mass.T.reshape(*p.shape[:-1], size), (0, p.shape[-1] - size))
+
+
+def prefix_mass(codes: Tensor, table: Tensor, limit: Tensor) -> Tensor:
+    """[K, M] mass of the longest prefix of each code's neighbours that stays within the limit.
+
+    Args:
+        codes: [K, M] masses of the codes at M places.
+        limit: [1 or K, M].
+    """
+    running, kept = torch.zeros_like(codes), torch.zeros_like(codes)
+    columns = max(1, CACHED_ELEMENTS // max(1, codes.numel()))
+    for block in table.T.split(columns):
+        near = codes.index_select(0, block.long().reshape(-1)).view(len(block), *codes.shape)
+        prefixes = near.cumsum(0).add_(running)
+        kept = torch.maximum(kept, prefixes.where(prefixes <= limit, 0.0).amax(0))
+        running = prefixes[-1]
+    return kept
+
+
+def nearby_mass_at(p: Tensor, table: Tensor, x: Tensor, limit: Tensor | None = None) -> Tensor:
+    """`nearby_mass` of tokens x [..., m] alone, [..., m]. limit: [..., 1] or [..., m]."""
+    near, ids = neighbours_of(p, table, x)
+    running = near.cumsum(-1)
+    if limit is None:
+        return running[..., -1] if ids.shape[-1] else torch.zeros_like(x, dtype=p.dtype)
+    return near.where(running <= limit[..., None], 0.0).sum(-1)
+
+
+def neighbours_of(p: Tensor, table: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Masses and ids [..., m, k] of the neighbours of x [..., m]; those of a syntax token have no mass."""
+    size, count = table.shape
+    ids = table[x.clamp_max(size - 1)].long()
+    near = p.gather(-1, ids.flatten(-2)).view(ids.shape)
+    return near.where((x < size)[..., None], 0.0), ids
