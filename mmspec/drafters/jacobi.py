@@ -99,11 +99,8 @@ class JacobiDrafter(Drafter):
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
     ) -> DraftSession:
-        grid = requests[0].grid
-        for index, request in enumerate(requests):
-            if request.grid != grid:
-                raise InputError(f"requests[{index}].grid", request.grid, "that of the other rows")
-        self._require_room(grid, prefill.logits.shape[-1])
+        for request in requests:
+            self._require_room(request.grid, prefill.logits.shape[-1])
         return JacobiSession(self, requests, prefill, sampler, random)
 
     def _require_room(self, grid: ImageGrid | None, vocabulary: int) -> None:
@@ -133,7 +130,7 @@ class JacobiSession(DraftSession):
     ) -> None:
         self.drafter, self.random, self.round = drafter, random, 0
         device, vocabulary = prefill.logits.device, prefill.logits.shape[-1]
-        self.layout = WindowLayout(requests[0].grid, vocabulary, device)
+        self.layout = WindowLayout([request.grid for request in requests], vocabulary, device)
         self.steps = torch.arange(drafter.window, device=device)
         self.parents = torch.tensor(drafter.parents, device=device)
         # The prompt is a window of one node, whose law is the edge of the first real window.
