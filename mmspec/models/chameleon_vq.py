@@ -1,0 +1,129 @@
+"""Chameleon's image tokenizer in diffusers' `VQModel`: transformers has its encoder, but no decoder.
+
+The layout is that of taming-transformers (2012.09841), in Meta's `vqgan.ckpt` and, behind `model.vqmodel.`,
+in checkpoints that draw (Anole). Tested on random files in that layout, against transformers' encoder and an
+independent decoder; not on the published weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.models.autoencoders.vq_model import VQModel
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from mmspec.errors import CheckpointError
+from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint
+
+__all__ = ["load_chameleon_vq", "vq_from_taming"]
+
+PREFIX = "model.vqmodel."
+CODEBOOK = "quantize.embedding.weight"
+NOT_NEEDED = r"loss\..*"  # the discriminator of a training file
+
+# diffusers' name of a part -> the one of taming-transformers, whose decoder levels run the other way
+RENAMES = (
+    (r"\.down_blocks\.(\d+)\.resnets\.", r".down.\1.block."),
+    (r"\.down_blocks\.(\d+)\.downsamplers\.0\.", r".down.\1.downsample."),
+    (r"\.mid_block\.resnets\.0\.", ".mid.block_1."),
+    (r"\.mid_block\.attentions\.0\.", ".mid.attn_1."),
+    (r"\.mid_block\.resnets\.1\.", ".mid.block_2."),
+    (r"\.group_norm\.", ".norm."),
+    (r"\.to_([qkv])\.", r".\1."),
+    (r"\.to_out\.0\.", ".proj_out."),
+    (r"\.conv_shortcut\.", ".nin_shortcut."),
+    (r"\.conv_norm_out\.", ".norm_out."),
+)
+
+
+def load_chameleon_vq(path: str | Path) -> VQModel:
+    """The image tokenizer of a file or folder.
+
+    Args:
+        path: Meta's `vqgan.ckpt`, or a folder of safetensors that holds the tokenizer with its decoder.
+
+    Raises:
+        CheckpointError: there is none, or keys are missing, unknown, or of another shape.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return vq_from_taming(path, _read_shards(path))
+    tensors = find_tensors(path, open_checkpoint(path), ("state_dict",))
+    inner = {n.removeprefix(PREFIX): tensor for n, tensor in tensors.items() if n.startswith(PREFIX)}
+    return vq_from_taming(path, inner or tensors)
+
+
+def vq_from_taming(path: Path, tensors: Mapping[str, Tensor]) -> VQModel:
+    """The tokenizer of a state dict; `path` names the file in messages.
+
+    Raises:
+        CheckpointError: keys are missing, unknown, or of another shape.
+    """
+    settings = _settings(path, tensors)
+    levels = len(settings["block_out_channels"])
+    with torch.device("meta"):
+        vq: VQModel = VQModel(**settings)
+    sources = {name: _taming_name(name, levels) for name in vq.state_dict()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in vq.state_dict().items()}
+    expected = {sources[name]: _taming_shape(sources[name], shape) for name, shape in shapes.items()}
+    check_layout(path, tensors, expected, NOT_NEEDED)
+    own = {name: tensors[source].reshape(shapes[name]).clone() for name, source in sources.items()}
+    vq.load_state_dict(own, assign=True)
+    vq.eval().requires_grad_(False)
+    return vq
+
+
+def _read_shards(folder: Path) -> dict[str, Tensor]:
+    """The tensors behind `model.vqmodel.` in a folder's safetensors files."""
+    tensors = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as content:
+                names = [name for name in content.keys() if name.startswith(PREFIX)]  # noqa: SIM118
+                tensors.update({name.removeprefix(PREFIX): content.get_tensor(name) for name in names})
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError("vq", str(file), f"a complete safetensors file ({error})") from error
+    if not tensors:
+        raise CheckpointError("vq", str(folder), f"a folder whose safetensors files hold {PREFIX}*")
+    return tensors
+
+
+def _settings(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Arguments of `VQModel`, read from the shapes; only the middle attends."""
+    levels = [int(match[1]) for name in tensors if (match := re.match(r"encoder\.down\.(\d+)\.", name))]
+    blocks = [
+        int(match[1]) for name in tensors if (match := re.match(r"encoder\.down\.0\.block\.(\d+)", name))
+    ]
+    widths = [
+        measure(path, tensors, rf"encoder\.down\.{level}\.block\.\d+\.conv\d\.(weight|bias)")
+        for level in range(1 + max(levels, default=0))
+    ]
+    return {
+        "down_block_types": ("DownEncoderBlock2D",) * len(widths),
+        "up_block_types": ("UpDecoderBlock2D",) * len(widths),
+        "block_out_channels": tuple(widths),
+        "layers_per_block": 1 + max(blocks, default=0),
+        "latent_channels": measure(path, tensors, r"(encoder\.conv_out|post_quant_conv)\.(weight|bias)"),
+        "num_vq_embeddings": measure(path, tensors, re.escape(CODEBOOK)),
+        "vq_embed_dim": measure(path, tensors, r"quant_conv\.(weight|bias)"),
+    }
+
+
+def _taming_name(name: str, levels: int) -> str:
+    for pattern, replacement in RENAMES:
+        name = re.sub(pattern, replacement, name)
+    if match := re.match(r"decoder\.up_blocks\.(\d+)\.(.*)", name):
+        rest = match[2].replace("resnets.", "block.").replace("upsamplers.0.", "upsample.")
+        name = f"decoder.up.{levels - 1 - int(match[1])}.{rest}"
+    return name
+
+
+def _taming_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Attention projections are 1x1 convolutions in the files, linear layers in diffusers."""
+    is_projection = re.search(r"\.attn_1\.(q|k|v|proj_out)\.weight$", name)
+    return (*shape, 1, 1) if is_projection else shape

@@ -1,0 +1,127 @@
+"""Chameleon's image tokenizer: transformers' encoder, an independent decoder, and files in both layouts."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import ChameleonForConditionalGeneration
+
+from mmspec.errors import CheckpointError
+from mmspec.models.chameleon_vq import load_chameleon_vq
+from mmspec.models.llamagen.vq import decode_tokens
+from tests.models.naive_vq import attention, convolve, group_norm, residual, swish
+from tests.models.official_layout import fill
+from tests.tiny_models import CODES, tiny_anole
+
+WIDTHS, LATENTS, LEVELS = (32, 32, 32, 64), 16, 4  # those of the tiny model
+
+
+def decoder_shapes() -> dict[str, tuple[int, ...]]:
+    """Names of taming-transformers, in which `up.0` is the highest resolution."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def add(name: str, *shape: int) -> None:
+        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = shape, shape[:1]
+
+    def block(name: str, inputs: int, outputs: int) -> None:
+        add(f"{name}.norm1", inputs)
+        add(f"{name}.conv1", outputs, inputs, 3, 3)
+        add(f"{name}.norm2", outputs)
+        add(f"{name}.conv2", outputs, outputs, 3, 3)
+        if inputs != outputs:
+            add(f"{name}.nin_shortcut", outputs, inputs, 1, 1)
+
+    channels = WIDTHS[-1]
+    add("decoder.conv_in", channels, LATENTS, 3, 3)
+    block("decoder.mid.block_1", channels, channels)
+    add("decoder.mid.attn_1.norm", channels)
+    for part in ("q", "k", "v", "proj_out"):
+        add(f"decoder.mid.attn_1.{part}", channels, channels, 1, 1)
+    block("decoder.mid.block_2", channels, channels)
+    for level in reversed(range(LEVELS)):
+        for index in range(2):
+            block(f"decoder.up.{level}.block.{index}", channels, WIDTHS[level])
+            channels = WIDTHS[level]
+        if level:
+            add(f"decoder.up.{level}.upsample.conv", channels, channels, 3, 3)
+    add("decoder.norm_out", channels)
+    add("decoder.conv_out", 3, channels, 3, 3)
+    return shapes
+
+
+def naive_decode(state, tokens):
+    x = state["quantize.embedding.weight"][tokens].permute(0, 3, 1, 2)
+    x = convolve(state, "decoder.conv_in", convolve(state, "post_quant_conv", x))
+    x = attention(state, "decoder.mid.attn_1", residual(state, "decoder.mid.block_1", x))
+    x = residual(state, "decoder.mid.block_2", x)
+    for level in reversed(range(LEVELS)):
+        for index in range(2):
+            x = residual(state, f"decoder.up.{level}.block.{index}", x)
+        if level:
+            doubled = x.repeat_interleave(2, 2).repeat_interleave(2, 3)
+            x = convolve(state, f"decoder.up.{level}.upsample.conv", doubled)
+    return convolve(state, "decoder.conv_out", swish(group_norm(state, "decoder.norm_out", x)))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_anole()[0]
+
+
+@pytest.fixture(scope="module")
+def state(model):
+    """The tokenizer whole: the half that transformers has, and a random decoder."""
+    return {**model.model.vqmodel.state_dict(), **fill(decoder_shapes(), 3, embeddings=())}
+
+
+def as_anole(model, state, folder):
+    """A folder of transformers whose file holds the decoder too, as published."""
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {f"model.vqmodel.{name}": tensor for name, tensor in state.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_pictures_are_those_of_an_independent_decoder(model, state, tmp_path):
+    vq = load_chameleon_vq(as_anole(model, state, tmp_path))
+    tokens = torch.randint(CODES, (2, 3, 4), generator=torch.Generator().manual_seed(0))
+    pictures = decode_tokens(vq, tokens)
+    assert pictures.shape == (2, 3, 24, 32)
+    torch.testing.assert_close(pictures, naive_decode(state, tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_levels_in_the_wrong_order_are_noticed(state):
+    tokens = torch.zeros(1, 2, 2, dtype=torch.long)
+    order = {"decoder.up.0.block": "decoder.up.1.block", "decoder.up.1.block": "decoder.up.0.block"}
+    turned = {order.get(name[:18], name[:18]) + name[18:]: tensor for name, tensor in state.items()}
+    assert not torch.allclose(naive_decode(turned, tokens), naive_decode(state, tokens), atol=1e-3)
+
+
+def test_the_encoder_is_that_of_transformers(model, state, tmp_path):
+    torch.save({"state_dict": {**state, "loss.logvar": torch.zeros(1)}}, tmp_path / "vqgan.ckpt")
+    vq = load_chameleon_vq(tmp_path / "vqgan.ckpt")
+    pixels = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    with torch.no_grad():
+        theirs = model.model.vqmodel.encode(pixels).image_tokens
+        latents = vq.encode(pixels).latents
+        own = vq.quantize(latents)[2][2]
+    assert len(set(own.tolist())) > 3
+    assert torch.equal(own, theirs.flatten())
+
+
+def test_transformers_loads_the_same_folder(model, state, tmp_path):
+    loaded = ChameleonForConditionalGeneration.from_pretrained(as_anole(model, state, tmp_path))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def test_files_without_a_decoder_or_with_other_keys_are_refused(model, state, tmp_path):
+    model.save_pretrained(tmp_path / "stock")
+    with pytest.raises(CheckpointError, match="missing keys: decoder"):
+        load_chameleon_vq(tmp_path / "stock")
+    torch.save({"state_dict": {**state, "encoder.extra": torch.zeros(1)}}, tmp_path / "vqgan.ckpt")
+    with pytest.raises(CheckpointError, match="unknown keys: encoder.extra"):
+        load_chameleon_vq(tmp_path / "vqgan.ckpt")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="safetensors"):
+        load_chameleon_vq(tmp_path / "empty")
