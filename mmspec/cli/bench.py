@@ -117,7 +117,7 @@ def bench(
         "batch_size": batch_size,
         "seed": seed,
         **settings,
-        **_environment(pipe),
+        **environment(pipe),
     }
     _print(runs, choices, described, as_json, block)
     block.finish()
@@ -157,7 +157,7 @@ def _with_categories(record: BenchRecord, parts: Sequence[BenchRecord]) -> dict[
     return {**record.as_dict(), "categories": own}
 
 
-def _environment(pipe: VisionLanguagePipeline) -> dict[str, Any]:
+def environment(pipe: VisionLanguagePipeline) -> dict[str, Any]:
     """Where the figures were taken."""
     import platform
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.console import print_json, show
+from mmspec.cli.methods import methods
 from mmspec.cli.options import AsJson, Model
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ def vlm(
         print_json({"model": source, **scores})
     else:
         show(_table(scores))
+
+
+evaluate_app.command()(methods)
 
 
 def _table(scores: dict[str, Any]) -> Table:
