@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mmspec.cli.choice import AcceleratorChoice
     from mmspec.evaluation.bench_record import BenchRecord
     from mmspec.evaluation.speed import Run
-    from mmspec.pipelines import VisionLanguagePipeline
+    from mmspec.pipelines import MMSpecPipeline, VisionLanguagePipeline
 
 __all__ = ["bench"]
 
@@ -157,7 +157,7 @@ def _with_categories(record: BenchRecord, parts: Sequence[BenchRecord]) -> dict[
     return {**record.as_dict(), "categories": own}
 
 
-def environment(pipe: VisionLanguagePipeline) -> dict[str, Any]:
+def environment(pipe: MMSpecPipeline) -> dict[str, Any]:
     """Where the figures were taken."""
     import platform
 
