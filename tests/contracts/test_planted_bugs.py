@@ -83,7 +83,7 @@ BUGS = {
     ),
     "temperature applied twice": bug(
         checks.speculative_law_at_low_temperature,
-        f"{SAMPLING}:Sampler.__call__",
+        f"{SAMPLING}:Sampler.warped",
         ("logits / self.temperature", "logits / self.temperature**2"),
     ),
     # text-speculation.md section 2.3

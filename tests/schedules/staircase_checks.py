@@ -197,6 +197,7 @@ def attend_to_the_visible(
     """Attention [B, heads, n, d] that never touches a masked column."""
     if attn_mask is None:
         attn_mask = torch.ones(query.shape[2], key.shape[2]).tril().bool().expand(len(query), 1, -1, -1)
+    attn_mask = attn_mask.expand(-1, -1, query.shape[2], -1)  # transformers packs query groups into n
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     output = torch.empty_like(query)
