@@ -18,7 +18,7 @@ from mmspec.decoding.stats import DecodingStats
 from mmspec.targets import ImageTokenTarget
 from tests.oracles import OracleDrafter
 
-__all__ = ["DRAFTERS", "CodeLogits", "accelerator", "draw", "naive_picture"]
+__all__ = ["DEPTH", "DRAFTERS", "CodeLogits", "accelerator", "draw", "naive_picture"]
 
 #: Logits [K] of the codes at the next place, given the output so far (in compact tokens).
 CodeLogits = Callable[[Sequence[int]], Tensor]
@@ -68,15 +68,16 @@ def draw(
     accelerator: Accelerator,
     requests: Sequence[Request],
     scale: float = 1.0,
-    sampler: Sampler | None = None,
+    temperature: float = 0.0,
+    seeds: Sequence[int] | None = None,
 ) -> tuple[list[list[int]], DecodingStats]:
-    """Decode a batch to its end; greedy unless a sampler says otherwise."""
+    """Decode a batch to its end, every row with a seed of its own."""
     stats = DecodingStats()
     lengths = {request.grid.length for request in requests if request.grid is not None}
     prompts = [request.prompt_tokens for request in requests]
     sequences = Sequences(prompts, Stopping(max(lengths)), stats, target.device)
-    stream = RandomStream.from_seed(0, len(requests))
-    sampler = Sampler(guidance_scale=scale) if sampler is None else sampler
+    stream = RandomStream.from_seed(seeds or range(len(requests)), len(requests))
+    sampler = Sampler(temperature=temperature, guidance_scale=scale)
     rule, drafter = accelerator.rule, accelerator.drafter
     for _ in speculate(target, drafter, rule, sampler, requests, sequences, stream):
         pass
