@@ -1,108 +1,163 @@
-"""How much of what a prompt asks for is in the picture, read by a network that has seen real scenes only."""
+"""Whether drawn pictures show what was asked for, judged by a reader that has seen real scenes only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations, permutations
+from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.attribute_reader import AttributeReader, PictureReading
-from mmspec.scenes import HELD_OUT_SEEDS, IMAGE_TOKENS, ImagePrompt, caption, parse_image_prompt, sample_scene
+from mmspec.scenes import ImagePrompt, parse_image_prompt
 
-__all__ = ["READER", "SceneReader", "held_out_captions", "present"]
+__all__ = ["AttributeJudge", "AttributeScores", "facts_present"]
 
-READER = "reader"  # folder beside the image model
-FIRST_SEED = 500_000  # held out, and apart from the scenes that other evaluations draw
-AT_ONCE = 64
+Pictures = Tensor | Sequence[Image.Image]
+BATCH = 64
+BACKGROUND = "background"
 
 
-def held_out_captions(count: int, seed: int = 0) -> list[str]:
-    """Captions of scenes that training never drew; equal arguments give equal captions.
+@dataclass(frozen=True)
+class AttributeScores:
+    """How much of what was asked for is there.
 
-    Raises:
-        InputError: more than there are.
+    Attributes:
+        share: of all facts asked for: size, colour, pattern and shape of every object, and the background.
+        by_attribute: the same for each of them.
+        exact: share of pictures in which all of it is there.
+        count: share of pictures with as many objects as were named.
     """
-    largest = (HELD_OUT_SEEDS.stop - FIRST_SEED) // 2
-    if not 1 <= count <= largest or not 0 <= seed <= largest:
-        raise InputError("samples", (count, seed), f"1 to {largest} samples, and a seed from 0 to {largest}")
-    start = FIRST_SEED + seed
-    return [caption(sample_scene(start + index, profile=IMAGE_TOKENS)) for index in range(count)]
+
+    share: float
+    by_attribute: dict[str, float]
+    exact: float
+    count: float
 
 
-def present(prompt: ImagePrompt, reading: PictureReading) -> int:
-    """How many of the facts that a prompt asks for are in the picture.
+class AttributeJudge:
+    """Reads pictures and compares them with their prompts.
 
-    The objects asked for are laid on those that were read in the way that makes most of them right: from
-    left to right where the prompt says who is left, else in any order.
-    """
-    fewer = min(len(prompt.objects), len(reading.objects))
-    arrange = combinations if prompt.ordered else permutations
-    found = max(
-        sum(
-            value is not None and value == seen
-            for asked, read in zip(some, others, strict=True)
-            for value, seen in zip(asked, read, strict=True)
-        )
-        for some in combinations(prompt.objects, fewer)
-        for others in arrange(reading.objects, fewer)
-    )
-    return found + (prompt.background is not None and prompt.background == reading.background)
-
-
-class SceneReader:
-    """Reads pictures of scenes.
+    Pictures are PIL images of any size, or a tensor [n, 3, H, W] in [0, 1].
 
     Args:
-        network: trained on real scenes only.
+        reader: trained by `mmspec train reader`.
     """
 
-    def __init__(self, network: AttributeReader) -> None:
-        self.network = network.eval().float()
+    def __init__(self, reader: AttributeReader) -> None:
+        self.reader = reader.eval()
+        self.size = int(reader.config.vision["image_size"])
 
     @classmethod
-    def from_pretrained(cls, model: str | Path) -> SceneReader:
-        """The reader beside an image model.
+    def from_folder(cls, folder: str | Path) -> AttributeJudge:
+        """The judge with the reader in a folder.
 
         Raises:
             CheckpointError: there is none.
         """
-        folder = Path(model) / READER
-        if not folder.is_dir():
-            raise CheckpointError(
-                "model", str(model), f"a folder with the network {READER}/ beside the model"
-            )
-        return cls(AttributeReader.from_pretrained(folder))
+        try:
+            reader = AttributeReader.from_pretrained(folder, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            allowed = "a folder that `mmspec train reader` wrote"
+            raise CheckpointError("reader", str(folder), allowed) from error
+        return cls(reader)
 
-    def attribute_accuracy(self, images: Tensor, captions: Sequence[str]) -> float:
-        """Share of the facts asked for that are in the pictures.
+    def read(self, images: Pictures) -> list[PictureReading]:
+        """What each picture shows."""
+        return [reading for pixels in self._batches(images) for reading in self.reader.read(pixels)]
 
-        Args:
-            images: [n, 3, H, W] in [0, 1].
-            captions: n prompts about scenes.
+    def features(self, images: Pictures) -> Tensor:
+        """One vector [n, width] of each picture, for distances between sets of pictures."""
+        return torch.cat([self.reader.features(pixels) for pixels in self._batches(images)])
+
+    def attribute_accuracy(self, images: Pictures, captions: Sequence[str]) -> float:
+        """Share of the facts in the captions that the pictures show; objects are matched left to right.
 
         Raises:
-            InputError: a prompt that asks for nothing that can be read.
+            InputError: a caption names no object, or there are as many captions as pictures not.
         """
-        asked = right = 0
-        for text, reading in zip(captions, self.read(images), strict=True):
-            prompt = parse_image_prompt(text)
-            if prompt is None:
-                raise InputError("captions", text, "a prompt that names an object of the scenes")
-            asked += prompt.asked
-            right += present(prompt, reading)
-        return right / asked
+        return self.score(images, captions).share
 
-    def read(self, images: Tensor) -> list[PictureReading]:
-        """What pictures [n, 3, H, W] in [0, 1] show."""
-        return [reading for part in self._parts(images) for reading in self.network.read(part)]
+    def score(self, images: Pictures, captions: Sequence[str]) -> AttributeScores:
+        """The same, fact by fact; errors as in `attribute_accuracy`."""
+        if len(images) != len(captions) or not captions:
+            raise InputError("captions", len(captions), f"one for each of the {len(images)} pictures")
+        prompts = [_parse(text, index) for index, text in enumerate(captions)]
+        readings = self.read(images)
+        facts = [facts_present(prompt, reading) for prompt, reading in zip(prompts, readings, strict=True)]
+        found: dict[str, list[bool]] = {}
+        for fact, present in (pair for row in facts for pair in row):
+            found.setdefault(fact, []).append(present)
+        counts = [
+            len(reading.objects) == len(prompt.objects)
+            for prompt, reading in zip(prompts, readings, strict=True)
+        ]
+        return AttributeScores(
+            share=_share([present for row in facts for _, present in row]),
+            by_attribute={fact: _share(present) for fact, present in found.items()},
+            exact=_share([all(present for _, present in row) for row in facts]),
+            count=_share(counts),
+        )
 
-    def features(self, images: Tensor) -> Tensor:
-        """[n, width] of pictures [n, 3, H, W] in [0, 1]."""
-        return torch.cat([self.network.features(part) for part in self._parts(images)])
+    def _batches(self, images: Pictures) -> Iterator[Tensor]:
+        for start in range(0, len(images), BATCH):
+            chosen = images[start : start + BATCH]
+            yield self._pixels(chosen).to(self.reader.device, self.reader.dtype)
 
-    def _parts(self, images: Tensor) -> Iterator[Tensor]:
-        yield from (images.to(self.network.device).float() * 2 - 1).split(AT_ONCE)
+    def _pixels(self, images: Pictures) -> Tensor:
+        """Pictures [n, 3, size, size] in [-1, 1]."""
+        if not isinstance(images, Tensor):
+            arrays = [np.asarray(image.convert("RGB")) for image in self._resized(images)]
+            images = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2) / 255
+        if images.dim() != 4 or images.shape[1] != 3:
+            raise InputError("images", tuple(images.shape), "pictures [n, 3, H, W] in [0, 1]")
+        if images.shape[2:] != (self.size, self.size):
+            images = torch.nn.functional.interpolate(
+                images, (self.size, self.size), mode="bilinear", antialias=True
+            )
+        return images * 2 - 1
+
+    def _resized(self, images: Sequence[Image.Image]) -> list[Image.Image]:
+        size = (self.size, self.size)
+        return [image if image.size == size else image.resize(size) for image in images]
+
+
+def facts_present(prompt: ImagePrompt, reading: PictureReading) -> list[tuple[str, bool]]:
+    """Each fact that a prompt asks for, by its name, and whether the picture shows it.
+
+    Objects are matched from left to right; where the prompt does not say which is left, as is best.
+    """
+    orders = [prompt.objects] if prompt.ordered else [*permutations(prompt.objects)]
+    best = max(
+        ([*_object_facts(order, reading)] for order in orders), key=lambda row: sum(seen for _, seen in row)
+    )
+    if prompt.background is not None:
+        best.append((BACKGROUND, reading.background == prompt.background))
+    return best
+
+
+def _object_facts(
+    objects: Sequence[tuple[str | None, ...]], reading: PictureReading
+) -> Iterator[tuple[str, bool]]:
+    names = ("size", "colour", "pattern", "shape")
+    for index, wanted in enumerate(objects):
+        seen = reading.objects[index] if index < len(reading.objects) else (None,) * len(names)
+        for name, value, other in zip(names, wanted, seen, strict=True):
+            if value is not None:
+                yield name, value == other
+
+
+def _parse(text: str, index: int) -> ImagePrompt:
+    prompt = parse_image_prompt(text)
+    if prompt is None:
+        raise InputError(f"captions[{index}]", text, "a text that names an object, such as 'a red ring'")
+    return prompt
+
+
+def _share(right: Sequence[bool]) -> float:
+    return round(float(np.mean(right)), 4) if len(right) else 0.0

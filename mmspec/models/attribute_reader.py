@@ -5,7 +5,7 @@ It knows attributes by the names in its config; it does not know where pictures 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ class AttributeReaderConfig(PreTrainedConfig):
     attribute_values: tuple[tuple[str, ...], ...] | list[list[str]] = ()
     backgrounds: tuple[str, ...] | list[str] = ()
     max_objects: int = 2
-    vision: dict[str, Any] | None = None
+    vision: dict[str, Any] = field(default_factory=dict)
 
     @property
     def classes(self) -> dict[str, int]:
@@ -72,7 +72,7 @@ class AttributeReader(PreTrainedModel):
 
     def __init__(self, config: AttributeReaderConfig) -> None:
         super().__init__(config)
-        vision = CLIPVisionConfig(**(config.vision or {}))
+        vision = CLIPVisionConfig(**config.vision)
         self.tower = CLIPVisionModel(vision)
         self.heads = nn.ModuleDict(
             {name: nn.Linear(vision.hidden_size, classes) for name, classes in config.classes.items()}
