@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mmspec.cli.choice import AcceleratorChoice
     from mmspec.evaluation.bench_record import BenchRecord
     from mmspec.evaluation.speed import Run
-    from mmspec.pipelines import MMSpecPipeline, VisionLanguagePipeline
+    from mmspec.pipelines import MMSpecPipeline
 
 __all__ = ["bench"]
 

@@ -76,8 +76,8 @@ def methods(
         reference_model,
         setup_options,
     )
-    from mmspec.evaluation.attributes import SceneReader, held_out_captions
-    from mmspec.evaluation.image_methods import compare_methods, draw_plot, write_records
+    from mmspec.evaluation.attributes import AttributeJudge
+    from mmspec.evaluation.image_methods import compare_methods, draw_plot, held_out_captions, write_records
     from mmspec.evaluation.speed import BASELINE
 
     source = model or reference_model(REFERENCE_IMAGE)
@@ -88,7 +88,7 @@ def methods(
     if BASELINE not in {choice.label for choice in choices}:
         choices.insert(0, parse_choice(BASELINE))
     options = {choice.label: setup_options(choice, drafter) for choice in choices}
-    reader = SceneReader.from_pretrained(source)
+    reader = AttributeJudge.from_folder(Path(source) / "reader")
     pipe = load_image_pipeline(source, dtype=dtype, device=device)
     captions = held_out_captions(samples, seed)
     drawers = {choice.label: drawer(pipe, choice.name, options[choice.label]) for choice in choices}

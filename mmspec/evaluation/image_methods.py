@@ -26,10 +26,20 @@ from mmspec.evaluation.image_quality import (
     token_entropy,
 )
 from mmspec.evaluation.speed import BASELINE
+from mmspec.scenes import HELD_OUT_SEEDS, IMAGE_TOKENS, caption, sample_scene
 
-__all__ = ["Drawing", "ImageReader", "MethodRecord", "compare_methods", "draw_plot", "write_records"]
+__all__ = [
+    "Drawing",
+    "ImageReader",
+    "MethodRecord",
+    "compare_methods",
+    "draw_plot",
+    "held_out_captions",
+    "write_records",
+]
 
 FEATURE_AXES = 16  # of the reader's features, so that 128 pictures still have a covariance
+FIRST_SEED = 500_000  # held out, and apart from the scenes that other evaluations draw
 REFERENCE_SEEDS = 1_000_003  # added to the seeds of the second set
 
 
@@ -103,6 +113,19 @@ class MethodRecord:
     feature_high: float
     entropy: float
     settings: dict[str, Any] = field(default_factory=dict)
+
+
+def held_out_captions(count: int, seed: int = 0) -> list[str]:
+    """Captions of scenes that training never drew; equal arguments give equal captions.
+
+    Raises:
+        InputError: more than there are.
+    """
+    largest = (HELD_OUT_SEEDS.stop - FIRST_SEED) // 2
+    if not 1 <= count <= largest or not 0 <= seed <= largest:
+        raise InputError("samples", (count, seed), f"1 to {largest} samples, and a seed from 0 to {largest}")
+    start = FIRST_SEED + seed
+    return [caption(sample_scene(start + index, profile=IMAGE_TOKENS)) for index in range(count)]
 
 
 def compare_methods(

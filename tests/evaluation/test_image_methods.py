@@ -12,8 +12,10 @@ from mmspec.evaluation.image_methods import (
     Drawing,
     compare_methods,
     draw_plot,
+    held_out_captions,
     write_records,
 )
+from mmspec.scenes import parse_caption
 
 PROMPTS = [f"prompt {index}" for index in range(12)]
 
@@ -97,3 +99,11 @@ def test_records_and_plot_are_written(run, tmp_path):
 def test_what_cannot_be_compared_is_refused(methods, prompts):
     with pytest.raises(InputError):
         list(compare_methods(methods, prompts, MeanReader()))
+
+
+def test_captions_are_the_same_every_time():
+    captions = held_out_captions(20, seed=3)
+    assert captions == held_out_captions(40, seed=3)[:20] != held_out_captions(20)
+    assert all(parse_caption(text) is not None for text in captions)
+    with pytest.raises(InputError):
+        held_out_captions(10**7)
