@@ -83,11 +83,7 @@ class Budget(RelaxedSampling):
         return torch.full_like(depth, self.delta)
 
     def remaining(self, allowance: Tensor, judgement: Judgement) -> Tensor:
-        # TV of the place <= spent + refused * (what follows may spend), which is what was there before
-        left = (allowance[:, 0] - judgement.tv) / judgement.refused.clamp_min(
-            torch.finfo(allowance.dtype).tiny
-        )
-        return left.clamp(0.0, 1.0)[:, None]
+        return (allowance - judgement.tv[:, None]).clamp_min(0.0)
 
     def mass(self, p: Tensor, q: Tensor, allowance: Tensor, only: Tensor | None = None) -> Tensor:
         exact = torch.minimum(p, q)

@@ -130,7 +130,7 @@ class Lantern(RelaxedSampling):
         judged = super().judge(p, q, x, allowance)
         if q is None or not self.reference:
             return judged
-        return Judgement(judged.accepted, judged.refused, total_variation(self.reference_law(p, q), p))
+        return Judgement(judged.accepted, total_variation(self.reference_law(p, q), p))
 
     def reference_law(self, p: Tensor, q: Tensor) -> Tensor:
         """[..., V] output law of the released rule for one sampled candidate, whose residual depends on it.

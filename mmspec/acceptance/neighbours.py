@@ -26,6 +26,7 @@ from mmspec.registry import did_you_mean
 
 NOT_FITTED = "this rule needs the target's codebook: use rule.fit(target)"
 METRICS = ("l2", "cosine")
+INT16_CODES = 2**15
 BLOCK_ELEMENTS = 2**22  # numbers held at once while a table is made
 CACHED_ELEMENTS = 2**20  # numbers gathered at once: as many as a processor's cache holds
 
@@ -94,7 +95,7 @@ def find_neighbours(codebook: Tensor, count: int, metric: str) -> Tensor:
         index = torch.arange(len(block))
         distance[index, start + index] = float("inf")
         tables.append(smallest(distance, count))
-    return torch.cat(tables).to(torch.int16 if size <= 2**15 else torch.int32)
+    return torch.cat(tables).to(torch.int16 if size <= INT16_CODES else torch.int32)
 
 
 def smallest(values: Tensor, count: int) -> Tensor:

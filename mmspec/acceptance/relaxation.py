@@ -30,12 +30,10 @@ class Judgement:
 
     Attributes:
         accepted: [...] a(x).
-        refused: [...] 1 - sum a, the probability that a candidate is refused.
-        tv: [...] total variation between a + (1 - sum a) r and p.
+        tv: [...] total variation between the output law a + (1 - sum a) r and p.
     """
 
     accepted: Tensor
-    refused: Tensor
     tv: Tensor
 
 
@@ -43,8 +41,9 @@ class RelaxedSampling(AcceptanceRule):
     """A rule in the common form, for chains and trees.
 
     Siblings are tried in the order of their draws; each meets what the refused ones left of p, the residual.
-    Their total variations add up, weighted with the probability that a sibling is tried at all; that sum is
-    reported, and is a bound where there are several siblings. A deterministic candidate has a one-hot q.
+    Their total variations add up, each weighted with the probability that the siblings before it are refused;
+    that sum is reported, and is a bound (its mean, for sampled siblings) where there are several. A
+    deterministic candidate has a one-hot q.
     """
 
     sound_for = frozenset({DraftKind.POINT, DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
@@ -78,7 +77,7 @@ class RelaxedSampling(AcceptanceRule):
         return torch.zeros_like(depth)
 
     def remaining(self, allowance: Tensor, judgement: Judgement) -> Tensor:
-        """[B, 1] what is left of the allowance for the next sibling, given that this one was refused."""
+        """[B, 1] what is left of the allowance for the next sibling if this one is refused."""
         return allowance
 
     def residual(self, p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
@@ -89,9 +88,9 @@ class RelaxedSampling(AcceptanceRule):
         """Judge candidates. p, q: [..., V]; x, allowance: [..., 1]; q is None where it is one-hot at x."""
         law = torch.zeros_like(p).scatter(-1, x, 1.0) if q is None else q
         a = self.mass(p, law, allowance, only=x if q is None else None)
-        refused = (1 - a.sum(-1)).clamp_min(0.0)
-        output = a + refused[..., None] * self.residual(p, q, x)
-        return Judgement(a.gather(-1, x)[..., 0], refused, total_variation(output, p))
+        refused = (1 - a.sum(-1, keepdim=True)).clamp_min(0.0)
+        output = a + refused * self.residual(p, q, x)
+        return Judgement(a.gather(-1, x)[..., 0], total_variation(output, p))
 
     def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
         if draft.is_chain:
@@ -147,7 +146,7 @@ class RelaxedSampling(AcceptanceRule):
                 chosen = torch.where(accept & (judged.accepted > 0), child, chosen)
                 # from here on as if the sibling was refused: nothing of it matters if it was accepted
                 variation = torch.where(tried, variation + reach * judged.tv, variation)
-                reach = torch.where(tried, reach * judged.refused, reach)
+                reach = torch.where(tried, reach * (1 - judged.accepted / q_x), reach)
                 allowance = torch.where(tried[:, None], self.remaining(allowance, judged), allowance)
                 p = torch.where(tried[:, None], self.residual(p, q, x), p)
                 if q is not None and draft.kind is DraftKind.WITHOUT_REPLACEMENT:

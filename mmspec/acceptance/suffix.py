@@ -62,13 +62,12 @@ class Suffix(AcceptanceRule):
 
     def accepts(self, p_x: Tensor, q_x: Tensor, u: Tensor) -> Tensor:
         """[B, K] which tokens pass, given probabilities and uniforms [B, K]; also behind a refusal."""
+        step = torch.arange(p_x.shape[1], device=p_x.device)
         rises = torch.zeros_like(p_x, dtype=torch.bool)
         rises[:, 1:] = (p_x[:, 1:] >= p_x[:, :-1]) & (p_x[:, :-1] > 0)
-        run = (~rises).long().cumsum(-1)  # number of the run that a token belongs to
-        together = run[:, :, None] == run[:, None, :]  # [B, K, K]
-        earlier = torch.ones_like(together[0]).tril()
-        ratio = (p_x.log() - q_x.log())[:, None, :]
-        product = ratio.where(together & earlier, 0.0).sum(-1).exp()
-        first = u.gather(1, (together & earlier).long().argmax(-1))  # the uniform of the run's first token
-        passes = (first < product) & (p_x > 0) & (~rises | (product >= self.confidence))
-        return (together & earlier.T & passes[:, None, :]).any(-1)  # a passing product takes all before it
+        first = step.where(~rises, 0).cummax(-1).values  # [B, K] where the run of a token begins
+        same = first[:, :, None] == first[:, None, :]  # [B, K, K]
+        upto = same & (step <= step[:, None])
+        product = (p_x.log() - q_x.log())[:, None, :].where(upto, 0.0).sum(-1).exp()
+        passes = (u.gather(1, first) < product) & (p_x > 0) & (~rises | (product >= self.confidence))
+        return (same & (step >= step[:, None]) & passes[:, None, :]).any(-1)  # with all before it in its run

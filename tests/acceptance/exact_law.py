@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance import rejection
+from mmspec.acceptance import rejection, relaxation
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
@@ -47,16 +47,18 @@ def caught_draws() -> Iterator[list[Tensor]]:
         return real(p, random, index, purpose)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rejection, "draw", draw)
+        for module in (rejection, relaxation):
+            patch.setattr(module, "draw", draw)
         yield caught
 
 
 @dataclass(frozen=True)
 class Law:
-    """Output law [C, V] and probability [C] that some candidate is accepted."""
+    """Output law [C, V], probability [C] that some candidate is accepted, and the variation [C] reported."""
 
     output: Tensor
     acceptance: Tensor
+    tv: Tensor | None = None
 
 
 def sibling_tuples(q: Tensor, siblings: int, kind: DraftKind) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,16 +85,37 @@ def sibling_tuples(q: Tensor, siblings: int, kind: DraftKind) -> tuple[Tensor, T
 def exact_law(rule: AcceptanceRule, p: Tensor, q: Tensor, siblings: int, kind: DraftKind) -> Law:
     """Integrate a rule over honest draws from q. p, q: [C, V] float64."""
     case, tokens, weight = sibling_tuples(q, siblings, kind)
-    rows = len(tokens)
+    return integrate(rule, p, q, kind, case, tokens, weight)
+
+
+def point_law(rule: AcceptanceRule, p: Tensor, tokens: Tensor) -> Law:
+    """The law for deterministic candidates: every row of p [R, V] has its own siblings, tokens [R, k]."""
+    case, one_hot = torch.arange(len(p)), torch.zeros_like(p)
+    return integrate(rule, p, one_hot, DraftKind.POINT, case, tokens, torch.ones_like(p[:, 0]))
+
+
+def integrate(
+    rule: AcceptanceRule,
+    p: Tensor,
+    q: Tensor,
+    kind: DraftKind,
+    case: Tensor,
+    tokens: Tensor,
+    weight: Tensor,
+) -> Law:
+    """Integrate a rule over the uniforms. Rows are sibling tuples: tokens [R, k] of case [R], weight [R]."""
+    rows, siblings = tokens.shape
     nodes = torch.cat([torch.zeros(rows, 1, dtype=torch.long), tokens], 1)
     laws = q[case][:, None].repeat(1, siblings + 1, 1)
-    draft = Draft.tree(nodes, [0] * (siblings + 1), kind, laws)
+    draft = Draft.tree(nodes, [0] * (siblings + 1), kind, None if kind is DraftKind.POINT else laws)
     scores = Scores(p[case].log()[:, None].expand(-1, siblings + 1, -1), greedy=False)
     emitted = torch.ones(rows, dtype=torch.long)
+    reported: list[Tensor] = []
 
     def accepted(u: Tensor) -> tuple[Tensor, Tensor]:
         with caught_draws() as caught:
             verdict = rule.verify(draft, scores, Dial(u), emitted)
+        reported[:] = [] if verdict.tv is None else [verdict.tv[:, 0]]
         (final,) = caught
         return torch.where(verdict.accepted > 0, verdict.path[:, 1], 0), final
 
@@ -111,7 +134,10 @@ def exact_law(rule: AcceptanceRule, p: Tensor, q: Tensor, siblings: int, kind: D
         survived = survived * (1 - threshold)
     refused = torch.zeros(len(p), dtype=p.dtype).index_add_(0, case, survived)
     rejected = torch.where((survived > 0)[:, None], final, 0.0) * survived[:, None]
-    return Law(output.index_add_(0, case, rejected), 1 - refused)
+    output.index_add_(0, case, rejected)
+    # the total variation that the rule reports, averaged over the draws
+    tv = [torch.zeros(len(p), dtype=p.dtype).index_add_(0, case, weight * each) for each in reported]
+    return Law(output, 1 - refused, tv[0] if tv else None)
 
 
 def rows(*values: list[float]) -> Tensor:

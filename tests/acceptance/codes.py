@@ -1,0 +1,33 @@
+"""A codebook as a target, which is all that rules look at when they are fitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.interfaces import AcceptanceRule
+
+
+@dataclass
+class Codes:
+    """Code vectors [K, d], and the vocabulary that they are the first part of."""
+
+    codebook: Tensor | None
+    vocabulary: int
+    grid: ImageGrid | None = None
+    device: torch.device = torch.device("cpu")
+
+
+def random_codes(vocabulary: int, syntax: int = 0, dimensions: int = 2, seed: int = 0) -> Codes:
+    generator = torch.Generator().manual_seed(seed)
+    size = vocabulary - syntax
+    grid = ImageGrid(1, 1, size) if syntax else None
+    return Codes(torch.randn(size, dimensions, generator=generator), vocabulary, grid)
+
+
+def fitted(rule: AcceptanceRule, vocabulary: int, syntax: int = 0) -> AcceptanceRule:
+    """The rule for some target with that many tokens."""
+    return rule.fit(random_codes(vocabulary, syntax))  # type: ignore[arg-type]

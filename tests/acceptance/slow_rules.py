@@ -1,0 +1,120 @@
+"""The relaxed rules once more, token by token and with loops: what the vectorised ones are compared with.
+
+A law is a list of floats. Each function gives the output law of one place for siblings that are known, by
+walking down the siblings: `reach` is the probability that a sibling is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+Law = list[float]
+
+
+def scaled(weights: Sequence[float], otherwise: Law) -> Law:
+    total = sum(weights)
+    return [weight / total for weight in weights] if total > 0 else otherwise
+
+
+def prefix(p: Law, ids: Sequence[int], limit: float) -> tuple[float, int]:
+    """c_{m*} and m*."""
+    total, count = 0.0, 0
+    for neighbour in ids:
+        if total + p[neighbour] > limit:
+            break
+        total, count = total + p[neighbour], count + 1
+    return total, count
+
+
+def released_lantern(
+    p: Law,
+    siblings: Sequence[int],
+    q: Law | None,
+    nearest: Sequence[Sequence[int]],
+    k: int,
+    limit: Callable[[float], float],
+) -> Law:
+    """Section 2.2, dynamic trees (q None) and static ones, as `evaluate_posterior` of LANTERN 3a56e45 does.
+
+    Args:
+        q: the draft's law; the siblings were drawn from it without replacement.
+        nearest: k + 1 neighbours of each code; syntax tokens have no entry.
+    """
+    output, reach, uniform = [0.0] * len(p), 1.0, [1 / len(nearest)] * len(nearest)
+    uniform += [0.0] * (len(p) - len(nearest))
+    for x in siblings:
+        near = nearest[x] if x < len(nearest) else []
+        c, count = prefix(p, near[:k], limit(p[x]))
+        q_x = 1.0 if q is None else q[x]
+        accept = min(1.0, (p[x] + c) / q_x)
+        output[x] += reach * accept
+        reach *= 1 - accept
+        if q is None:
+            left = [0.0 if v == x or (count and v in near) else p[v] for v in range(len(p))]
+        else:
+            left = [max(0.0, p[v] - (0.0 if count and v in near else q[v])) for v in range(len(p))]
+            q = scaled([0.0 if v == x else q[v] for v in range(len(p))], [0.0] * len(p))
+        p = scaled(left, uniform)
+    return [mass + reach * rest for mass, rest in zip(output, p, strict=True)]
+
+
+def lantern_of_one_point(p: Law, x: int, near: Sequence[int], limit: float) -> Law:
+    """Only x and the neighbours that were added leave p."""
+    c, count = prefix(p, near, limit)
+    leaving = {x, *near[:count]} if p[x] > 0 else {x}
+    accept = p[x] + c if p[x] > 0 else 0.0
+    if p[x] == 0:
+        leaving = {x, *near[:count]}
+    rest = scaled([0.0 if v in leaving else p[v] for v in range(len(p))], p)
+    return [(1 - accept) * rest[v] + (accept if v == x else 0.0) for v in range(len(p))]
+
+
+def released_groups(p: Law, q: Law, vectors: Sequence[Sequence[float]]) -> list[float]:
+    """Section 5.2: acceptance probability of each token, rank by rank."""
+    order = sorted(range(len(p)), key=lambda v: (p[v], v))
+    ratios = [0.0] * len(p)
+    for rank, x in enumerate(order):
+        group = order[rank - 7 : rank + 7] if rank >= 7 else [x]
+        members = []
+        for v in group:
+            gap = float("inf")
+            if v < len(vectors) and x < len(vectors):
+                gap = sum((a - b) ** 2 for a, b in zip(vectors[v], vectors[x], strict=True))
+            if v == x or (abs(p[v] - p[x]) < 0.15 and gap < 0.5):
+                members.append(v)
+        mass, drafted = sum(p[v] for v in members), sum(q[v] for v in members)
+        ratios[x] = min(1.0, mass / drafted) if drafted > 0 else 1.0
+    return ratios
+
+
+def ranked_groups(p: Law, q: Law, size: int) -> list[float]:
+    """Acceptance probability of each token under the partition by rank."""
+    order = [v for v in sorted(range(len(p)), key=lambda v: (-p[v], v)) if p[v] > 0]
+    ratios = [0.0] * len(p)
+    for start in range(0, len(order), size):
+        group = order[start : start + size]
+        mass, drafted = sum(p[v] for v in group), sum(q[v] for v in group)
+        for v in group:
+            ratios[v] = min(1.0, mass / drafted) if drafted > 0 else 1.0
+    return ratios
+
+
+def joint_runs(p_x: Law, q_x: Law, u: Sequence[float], confidence: float) -> int:
+    """SJD-SV as we read it: how many tokens of a chain are accepted."""
+    accepted = 0
+    while accepted < len(p_x):
+        end = accepted + 1
+        while end < len(p_x) and p_x[end] >= p_x[end - 1] > 0:
+            end += 1
+        for trimmed in range(end, accepted, -1):
+            product = 1.0
+            for i in range(accepted, trimmed):
+                product *= p_x[i] / q_x[i]
+            if u[accepted] < product and (trimmed == accepted + 1 or product >= confidence):
+                break
+        else:
+            return accepted
+        if trimmed < end:
+            return trimmed
+        accepted = end
+    return accepted
