@@ -84,7 +84,7 @@ class ImageTokenTarget(CausalTarget, ABC):
         self.grid = grid
         self.syntax = syntax
         self.stride = stride
-        self.codebook = codebook
+        self.codebook = None if codebook is None else codebook.detach()
         self.vocabulary = grid.codebook_size + syntax
 
     @property

@@ -52,14 +52,14 @@ def naive_picture(
 
 
 def accelerator(
-    name: str, requests: Sequence[Request], answers: Sequence[list[int]], codes: int
+    name: str, requests: Sequence[Request], answers: Sequence[list[int]], codes: int, depth: int = DEPTH
 ) -> Accelerator:
     """`none`, `copy`, or an oracle that knows the answers and errs at a share of the places."""
     if not name.startswith("oracle"):
         return build_accelerator(name, **({"min_match": 1} if name == "copy" else {}))
     prompts = [tuple(request.prompt_tokens) for request in requests]
     known = dict(zip(prompts, answers, strict=True))
-    drafter = OracleDrafter(known, DEPTH, codes, int(name.split()[1]) / 100, siblings=1)
+    drafter = OracleDrafter(known, depth, codes, int(name.split()[1]) / 100, siblings=1)
     return Accelerator("oracle", drafter, SampleAndMatch())
 
 
