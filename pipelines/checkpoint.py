@@ -257,9 +257,12 @@ def mismatched(auto: Any, source: str, config: PreTrainedConfig) -> list[str]:
     return sorted(name for name in found if found[name] != expected.get(name, found[name]))
 
 
-def load_processor(source: str, config: PreTrainedConfig, *, argument: str = "model", **where: Any) -> Any:
-    """The processor of a vision-language model, or the tokenizer of a language model."""
-    auto = AutoProcessor if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else AutoTokenizer
+def load_processor(
+    source: str, config: PreTrainedConfig, *, argument: str = "model", words_only: bool = False, **where: Any
+) -> Any:
+    """The processor of a vision-language model; the tokenizer of others, or where that alone is needed."""
+    sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not words_only
+    auto = AutoProcessor if sees else AutoTokenizer
     try:
         return auto.from_pretrained(source, **where)
     except Exception as error:  # the same for the files of a processor

@@ -146,13 +146,15 @@ def text_pairs(
     if len(negatives) != len(texts):
         allowed = f"one text, or one (or None) for each of the {len(texts)} prompts"
         raise InputError("negative_prompt", negative_prompt, allowed)
-    pairs = []
-    for index, (text, negative) in enumerate(zip(texts, negatives, strict=True)):
-        for name, value in (("prompt", text), ("negative_prompt", negative)):
+    for name, values in (("prompt", texts), ("negative_prompt", negatives)):
+        for index, value in enumerate(values):
             if name == "prompt" or value is not None:
                 where = f"{name}[{index}]" if is_batch else name
                 check_text(value, where)
                 check_special_tokens(value, where, tokenizer)
+    pairs = []
+    for text, negative in zip(texts, negatives, strict=True):
+        negative = negative or None  # diffusers' way to say that there is none
         if isinstance(target, LlamaGenTarget):
             pairs.append(caption_pair(target, text, negative, tokenizer, text_encoder))
         else:
@@ -198,6 +200,8 @@ def encode_caption(
     text = " ".join(text.lower().split())
     whole = tokenizer(text).input_ids
     kept = tokenizer(text, truncation=True, max_length=config.caption_length).input_ids
+    if not kept:
+        raise InputError("prompt", text, "at least one token; give it some text")
     if len(whole) > len(kept):
         same = sum(token == own for token, own in zip(whole, kept, strict=False))  # the end token is kept
         logger.warning(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import PreTrainedModel
 
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, is_integer
 from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.pipelines.settings import read_seeds
 from mmspec.registry import did_you_mean
 
@@ -27,11 +28,20 @@ OF_CALLS = {
 }
 ROWS_AT_ONCE = 16
 MAX_PICTURES = 10_000
+SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
+#: What the authors sample with: LlamaGen by its condition, the others by their `model_type`.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "class": {"guidance_scale": 4.0, "top_k": 2000},
+    "caption": {"guidance_scale": 7.5, "top_k": 1000},
+    "janus": {"guidance_scale": 5.0},
+    "emu3": {"guidance_scale": 3.0, "top_k": 2048},
+    "chameleon": {"guidance_scale": 3.0, "top_k": 2000},
+}
 
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """How to draw. None takes the checkpoint's own default.
+    """How to draw. None takes the default of the model: its generation config's, or what was published.
 
     Args:
         guidance_scale: classifier-free guidance, u + s (c - u); 1 is off and halves the work.
@@ -66,8 +76,8 @@ class ImageSettings:
             raise InputError("output_type", self.output_type, did_you_mean(self.output_type, OUTPUT_TYPES))
 
     @classmethod
-    def from_keywords(cls, config: GenerationConfig, keywords: dict[str, Any]) -> ImageSettings:
-        """Settings from a call's keywords, completed by the sampling settings of a generation config.
+    def from_keywords(cls, defaults: Mapping[str, Any], keywords: Mapping[str, Any]) -> ImageSettings:
+        """Settings from a call's keywords, completed by the model's own.
 
         Raises:
             UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
@@ -77,12 +87,7 @@ class ImageSettings:
         for keyword in keywords:
             if keyword not in known:
                 raise UnknownArgumentError("keyword", keyword, did_you_mean(keyword, known | OF_CALLS))
-        given = {name: value for name, value in keywords.items() if value is not None}
-        for name in ("guidance_scale", "temperature", "top_k", "top_p", "min_p"):
-            value = getattr(config, name, None)
-            if value is not None:
-                given.setdefault(name, value)
-        return cls(**given)
+        return cls(**{**defaults, **{name: value for name, value in keywords.items() if value is not None}})
 
     def sampler(self) -> Sampler:
         """The distribution that is promised."""
@@ -108,3 +113,16 @@ class ImageSettings:
         if len(seeds) != prompts:
             raise InputError("seed", seeds, f"one integer, one for each of the {prompts} prompts, or {rows}")
         return RandomStream(torch.cat([RandomStream.from_seed(one, copies, device).keys for one in seeds]))
+
+
+def sampling_defaults(model: PreTrainedModel) -> dict[str, Any]:
+    """How a model samples pictures where the caller does not say.
+
+    The generation config of a LlamaGen counts before what was published. That of a model which also answers
+    is about its answers, and does not count.
+    """
+    config = model.config
+    if not isinstance(config, LlamaGenConfig):
+        return PUBLISHED.get(config.model_type, {})
+    own = {name: getattr(model.generation_config, name, None) for name in SAMPLING}
+    return PUBLISHED[config.condition_type] | {k: v for k, v in own.items() if v is not None}

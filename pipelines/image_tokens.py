@@ -37,7 +37,7 @@ from mmspec.pipelines.image_checkpoint import (
     load_vq,
 )
 from mmspec.pipelines.image_prompts import image_requests
-from mmspec.pipelines.image_settings import ImageSettings
+from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 from mmspec.pipelines.outputs import ImageOutput
 from mmspec.targets import ImageTokenTarget, image_target
 
@@ -111,7 +111,7 @@ class ImagePipeline(MMSpecPipeline):
                 )
             model = load_model(source, config, surplus_allowed=False, **where, **how)
         else:
-            loaded["processor"] = load_processor(source, config, **where)
+            loaded["processor"] = load_processor(source, config, words_only=True, **where)
             model = load_model(source, config, **where, **how)
         for name in (VQ, TEXT_ENCODER):
             if name in loaded:
@@ -191,6 +191,12 @@ class ImagePipeline(MMSpecPipeline):
                 exception's `output` holds the whole ImageOutput.
             PipelineBusyError: the pipeline is in use.
         """
+        notify = None
+        if callback_on_step_end is not None:
+            if not callable(callback_on_step_end):
+                allowed = "a function (pipe, step, committed, kwargs)"
+                raise InputError("callback_on_step_end", callback_on_step_end, allowed)
+            notify = CheckedStep(callback_on_step_end, "callback_on_step_end")
         with self._busy():
             run = self._prepare(
                 prompt,
@@ -200,12 +206,6 @@ class ImagePipeline(MMSpecPipeline):
                 height=height,
                 width=width,
             )
-            notify = None
-            if callback_on_step_end is not None:
-                if not callable(callback_on_step_end):
-                    allowed = "a function (pipe, step, committed, kwargs)"
-                    raise InputError("callback_on_step_end", callback_on_step_end, allowed)
-                notify = CheckedStep(callback_on_step_end, "callback_on_step_end")
             total = len(run.requests) * run.grid.length
             with logging.tqdm(**{"total": total, "unit": "token", **self._progress}) as bar:
                 for step, committed in enumerate(run.rounds()):
@@ -224,7 +224,7 @@ class ImagePipeline(MMSpecPipeline):
 
     def _prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> Run:
         """Check everything and read the prompts."""
-        settings = ImageSettings.from_keywords(self.model.generation_config, keywords)
+        settings = ImageSettings.from_keywords(sampling_defaults(self.model), keywords)
         sampler = settings.sampler()
         self.accelerator.check(sampler)
         given = what["class_labels"] if prompt is None else prompt

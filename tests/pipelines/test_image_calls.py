@@ -1,0 +1,326 @@
+"""ImagePipeline: what goes in, what comes out, and that accelerators draw the same pictures."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers.utils import logging
+
+from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.errors import InputError, NumericalError, PipelineBusyError
+from mmspec.pipelines import ImageOutput, ImagePipeline, MMSpecPipeline, image_tokens
+from tests.evaluation.planted import accept_everything
+from tests.tiny_models.llamagen import CODES, GRID, STRIDE, save_llamagen
+
+CELLS, SIDE = GRID**2, GRID * STRIDE
+PROMPTS = ["a red circle", "two small blue squares left of a star"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("image")
+    for condition in ("class", "caption"):
+        save_llamagen(base / condition, condition)
+    return base
+
+
+def load(folder: Path, accelerator: str = "none", **options: Any) -> Any:
+    pipe = MMSpecPipeline.from_pretrained(folder, accelerator=accelerator, **options)
+    assert isinstance(pipe, ImagePipeline)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def classes(folders: Path) -> Any:
+    return load(folders / "class")
+
+
+@pytest.fixture(scope="module")
+def captions(folders: Path) -> Any:
+    return load(folders / "caption")
+
+
+@pytest.fixture(autouse=True)
+def plain(classes: Any, captions: Any) -> Any:
+    yield
+    for pipe in (classes, captions):
+        pipe.set_accelerator("none")
+
+
+@pytest.mark.parametrize("condition", ["class", "caption"])
+def test_a_llamagen_folder_becomes_an_image_pipeline(condition: str, folders: Path) -> None:
+    pipe = MMSpecPipeline.from_pretrained(folders / condition)
+    assert isinstance(pipe, ImagePipeline)
+    assert pipe.accelerator.name == ImagePipeline.default_accelerator
+    text = {"text_encoder", "processor"} if condition == "caption" else set()
+    assert set(pipe.components) == {"model", "vq"} | text
+    assert pipe.target.codebook is not None
+    assert torch.equal(pipe.target.codebook, pipe.vq.quantize.embedding.weight * 1.5)  # the raw one
+
+
+def test_every_output_type_is_the_same_picture(classes: Any) -> None:
+    asked: dict[str, Any] = {"class_labels": [0, 3], "seed": 5}
+    codes = classes(**asked, output_type="latent").images
+    assert codes.shape == (2, GRID, GRID)
+    assert 0 <= int(codes.min()) <= int(codes.max()) < CODES
+    output = classes(**asked)
+    assert codes.flatten(1).tolist() == output.tokens
+    pixels = classes.target.decode_tokens(codes.flatten(1)) / 2 + 0.5
+    tensor = classes(**asked, output_type="pt").images
+    assert tensor.shape == (2, 3, SIDE, SIDE)
+    torch.testing.assert_close(tensor, pixels)
+    array = classes(**asked, output_type="np").images
+    assert np.array_equal(array, tensor.permute(0, 2, 3, 1).numpy())
+    for picture, values in zip(output.images, array, strict=True):
+        assert isinstance(picture, Image.Image)
+        assert np.array_equal(np.asarray(picture), (values * 255).round().astype(np.uint8))
+    assert (codes[0] != codes[1]).any()
+    assert classes(**asked, return_dict=False)[0][0].tobytes() == output.images[0].tobytes()
+    assert output.finish_reasons == ["length", "length"]
+    assert output.stats.nfe == [CELLS, CELLS]
+    assert str(output).startswith(f"2 pictures, {CELLS}.0 target forwards each")
+
+
+def test_seeds_of_a_list_give_what_single_calls_give(captions: Any) -> None:
+    wanted = [captions(prompt, seed=seed).tokens[0] for prompt, seed in zip(PROMPTS, (3, 9), strict=True)]
+    assert captions(PROMPTS, seed=[3, 9]).tokens == wanted
+    generators = [torch.Generator().manual_seed(seed) for seed in (3, 9)]
+    assert captions(PROMPTS, generator=generators).tokens == wanted
+    assert captions(PROMPTS, seed=3).tokens[0] == wanted[0]
+    assert captions(PROMPTS, seed=3).tokens[1] != wanted[1]
+
+
+def test_pictures_of_one_prompt_are_rows_of_their_own(captions: Any) -> None:
+    four = captions(PROMPTS, seed=[3, 9], num_images_per_prompt=2)
+    assert len({tuple(row) for row in four.tokens}) == 4
+    for index, seed in enumerate((3, 9)):
+        alone = captions(PROMPTS[index], seed=seed, num_images_per_prompt=2)
+        assert four.tokens[2 * index : 2 * index + 2] == alone.tokens
+    firsts = captions(PROMPTS[0], seed=[3, 9, 4], num_images_per_prompt=3)  # one seed per picture
+    assert firsts.tokens == [captions(PROMPTS[0], seed=seed).tokens[0] for seed in (3, 9, 4)]
+
+
+def test_calls_without_a_seed_differ_and_leave_torch_alone(classes: Any) -> None:
+    before = torch.random.get_rng_state()
+    one, other = (classes(class_labels=1).tokens for _ in range(2))
+    assert one != other
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_pictures_do_not_depend_on_the_batch(classes: Any) -> None:
+    asked: dict[str, Any] = {"class_labels": [0, 1, 2], "seed": 2}
+    whole = classes(**asked)
+    parts = classes(**asked, batch_size=2)
+    assert parts.tokens == whole.tokens
+    assert whole.stats.target_forwards == CELLS
+    assert parts.stats.target_forwards == 2 * CELLS
+    assert parts.stats.nfe == whole.stats.nfe
+
+
+@pytest.mark.parametrize("kind", ["classes", "captions"])
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_exact_coupling_draws_what_plain_decoding_draws(
+    kind: str, temperature: float, request: pytest.FixtureRequest
+) -> None:
+    pipe = request.getfixturevalue(kind)
+    what = {"class_labels": [0, 4]} if kind == "classes" else {"prompt": PROMPTS}
+    asked: dict[str, Any] = {**what, "seed": 7, "temperature": temperature, "output_type": "pt"}
+    wanted = pipe(**asked)
+    pipe.set_accelerator("sjd", coupling="exact", window=8)
+    found = pipe(**asked)
+    assert found.tokens == wanted.tokens
+    assert torch.equal(found.images, wanted.images)
+    assert sum(found.stats.accepted) > 0
+    assert found.stats.exactness == "exact"
+
+
+def test_a_rule_that_accepts_everything_draws_something_else(
+    classes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {"class_labels": [0, 4], "seed": 7}
+    wanted = classes(**asked)
+    monkeypatch.setattr(SampleAndMatch, "verify", accept_everything)
+    classes.set_accelerator("sjd", coupling="exact", window=8)
+    assert classes(**asked).tokens != wanted.tokens
+
+
+def test_greedy_pictures_are_the_same_by_every_coupling(classes: Any) -> None:
+    wanted = classes(class_labels=[1, 2], temperature=0).tokens
+    for coupling in ("fresh", "maximal", "gumbel"):
+        classes.set_accelerator("sjd", coupling=coupling, window=8)
+        assert classes(class_labels=[1, 2], temperature=0).tokens == wanted, coupling
+
+
+def test_guidance_and_negative_prompt_count(captions: Any) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPTS[0], "temperature": 0}
+    default = captions(**asked).tokens
+    assert captions(**asked, guidance_scale=2.0).tokens == default  # the folder's own
+    free = captions(**asked, guidance_scale=1).tokens
+    assert free != default
+    assert captions(**asked, negative_prompt=PROMPTS[1]).tokens not in (free, default)
+    assert captions(**asked, guidance_scale=1, negative_prompt=PROMPTS[1]).tokens == free
+
+
+def test_what_was_published_counts_where_the_folder_says_nothing(folders: Path, tmp_path: Path) -> None:
+    import shutil
+
+    silent = Path(shutil.copytree(folders / "class", tmp_path / "silent"))
+    (silent / "generation_config.json").unlink()
+    pipe = load(silent)
+    asked: dict[str, Any] = {"class_labels": 0, "seed": 4}
+    published = pipe(**asked, guidance_scale=4.0, top_k=2000).tokens
+    assert pipe(**asked).tokens == published
+    assert load(folders / "class")(**asked).tokens != published
+
+
+def test_the_callback_sees_every_round_and_may_look(classes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    classes.set_accelerator("sjd", window=4)
+    decoded: list[int] = []
+    original = type(classes.target).decode_tokens
+
+    def counted(self: Any, codes: torch.Tensor, *rest: Any) -> torch.Tensor:
+        decoded.append(len(codes))
+        return original(self, codes, *rest)
+
+    monkeypatch.setattr(type(classes.target), "decode_tokens", counted)
+    seen: list[tuple[int, int]] = []
+    previews: list[Image.Image] = []
+
+    def look(pipe: object, step: int, committed: int, kwargs: dict[str, Any]) -> dict[str, Any]:
+        assert pipe is classes
+        assert kwargs["rows"] == range(2)
+        assert committed == sum(map(len, kwargs["tokens"]))
+        seen.append((step, committed))
+        if not previews and min(map(len, kwargs["tokens"])) >= 2 * GRID:
+            assert decoded == []  # nothing was painted until it was asked for
+            previews.extend(kwargs["preview"]())
+            assert decoded == [2]
+        return kwargs
+
+    output = classes(class_labels=[0, 1], seed=1, callback_on_step_end=look)
+    assert [step for step, _ in seen] == list(range(output.stats.target_forwards))
+    assert seen[-1][1] == 2 * CELLS
+    grey = np.asarray(previews[0])[-STRIDE:]  # the last row of cells
+    assert (np.abs(grey.astype(int) - 128) <= 1).all()
+    drawn = np.asarray(previews[0])[:STRIDE]
+    assert len(np.unique(drawn.reshape(-1, 3), axis=0)) > STRIDE
+
+
+def test_an_interrupted_picture_is_grey_where_nothing_was_drawn(classes: Any) -> None:
+    def stop(pipe: Any, step: int, committed: int, kwargs: dict[str, Any]) -> None:
+        if len(kwargs["tokens"][0]) == 2 * GRID and kwargs["rows"].start == 1:
+            pipe.interrupt()
+
+    asked: dict[str, Any] = {"class_labels": [0, 1, 2], "seed": 3, "batch_size": 1}
+    whole = classes(**asked)
+    cut = classes(**asked, callback_on_step_end=stop)
+    assert cut.finish_reasons == ["length", "interrupted", "interrupted"]
+    assert cut.tokens == [whole.tokens[0], whole.tokens[1][: 2 * GRID], []]
+    assert cut.images[0].tobytes() == whole.images[0].tobytes()
+    assert np.asarray(cut.images[2]).std() == 0
+    codes = classes(**asked, callback_on_step_end=stop, output_type="latent").images
+    assert (codes[1, 2:] == -1).all() and (codes[1, :2] >= 0).all()
+    assert classes(**asked).tokens == whole.tokens  # the next call is a whole one
+
+
+def test_what_the_callback_raises_surfaces_with_its_name(classes: Any) -> None:
+    def fail(*arguments: object) -> None:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine") as caught:
+        classes(class_labels=0, callback_on_step_end=fail)
+    assert caught.value.__notes__ == ["raised by callback_on_step_end: function"]
+    assert len(classes(class_labels=0).tokens[0]) == CELLS
+
+
+def test_a_call_from_its_own_callback_is_refused(classes: Any) -> None:
+    def again(pipe: Any, *arguments: object) -> None:
+        pipe(class_labels=0)
+
+    with pytest.raises(PipelineBusyError):
+        classes(class_labels=0, callback_on_step_end=again)
+
+
+def test_the_bar_counts_committed_tokens(classes: Any) -> None:
+    screen = io.StringIO()
+    classes.set_accelerator("sjd", window=8)
+    classes.set_progress_bar_config(file=screen, mininterval=0)
+    logging.enable_progress_bar()
+    try:
+        classes(class_labels=[0, 1], seed=1)
+    finally:
+        logging.disable_progress_bar()
+        classes.set_progress_bar_config(disable=True)
+    last = screen.getvalue().strip().splitlines()[-1].split("\r")[-1]
+    assert f"{2 * CELLS}/{2 * CELLS}" in last
+    assert "per forward" in last
+
+
+def test_pixels_are_decoded_in_bounded_parts_and_timed_apart(
+    classes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import time
+
+    asked: dict[str, Any] = {"class_labels": [0, 1, 2], "seed": 3, "output_type": "pt"}
+    whole = classes(**asked)
+    parts: list[int] = []
+    original = type(classes.target).decode_tokens
+
+    def slow(self: Any, codes: torch.Tensor, *rest: Any) -> torch.Tensor:
+        parts.append(len(codes))
+        time.sleep(0.2)
+        return original(self, codes, *rest)
+
+    monkeypatch.setattr(type(classes.target), "decode_tokens", slow)
+    monkeypatch.setattr(image_tokens, "PIXELS_AT_ONCE", 2 * SIDE**2)
+    output = classes(**asked)
+    assert parts == [2, 1]
+    torch.testing.assert_close(output.images, whole.images)
+    assert output.decode_seconds >= 0.4 > whole.decode_seconds
+    assert output.stats.seconds < output.stats.seconds + output.decode_seconds
+
+
+def test_a_failed_picture_leaves_the_others_whole(folders: Path) -> None:
+    pipe = load(folders / "class")
+    wanted = pipe(class_labels=[0, 3, 2], seed=1)
+    with torch.no_grad():
+        pipe.model.model.cls_embedding.embedding_table.weight[3] = torch.nan
+    for size in (1, 3):
+        with pytest.raises(NumericalError, match="row 1, output token 0") as caught:
+            pipe(class_labels=[0, 3, 2], seed=1, batch_size=size)
+        output = caught.value.output
+        assert isinstance(output, ImageOutput)
+        assert caught.value.row == 1
+        assert output.finish_reasons == ["length", "error", "length"]
+        assert output.tokens == [wanted.tokens[0], [], wanted.tokens[2]]
+        assert output.images[2].tobytes() == wanted.images[2].tobytes()
+
+
+def test_a_long_prompt_is_cut_with_a_warning(captions: Any, caplog: pytest.LogCaptureFixture) -> None:
+    long = "a red circle " * 9
+    with caplog.at_level("WARNING", "mmspec"):
+        output = captions(long, seed=1)
+    assert "cut off" in caplog.text
+    assert len(output.tokens[0]) == CELLS
+
+
+def test_moving_to_another_dtype_moves_every_part(folders: Path) -> None:
+    pipe = load(folders / "caption", "sjd", window=8)
+    assert pipe.to(torch.bfloat16) is pipe
+    assert {part.dtype for part in (pipe.model, pipe.vq, pipe.text_encoder)} == {torch.bfloat16}
+    assert pipe.target.dtype == torch.bfloat16
+    assert pipe(PROMPTS[0], seed=1).images[0].size == (SIDE, SIDE)
+
+
+def test_a_window_larger_than_the_picture_is_refused(classes: Any) -> None:
+    for window in (0, CELLS + 1):
+        with pytest.raises(InputError, match="window"):
+            classes.set_accelerator("sjd", window=window)
+    assert classes.accelerator.name == "none"
