@@ -1,0 +1,214 @@
+"""Prompts, labels and sizes become requests; what a model was not made for is refused before any work."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import VQModel
+from transformers import ChameleonForConditionalGeneration, T5Config, T5EncoderModel
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.pipelines.image_prompts import image_requests
+from mmspec.targets import image_target
+from mmspec.targets.chameleon import AnoleTarget, LuminaTarget, size_token
+from tests.tiny_models import CODES, tiny_anole, tiny_emu3, tiny_janus, tiny_lumina, tiny_tokenizer
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8, "grid_size": 4}
+SLOTS, WIDTH = 6, 12
+
+
+@pytest.fixture(scope="module")
+def targets() -> dict[str, Any]:
+    captions = LlamaGenConfig(**SIZES, condition_type="caption", caption_length=SLOTS, caption_dim=WIDTH)
+    return {
+        "classes": image_target(LlamaGenForCausalLM(LlamaGenConfig(**SIZES, num_classes=5)).eval()),
+        "captions": image_target(LlamaGenForCausalLM(captions).eval()),
+        "janus": image_target(tiny_janus()[0]),
+        "emu3": image_target(tiny_emu3()[0]),
+        "anole": image_target(tiny_anole()[0]),
+        "lumina": image_target(tiny_lumina()[0], family="lumina_mgpt"),
+    }
+
+
+@pytest.fixture(scope="module")
+def reader() -> dict[str, Any]:
+    tokenizer = tiny_tokenizer()
+    config = T5Config(vocab_size=len(tokenizer), d_model=WIDTH, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    return {"tokenizer": tokenizer, "text_encoder": T5EncoderModel(config).eval()}
+
+
+def words(name: str) -> Any:
+    return {"janus": tiny_janus, "emu3": tiny_emu3, "anole": tiny_anole, "lumina": tiny_lumina}[name]()[1]
+
+
+def test_pictures_of_one_prompt_stand_side_by_side(targets: dict[str, Any]) -> None:
+    requests = image_requests(targets["classes"], class_labels=[3, None], num_images_per_prompt=2)
+    assert [request.prompt_tokens for request in requests] == [[8 + 3], [8 + 3], [8 + 5], [8 + 5]]
+    assert all(request.negative_inputs["input_ids"].tolist() == [[8 + 5]] for request in requests)
+    assert all(request.grid == targets["classes"].grid for request in requests)
+    assert image_requests(targets["classes"], class_labels=0, guided=False)[0].negative_inputs is None
+
+
+def test_a_caption_longer_than_the_text_encoder_reads_is_cut_and_said(
+    targets: dict[str, Any], reader: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        (fits,) = image_requests(targets["captions"], "a small green star on a", **reader)
+        assert not caplog.records
+        (cut,) = image_requests(targets["captions"], "A small  green star on a large square", **reader)
+    assert "reads 6 tokens" in caplog.text and "'large square'" in caplog.text
+    assert torch.equal(cut.inputs["caption_features"], fits.inputs["caption_features"])
+
+
+def test_a_caption_is_encoded_as_it_is_beside_others(targets: dict[str, Any], reader: dict[str, Any]) -> None:
+    texts = ["a red circle", "blue"]
+    batch = image_requests(targets["captions"], texts, **reader)
+    for text, request in zip(texts, batch, strict=True):
+        (alone,) = image_requests(targets["captions"], text, **reader)
+        assert torch.equal(alone.inputs["caption_features"], request.inputs["caption_features"])
+        slots = request.inputs["caption_features"].shape[1]
+        null = targets["captions"].model.model.cls_embedding.uncond_embedding
+        assert torch.equal(request.negative_inputs["caption_features"][0], null[-slots:])
+
+
+LABELS = [-1, 5, 1.5, "3", True, [0, 5], [], 10**400]
+
+
+@pytest.mark.parametrize("labels", LABELS, ids=lambda value: repr(value)[:12])
+def test_classes_that_do_not_exist_are_refused(targets: dict[str, Any], labels: Any) -> None:
+    with pytest.raises(InputError, match=r"class_labels.*got .*0 to 4"):
+        image_requests(targets["classes"], class_labels=labels)
+
+
+WRONG_CALLS = [
+    ("classes", {"prompt": "a red circle"}, "prompt: got .*class_labels"),
+    ("classes", {}, "class_labels: got None"),
+    ("classes", {"class_labels": 1, "negative_prompt": "blue"}, "negative_prompt: got 'blue'"),
+    ("classes", {"class_labels": 1, "prompt": "blue"}, "class_labels: got 1; either"),
+    ("captions", {"class_labels": 1}, "prompt: got None; a text"),
+    ("captions", {"prompt": 3}, "prompt: got 3; a string"),
+    ("captions", {"prompt": ["blue", None]}, r"prompt\[1\]: got None"),
+    ("captions", {"prompt": []}, r"prompt: got \[\]"),
+    ("captions", {"prompt": ["a", "b"], "negative_prompt": ["c"]}, "negative_prompt: got .*each of the 2"),
+    ("captions", {"prompt": "blue </s>"}, "special token '</s>'"),
+    ("captions", {"prompt": "blue", "num_images_per_prompt": 0}, "num_images_per_prompt: got 0"),
+    ("captions", {"prompt": "blue", "num_images_per_prompt": True}, "num_images_per_prompt: got True"),
+    ("captions", {"prompt": "blue", "tokenizer": None}, "tokenizer: got None"),
+    ("captions", {"prompt": "blue", "text_encoder": None}, "text_encoder: got None"),
+    ("captions", {"prompt": "blue", "height": "64"}, "height: got '64'; a number of pixels"),
+    ("captions", {"prompt": "blue", "width": 0}, "width: got 0; a number of pixels"),
+]
+
+
+@pytest.mark.parametrize(("name", "call", "message"), WRONG_CALLS)
+def test_calls_that_make_no_sense_are_refused(
+    targets: dict[str, Any], reader: dict[str, Any], name: str, call: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        image_requests(targets[name], **{**reader, **call})
+
+
+WRONG_SIZES = [
+    ("classes", 32, 64, r"\(32, 64\); 64 x 64, which this checkpoint was trained for"),
+    ("classes", 128, None, r"\(128, 64\)"),
+    ("janus", 64, 32, "64 x 64, the only size that Janus draws"),
+    ("anole", None, 64, "32 x 32, the only size"),
+    ("emu3", 9, 8, "multiples of 2"),
+    ("emu3", 8, 4, "at least 6 wide"),
+    ("emu3", 40, 40, "fewer than 256 tokens"),
+    ("lumina", 48, 32, "multiples of 32"),
+    ("lumina", 768, 800, "at most 768 x 768"),
+    ("lumina", 32, 160, "at most 4 times the other"),
+]
+
+
+@pytest.mark.parametrize(("name", "height", "width", "message"), WRONG_SIZES)
+def test_sizes_that_a_model_was_not_made_for_are_refused(
+    targets: dict[str, Any], name: str, height: int | None, width: int | None, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        image_requests(targets[name], class_labels=1, height=height, width=width)
+
+
+@pytest.mark.parametrize(
+    ("name", "height", "width", "cells"),
+    [
+        ("emu3", 24, 20, (12, 10)),
+        ("emu3", 10, 6, (5, 3)),
+        ("lumina", 64, 96, (8, 12)),
+        ("janus", 64, 64, (4, 4)),
+    ],
+)
+def test_sizes_that_a_model_was_made_for(
+    targets: dict[str, Any], name: str, height: int, width: int, cells: tuple[int, int]
+) -> None:
+    (request,) = image_requests(targets[name], "blue", height=height, width=width, tokenizer=words(name))
+    assert (request.grid.rows, request.grid.columns) == cells
+    assert request.inputs["image_cells"].tolist() == [list(cells)]
+
+
+@pytest.mark.parametrize("name", ["janus", "emu3", "anole", "lumina"])
+def test_a_tokenizer_of_another_model_is_refused(targets: dict[str, Any], name: str) -> None:
+    with pytest.raises(InputError, match="tokenizer: got .*that of the model"):
+        image_requests(targets[name], "blue", height=None, tokenizer=tiny_tokenizer())
+
+
+@pytest.mark.parametrize("name", ["janus", "emu3", "anole", "lumina"])
+def test_a_negative_prompt_is_written_like_a_prompt(targets: dict[str, Any], name: str) -> None:
+    side = {"emu3": 8, "lumina": 32}.get(name)
+    settings: dict[str, Any] = {"height": side, "width": side, "tokenizer": words(name)}
+    (request,) = image_requests(targets[name], "blue", negative_prompt="red", **settings)
+    (other,) = image_requests(targets[name], "red", **settings)
+    assert torch.equal(request.negative_inputs["input_ids"], other.inputs["input_ids"])
+
+
+def test_size_tokens_of_lumina_are_those_of_its_tokenizer() -> None:
+    # <reservedNNNNN> has id NNNNN + 4; 8828 twice stands before a picture of 768 x 768
+    assert size_token(768) == f"<reserved{8828 - 4:05}>" and size_token(512) == f"<reserved{8820 - 4:05}>"
+
+
+def test_models_that_bring_their_tokenizer_take_no_other(targets: dict[str, Any]) -> None:
+    vq = VQModel(num_vq_embeddings=CODES)
+    for name in ("janus", "emu3"):
+        with pytest.raises(InputError, match="vq: got 'VQModel'; None"):
+            image_target(targets[name].model, vq)
+
+
+def test_a_vocabulary_without_the_syntax_is_refused() -> None:
+    model, _ = tiny_emu3()
+    del model.config.vocabulary_map["<|extra_201|>"]
+    with pytest.raises(CheckpointError, match=r"vocabulary_map: got 'no <\|extra_201\|>'"):
+        image_target(model)
+    model, _ = tiny_emu3()
+    del model.config.vocabulary_map["<|visual token 000003|>"]
+    with pytest.raises(CheckpointError, match="vocabulary_map: got '23 image tokens'"):
+        image_target(model)
+
+
+def test_an_image_tokenizer_of_other_cells_or_codes_is_refused(targets: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match="vq: got '1 pixels per token'; 8"):
+        image_target(targets["anole"].model, VQModel(num_vq_embeddings=CODES))
+    blocks = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
+    vq = VQModel(num_vq_embeddings=CODES + 8, block_out_channels=(32, 32, 32, 32), **blocks)
+    with pytest.raises(CheckpointError, match=f"vq: got '{CODES + 8} entries'; a codebook of {CODES}"):
+        image_target(targets["anole"].model, vq)
+
+
+def test_lumina_is_recognised_by_its_class_and_its_size_by_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "Lumina-mGPT-7B-512"
+    tiny_lumina()[0].save_pretrained(folder)
+    stock = image_target(ChameleonForConditionalGeneration.from_pretrained(folder))
+    assert type(stock) is AnoleTarget and stock.codebook is not None
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["ChameleonXLLMXForConditionalGeneration"]
+    (folder / "config.json").write_text(json.dumps(config))
+    target = image_target(ChameleonForConditionalGeneration.from_pretrained(folder))
+    assert isinstance(target, LuminaTarget)
+    assert target.image_size == (512, 512) and target.codebook is None
+    assert target.grid.row_end == CODES and target.grid.ending == (CODES + 1,)
