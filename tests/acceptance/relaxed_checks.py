@@ -63,13 +63,13 @@ def budgets_hold(deltas: Sequence[float] = (0.05, 0.2, 0.6)) -> None:
 
 def siblings_share_the_budget(delta: float = 0.2) -> None:
     """Two siblings, three where they are deterministic, spend one delta between them."""
-    p, q = random_laws(8)
-    tokens = torch.randint(VOCABULARY, (64, 3), generator=torch.Generator().manual_seed(1))
+    p, q = random_laws(4)
+    tokens = torch.randint(VOCABULARY, (16, 3), generator=torch.Generator().manual_seed(1))
     spent = 0.0
     for rule in budgets(delta):
         for kind in (IID, WITHOUT):
             spent = max(spent, check_spent(rule, exact_law(rule, p, q, 2, kind), p, delta))
-        points = p.repeat(8, 1)
+        points = p.repeat(4, 1)
         spent = max(spent, check_spent(rule, point_law(rule, points, tokens), points, delta))
     assert spent > 0.9 * delta, "the budget is used"
 
@@ -107,13 +107,12 @@ def groups_accept_at_least_the_exact_mass(count: int = 1000, vocabulary: int = 3
 
 def excluded_tokens_stay_excluded() -> None:
     """Nothing that the target excludes is ever emitted, whatever was drafted."""
-    p, q = random_laws()
-    every = torch.arange(VOCABULARY).repeat(len(p))[:, None]
+    p, q = random_laws(4)
+    every, points = torch.arange(VOCABULARY).repeat(4)[:, None], p.repeat_interleave(VOCABULARY, 0)
     for name, rule in relaxed_rules():
         for law, target in (
-            (exact_law(rule, p, q, 1, IID), p),
             (exact_law(rule, p, q, 2, WITHOUT), p),
-            (point_law(rule, p.repeat_interleave(VOCABULARY, 0), every), p.repeat_interleave(VOCABULARY, 0)),
+            (point_law(rule, points, every), points),
         ):
             assert (law.output[target == 0] == 0).all(), f"{name} emits what the target excludes"
 
@@ -150,7 +149,7 @@ def acceptance_is_paid_for() -> None:
         torch.testing.assert_close(law.tv, distance, rtol=0, atol=ROUNDING, msg=f"{name} misreports")
 
 
-def loops_stay_within_the_budget(delta: float = 0.1, samples: int = 20_000) -> None:
+def loops_stay_within_the_budget(delta: float = 0.1, samples: int = 10_000) -> None:
     """Through the real loop: the law of the second token, given the first, is within delta of the target's.
 
     With n samples the measured total variation exceeds the true one by at most half the sum of the standard

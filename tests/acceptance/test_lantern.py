@@ -1,0 +1,135 @@
+"""LANTERN equals its loops, as published and as released; what is dear is measured once a round."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmspec.acceptance.lantern import Lantern
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.sampling import Scores
+from tests.acceptance import relaxed_checks as checks
+from tests.acceptance import slow_rules
+from tests.acceptance.codes import fitted
+from tests.acceptance.exact_law import exact_law, point_law
+from tests.contracts.toy import dirichlet
+
+IID, WITHOUT = DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
+
+
+LIMITS = {"delta": {"delta": 0.1}, "delta 1": {"delta": 1.0}, "lam": {"lam": 3.0}}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("syntax", [0, 2])
+def test_lantern_of_one_deterministic_candidate_equals_the_loop(limit: str, syntax: int) -> None:
+    rule = checks.rule_of("lantern", syntax=syntax, neighbours=3, **LIMITS[limit])
+    assert isinstance(rule, Lantern)
+    table = rule.nearest.tolist()
+    p = checks.random_laws(48)[0]
+    tokens = torch.arange(6).repeat(8)
+    output = point_law(rule, p, tokens[:, None]).output
+    added = 0
+    for row, (law, x) in enumerate(zip(p.tolist(), tokens.tolist(), strict=True)):
+        top = rule.delta if rule.lam is None else (rule.lam - 1) * law[x]
+        near = table[x] if x < len(table) else []
+        expected = slow_rules.lantern_of_one_point(law, x, near, top)
+        torch.testing.assert_close(output[row].tolist(), expected, rtol=0, atol=1e-10)
+        added += slow_rules.prefix(law, near, top)[0] > 0
+    assert added > 5
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("siblings", [1, 2, 3])
+def test_released_lantern_of_deterministic_siblings_equals_the_loop(limit: str, siblings: int) -> None:
+    rule = checks.rule_of("lantern", syntax=1, neighbours=2, reference=True, **LIMITS[limit])
+    assert isinstance(rule, Lantern) and rule.nearest.shape[1] == 3, "k + 1"
+    p = checks.random_laws(40)[0]
+    tokens = torch.rand(40, 6, generator=torch.Generator().manual_seed(2)).argsort(-1)[:, :siblings]
+    output = point_law(rule, p, tokens).output
+    for row, (law, tuple_) in enumerate(zip(p.tolist(), tokens.tolist(), strict=True)):
+        expected = slow_rules.released_lantern(law, tuple_, None, rule.nearest.tolist(), 2, limit_of(rule))
+        torch.testing.assert_close(output[row].tolist(), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("siblings", [1, 2])
+def test_released_lantern_of_sampled_siblings_equals_the_loop(limit: str, siblings: int) -> None:
+    rule = checks.rule_of("lantern", syntax=1, neighbours=2, reference=True, **LIMITS[limit])
+    assert isinstance(rule, Lantern)
+    p, q = checks.random_laws(6)
+    output = exact_law(rule, p, q, siblings, WITHOUT).output
+    for case in range(6):
+        draws = draws_without_replacement(q[case].tolist(), siblings)
+        expected = torch.zeros(6, dtype=torch.float64)
+        for tokens, weight in draws:
+            law = slow_rules.released_lantern(
+                p[case].tolist(), tokens, q[case].tolist(), rule.nearest.tolist(), 2, limit_of(rule)
+            )
+            expected += weight * torch.tensor(law, dtype=torch.float64)
+        torch.testing.assert_close(output[case], expected, rtol=0, atol=1e-9)
+
+
+def limit_of(rule: Lantern):  # type: ignore[no-untyped-def]
+    return lambda p_x: rule.delta if rule.lam is None else (rule.lam - 1) * p_x
+
+
+def draws_without_replacement(q: list[float], siblings: int) -> list[tuple[list[int], float]]:
+    if siblings == 0:
+        return [([], 1.0)]
+    draws = []
+    for x, weight in enumerate(q):
+        if weight > 0:
+            left = slow_rules.scaled([0.0 if v == x else q[v] for v in range(len(q))], [0.0] * len(q))
+            rest = draws_without_replacement(left, siblings - 1)
+            draws += [([x, *tokens], weight * other) for tokens, other in rest]
+    return draws
+
+
+def test_released_lantern_at_temperature_zero_takes_what_its_neighbours_make_the_likeliest() -> None:
+    """Accepts x where p(x) + c(x) is the largest of all, and follows the deepest such path."""
+    rule = fitted(Lantern(0.5, neighbours=1, reference=True), 6)
+    logits = dirichlet(40, 4, 6, seed=3, concentration=2.0).log()
+    tokens = torch.randint(6, (40, 4), generator=torch.Generator().manual_seed(0))
+    draft = Draft.tree(tokens, [0, 0, 0, 2], DraftKind.POINT)
+    random = RandomStream.from_seed(0, 40)
+    verdict = rule.verify(draft, Scores(logits, True), random, torch.ones(40, dtype=torch.long))
+    table, relaxed = rule.nearest.tolist(), 0  # type: ignore[attr-defined]
+    for row in range(40):
+        p = logits[row].softmax(-1).tolist()
+
+        def passes(node: int, parent: int, row: int = row, p: list[list[float]] = p) -> bool:
+            x = int(tokens[row, node])
+            raised = p[parent][x] + slow_rules.prefix(p[parent], table[x][:1], 0.5)[0]
+            return raised >= max(p[parent])
+
+        first = [node for node in (1, 2) if passes(node, 0)]
+        deep = 2 in first and passes(3, 2)
+        expected = [2, 3] if deep else first[:1]
+        assert verdict.path[row, 1 : len(expected) + 1].tolist() == expected
+        assert verdict.accepted[row] == len(expected)
+        assert verdict.next_token[row] == logits[row, ([0, *expected])[-1]].argmax()
+        relaxed += bool(expected) and int(tokens[row, expected[0]]) != int(logits[row, 0].argmax())
+    assert relaxed > 0 and verdict.tv is not None and verdict.tv.max() == 1
+
+
+def test_a_dear_rule_measures_one_judged_place_a_round() -> None:
+    """LANTERN over a chain of sampled tokens: the place is one that was judged, and the others are NaN."""
+    rule = fitted(Lantern(0.3, neighbours=2), 6)
+    rows = 300
+    laws = dirichlet(rows, 5, 6, seed=1)
+    q = dirichlet(rows, 5, 6, seed=2) * 0.3 + 0.7 * laws.roll(1, 1)
+    random = RandomStream.from_seed(2, rows)
+    tokens = (q.log() + random.gumbel(torch.arange(5).expand(rows, 5), Purpose.DRAFT, 6, q.dtype)).argmax(-1)
+    emitted = torch.arange(rows)
+    verdict = rule.verify(Draft.chain(tokens, IID, q), Scores(laws.log(), False), random, emitted)
+    assert verdict.tv is not None
+    measured = ~verdict.tv.isnan()
+    assert measured.sum(-1).tolist() == [1] * rows
+    place = measured.long().argmax(-1)
+    assert (place <= verdict.accepted).all() and len(set(place.tolist())) == 4
+    for row in range(0, rows, 20):
+        at = int(place[row])
+        law = exact_law(rule, laws[row, at][None], q[row, at + 1][None], 1, IID)
+        assert law.tv is not None and abs(float(law.tv - verdict.tv[row, at])) < 1e-9

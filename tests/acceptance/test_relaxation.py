@@ -1,0 +1,140 @@
+"""Relaxed rules: they keep their bounds, report what they do, and the tests of that can fail."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmspec.acceptance import ACCEPTANCE_RULES
+from mmspec.acceptance.budget import Budget
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Scores
+from mmspec.errors import InputError
+from tests.acceptance import relaxed_checks as checks
+from tests.contracts.mutation import PlantedBug
+
+IID = DraftKind.IID
+RELAXATION, GROUPS = "mmspec.acceptance.relaxation:RelaxedSampling", "mmspec.acceptance.groups"
+BUDGET, LANTERN = "mmspec.acceptance.budget:Budget", "mmspec.acceptance.lantern:Lantern"
+BUGS = {
+    "all k neighbours leave, under a bound": PlantedBug(
+        f"{LANTERN}.leaving",
+        (("near.cumsum(-1) <=", "near.cumsum(-1) <= 9 +"),),
+        checks.lantern_removes_little,
+    ),
+    "the budget is spent by every sibling": PlantedBug(
+        f"{BUDGET}.remaining",
+        (("allowance - judgement.tv[:, None]", "allowance"),),
+        checks.siblings_share_the_budget,
+    ),
+    "the budget is not scaled to": PlantedBug(
+        f"{BUDGET}.mass", ((".clamp_max(1.0)", ".clamp_min(1.0)"),), checks.budgets_hold
+    ),
+    "the loop goes over the budget": PlantedBug(
+        f"{BUDGET}.mass", ((".clamp_max(1.0)", ".clamp_min(1.0)"),), checks.loops_stay_within_the_budget
+    ),
+    "the residual is p": PlantedBug(
+        f"{RELAXATION}.residual", (("else residual(p, q)", "else p"),), checks.budgets_hold
+    ),
+    "overlapping groups": PlantedBug(
+        f"{GROUPS}:rank_ratio",
+        (("(0, surplus)).unflatten(-1, (-1, size))", "(0, surplus + size)).unfold(-1, 2 * size, size)"),),
+        checks.groups_accept_at_least_the_exact_mass,
+    ),
+    "excluded tokens count in their group": PlantedBug(
+        f"{GROUPS}:rank_ratio",
+        ((".where(ordered > 0, 0.0)\n    surplus", "\n    surplus"),),
+        checks.groups_accept_at_least_the_exact_mass,
+    ),
+    "p(x) = 0 accepted by groups": PlantedBug(
+        "mmspec.acceptance.grouped:Grouped.mass",
+        (("rank_ratio(p, q,", "rank_ratio(p + 1e-9, q,"),),
+        checks.excluded_tokens_stay_excluded,
+    ),
+    "p(x) = 0 accepted for its neighbours": PlantedBug(
+        f"{LANTERN}.raised", (("near.where(p > 0, 0.0)", "near"),), checks.excluded_tokens_stay_excluded
+    ),
+    "p(x) = 0 accepted within the budget": PlantedBug(
+        f"{BUDGET}.mass", ((".where(p > 0, 0.0)", ""),), checks.excluded_tokens_stay_excluded
+    ),
+    "half of the variation is reported": PlantedBug(
+        "mmspec.acceptance.relaxation:RelaxedSampling.judge",
+        (("total_variation(output, p)", "total_variation(output, p) / 2"),),
+        checks.acceptance_is_paid_for,
+    ),
+    "the released law is measured without what neighbours lend": PlantedBug(
+        f"{LANTERN}.reference_law", (("common * spread", "0 * spread"),), checks.acceptance_is_paid_for
+    ),
+}
+CHECKS = {planted.check.__name__: planted.check for planted in BUGS.values()}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_real_code_passes(name: str) -> None:
+    CHECKS[name]()
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    with BUGS[name].planted(), pytest.raises(AssertionError):
+        BUGS[name].check()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("budget", {"relaxation": "tokens"}),
+        ("budget", {"neighbours": 0}),
+        ("budget", {"metric": "l1"}),
+        ("budget", {"group_size": 0}),
+        ("lantern", {"lam": 1.0}),
+        ("lantern", {"neighbours": 2.5}),
+        ("lantern++", {"lam": float("nan")}),
+        ("grouped", {"group_size": True}),
+        ("grouped", {"partition": "colour"}),
+        ("cool", {"omega": 0.9}),
+        ("cool", {"nu": -1.0}),
+        ("suffix", {"confidence": 1.5}),
+    ],
+)
+def test_a_setting_out_of_range_is_named(name: str, options: dict[str, object]) -> None:
+    with pytest.raises(InputError) as caught:
+        ACCEPTANCE_RULES[name](**options)
+    assert caught.value.argument == next(iter(options))
+
+
+def test_rules_say_what_they_promise() -> None:
+    assert [Budget(delta).promise for delta in (0.0, 0.1, 0.25)] == ["exact", "tv<=0.1", "tv<=0.25"]
+    assert (Budget.exactness, Budget.bound) == ("bounded", "delta per token")
+    for name in ("lantern", "lantern++", "grouped", "cool", "suffix"):
+        assert ACCEPTANCE_RULES[name]().promise == "lossy"
+
+
+def test_a_rule_that_was_not_fitted_says_so() -> None:
+    draft = Draft.chain(torch.zeros(1, 2, dtype=torch.long), IID, torch.full((1, 2, 4), 0.25))
+    random, emitted = RandomStream.from_seed(0, 1), torch.ones(1, dtype=torch.long)
+    for name, options in (
+        ("budget", {}),
+        ("lantern", {}),
+        ("grouped", {"reference": True}),
+        ("grouped", {"partition": "codebook"}),
+    ):
+        with pytest.raises(TypeError, match="fit"):
+            ACCEPTANCE_RULES[name](**options).verify(
+                draft, Scores(torch.zeros(1, 2, 4), False), random, emitted
+            )
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+@pytest.mark.parametrize("name", ["budget", "lantern", "lantern++", "grouped", "cool", "suffix"])
+def test_single_precision_and_a_draft_of_nothing_are_no_exception(name: str, nodes: int) -> None:
+    rule = checks.rule_of(name)
+    p, q = (law.float().view(20, nodes, 6) for law in checks.random_laws(20 * nodes))
+    draft = Draft.chain(q.argmax(-1), IID, q)
+    verdict = rule.verify(
+        draft, Scores(p.log(), False), RandomStream.from_seed(0, 20), torch.ones(20, dtype=torch.long)
+    )
+    assert ((p[torch.arange(20), verdict.accepted].gather(1, verdict.next_token[:, None])) > 0).all()
+    if name == "budget":
+        assert verdict.tv is not None and (verdict.tv <= 0.1 + 1e-6).all()
