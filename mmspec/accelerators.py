@@ -6,8 +6,8 @@ Adding a method adds one line here.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmspec.acceptance import ACCEPTANCE_RULES
@@ -36,6 +36,7 @@ class Preset:
         otherwise: the default rules, in this order, where options of the drafter change what it proposes and
             `acceptance` is not sound for that.
         schedule: the name of an order of cells, for pictures that are not decoded token after token.
+        options: defaults of the preset, for whichever of drafter, rule and schedule has such an option.
     """
 
     drafter: str
@@ -45,6 +46,7 @@ class Preset:
     needs_draft_model: bool = False
     otherwise: tuple[str, ...] = ()
     schedule: str | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def exactness(self) -> str:
@@ -75,6 +77,23 @@ ACCELERATORS: dict[str, Preset] = {
         "the target itself: it fills a window of places and redraws them round after round",
         "2410.01699",
         otherwise=("recursive_rejection", "sample_and_match"),
+    ),
+    "gsd": Preset(
+        "jacobi",
+        "budget",
+        "as `sjd`; accepts more within groups of tokens of like probability",
+        "2508.07747",
+        options={"relaxation": "groups"},
+    ),
+    "lantern": Preset(
+        "jacobi",
+        "budget",
+        "as `sjd`; accepts more of tokens whose neighbours in the codebook are likely",
+        "2410.03355",
+        options={"relaxation": "neighbours"},
+    ),
+    "cool": Preset(
+        "jacobi", "cool", "as `sjd`; accepts more at the first places of the window", "2601.09212"
     ),
 }
 
@@ -176,10 +195,12 @@ def build_accelerator(name: str, *, acceptance: str | None = None, **options: ob
     schedule_class = None if preset.schedule is None else SCHEDULES[preset.schedule]
     for_drafter, for_rule = keywords(drafter_class), set[str]().union(*map(keywords, rule_classes))
     for_schedule = set() if schedule_class is None else keywords(schedule_class)
+    known = for_drafter | for_rule | for_schedule
     for option in options:
-        if option not in for_drafter | for_rule | for_schedule:
-            allowed = did_you_mean(option, sorted(for_drafter | for_rule | for_schedule | {"acceptance"}))
+        if option not in known:
+            allowed = did_you_mean(option, sorted(known | {"acceptance"}))
             raise UnknownArgumentError(f"option of accelerator {name!r}", option, allowed)
+    options = {key: value for key, value in preset.options.items() if key in known} | options
     if is_integer(drafted := options.get("num_draft_tokens")) and drafted == 0:  # no draft: plain decoding
         drafter_class, for_drafter = DRAFTERS["none"], set()
     drafter = drafter_class(**{key: value for key, value in options.items() if key in for_drafter})
@@ -209,8 +230,7 @@ def markdown_table() -> str:
     for name, preset in ACCELERATORS.items():
         needs = "a draft model" if preset.needs_draft_model else "nothing"
         rule = ACCEPTANCE_RULES[preset.acceptance]
-        bound = rule.bound if preset.schedule is None else None
-        exactness = preset.exactness if bound is None else f"{preset.exactness}: TV at most {bound}"
+        exactness = stated(preset.exactness, rule.bound if preset.schedule is None else None)
         source = (
             preset.source
             if preset.source == "-"
@@ -220,8 +240,14 @@ def markdown_table() -> str:
     lines += ["", "| `acceptance=` | exact / bound / lossy | for drafts that are |", "|---|---|---|"]
     for name in ACCEPTANCE_RULES:
         rule = ACCEPTANCE_RULES[name]
-        exactness = rule.exactness + (" at temperature 0" if rule.greedy_only else "")
-        exactness += f": TV at most {rule.bound}" if rule.bound else ""
+        exactness = stated(rule.exactness, rule.bound) + (" at temperature 0" if rule.greedy_only else "")
         kinds = ", ".join(kind.value.replace("_", " ") for kind in DraftKind if kind in rule.sound_for)
         lines.append(f"| `{name}` | {exactness} | {kinds} |")
     return "\n".join(lines)
+
+
+def stated(exactness: str, bound: str | None) -> str:
+    """A promise with its bound, or with the word that there is none."""
+    if bound is not None:
+        return f"{exactness}: TV at most {bound}"
+    return exactness if exactness == "exact" else f"{exactness}, no bound"
