@@ -15,8 +15,10 @@ from tests.packaging.source_tree import Module, imported_names, modules
 GROUND = {"errors", "registry"}
 FLOORS = [
     {"kernels"},
-    {"decoding", "models", "media", "scenes"},
-    {"targets", "compressors", "acceptance", "schedules"},
+    {"decoding", "media", "scenes"},
+    {"compressors"},
+    {"models"},
+    {"targets", "acceptance", "schedules"},
     {"drafters"},
     {"accelerators", "training", "evaluation"},
     {"pipelines"},

@@ -1,0 +1,129 @@
+"""The FLASH head: one layer over a compressed prompt, then K transforms that foretell K hidden states.
+
+It has no embedding and no output matrix: those are its target's, frozen. The released code never wired its
+semi-autoregressive head in; this follows vlm-drafting.md, section 2.3, where the defects are listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, pad
+from transformers import Cache, LlamaModel, PreTrainedModel
+
+from mmspec.compressors import VisualTokens, build_compressor
+from mmspec.compressors.spans import PictureSpan
+from mmspec.compressors.splice import Spliced, gather_pictures, splice
+from mmspec.models.flash.configuration import FlashConfig
+
+__all__ = ["FlashHead"]
+
+
+class FlashHead(PreTrainedModel):
+    """Foretells the hidden states of a token and of the K - 1 after it.
+
+    Row t of its input holds the embedding of token t and the target's final hidden state at t - 1; its
+    state h after the layer gives, by offset i, the target's hidden state at t + i, whose logits are those
+    of token t + i + 1. Fed with offset 0 alone it is an autoregressive head with the same weights.
+    """
+
+    config: FlashConfig
+    config_class = FlashConfig
+    base_model_prefix = "flash"
+    main_input_name = "rows"
+    _supports_sdpa = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: FlashConfig) -> None:
+        super().__init__(config)
+        width = config.hidden_size
+        self.fc = nn.Linear(2 * width, width)
+        self.compressor = build_compressor(config.compressor, width, **config.compressor_options)
+        self.decoder = LlamaModel(config.layer_config())
+        for name in ("embed_tokens", "norm"):  # what is imitated has passed the target's norm
+            setattr(self.decoder, name, nn.Identity())
+        self.up = nn.Linear(width, config.block * config.offset_size)
+        self.down = nn.Parameter(torch.zeros(config.block, config.offset_size, width))
+        self.bias_in = nn.Parameter(torch.randn(config.vocabulary, config.bias_rank))
+        self.bias_out = nn.Parameter(torch.zeros(config.bias_rank, config.vocabulary))
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if all(module is not part for part in self.compressor.modules()):  # they know how to begin
+            super()._init_weights(module)
+
+    def fuse(self, embeddings: Tensor, features: Tensor) -> Tensor:
+        """What enters the layer: embeddings [B, n, d] of tokens and hidden states [B, n, d] before them."""
+        fused: Tensor = self.fc(torch.cat([embeddings, features], dim=-1))
+        return fused
+
+    def compress(
+        self,
+        embeddings: Tensor,
+        features: Tensor,
+        lengths: Sequence[int],
+        spans: Sequence[Sequence[PictureSpan]],
+        questions: Tensor,
+    ) -> Spliced:
+        """The rows of whole prompts, their pictures compressed after the fusion.
+
+        Args:
+            embeddings, features: [B, L, d] at each token, padded on the right; unlike in `fuse`, both
+                belong to the same token.
+            lengths: B.
+            spans: B lists of pictures.
+            questions: [B] index of the row that asks about them: the last before the answer.
+        """
+        rows = self.fuse(embeddings, pad(features[:, :-1], (0, 0, 1, 0)))
+        pictures = gather_pictures(rows, spans)
+        owners = [row for row, found in enumerate(spans) for _ in found]
+        owner = torch.tensor(owners, dtype=torch.long, device=rows.device)
+        compressed: VisualTokens = self.compressor(pictures, rows[owner, questions[owner]])
+        return splice(rows, lengths, spans, compressed)
+
+    def forward(
+        self,
+        rows: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """One pass of the layer.
+
+        Args:
+            rows: [B, n, d] from `fuse` or `compress`.
+            position_ids: [B, n] index of each row in its own compressed sequence.
+            attention_mask: as Llama's layers take it; None is causal.
+            past_key_values: keys and values of the rows before.
+
+        Returns:
+            [B, n, d] the state that the offsets read.
+        """
+        output = self.decoder(
+            inputs_embeds=rows,
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            use_cache=past_key_values is not None,
+            **kwargs,
+        )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def foretell(self, hidden: Tensor, offsets: int) -> Tensor:
+        """h_i = h + MLP_i(h) for the first offsets: [..., d] -> [..., offsets, d]."""
+        size = self.config.offset_size
+        inner = nn.functional.linear(hidden, self.up.weight[: offsets * size], self.up.bias[: offsets * size])
+        inner = nn.functional.silu(inner).unflatten(-1, (offsets, size))
+        return hidden[..., None, :] + torch.einsum("...os,osd->...od", inner, self.down[:offsets])
+
+    def bias(self, tokens: Tensor) -> Tensor:
+        """What a token adds to the logits of the next: [...] -> [..., V] (DSpark, 2607.05147).
+
+        The offsets of a block do not see what was chosen before them; this is how they still agree on it.
+        """
+        return embedding(tokens, self.bias_in) @ self.bias_out

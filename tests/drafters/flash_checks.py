@@ -1,0 +1,158 @@
+"""What must hold of the FLASH drafter, as functions: tests run them on the code, planted bugs on mutants."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.interfaces import (
+    AcceptanceRule,
+    Drafter,
+    DraftSession,
+    PromptOutput,
+    Request,
+    list_prompts,
+)
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sequences import Sequences, Stopping
+from mmspec.decoding.speculative import speculate
+from mmspec.decoding.stats import DecodingStats
+from mmspec.drafters.flash import FlashDrafter
+from mmspec.models.flash import FlashConfig, FlashHead
+from mmspec.targets import VisionLanguageTarget
+from mmspec.targets.causal import CausalTarget
+from tests.contracts.running import decode, random_prompts
+from tests.drafters.eagle_checks import WORDS, Gullible, few_words, paths_of
+from tests.drafters.naive_flash import NaiveFlash
+from tests.tiny_models import VISION_LANGUAGE_FAMILIES, encode, tiny_pictures, user_message
+
+QUESTION = "what is there ?"
+PICTURES = tiny_pictures()
+MESSAGES = {
+    "one image": user_message(QUESTION, PICTURES[:1]),
+    "two images": user_message("which one is red ?", PICTURES[1:3]),
+    "no image": user_message(QUESTION),
+    "several turns": [
+        *user_message(QUESTION, PICTURES[:1]),
+        {"role": "assistant", "content": [{"type": "text", "text": "a red circle"}]},
+        *user_message("and there ?", PICTURES[2:3]),
+    ],
+}
+
+
+def head_for(target: CausalTarget, seed: int = 3, **settings: Any) -> FlashHead:
+    """A head of random weights, in the target's dtype."""
+    settings = {"compressor_options": {"tokens": 2}, "block": 4} | settings
+    torch.manual_seed(seed)
+    head = FlashHead(FlashConfig.for_target(target.config, target.vocabulary, **settings)).to(target.dtype)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            if parameter.dim() > 1 and "compressor" not in name:
+                parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
+    return head.eval().requires_grad_(False)
+
+
+@functools.cache
+def target_of(family: str, dtype: torch.dtype = torch.float32) -> VisionLanguageTarget:
+    model, _ = VISION_LANGUAGE_FAMILIES[family]()
+    return VisionLanguageTarget(model.to(dtype))
+
+
+@functools.cache
+def inputs_of(family: str, dtype: torch.dtype = torch.float32) -> dict[str, dict[str, Any]]:
+    """The model's inputs for every one of `MESSAGES`."""
+    _, processor = VISION_LANGUAGE_FAMILIES[family]()
+    made = {case: dict(encode(processor, messages)) for case, messages in MESSAGES.items()}
+    return {
+        case: {key: value.to(dtype) if value.is_floating_point() else value for key, value in inputs.items()}
+        for case, inputs in made.items()
+    }
+
+
+def answer(
+    target: CausalTarget,
+    drafter: Drafter,
+    inputs: Sequence[dict[str, Any]],
+    sampler: Sampler,
+    new_tokens: int,
+    rule: AcceptanceRule | None = None,
+    seed: int | Sequence[int] = 5,
+) -> Sequences:
+    """Run the loop on prompts with pictures."""
+    requests = [Request(each) for each in inputs]
+    prompts = [request.prompt_tokens for request in requests]
+    sequences = Sequences(prompts, Stopping(new_tokens), DecodingStats(), target.device)
+    random = RandomStream.from_seed(seed, len(requests))
+    for _ in speculate(target, drafter, rule or SampleAndMatch(), sampler, requests, sequences, random):
+        pass
+    return sequences
+
+
+class Examined(Drafter, DraftSession):
+    """A FLASH drafter every one of whose drafts is compared with the slow way."""
+
+    def __init__(self, inner: FlashDrafter, new_tokens: int) -> None:
+        self.inner, self.new_tokens, self.drafts = inner, new_tokens, 0
+        self.kind, self.max_nodes, self.taps, self.branches = inner.kind, inner.max_nodes, inner.taps, True
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        assert self.inner.target is not None
+        self.session = self.inner.start(requests, prefill, sampler, random)
+        prompts = list_prompts(requests, sampler)
+        self.lengths = [len(request.prompt_tokens) for request in requests]
+        head, target, block = self.inner.model, self.inner.target, self.inner.block
+        self.naive = [
+            NaiveFlash(head, target, [dict(each) for each in prompts[row :: len(requests)]], sampler, block)
+            for row in range(len(requests))
+        ]
+        self.observe = self.session.observe  # type: ignore[method-assign]
+        return self
+
+    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
+        draft = self.session.propose(root, emitted, history)
+        assert not draft.faulty.any()
+        for row, tokens in enumerate(history):
+            output = list(tokens[self.lengths[row] :])
+            if len(output) >= self.new_tokens:
+                continue  # finished: what it drafts does not matter
+            expected = self.naive[row].dynamic(output, self.inner.shape)
+            assert paths_of(draft, row) == expected, f"row {row} after {len(output)} tokens"
+            self.drafts += 1
+        return draft
+
+
+def drafts_are_those_of_the_slow_way(family: str = "llava", block: int = 2, **settings: Any) -> None:
+    """Ragged prompts with pictures and accepted paths, in float64: rows, positions and masks are right."""
+    target = target_of(family, torch.float64)
+    head = head_for(target, **settings)
+    drafter = FlashDrafter(head, num_draft_tokens=9, depth=5, top_k=2, block=block).fit(target)
+    examined, inputs = Examined(drafter, 10), inputs_of(family, torch.float64)
+    cases = [inputs[case] for case in ("two images", "no image", "several turns")]
+    sequences = answer(target, examined, cases, Sampler(0.9), 10, Gullible())
+    assert examined.drafts >= 6, "some drafts were compared"
+    assert max(sequences.stats.accepted_histogram) >= 3, "a path longer than a block of two was accepted"
+
+
+def guided_drafts_are_those_of_the_slow_way() -> None:
+    target = few_words()
+    drafter = FlashDrafter(head_for(target), num_draft_tokens=8, depth=3, top_k=3, block=2).fit(target)
+    examined = Examined(drafter, 10)
+    decode(
+        target,
+        random_prompts(2, WORDS, longest=6, seed=4),
+        examined,
+        Gullible(),
+        Sampler(1.0, guidance_scale=3.0),
+        max_new_tokens=10,
+        negatives=random_prompts(2, WORDS, longest=6, seed=9),
+    )
+    assert examined.drafts >= 4
