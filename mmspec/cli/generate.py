@@ -131,10 +131,10 @@ def generate(
     }
     titles = [*(prompts or []), *(f"class {label}" for label in classes or [])]
     titles = [title for title in titles for _ in range(n)]
+    accelerators = [pipe.set_accelerator(one.name, **options[one.label]).accelerator for one in choices]
     drawn: list[Drawn] = []
     with Interruptible() as block, progress(quiet=as_json) as bar:
-        for choice in choices:
-            pipe.set_accelerator(choice.name, **options[choice.label])
+        for choice, pipe.accelerator in zip(choices, accelerators, strict=True):
             work = bar.add_task(choice.label, total=len(titles) * pipe.target.grid.length)
 
             def count(_pipe: object, step: int, committed: int, kwargs: object, work: Any = work) -> None:

@@ -1,6 +1,7 @@
 """A tiny checkpoint, pictures on disk, and a way to run a command in this process."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,3 +54,24 @@ def run_json(run) -> Callable[..., object]:
 @pytest.fixture
 def no_reference_models(monkeypatch) -> None:
     monkeypatch.setattr("mmspec.evaluation.doctor.reference_models", dict)
+
+
+@pytest.fixture
+def fails(monkeypatch, capsys) -> Callable[..., str]:
+    """Run main() with arguments that it refuses; returns its one line."""
+
+    def invoke(*arguments: object) -> str:
+        from mmspec.cli import main
+
+        monkeypatch.setattr(sys, "argv", ["mmspec", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        assert exit_.value.code == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        lines = [line for line in captured.err.splitlines() if not line.startswith("loading")]
+        assert len(lines) == 1
+        assert lines[0].startswith("error: ")
+        return lines[0]
+
+    return invoke

@@ -7,27 +7,7 @@ import sys
 
 import pytest
 
-from mmspec.cli import main
 from tests.packaging.source_tree import ROOT
-
-
-@pytest.fixture
-def fails(monkeypatch, capsys):
-    """Run main() with arguments that it refuses; returns its one line."""
-
-    def invoke(*arguments):
-        monkeypatch.setattr(sys, "argv", ["mmspec", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        assert exit_.value.code == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        lines = [line for line in captured.err.splitlines() if not line.startswith("loading")]
-        assert len(lines) == 1
-        assert lines[0].startswith("error: ")
-        return lines[0]
-
-    return invoke
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,9 @@ def tiny_text_encoder(seed: int = 0, words: int = 128, width: int = CAPTION_WIDT
     return model.eval()
 
 
-def save_llamagen(folder: Path, condition: str, seed: int = SEED) -> Path:
+def save_llamagen(folder: Path, condition: str, seed: int = SEED, grid: int = GRID) -> Path:
     """Write the folder that `from_pretrained` loads."""
-    tiny_llamagen(condition, seed).save_pretrained(folder)
+    tiny_llamagen(condition, seed, grid).save_pretrained(folder)
     vq = tiny_vq()
     vq.save_pretrained(folder / "vq")
     raw = vq.quantize.embedding.weight.detach() * 1.5
