@@ -111,8 +111,14 @@ class TableTarget:
                 path = [*(torch.tensor(token) for token in prompt), *places]
                 logits.append(self.logits[prompt[0] % len(self.logits), path[-2], path[-1]])
             flat = torch.stack([rows.expand(*[size] * (index + 1)).reshape(-1, size) for rows in logits])
-            joint = joint[..., None] * law(flat).view(*[size] * (index + 1))
+            joint = joint[..., None] * law(self.constrain(flat, torch.tensor(index))).view(
+                *[size] * (index + 1)
+            )
         return joint
+
+    def constrain(self, logits: Tensor, index: Tensor) -> Tensor:
+        """Logits [..., V] for output places `index` with a grammar applied; a table alone has none."""
+        return logits
 
 
 def toy_target(tables: int = 1, vocabulary: int = VOCABULARY) -> TableTarget:

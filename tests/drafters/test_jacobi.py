@@ -1,0 +1,356 @@
+"""The Jacobi drafter: its law, its identity with plain decoding, its forwards, and what it refuses."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.accelerators import build_accelerator
+from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.image_grid import FREE, ImageGrid
+from mmspec.decoding.interfaces import Drafter, PromptOutput, Request, TargetOutput
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sequences import Sequences, Stopping
+from mmspec.decoding.speculative import speculate
+from mmspec.decoding.stats import DecodingStats
+from mmspec.drafters.jacobi import INITS, KIND_OF_COUPLING, JacobiDrafter, pick
+from mmspec.drafters.none import NoDrafter
+from mmspec.errors import InputError, NumericalError
+from mmspec.targets import CausalTarget
+from mmspec.targets.causal import CausalState
+from tests.contracts.checks import PROMPTS, precise
+from tests.contracts.running import decode
+from tests.decoding.test_rounds import counted_reads
+from tests.drafters import jacobi_checks as checks
+from tests.drafters.jacobi_checks import ToyPictures, check_law, mean_forwards, rule_for
+from tests.tiny_models import tiny_lm
+
+GRID = ImageGrid(rows=5, columns=6, codebook_size=62, row_end=62, ending=(63,))
+SAMPLER = Sampler(0.9, top_k=40, top_p=0.95)
+SEEDS = [7, 8, 9]
+TAIL = {"tail_depth": 3, "tail_children": 4}
+
+
+def draw(
+    drafter: Drafter,
+    rows: Sequence[int] = (0, 1, 2),
+    sampler: Sampler = SAMPLER,
+    target: ToyPictures | None = None,
+    grid: ImageGrid = GRID,
+    end: Sequence[int] = (),
+) -> tuple[list[list[int]], DecodingStats, Sequences]:
+    """Pictures of some of the prompts, each with its own seed."""
+    target = target or pictures()
+    negative = {"input_ids": torch.tensor([list(PROMPTS[0])])}
+    requests = [
+        Request({"input_ids": torch.tensor([list(PROMPTS[row])])}, negative_inputs=negative, grid=grid)
+        for row in rows
+    ]
+    stats = DecodingStats()
+    prompts = [request.prompt_tokens for request in requests]
+    stopping = Stopping(grid.length, frozenset(end))
+    sequences = Sequences(prompts, stopping, stats, target.device)
+    stream = RandomStream.from_seed([SEEDS[row] for row in rows], len(rows))
+    rule = rule_for(drafter) if isinstance(drafter, JacobiDrafter) else SampleAndMatch()
+    for _ in speculate(target, drafter, rule, sampler, requests, sequences, stream):
+        pass
+    return sequences.outputs(), stats, sequences
+
+
+@functools.cache
+def pictures() -> ToyPictures:
+    return ToyPictures(tiny_lm(), GRID)
+
+
+@functools.cache
+def plain(sampler: Sampler = SAMPLER) -> list[list[int]]:
+    return draw(NoDrafter(), sampler=sampler)[0]
+
+
+LAWS = {
+    "fresh, 2": (JacobiDrafter(2, "fresh"), Sampler(1.0)),
+    "fresh, 4, top-k": (JacobiDrafter(4, "fresh", "uniform"), Sampler(1.0, top_k=3)),
+    "maximal, 2, top-p": (JacobiDrafter(2, "maximal", "above"), Sampler(1.0, top_p=0.8)),
+    "maximal, 4, cold": (JacobiDrafter(4), Sampler(0.6)),
+    "maximal, 4, guided": (JacobiDrafter(4), Sampler(1.0, guidance_scale=3.0)),
+    "gumbel, 4": (JacobiDrafter(4, "gumbel"), Sampler(1.0)),
+    "gumbel, 4, hot": (JacobiDrafter(4, "gumbel", "repeat"), Sampler(1.4, min_p=0.05)),
+    "maximal, tail": (JacobiDrafter(4, tail_depth=3, tail_children=3), Sampler(1.0)),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+@torch.inference_mode()
+def test_pictures_follow_the_targets_law(name: str) -> None:
+    drafter, sampler = LAWS[name]
+    check_law(drafter, sampler)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("coupling", KIND_OF_COUPLING)
+@pytest.mark.parametrize("window", [1, 2, 4, 6])
+@torch.inference_mode()
+def test_every_window_coupling_and_init_follows_the_law(window: int, coupling: str, init: str) -> None:
+    check_law(JacobiDrafter(window, coupling, init), Sampler(1.0), rows=200_000)
+    if window > 1:
+        tail = JacobiDrafter(window, coupling, init, window - 1, 3)
+        check_law(tail, Sampler(0.8, top_k=4, guidance_scale=1.5))
+
+
+def test_inversion_draws_every_token_with_its_own_probability() -> None:
+    """On an even grid of uniforms the shares are the probabilities; what has none is never drawn."""
+    law = torch.tensor([0.0, 0.125, 0.0, 0.5, 0.375, 0.0]).expand(1, 800, 6)
+    u = torch.stack([(torch.arange(800) + 0.5) / 800, torch.full((800,), 0.5)], -1).double()[None]
+    assert torch.bincount(pick(law, u)[0], minlength=6).tolist() == [0, 100, 0, 400, 300, 0]
+    edges = torch.tensor([[[2**-25, 2**-25], [1 - 2**-25, 1 - 2**-25]]], dtype=torch.float64)
+    assert pick(law[:, :2], edges).tolist() == [[1, 4]]
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 8, 32])
+def test_the_targets_own_noise_gives_the_pictures_of_plain_decoding(window: int) -> None:
+    """Bitwise, for every init and with a tail, in batches of one and of three; in fewer forwards."""
+    tails = [{}] if window == 1 else [{}, TAIL | {"tail_depth": min(3, window - 1)}]
+    for init in INITS:
+        for tail in tails if init == "edge" else [{}]:
+            drafter = JacobiDrafter(window, "exact", init, **tail)
+            outputs, stats, _ = draw(drafter)
+            assert outputs == plain(), (init, tail)
+            assert all(-(-GRID.length // window) <= count + 1 <= GRID.length for count in stats.rounds)
+            row = window % 3
+            assert draw(drafter, [row])[0] == [plain()[row]]
+    assert window == 1 or stats.target_forwards < GRID.length
+
+
+@pytest.mark.parametrize("coupling", KIND_OF_COUPLING)
+def test_greedy_pictures_are_those_of_plain_decoding(coupling: str) -> None:
+    for init in INITS:
+        for tail in ({}, TAIL):
+            drafter = JacobiDrafter(8, coupling, init, **tail)
+            assert draw(drafter, sampler=Sampler())[0] == plain(Sampler()), (init, tail)
+
+
+def test_guided_pictures_are_those_of_plain_decoding() -> None:
+    for sampler in (Sampler(guidance_scale=2.0), Sampler(0.9, guidance_scale=2.0)):
+        expected = draw(NoDrafter(), sampler=sampler)[0]
+        for tail in ({}, TAIL):
+            assert draw(JacobiDrafter(8, "exact", **tail), sampler=sampler)[0] == expected
+    assert draw(JacobiDrafter(8), sampler=Sampler(guidance_scale=2.0))[0] == draw(
+        NoDrafter(), sampler=Sampler(guidance_scale=2.0)
+    )[0]  # fmt: skip
+
+
+@pytest.mark.parametrize("coupling", KIND_OF_COUPLING)
+def test_a_row_of_a_batch_is_drawn_as_it_is_alone(coupling: str) -> None:
+    for options in ({"init": "above"}, TAIL):
+        drafter = JacobiDrafter(7, coupling, **options)
+        together = draw(drafter, [2, 0, 1])[0]
+        assert [draw(drafter, [row])[0][0] for row in (2, 0, 1)] == together, options
+
+
+def test_pictures_of_several_sizes_share_a_batch() -> None:
+    """Each row has its own places, grammar and neighbours."""
+    small = ImageGrid(rows=3, columns=2, codebook_size=62, row_end=62, ending=(63,))
+    for init in INITS:
+        drafter = JacobiDrafter(8, init=init)
+        sessions = []
+        for grids in ([GRID, small], [GRID], [small]):
+            requests = [Request({"input_ids": torch.tensor([[1, 2]])}, grid=grid) for grid in grids]
+            stream = RandomStream.from_seed([7] * len(grids), len(grids))
+            prompt = PromptOutput(torch.zeros(len(grids), 1, 64))
+            sessions.append(drafter.start(requests, prompt, SAMPLER, stream))
+        both, *single = (
+            session.propose(torch.tensor([4] * n), torch.tensor([3] * n), [[1, 2, 5, 62, 4]] * n)
+            for session, n in zip(sessions, (2, 1, 1), strict=True)
+        )
+        for row, alone in enumerate(single):
+            assert torch.equal(both.tokens[row], alone.tokens[0])
+            assert torch.equal(both.valid[row], alone.valid[0])
+
+
+def test_text_needs_no_grid() -> None:
+    """The same drafter on a language model: bitwise with the target's noise, greedy with any."""
+    expected = decode(precise(), PROMPTS, sampler=SAMPLER, max_new_tokens=24, seed=SEEDS).outputs
+    for init in ("edge", "uniform"):
+        run = decode(
+            precise(), PROMPTS, JacobiDrafter(6, "exact", init), None, SAMPLER, max_new_tokens=24, seed=SEEDS
+        )
+        assert run.outputs == expected
+
+
+@torch.inference_mode()
+def test_coupled_drafts_save_forwards() -> None:
+    checks.coupled_drafts_save_forwards()
+
+
+@torch.inference_mode()
+def test_maximal_coupling_needs_half_the_forwards_and_honest_drafts_help() -> None:
+    fresh, maximal = (mean_forwards(JacobiDrafter(32, coupling)) for coupling in ("fresh", "maximal"))
+    assert fresh / maximal >= 1.5
+    copied = [mean_forwards(JacobiDrafter(32, init=init)) for init in ("repeat", "above")]
+    assert maximal <= min(copied)
+    assert mean_forwards(JacobiDrafter(32, **TAIL)) < maximal
+
+
+def test_neighbours_are_the_nearest_covered_cells() -> None:
+    checks.neighbours_are_the_nearest_covered_cells()
+
+
+class Watched(JacobiDrafter):
+    """Looks at every draft."""
+
+    def start(self, requests, prefill, sampler, random):  # type: ignore[no-untyped-def]
+        session = super().start(requests, prefill, sampler, random)
+        self.nodes, real = set(), session.propose
+
+        def propose(root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
+            draft = real(root, emitted, history)
+            self.nodes.add(draft.tokens.shape[1])
+            place = (emitted[:, None] - 1 + draft.depth).clamp_max(GRID.length)
+            forced = torch.tensor([*GRID.forced, 63])[place]
+            inside = (place < GRID.length) & draft.valid
+            assert ((draft.tokens == forced) | (forced == FREE) | ~inside).all(), "syntax where it is forced"
+            assert ((draft.tokens < GRID.codebook_size) | (forced != FREE) | ~inside).all(), "codes elsewhere"
+            assert not (draft.valid & (place == GRID.length))[:, 1:].any(), "nothing beyond the end"
+            if draft.q is not None:
+                mass = draft.q.gather(-1, draft.tokens[:, :, None])[..., 0]
+                assert (mass > 0)[:, 1:][draft.valid[:, 1:]].all()
+                assert torch.allclose(draft.q.sum(-1)[inside], torch.ones(()).double())
+            siblings = draft.tokens[:, None, :] == draft.tokens[:, :, None]
+            same_parent = draft.parents[:, None, :] == draft.parents[:, :, None]
+            both = draft.valid[:, None, :] & draft.valid[:, :, None]
+            twins = (siblings & same_parent & both)[:, 1:, 1:].sum((1, 2))
+            assert (twins == draft.valid[:, 1:].sum(1)).all(), "no candidate twice"
+            return draft
+
+        session.propose = propose
+        return session
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_drafts_obey_the_grammar_and_have_one_shape(init: str) -> None:
+    for coupling in KIND_OF_COUPLING:
+        for tail in ({}, TAIL):
+            drafter = Watched(8, coupling, init, **tail)
+            draw(drafter)
+            assert drafter.nodes == {8 + 9 * bool(tail)} == {drafter.max_nodes}
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_proposing_reads_nothing_from_the_device(init: str) -> None:
+    for coupling, tail in (("maximal", {}), ("exact", TAIL)):
+        drafter = JacobiDrafter(8, coupling, init, **tail)
+        requests = [Request({"input_ids": torch.tensor([[1, 2]])}, grid=GRID)]
+        random = RandomStream.from_seed(0, 1)
+        session = drafter.start(requests, PromptOutput(torch.randn(1, 1, 64)), SAMPLER, random)
+        history, root, emitted = [[1, 2, 5]], torch.tensor([5]), torch.tensor([1])
+        with counted_reads() as reads:
+            for _ in range(2):
+                draft = session.propose(root, emitted, history)
+                scores = SAMPLER(torch.zeros(1, drafter.max_nodes, 64), draft, history)
+                verdict = rule_for(drafter).verify(draft, scores, random, emitted)
+                session.observe(draft, TargetOutput(scores.logits), scores, verdict)
+        assert not reads
+
+
+class Poisoned(ToyPictures):
+    """Row 1 has NaN for the token at output index `at`; or, `ahead`, for all from two places on."""
+
+    def __init__(self, at: int, ahead: bool = False) -> None:
+        super().__init__(tiny_lm(), GRID)
+        self.at, self.ahead = at, ahead
+
+    def score(self, state: CausalState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
+        logits = super().score(state, draft, taps).logits.clone()  # type: ignore[arg-type]
+        index = (state.cache.lengths - state.starts)[1] + draft.depth[1] + 1  # type: ignore[attr-defined]
+        bad = draft.depth[1] >= 2 if self.ahead else index >= self.at
+        logits[1, bad] = float("nan")
+        return TargetOutput(logits)
+
+
+@pytest.mark.parametrize("coupling", KIND_OF_COUPLING)
+def test_a_row_of_no_numbers_ends_alone(coupling: str) -> None:
+    for tail, sampler in (({}, SAMPLER), (TAIL, SAMPLER), ({}, Sampler())):
+        drafter = JacobiDrafter(8, coupling, **tail)
+        expected = draw(drafter, sampler=sampler)[0]
+        outputs, _, sequences = draw(drafter, sampler=sampler, target=Poisoned(at=9))
+        assert outputs == [expected[0], expected[1][:9], expected[2]]
+        assert sequences.finish_reasons[1] == "error" and isinstance(sequences.errors[1], NumericalError)
+
+
+def test_no_numbers_ahead_are_no_error() -> None:
+    """A draft may lead the target astray, and only what is committed counts; it is counted as a fault."""
+    for tail in ({}, TAIL):
+        outputs, stats, sequences = draw(JacobiDrafter(8, "exact", **tail), target=Poisoned(at=0, ahead=True))
+        assert outputs == plain() and sequences.errors == [None] * 3 and stats.draft_faults > 0
+
+
+def test_a_row_that_ends_at_once_leaves_the_others_alone() -> None:
+    """It goes on accepting padding from its first place; nothing is looked up before the picture."""
+    first = plain()[1][0]
+    for init in INITS:
+        outputs, _, sequences = draw(JacobiDrafter(8, "exact", init), end=[first])
+        assert sequences.finish_reasons[1] == "eos" and outputs[1] == [first]
+        for row in (0, 2):
+            whole = plain()[row]
+            assert outputs[row] == (whole[: whole.index(first) + 1] if first in whole else whole)
+
+
+REFUSED = [
+    ({"window": 0}, "window"),
+    ({"window": 129}, "window"),
+    ({"window": 2.0}, "window"),
+    ({"window": True}, "window"),
+    ({"coupling": "maximum"}, "did you mean 'maximal'"),
+    ({"init": "edges"}, "did you mean 'edge'"),
+    ({"tail_depth": 2}, "tail_children"),
+    ({"tail_children": 3}, "tail_depth"),
+    ({"window": 4, "tail_depth": 4, "tail_children": 2}, "tail_depth"),
+    ({"tail_depth": -1, "tail_children": 2}, "tail_depth"),
+    ({"tail_depth": 2, "tail_children": 17}, "tail_children"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_values_outside_their_range_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_accelerator("sjd", **options)
+
+
+def test_what_does_not_fit_the_picture_is_refused() -> None:
+    small = ImageGrid(rows=2, columns=3, codebook_size=5)
+    with pytest.raises(InputError, match="window: got 7; 1 to 6"):
+        draw(JacobiDrafter(7), grid=small)
+    with pytest.raises(InputError, match="window: got 37; 1 to 36"):
+        JacobiDrafter(37).fit(pictures())
+    for init in ("repeat", "above"):
+        with pytest.raises(InputError, match="init"):
+            JacobiDrafter(4, init=init).fit(precise())
+        with pytest.raises(InputError, match="init"):
+            decode(precise(), PROMPTS[:1], JacobiDrafter(4, init=init))
+    target = CausalTarget(tiny_lm(vocab=3))
+    with pytest.raises(InputError, match="tail_children"):
+        JacobiDrafter(4, tail_depth=1, tail_children=4).fit(target)
+
+
+def test_the_default_rule_is_sound_for_what_the_options_propose() -> None:
+    rules = {
+        "SpeculativeSampling": [{}, {"coupling": "fresh"}, {"coupling": "gumbel"}, {"window": 1}],
+        "RecursiveRejection": [TAIL, TAIL | {"coupling": "gumbel"}],
+        "SampleAndMatch": [{"coupling": "exact"}, TAIL | {"coupling": "exact"}],
+    }
+    for rule, cases in rules.items():
+        for options in cases:
+            accelerator = build_accelerator("sjd", **options)
+            assert type(accelerator.rule).__name__ == rule and accelerator.exactness == "exact"
+    with pytest.raises(InputError, match="coupled chains"):
+        build_accelerator("sjd", acceptance="speculative_sampling", coupling="exact")
+    with pytest.raises(InputError, match="without_replacement trees"):
+        build_accelerator("sjd", acceptance="speculative_sampling", **TAIL)
+    assert build_accelerator("sjd", window=1).drafter.kind is DraftKind.IID
