@@ -8,6 +8,7 @@ from transformers import ChameleonForConditionalGeneration
 from mmspec.errors import CheckpointError
 from mmspec.models.chameleon_vq import load_chameleon_vq
 from mmspec.models.llamagen.vq import decode_tokens
+from mmspec.targets import image_target
 from tests.models.naive_vq import attention, convolve, group_norm, residual, swish
 from tests.models.official_layout import fill
 from tests.tiny_models import CODES, tiny_anole
@@ -88,6 +89,16 @@ def test_pictures_are_those_of_an_independent_decoder(model, state, tmp_path):
     pictures = decode_tokens(vq, tokens)
     assert pictures.shape == (2, 3, 24, 32)
     torch.testing.assert_close(pictures, naive_decode(state, tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_a_target_draws_with_it(model, state, tmp_path):
+    target = image_target(model, load_chameleon_vq(as_anole(model, state, tmp_path)))
+    assert torch.equal(target.codebook, state["quantize.embedding.weight"])
+    codes = torch.randint(CODES, (2, 16), generator=torch.Generator().manual_seed(1))
+    expected = naive_decode(state, codes.reshape(2, 4, 4)).clamp(-1, 1)
+    torch.testing.assert_close(target.decode_tokens(codes), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(CheckpointError, match="load_chameleon_vq"):
+        image_target(model).decode_tokens(codes)
 
 
 def test_levels_in_the_wrong_order_are_noticed(state):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft, DraftKind
@@ -386,3 +387,32 @@ def test_prompts_are_no_pieces_of_pictures(family):
     for request in requests:
         assert request.inputs["input_ids"].min() >= family.target.vocabulary
         assert request.negative_inputs["input_ids"].min() >= family.target.vocabulary
+
+
+def test_tokens_fed_at_chosen_places_score_as_they_do_in_order(family):
+    """`score_places` applies the grammar of the place after each token."""
+    requests = family.requests(TEXTS[:2])
+    prompts = [request.inputs for request in requests] + [request.negative_inputs for request in requests]
+    tokens = torch.tensor([draw_plain(family, [request])[:7] for request in requests])
+    state, _ = family.target.prefill(prompts, 32)
+    expected = family.target.score(state, Draft.chain(tokens, DraftKind.POINT)).logits
+    order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
+    places = order.expand(2, -1)
+    visible = (torch.arange(7) <= order[:, None]).expand(2, 7, 7)
+    logits = family.target.score_places(state, tokens[:, order], places, visible)
+    torch.testing.assert_close(logits, expected[:, order])
+
+
+def draw_plain(family, requests):
+    return draw(family.target, accelerator("none", requests, [], K), requests)[0][0]
+
+
+def test_norms_of_another_layout_are_refused_by_transformers(tmp_path):
+    """Lumina-mGPT may hold query and key norms as [1, head_dim]; a silent load would draw noise."""
+    model, _ = tiny_lumina()
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.self_attn.q_norm.weight"
+    save_file({**tensors, name: tensors[name][:1]}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RuntimeError, match="ize"):
+        type(model).from_pretrained(tmp_path)
