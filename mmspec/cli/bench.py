@@ -14,21 +14,26 @@ from mmspec.cli.options import (
     Device,
     Drafter,
     Dtype,
+    GuidanceScale,
     Images,
     JsonLines,
     Model,
     Prompts,
     Seed,
     Task,
+    TopK,
+    TopP,
 )
 
 if TYPE_CHECKING:
-    from mmspec.cli.choice import AcceleratorChoice
     from mmspec.evaluation.bench_record import BenchRecord
     from mmspec.evaluation.speed import Run
     from mmspec.pipelines import MMSpecPipeline
 
 __all__ = ["bench"]
+
+OF_WORDS = {"task": "describe", "max_new_tokens": 128, "temperature": 0.0}
+OF_PICTURES = "none,sjd"
 
 
 def bench(
@@ -37,19 +42,29 @@ def bench(
         str | None,
         typer.Option(
             help="Names with commas between, options as in draft_model:num_draft_tokens=8; none always runs.",
-            show_default="none, copy, and draft_model where there is a drafter",
+            show_default="none, copy, and draft_model where there is a drafter; for pictures none and sjd",
         ),
     ] = None,
     drafter: Drafter = None,
     prompts: Prompts = None,
     images: Images = None,
     jsonl: JsonLines = None,
-    task: Task = "describe",
+    task: Task = None,
     samples: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 8,
     repeats: Annotated[int, typer.Option(min=1, help="Times that every accelerator runs.")] = 3,
     batch_size: BatchSize = 1,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per answer.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens per answer.", show_default="128")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="0 takes the likeliest token.", show_default="0; for pictures the model's"
+        ),
+    ] = None,
+    guidance: GuidanceScale = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
     seed: Seed = 0,
     dtype: Dtype = "auto",
     device: Device = None,
@@ -58,85 +73,84 @@ def bench(
     """Time accelerators against plain decoding on the same prompts, in turns.
 
     Reports target forwards, acceptance length, the ratio of medians to plain
-    decoding, the share of outputs that are the same, memory and more.
-    Rows that lose stay in.
+    decoding, the share of outputs that are the same, memory and more; of
+    pictures also the measured distance to the target's law. Rows that lose stay
+    in.
 
     Example:
         mmspec bench --accelerators none,copy,draft_model --task caption
+        mmspec bench --accelerators none,sjd,zipar --task generate
         mmspec bench path/to/model --jsonl file.jsonl --batch-size 4 --json
     """
     from mmspec.cli.choice import parse_choice, parse_choices
-    from mmspec.cli.loading import (
-        choose_drafter,
-        choose_examples,
-        load_pipeline,
-        reference_model,
-        setup_options,
-        takes_pictures,
-    )
-    from mmspec.evaluation.conversations import contender, load_pictures
+    from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, choose_drafter, reference_model, setup_options
+    from mmspec.cli.subject import Question, load_subject
+    from mmspec.evaluation.pictures import describe_accelerator
     from mmspec.evaluation.speed import BASELINE, batches_of, measure
 
-    source = model or reference_model()
+    source = model or reference_model(REFERENCE_IMAGE if task == "generate" else REFERENCE)
     drafter = choose_drafter(source, drafter)
-    if accelerators is None:
-        accelerators = "none,copy" if drafter is None else "none,copy,draft_model"
-    choices = parse_choices(accelerators)
+    choices = [] if accelerators is None else parse_choices(accelerators)
+    for choice in choices:
+        setup_options(choice, drafter)  # what is missing should not cost a load
+    settings = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "guidance_scale": guidance,
+        "top_k": top_k,
+        "top_p": top_p,
+    }
+    asked = Question(task, prompts, images, jsonl, samples, seed, settings)
+    subject = load_subject(source, asked, OF_WORDS, dtype=dtype, device=device)
+    if not choices:
+        of_words = "none,copy" if drafter is None else "none,copy,draft_model"
+        choices = parse_choices(OF_PICTURES if subject.draws else of_words)
     if BASELINE not in {choice.label for choice in choices}:
         choices.insert(0, parse_choice(BASELINE))
-    options = {choice.label: setup_options(choice, drafter) for choice in choices}
-    pipe = load_pipeline(source, dtype=dtype, device=device)
-    examples = load_pictures(
-        choose_examples(
-            prompts,
-            images,
-            jsonl,
-            task=task,
-            samples=samples,
-            seed=seed,
-            takes_pictures=takes_pictures(pipe),
-        )
-    )
-    batches = batches_of(examples, batch_size)
-    settings = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    batches = batches_of(subject.examples, batch_size)
+    contenders = {choice.label: subject.contender(choice, drafter) for choice in choices}
+    form = {"output_type": "pt"} if subject.draws else {}
     decoders = {
-        choice.label: contender(pipe, choice.name, **options[choice.label]).decoder(seed=seed, **settings)
-        for choice in choices
+        label: contender.decoder(seed=seed, **subject.settings, **form)
+        for label, contender in contenders.items()
     }
     runs: list[Run] = []
     with Interruptible() as block, progress(quiet=as_json) as bar:
         total = len(decoders) * len(batches) * repeats
         work = bar.add_task("warm-up", total=total)
-        for run in measure(decoders, batches, repeats, pipe.device):
+        for run in measure(decoders, batches, repeats, subject.pipe.device):
             runs.append(run)
             bar.update(work, advance=1, description=f"repeat {run.repeat + 1}: {run.accelerator}")
     described = {
         "model": source,
         "drafter": drafter if any(choice.needs_draft_model for choice in choices) else None,
-        "task": "own prompts" if prompts or images else jsonl or task,
         "batch_size": batch_size,
         "seed": seed,
-        **settings,
-        **environment(pipe),
+        **subject.described,
+        **environment(subject.pipe),
     }
-    _print(runs, choices, described, as_json, block)
+    own = {label: describe_accelerator(contender.accelerator) for label, contender in contenders.items()}
+    _print(runs, own, described, as_json, block, draws=subject.draws)
     block.finish()
 
 
 def _print(
     runs: Sequence[Run],
-    choices: Sequence[AcceleratorChoice],
+    own: dict[str, dict[str, Any]],
     settings: dict[str, Any],
     as_json: bool,
     block: Interruptible,
+    *,
+    draws: bool,
 ) -> None:
     from mmspec.errors import InputError
     from mmspec.evaluation.bench_record import summarise
+    from mmspec.evaluation.picture_report import check_context, picture_report
     from mmspec.evaluation.report import bench_report
 
-    names = [choice.label for choice in choices]
+    names = list(own)
     try:
-        records = summarise(runs, names, settings=settings)
+        records = summarise(runs, names, settings=settings, own=own)
     except InputError:
         if not block.interrupted:
             raise
@@ -146,8 +160,13 @@ def _print(
     parts: list[BenchRecord] = []
     if len(categories) > 1 and not block.interrupted:
         parts = [record for name in categories for record in summarise(runs, names, category=name)]
+    if draws:
+        for record in records:
+            check_context(record)
     if as_json:
         print_json([_with_categories(record, parts) for record in records])
+    elif draws:
+        show(picture_report(records, width=line_width()))
     else:
         show(bench_report(records, parts, width=line_width()))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from mmspec.cli.options import (
     Device,
     Drafter,
     Dtype,
+    GuidanceScale,
     Images,
     JsonLines,
     Model,
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from mmspec.evaluation.comparison import Comparison
 
 __all__ = ["check"]
+
+OF_WORDS = {"task": "mixed", "max_new_tokens": 128, "temperature": 1.0}
+OF_PICTURES = "sjd"
 
 
 def check(
@@ -41,10 +45,16 @@ def check(
     prompts: Prompts = None,
     images: Images = None,
     jsonl: JsonLines = None,
-    task: Task = "mixed",
+    task: Task = None,
     samples: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 6,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to compare of each.")] = 128,
-    temperature: Annotated[float, typer.Option(min=1e-4, help="Of the sampled comparison.")] = 1.0,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to compare of each.", show_default="128")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=1e-4, help="Of the sampled comparison.", show_default="1; for pictures the model's"),
+    ] = None,
+    guidance: GuidanceScale = None,
     seed: Seed = 0,
     batch_size: BatchSize = 1,
     dtype: Dtype = "auto",
@@ -59,50 +69,58 @@ def check(
     precision, a gap of at most 2 ulp is a tie that plain decoding itself cannot
     decide, and is called explained.
 
+    Models that draw are compared with plain decoding alike; an exact accelerator
+    that gives other tokens of the same law has that law tested instead, at every
+    place of what it drew.
+
     Example:
         mmspec check --accelerator copy
         mmspec check path/to/model --drafter path/to/small --image a.jpg
+        mmspec check --task generate --accelerator sjd --samples 32 --batch-size 8
     """
     from mmspec.cli.choice import parse_choice
     from mmspec.cli.loading import (
+        REFERENCE,
+        REFERENCE_IMAGE,
         choose_drafter,
-        choose_examples,
         default_choice,
-        load_pipeline,
         reference_model,
         setup_options,
-        takes_pictures,
     )
-    from mmspec.evaluation.conversations import contender, load_pictures
+    from mmspec.cli.subject import Question, load_subject
+    from mmspec.errors import InputError
     from mmspec.evaluation.identity import IdentityCheck
+    from mmspec.evaluation.picture_identity import PictureCheck
     from mmspec.evaluation.report import identity_report
 
     choice = parse_choice(accelerator) if accelerator is not None else None
-    source = model or reference_model()
+    source = model or reference_model(REFERENCE_IMAGE if task == "generate" else REFERENCE)
     drafter = choose_drafter(source, drafter)
+    if choice is not None:
+        setup_options(choice, drafter)  # what is missing should not cost a load
+    settings = {"max_new_tokens": max_new_tokens, "temperature": temperature, "guidance_scale": guidance}
+    asked = Question(task, prompts, images, jsonl, samples, seed, settings)
+    subject = load_subject(source, asked, OF_WORDS, dtype=dtype, device=device)
     if choice is None:
-        choice = default_choice(drafter)
-    options = setup_options(choice, drafter)
-    pipe = load_pipeline(source, dtype=dtype, device=device)
-    asked = choose_examples(
-        prompts,
-        images,
-        jsonl,
-        task=task,
-        samples=samples,
-        seed=seed,
-        takes_pictures=takes_pictures(pipe),
-    )
-    examples = load_pictures(asked)
-    identity = IdentityCheck(
-        contender(pipe, choice.name, **options),
-        contender(pipe, "none"),
-        examples,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        seed=seed,
-        batch_size=batch_size,
-    )
+        choice = parse_choice(OF_PICTURES) if subject.draws else default_choice(drafter)
+    accelerated = subject.contender(choice, drafter)
+    plain = subject.contender(parse_choice("none"), drafter)
+    common: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
+    identity: IdentityCheck
+    if subject.draws:
+        temperature = subject.described["temperature"]
+        identity = PictureCheck(
+            accelerated,
+            plain,
+            subject.examples,
+            temperature=temperature,
+            settings=subject.settings,
+            **common,
+        )
+    elif guidance is not None:
+        raise InputError("--guidance", guidance, "nothing: words are compared without guidance")
+    else:
+        identity = IdentityCheck(accelerated, plain, subject.examples, **subject.settings, **common)
     comparisons: list[Comparison] = []
     with Interruptible() as block, progress(quiet=as_json) as bar:
         work = bar.add_task(f"checking {choice.label}", total=identity.outputs)
@@ -113,6 +131,7 @@ def check(
     if as_json:
         print_json({"model": source, **report.as_dict(), "finished": not block.interrupted})
     elif comparisons:
-        names = [example.identifier for example in examples]
-        show(identity_report(report, pipe.tokenizer.decode, names))
+        names = [example.identifier for example in subject.examples]
+        decode = str if subject.draws else subject.pipe.tokenizer.decode
+        show(identity_report(report, decode, names))
     block.finish(0 if report.passed else 1)

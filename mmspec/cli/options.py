@@ -12,12 +12,15 @@ __all__ = [
     "Device",
     "Drafter",
     "Dtype",
+    "GuidanceScale",
     "Images",
     "JsonLines",
     "Model",
     "Prompts",
     "Seed",
     "Task",
+    "TopK",
+    "TopP",
 ]
 
 Model = Annotated[
@@ -52,9 +55,17 @@ JsonLines = Annotated[
     ),
 ]
 Task = Annotated[
-    str,
-    typer.Option(help="Without prompts of your own: caption, describe, question, clip or mixed, on scenes."),
+    str | None,
+    typer.Option(
+        help="Without prompts of your own: caption, describe, question, clip or mixed, on scenes; or "
+        "generate, for models that draw."
+    ),
 ]
+GuidanceScale = Annotated[
+    float | None, typer.Option("--guidance", help="Guidance scale; 1 is off.", show_default="the model's")
+]
+TopK = Annotated[int | None, typer.Option(help="0 keeps every token.", show_default="the model's")]
+TopP = Annotated[float | None, typer.Option(help="1 keeps every token.", show_default="the model's")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Prompts decoded together.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of sampling and of the choice of scenes.")]
 Dtype = Annotated[

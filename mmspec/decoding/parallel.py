@@ -49,8 +49,10 @@ class Schedule(ABC):
         kind: of a token that is put on trial: it was drawn from the law of its first asking.
         branches: never; a token on trial has no sibling.
         exactness: what decoding in this order promises.
+        window: columns that a row is behind the one above.
     """
 
+    window: int
     kind: ClassVar[DraftKind] = DraftKind.IID
     branches: ClassVar[bool] = False
     exactness: ClassVar[str] = "lossy"

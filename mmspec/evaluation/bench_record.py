@@ -37,6 +37,15 @@ class BenchRecord:
         tokens_per_second: new_tokens / seconds.
         time_to_first_token: median over calls of the seconds that reading the prompt took the target.
         draft_share: part of the seconds that the drafter took (as the host sees it).
+        nfe_mean, nfe_max: target forwards that a row took part in, the prompt's own included; a guided pair
+            is one.
+        step_compression: tokens per target forward of a row.
+        tv: `mean` and `max` of the measured total variation to the target at judged places; None where
+            nothing was measured, as for exact rules.
+        state_bytes: keys and values of the target.
+        pixel_seconds: median over repeats of the wall-clock from image tokens to pixels, which `seconds` and
+            `speedup` leave out; 0 for text.
+        speedup_with_pixels: the ratio of medians with them.
         peak_memory_bytes: the most held during any of its runs; `memory_kind` says what that measures.
         category: the group of examples this is about; empty for all of them.
         settings: of the whole run: model, device, dtype, versions, batch size and so on.
@@ -61,6 +70,13 @@ class BenchRecord:
     tokens_per_second: float
     time_to_first_token: float
     draft_share: float
+    nfe_mean: float
+    nfe_max: int
+    step_compression: float
+    tv: dict[str, float] | None
+    state_bytes: int
+    pixel_seconds: float
+    speedup_with_pixels: float
     peak_memory_bytes: int
     memory_kind: str
     category: str = ""
@@ -78,6 +94,7 @@ def summarise(
     *,
     category: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[BenchRecord]:
     """One record for each accelerator, in the order of `names`.
 
@@ -87,6 +104,7 @@ def summarise(
         names: the accelerators, "none" among them.
         category: only batches of this category.
         settings: copied into every record.
+        own: further settings of single accelerators, by name.
 
     Raises:
         InputError: not one batch was finished by all accelerators.
@@ -102,7 +120,10 @@ def summarise(
         for name in names
     }
     plain = table[BASELINE]
-    return [_record(name, table[name], plain, category or "", dict(settings or {})) for name in names]
+    return [
+        _record(name, table[name], plain, category or "", {**(settings or {}), **(own or {}).get(name, {})})
+        for name in names
+    ]
 
 
 def _complete_cells(runs: Sequence[Run], names: Sequence[str]) -> list[set[tuple[int, int]]]:
@@ -120,8 +141,8 @@ def _complete_cells(runs: Sequence[Run], names: Sequence[str]) -> list[set[tuple
 def _record(
     name: str, repeats: list[list[Run]], plain: list[list[Run]], category: str, settings: dict[str, Any]
 ) -> BenchRecord:
-    seconds = [sum(run.seconds for run in cell) for cell in repeats]
-    plain_seconds = [sum(run.seconds for run in cell) for cell in plain]
+    seconds, pixels = _seconds(repeats)
+    plain_seconds, plain_pixels = _seconds(plain)
     ratios = [theirs / ours for theirs, ours in zip(plain_seconds, seconds, strict=True)]
     every = [run for cell in repeats for run in cell]
     once = merge_stats([stats for run in repeats[0] for stats in run.decoded.stats])
@@ -159,8 +180,23 @@ def _record(
         tokens_per_second=new_tokens / middle,
         time_to_first_token=median(stats.prefill_seconds for stats in calls),
         draft_share=sum(stats.draft_seconds for stats in calls) / sum(seconds),
+        nfe_mean=once.nfe_mean,
+        nfe_max=once.nfe_max,
+        step_compression=once.step_compression,
+        tv=None if once.tv_mean is None else {"mean": once.tv_mean, "max": once.tv_max},
+        state_bytes=once.cache_bytes,
+        pixel_seconds=median(pixels),
+        speedup_with_pixels=median(map(sum, zip(plain_seconds, plain_pixels, strict=True)))
+        / median(map(sum, zip(seconds, pixels, strict=True))),
         peak_memory_bytes=max(run.peak_bytes for run in every),
         memory_kind=every[0].memory_kind,
         category=category,
         settings=settings,
     )
+
+
+def _seconds(repeats: list[list[Run]]) -> tuple[list[float], list[float]]:
+    """Per repeat, the wall-clock for tokens, and that from image tokens to pixels."""
+    pixels = [sum(run.decoded.pixel_seconds for run in cell) for cell in repeats]
+    whole = [sum(run.seconds for run in cell) for cell in repeats]
+    return [everything - part for everything, part in zip(whole, pixels, strict=True)], pixels

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from mmspec.decoding.stats import DecodingStats
+from mmspec.evaluation.law import LawTest
 
 __all__ = ["Comparison", "Difference", "IdentityReport", "compare", "first_difference", "ulp"]
 
@@ -54,6 +55,7 @@ class Comparison:
         examples, tokens: how much was compared; tokens are the reference's.
         differences: the first one of each example that has any.
         stats: what the accelerator did, all examples together.
+        law: the outcome where not tokens but their law was compared.
     """
 
     mode: str
@@ -62,6 +64,7 @@ class Comparison:
     tokens: int
     differences: list[Difference]
     stats: DecodingStats
+    law: LawTest | None = None
 
     @property
     def equal(self) -> int:
@@ -75,8 +78,9 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Every output is equal or explained."""
-        return self.equal + self.explained == self.examples
+        """Every output is equal or explained; and follows its law where that was compared."""
+        lawful = self.law is None or self.law.passed
+        return lawful and self.equal + self.explained == self.examples
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,7 @@ class IdentityReport:
                 "accepted": sum(one.stats.accepted),
                 "drafted": sum(one.stats.drafted),
                 "differences": [asdict(difference) for difference in one.differences],
+                **({} if one.law is None else {"law": asdict(one.law)}),
             }
             for one in self.comparisons
         ]

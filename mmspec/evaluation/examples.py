@@ -43,6 +43,7 @@ class Example:
         images, videos: whatever a pipeline takes.
         category: a group of examples that the report shows a line of.
         identifier: of the example, for messages.
+        label: the class to draw, for models of classes.
     """
 
     turns: tuple[str, ...]
@@ -50,6 +51,7 @@ class Example:
     videos: tuple[Any, ...] = ()
     category: str = ""
     identifier: str = ""
+    label: int | None = None
 
 
 def scene_examples(task: str, count: int, seed: int = 0) -> list[Example]:

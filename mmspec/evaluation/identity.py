@@ -124,15 +124,17 @@ class IdentityCheck:
         """The report on comparisons that were made."""
         pipe, accelerator = self.accelerated.pipe, self.accelerated.accelerator
         notes = []
-        rule = type(accelerator.rule).__name__
+        judge = accelerator.rule if accelerator.schedule is None else accelerator.schedule
+        rule = type(judge).__name__
         if accelerator.exactness != "exact":
-            bound = f" ({accelerator.rule.bound})" if accelerator.rule.bound else ""
+            bound = f" ({judge.bound})" if getattr(judge, "bound", None) else ""
             notes.append(f"{rule} is {accelerator.exactness} by its own account{bound}: it cannot pass")
         elif not self.is_token_exact:
             notes.append(
                 f"sampled tokens were not compared: {rule} promises the target's distribution, not its tokens"
             )
-        if sum(sum(one.stats.accepted) for one in comparisons) == 0 and accelerator.name != "none":
+        drafts = accelerator.name != "none" and accelerator.schedule is None
+        if drafts and sum(sum(one.stats.accepted) for one in comparisons) == 0:
             notes.append("no draft token was accepted, so this says little: ask for more tokens")
         return IdentityReport(
             accelerator=accelerator.name,

@@ -12,19 +12,31 @@ from rich.text import Text
 
 from mmspec.evaluation.bench_record import BenchRecord
 from mmspec.evaluation.comparison import Comparison, IdentityReport
+from mmspec.evaluation.law import LawTest
 
-__all__ = ["bench_report", "identity_report"]
+__all__ = [
+    "WIDE",
+    "Columns",
+    "bench_report",
+    "bench_table",
+    "describe_settings",
+    "identity_report",
+    "speedup",
+]
 
 SHOWN_DIFFERENCES = 5
 WIDE = 110
 
 
-def _speedup(record: BenchRecord) -> str:
+def speedup(record: BenchRecord) -> str:
+    """The ratio to plain decoding, with its extremes."""
     return f"{record.speedup:.2f}x ({record.speedup_min:.2f}-{record.speedup_max:.2f})"
 
 
+Columns = Sequence[tuple[str, Callable[[BenchRecord], str], bool]]
+
 #: Of the bench table: header, what a record shows there, and whether a narrow screen shows it too.
-COLUMNS: tuple[tuple[str, Callable[[BenchRecord], str], bool], ...] = (
+COLUMNS: Columns = (
     ("promise", lambda record: record.exactness, True),
     ("identical", lambda record: f"{record.identical:.0%}", True),
     ("tokens", lambda record: str(record.new_tokens), True),
@@ -32,7 +44,7 @@ COLUMNS: tuple[tuple[str, Callable[[BenchRecord], str], bool], ...] = (
     ("tokens/\nforward", lambda record: f"{record.acceptance_length:.2f}", True),
     ("accepted", lambda record: f"{record.acceptance_rate:.0%}", False),
     ("tokens/s", lambda record: f"{record.tokens_per_second:.0f}", False),
-    ("speed-up\n(min-max)", _speedup, True),
+    ("speed-up\n(min-max)", speedup, True),
     ("first\ntoken", lambda record: f"{1000 * record.time_to_first_token:.0f} ms", False),
     ("draft\nshare", lambda record: f"{record.draft_share:.0%}", False),
     ("peak\nmemory", lambda record: f"{record.peak_memory_bytes / 1e6:.0f} MB", False),
@@ -61,8 +73,8 @@ def bench_report(
         width: characters on a line; below 110 some columns are left out, and named.
     """
     settings = records[0].settings
-    above = Text(_describe_settings(settings, records[0]), style="dim")
-    parts: list[RenderableType] = [above, _bench_table(records, width)]
+    above = Text(describe_settings(settings, records[0]), style="dim")
+    parts: list[RenderableType] = [above, bench_table(records, COLUMNS, width)]
     if by_category:
         parts.append(_category_table(by_category))
     parts.append(Text(_explain(records), style="dim"))
@@ -72,8 +84,9 @@ def bench_report(
     return Group(*parts)
 
 
-def _bench_table(records: Sequence[BenchRecord], width: int) -> Table:
-    columns = [column for column in COLUMNS if column[2] or width >= WIDE]
+def bench_table(records: Sequence[BenchRecord], columns: Columns, width: int) -> Table:
+    """The columns that fit the screen, a row for each record."""
+    columns = [column for column in columns if column[2] or width >= WIDE]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1) if width >= WIDE else (0, 0))
     table.add_column("accelerator", overflow="fold")
     for header, _, _ in columns:
@@ -97,13 +110,14 @@ def _category_table(records: Sequence[BenchRecord]) -> Table:
             str(record.samples),
             f"{record.identical:.0%}",
             f"{record.acceptance_length:.2f}",
-            _speedup(record),
+            speedup(record),
         )
         previous = record.category
     return table
 
 
-def _describe_settings(settings: dict[str, Any], record: BenchRecord) -> str:
+def describe_settings(settings: dict[str, Any], record: BenchRecord) -> str:
+    """What was measured and where, on a line."""
     samples = f"{record.samples} sample{'s' if record.samples != 1 else ''}"
     repeats = f"{record.repeats} repeat{'s' if record.repeats != 1 else ''}"
     shown = [
@@ -156,13 +170,17 @@ def _add_comparison(table: Table, comparison: Comparison) -> None:
     table.add_row(
         comparison.mode,
         comparison.reference,
-        f"{comparison.equal} of {comparison.examples}",
+        f"{comparison.equal} of {comparison.examples}" if comparison.law is None else _odds(comparison.law),
         str(comparison.explained),
         str(comparison.tokens),
         str(stats.target_forwards),
         f"{sum(stats.accepted)} of {sum(stats.drafted)}",
         Text("passed", "green") if comparison.passed else Text("FAILED", "bold red"),
     )
+
+
+def _odds(law: LawTest) -> str:
+    return f"p = {law.p_value:.2g}, z = {law.surprisal:+.1f}"
 
 
 def _difference_table(comparison: Comparison, decode: Any, names: Sequence[str]) -> Table:

@@ -29,10 +29,12 @@ class Decoded:
     Attributes:
         tokens: one list of output ids per conversation, all its turns in a row.
         stats: what happened, one entry per pipeline call (a call per turn).
+        pixel_seconds: wall-clock from image tokens to pixels; 0 where there are none.
     """
 
     tokens: list[list[int]]
     stats: list[DecodingStats]
+    pixel_seconds: float = 0.0
 
 
 Decode = Callable[[Sequence[Example]], Decoded]
@@ -43,7 +45,8 @@ class Run:
     """One accelerator on one batch in one repeat.
 
     Attributes:
-        seconds: wall-clock, from the prompts to the last token on the host, reading the pictures included.
+        seconds: wall-clock, from the prompts to the last token on the host, reading the pictures included, or
+            to the last pixel of those that were drawn.
         peak_bytes: the most memory held meanwhile; `memory_kind` says what that measures.
     """
 

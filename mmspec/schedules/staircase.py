@@ -41,6 +41,10 @@ class Staircase(Schedule):
         if not isinstance(self.adaptive, bool):
             raise InputError("adaptive", self.adaptive, "True or False")
 
+    @property
+    def window(self) -> int:  # type: ignore[override]
+        return self.zipar_window
+
     def open_rows(self, decoded: Sequence[int], columns: int) -> list[int]:
         above = [columns, *decoded]
         return [

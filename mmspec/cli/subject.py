@@ -1,0 +1,158 @@
+"""What `bench` and `check` work on: a loaded model and what it is asked, be it for words or for pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mmspec.cli.choice import AcceleratorChoice
+from mmspec.cli.loading import (
+    choose_examples,
+    load_image_pipeline,
+    load_pipeline,
+    setup_options,
+    takes_pictures,
+)
+from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from mmspec.evaluation.examples import Example
+    from mmspec.pipelines import ImagePipeline
+
+__all__ = ["Question", "Subject", "load_subject"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the command line asks of a model; None where it says nothing.
+
+    Attributes:
+        task: of the scenes; "generate" asks for pictures.
+        prompts, images, jsonl, samples, seed: as the options of that name.
+        settings: keywords of every call.
+    """
+
+    task: str | None
+    prompts: Sequence[str] | None
+    images: Sequence[str] | None
+    jsonl: str | None
+    samples: int
+    seed: int
+    settings: dict[str, Any]
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The settings that the command line names."""
+        return {name: value for name, value in self.settings.items() if value is not None}
+
+    @property
+    def name(self) -> str | None:
+        """What reports call it."""
+        own = "own prompts" if self.prompts or self.images else self.jsonl
+        return own or self.task
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A loaded model, and what it is asked.
+
+    Attributes:
+        pipe: the pipeline.
+        draws: whether it gives pictures.
+        examples: what it is asked.
+        settings: keywords of every call.
+        described: what they come to, for records.
+    """
+
+    pipe: Any
+    draws: bool
+    examples: list[Example]
+    settings: dict[str, Any]
+    described: dict[str, Any]
+
+    def contender(self, choice: AcceleratorChoice, drafter: str | None) -> Any:
+        """The pipeline with an accelerator, set up here and only here: a Contender, or Painter for one."""
+        from mmspec.evaluation.conversations import contender
+        from mmspec.evaluation.pictures import painter
+
+        set_up = painter if self.draws else contender
+        return set_up(self.pipe, choice.name, **setup_options(choice, drafter))
+
+
+def load_subject(
+    source: str, asked: Question, defaults: dict[str, Any], *, dtype: str, device: str | None
+) -> Subject:
+    """Load a model and bring together what it is asked.
+
+    Args:
+        source: folder or hub id.
+        asked: by the command line.
+        defaults: for words: `task` and settings.
+        dtype, device: of the model.
+
+    Raises:
+        InputError: something is asked for that this model does not give.
+    """
+    from mmspec.evaluation.conversations import load_pictures
+    from mmspec.evaluation.examples import TASKS
+    from mmspec.evaluation.pictures import GENERATE
+    from mmspec.pipelines import ImagePipeline
+
+    if asked.task not in (None, GENERATE, *TASKS):
+        raise InputError("task", asked.task, did_you_mean(asked.task, (*TASKS, GENERATE)))
+    if asked.task == GENERATE:
+        return picture_subject(load_image_pipeline(source, dtype=dtype, device=device), asked)
+    pipe = load_pipeline(source, dtype=dtype, device=device)
+    if isinstance(pipe, ImagePipeline):
+        if asked.task is not None:
+            raise InputError("task", asked.task, f"{GENERATE}: this model draws pictures")
+        pipe.set_progress_bar_config(disable=True)
+        return picture_subject(pipe, asked)
+    settings = {name: value for name, value in defaults.items() if name != "task"} | asked.given
+    examples = choose_examples(
+        asked.prompts,
+        asked.images,
+        asked.jsonl,
+        task=asked.task or defaults["task"],
+        samples=asked.samples,
+        seed=asked.seed,
+        takes_pictures=takes_pictures(pipe),
+    )
+    described = {"task": asked.name or defaults["task"], **settings}
+    return Subject(pipe, False, load_pictures(examples), settings, described)
+
+
+def picture_subject(pipe: ImagePipeline, asked: Question) -> Subject:
+    """A model that draws, with captions, classes, or prompts of one's own.
+
+    Raises:
+        InputError: pictures to look at, or a number of tokens, which the size of the picture says.
+    """
+    from mmspec.evaluation.examples import own_examples, read_examples
+    from mmspec.evaluation.pictures import GENERATE, picture_examples
+    from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
+
+    if asked.images:
+        raise InputError("--image", list(asked.images), "no pictures: this model draws them")
+    if "max_new_tokens" in asked.given:
+        raise InputError(
+            "--max-new-tokens",
+            asked.given["max_new_tokens"],
+            f"nothing: a picture of this model has {pipe.target.grid.length} tokens",
+        )
+    if asked.jsonl is not None:
+        if asked.prompts:
+            raise InputError("--jsonl", asked.jsonl, "either a file or --prompt")
+        examples = read_examples(asked.jsonl, asked.samples)
+    elif asked.prompts:
+        examples = own_examples(asked.prompts, ())
+    else:
+        examples = picture_examples(pipe, asked.samples, asked.seed)
+    sampler = ImageSettings.from_keywords(sampling_defaults(pipe.model), asked.given).sampler()
+    warpers = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
+    described = {"task": asked.name or GENERATE} | {name: getattr(sampler, name) for name in warpers}
+    attention = pipe.model.config._attn_implementation
+    described["baseline"] = f"plain decoding through the same loop, {attention} attention"
+    return Subject(pipe, True, examples, asked.given, described)

@@ -1,0 +1,127 @@
+"""Are these tokens drawn from those laws? A test of sampled output against the target's law at every place.
+
+An exact rule that redraws with noise of its own gives other tokens than plain decoding, of the same law. That
+law can be read off afterwards: one forward over a finished output gives the law of each token given those
+before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.image_grid import FREE
+from mmspec.decoding.interfaces import Request, Target, list_prompts
+from mmspec.decoding.sampling import Sampler
+from mmspec.errors import InputError
+
+__all__ = ["LawTest", "check_law", "mass_before", "read_laws"]
+
+BINS = 20
+ALARM = 1e-6  # a right accelerator fails once in half a million checks
+LARGEST_SURPRISAL = 5.0  # standard deviations; two-sided 6e-7
+
+
+@dataclass(frozen=True)
+class LawTest:
+    """The outcome.
+
+    Attributes:
+        places: tokens that were judged.
+        impossible: those to which the target gives no mass.
+        p_value: of a chi-square on `mass_before`, which is uniform if every token was drawn from its law.
+        surprisal: how far the mean of -log p(x) lies from the laws' entropies, in standard deviations: below
+            0 if the tokens are likelier than they should be.
+    """
+
+    places: int
+    impossible: int
+    p_value: float
+    surprisal: float
+
+    @property
+    def passed(self) -> bool:
+        return not self.impossible and self.p_value > ALARM and abs(self.surprisal) < LARGEST_SURPRISAL
+
+
+@torch.inference_mode()
+def read_laws(target: Target[Any], sampler: Sampler, request: Request, output: Sequence[int]) -> Tensor:
+    """[N, V] the law of each of the N tokens of an output, given the prompt and the tokens before it."""
+    prompts = list_prompts([request], sampler)
+    capacity = max(prompt["input_ids"].shape[1] for prompt in prompts) + len(output)
+    state, prefill = target.prefill(prompts, capacity)
+    logits = prefill.logits
+    if len(output) > 1:
+        draft = Draft.chain(torch.tensor([list(output[:-1])], device=target.device), DraftKind.POINT)
+        logits = torch.cat([logits, target.score(state, draft).logits], dim=1)
+    return sampler.warped(sampler.guided(logits)).probabilities()[0]
+
+
+def mass_before(law: Tensor, tokens: Tensor, u: Tensor) -> Tensor:
+    """[N] mass of the tokens that are likelier than x, plus a share u of x's own.
+
+    The probability integral transform (Rosenblatt, 1952) with tokens in the order of their probability: the
+    numbers are independent and uniform if every token was drawn from its law, whatever the laws are.
+
+    Args:
+        law: [N, V].
+        tokens: [N].
+        u: [N] uniforms.
+    """
+    own = law.gather(1, tokens[:, None])
+    earlier = torch.arange(law.shape[1], device=law.device) < tokens[:, None]
+    likelier = (law > own) | ((law == own) & earlier)
+    return (law * likelier).sum(-1) + u * own[:, 0]
+
+
+def check_law(
+    target: Target[Any],
+    sampler: Sampler,
+    requests: Sequence[Request],
+    outputs: Sequence[Sequence[int]],
+    seed: int = 0,
+) -> LawTest:
+    """Test sampled outputs. Places where the grammar forces the token say nothing, and are left out.
+
+    Args:
+        target: of the law that is promised.
+        sampler: of the same.
+        requests, outputs: one output for each request.
+        seed: of the uniforms that spread each token over its mass.
+
+    Raises:
+        InputError: fewer than 100 tokens, or greedy decoding, which has no law to test.
+    """
+    if sampler.greedy:
+        raise InputError("temperature", sampler.temperature, "above 0: greedy decoding has no law to test")
+    generator = torch.Generator().manual_seed(seed)
+    spread, excess, variance, impossible = [], 0.0, 0.0, 0
+    for request, output in zip(requests, outputs, strict=True):
+        law = read_laws(target, sampler, request, output).double().cpu()
+        free = [
+            place
+            for place in range(len(output))
+            if request.grid is None or request.grid.forced[place] == FREE
+        ]
+        law, tokens = law[free], torch.tensor(output)[free]
+        own = law.gather(1, tokens[:, None])[:, 0]
+        impossible += int((own == 0).sum())
+        surprisal = -law.clamp_min(torch.finfo(law.dtype).tiny).log()
+        entropy = (law * surprisal).sum(-1)
+        excess += float((surprisal.gather(1, tokens[:, None])[:, 0] - entropy).sum())
+        variance += float(((law * surprisal**2).sum(-1) - entropy**2).sum())
+        spread.append(mass_before(law, tokens, torch.rand(len(free), generator=generator, dtype=law.dtype)))
+    values = torch.cat(spread)
+    if len(values) < 5 * BINS:
+        raise InputError("samples", len(values), f"at least {5 * BINS} tokens that are not forced")
+    counts = torch.histc(values.clamp(0, 1), BINS, 0, 1)
+    expected = len(values) / BINS
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    half = torch.tensor([(BINS - 1) / 2, float(statistic) / 2], dtype=torch.float64)
+    p_value = float(torch.special.gammaincc(half[0], half[1]))
+    return LawTest(len(values), impossible, p_value, excess / max(variance, 1e-12) ** 0.5)
