@@ -99,7 +99,8 @@ class RelaxedSampling(AcceptanceRule):
 
     def verify_chain(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
         """One candidate per place: all places are judged at once."""
-        p, q, x = scores.probabilities(), law_of(draft), draft.tokens[:, 1:, None]
+        p, x = scores.probabilities(), draft.tokens[:, 1:, None]
+        q = law_of(draft, p.dtype)
         depth = torch.arange(draft.max_depth, device=emitted.device)
         allowance = self.allowance(depth.to(p.dtype))[:, None].expand(*x.shape)
         if measures_all := q is None or not self.measures_one_place:
@@ -127,7 +128,8 @@ class RelaxedSampling(AcceptanceRule):
 
     def verify_tree(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
         """Siblings one after the other, from the root down."""
-        p, law = scores.probabilities(), law_of(draft)
+        p = scores.probabilities()
+        law = law_of(draft, p.dtype)
         variations: list[Tensor] = []
 
         def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,9 +162,9 @@ class RelaxedSampling(AcceptanceRule):
         return Verdict(verdict.path, verdict.accepted, verdict.next_token, tv)
 
 
-def law_of(draft: Draft) -> Tensor | None:
+def law_of(draft: Draft, dtype: torch.dtype) -> Tensor | None:
     """The draft's q; None for deterministic candidates, each of which has a one-hot one."""
-    return None if draft.kind is DraftKind.POINT else sampled_law(draft)
+    return None if draft.kind is DraftKind.POINT else sampled_law(draft).to(dtype)
 
 
 def total_variation(output: Tensor, p: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class Emission:
 
 def measured_variation(verdict: Verdict) -> Tensor:
     """[B, 3] over the judged places of each row: sum and maximum of the total variation, and their number."""
-    if verdict.tv is None:
+    if verdict.tv is None or not verdict.tv.shape[1]:  # an exact rule, or a draft of nothing
         return verdict.accepted.new_zeros(len(verdict.accepted), 3)
     depths = torch.arange(verdict.tv.shape[1], device=verdict.tv.device)
     measured = (

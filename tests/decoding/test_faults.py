@@ -17,6 +17,7 @@ from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.errors import NumericalError
 from mmspec.targets import CausalTarget
 from mmspec.targets.causal import CausalState
+from tests.acceptance.codes import fitted
 from tests.contracts import edge_checks
 from tests.contracts.checks import PROMPTS, VOCABULARY, precise
 from tests.contracts.running import decode, futures
@@ -73,11 +74,14 @@ def test_a_bad_row_ends_with_an_error_and_the_others_go_on(name: str, temperatur
         assert position - 5 <= error.position <= position, "a block that touches the fault is not emitted"
 
 
-@pytest.mark.parametrize("name", ["speculative_sampling", "recursive_rejection", "k_sequential"])
+RELAXED = ["budget", "lantern", "grouped", "cool", "suffix"]
+
+
+@pytest.mark.parametrize("name", ["speculative_sampling", "recursive_rejection", "k_sequential", *RELAXED])
 def test_rejection_rules_keep_bad_rows_apart(name: str) -> None:
     law = dirichlet(VOCABULARY, VOCABULARY, seed=4)
     drafter = SampledTreeDrafter(law, (1, 1), DraftKind.IID)
-    rule, sampler = ACCEPTANCE_RULES[name](), Sampler(0.8)
+    rule, sampler = fitted(ACCEPTANCE_RULES[name](), VOCABULARY), Sampler(0.8)
     plain = decode(precise(), PROMPTS, drafter, rule, sampler, max_new_tokens=LIMIT).outputs
     target = Poisoned(bad_logits("all NaN"), len(PROMPTS[1]) + 9)
     run = decode(target, PROMPTS, drafter, rule, sampler, max_new_tokens=LIMIT)
