@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
+from diffusers.utils.constants import SAFETENSORS_WEIGHTS_NAME
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -17,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from mmspec.errors import CheckpointError
+from mmspec.models.chameleon_vq import load_chameleon_vq
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
 from mmspec.pipelines.checkpoint import check_source, check_vocabulary, check_weights, first_line
@@ -42,6 +44,27 @@ def load_vq(source: str, vq: str | Path | None = None, **where: Any) -> VQModel:
     check_weights(model, report, folder, VQ)
     loaded: VQModel = model.eval()
     return loaded
+
+
+def load_chameleon_tokenizer(source: str, vq: str | Path | None = None, **where: Any) -> VQModel:
+    """The image tokenizer of a Chameleon, in single precision.
+
+    Args:
+        source: of the model; taken where a subfolder holds the tokenizer, or its own weights do (Anole).
+        vq: Meta's `vqgan.ckpt`, a folder of such weights, or one of diffusers.
+        where: passed through to transformers.
+
+    Raises:
+        CheckpointError: there is none with a decoder, or it is damaged.
+    """
+    place = Path(source if vq is None else vq)
+    saved = place / VQ if vq is None else place
+    if (saved / SAFETENSORS_WEIGHTS_NAME).is_file():
+        return load_vq(source, vq, **where)
+    if vq is None and not place.is_dir():  # a hub id, whose files are in the cache
+        place = Path(str(cached_file(source, "config.json", **where))).parent
+    model: VQModel = load_chameleon_vq(place).float().eval()
+    return model
 
 
 def load_codebook(source: str, vq: str | Path | None = None, **where: Any) -> Tensor | None:

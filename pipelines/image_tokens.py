@@ -32,6 +32,7 @@ from mmspec.pipelines.image_checkpoint import (
     TEXT_ENCODER,
     TOKENIZER,
     VQ,
+    load_chameleon_tokenizer,
     load_codebook,
     load_text_encoder,
     load_vq,
@@ -40,6 +41,7 @@ from mmspec.pipelines.image_prompts import image_requests
 from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 from mmspec.pipelines.outputs import ImageOutput
 from mmspec.targets import ImageTokenTarget, image_target
+from mmspec.targets.image_families import IMAGE_FAMILIES
 
 HAVE_VQ_APART = ("llamagen", "chameleon")  # the others hold their image tokenizer
 PIXELS_AT_ONCE = 2**20  # through the decoder, whose inner layers hold hundreds of channels of them
@@ -95,24 +97,26 @@ class ImagePipeline(MMSpecPipeline):
         how: dict[str, Any],
         parts: dict[str, str | Path],
     ) -> dict[str, Any]:
-        has_encoder = isinstance(config, LlamaGenConfig) and config.condition_type == "caption"
-        has_vq = config.model_type in HAVE_VQ_APART
+        if config.model_type not in IMAGE_FAMILIES:
+            raise draws_nothing(f"model type {config.model_type!r}")
+        is_llamagen = isinstance(config, LlamaGenConfig)
+        taken = {VQ: config.model_type in HAVE_VQ_APART, TEXT_ENCODER: reads_captions(config)}
         for name, part in parts.items():
-            if not (has_vq if name == VQ else has_encoder):
+            if not taken[name]:
                 raise InputError(name, part, f"nothing: this {config.model_type} has no such part")
         loaded: dict[str, Any] = {}
-        if has_vq:
+        if is_llamagen:
             loaded["vq"] = load_vq(source, parts.get(VQ), **where)
             loaded["codebook"] = load_codebook(source, parts.get(VQ), **where)
-        if isinstance(config, LlamaGenConfig):
-            if has_encoder:
-                loaded["text_encoder"], loaded["processor"] = load_text_encoder(
-                    source, config, parts.get(TEXT_ENCODER), how.get("dtype", "auto"), **where
-                )
-            model = load_model(source, config, surplus_allowed=False, **where, **how)
-        else:
+        if isinstance(config, LlamaGenConfig) and reads_captions(config):
+            loaded["text_encoder"], loaded["processor"] = load_text_encoder(
+                source, config, parts.get(TEXT_ENCODER), how.get("dtype", "auto"), **where
+            )
+        if not is_llamagen:
             loaded["processor"] = load_processor(source, config, words_only=True, **where)
-            model = load_model(source, config, **where, **how)
+        model = load_model(source, config, surplus_allowed=not is_llamagen, **where, **how)
+        if taken[VQ] and not is_llamagen:  # it may lie among the weights of the model, which are here by now
+            loaded["vq"] = load_chameleon_tokenizer(source, parts.get(VQ), **where)
         for name in (VQ, TEXT_ENCODER):
             if name in loaded:
                 loaded[name].to(model.device)
@@ -121,10 +125,7 @@ class ImagePipeline(MMSpecPipeline):
     def _adapt(self, model: PreTrainedModel) -> ImageTokenTarget:
         target = image_target(model, self.vq, codebook=self._codebook)
         if target is None:
-            raise UnsupportedModelError(
-                f"{type(model).__name__} draws no pictures; models that do are LlamaGen, Janus, Emu3, "
-                "Chameleon and Lumina-mGPT"
-            )
+            raise draws_nothing(type(model).__name__)
         return target
 
     def _check_parts(self) -> None:
@@ -239,6 +240,17 @@ class ImagePipeline(MMSpecPipeline):
             text_encoder=self.text_encoder,
         )
         return Run(self, requests, settings, sampler, random)
+
+
+def reads_captions(config: PreTrainedConfig) -> bool:
+    """True for a LlamaGen of captions."""
+    return isinstance(config, LlamaGenConfig) and config.condition_type == "caption"
+
+
+def draws_nothing(name: str) -> UnsupportedModelError:
+    """The error for a model that draws no pictures."""
+    families = "LlamaGen, Janus, Emu3, Chameleon and Lumina-mGPT"
+    return UnsupportedModelError(f"{name} draws no pictures token by token; models that do are {families}")
 
 
 class Run:

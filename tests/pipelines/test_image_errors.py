@@ -129,6 +129,15 @@ def test_a_window_that_no_picture_has_is_refused(window: object, classes: ImageP
         classes.set_accelerator("sjd", window=window)
 
 
+@pytest.mark.parametrize("name", ["gsd", "lantern"])
+@pytest.mark.parametrize("delta", [-0.1, 1.1, NAN, "0.1", True])
+def test_a_bound_that_is_no_total_variation_is_refused(
+    name: str, delta: object, classes: ImagePipeline
+) -> None:
+    with pytest.raises(InputError, match="delta: got"), no_forward():
+        classes.set_accelerator(name, window=8, delta=delta)
+
+
 def test_a_refused_accelerator_leaves_the_old_one(classes: ImagePipeline) -> None:
     before = classes.accelerator
     with pytest.raises(InputError):
@@ -226,7 +235,7 @@ def test_a_model_that_only_draws_does_not_answer(sound: Path) -> None:
 def test_a_model_that_only_answers_does_not_draw(tmp_path: Path) -> None:
     tiny_llama(vocab=128).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM draws no pictures"):
+    with pytest.raises(UnsupportedModelError, match="model type 'llama' draws no pictures"):
         ImagePipeline.from_pretrained(tmp_path)
     with pytest.raises(InputError, match="vq: got .*no such part"):
         MMSpecPipeline.from_pretrained(tmp_path, vq=tmp_path)

@@ -9,10 +9,12 @@ import pytest
 import torch
 from transformers.utils import logging
 
+from mmspec.errors import CheckpointError
 from mmspec.models.llamagen.conversion import convert_checkpoint
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
-from tests.models.official_layout import CLASSES, HEADS, transformer_state, vq_state
-from tests.tiny_models.image_tokens import tiny_emu3, tiny_janus
+from tests.models.official_layout import CLASSES, HEADS, fill, transformer_state, vq_state
+from tests.models.test_chameleon_vq import as_anole, decoder_shapes
+from tests.tiny_models.image_tokens import tiny_anole, tiny_emu3, tiny_janus
 from tests.tiny_models.llamagen import save_llamagen, tiny_text_encoder
 
 QUIET: dict[str, Any] = {"disable": True}
@@ -87,3 +89,21 @@ def test_models_that_also_answer_draw_when_asked_to(made: Any, tmp_path: Path) -
     assert output.stats.nfe_max <= pipe.target.grid_for(*size).length
     output = draw(ImagePipeline(model, tokenizer, "none"), height=size[0], width=size[1], temperature=0)
     assert output.tokens == draw(pipe, height=size[0], width=size[1], temperature=0).tokens
+
+
+def test_anole_finds_its_image_tokenizer_among_its_weights_or_in_a_file(tmp_path: Path) -> None:
+    model, tokenizer = tiny_anole()
+    whole = {**model.model.vqmodel.state_dict(), **fill(decoder_shapes(), 3, embeddings=())}
+    folder = as_anole(model, whole, tmp_path / "anole")
+    tokenizer.save_pretrained(folder)
+    torch.save({"state_dict": whole}, tmp_path / "vqgan.ckpt")
+    pipe = ImagePipeline.from_pretrained(folder, accelerator="none")
+    wanted = draw(pipe, temperature=0)
+    assert wanted.images.shape == (1, 3, 32, 32)
+    pipe.save_pretrained(tmp_path / "saved")  # the decoder goes to a subfolder
+    for place, parts in ((folder, {"vq": tmp_path / "vqgan.ckpt"}), (tmp_path / "saved", {})):
+        found = draw(ImagePipeline.from_pretrained(place, accelerator="none", **parts), temperature=0)
+        assert torch.equal(found.images, wanted.images)
+    (tmp_path / "saved" / "vq" / "diffusion_pytorch_model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="missing keys: decoder"):
+        ImagePipeline.from_pretrained(tmp_path / "saved")
