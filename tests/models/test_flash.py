@@ -1,0 +1,142 @@
+"""The FLASH head by itself: what a state sees, what offsets share, how it is stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModel, LlamaConfig
+
+from mmspec.compressors.boxes import raster
+from mmspec.compressors.spans import PictureSpan
+from mmspec.models.flash import FlashConfig, FlashHead
+
+WIDTH, WORDS = 16, 11
+SPANS = [[PictureSpan(1, raster(2, 2)), PictureSpan(7, raster(1, 3))], []]
+
+
+def head(seed: int = 0, **settings: Any) -> FlashHead:
+    torch.manual_seed(seed)
+    shape = {"hidden_size": WIDTH, "intermediate_size": 24, "num_attention_heads": 4, "head_dim": 4}
+    shape |= {"num_key_value_heads": 2, "vocabulary": WORDS, "block": 3, "offset_size": 8, "bias_rank": 4}
+    made = FlashHead(FlashConfig(**shape | {"compressor_options": {"tokens": 2}} | settings))
+    with torch.no_grad():
+        made.down.normal_()
+        made.bias_out.normal_()
+    return made.eval().requires_grad_(False)
+
+
+def rows(seed: int = 1, length: int = 12) -> Tensor:
+    return torch.randn(2, length, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_state_sees_its_row_and_those_before() -> None:
+    model, given, places = head(), rows(), torch.arange(12)[None]
+    changed = given.clone()
+    changed[:, 6:] += 1
+    before, after = model(given, places), model(changed, places)
+    assert torch.equal(before[:, :6], after[:, :6]) and not torch.isclose(before[:, 6:], after[:, 6:]).all()
+
+
+def test_grouped_heads_equal_repeated_ones() -> None:
+    """Each query head has the keys of its own group alone (FLASH's release summed over all groups)."""
+    grouped, full = head(), head(num_key_value_heads=4)
+    weights = grouped.state_dict()
+    for name in ("k_proj", "v_proj"):
+        key = f"decoder.layers.0.self_attn.{name}.weight"
+        weights[key] = weights[key].view(2, 4, WIDTH).repeat_interleave(2, 0).flatten(0, 1)
+    full.load_state_dict(weights)
+    places = torch.arange(12)[None]
+    torch.testing.assert_close(grouped(rows(), places), full(rows(), places))
+
+
+def test_offsets_share_the_state_and_nothing_else() -> None:
+    model, hidden = head(), rows()[0]
+    block = model.foretell(hidden, 3)
+    assert block.shape == (12, 3, WIDTH)
+    torch.testing.assert_close(model.foretell(hidden, 1), block[:, :1])
+    for offset in range(3):
+        weight, bias = (part.view(3, 8, -1)[offset] for part in (model.up.weight, model.up.bias))
+        inner = torch.nn.functional.silu(hidden @ weight.T + bias[:, 0])
+        torch.testing.assert_close(block[:, offset], hidden + inner @ model.down[offset])
+
+
+def test_a_new_head_foretells_its_state_and_has_no_bias() -> None:
+    torch.manual_seed(0)
+    new = FlashHead(head().config)
+    assert torch.equal(new.foretell(rows(), 2), rows()[:, :, None].expand(-1, -1, 2, -1))
+    assert not new.bias(torch.arange(WORDS)).any()
+    assert head(bias_rank=0).bias(torch.arange(WORDS)).eq(0).all()
+
+
+def test_a_compressed_prompt_keeps_all_text() -> None:
+    model, embeddings, features = head(), rows(2), rows(3)
+    questions = torch.tensor([11, 4])
+    made = model.compress(embeddings, features, [12, 8], SPANS, questions)
+    assert made.lengths == [12 - 7 + 2 * 2, 8]
+    before = torch.cat([torch.zeros(2, 1, WIDTH), features[:, :-1]], 1)
+    fused = model.fuse(embeddings, before)
+    for row in range(2):
+        source = made.source[row, : made.lengths[row]]
+        text = source >= 0
+        torch.testing.assert_close(made.rows[row, : made.lengths[row]][text], fused[row, source[text]])
+    assert made.source[0].tolist() == [0, -1, -1, 5, 6, -1, -1, 10, 11]
+
+
+def test_pictures_see_their_own_rows_question() -> None:
+    model = head(compressor="attention_pruning")
+    embeddings, features = rows(2), rows(3)
+    one = model.compress(embeddings, features, [12, 8], SPANS, torch.tensor([11, 4]))
+    other = model.compress(embeddings, features, [12, 8], SPANS, torch.tensor([11, 2]))
+    assert torch.equal(one.rows, other.rows), "the second prompt has no picture"
+    moved = [
+        model.compress(embeddings, features, [12, 8], SPANS, torch.tensor([at, 4])).rows for at in range(12)
+    ]
+    assert any(not torch.equal(one.rows, each) for each in moved)
+
+
+def test_a_head_comes_back_from_its_folder(tmp_path: Path) -> None:
+    for name, options in (("latent", {"tokens": 3}), ("convolution", {"tokens": 4}), ("none", {})):
+        saved = head(compressor=name, compressor_options=options)
+        saved.save_pretrained(tmp_path / name)
+        parts = {key.split(".")[0] for key in load_file(tmp_path / name / "model.safetensors")}
+        assert parts == {"fc", "decoder", "up", "down", "bias_in", "bias_out"} | (
+            set() if name == "none" else {"compressor"}
+        )
+        again = AutoModel.from_pretrained(tmp_path / name)
+        assert type(again) is FlashHead and again.config.compressor == name
+        places = torch.arange(12)[None]
+        torch.testing.assert_close(again(rows(), places), saved(rows(), places))
+        arguments = (rows(2), rows(3), [12, 8], SPANS, torch.tensor([11, 4]))
+        torch.testing.assert_close(again.compress(*arguments).rows, saved.compress(*arguments).rows)
+
+
+def test_compressors_begin_as_they_choose() -> None:
+    convolution = head(compressor="convolution", compressor_options={"tokens": 4}).compressor
+    assert torch.equal(convolution.pointwise.weight, torch.eye(WIDTH))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"block": 0}, "block"),
+        ({"block": 17}, "block"),
+        ({"bias_rank": -1}, "bias_rank"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+    ],
+)
+def test_shapes_that_cannot_be_are_refused(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises((ValueError, StrictDataclassClassValidationError), match=named):
+        head(**settings)
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(32, 8), (6, 1), (12, 3), (28, 7), (1, 1)])
+def test_a_quarter_of_the_heads_holds_keys(heads: int, groups: int) -> None:
+    config = LlamaConfig(hidden_size=32 * heads, num_attention_heads=heads, vocab_size=50)
+    made = FlashConfig.for_target(config, 50, block=7)
+    assert (made.num_key_value_heads, made.block, made.hidden_size) == (groups, 7, 32 * heads)
