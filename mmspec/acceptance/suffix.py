@@ -17,20 +17,20 @@ from mmspec.decoding.verdict import Verdict, take
 
 @dataclass(frozen=True)
 class Suffix(AcceptanceRule):
-    """Judge runs of tokens by the product of their ratios instead of each token by its own.
+    """Where a token is refused, let the run that it begins be accepted by the product of its ratios.
 
     SJD-SV (ICML'26; visual-ar-decoding.md section 4.3), of which no code is public: this is our reading of
-    its description. A run is a stretch of the draft on which p(x) does not fall. Its tokens are accepted
-    together if u < min(1, product of p(x) / q(x)), with one u per run, and, where there are several, if that
-    product is at least `confidence`; otherwise the tail is trimmed until what is left passes. What is
-    refused is replaced by a draw from norm((p - q)+).
+    its description. A run is a stretch of the draft on which p(x) does not fall. Where u > p(x) / q(x), the
+    longest part of the run from x on is accepted whose product of p / q is at least u and at least
+    `confidence`; its tail is trimmed until that holds. If no part of several tokens passes, x is replaced by
+    a draw from norm((p - q)+).
 
-    A token that its own ratio would have refused may pass with those after it, so the output law is not the
-    target's. It has no closed form per place and is not measured. Where p(x) falls from token to token, all
-    runs are single tokens and the rule is speculative sampling.
+    So a token that is refused may pass with those after it, and the output law is not the target's. It has no
+    closed form per place and is not measured. Where p(x) falls from token to token, the rule is speculative
+    sampling.
 
     Args:
-        confidence: the least product of a run of several tokens, 0 to 1.
+        confidence: the least product of ratios of a run, 0 to 1.
 
     Raises:
         InputError: a value outside its range.
@@ -52,22 +52,28 @@ class Suffix(AcceptanceRule):
         x = draft.tokens[:, 1:, None]
         p_x, q_x = p[:, :-1].gather(-1, x)[..., 0], q[:, 1:].gather(-1, x)[..., 0]
         drawn = draft.valid[:, 1:] & (q_x > 0)
-        accept = self.accepts(p_x.where(drawn, 0.0), q_x.where(drawn, 1.0), u)
-        node = accept.long().cumprod(-1).sum(-1)
+        node = self.count_accepted(p_x.where(drawn, 0.0), q_x.where(drawn, 1.0), u)
         p_node = take(p, node)
         after = (node + 1).clamp_max(draft.max_depth)
         judged = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])
         final = torch.where(judged, residual(p_node, take(q, after)), p_node)
         return Verdict.at(draft, node, draw(final, random, emitted + node, Purpose.RESIDUAL))
 
-    def accepts(self, p_x: Tensor, q_x: Tensor, u: Tensor) -> Tensor:
-        """[B, K] which tokens pass, given probabilities and uniforms [B, K]; also behind a refusal."""
-        step = torch.arange(p_x.shape[1], device=p_x.device)
-        rises = torch.zeros_like(p_x, dtype=torch.bool)
-        rises[:, 1:] = (p_x[:, 1:] >= p_x[:, :-1]) & (p_x[:, :-1] > 0)
-        first = step.where(~rises, 0).cummax(-1).values  # [B, K] where the run of a token begins
-        same = first[:, :, None] == first[:, None, :]  # [B, K, K]
-        upto = same & (step <= step[:, None])
-        product = (p_x.log() - q_x.log())[:, None, :].where(upto, 0.0).sum(-1).exp()
-        passes = (u.gather(1, first) < product) & (p_x > 0) & (~rises | (product >= self.confidence))
-        return (same & (step >= step[:, None]) & passes[:, None, :]).any(-1)  # with all before it in its run
+    def count_accepted(self, p_x: Tensor, q_x: Tensor, u: Tensor) -> Tensor:
+        """[B] tokens accepted, given probabilities of the drafted tokens and uniforms [B, K]."""
+        steps = p_x.shape[1]
+        step = torch.arange(steps, device=p_x.device)
+        alone = (u * q_x <= p_x) & (p_x > 0)
+        falls = torch.ones_like(alone)
+        falls[:, 1:] = (p_x[:, 1:] < p_x[:, :-1]) | (p_x[:, :-1] == 0)
+        run = falls.long().cumsum(-1)
+        ratio = p_x.clamp_min(torch.finfo(p_x.dtype).tiny).log() - q_x.log()
+        total = ratio.cumsum(-1)
+        product = (total[:, None, :] - (total - ratio)[:, :, None]).exp()  # [B, K, K] from first to last
+        joint = (run[:, :, None] == run[:, None, :]) & (step > step[:, None]) & ~alone[:, :, None]
+        joint = joint & (u[:, :, None] <= product) & (product >= self.confidence) & (p_x > 0)[:, None, :]
+        onward = torch.cat([(step + alone)[:, :, None], torch.where(joint, step + 1, 0)], -1).amax(-1)
+        onward = torch.nn.functional.pad(onward, (0, 1), value=steps)  # [B, K + 1] where each place leads
+        for _ in range(steps.bit_length()):
+            onward = onward.gather(1, onward)
+        return onward[:, 0]

@@ -103,18 +103,19 @@ def joint_runs(p_x: Law, q_x: Law, u: Sequence[float], confidence: float) -> int
     """SJD-SV as we read it: how many tokens of a chain are accepted."""
     accepted = 0
     while accepted < len(p_x):
+        if u[accepted] <= p_x[accepted] / q_x[accepted] and p_x[accepted] > 0:
+            accepted += 1
+            continue
         end = accepted + 1
         while end < len(p_x) and p_x[end] >= p_x[end - 1] > 0:
             end += 1
-        for trimmed in range(end, accepted, -1):
+        for trimmed in range(end, accepted + 1, -1):
             product = 1.0
             for i in range(accepted, trimmed):
                 product *= p_x[i] / q_x[i]
-            if u[accepted] < product and (trimmed == accepted + 1 or product >= confidence):
+            if product >= max(u[accepted], confidence):
                 break
         else:
             return accepted
-        if trimmed < end:
-            return trimmed
-        accepted = end
+        accepted = trimmed
     return accepted
