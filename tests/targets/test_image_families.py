@@ -13,6 +13,7 @@ from packaging.version import Version
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mmspec.accelerators import build_accelerator
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
@@ -224,6 +225,19 @@ def test_sampled_rows_are_what_they_are_alone_and_drafts_do_not_change_them(fami
     assert draw(family.target, made, requests, **settings)[0] == plain
     alone = draw(family.target, accelerator("none", requests, [], K), requests[2:], seeds=[2], **settings)[0]
     assert alone == plain[2:]
+
+
+def test_a_window_over_the_syntax_draws_the_same(family, answers):
+    """Jacobi decoding, greedy; and sampled with the very noise that plain decoding has."""
+    scale, pictures = answers
+    requests = family.requests(TEXTS, guided=scale != 1)
+    window = build_accelerator("sjd", window=6, coupling="exact", acceptance="sample_and_match")
+    outputs, stats = draw(family.target, window.fit(family.target), requests, scale)
+    assert outputs == pictures
+    if family.row_end is not None:
+        assert stats.target_forwards < len(pictures[0])
+    plain, _ = draw(family.target, build_accelerator("none"), requests, scale, temperature=1.0)
+    assert draw(family.target, window.fit(family.target), requests, scale, temperature=1.0)[0] == plain
 
 
 def test_pictures_of_several_sizes_in_one_batch():
