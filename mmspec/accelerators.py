@@ -64,6 +64,13 @@ ACCELERATORS: dict[str, Preset] = {
     "draft_model": Preset(
         "draft_model", "sample_and_match", "a smaller model of the same tokenizer drafts", "2211.17192", True
     ),
+    "eagle": Preset(
+        "eagle",
+        "sample_and_match",
+        "a trained head grows a tree from the target's hidden states",
+        "2406.16858",
+        True,
+    ),
     "zipar": Preset(
         "none",
         "speculative_sampling",

@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.accelerators import Accelerator, build_accelerator, find_preset
 from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.drafters.eagle import EagleDrafter
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
 from mmspec.models.llamagen import LlamaGenConfig
@@ -28,6 +29,7 @@ from mmspec.pipelines.checkpoint import (
     load_model,
     load_processor,
 )
+from mmspec.pipelines.heads import HEADS, load_head
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 
 logger = logging.getLogger(__name__)
@@ -148,7 +150,7 @@ class MMSpecPipeline:
             parts: where parts lie that are not in `source`.
         """
         if isinstance(config, LlamaGenConfig):
-            raise UnsupportedModelError("a LlamaGen model draws and does not answer: use ImagePipeline")
+            raise UnsupportedModelError("a LlamaGen model draws and does not answer: use ImagePipeline, or mmspec generate")
         if parts:
             raise InputError(*next(iter(parts.items())), f"nothing: {config.model_type} has no such part")
         return {
@@ -171,7 +173,7 @@ class MMSpecPipeline:
 
         Args:
             name: a name from `mmspec.list_accelerators()`.
-            drafter: folder, hub id or loaded model, for accelerators that need a draft model.
+            drafter: folder, hub id or loaded model, for accelerators that need a draft model or a head.
             options: options of the drafter and of the rule; `acceptance` names another rule.
 
         Raises:
@@ -193,7 +195,10 @@ class MMSpecPipeline:
                 raise InputError(
                     "drafter", drafter, f"the folder or id of a draft model, which {name!r} needs"
                 )
-            options["model"], draft_processor = self._load_draft_model(drafter)
+            if preset.drafter in HEADS:
+                options["model"] = load_head(preset.drafter, drafter, self.dtype, self.device)
+            else:
+                options["model"], draft_processor = self._load_draft_model(drafter)
         elif drafter is not None:
             raise InputError("drafter", drafter, f"nothing: accelerator {name!r} has no draft model")
         self.accelerator: Accelerator = build_accelerator(name, **options).fit(self.target)
@@ -240,6 +245,8 @@ class MMSpecPipeline:
             drafter = self.accelerator.drafter
             if isinstance(drafter, DraftModelDrafter):
                 drafter.model = adapt(drafter.model.model.to(*args, **kwargs))
+            elif isinstance(drafter, EagleDrafter):
+                drafter.model.to(*args, **kwargs)
             self.accelerator = self.accelerator.fit(self.target)
         return self
 

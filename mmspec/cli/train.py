@@ -12,6 +12,19 @@ from mmspec.cli.options import AsJson
 
 __all__ = ["train_app"]
 
+Minutes = Annotated[float | None, typer.Option(min=0.0, help="Length of the training.", show_default=False)]
+Steps = Annotated[
+    int | None, typer.Option(min=1, help="Length in steps instead; reproducible.", show_default=False)
+]
+Start = Annotated[
+    Path | None, typer.Option("--from", help="Trained folder to begin with.", show_default=False)
+]
+TrainingSeed = Annotated[int, typer.Option(min=0, help="Seed of weights and scenes.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="CPU threads; torch's choice if not given.", show_default=False)
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from an interrupted run.")]
+
 train_app = typer.Typer(help="Train models.", no_args_is_help=True)
 
 
@@ -27,20 +40,15 @@ def vlm(
     minutes: Annotated[
         float | None, typer.Option(min=0.0, help="Length of the training.", show_default="56")
     ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Length in steps instead; reproducible.", show_default=False),
-    ] = None,
+    steps: Steps = None,
     tower_from: Annotated[
         Path | None,
         typer.Option(help="Trained folder whose vision tower is taken over and frozen.", show_default=False),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Scenes a step and process.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and scenes.")] = 0,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads; torch's choice if not given.", show_default=False)
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from an interrupted run.")] = False,
+    seed: TrainingSeed = 0,
+    threads: Threads = None,
+    resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a reference vision-language model on scenes.
@@ -64,8 +72,173 @@ def vlm(
         threads=threads,
         resume=resume,
     )
+    _report(folder, as_json, size=size, seed=seed)
+    if not as_json:
+        note(f"score it: mmspec evaluate vlm {folder}")
+
+
+@train_app.command()
+def reader(
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    start: Start = None,
+    size: Annotated[str, typer.Option(help="base or tiny.")] = "base",
+    minutes: Minutes = None,
+    steps: Steps = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Scenes a step and process.")] = 64,
+    seed: TrainingSeed = 0,
+    threads: Threads = None,
+    resume: Resume = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train the reader of attributes that judges drawn pictures, on real scenes only.
+
+    Example:
+        mmspec train reader --out my-reader --minutes 18
+    """
+    from mmspec.training.reader import train_reader
+
+    folder = train_reader(
+        out,
+        start=start,
+        size=size,
+        minutes=minutes,
+        steps=steps,
+        batch_size=batch_size,
+        seed=seed,
+        threads=threads,
+        resume=resume,
+    )
+    _report(folder, as_json, size=size, seed=seed)
+
+
+@train_app.command()
+def vq(
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    reader: Annotated[
+        Path | None,
+        typer.Option(help="Trained reader whose features are compared too.", show_default=False),
+    ] = None,
+    start: Start = None,
+    size: Annotated[str, typer.Option(help="base or tiny.")] = "base",
+    minutes: Minutes = None,
+    steps: Steps = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pictures a step and process.")] = 16,
+    seed: TrainingSeed = 0,
+    threads: Threads = None,
+    resume: Resume = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train an image tokenizer: 64 x 64 pixels to 16 x 16 tokens.
+
+    Example:
+        mmspec train vq --out my-vq --reader my-reader --minutes 9
+    """
+    from mmspec.training.vq import train_vq
+
+    folder = train_vq(
+        out,
+        reader=reader,
+        start=start,
+        size=size,
+        minutes=minutes,
+        steps=steps,
+        batch_size=batch_size,
+        seed=seed,
+        threads=threads,
+        resume=resume,
+    )
+    _report(folder, as_json, size=size, seed=seed)
+
+
+@train_app.command()
+def image(
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    vq: Annotated[Path, typer.Option(help="Trained image tokenizer.")],
+    reader: Annotated[
+        Path | None,
+        typer.Option(help="Trained reader to put beside the model, for evaluation.", show_default=False),
+    ] = None,
+    condition: Annotated[str, typer.Option(help="caption, or class (48 labels).")] = "caption",
+    start: Start = None,
+    size: Annotated[str, typer.Option(help="base or tiny.")] = "base",
+    minutes: Minutes = None,
+    steps: Steps = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pictures a step and process.")] = 16,
+    seed: TrainingSeed = 0,
+    threads: Threads = None,
+    resume: Resume = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a LlamaGen on the tokens of scenes, and its text encoder with it.
+
+    Writes a folder with transformer, text encoder, tokenizer and image tokenizer.
+
+    Example:
+        mmspec train image --out my-scenes --vq my-vq --reader my-reader
+        mmspec train image --out my-classes --vq my-vq --condition class --from my-scenes --minutes 8
+    """
+    from mmspec.training.image import train_image
+
+    folder = train_image(
+        out,
+        vq,
+        reader=reader,
+        condition=condition,
+        start=start,
+        size=size,
+        minutes=minutes,
+        steps=steps,
+        batch_size=batch_size,
+        seed=seed,
+        threads=threads,
+        resume=resume,
+    )
+    _report(folder, as_json, size=size, seed=seed)
+    if not as_json:
+        note(f"score it: mmspec evaluate image {folder}")
+
+
+def _report(folder: Path, as_json: bool, **record: object) -> None:
     if as_json:
-        print_json({"folder": str(folder), "size": size, "seed": seed})
+        print_json({"folder": str(folder), **record})
     else:
         typer.echo(str(folder))
-        note(f"score it: mmspec evaluate vlm {folder}")
+
+
+@train_app.command()
+def drafter(
+    target: Annotated[Path, typer.Option(help="Folder of the model that it drafts for.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    method: Annotated[str, typer.Option(help="Kind of drafter: eagle.")] = "eagle",
+    minutes: Minutes = None,
+    steps: Steps = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences a step and process.")] = 8,
+    seed: TrainingSeed = 0,
+    threads: Threads = None,
+    resume: Resume = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a drafter for a model, which runs along and stays as it is.
+
+    Resumable; writes a folder that `drafter=` and `--drafter` take.
+
+    Example:
+        mmspec train drafter --target assets/scenes-llamagen --out my-eagle --minutes 8
+        mmspec train drafter --target assets/scenes-llamagen --out my-eagle --minutes 8 --resume
+    """
+    from mmspec.training.drafter import train_drafter
+
+    folder = train_drafter(
+        target,
+        out,
+        method=method,
+        minutes=minutes,
+        steps=steps,
+        batch_size=batch_size,
+        seed=seed,
+        threads=threads,
+        resume=resume,
+    )
+    _report(folder, as_json, method=method, seed=seed)
+    if not as_json:
+        note(f"use it: --accelerator {method} --drafter {folder}")

