@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -103,7 +104,7 @@ class LuminaTarget(AnoleTarget):
 
     def layout(self, model: PreTrainedModel, square: ImageGrid, stride: int) -> tuple[ImageGrid, list[int]]:
         """A square of the size that the checkpoint's name tells (Lumina-mGPT-7B-512), or else 768 pixels."""
-        named = re.search(r"-(512|768|1024)(?!\d)", str(model.config.name_or_path))
+        named = re.search(r"-(512|768|1024)(?!\d)", Path(model.config.name_or_path or "").name)
         side = (DEFAULT_LUMINA_SIZE if named is None else int(named[1])) // stride
         row_end = square.codebook_size
         grid = ImageGrid(side, side, square.codebook_size, row_end, (row_end + 1,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -51,8 +52,10 @@ def image_target(
 
 
 def family_of(model: PreTrainedModel) -> str:
-    """The family that a config names: Lumina-mGPT calls itself a Chameleon, but for its class."""
-    classes = model.config.architectures or []
-    if any(name.startswith(LUMINA_CLASS) for name in classes):
-        return "lumina_mgpt"
-    return str(model.config.model_type)
+    """The family that a config names; Lumina-mGPT is a Chameleon by all but its class or its folder."""
+    config = model.config
+    if config.model_type == "chameleon":
+        by_class = any(name.startswith(LUMINA_CLASS) for name in config.architectures or [])
+        if by_class or "lumina" in Path(config.name_or_path or "").name.lower():
+            return "lumina_mgpt"
+    return str(config.model_type)

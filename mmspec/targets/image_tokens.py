@@ -48,8 +48,8 @@ class ImageState(CausalState):
 class ImageTokenTarget(CausalTarget, ABC):
     """Adapter from a model of image tokens to the Target interface.
 
-    Logits are [.., K + S] with the grammar applied: -inf for what it excludes. Positions
-    beyond the picture do no harm: rotations are computed, not looked up, and such places are never kept.
+    Logits are [B, n, K + S] with the grammar applied: -inf for what it excludes. Positions beyond the picture
+    do no harm: rotations are computed, not looked up, and such places are never kept.
 
     Args:
         model: a loaded model in eval mode.

@@ -201,10 +201,14 @@ def test_an_image_tokenizer_of_other_cells_or_codes_is_refused(targets: dict[str
 
 
 def test_lumina_is_recognised_by_its_class_and_its_size_by_its_name(tmp_path: Path) -> None:
-    folder = tmp_path / "Lumina-mGPT-7B-512"
-    tiny_lumina()[0].save_pretrained(folder)
-    stock = image_target(ChameleonForConditionalGeneration.from_pretrained(folder))
+    tiny_lumina()[0].save_pretrained(tmp_path / "stock")
+    stock = image_target(ChameleonForConditionalGeneration.from_pretrained(tmp_path / "stock"))
     assert type(stock) is AnoleTarget and stock.codebook is not None
+    tiny_lumina()[0].save_pretrained(tmp_path / "Lumina-mGPT-7B-1024")
+    named = image_target(ChameleonForConditionalGeneration.from_pretrained(tmp_path / "Lumina-mGPT-7B-1024"))
+    assert isinstance(named, LuminaTarget) and named.image_size == (1024, 1024)
+    folder = tmp_path / "7B-512"
+    tiny_lumina()[0].save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     config["architectures"] = ["ChameleonXLLMXForConditionalGeneration"]
     (folder / "config.json").write_text(json.dumps(config))
