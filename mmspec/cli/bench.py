@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["bench"]
 
 OF_WORDS = {"task": "describe", "max_new_tokens": 128, "temperature": 0.0}
-OF_PICTURES = "none,sjd"
+OF_PICTURES = "none,sjd,gsd,lantern,zipar"
 
 
 def bench(
@@ -42,7 +42,7 @@ def bench(
         str | None,
         typer.Option(
             help="Names with commas between, options as in draft_model:num_draft_tokens=8; none always runs.",
-            show_default="none, copy, and draft_model where there is a drafter; for pictures none and sjd",
+            show_default="none, copy, draft_model where there is one; none,sjd,gsd,... for pictures",
         ),
     ] = None,
     drafter: Drafter = None,
@@ -129,7 +129,10 @@ def bench(
         **subject.described,
         **environment(subject.pipe),
     }
-    own = {label: describe_accelerator(contender.accelerator) for label, contender in contenders.items()}
+    own: dict[str, dict[str, Any]] = {label: {} for label in contenders}
+    if subject.draws:
+        columns = subject.pipe.target.grid.columns
+        own = {label: describe_accelerator(one.accelerator, columns) for label, one in contenders.items()}
     _print(runs, own, described, as_json, block, draws=subject.draws)
     block.finish()
 

@@ -49,10 +49,8 @@ class Schedule(ABC):
         kind: of a token that is put on trial: it was drawn from the law of its first asking.
         branches: never; a token on trial has no sibling.
         exactness: what decoding in this order promises.
-        window: columns that a row is behind the one above.
     """
 
-    window: int
     kind: ClassVar[DraftKind] = DraftKind.IID
     branches: ClassVar[bool] = False
     exactness: ClassVar[str] = "lossy"
@@ -65,6 +63,10 @@ class Schedule(ABC):
             decoded: number of cells that each row has, from the left.
             columns: cells of a whole row.
         """
+
+    @abstractmethod
+    def window(self, columns: int) -> int:
+        """How many cells a row is behind the one above, in a picture of that many columns."""
 
     def puts_on_trial(self, row: int, decoded: Sequence[int], columns: int) -> bool:
         """Whether the first token of that row is asked for once more, when there is more to see."""

@@ -120,8 +120,12 @@ def picture_examples(pipe: DrawingPipeline, count: int, seed: int = 0) -> list[E
     return [Example((text,), category=GENERATE, identifier=text) for text in captions]
 
 
-def describe_accelerator(accelerator: Accelerator) -> dict[str, Any]:
+def describe_accelerator(accelerator: Accelerator, columns: int) -> dict[str, Any]:
     """What a report has to say of an accelerator beside its figures.
+
+    Args:
+        accelerator: fitted.
+        columns: of the picture.
 
     Returns:
         `window`: of a drafter, nodes that one forward feeds at most; of a schedule, columns between rows.
@@ -131,6 +135,6 @@ def describe_accelerator(accelerator: Accelerator) -> dict[str, Any]:
     bound = rule.bound if schedule is None else None
     promise = accelerator.exactness
     return {
-        "window": accelerator.drafter.max_nodes if schedule is None else schedule.window,
+        "window": accelerator.drafter.max_nodes if schedule is None else schedule.window(columns),
         "promise": f"lossy, {bound or 'no bound'}" if promise == "lossy" else promise,
     }

@@ -58,7 +58,7 @@ def test_plain_decoding_passes_with_its_syntax_left_out(build) -> None:  # type:
 
 BIASES = {
     "temperature 0.7 for 0.9": Sampler(0.7, top_k=12, top_p=0.95),
-    "temperature twice": Sampler(0.81, top_k=12, top_p=0.95),
+    "temperature 1.2 for 0.9": Sampler(1.2, top_k=12, top_p=0.95),
     "top-k of 6": Sampler(0.9, top_k=6, top_p=0.95),
     "no top-k": Sampler(0.9),
     "guided": Sampler(0.9, top_k=12, top_p=0.95, guidance_scale=1.5),

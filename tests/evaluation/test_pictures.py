@@ -105,10 +105,11 @@ def test_examples_are_classes_in_turn(pipe: Any) -> None:
 
 
 def test_promises_are_in_words() -> None:
-    assert describe_accelerator(build_accelerator("none")) == {"window": 1, "promise": "exact"}
+    assert describe_accelerator(build_accelerator("none"), 8) == {"window": 1, "promise": "exact"}
     zipar = {"window": 4, "promise": "lossy, no bound"}
-    assert describe_accelerator(build_accelerator("zipar", zipar_window=4)) == zipar
-    typical = describe_accelerator(build_accelerator("copy", acceptance="typical"))
+    assert describe_accelerator(build_accelerator("zipar", zipar_window=4), 8) == zipar
+    assert describe_accelerator(build_accelerator("zipar"), 24)["window"] == 8
+    typical = describe_accelerator(build_accelerator("copy", acceptance="typical"), 8)
     assert typical["promise"].startswith("lossy, 1 - min(")
 
 
