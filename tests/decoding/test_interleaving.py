@@ -16,6 +16,7 @@ from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, llama, precise
@@ -26,6 +27,7 @@ DRAFTERS: dict[str, Drafter] = {
     "none": NoDrafter(),
     "copy": CopyDrafter(4, min_match=1),
     "draft_model": DraftModelDrafter(CausalTarget(tiny_lm(seed=22)), 3),
+    "jacobi": JacobiDrafter(4, "exact"),
 }
 SAMPLER = Sampler(0.8)
 

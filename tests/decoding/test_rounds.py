@@ -18,6 +18,7 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import Sequences
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError
 from mmspec.targets import CausalTarget
@@ -84,6 +85,8 @@ CASES: dict[str, tuple[Drafter, AcceptanceRule | None, Sampler]] = {
         SpeculativeSampling(),
         Sampler(0.8),
     ),
+    "jacobi": (JacobiDrafter(4), SpeculativeSampling(), Sampler(0.8)),
+    "jacobi, exact": (JacobiDrafter(4, "exact", tail_depth=2, tail_children=3), None, Sampler(0.8)),
 }
 
 
