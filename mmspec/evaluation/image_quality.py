@@ -41,13 +41,15 @@ def frechet_distance(one: Tensor, other: Tensor) -> float:
 
 
 def principal_axes(features: Tensor, count: int) -> Tensor:
-    """[d, count] orthonormal axes along which features [n, d] vary most, count at most n - 1 and d.
+    """[d, count] axes along which features [n, d] vary most, scaled to unit variance; count < n and at most d.
 
-    Features are projected on the axes of one reference set, so that the covariances of small sets have rank.
+    Features are projected on the axes of one reference set: the covariances of small sets have rank there, and
+    distances do not depend on the units of a network.
     """
     count = min(count, len(features) - 1, features.shape[1])
-    axes: Tensor = torch.linalg.svd(features - features.mean(0), full_matrices=False).Vh[:count].T
-    return axes
+    _, spread, axes = torch.linalg.svd(features - features.mean(0), full_matrices=False)
+    deviation = spread[:count] / (len(features) - 1) ** 0.5
+    return (axes[:count] / deviation.clamp_min(1e-6)[:, None]).T.contiguous()
 
 
 def bootstrap_interval(

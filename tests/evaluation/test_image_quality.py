@@ -50,10 +50,13 @@ def test_the_interval_holds_the_distance_of_like_sets_and_not_of_shifted_ones():
     assert shifted_low > high
 
 
-def test_principal_axes_find_the_direction_of_variation():
-    axes = principal_axes(gaussian([0.0, 0.0, 5.0], [0.1, 3.0, 0.2]), 1)
+def test_principal_axes_find_the_direction_of_variation_and_scale_it_to_one():
+    features = gaussian([0.0, 0.0, 5.0], [0.1, 3.0, 0.2])
+    axes = principal_axes(features, 1)
     assert axes.shape == (3, 1)
-    assert axes[1].abs() > 0.99
+    assert axes[1].abs() / axes.norm() > 0.99
+    assert (features @ axes).std() == pytest.approx(1.0, rel=1e-3)
+    assert principal_axes(features[:3], 16).shape == (3, 2)
 
 
 def test_entropy_of_codes():
