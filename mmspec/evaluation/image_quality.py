@@ -41,9 +41,9 @@ def frechet_distance(one: Tensor, other: Tensor) -> float:
 
 
 def principal_axes(features: Tensor, count: int) -> Tensor:
-    """[d, count] axes along which features [n, d] vary most, scaled to unit variance; count < n and at most d.
+    """[d, count] axes along which features [n, d] vary most, scaled to unit variance; count < n, <= d.
 
-    Features are projected on the axes of one reference set: the covariances of small sets have rank there, and
+    Features are projected on the axes of one reference set: covariances of small sets have rank there, and
     distances do not depend on the units of a network.
     """
     count = min(count, len(features) - 1, features.shape[1])
