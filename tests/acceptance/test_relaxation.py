@@ -13,6 +13,7 @@ from mmspec.decoding.sampling import Scores
 from mmspec.errors import InputError
 from tests.acceptance import relaxed_checks as checks
 from tests.contracts.mutation import PlantedBug
+from tests.decoding.test_rounds import counted_reads
 
 IID = DraftKind.IID
 RELAXATION, GROUPS = "mmspec.acceptance.relaxation:RelaxedSampling", "mmspec.acceptance.groups"
@@ -138,3 +139,22 @@ def test_single_precision_and_a_draft_of_nothing_are_no_exception(name: str, nod
     assert ((p[torch.arange(20), verdict.accepted].gather(1, verdict.next_token[:, None])) > 0).all()
     if name == "budget":
         assert verdict.tv is not None and (verdict.tv <= 0.1 + 1e-6).all()
+
+
+def test_no_rule_makes_the_host_wait_for_the_device() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p, q = (law.view(5, 4, 6) for law in checks.random_laws(20))
+    tokens = torch.randint(6, (5, 4), generator=generator)
+    random, emitted = RandomStream.from_seed(0, 5), torch.ones(5, dtype=torch.long)
+    for name, rule in (
+        *checks.relaxed_rules(),
+        *checks.reference_rules(),
+        ("suffix", checks.rule_of("suffix")),
+    ):
+        for kind in rule.sound_for:
+            law = None if kind is DraftKind.POINT else q
+            for parents in ([0, 0, 1, 2], *([] if rule.chains_only else [[0, 0, 0, 1]])):
+                draft = Draft.tree(tokens, parents, kind, law)
+                with counted_reads() as reads:
+                    rule.verify(draft, Scores(p.log(), False), random, emitted)
+                assert not reads, f"{name}, {kind.value}, {parents}: {dict(reads)}"
