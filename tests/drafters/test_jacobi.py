@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
 from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.decoding import cache
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.interfaces import Drafter, PromptOutput, Request, TargetOutput
@@ -22,14 +24,21 @@ from mmspec.decoding.stats import DecodingStats
 from mmspec.drafters.jacobi import INITS, KIND_OF_COUPLING, JacobiDrafter, pick
 from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError, NumericalError
+from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import CausalTarget
 from mmspec.targets.causal import CausalState
-from tests.contracts.checks import PROMPTS, precise
-from tests.contracts.running import decode
+from mmspec.targets.llamagen import LlamaGenTarget
+from tests.contracts import laws
+from tests.contracts.checks import PROMPTS, joint_of, precise
+from tests.contracts.running import FanOutTarget, decode
 from tests.decoding.test_rounds import counted_reads
 from tests.drafters import jacobi_checks as checks
 from tests.drafters.jacobi_checks import ToyPictures, check_law, mean_forwards, rule_for
-from tests.tiny_models import tiny_lm
+from tests.models.converted import convert_and_load
+from tests.models.naive_llamagen import class_prefix, naive_greedy
+from tests.models.official_layout import CLASSES, HEADS, transformer_state
+from tests.targets.image_loop import draw as draw_pictures
+from tests.tiny_models import tiny_lm, tiny_lm_v8
 
 GRID = ImageGrid(rows=5, columns=6, codebook_size=62, row_end=62, ending=(63,))
 SAMPLER = Sampler(0.9, top_k=40, top_p=0.95)
@@ -104,6 +113,37 @@ def test_every_window_coupling_and_init_follows_the_law(window: int, coupling: s
         check_law(tail, Sampler(0.8, top_k=4, guidance_scale=1.5))
 
 
+@pytest.mark.parametrize("name", ["cold", "tail, top-k"])
+@torch.inference_mode()
+def test_tokens_of_a_transformer_follow_its_law(name: str) -> None:
+    """Every prefix read without a cache is the judge; rows of one batch are the sample."""
+    drafter, sampler = {
+        "cold": (JacobiDrafter(4), Sampler(0.6)),
+        "tail, top-k": (JacobiDrafter(3, tail_depth=2, tail_children=3), Sampler(1.0, top_k=4)),
+    }[name]
+    target, prompt = FanOutTarget(tiny_lm_v8()), (3, 1, 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "CAPACITY_BLOCK", 16)  # thousands of rows of 256 places would be gigabytes
+        rule = rule_for(drafter)
+        run = decode(target, [prompt] * 8_000, drafter, rule, sampler, max_new_tokens=5, seed=7)
+    laws.check_outputs(run, joint_of(target, prompt, 5, sampler), name)
+
+
+def test_pictures_of_llamagen(tmp_path: Path) -> None:
+    """A checkpoint in the official layout: the greedy picture of a naive loop, draws as plain ones."""
+    state = transformer_state(seed=9, **CLASSES)
+    target = LlamaGenTarget(convert_and_load(tmp_path, state))
+    side = target.grid.columns
+    requests = image_requests(target, class_labels=[0, 4], guided=False)
+    greedy = [naive_greedy(state, HEADS, side, class_prefix(state, label), side**2) for label in (0, 4)]
+    for options in ({}, {"coupling": "exact"}, {"init": "above"}):
+        accelerator = build_accelerator("sjd", window=6, **options).fit(target)
+        assert draw_pictures(target, accelerator, requests)[0] == greedy
+    expected, _ = draw_pictures(target, build_accelerator("none"), requests, temperature=1.0)
+    exact = build_accelerator("sjd", window=side**2, coupling="exact").fit(target)
+    assert draw_pictures(target, exact, requests, temperature=1.0)[0] == expected
+
+
 def test_inversion_draws_every_token_with_its_own_probability() -> None:
     """On an even grid of uniforms the shares are the probabilities; what has none is never drawn."""
     law = torch.tensor([0.0, 0.125, 0.0, 0.5, 0.375, 0.0]).expand(1, 800, 6)
@@ -130,10 +170,9 @@ def test_the_targets_own_noise_gives_the_pictures_of_plain_decoding(window: int)
 
 @pytest.mark.parametrize("coupling", KIND_OF_COUPLING)
 def test_greedy_pictures_are_those_of_plain_decoding(coupling: str) -> None:
-    for init in INITS:
-        for tail in ({}, TAIL):
-            drafter = JacobiDrafter(8, coupling, init, **tail)
-            assert draw(drafter, sampler=Sampler())[0] == plain(Sampler()), (init, tail)
+    for options in (*({"init": init} for init in INITS), TAIL):
+        drafter = JacobiDrafter(8, coupling, **options)
+        assert draw(drafter, sampler=Sampler())[0] == plain(Sampler()), options
 
 
 def test_guided_pictures_are_those_of_plain_decoding() -> None:
@@ -235,11 +274,10 @@ class Watched(JacobiDrafter):
 
 @pytest.mark.parametrize("init", INITS)
 def test_drafts_obey_the_grammar_and_have_one_shape(init: str) -> None:
-    for coupling in KIND_OF_COUPLING:
-        for tail in ({}, TAIL):
-            drafter = Watched(8, coupling, init, **tail)
-            draw(drafter)
-            assert drafter.nodes == {8 + 9 * bool(tail)} == {drafter.max_nodes}
+    for coupling, tail in (("fresh", {}), ("maximal", TAIL), ("gumbel", TAIL), ("exact", TAIL)):
+        drafter = Watched(8, coupling, init, **tail)
+        draw(drafter)
+        assert drafter.nodes == {8 + 9 * bool(tail)} == {drafter.max_nodes}
 
 
 @pytest.mark.parametrize("init", INITS)
