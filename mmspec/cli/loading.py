@@ -20,6 +20,7 @@ __all__ = [
     "choose_drafter",
     "choose_examples",
     "default_choice",
+    "load_any_pipeline",
     "load_image_pipeline",
     "load_pipeline",
     "reference_model",
@@ -87,8 +88,8 @@ def setup_options(choice: AcceleratorChoice, drafter: str | None) -> dict[str, A
 
 
 def load_pipeline(model: str, *, dtype: str = "auto", device: str | None = None) -> VisionLanguagePipeline:
-    """Load a checkpoint with plain decoding; accelerators are set up on it afterwards."""
-    return cast("VisionLanguagePipeline", _load("MMSpecPipeline", model, dtype, device))
+    """Load a checkpoint to answer with, and plain decoding; accelerators are set up on it afterwards."""
+    return cast("VisionLanguagePipeline", _load("VisionLanguagePipeline", model, dtype, device))
 
 
 def load_image_pipeline(model: str, *, dtype: str = "auto", device: str | None = None) -> ImagePipeline:
@@ -96,6 +97,13 @@ def load_image_pipeline(model: str, *, dtype: str = "auto", device: str | None =
     pipe = cast("ImagePipeline", _load("ImagePipeline", model, dtype, device))
     pipe.set_progress_bar_config(disable=True)  # the commands have their own
     return pipe
+
+
+def load_any_pipeline(
+    model: str, *, dtype: str = "auto", device: str | None = None
+) -> ImagePipeline | VisionLanguagePipeline:
+    """Load a checkpoint for what it does, with plain decoding; one that answers and draws is to answer."""
+    return cast("ImagePipeline | VisionLanguagePipeline", _load("MMSpecPipeline", model, dtype, device))
 
 
 def _load(kind: str, model: str, dtype: str, device: str | None) -> Any:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from mmspec.cli.choice import AcceleratorChoice
 from mmspec.cli.loading import (
     choose_examples,
+    load_any_pipeline,
     load_image_pipeline,
-    load_pipeline,
     setup_options,
     takes_pictures,
 )
@@ -104,7 +104,7 @@ def load_subject(
         raise InputError("task", asked.task, did_you_mean(asked.task, (*TASKS, GENERATE)))
     if asked.task == GENERATE:
         return picture_subject(load_image_pipeline(source, dtype=dtype, device=device), asked)
-    pipe = load_pipeline(source, dtype=dtype, device=device)
+    pipe = load_any_pipeline(source, dtype=dtype, device=device)
     if isinstance(pipe, ImagePipeline):
         if asked.task is not None:
             raise InputError("task", asked.task, f"{GENERATE}: this model draws pictures")

@@ -12,6 +12,7 @@ from pathlib import Path
 from transformers.utils import logging
 
 from tests.bad_inputs.checkpoint_rows import CHECKPOINTS
+from tests.bad_inputs.image_rows import IMAGES, DrawingBench
 from tests.bad_inputs.prompt_rows import PROMPTS
 from tests.bad_inputs.refusals import Bench, problems
 from tests.bad_inputs.setting_rows import SETTINGS
@@ -25,13 +26,17 @@ def main() -> int:
     logging.set_verbosity_error()
     found: list[str] = []
     with tempfile.TemporaryDirectory() as base, only_local_connections() as tried:
-        bench = Bench(Path(base), Path(base))
-        for row in ROWS:
-            with tempfile.TemporaryDirectory() as folder:
-                bench.folder = Path(folder)
-                found += problems(row, bench)
+        for kind, rows in ((Bench, ROWS), (DrawingBench, IMAGES)):
+            bench = kind(Path(base), Path(base))
+            for row in rows:
+                with tempfile.TemporaryDirectory() as folder:
+                    bench.folder = Path(folder)
+                    found += problems(row, bench)
     found += [f"connected to {address}" for address in tried]
-    print("\n".join(found) or f"{len(ROWS)} bad inputs refused, assertions {'on' if __debug__ else 'off'}")
+    print(
+        "\n".join(found)
+        or f"{len([*ROWS, *IMAGES])} bad inputs refused, assertions {'on' if __debug__ else 'off'}"
+    )
     return len(found)
 
 

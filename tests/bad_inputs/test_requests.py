@@ -15,6 +15,7 @@ from transformers.utils import logging
 
 from mmspec.errors import InputError, MediaError, NumericalError
 from mmspec.pipelines import VisionLanguagePipeline
+from tests.bad_inputs.image_rows import IMAGES, DrawingBench
 from tests.bad_inputs.refusals import Bench, Row, no_forward, problems
 from tests.bad_inputs.requests_table import ROWS
 from tests.bad_inputs.setting_rows import Returns
@@ -31,6 +32,17 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     base = tmp_path_factory.mktemp("bench")
     yield Bench(base, base)
     logging.set_verbosity(verbosity)
+
+
+@pytest.fixture(scope="module")
+def drawing_bench(bench: Bench) -> DrawingBench:
+    return DrawingBench(bench.base, bench.base)
+
+
+@pytest.mark.parametrize("row", IMAGES, ids=str)
+def test_bad_request_for_a_picture_is_refused(row: Row, drawing_bench: DrawingBench, tmp_path: Path) -> None:
+    drawing_bench.folder = tmp_path
+    assert problems(row, drawing_bench) == []
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
@@ -50,7 +62,9 @@ def test_the_whole_table_holds_without_assertions() -> None:
         text=True,
         check=False,
     )
-    assert done.stdout == f"{len(ROWS)} bad inputs refused, assertions off\n", done.stdout + done.stderr
+    assert done.stdout == f"{len([*ROWS, *IMAGES])} bad inputs refused, assertions off\n", (
+        done.stdout + done.stderr
+    )
 
 
 Call = Callable[[Bench], Any]

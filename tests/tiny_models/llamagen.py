@@ -58,16 +58,17 @@ def tiny_llamagen(condition: str, seed: int = SEED, grid: int = GRID) -> LlamaGe
 
 def tiny_vq(seed: int = 0, codes: int = CODES) -> VQModel:
     """An image tokenizer of 4 x 4 pixels a cell."""
-    vq = VQModel(
-        block_out_channels=(8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        layers_per_block=1,
-        latent_channels=4,
-        vq_embed_dim=4,
-        num_vq_embeddings=codes,
-        norm_num_groups=4,
-    )
+    with torch.random.fork_rng(devices=[]):
+        vq = VQModel(
+            block_out_channels=(8, 8, 8),
+            down_block_types=("DownEncoderBlock2D",) * 3,
+            up_block_types=("UpDecoderBlock2D",) * 3,
+            layers_per_block=1,
+            latent_channels=4,
+            vq_embed_dim=4,
+            num_vq_embeddings=codes,
+            norm_num_groups=4,
+        )
     with torch.no_grad():
         for index, (_, weight) in enumerate(sorted(vq.named_parameters())):
             noise = torch.Generator().manual_seed(seed * 1000 + index)
@@ -88,7 +89,8 @@ def tiny_text_encoder(seed: int = 0, words: int = 128, width: int = CAPTION_WIDT
         relative_attention_num_buckets=8,
         dropout_rate=0.0,
     )
-    model = T5EncoderModel(config)
+    with torch.random.fork_rng(devices=[]):
+        model = T5EncoderModel(config)
     with torch.no_grad():
         for index, (_, weight) in enumerate(sorted(model.named_parameters())):
             if weight.dim() > 1:

@@ -1,0 +1,222 @@
+"""Bad requests for pictures, and bad checkpoints of models that draw: rows 33 to 56, as data."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmspec.errors import CheckpointError, InputError, MMSpecError, NumericalError, UnknownArgumentError
+from mmspec.pipelines import ImagePipeline, MMSpecPipeline
+from tests.bad_inputs.refusals import Bench, Row
+from tests.tiny_models import tiny_tokenizer
+from tests.tiny_models.llamagen import (
+    CODES,
+    STRIDE,
+    save_llamagen,
+    tiny_llamagen,
+    tiny_text_encoder,
+    tiny_vq,
+)
+
+NAN, INF = float("nan"), float("inf")
+GRID = 2
+SIDE, TOKENS = GRID * STRIDE, GRID**2
+
+
+@dataclass
+class DrawingBench(Bench):
+    """What a row is tried on: a model of classes, one of captions, and a folder of the latter."""
+
+    def ask(self) -> list[object]:
+        return [self.classes(class_labels=1, seed=1).tokens, self.captions("red", seed=1).tokens]
+
+    @cached_property
+    def classes(self) -> Any:
+        """A tiny LlamaGen of classes."""
+        return quiet(ImagePipeline(tiny_llamagen("class", grid=GRID), None, "none", vq=tiny_vq()))
+
+    @cached_property
+    def captions(self) -> Any:
+        """A tiny LlamaGen of captions."""
+        parts: dict[str, Any] = {"vq": tiny_vq(), "text_encoder": tiny_text_encoder()}
+        return quiet(ImagePipeline(tiny_llamagen("caption", grid=GRID), tiny_tokenizer(), "none", **parts))
+
+    @cached_property
+    def sound(self) -> Path:
+        """A sound checkpoint."""
+        return save_llamagen(self.base / "drawing", "caption", grid=GRID)
+
+
+def quiet(pipe: ImagePipeline) -> ImagePipeline:
+    """Without its bar."""
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def label(number: int, argument: str, *expected: str, **call: Any) -> Row:
+    """A row that asks a model of classes for pictures."""
+    return Row(number, f"class {call}"[:60], lambda b: drawing(b).classes(**call), argument, tuple(expected))
+
+
+def text(
+    number: int,
+    argument: str,
+    *expected: str,
+    error: type[MMSpecError] = InputError,
+    prompt: object = "red",
+    **call: Any,
+) -> Row:
+    """A row that asks a model of captions for pictures."""
+    title = f"caption {dict(prompt=prompt, **call)}"[:60]
+    return Row(number, title, lambda b: drawing(b).captions(prompt, **call), argument, tuple(expected), error)
+
+
+def method(number: int, name: str, argument: str, *expected: str, **options: Any) -> Row:
+    """A row that asks for an accelerator."""
+    title = f"{name} {options}"
+    return Row(
+        number,
+        title,
+        lambda b: drawing(b).classes.set_accelerator(name, **options),
+        argument,
+        tuple(expected),
+    )
+
+
+def drawing(bench: Bench) -> Any:
+    """The bench of these rows."""
+    return bench
+
+
+def damaged(number: int, name: str, damage: Callable[[Path], object], argument: str, *expected: str) -> Row:
+    """A row that loads a checkpoint after something was done to it."""
+
+    def call(bench: Bench) -> object:
+        folder = bench.copy()
+        damage(folder)
+        return MMSpecPipeline.from_pretrained(folder, accelerator="none")
+
+    return Row(number, name, call, argument, tuple(expected), CheckpointError)
+
+
+def edit(file: str, change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    """Rewrite weights."""
+
+    def damage(folder: Path) -> None:
+        weights = load_file(folder / file)
+        change(weights)
+        save_file(weights, folder / file, metadata={"format": "pt"})
+
+    return damage
+
+
+def replaced_vq(folder: Path) -> None:
+    """An image tokenizer of one more code."""
+    shutil.rmtree(folder / "vq")
+    tiny_vq(codes=CODES + 1).save_pretrained(folder / "vq")
+
+
+def poisoned(bench: Bench) -> object:
+    """A picture of a class whose embedding is lost."""
+    pipe = drawing(bench).classes
+    table = pipe.model.model.cls_embedding.embedding_table.weight
+    before = table.detach().clone()
+    try:
+        with torch.no_grad():
+            table[3] = NAN
+        return pipe(class_labels=3)
+    finally:
+        with torch.no_grad():
+            table.copy_(before)
+
+
+ROOT, VQ = "model.safetensors", "vq/diffusion_pytorch_model.safetensors"
+ENCODER, RAW = "text_encoder/model.safetensors", "vq/raw_codebook.safetensors"
+SPARE = {"spare.weight": torch.ones(2)}
+GENERATOR = torch.Generator()
+UNKNOWN = (("guidance", "guidance_scale"), ("num_images", "num_images_per_prompt"), ("seeds", "seed"))
+
+IMAGES = [
+    label(33, "class_labels", "0 to 4"),
+    label(33, "class_labels", "not both", prompt="red", class_labels=1),
+    label(33, "prompt", "class_labels", prompt="red"),
+    label(33, "class_labels", "0 to 4", class_labels=[]),
+    *[label(33, "class_labels[0]", "0 to 4", class_labels=v) for v in (-1, 5, 1.5, "1", True)],
+    label(33, "class_labels[1]", "0 to 4", class_labels=[0, 9]),
+    text(33, "prompt", "a text", prompt=None),
+    text(33, "prompt", "text", prompt=None, class_labels=1),
+    text(33, "prompt", "at least one token", prompt=""),
+    text(33, "prompt", "at least one text", prompt=[]),
+    *[text(33, "prompt", "a string", prompt=v) for v in (5, b"red", {"a": 1})],
+    text(33, "prompt[1]", "a string", prompt=["red", None]),
+    text(36, "prompt", "NUL", prompt="red\0"),
+    text(36, "prompt", "Unicode", prompt="\ud800"),
+    label(38, "negative_prompt", "classes", class_labels=1, negative_prompt="red"),
+    text(38, "negative_prompt", "1 prompts", negative_prompt=["a", "b"]),
+    text(38, "negative_prompt[1]", "a string", prompt=["red", "blue"], negative_prompt=["a", 5]),
+    *[text(39, "num_images_per_prompt", "1 to 10,000", num_images_per_prompt=v)
+      for v in (0, -1, 1.5, "2", True, 10**6)],
+    *[text(39, "batch_size", "1 to 10,000", batch_size=v) for v in (0, -1, 1.5)],
+    *[text(40, "temperature", "0 (greedy)", temperature=v) for v in (-1, 1e-9, NAN, INF, "1")],
+    *[text(40, "top_k", "a positive integer", top_k=v) for v in (-1, 1.5, "5")],
+    *[text(40, "top_p", "above 0, at most 1", top_p=v) for v in (0, 1.1, NAN)],
+    *[text(40, "min_p", "0 to 1", min_p=v) for v in (-0.1, 1.1)],
+    *[text(41, "guidance_scale", "0 to 10000", guidance_scale=v) for v in (-3, NAN, "2", 1e6)],
+    *[text(42, "height", "pixels", height=v) for v in (0, -8, 1.5, "64")],
+    text(42, "height, width", f"{SIDE} x {SIDE}", height=SIDE + 1),
+    text(42, "height, width", f"{SIDE} x {SIDE}", width=10**9),
+    text(42, "output_type", "allowed: latent", output_type="jpg"),
+    text(42, "output_type", "did you mean 'latent'?", output_type="latents"),
+    text(42, "output_type", "allowed: latent", output_type=5),
+    *[method(44, "sjd", "window", window=v) for v in (0, -1, 1.5, "8", TOKENS + 1, 200)],
+    *[method(44, name, "delta", window=8, delta=v)
+      for name in ("gsd", "lantern") for v in (-0.1, 1.1, NAN, "0.1", True)],
+    *[text(45, "seed", seed=v) for v in (-1, 2**64, "5", 1.5, True, [1, 2], [])],
+    text(45, "seed", "3 prompts, or 6", prompt=["red", "blue", "a"], seed=[1, 2], num_images_per_prompt=2),
+    text(45, "generator", "torch.Generator", generator=5),
+    text(45, "generator", "torch.Generator", generator=[GENERATOR] * 2),
+    text(45, "seed", "or generator", generator=GENERATOR, seed=1),
+    *[text(46, "keyword", f"did you mean '{near}'", error=UnknownArgumentError, **{keyword: 5})
+      for keyword, near in UNKNOWN],
+    text(48, "callback_on_step_end", "a function", callback_on_step_end=5),
+    damaged(49, "cut image tokenizer", lambda f: (f / VQ).write_bytes((f / VQ).read_bytes()[:500]), "vq"),
+    damaged(50, "missing key", edit(ROOT, lambda w: w.pop("model.norm.weight")), "model",
+            "missing keys: model.norm.weight"),
+    damaged(50, "surplus key", edit(ROOT, lambda w: w.update(SPARE)), "model", "unknown keys: spare.weight"),
+    damaged(50, "missing key of the image tokenizer", edit(VQ, lambda w: w.pop("quant_conv.bias")), "vq",
+            "missing keys: quant_conv.bias"),
+    damaged(50, "surplus key of the image tokenizer", edit(VQ, lambda w: w.update(SPARE)), "vq",
+            "unknown keys: spare.weight"),
+    damaged(50, "NaN in the image tokenizer", edit(VQ, lambda w: w["quant_conv.bias"].fill_(NAN)), "vq",
+            "NaN", "quant_conv.bias"),
+    damaged(50, "missing key of the text encoder",
+            edit(ENCODER, lambda w: w.pop("encoder.final_layer_norm.weight")), "text_encoder",
+            "missing keys: encoder.final_layer_norm.weight"),
+    damaged(50, "surplus key of the text encoder", edit(ENCODER, lambda w: w.update(SPARE)), "text_encoder",
+            "unknown keys: spare.weight"),
+    damaged(54, "no image tokenizer", lambda f: shutil.rmtree(f / "vq"), "vq", "vq=..."),
+    damaged(54, "no text encoder", lambda f: shutil.rmtree(f / "text_encoder"), "text_encoder",
+            "text_encoder=..."),
+    damaged(54, "no tokenizer of words", lambda f: shutil.rmtree(f / "tokenizer"), "text_encoder",
+            "tokenizer"),
+    damaged(55, "codebook of another size", replaced_vq, "vq", f"{CODES + 1} entries", str(CODES)),
+    damaged(55, "raw codebook of another size", edit(RAW, lambda w: w.update(codebook=torch.ones(7, 4))),
+            "codebook", "7 vectors"),
+    damaged(55, "raw codebook under another name", edit(RAW, lambda w: w.update(book=w.pop("codebook"))),
+            "vq", "raw_codebook"),
+    damaged(55, "captions of another width",
+            lambda f: tiny_text_encoder(width=32).save_pretrained(f / "text_encoder"), "text_encoder",
+            "width 32", "width 16"),
+    damaged(55, "text encoder of fewer words",
+            lambda f: tiny_text_encoder(words=64).save_pretrained(f / "text_encoder"), "tokenizer",
+            "64 tokens"),
+    Row(56, "NaN while drawing", poisoned, "", ("row 0, output token 0", "logits"), NumericalError,
+        runs=True),
+]  # fmt: skip
