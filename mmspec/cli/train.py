@@ -209,7 +209,7 @@ def _report(folder: Path, as_json: bool, **record: object) -> None:
 def drafter(
     target: Annotated[Path, typer.Option(help="Folder of the model that it drafts for.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
-    method: Annotated[str, typer.Option(help="Kind of drafter: eagle.")] = "eagle",
+    method: Annotated[str, typer.Option(help="Kind of drafter: eagle or flash.")] = "eagle",
     minutes: Minutes = None,
     steps: Steps = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences a step and process.")] = 8,

@@ -31,6 +31,7 @@ from mmspec.training.image_model import (
     build_text_encoder,
     build_transformer,
 )
+from mmspec.training.reader import load_reader
 from mmspec.training.schedule import Budget
 from mmspec.training.stage import OnStep, Run, Stage, train_stage
 from mmspec.training.vlm_data import training_seeds
@@ -41,12 +42,14 @@ CONDITIONS = ("caption", "class")
 CHECK_SCENES = 32
 DEFAULT_MINUTES = 75.0
 STAGE = 9
+PROMPTS_PER_PICTURE = 7  # prompts without picture cost next to nothing, and the text encoder learns from them
 
 
 def train_image(
     out: str | Path,
     vq: str | Path,
     *,
+    reader: str | Path | None = None,
     condition: str = "caption",
     start: str | Path | None = None,
     size: str = "base",
@@ -65,7 +68,8 @@ def train_image(
 
     Args:
         out: the folder to write.
-        vq: a trained tokenizer, which stays as it is.
+        vq: a trained tokenizer, which stays as it is and goes into the folder.
+        reader: a trained reader that goes into the folder too, for evaluation; the training needs none.
         condition: "caption", or "class" (colour and shape of the leftmost object, 48 labels).
         start: a trained image model to begin with, instead of random weights; its condition may differ.
         size: "base", or "tiny" (for tests).
@@ -94,6 +98,8 @@ def train_image(
     out, vq = Path(out), Path(vq)
     accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
     pictures = load_vq(vq).to(accelerator.device)
+    if reader is not None:
+        load_reader(reader)  # refuses what is none, before the work
     shape = SHAPES_BY_SIZE[size]
     _check_vq(vq, pictures, shape.entries)
     tokenizer = build_caption_tokenizer()
@@ -106,9 +112,13 @@ def train_image(
     if resume:
         run.restore(load_state(state_path))
 
+    only_prompts = 0 if text_encoder is None else PROMPTS_PER_PICTURE * batch_size
+
     def make(step: int) -> ImageBatch:
-        seeds = training_seeds(seed, STAGE, step, accelerator.process_index, batch_size)
-        return _with_tokens(image_batch(seeds, tokenizer), pictures, accelerator.device)
+        count = batch_size + only_prompts
+        seeds = training_seeds(seed, STAGE, step, accelerator.process_index, count)
+        batch = image_batch(seeds, tokenizer, only_prompts=only_prompts)
+        return _with_tokens(batch, pictures, accelerator.device)
 
     held_out = _with_tokens(
         image_batch(np.arange(CHECK_SCENES), tokenizer, dropped=0.0), pictures, accelerator.device
@@ -121,6 +131,7 @@ def train_image(
     if accelerator.is_main_process:
         options = f"--minutes {minutes:g}" if minutes is not None else f"--steps {steps}"
         options += "" if start is None else f" --from {Path(start).as_posix()}"
+        options += "" if reader is None else f" --reader {Path(reader).as_posix()}"
         command = f"mmspec train image --out {out.as_posix()} --vq {vq.as_posix()} --size {size}"
         record = {
             "command": f"{command} --condition {condition} {options}",
@@ -131,7 +142,7 @@ def train_image(
         learner.write_null_embedding()
         training = record | environment(accelerator, transformer)
         words = None if text_encoder is None else tokenizer
-        save_image_model(transformer, text_encoder, words, vq, out, training)
+        save_image_model(transformer, text_encoder, words, out, training, vq=vq, reader=reader)
     accelerator.wait_for_everyone()
     return out
 

@@ -68,12 +68,13 @@ class PixelBatch(Movable):
 
 @dataclass
 class ImageBatch(Movable):
-    """Pictures and what was asked for.
+    """Pictures and what was asked for, and P prompts more that have no picture.
 
-    `pixels` are [B, 3, 64, 64] in [-1, 1] and `tokens` [B, 256] what the tokenizer makes of them (none before
-    it has seen them); `words` [B, `CAPTION_LENGTH`] are padded on the left, where `word_mask` is 0; `dropped`
-    [B] marks rows without condition. `caption_labels` [B, len(CAPTION_CLASSES)] and `place_labels`
-    [B, 256, labels of a patch] are what the auxiliary losses learn, `class_labels` [B] numbers below 48.
+    `pixels` are [B, 3, 64, 64] in [-1, 1], and `tokens` [B, 256] what the image tokenizer makes of them (none
+    before it has seen them). `words` [B + P, `CAPTION_LENGTH`] are padded on the left, where `word_mask` is
+    0; `dropped` [B + P] marks rows without condition. `caption_labels` [B + P, len(CAPTION_CLASSES)] and
+    `place_labels` [B, 256, labels of a patch] are what the auxiliary losses learn, `class_labels` [B] numbers
+    below 48.
     """
 
     pixels: torch.Tensor
@@ -100,10 +101,22 @@ def pixel_batch(seeds: np.ndarray, object_weight: float = 1.0) -> PixelBatch:
 
 
 def image_batch(
-    seeds: np.ndarray, tokenizer: PreTrainedTokenizerBase, dropped: float = DROPPED
+    seeds: np.ndarray,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    dropped: float = DROPPED,
+    only_prompts: int = 0,
 ) -> ImageBatch:
-    """Pictures with prompts, of which the share `dropped` is left out."""
+    """Pictures with prompts.
+
+    Args:
+        seeds: of the scenes.
+        tokenizer: of the prompts.
+        dropped: share of the pictures whose prompts are left out.
+        only_prompts: so many scenes at the end give no picture, but their prompt.
+    """
     scenes = image_scenes(seeds)
+    pictured = scenes[: len(scenes) - only_prompts]
     generators = [np.random.default_rng([int(seed), _PROMPT_SEED]) for seed in seeds]
     prompts = [sample_image_prompt(scene, rng) for scene, rng in zip(scenes, generators, strict=True)]
     encoded = tokenizer(
@@ -116,22 +129,22 @@ def image_batch(
     )
     words, mask = encoded["input_ids"], encoded["attention_mask"]
     draws = torch.from_numpy(np.stack([rng.random(2 + CAPTION_LENGTH) for rng in generators]))
-    is_dropped = draws[:, 0] < dropped
+    is_dropped = (draws[:, 0] < dropped) & (torch.arange(len(scenes)) < len(pictured))
     mask = mask.masked_fill((is_dropped & (draws[:, 1] < ALL_SLOTS))[:, None], 1)
     # Words that say nothing of the picture may be any word; people use many.
     unknown = (draws[:, 2:] < UNKNOWN_WORD) & (words == tokenizer.convert_tokens_to_ids("\u2581a"))
     words = words.masked_fill(unknown, int(tokenizer.unk_token_id))
     return ImageBatch(
-        pixels=picture_pixels(scenes, PICTURE_SIZE),
-        tokens=torch.empty(len(scenes), 0, dtype=torch.long),
+        pixels=picture_pixels(pictured, PICTURE_SIZE),
+        tokens=torch.empty(len(pictured), 0, dtype=torch.long),
         words=words,
         word_mask=mask,
         dropped=is_dropped,
         caption_labels=torch.tensor([_caption_labels(prompt) for prompt in prompts]),
         place_labels=torch.from_numpy(
-            np.stack([patch_labels(scene, STRIDE, PICTURE_SIZE) for scene in scenes])
+            np.stack([patch_labels(scene, STRIDE, PICTURE_SIZE) for scene in pictured])
         ),
-        class_labels=torch.tensor([scene.class_label for scene in scenes]),
+        class_labels=torch.tensor([scene.class_label for scene in pictured]),
     )
 
 

@@ -20,31 +20,35 @@ from mmspec.training.vlm_folder import half_precision
 
 __all__ = ["load_vq", "save_image_model"]
 
-VQ, TEXT_ENCODER, TOKENIZER = "vq", "text_encoder", "tokenizer"
+VQ, TEXT_ENCODER, TOKENIZER, READER = "vq", "text_encoder", "tokenizer", "reader"
 
 
 def save_image_model(
     transformer: LlamaGenForCausalLM,
     text_encoder: T5EncoderModel | None,
     tokenizer: PreTrainedTokenizerFast | None,
-    vq_folder: Path,
     folder: Path,
     training: dict[str, Any],
+    *,
+    vq: str | Path,
+    reader: str | Path | None = None,
 ) -> None:
     """Save everything that a picture needs: half precision on disk, single in memory.
 
     Args:
         transformer: its generation settings hold the default guidance scale, temperature and top-k.
         text_encoder, tokenizer: None where the condition is a class.
-        vq_folder: copied to `vq`.
         folder: to write.
         training: goes to `training.json`.
+        vq, reader: folders that are copied into it.
     """
     _save(transformer, folder)
     if text_encoder is not None and tokenizer is not None:
         _save(text_encoder, folder / TEXT_ENCODER)
         tokenizer.save_pretrained(folder / TOKENIZER)
-    shutil.copytree(vq_folder, folder / VQ, dirs_exist_ok=True)
+    shutil.copytree(vq, folder / VQ, dirs_exist_ok=True)
+    if reader is not None:
+        shutil.copytree(reader, folder / READER, dirs_exist_ok=True)
     (folder / "training.json").write_text(json.dumps(training, indent=2) + "\n")
 
 

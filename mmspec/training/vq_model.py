@@ -55,6 +55,7 @@ class Reconstruction(nn.Module):
 
     uses: Tensor
     sums: Tensor
+    moves: Tensor
 
     def __init__(self, vq: VQModel, reader: AttributeReader | None = None) -> None:
         super().__init__()
@@ -65,6 +66,7 @@ class Reconstruction(nn.Module):
         # With no use at all, every code is drawn from the latents of the first step.
         self.register_buffer("uses", torch.zeros(len(codebook)))
         self.register_buffer("sums", codebook.detach().clone())
+        self.register_buffer("moves", torch.zeros((), dtype=torch.long))
         # In a tuple, so that it is neither trained nor saved.
         self.judge = () if reader is None else (reader.eval().requires_grad_(False),)
 
@@ -106,7 +108,10 @@ class Reconstruction(nn.Module):
     @torch.no_grad()
     def _move_codes(self, flat: Tensor, chosen: Tensor, counts: Tensor) -> None:
         sums = torch.zeros_like(self.sums).index_add_(0, chosen, flat)
-        spare = flat[torch.randint(len(flat), (len(counts),), device=flat.device)]
+        # A generator of its own, so that a resumed run draws what an uninterrupted one would have drawn.
+        generator = torch.Generator().manual_seed(int(self.moves))
+        spare = flat[torch.randint(len(flat), (len(counts),), generator=generator).to(flat.device)]
+        self.moves += 1
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(sums)
             torch.distributed.all_reduce(counts)
