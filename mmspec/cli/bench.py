@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -130,21 +131,23 @@ def bench(
         **environment(subject.pipe),
     }
     own: dict[str, dict[str, Any]] = {label: {} for label in contenders}
+    variation = {}
     if subject.draws:
         columns = subject.pipe.target.grid.columns
-        own = {label: describe_accelerator(one.accelerator, columns) for label, one in contenders.items()}
-    _print(runs, own, described, as_json, block, draws=subject.draws)
+        for label, one in contenders.items():
+            own[label] = describe_accelerator(one.accelerator, columns)
+            variation[label] = one.measure_variation(batches[0], seed, **subject.settings)
+    _print(runs, own, variation, described, as_json, block)
     block.finish()
 
 
 def _print(
     runs: Sequence[Run],
     own: dict[str, dict[str, Any]],
+    variation: dict[str, dict[str, float] | None],
     settings: dict[str, Any],
     as_json: bool,
     block: Interruptible,
-    *,
-    draws: bool,
 ) -> None:
     from mmspec.errors import InputError
     from mmspec.evaluation.bench_record import summarise
@@ -163,7 +166,9 @@ def _print(
     parts: list[BenchRecord] = []
     if len(categories) > 1 and not block.interrupted:
         parts = [record for name in categories for record in summarise(runs, names, category=name)]
+    draws = bool(variation)
     if draws:
+        records = [replace(one, tv=variation[one.accelerator] or one.tv) for one in records]
         for record in records:
             check_context(record)
     if as_json:

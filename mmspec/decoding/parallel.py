@@ -49,8 +49,10 @@ class Schedule(ABC):
         kind: of a token that is put on trial: it was drawn from the law of its first asking.
         branches: never; a token on trial has no sibling.
         exactness: what decoding in this order promises.
+        adaptive: whether tokens are put on trial, so that the order depends on them.
     """
 
+    adaptive: bool = False
     kind: ClassVar[DraftKind] = DraftKind.IID
     branches: ClassVar[bool] = False
     exactness: ClassVar[str] = "lossy"

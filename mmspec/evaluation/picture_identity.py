@@ -8,7 +8,7 @@ drew.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -67,7 +67,7 @@ class PictureCheck(IdentityCheck):
     def law(self) -> Comparison:
         """Sampled tokens against the target's law of each, given those before it."""
         pipe = self.accelerated.enter()
-        witness = Witness.of(pipe.accelerator)
+        witness = Witness(**vars(pipe.accelerator))
         pipe.accelerator = witness
         outputs, stats = self._draw(pipe, self.temperature)
         pipe.accelerator = self.accelerated.accelerator
@@ -159,11 +159,6 @@ class Witness(Accelerator):
     """
 
     heard: list[tuple[Sampler, Sequence[Request]]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, accelerator: Accelerator) -> Witness:
-        """The same accelerator, listening."""
-        return cls(**{item.name: getattr(accelerator, item.name) for item in fields(accelerator)})
 
     @property
     def sampler(self) -> Sampler | None:

@@ -74,7 +74,11 @@ def picture_report(records: Sequence[BenchRecord], *, width: int = WIDE) -> Rend
     for record in records:
         check_context(record)
     settings = records[0].settings
-    cuts = [f"{name.replace('_', '-')} {settings[name] or 'off'}" for name in ("top_k", "top_p", "min_p")]
+    off = {"top_k": (None, 0), "top_p": (None, 1.0), "min_p": (None, 0.0)}
+    cuts = [
+        f"{name.replace('_', '-')} {'off' if settings[name] in values else settings[name]}"
+        for name, values in off.items()
+    ]
     warpers = ", ".join(
         [f"guidance {settings['guidance_scale']:g}", f"temperature {settings['temperature']:g}", *cuts]
     )

@@ -17,6 +17,7 @@ from mmspec.evaluation.conversations import Contender
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.image_methods import held_out_captions
 from mmspec.evaluation.speed import Decode, Decoded
+from mmspec.evaluation.variation import VariationMeter
 
 __all__ = [
     "GENERATE",
@@ -76,6 +77,21 @@ class Painter(Contender):
             return paint(self.enter(), batch, seeds=seeds, **settings)
 
         return decode
+
+    def measure_variation(
+        self, batch: Sequence[Example], seed: int = 0, **settings: Any
+    ) -> dict[str, float] | None:
+        """Mean and maximum of a fixed schedule's total variation to the target, on one batch drawn for it.
+
+        None for all others: rules measure their own while they judge, and a token that was on trial has been
+        drawn from two laws.
+        """
+        schedule = self.accelerator.schedule
+        if schedule is None or schedule.adaptive:
+            return None
+        meter = VariationMeter(**vars(self.accelerator))
+        Painter(self.pipe, meter, self.draft_processor).decoder(seed, output_type="latent", **settings)(batch)
+        return meter.variation
 
 
 def painter(pipe: DrawingPipeline, name: str, **options: Any) -> Painter:

@@ -18,8 +18,9 @@ from mmspec.evaluation.comparison import IdentityReport
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.picture_identity import PictureCheck, Witness
 from mmspec.evaluation.picture_report import REQUIRED, check_context, picture_report
-from mmspec.evaluation.pictures import describe_accelerator, paint, painter, picture_examples
+from mmspec.evaluation.pictures import Painter, describe_accelerator, paint, painter, picture_examples
 from mmspec.evaluation.speed import Decoded, Run
+from mmspec.evaluation.variation import VariationMeter
 from mmspec.pipelines import MMSpecPipeline
 from tests.evaluation.planted import accept_everything, stale_noise
 from tests.evaluation.test_report import text
@@ -92,10 +93,34 @@ def test_a_witness_decodes_as_the_accelerator_does(pipe: Any) -> None:
     examples = picture_examples(pipe, 2)
     made = painter(pipe, "sjd", window=8)
     plain = paint(made.enter(), examples, seeds=[1, 2], output_type="latent")
-    pipe.accelerator = witness = Witness.of(made.accelerator)
+    pipe.accelerator = witness = Witness(**vars(made.accelerator))
     assert paint(pipe, examples, seeds=[1, 2], output_type="latent").tokens == plain.tokens
     assert witness.exactness == "exact" and witness.sampler is not None
     assert witness.sampler.guidance_scale == 2.0 and len(witness.requests) == 2
+
+
+@pytest.mark.parametrize(("window", "nothing"), [(GRID, True), (GRID - 1, False), (1, False)])
+def test_a_schedule_is_measured_against_raster_order(pipe: Any, window: int, nothing: bool) -> None:
+    made = painter(pipe, "zipar", zipar_window=window)
+    for scale in (1.0, 2.0):
+        found = made.measure_variation(picture_examples(pipe, 3), guidance_scale=scale)
+        assert found is not None
+        assert (found["max"] < 1e-5) == nothing
+        assert found["mean"] <= found["max"] <= 1
+
+
+def test_the_variation_is_that_of_the_laws_used(pipe: Any) -> None:
+    """The first row is in raster order; the second begins without the end of the first."""
+    made = painter(pipe, "zipar", zipar_window=2)
+    batch = picture_examples(pipe, 2)
+    meter = VariationMeter(**vars(made.accelerator))
+    paint(Painter(pipe, meter, None).enter(), batch, seeds=[0, 1], output_type="latent")
+    assert sorted(meter.measured) == list(range(1, GRID**2))
+    assert all(len(values) == 2 for values in meter.measured.values())
+    assert max(max(meter.measured[cell]) for cell in range(1, GRID)) < 1e-5
+    assert min(meter.measured[GRID]) > 1e-3
+    assert painter(pipe, "zipar", zipar_window=2, adaptive=True).measure_variation(batch) is None
+    assert painter(pipe, "none").measure_variation(batch) is None
 
 
 def test_examples_are_classes_in_turn(pipe: Any) -> None:
