@@ -40,7 +40,7 @@ from mmspec.pipelines.image_checkpoint import (
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 from mmspec.pipelines.outputs import ImageOutput
-from mmspec.targets import ImageTokenTarget, image_target
+from mmspec.targets import CausalTarget, ImageTokenTarget, image_target
 from mmspec.targets.image_families import IMAGE_FAMILIES
 
 HAVE_VQ_APART = ("llamagen", "chameleon")  # the others hold their image tokenizer
@@ -127,6 +127,10 @@ class ImagePipeline(MMSpecPipeline):
         if target is None:
             raise draws_nothing(type(model).__name__)
         return target
+
+    def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[CausalTarget, Any]:
+        # a smaller model would have to read the condition again, of which tokens alone do not tell
+        raise InputError("accelerator", "draft_model", "one for pictures: sjd, or a head that drafts (eagle)")
 
     def _check_parts(self) -> None:
         if self.processor is not None:

@@ -178,6 +178,7 @@ IMAGES = [
     *[method(44, "sjd", "window", window=v) for v in (0, -1, 1.5, "8", TOKENS + 1, 200)],
     *[method(44, name, "delta", window=8, delta=v)
       for name in ("gsd", "lantern") for v in (-0.1, 1.1, NAN, "0.1", True)],
+    method(43, "draft_model", "accelerator", "for pictures", drafter="a"),
     *[text(45, "seed", seed=v) for v in (-1, 2**64, "5", 1.5, True, [1, 2], [])],
     text(45, "seed", "3 prompts, or 6", prompt=["red", "blue", "a"], seed=[1, 2], num_images_per_prompt=2),
     text(45, "generator", "torch.Generator", generator=5),
