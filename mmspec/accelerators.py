@@ -71,6 +71,13 @@ ACCELERATORS: dict[str, Preset] = {
         "2406.16858",
         True,
     ),
+    "flash": Preset(
+        "flash",
+        "sample_and_match",
+        "a trained head reads compressed pictures and drafts a block of tokens in each pass, as a tree",
+        "2505.12728",
+        True,
+    ),
     "zipar": Preset(
         "none",
         "speculative_sampling",

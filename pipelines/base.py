@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from mmspec.accelerators import Accelerator, build_accelerator, find_preset
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.eagle import EagleDrafter
+from mmspec.drafters.flash import FlashDrafter
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
 from mmspec.models.llamagen import LlamaGenConfig
@@ -150,7 +151,9 @@ class MMSpecPipeline:
             parts: where parts lie that are not in `source`.
         """
         if isinstance(config, LlamaGenConfig):
-            raise UnsupportedModelError("a LlamaGen model draws and does not answer: use ImagePipeline, or mmspec generate")
+            raise UnsupportedModelError(
+                "a LlamaGen model draws and does not answer: use ImagePipeline, or mmspec generate"
+            )
         if parts:
             raise InputError(*next(iter(parts.items())), f"nothing: {config.model_type} has no such part")
         return {
@@ -245,7 +248,7 @@ class MMSpecPipeline:
             drafter = self.accelerator.drafter
             if isinstance(drafter, DraftModelDrafter):
                 drafter.model = adapt(drafter.model.model.to(*args, **kwargs))
-            elif isinstance(drafter, EagleDrafter):
+            elif isinstance(drafter, EagleDrafter | FlashDrafter):
                 drafter.model.to(*args, **kwargs)
             self.accelerator = self.accelerator.fit(self.target)
         return self

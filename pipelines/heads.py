@@ -11,12 +11,13 @@ from transformers import PreTrainedModel
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.eagle import EagleHead
+from mmspec.models.flash import FlashHead
 from mmspec.pipelines.checkpoint import bytes_of, check_source, check_weights, first_line, load_config
 
 logger = logging.getLogger(__name__)
 
 #: What `drafter=` has to be, by the name of the drafter in the registry.
-HEADS: dict[str, type[PreTrainedModel]] = {"eagle": EagleHead}
+HEADS: dict[str, type[PreTrainedModel]] = {"eagle": EagleHead, "flash": FlashHead}
 
 
 def load_head(

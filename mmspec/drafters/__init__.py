@@ -13,5 +13,6 @@ DRAFTERS: Registry[type[Drafter]] = Registry(
         "draft_model": "mmspec.drafters.draft_model:DraftModelDrafter",
         "jacobi": "mmspec.drafters.jacobi:JacobiDrafter",
         "eagle": "mmspec.drafters.eagle:EagleDrafter",
+        "flash": "mmspec.drafters.flash:FlashDrafter",
     },
 )

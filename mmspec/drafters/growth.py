@@ -78,7 +78,8 @@ class TreeGrowth:
         likeliest = log_p.topk(branch)
         candidates = likeliest.indices.flatten(1)
         scores = (self.scores[..., None] + likeliest.values).flatten(1)
-        self._pool.append((candidates, self._place.repeat_interleave(branch, 1), scores))
+        parents = self._place[..., None].expand(-1, -1, branch).flatten(1)
+        self._pool.append((candidates, parents, scores))
         if self.is_grown:
             return candidates[:, :0]
         index = self.shape.frontier(self.level, scores)

@@ -15,8 +15,10 @@ from transformers import AutoConfig, PreTrainedModel
 
 from mmspec.decoding.interfaces import Drafter
 from mmspec.drafters.eagle import EagleDrafter
+from mmspec.drafters.flash import FlashDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.eagle import EagleConfig, EagleHead
+from mmspec.models.flash import FlashConfig, FlashHead
 from mmspec.models.llamagen import LlamaGenForCausalLM
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget
@@ -26,6 +28,7 @@ from mmspec.training.drafter_data import DrafterBatch, DrafterData, acceptance_l
 from mmspec.training.drafter_scenes import ScenePictures
 from mmspec.training.eagle_loss import EagleLoss
 from mmspec.training.environment import environment, prepare_training
+from mmspec.training.flash_loss import FlashLoss
 from mmspec.training.schedule import Budget
 from mmspec.training.stage import OnStep, Run, Stage, train_stage
 from mmspec.training.vlm_folder import half_precision
@@ -56,7 +59,12 @@ METHODS = {
         lambda target: EagleHead(EagleConfig.for_target(target.config, target.vocabulary)),
         EagleLoss,
         EagleDrafter,
-    )
+    ),
+    "flash": Method(
+        lambda target: FlashHead(FlashConfig.for_target(target.config, target.vocabulary)),
+        FlashLoss,
+        FlashDrafter,
+    ),
 }
 """By the name of the drafter in the registry."""
 

@@ -16,9 +16,11 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters import DRAFTERS
 from mmspec.drafters.eagle import EagleDrafter
+from mmspec.drafters.flash import FlashDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
 from tests.contracts.running import decode, futures, generate, random_prompts
+from tests.drafters import flash_checks
 from tests.drafters.eagle_checks import head_for
 from tests.oracles import AdversarialDrafter, OracleDrafter, RandomTreeDrafter
 from tests.tiny_models import tiny_llama, tiny_lm
@@ -55,6 +57,12 @@ def eagle(dtype: torch.dtype, **shape: Any) -> Drafter:
     return EagleDrafter(head_for(target), **shape).fit(target)
 
 
+def flash(dtype: torch.dtype, **shape: Any) -> Drafter:
+    """A head of random weights for the target of that dtype."""
+    target = llama() if dtype == torch.float32 else precise()
+    return FlashDrafter(flash_checks.head_for(target), **shape).fit(target)
+
+
 # name -> builder(draft length, dtype of the target); a newly registered drafter needs a line here
 REGISTERED: dict[str, Callable[[int, torch.dtype], Drafter]] = {
     "none": lambda length, dtype: DRAFTERS["none"](),
@@ -67,6 +75,10 @@ REGISTERED: dict[str, Callable[[int, torch.dtype], Drafter]] = {
         neighbour(dtype), length, "sampled"
     ),
     "eagle": lambda length, dtype: eagle(dtype, num_draft_tokens=length),
+    "flash": lambda length, dtype: flash(dtype, num_draft_tokens=length),
+    "flash, blocks in a row": lambda length, dtype: flash(
+        dtype, num_draft_tokens=length, depth=length, top_k=min(2, length), block=3
+    ),
     "eagle, static": lambda length, dtype: eagle(dtype, tree=[0, *range(length)]),
     "jacobi": lambda length, dtype: DRAFTERS["jacobi"](length),  # type: ignore[call-arg]
     "jacobi, exact": lambda length, dtype: DRAFTERS["jacobi"](length, "exact", "uniform"),  # type: ignore[call-arg]

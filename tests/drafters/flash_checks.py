@@ -50,9 +50,10 @@ MESSAGES = {
 def head_for(target: CausalTarget, seed: int = 3, **settings: Any) -> FlashHead:
     """A head of random weights, in the target's dtype."""
     settings = {"compressor_options": {"tokens": 2}, "block": 4} | settings
-    torch.manual_seed(seed)
-    head = FlashHead(FlashConfig.for_target(target.config, target.vocabulary, **settings)).to(target.dtype)
-    with torch.no_grad():
+    config = FlashConfig.for_target(target.config, target.vocabulary, **settings)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        head = FlashHead(config).to(target.dtype)
         for name, parameter in head.named_parameters():
             if parameter.dim() > 1 and "compressor" not in name:
                 parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)

@@ -67,7 +67,7 @@ class NaiveFlash:
         if key not in self.known:
             first, offset = self.target.positions(prompt)
             length = prompt["input_ids"].shape[1]
-            ids = torch.cat([prompt["input_ids"], torch.tensor([output])], 1)
+            ids = torch.cat([prompt["input_ids"], torch.tensor([output], dtype=torch.long)], 1)
             after = (torch.arange(length, ids.shape[1]) + offset).expand(*first.shape[:-1], -1)
             inputs = {**prompt, "input_ids": ids, "position_ids": torch.cat([first, after], -1)}
             inputs.pop("attention_mask", None)

@@ -1,0 +1,135 @@
+"""What a FLASH head learns: the K next hidden states, and the K next distributions, of a frozen target.
+
+The target runs along; nothing is stored (vlm-drafting.md, section 2.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad, smooth_l1_loss
+from torch.nn.utils.rnn import pad_sequence
+
+from mmspec.compressors.spans import PictureSpan, find_pictures
+from mmspec.drafters.flash import EMBEDDINGS, HIDDEN
+from mmspec.models.flash import FlashHead
+from mmspec.targets import CausalTarget
+from mmspec.training.drafter_data import DrafterBatch
+
+__all__ = ["FlashLoss", "flash_loss", "learnt_pairs"]
+
+# FLASH has 1.0 and 0.1, for tokens of a vocabulary of 32,000; acceptance follows the tokens
+STATE_WEIGHT, TOKEN_WEIGHT = 1.0, 1.0
+NOISE = 0.05
+
+
+def learnt_pairs(learnt: Tensor, block: int) -> Tensor:
+    """Which (row t, offset i) are learnt: [B, L] learnt tokens -> [B, L, K].
+
+    Offset i of row t foretells what follows token t + i. It counts if all of the tokens t + 1 ... t + i + 1
+    are learnt ones, so that a block never reaches past its answer, into the next turn or into padding.
+    """
+    following = pad(learnt, (0, block)).unfold(1, block, 1)[:, 1 : learnt.shape[1] + 1]
+    return following.long().cumprod(-1).bool()
+
+
+def flash_loss(
+    head: FlashHead,
+    read_out: Callable[[Tensor], Tensor],
+    tokens: Tensor,
+    embeddings: Tensor,
+    states: Tensor,
+    noise: Tensor,
+    learnt: Tensor,
+    lengths: Sequence[int],
+    spans: Sequence[Sequence[PictureSpan]],
+    discount: float = 1.0,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Smooth L1 on hidden states and soft cross-entropy on tokens, averaged over the pairs that count.
+
+    FLASH, 2505.12728, section 3.4. What the target says is constant: no gradient is to reach it.
+
+    Args:
+        head: in training mode.
+        read_out: the target's output matrix, hidden states [..., d] -> logits [..., V].
+        tokens: [B, L] prompts and answers, padded on the right.
+        embeddings: [B, L, d] what entered the target's first layer.
+        states: [B, L, d] its final hidden states, normed.
+        noise: [B, L, d] added to the states that are read, against drafting on one's own guesses.
+        learnt: [B, L] True at the tokens of answers.
+        lengths: B.
+        spans: B lists of pictures.
+        discount: weight of offset i is discount^i.
+
+    Returns:
+        The loss, and figures: its two parts, and [K] how often the likeliest tokens agree at each offset.
+    """
+    block, device = head.config.block, tokens.device
+    questions = (learnt.long().argmax(-1) - 1).clamp_min(0)
+    spliced = head.compress(embeddings, states + noise, lengths, spans, questions)
+    hidden = head(spliced.rows, torch.arange(spliced.rows.shape[1], device=device)[None])
+    text = spliced.source.clamp_min(0)[..., None].expand(-1, -1, block)
+    counted = learnt_pairs(learnt, block).gather(1, text) & (spliced.source >= 0)[..., None]
+    row, place = counted[..., 0].nonzero(as_tuple=True)  # offset 0 counts wherever another does
+    counted = counted[row, place]  # [m, K]
+    at = spliced.source[row, place][:, None] + torch.arange(block, device=device)
+    row_at = row[:, None], at.clamp_max(tokens.shape[1] - 1)
+    foretold, true = head.foretell(hidden[row, place], block), states[row_at]  # [m, K, d]
+    weights = counted * discount ** torch.arange(block, device=device)
+    total = weights.sum().clamp_min(1.0)
+    distance = smooth_l1_loss(foretold, true, reduction="none").mean(-1)
+    law = read_out(true).float().softmax(-1)
+    guess = (read_out(foretold) + head.bias(tokens[row_at])).float().log_softmax(-1)
+    nats = -(law * guess).sum(-1)
+    state_loss, token_loss = (distance * weights).sum() / total, (nats * weights).sum() / total
+    agreement = ((law.argmax(-1) == guess.argmax(-1)) & counted).sum(0) / counted.sum(0).clamp_min(1)
+    loss = STATE_WEIGHT * state_loss + TOKEN_WEIGHT * token_loss
+    return loss, {"states": state_loss, "tokens": token_loss, "agreement": agreement}
+
+
+class FlashLoss(nn.Module):
+    """The loss of a FLASH head on sequences that its target reads.
+
+    Args:
+        head: learns.
+        target: does not; its embeddings and output matrix are used as they are.
+    """
+
+    def __init__(self, head: FlashHead, target: CausalTarget) -> None:
+        super().__init__()
+        self.head = head
+        self.target = target  # no module: neither trained nor saved
+
+    def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and figures: its two parts, and how often the likeliest tokens agree."""
+        device = self.target.device
+        ids = [example.inputs["input_ids"][0] for example in batch.examples]
+        lengths = [len(each) for each in ids]
+        tokens = pad_sequence(ids, batch_first=True)
+        place = torch.arange(tokens.shape[1], device=device)
+        starts = torch.tensor([example.answer for example in batch.examples], device=device)
+        learnt = (place >= starts[:, None]) & (place < torch.tensor(lengths, device=device)[:, None])
+        embeddings, states = self.read(batch)
+        generator = torch.Generator(device).manual_seed(batch.seed)
+        noise = NOISE * (2 * torch.rand(states.shape, generator=generator, device=device) - 1)
+        spans = [find_pictures(self.target.config, example.inputs) for example in batch.examples]
+        return flash_loss(
+            self.head, self.target.head, tokens, embeddings, states, noise.to(states), learnt, lengths, spans
+        )
+
+    @torch.no_grad()
+    def read(self, batch: DrafterBatch) -> tuple[Tensor, Tensor]:
+        """Embeddings and final states [B, L, d] of the sequences, each read alone as in decoding."""
+        read = [
+            self.target.prefill([example.inputs], example.inputs["input_ids"].shape[1], (EMBEDDINGS, HIDDEN))[
+                1
+            ]
+            for example in batch.examples
+        ]
+        embeddings, states = (
+            pad_sequence([output.taps[tap][0][0] for output in read], batch_first=True)
+            for tap in (EMBEDDINGS, HIDDEN)
+        )
+        return embeddings, states

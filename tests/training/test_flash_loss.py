@@ -1,0 +1,169 @@
+"""What a FLASH head learns, against the slow way of drafting; and that it learns."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import smooth_l1_loss
+
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.flash import FlashDrafter
+from mmspec.models.flash import FlashHead
+from mmspec.targets.causal import tap_hidden_states
+from mmspec.training import flash_loss
+from mmspec.training.drafter_data import DrafterBatch, Example
+from tests.contracts.mutation import PlantedBug
+from tests.drafters.flash_checks import answer, head_for, inputs_of, target_of
+from tests.drafters.naive_flash import NaiveFlash
+from tests.targets import loop
+
+CASES = ("two images", "no image", "several turns")
+BLOCK = 3
+
+
+@functools.cache
+def replies(dtype: torch.dtype, new_tokens: int) -> list[list[int]]:
+    target, inputs = target_of("llava", dtype), inputs_of("llava", dtype)
+    return [loop.generate(target.model, inputs[case], new_tokens + row) for row, case in enumerate(CASES)]
+
+
+def batch(dtype: torch.dtype = torch.float64, new_tokens: int = 5) -> DrafterBatch:
+    """The target's own answers, of different lengths."""
+    examples = []
+    for case, reply in zip(CASES, replies(dtype, new_tokens), strict=True):
+        prompt = dict(inputs_of("llava", dtype)[case])
+        ids = torch.cat([prompt["input_ids"], torch.tensor([reply])], 1)
+        prompt.pop("attention_mask", None)
+        examples.append(Example({**prompt, "input_ids": ids}, prompt["input_ids"].shape[1]))
+    return DrafterBatch(tuple(examples), seed=1)
+
+
+def pairs_are_counted_one_by_one() -> None:
+    learnt = torch.tensor([[0, 0, 1, 1, 1, 0, 1, 1], [1, 1, 0, 1, 1, 1, 1, 0], [0] * 8, [1] * 8]).bool()
+    made = flash_loss.learnt_pairs(learnt, BLOCK)
+    for row in range(4):
+        for t in range(8):
+            for i in range(BLOCK):
+                due = t + i + 1 < 8 and all(bool(learnt[row, t + 1 + j]) for j in range(i + 1))
+                assert bool(made[row, t, i]) == due, (row, t, i)
+
+
+def the_loss_is_that_of_drafting_the_slow_way() -> None:
+    """Every pair (row t, offset i) as the drafter would foretell it: no batch, no padding, no later token."""
+    target = target_of("llava", torch.float64)
+    head = head_for(target, block=BLOCK, compressor="attention_pruning").train()
+    module = flash_loss.FlashLoss(head, target)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flash_loss, "NOISE", 0.0)
+        loss, figures = module(batch())
+    states, tokens, hits = [], [], [[] for _ in range(BLOCK)]
+    for example in batch().examples:
+        ids, start = example.inputs["input_ids"], example.answer
+        prompt = {**example.inputs, "input_ids": ids[:, :start]}
+        naive = NaiveFlash(head, target, [prompt], Sampler(), BLOCK)
+        with tap_hidden_states(target.model, (-1,)) as taps:
+            target.model(**example.inputs)
+        for t in range(start - 1, ids.shape[1]):
+            rows = naive.committed(prompt, ids[0, start : t + 1].tolist())
+            foretold = head.foretell(naive.state(rows), BLOCK)[0]
+            for i in range(BLOCK):
+                if t + i + 1 >= ids.shape[1]:
+                    continue
+                true = taps[-1][0, t + i]
+                law = target.head(true).softmax(-1)
+                guess = (target.head(foretold[i]) + head.bias(ids[0, t + i])).log_softmax(-1)
+                states.append(smooth_l1_loss(foretold[i], true))
+                tokens.append(-(law * guess).sum())
+                hits[i].append(float(law.argmax() == guess.argmax()))
+    due = torch.stack(states).mean(), torch.stack(tokens).mean().float()  # softmax is in single precision
+    assert torch.allclose(figures["states"], due[0], rtol=1e-4), "hidden states"
+    assert torch.allclose(figures["tokens"], due[1], rtol=1e-4), "tokens"
+    assert torch.allclose(
+        loss, flash_loss.STATE_WEIGHT * due[0] + flash_loss.TOKEN_WEIGHT * due[1], rtol=1e-4
+    )
+    shares = torch.tensor([sum(each) / len(each) for each in hits])
+    assert torch.allclose(figures["agreement"], shares, atol=1e-6)
+
+
+def test_pairs_are_counted_one_by_one() -> None:
+    pairs_are_counted_one_by_one()
+
+
+def test_the_loss_is_that_of_drafting_the_slow_way() -> None:
+    the_loss_is_that_of_drafting_the_slow_way()
+
+
+LOSS = "mmspec.training.flash_loss:flash_loss"
+BUGS: dict[str, tuple[str, str, str, Any]] = {
+    "pairs reach over a gap": (
+        "mmspec.training.flash_loss:learnt_pairs",
+        ".cumprod(-1)",
+        "",
+        pairs_are_counted_one_by_one,
+    ),
+    "the prompt is learnt too": (
+        "mmspec.training.flash_loss:learnt_pairs",
+        "[:, 1 : learnt.shape[1] + 1]",
+        "[:, :-1]",
+        pairs_are_counted_one_by_one,
+    ),
+    "targets are one token late": (
+        LOSS,
+        "torch.arange(block, device=device)\n    row_at",
+        "torch.arange(block, device=device) + 1\n    row_at",
+        the_loss_is_that_of_drafting_the_slow_way,
+    ),
+    "the question is another token": (
+        LOSS,
+        "argmax(-1) - 1",
+        "argmax(-1) - 3",
+        the_loss_is_that_of_drafting_the_slow_way,
+    ),
+    "mean over all pairs": (
+        LOSS,
+        "weights.sum()",
+        "weights.numel() + 0 * weights.sum()",
+        the_loss_is_that_of_drafting_the_slow_way,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    where, old, new, check = BUGS[name]
+    with PlantedBug(where, ((old, new),), check).planted(), pytest.raises(AssertionError):
+        check()
+
+
+def test_the_head_learns_and_the_target_does_not() -> None:
+    target = target_of("llava")
+    torch.manual_seed(0)
+    model = FlashHead(head_for(target, block=4).config).train()
+    module, given = flash_loss.FlashLoss(model, target), batch(torch.float32, 24)
+    before = {name: value.clone() for name, value in target.model.named_parameters()}
+    assert {name.split(".")[0] for name, _ in module.named_parameters()} == {"head"}
+    module(given)[0].backward()
+    unmoved = {name for name, value in model.named_parameters() if value.grad is None or not value.grad.any()}
+    assert unmoved == {"up.weight", "up.bias", "bias_in"}, "their partners start at zero"
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    prompts = [inputs_of("llava")[case] for case in CASES]
+
+    def acceptance() -> float:
+        model.eval()
+        drafter = FlashDrafter(model, num_draft_tokens=4, top_k=1).fit(target)
+        sequences = answer(target, drafter, prompts, Sampler(), 24)
+        model.train()
+        return sequences.stats.acceptance_length
+
+    untrained = acceptance()
+    for _ in range(40):
+        optimizer.zero_grad()
+        module(given)[0].backward()
+        optimizer.step()
+    trained = acceptance()
+    assert trained > untrained + 1.0 and trained > 2.0
+    assert all(torch.equal(value, before[name]) for name, value in target.model.named_parameters())
+    assert all(value.grad is None for value in target.model.parameters())
