@@ -123,7 +123,8 @@ class ImagePipeline(MMSpecPipeline):
         return {"model": model, **loaded}
 
     def _adapt(self, model: PreTrainedModel) -> ImageTokenTarget:
-        target = image_target(model, self.vq, codebook=self._codebook)
+        codebook = None if self._codebook is None else self._codebook.to(model.device, torch.float32)
+        target = image_target(model, self.vq, codebook=codebook)
         if target is None:
             raise draws_nothing(type(model).__name__)
         return target

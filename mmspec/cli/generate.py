@@ -53,12 +53,14 @@ def generate(
     ] = None,
     accelerator: Annotated[
         str | None,
-        typer.Option(help="none, sjd, sjd:coupling=exact, zipar, ...", show_default=ACCELERATOR),
+        typer.Option(
+            help="none, sjd, sjd:coupling=exact, lantern:delta=0.2, zipar, ...", show_default=ACCELERATOR
+        ),
     ] = None,
     compare: Annotated[
         str | None,
         typer.Option(
-            help="Accelerators, such as none,sjd,zipar, that draw the same seeds side by side.",
+            help="Accelerators, such as none,sjd,gsd,lantern, that draw the same seeds side by side.",
             show_default=False,
         ),
     ] = None,
@@ -105,7 +107,7 @@ def generate(
 
     Example:
         mmspec generate "a red ring left of a small blue cross" --n 4 --out rings.png
-        mmspec generate --compare none,sjd,zipar --out compared.png
+        mmspec generate --compare none,sjd,gsd,lantern --out compared.png
     """
     from mmspec.cli.loading import REFERENCE_IMAGE, load_image_pipeline, reference_model, setup_options
 

@@ -34,3 +34,18 @@ def test_bench_takes_its_own_draft_model(run_json):
     plain, _, drafted = records
     assert drafted["drafter"].endswith("scenes-llava-small")
     assert plain["target_forwards"] >= 1.5 * drafted["target_forwards"]
+
+
+@pytest.mark.skipif(
+    "scenes-llamagen" not in reference_models(), reason="the image model is not in assets/ (yet)"
+)
+def test_pictures_take_a_third_of_the_forwards(run_json, tmp_path):
+    from PIL import Image
+
+    out = tmp_path / "rings.png"
+    (record,) = run_json("generate", "a red ring left of a small blue cross", "--n", 2, "--out", out)
+    assert record["exactness"] == "exact"
+    assert [one["new_tokens"] for one in record["pictures"]] == [256, 256]
+    assert record["nfe_mean"] <= 256 / 3
+    with Image.open(out) as sheet:
+        assert sheet.width > 2 * 192
