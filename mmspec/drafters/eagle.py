@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,7 +31,8 @@ from mmspec.decoding.interfaces import (
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import NEG_INF, Sampler, Scores, guide
 from mmspec.decoding.verdict import Verdict, take
-from mmspec.drafters.tree import NAMED_TREES, DynamicTree, StaticTree, TreeShape, renumber
+from mmspec.drafters.growth import TreeGrowth, gather_rows
+from mmspec.drafters.tree import NAMED_TREES, DynamicTree, StaticTree, TreeShape
 from mmspec.errors import InputError
 from mmspec.models.eagle import EagleHead
 from mmspec.registry import did_you_mean
@@ -128,23 +128,6 @@ def tree_shape(
     return StaticTree.named(tree)
 
 
-@dataclass(frozen=True)
-class Level:
-    """The nodes of a growing tree that were expanded last.
-
-    Attributes:
-        scores: [B, w] log-probabilities of their paths.
-        pool: [B, w] their places in the pool.
-        hidden: [R, w, d] what the head foretells at them; R = B, or 2B under guidance.
-        reached: [B, w, m] which of the m expanded nodes are they or their ancestors.
-    """
-
-    scores: Tensor
-    pool: Tensor
-    hidden: Tensor
-    reached: Tensor
-
-
 class EagleSession(DraftSession):
     """The head's own cache of one batch: a row for every token but the first of a sequence.
 
@@ -152,8 +135,8 @@ class EagleSession(DraftSession):
     guesses. The latter are never committed, and overwritten in the next round.
 
     Attributes:
-        tokens, features: [B, D + 1] tokens committed in the last round, and [R, D + 1, d] the target's hidden
-            state before each. The newest, the root, is filled in when it is known.
+        tokens: [B, D + 1] committed in the last round; the newest, the root, is filled in when it is known.
+        features: [R, D + 1, d] the target's hidden state before each; R = B, or 2B under guidance.
         accepted: [B] which of them the root is; later ones are padding.
     """
 
@@ -174,50 +157,25 @@ class EagleSession(DraftSession):
         prompts = list_prompts(requests, sampler)
         self.copies = len(prompts) // len(requests)
         self.state = self._read_prompts(prompts, prefill)
-        last = torch.stack([hidden[:, -1] for hidden in prefill.taps[HIDDEN]], 1)[0]
-        self.features = pad(last[:, None], (0, 0, 0, shape.depth))
+        last = torch.cat([hidden[:, -1:] for hidden in prefill.taps[HIDDEN]])
+        self.features = pad(last, (0, 0, 0, shape.depth))
         self.tokens = torch.zeros(len(requests), shape.depth + 1, dtype=torch.long, device=last.device)
         self.accepted = self.tokens[:, 0]
 
     def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        rows, cache = len(root), self.state.cache
-        tokens = self.tokens.scatter(1, self.accepted[:, None], root[:, None])
-        chain = Draft.chain(tokens, DraftKind.POINT)
-        hidden = self._read(tokens, self.features, chain.ancestors, chain.depth)
-        hidden = take(hidden, self.accepted.repeat(self.copies))[:, None]
-        cache.commit(None, self.accepted.repeat(self.copies) + 1)
-        self.state.tighten(
-            [len(row) - length for row, length in zip(history, self.prompt_lengths, strict=True)]
-        )
-        start = torch.zeros_like(root)[:, None]
-        nothing = torch.zeros(rows, 1, 0, dtype=torch.bool, device=root.device)
-        level = Level(hidden.new_zeros(rows, 1, dtype=torch.float32), start, hidden, nothing)
-        pool = [(root[:, None], start, level.scores)]
-        sound, depths, size = torch.ones_like(root, dtype=torch.bool), start[:, :0], 1
-        for depth in range(1, self.shape.depth + 1):
-            log_p = self._law(level.hidden, emitted + depth - 1)
-            sound = sound & log_p.amax(-1).isfinite().all(-1)
-            branch = self.shape.branch(depth)
-            likeliest = log_p.topk(branch)
-            candidates = likeliest.indices.flatten(1)
-            scores = (level.scores[..., None] + likeliest.values).flatten(1)
-            pool.append((candidates, level.pool.repeat_interleave(branch, 1), scores))
-            if depth == self.shape.depth:
-                break
-            index = self.shape.frontier(depth, scores)
-            parent = index // branch
-            depths = pad(depths, (0, index.shape[1]), value=depth - 1)
-            reached = descend(level.reached, parent)
-            hidden = gather_rows(level.hidden, parent.repeat(self.copies, 1))
-            hidden = self._read(candidates.gather(1, index), hidden, reached, depths)
-            level = Level(scores.gather(1, index), size + index, hidden, reached)
-            size += scores.shape[1]
-        tokens, parents, scores = (torch.cat(parts, 1) for parts in zip(*pool, strict=True))
-        return self._draft(tokens, parents, scores, sound)
+        growth = TreeGrowth(self.shape, root)
+        hidden = self._read_committed(root, history)[:, None]  # [R, w, d] at the nodes expanded last
+        while True:
+            parent = growth.grow(self._law(hidden, emitted + growth.level))
+            if growth.is_grown:
+                return growth.draft()
+            before = gather_rows(hidden, self._copied(parent))
+            reached = growth.ancestors[:, -growth.tokens.shape[1] :]
+            hidden = self._read(growth.tokens, before, reached, growth.depths)
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         self.tokens = draft.tokens.gather(1, verdict.path).roll(-1, 1)
-        self.features = gather_rows(output.taps[HIDDEN], verdict.path.repeat(self.copies, 1))
+        self.features = gather_rows(output.taps[HIDDEN], self._copied(verdict.path))
         self.accepted = verdict.accepted
 
     def _read_prompts(self, prompts: Sequence[Mapping[str, Tensor]], prefill: PromptOutput) -> CausalState:
@@ -236,6 +194,17 @@ class EagleSession(DraftSession):
                 self.head(embeddings[:, 1:], hidden[:, :-1], positions[..., 1:], past_key_values=cache)
         return CausalState(cache, torch.tensor(offsets, device=device), lengths)
 
+    def _read_committed(self, root: Tensor, history: Sequence[Sequence[int]]) -> Tensor:
+        """Read what the last round committed, the root included; what the head foretells there, [R, d]."""
+        tokens = self.tokens.scatter(1, self.accepted[:, None], root[:, None])
+        chain = Draft.chain(tokens, DraftKind.POINT)
+        hidden = self._read(tokens, self.features, chain.ancestors, chain.depth)
+        accepted = self._copied(self.accepted)
+        self.state.cache.commit(None, accepted + 1)
+        lengths = zip(history, self.prompt_lengths, strict=True)
+        self.state.tighten([len(tokens) - length for tokens, length in lengths])
+        return take(hidden, accepted)
+
     def _read(self, tokens: Tensor, features: Tensor, reached: Tensor, depths: Tensor) -> Tensor:
         """Read new nodes behind those that were read since the last commit.
 
@@ -249,12 +218,12 @@ class EagleSession(DraftSession):
         """
         cache, nodes = self.state.cache, tokens.shape[1]
         cache.begin_score(nodes, depths.shape[1] - nodes)
-        depths = depths.repeat(self.copies, 1)
+        depths = self._copied(depths)
         hidden: Tensor = self.head(
-            self.target.embed(tokens.repeat(self.copies, 1)),
+            self.target.embed(self._copied(tokens)),
             features,
             (cache.lengths + self.state.offset)[:, None] + depths[:, -nodes:],
-            cache.attention_mask(reached.repeat(self.copies, 1, 1), depths, self.additive),
+            cache.attention_mask(self._copied(reached), depths, self.additive),
             cache,
         )
         return hidden
@@ -271,41 +240,9 @@ class EagleSession(DraftSession):
             logits = self.sampler.truncate(logits / self.sampler.temperature)
         return logits.log_softmax(-1)
 
-    def _draft(self, tokens: Tensor, parents: Tensor, scores: Tensor, sound: Tensor) -> Draft:
-        """The best of the pool [B, p]; the root alone in rows where the head's numbers are not sound [B]."""
-        scores = scores.masked_fill(~sound[:, None], NEG_INF)
-        scores[:, 0] = 0.0
-        chosen = self.shape.choose(scores)
-        return Draft(
-            tokens.gather(1, chosen),
-            renumber(parents, chosen),
-            scores.gather(1, chosen) > NEG_INF,
-            DraftKind.POINT,
-            None,
-            self.shape.depth,
-            self.shape.max_children,
-            ~sound,
-        )
-
-
-def descend(reached: Tensor, parent: Tensor) -> Tensor:
-    """Which expanded nodes the children reach.
-
-    Args:
-        reached: [B, w, m] of the nodes expanded last.
-        parent: [B, n] which of them each child belongs to.
-
-    Returns:
-        [B, n, m + n]: what the parent reaches, and the child itself.
-    """
-    rows, nodes = parent.shape
-    own = torch.eye(nodes, dtype=torch.bool, device=parent.device).expand(rows, nodes, nodes)
-    return torch.cat([gather_rows(reached, parent), own], -1)
-
-
-def gather_rows(values: Tensor, index: Tensor) -> Tensor:
-    """[B, m, d] values and [B, n] places -> [B, n, d]."""
-    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
+    def _copied(self, values: Tensor) -> Tensor:
+        """Values [B, ...] for all rows that the target reads, [R, ...]."""
+        return values if self.copies == 1 else values.repeat(self.copies, *[1] * (values.dim() - 1))
 
 
 class Grammar:

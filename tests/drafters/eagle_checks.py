@@ -156,5 +156,5 @@ def pictures_are_drafted_as_the_slow_way() -> None:
     examined = Examined(drafter, 16)
     requests = image_requests(target, class_labels=[0, 3], guided=True)
     accelerator = Accelerator("eagle", examined, Gullible())
-    draw(target, accelerator, requests, sampler=Sampler(0.8, guidance_scale=3.0))
+    draw(target, accelerator, requests, 3.0, 0.8)
     assert examined.drafts > 4

@@ -56,27 +56,26 @@ def test_pictures_are_drafted_as_the_slow_way() -> None:
     eagle_checks.pictures_are_drafted_as_the_slow_way()
 
 
-PATH, GUIDED = "gather_rows(output.taps[HIDDEN], verdict.path", "guide(self.target.head(hidden).float(), "
-LAST, COUNT = "take(hidden, self.accepted.repeat(self.copies))", "self.accepted.repeat(self.copies) + 1)"
+GROWTH = "mmspec.drafters.growth:TreeGrowth"
+PATH, GUIDED = (
+    "gather_rows(output.taps[HIDDEN], self._copied(verdict.path",
+    "guide(self.target.head(hidden).float(), ",
+)
 BUGS = {
     "states of the accepted path are shifted": (f"{SESSION}.observe", PATH, f"{PATH}.roll(1, 1)"),
     "tokens of the accepted path are not shifted": (f"{SESSION}.observe", ".roll(-1, 1)", ""),
-    "the last node's state stands for the root's": (f"{SESSION}.propose", LAST, "hidden[:, -1]"),
-    "rows of candidates are kept": (f"{SESSION}.propose", COUNT, COUNT.replace("1)", "2)")),
+    "the last node's state stands for the root's": (
+        f"{SESSION}._read_committed",
+        "take(hidden, accepted)",
+        "hidden[:, -1]",
+    ),
+    "rows of candidates are kept": (f"{SESSION}._read_committed", "accepted + 1", "accepted + 2"),
     "states of the prompt are not shifted": (f"{SESSION}._read_prompts", "[:, :-1], pos", "[:, 1:], pos"),
     "positions are off by one": (f"{SESSION}._read_prompts", "offset + 1", "offset"),
     "levels are written over each other": (f"{SESSION}._read", ", depths.shape[1] - nodes)", ")"),
-    "candidates see their siblings": (
-        "mmspec.drafters.eagle:descend",
-        "parent), own]",
-        "parent), own | True]",
-    ),
-    "children of another parent": (
-        f"{SESSION}.propose",
-        "rows(level.hidden, parent",
-        "rows(level.hidden, 0 * parent",
-    ),
-    "confidence of the last step alone": (f"{SESSION}.propose", "(level.scores[", "(0 * level.scores["),
+    "candidates see their siblings": (f"{GROWTH}.ancestors", "return reached", "return reached | True"),
+    "children of another parent": (f"{SESSION}.propose", "self._copied(parent)", "self._copied(0 * parent)"),
+    "confidence of the last step alone": (f"{GROWTH}.grow", "(self.scores[", "(0 * self.scores["),
     "guidance is forgotten": (
         f"{SESSION}._law",
         f"{GUIDED}self.sampler.guidance_scale)",
@@ -112,10 +111,10 @@ def test_pictures_are_those_of_plain_decoding(shape: dict[str, object], scale: f
     eagle = Accelerator("eagle", EagleDrafter(head_for(target), **shape), SampleAndMatch()).fit(target)  # type: ignore[arg-type]
     plain = Accelerator("none", NoDrafter(), SampleAndMatch())
     requests = image_requests(target, class_labels=[0, 3, 4], guided=scale != 1)
-    for sampler in (Sampler(guidance_scale=scale), Sampler(0.9, top_k=20, guidance_scale=scale)):
-        expected, _ = draw(target, plain, requests, sampler=sampler)
-        assert draw(target, eagle, requests, sampler=sampler)[0] == expected
-        assert draw(target, eagle, requests[:1], sampler=sampler)[0] == expected[:1]
+    for temperature in (0.0, 0.9):
+        expected, _ = draw(target, plain, requests, scale, temperature)
+        assert draw(target, eagle, requests, scale, temperature)[0] == expected
+        assert draw(target, eagle, requests[:1], scale, temperature)[0] == expected[:1]
 
 
 @pytest.mark.parametrize("family", [tiny_llava, tiny_qwen2_vl])
