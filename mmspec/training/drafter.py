@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from mmspec.decoding.interfaces import Drafter
 from mmspec.drafters.eagle import EagleDrafter
@@ -24,6 +25,7 @@ from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget
 from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.training.checkpointing import load_state
+from mmspec.training.drafter_conversations import open_conversations
 from mmspec.training.drafter_data import DrafterBatch, DrafterData, acceptance_length
 from mmspec.training.drafter_scenes import ScenePictures
 from mmspec.training.eagle_loss import EagleLoss
@@ -90,7 +92,7 @@ def train_drafter(
     Runs on whatever `accelerate launch` gives it: a CPU, one GPU or several.
 
     Args:
-        target: the folder of an image model that `mmspec train image` wrote.
+        target: the folder of a vision-language model, or of an image model that `mmspec train image` wrote.
         out: the folder to write.
         method: a name in `METHODS`.
         minutes: length of the training; 10 where neither this nor `steps` is given.
@@ -170,8 +172,12 @@ def open_target(
         kind = AutoConfig.from_pretrained(folder).model_type
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError("target", str(folder), f"the folder of a model ({error})"[:300]) from error
+    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        return open_conversations(folder, device, batch_size, seed)
     if kind != "llamagen":
-        raise CheckpointError("target", kind, "a LlamaGen, as `mmspec train image` writes it")
+        raise CheckpointError(
+            "target", kind, "a vision-language model, or a LlamaGen as `mmspec train image` writes it"
+        )
     try:
         model = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
     except (OSError, ValueError) as error:
