@@ -227,7 +227,7 @@ def save_pictures(path: Path, titles: Sequence[str], drawn: Sequence[Drawn], col
         for column, one in enumerate(drawn):
             pictures.append(one.output.images[index])
             forwards = f"NFE {one.output.stats.nfe[index]}"
-            words = f"{one.label}: {forwards}" if len(drawn) > 1 else forwards
+            words = f"{one.label}\n{forwards}" if len(drawn) > 1 else forwards
             captions.append(words if column else f"{words}\n{title}")
     side = min(max(SMALLEST_SIDE, *pictures[0].size), LARGEST_SIDE)
     columns = len(drawn) if len(drawn) > 1 else columns
