@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +67,12 @@ class Compressor(nn.Module, ABC):
     Args:
         width: d, of the features.
         tokens: C; None where as many come out as went in.
+
+    Attributes:
+        summarises: True if it gives a summary beside the tokens, which its drafter has to make use of.
     """
+
+    summarises: ClassVar[bool] = False
 
     def __init__(self, width: int, tokens: int | None) -> None:
         super().__init__()

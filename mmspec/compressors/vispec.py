@@ -20,6 +20,8 @@ class ViSpec(Compressor):
         heads: a divisor of the width.
     """
 
+    summarises = True
+
     def __init__(self, width: int, tokens: int = 1, heads: int = 1) -> None:
         super().__init__(width, check_tokens(tokens))
         self.attention = QueryAttention(width, tokens + 1, heads)

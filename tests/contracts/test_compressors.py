@@ -87,6 +87,7 @@ def shape_is_known_without_looking() -> None:
             assert made.features.shape == (1, count, WIDTH), (name, grid)
             assert made.mask.shape == (1, count) and made.boxes.shape == (1, count, 4), (name, grid)
             assert made.features.isfinite().all(), (name, grid)
+            assert (made.summary is not None) == compressor.summarises, name
             if compressor.tokens and name != "gate":
                 assert made.mask.any(), (name, grid)
 

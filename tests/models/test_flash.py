@@ -14,6 +14,7 @@ from transformers import AutoModel, LlamaConfig
 
 from mmspec.compressors.boxes import raster
 from mmspec.compressors.spans import PictureSpan
+from mmspec.errors import InputError
 from mmspec.models.flash import FlashConfig, FlashHead
 
 WIDTH, WORDS = 16, 11
@@ -119,6 +120,11 @@ def test_a_head_comes_back_from_its_folder(tmp_path: Path) -> None:
 def test_compressors_begin_as_they_choose() -> None:
     convolution = head(compressor="convolution", compressor_options={"tokens": 4}).compressor
     assert torch.equal(convolution.pointwise.weight, torch.eye(WIDTH))  # type: ignore[union-attr]
+
+
+def test_a_compressor_with_a_summary_is_refused() -> None:
+    with pytest.raises(InputError, match="summary"):
+        head(compressor="vispec")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from transformers import Cache, LlamaModel, PreTrainedModel
 from mmspec.compressors import VisualTokens, build_compressor
 from mmspec.compressors.spans import PictureSpan
 from mmspec.compressors.splice import Spliced, gather_pictures, splice
+from mmspec.errors import InputError
 from mmspec.models.flash.configuration import FlashConfig
 
 __all__ = ["FlashHead"]
@@ -28,6 +29,9 @@ class FlashHead(PreTrainedModel):
     Row t of its input holds the embedding of token t and the target's final hidden state at t - 1; its
     state h after the layer gives, by offset i, the target's hidden state at t + i, whose logits are those
     of token t + i + 1. Fed with offset 0 alone it is an autoregressive head with the same weights.
+
+    Raises:
+        InputError: no such compressor, or one that gives a summary too.
     """
 
     config: FlashConfig
@@ -42,6 +46,10 @@ class FlashHead(PreTrainedModel):
         width = config.hidden_size
         self.fc = nn.Linear(2 * width, width)
         self.compressor = build_compressor(config.compressor, width, **config.compressor_options)
+        if self.compressor.summarises:
+            raise InputError(
+                "compressor", config.compressor, "one whose tokens say all: FLASH reads no summary"
+            )
         self.decoder = LlamaModel(config.layer_config())
         for name in ("embed_tokens", "norm"):  # what is imitated has passed the target's norm
             setattr(self.decoder, name, nn.Identity())
