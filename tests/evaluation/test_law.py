@@ -9,7 +9,7 @@ from torch import Tensor
 from mmspec.accelerators import build_accelerator
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.evaluation.law import LawTest, check_law, mass_before, read_laws
+from mmspec.evaluation.law import ALARM, BINS, CRITICAL, LawTest, check_law, mass_before, read_laws
 from tests.contracts.checks import precise
 from tests.contracts.running import as_request, decode, random_prompts
 from tests.schedules.staircase_checks import SAMPLED, draw, lines, rasters, requests_of, zipar
@@ -91,6 +91,13 @@ def test_a_token_without_mass_fails_alone() -> None:
     assert LawTest(1000, 0, 0.5, -4.9).passed
     assert not LawTest(1000, 0, 0.5, -5.1).passed
     assert not LawTest(1000, 0, 1e-7, 0.0).passed
+
+
+def test_the_resolution_is_what_the_chi_square_can_see() -> None:
+    half = torch.tensor([(BINS - 1) / 2, CRITICAL / 2], dtype=torch.float64)
+    assert torch.special.gammaincc(half[0], half[1]).item() == pytest.approx(ALARM, rel=0.02)
+    few, many = LawTest(1000, 0, 0.5, 0.0), LawTest(4000, 0, 0.5, 0.0)
+    assert few.resolution == pytest.approx(2 * many.resolution) == pytest.approx(0.105, abs=0.001)
 
 
 def test_too_little_and_greedy_are_refused() -> None:
