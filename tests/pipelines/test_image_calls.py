@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.errors import InputError, NumericalError, PipelineBusyError
+from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.pipelines import ImageOutput, ImagePipeline, MMSpecPipeline, image_tokens
 from tests.evaluation.planted import accept_everything
 from tests.tiny_models.llamagen import CODES, GRID, STRIDE, save_llamagen
@@ -139,6 +140,20 @@ def test_exact_coupling_draws_what_plain_decoding_draws(
     assert torch.equal(found.images, wanted.images)
     assert sum(found.stats.accepted) > 0
     assert found.stats.exactness == "exact"
+
+
+def test_a_trained_head_drafts_by_its_folder(captions: Any, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPTS, "seed": 7}
+    wanted = captions(**asked)
+    with torch.random.fork_rng():
+        head = EagleHead(EagleConfig.for_target(captions.model.config, captions.target.vocabulary))
+    head.save_pretrained(tmp_path / "head")
+    captions.set_accelerator("eagle", drafter=tmp_path / "head")
+    found = captions(**asked)
+    assert found.tokens == wanted.tokens  # sample and match: bitwise that of plain sampling
+    assert found.stats.accelerator == "eagle" and sum(found.stats.drafted) > 0
+    with pytest.raises(InputError, match="for pictures"):
+        captions.set_accelerator("draft_model", drafter=tmp_path / "head")
 
 
 def test_a_rule_that_accepts_everything_draws_something_else(
