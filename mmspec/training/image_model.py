@@ -28,6 +28,7 @@ __all__ = [
 PLACE_WEIGHT = 0.3
 CAPTION_WEIGHT = 1.0
 ONE_WAY = 4.0
+BESIDE_OBJECT = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +106,9 @@ def _look_both_ways(encoder: T5EncoderModel) -> None:
     What is said before "left of" is another object than what is said after it. Position biases grow by the
     learning rate a step at most, so that from a start near zero this takes thousands of steps to find.
     """
-    attention: Any = encoder.encoder.block[0].layer[0].SelfAttention
-    bias = (
-        attention.relative_attention_bias.weight
-    )  # [buckets, heads], those of later words in the second half
+    stack: Any = encoder.encoder
+    attention = stack.block[0].layer[0].SelfAttention
+    bias = attention.relative_attention_bias.weight  # [buckets, heads]; the second half is for later words
     buckets, heads = bias.shape
     bias[buckets // 2 :, : heads // 2] -= ONE_WAY
     bias[: buckets // 2, heads // 2 :] -= ONE_WAY
@@ -116,6 +116,9 @@ def _look_both_ways(encoder: T5EncoderModel) -> None:
 
 class ImageLoss(nn.Module):
     """Cross entropy of the image tokens, and two small losses that teach the binding of words to places.
+
+    Tokens beside what has been drawn of an object weigh more, because background is most of a picture and
+    hardest to predict. The weight depends on tokens before alone, so that it biases no distribution.
 
     Half-way up the transformer, one linear layer for each label reads which object covers the next token's
     place, and with what attributes; and from the mean of the caption's slots, which is all that image tokens
@@ -155,10 +158,12 @@ class ImageLoss(nn.Module):
             inputs_embeds=embedded, attention_mask=seen, use_cache=False, output_hidden_states=True
         )
         logits = self.transformer.lm_head(decoded.last_hidden_state[:, slots - 1 :]).float()
-        nats = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        losses = F.cross_entropy(logits.transpose(1, 2), tokens, reduction="none")
+        weights = 1 + (BESIDE_OBJECT - 1) * _beside_objects(batch.place_labels[..., 0] > 0)
         places, placed = self._read_places(decoded.hidden_states[self.middle][:, slots - 1 :], batch)
-        loss = nats + PLACE_WEIGHT * places + CAPTION_WEIGHT * caption_loss
-        return loss, {"nats": nats, "places": placed, "asked": asked}
+        loss = (losses * weights).sum() / weights.sum()
+        loss = loss + PLACE_WEIGHT * places + CAPTION_WEIGHT * caption_loss
+        return loss, {"nats": losses.mean(), "places": placed, "asked": asked}
 
     @torch.no_grad()
     def write_null_embedding(self) -> None:
@@ -180,6 +185,14 @@ class ImageLoss(nn.Module):
 
     def _read_places(self, states: Tensor, batch: ImageBatch) -> tuple[Tensor, Tensor]:
         return _read(states, batch.place_labels, self.place_heads)
+
+
+def _beside_objects(covered: Tensor) -> Tensor:
+    """Whether an object covers a cell left of or above each cell: [B, cells] bool -> 0 or 1 [B, cells]."""
+    grid = F.pad(covered.unflatten(1, (GRID, GRID)).float(), (1, 1, 1, 0))
+    left, above = grid[:, 1:, :-2], grid[:, :-1, 1:-1]
+    corners = torch.maximum(grid[:, :-1, :-2], grid[:, :-1, 2:])
+    return torch.stack([left, above, corners]).amax(0).flatten(1)
 
 
 def _heads(width: int, classes: dict[str, int]) -> nn.ModuleDict:
