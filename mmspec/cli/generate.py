@@ -109,12 +109,20 @@ def generate(
         mmspec generate "a red ring left of a small blue cross" --n 4 --out rings.png
         mmspec generate --compare none,sjd,gsd,lantern --out compared.png
     """
-    from mmspec.cli.loading import REFERENCE_IMAGE, load_image_pipeline, reference_model, setup_options
+    from mmspec.cli.loading import (
+        REFERENCE_IMAGE,
+        choose_drafter,
+        load_image_pipeline,
+        reference_model,
+        setup_options,
+    )
 
     choices = with_window(chosen(accelerator, compare), window)
+    source = model or reference_model(REFERENCE_IMAGE)
+    drafter = choose_drafter(source, drafter)
     options = {choice.label: setup_options(choice, drafter) for choice in choices}
     check_picture_file(out)
-    pipe = load_image_pipeline(model or reference_model(REFERENCE_IMAGE), dtype=dtype, device=device)
+    pipe = load_image_pipeline(source, dtype=dtype, device=device)
     if not prompts and not classes:
         prompts, classes = samples(pipe, seed)
     what: dict[str, Any] = {

@@ -28,8 +28,8 @@ __all__ = [
     "takes_pictures",
 ]
 
-REFERENCE, REFERENCE_DRAFT = "scenes-llava", "scenes-llava-small"
-REFERENCE_IMAGE = "scenes-llamagen"
+REFERENCE, REFERENCE_IMAGE = "scenes-llava", "scenes-llamagen"
+DRAFTERS_OF = {REFERENCE: "scenes-llava-small", REFERENCE_IMAGE: "scenes-llamagen-eagle"}
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -57,14 +57,15 @@ def reference_model(name: str = REFERENCE) -> str:
 
 
 def choose_drafter(model: str, drafter: str | None) -> str | None:
-    """The draft model: the one that was named, or for the reference model its own."""
+    """The drafter: the one that was named, or for a reference model its own, if that is here."""
     from mmspec.evaluation.doctor import reference_models
 
     models = reference_models()
-    if drafter is not None or REFERENCE not in models or Path(model).resolve() != models[REFERENCE].resolve():
-        return drafter
-    draft = models.get(REFERENCE_DRAFT)
-    return None if draft is None else _shown(draft)
+    for name, own in DRAFTERS_OF.items():
+        is_this = name in models and Path(model).resolve() == models[name].resolve()
+        if drafter is None and is_this and own in models:
+            return _shown(models[own])
+    return drafter
 
 
 def default_choice(drafter: str | None) -> AcceleratorChoice:

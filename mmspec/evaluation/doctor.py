@@ -42,6 +42,7 @@ REFERENCE_MODELS = {  # name -> what it is, and what makes it
     "scenes-llava": ("vision-language", "mmspec train vlm"),
     "scenes-llava-small": ("draft of scenes-llava", "mmspec train vlm --size small"),
     "scenes-llamagen": ("text to image", "mmspec train image"),
+    "scenes-llamagen-eagle": ("head that drafts for scenes-llamagen", "mmspec train drafter"),
 }
 
 

@@ -186,3 +186,17 @@ def test_an_interrupt_keeps_what_is_done(run, folders, out, monkeypatch):
     assert result.exit_code == 130
     assert [record["accelerator"] for record in json.loads(result.stdout)] == ["none"]
     assert out.is_file()
+
+
+def test_a_reference_model_comes_with_its_drafter(folders, tmp_path, monkeypatch):
+    from mmspec.cli.loading import choose_drafter
+
+    here = {"scenes-llamagen": folders / "caption", "scenes-llava": folders / "class"}
+    monkeypatch.setattr("mmspec.evaluation.doctor.reference_models", lambda: here)
+    model = str(folders / "caption")
+    assert choose_drafter(model, None) is None
+    here["scenes-llamagen-eagle"] = tmp_path
+    assert choose_drafter(model, None) == str(tmp_path)
+    assert choose_drafter(model, "other") == "other"
+    assert choose_drafter(str(folders / "class"), None) is None
+    assert choose_drafter(str(tmp_path), None) is None
