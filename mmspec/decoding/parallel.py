@@ -172,7 +172,7 @@ def judge(
     offered: Tensor,
     random: RandomStream,
 ) -> Tensor:
-    """Ask for the tokens on trial once more (ZipAR, 2412.04062, section 3.3), as for a draft of one token.
+    """Ask for the tokens on trial once more (ZipAR's adaptive window), as for a draft of one token.
 
     Args:
         tokens, places: [B, n] of the nodes.

@@ -16,7 +16,7 @@ __all__ = ["Staircase", "count_forwards", "list_groups"]
 
 @dataclass(frozen=True)
 class Staircase(Schedule):
-    """Cell (i, j) is decoded once (i - 1, j ... j + s - 1) are (ZipAR, 2412.04062, section 3.2).
+    """Cell (i, j) is decoded once (i - 1, j ... j + s - 1) are (ZipAR, 2412.04062).
 
     Takes C + (R - 1) s forwards for R x C cells; the window C is raster order, and its output that of plain
     decoding. Lossy otherwise, without a bound: cells miss the right end of the row above.
@@ -25,8 +25,9 @@ class Staircase(Schedule):
         zipar_window: s, from 1 to the columns of the picture; None is a third of them, as published (8 of
             LlamaGen's 24, 16 of Lumina-mGPT's 48).
         adaptive: ask for the first token of a row twice, one forward apart, and let an acceptance rule judge
-            what the first asking drew by the law of the second (section 3.3, with one judgement). Its law is
-            that of the wider window; a row that fails is one forward late. Takes s of 2 or more.
+            what the first asking drew by the law of the second (the paper's adaptive window, judging once).
+            The law of that token is then the second one; a row that fails is one forward late. Takes s of 2
+            or more.
 
     Raises:
         InputError: a window outside that range.

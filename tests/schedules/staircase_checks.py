@@ -128,14 +128,20 @@ def zipar(window: int, **options: object) -> Accelerator:
     return build_accelerator("zipar", zipar_window=window, **options)
 
 
-def equals_naive(target: ImageTokenTarget, window: int, sampler: Sampler, rows: int = 2) -> None:
+def equals_naive(
+    target: ImageTokenTarget, window: int, sampler: Sampler, rows: int = 2, sliding: int | None = None
+) -> None:
     """The loop's pictures are those of the rule, recomputed without a cache under an explicit mask."""
     requests = requests_of(target, rows)
     outputs, stats = draw(target, zipar(window), requests, sampler)
     stream = RandomStream.from_seed(5, rows)
 
     def forward(ids: Sequence[int], places: Sequence[int], mask: Tensor) -> Tensor:
-        inputs = torch.tensor([list(ids)]), torch.tensor([list(places)]), mask[None, None]
+        if sliding is not None:
+            place = torch.tensor(places)
+            mask = mask & (place[:, None] - place < sliding)
+        additive = torch.zeros(mask.shape, dtype=target.dtype).masked_fill(~mask, float("-inf"))[None, None]
+        inputs = torch.tensor([list(ids)]), torch.tensor([list(places)]), additive
         names = ("input_ids", "position_ids", "attention_mask")
         return target.model(**dict(zip(names, inputs, strict=True))).logits[0]
 

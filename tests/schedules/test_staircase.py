@@ -28,7 +28,7 @@ from tests.schedules.staircase_checks import (
     run,
     zipar,
 )
-from tests.tiny_models import tiny_llama
+from tests.tiny_models import tiny_llama, tiny_mistral_sliding
 
 SHAPES = [(1, 5, 2), (3, 5, 1), (3, 5, 2), (4, 3, 3), (6, 4, 2)]
 
@@ -68,6 +68,18 @@ def test_the_widest_window_is_plain_decoding_token_for_token(
         requests = requests_of(target, rows)
         plain, _ = draw(target, build_accelerator("none"), requests, sampler)
         assert draw(target, zipar(target.grid.columns, adaptive=adaptive), requests, sampler)[0] == plain
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_additive_masks_and_sliding_windows_reach_the_places(attention: str) -> None:
+    """A window of 8 tokens, less than two rows: a key's distance counts places, wherever it is written."""
+    model = tiny_mistral_sliding()
+    model.set_attn_implementation(attention)
+    target = checks.LinedTarget(model)
+    requests = requests_of(target, 2)
+    plain, _ = draw(target, build_accelerator("none"), requests, Sampler())
+    assert draw(target, zipar(target.grid.columns), requests, Sampler())[0] == plain
+    checks.equals_naive(target, 2, Sampler(0.7), sliding=model.config.sliding_window)
 
 
 def test_rows_of_a_batch_are_the_pictures_drawn_alone() -> None:
