@@ -5,7 +5,6 @@ The text encoder learns with it. Every batch is made of new scenes, and the prom
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,14 @@ import torch
 from accelerate import Accelerator
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import nn
-from transformers import T5EncoderModel
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.llamagen import LlamaGenForCausalLM
 from mmspec.models.llamagen.vq import encode_image
 from mmspec.registry import did_you_mean
 from mmspec.training.checkpointing import load_state
 from mmspec.training.environment import environment, prepare_training
 from mmspec.training.image_data import GRID, PICTURE_SIZE, ImageBatch, image_batch
-from mmspec.training.image_folder import TEXT_ENCODER, load_vq, save_image_model
+from mmspec.training.image_folder import load_vq, save_image_model
 from mmspec.training.image_model import (
     SHAPES_BY_SIZE,
     ImageLoss,
@@ -31,6 +28,7 @@ from mmspec.training.image_model import (
     build_text_encoder,
     build_transformer,
 )
+from mmspec.training.image_start import take_weights
 from mmspec.training.reader import load_reader
 from mmspec.training.schedule import Budget
 from mmspec.training.stage import OnStep, Run, Stage, train_stage
@@ -42,6 +40,7 @@ CONDITIONS = ("caption", "class")
 CHECK_SCENES = 32
 DEFAULT_MINUTES = 75.0
 STAGE = 9
+FINE_TUNING_FACTOR = 0.3
 PROMPTS_PER_PICTURE = 7  # prompts without picture cost next to nothing, and the text encoder learns from them
 
 
@@ -106,7 +105,7 @@ def train_image(
     transformer = build_transformer(shape, condition)
     text_encoder = build_text_encoder(shape, tokenizer) if condition == "caption" else None
     learner = ImageLoss(transformer, text_encoder)
-    before = [] if start is None else _take_weights(learner, Path(start))
+    before = [] if start is None else take_weights(learner, Path(start), tokenizer)
     state_path = Path(state) if state is not None else out.with_name(f"{out.name}.training.pt")
     run = Run(accelerator, transformer, state_path, checkpoint_s, check_s, on_step)
     if resume:
@@ -127,7 +126,10 @@ def train_image(
     def check(module: nn.Module) -> dict[str, float]:
         return {name: round(float(value), 3) for name, value in module(held_out)[1].items()}
 
-    train_stage(run, Stage(f"image tokens, given a {condition}", learner, make, check), budget)
+    stage = Stage(f"image tokens, given a {condition}", learner, make, check)
+    if start is not None:
+        stage.slow, stage.slow_factor = "transformer.", FINE_TUNING_FACTOR
+    train_stage(run, stage, budget)
     if accelerator.is_main_process:
         options = f"--minutes {minutes:g}" if minutes is not None else f"--steps {steps}"
         options += "" if start is None else f" --from {Path(start).as_posix()}"
@@ -160,23 +162,3 @@ def _check_vq(folder: Path, vq: VQModel, entries: int) -> None:
         wanted = PICTURE_SIZE // GRID
         allowed = f"a tokenizer with {entries} codes of {wanted} x {wanted} pixels"
         raise CheckpointError("vq", str(folder), f"{allowed}; it has {codes} of {stride} x {stride}")
-
-
-def _take_weights(learner: ImageLoss, folder: Path) -> list[dict[str, Any]]:
-    """Take over what fits of a trained model; returns the stages of its training."""
-    allowed = "a model that `mmspec train image` wrote, of the same size"
-    try:
-        donor = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        kept = {name: value for name, value in donor.state_dict().items() if "cls_embedding" not in name}
-        if learner.text_encoder is not None and donor.config.condition_type == "caption":
-            kept = donor.state_dict()
-            learner.null_embedding.data.copy_(kept["model.cls_embedding.uncond_embedding"])
-            encoder = T5EncoderModel.from_pretrained(folder / TEXT_ENCODER, dtype=torch.float32)
-            learner.text_encoder.load_state_dict(encoder.state_dict())
-        missing, surplus = learner.transformer.load_state_dict(kept, strict=False)
-        if surplus or any("cls_embedding" not in name for name in missing):
-            raise ValueError(f"keys that do not fit: {[*surplus, *missing][:3]}")
-        stages: list[dict[str, Any]] = json.loads((folder / "training.json").read_text())["stages"]
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointError("start", str(folder), allowed) from error
-    return stages
