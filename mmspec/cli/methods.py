@@ -116,9 +116,10 @@ def methods(
 def drawer(pipe: ImagePipeline, name: str, options: dict[str, Any]) -> Draw:
     """A function that draws one picture with an accelerator, which is set up here and only here."""
     from mmspec.evaluation.image_methods import Drawing
+    from mmspec.evaluation.variation import with_meter
 
     pipe.set_accelerator(name, **options)
-    accelerator = pipe.accelerator
+    accelerator = with_meter(pipe.accelerator)
 
     def draw(prompt: str, seed: int) -> Drawing:
         pipe.accelerator = accelerator

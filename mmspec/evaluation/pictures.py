@@ -17,7 +17,7 @@ from mmspec.evaluation.conversations import Contender
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.image_methods import held_out_captions
 from mmspec.evaluation.speed import Decode, Decoded
-from mmspec.evaluation.variation import VariationMeter
+from mmspec.evaluation.variation import with_meter
 
 __all__ = [
     "GENERATE",
@@ -83,15 +83,14 @@ class Painter(Contender):
     ) -> dict[str, float] | None:
         """Mean and maximum of a fixed schedule's total variation to the target, on one batch drawn for it.
 
-        None for all others: rules measure their own while they judge, and a token that was on trial has been
-        drawn from two laws.
+        None for all others, see `with_meter`.
         """
-        schedule = self.accelerator.schedule
-        if schedule is None or schedule.adaptive:
+        meter = with_meter(self.accelerator)
+        if meter is self.accelerator:
             return None
-        meter = VariationMeter(**vars(self.accelerator))
-        Painter(self.pipe, meter, self.draft_processor).decoder(seed, output_type="latent", **settings)(batch)
-        return meter.variation
+        painter = Painter(self.pipe, meter, self.draft_processor)
+        (stats,) = painter.decoder(seed, output_type="latent", **settings)(batch).stats
+        return None if stats.tv_mean is None else {"mean": stats.tv_mean, "max": stats.tv_max}
 
 
 def painter(pipe: DrawingPipeline, name: str, **options: Any) -> Painter:

@@ -21,7 +21,7 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import Emission, Sequences
 from mmspec.evaluation.law import read_laws
 
-__all__ = ["VariationMeter"]
+__all__ = ["VariationMeter", "with_meter"]
 
 
 @dataclass
@@ -51,18 +51,14 @@ class Overheard:
 class VariationMeter(Accelerator):
     """An accelerator with a fixed schedule that measures total variation when a batch is finished.
 
+    It goes into the batch's stats, after the last emission: callers that time emissions do not see it.
+
     Attributes:
         measured: output index of a cell -> its total variation in each picture. The first cell follows the
             prompt, whose law is the target's.
     """
 
     measured: dict[int, list[float]] = field(default_factory=dict)
-
-    @property
-    def variation(self) -> dict[str, float]:
-        """Mean and maximum."""
-        values = [value for cell in self.measured.values() for value in cell]
-        return {"mean": sum(values) / len(values), "max": max(values)}
 
     def decode(
         self,
@@ -83,3 +79,15 @@ class VariationMeter(Accelerator):
                     drawn_from = sampler.warped(logits).probabilities()[0, 0]
                     distance = float((drawn_from - law[cell]).abs().sum() / 2)
                     self.measured.setdefault(cell, []).append(distance)
+                    sequences.stats.count_variation(distance, distance, 1)
+
+
+def with_meter(accelerator: Accelerator) -> Accelerator:
+    """The same accelerator, measuring its variation if that takes a meter.
+
+    Rules measure their own while they judge, and are left as they are. So are adaptive schedules: a token
+    that was on trial has been drawn from two laws.
+    """
+    if accelerator.schedule is None or accelerator.schedule.adaptive:
+        return accelerator
+    return VariationMeter(**vars(accelerator))
