@@ -22,7 +22,7 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import NOT_FINITE, Sequences, Stopping
 from mmspec.decoding.stats import DecodingStats, merge_stats
-from mmspec.errors import InputError, NumericalError, UnsupportedModelError
+from mmspec.errors import CheckpointError, InputError, NumericalError, UnsupportedModelError
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
 from mmspec.pipelines.base import MMSpecPipeline
@@ -134,6 +134,8 @@ class ImagePipeline(MMSpecPipeline):
         raise InputError("accelerator", "draft_model", "one for pictures: sjd, or a head that drafts (eagle)")
 
     def _check_parts(self) -> None:
+        if self.vq is None and self.model.config.model_type in HAVE_VQ_APART:
+            raise CheckpointError(VQ, None, "the image tokenizer, which turns tokens into pixels")
         if self.processor is not None:
             reader = self.model if self.text_encoder is None else self.text_encoder
             check_vocabulary(self.tokenizer, reader)

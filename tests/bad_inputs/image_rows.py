@@ -207,6 +207,8 @@ IMAGES = [
             "text_encoder=..."),
     damaged(54, "no tokenizer of words", lambda f: shutil.rmtree(f / "tokenizer"), "text_encoder",
             "tokenizer"),
+    Row(54, "no image tokenizer in memory", lambda b: ImagePipeline(drawing(b).classes.model), "vq",
+        ("turns tokens into pixels",), CheckpointError),
     damaged(55, "codebook of another size", replaced_vq, "vq", f"{CODES + 1} entries", str(CODES)),
     damaged(55, "raw codebook of another size", edit(RAW, lambda w: w.update(codebook=torch.ones(7, 4))),
             "codebook", "7 vectors"),
