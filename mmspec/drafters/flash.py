@@ -170,8 +170,29 @@ class FlashSession(DraftSession):
         self.accepted = self.tokens[:, 0]
 
     def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        growth = TreeGrowth(self.shape, root)
         hidden = self._read_committed(root, history)[:, None]  # [R, w, d] of the nodes that a pass ended in
+        return self._chain(root, hidden) if self.shape.max_children == 1 else self._tree(root, hidden)
+
+    def _chain(self, root: Tensor, hidden: Tensor) -> Draft:
+        """What `_tree` gives with one child a node, at a third of its operations."""
+        tokens, sound, depth = [root], torch.ones_like(root, dtype=torch.bool), self.shape.depth
+        steps = torch.arange(depth + 1, device=root.device)
+        for start in range(0, depth, self.block):
+            foretold = self.head.foretell(hidden[:, 0], min(self.block, depth - start))  # [R, K, d]
+            for logits in self.target.head(foretold).unbind(1):
+                likeliest = self._guided(logits[:, None], tokens[-1][:, None])[:, 0].max(-1)
+                sound = sound & likeliest.values.isfinite()
+                tokens.append(likeliest.indices)
+            if start + self.block < depth:
+                read, nodes = torch.stack(tokens[start + 1 :], 1), steps[: start + self.block]
+                reached = (nodes <= nodes[start:, None]).expand(len(root), -1, -1)
+                hidden = self._pass(read, foretold, reached, nodes.expand(len(root), -1))[:, -1:]
+        valid = sound[:, None] | (steps == 0)
+        return Draft.chain(torch.stack(tokens, 1), DraftKind.POINT, valid=valid, faulty=~sound)
+
+    def _tree(self, root: Tensor, hidden: Tensor) -> Draft:
+        """Grow a tree, with a pass of the head at the start of every block."""
+        growth = TreeGrowth(self.shape, root)
         base = torch.zeros_like(root)[:, None]  # [B, w] which of these each expanded node descends from
         last_pass = (self.shape.depth - 1) // self.block * self.block  # the level that it starts from
         unread: list[tuple[Tensor, Tensor]] = []  # tokens of expanded nodes, and features before them
@@ -258,10 +279,14 @@ class FlashSession(DraftSession):
 
         Processors are left out: they look at paths, which costs more than their effect on a guess.
         """
-        logits = guide((logits + self.head.bias(self._copied(tokens))).float(), self.sampler.guidance_scale)
+        logits = self._guided(logits, tokens)
         if not self.sampler.greedy:
             logits = self.sampler.truncate(logits / self.sampler.temperature)
         return logits.log_softmax(-1)
+
+    def _guided(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """[B, w, V] logits after nodes [B, w]: the head's [R, w, V], and the bias of what stands before."""
+        return guide((logits + self.head.bias(self._copied(tokens))).float(), self.sampler.guidance_scale)
 
     def _copied(self, values: Tensor) -> Tensor:
         """Values [B, ...] for all rows that the target reads, [R, ...]."""

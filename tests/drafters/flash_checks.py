@@ -131,11 +131,14 @@ class Examined(Drafter, DraftSession):
         return draft
 
 
-def drafts_are_those_of_the_slow_way(family: str = "llava", block: int = 2, **settings: Any) -> None:
+def drafts_are_those_of_the_slow_way(
+    family: str = "llava", block: int = 2, top_k: int = 2, **settings: Any
+) -> None:
     """Ragged prompts with pictures and accepted paths, in float64: rows, positions and masks are right."""
     target = target_of(family, torch.float64)
     head = head_for(target, **settings)
-    drafter = FlashDrafter(head, num_draft_tokens=9, depth=5, top_k=2, block=block).fit(target)
+    nodes = 5 if top_k == 1 else 9
+    drafter = FlashDrafter(head, nodes, depth=5, top_k=top_k, block=block).fit(target)
     examined, inputs = Examined(drafter, 10), inputs_of(family, torch.float64)
     cases = [inputs[case] for case in ("two images", "no image", "several turns")]
     sequences = answer(target, examined, cases, Sampler(0.9), 10, Gullible())
@@ -143,9 +146,9 @@ def drafts_are_those_of_the_slow_way(family: str = "llava", block: int = 2, **se
     assert max(sequences.stats.accepted_histogram) >= 3, "a path longer than a block of two was accepted"
 
 
-def guided_drafts_are_those_of_the_slow_way() -> None:
+def guided_drafts_are_those_of_the_slow_way(nodes: int = 8, top_k: int = 3) -> None:
     target = few_words()
-    drafter = FlashDrafter(head_for(target), num_draft_tokens=8, depth=3, top_k=3, block=2).fit(target)
+    drafter = FlashDrafter(head_for(target), nodes, depth=3, top_k=top_k, block=2).fit(target)
     examined = Examined(drafter, 10)
     decode(
         target,

@@ -25,6 +25,7 @@ SHAPES: list[dict[str, Any]] = [
     {},
     {"block": 1},
     {"num_draft_tokens": 9, "top_k": 2, "depth": 6, "block": 3},
+    {"top_k": 1, "depth": 7, "block": 3},
 ]
 FAMILIES = ["llava", "qwen2_5_vl"]
 SESSION = "mmspec.drafters.flash:FlashSession"
@@ -42,12 +43,18 @@ def test_drafts_with_another_compressor(compressor: str) -> None:
     flash_checks.drafts_are_those_of_the_slow_way(compressor=compressor, compressor_options=options)
 
 
-def test_drafts_under_guidance() -> None:
-    flash_checks.guided_drafts_are_those_of_the_slow_way()
+@pytest.mark.parametrize("block", [1, 2, 4])
+def test_chains_are_those_of_the_slow_way(block: int) -> None:
+    flash_checks.drafts_are_those_of_the_slow_way(block=block, top_k=1)
+
+
+@pytest.mark.parametrize(("nodes", "top_k"), [(8, 3), (3, 1)])
+def test_drafts_under_guidance(nodes: int, top_k: int) -> None:
+    flash_checks.guided_drafts_are_those_of_the_slow_way(nodes, top_k)
 
 
 PATH = "output.taps[HIDDEN], self._copied(verdict.path)"
-GROWTH, LOOP = "mmspec.drafters.growth", f"{SESSION}.propose"
+GROWTH, TREE = "mmspec.drafters.growth", f"{SESSION}._tree"
 BUGS = {
     "states of the accepted path are shifted": (f"{SESSION}.observe", PATH, f"{PATH}.roll(1, 1)"),
     "tokens of the accepted path are not shifted": (f"{SESSION}.observe", ".roll(-1, 1)", ""),
@@ -65,10 +72,14 @@ BUGS = {
         "torch.arange(nodes),",
     ),
     "the question is the first token": (f"{SESSION}._read_prompts", "[length - 1]", "[0]"),
-    "every offset of a block is the first": (LOOP, "logits[:, :, offset]", "logits[:, :, 0]"),
-    "features of another offset": (LOOP, "foretold[:, :, offset]", "foretold[:, :, 0]"),
-    "all nodes descend from the first": (LOOP, "base = base.gather(1, parent)", "base = 0 * parent"),
-    "the bias of one token for all": (f"{SESSION}._law", "self._copied(tokens)", "0 * self._copied(tokens)"),
+    "every offset of a block is the first": (TREE, "logits[:, :, offset]", "logits[:, :, 0]"),
+    "features of another offset": (TREE, "foretold[:, :, offset]", "foretold[:, :, 0]"),
+    "all nodes descend from the first": (TREE, "base = base.gather(1, parent)", "base = 0 * parent"),
+    "the bias of one token for all": (
+        f"{SESSION}._guided",
+        "self._copied(tokens)",
+        "0 * self._copied(tokens)",
+    ),
     "candidates see their siblings": (
         f"{GROWTH}:TreeGrowth.ancestors",
         "torch.eye(nodes,",
@@ -95,6 +106,24 @@ def test_a_planted_bug_is_seen(name: str) -> None:
         )
 
     with PlantedBug(where, ((old, new),), check).planted(), pytest.raises((AssertionError, RuntimeError)):
+        check()
+
+
+CHAIN = f"{SESSION}._chain"
+CHAIN_BUGS = {
+    "tokens of another block": ("tokens[start + 1 :]", "tokens[1 : self.block + 1]"),
+    "candidates see themselves alone": ("(nodes <= ", "(nodes == "),
+    "the state at the start of the block": (")[:, -1:]", ")[:, :1]"),
+    "the bias of the root for all": ("tokens[-1][:, None]", "root[:, None]"),
+}
+
+
+@pytest.mark.parametrize("name", CHAIN_BUGS)
+def test_a_bug_planted_in_chains_is_seen(name: str) -> None:
+    def check() -> None:
+        flash_checks.drafts_are_those_of_the_slow_way(top_k=1)
+
+    with PlantedBug(CHAIN, (CHAIN_BUGS[name],), check).planted(), pytest.raises(AssertionError):
         check()
 
 
@@ -207,9 +236,10 @@ def test_a_drafter_that_was_not_fitted_is_named() -> None:
         decode(llama(), PROMPTS, FlashDrafter(head_for(llama())))
 
 
-def test_a_head_of_nan_costs_its_drafts_and_no_word() -> None:
+@pytest.mark.parametrize("top_k", [4, 1])
+def test_a_head_of_nan_costs_its_drafts_and_no_word(top_k: int) -> None:
     head = head_for(llama())
     head.fc.weight[0, 0] = torch.nan
-    run = decode(llama(), PROMPTS, FlashDrafter(head).fit(llama()), max_new_tokens=12)
+    run = decode(llama(), PROMPTS, FlashDrafter(head, top_k=top_k).fit(llama()), max_new_tokens=12)
     assert run.outputs == [generate(llama().model, prompt, 12) for prompt in PROMPTS]
     assert run.stats.draft_faults > 0 and sum(run.stats.drafted) == 0
