@@ -11,6 +11,7 @@ import pytest
 from mmspec.accelerators import build_accelerator
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.acceptance.rejection import SpeculativeSampling
+from mmspec.cli.methods import drawer
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.bench_record import BenchRecord, summarise
@@ -206,3 +207,13 @@ def test_prompts_are_drawn_as_they_are_written(tmp_path: Path) -> None:
     drawn = paint(pipe, [Example(("a red circle",))], seeds=[3], output_type="latent")
     assert drawn.tokens == pipe("a red circle", seed=3, output_type="latent").tokens
     assert len(picture_examples(pipe, 2)) == 2
+
+
+def test_the_table_of_methods_holds_a_schedules_variation(tmp_path: Path) -> None:
+    pipe: Any = MMSpecPipeline.from_pretrained(save_llamagen(tmp_path / "captions", "caption"))
+    pipe.set_progress_bar_config(disable=True)
+    for window, places in ((2, GRID**2 - 1), (GRID, GRID**2 - 1)):
+        stats = drawer(pipe, "zipar", {"zipar_window": window})("a red circle", 0).stats
+        assert stats.tv_places == places and stats.tv_mean is not None
+        assert (stats.tv_max < 1e-5) == (window == GRID)
+        assert stats.target_forwards == GRID + (GRID - 1) * window
