@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything to run on a machine with a GPU, within ten minutes: the GPU tests, identity in float32 and
-# bfloat16, and the bench. Figures go to $OUT, or to assets/benchmarks; each record names the device.
+# bfloat16, and the benches of words and of pictures. Figures go to $OUT, or to assets/benchmarks; each record
+# names the device.
 #   bash benchmarks/gpu.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,6 +15,10 @@ for dtype in float32 bfloat16; do
     python3 -m mmspec check assets/scenes-llava --accelerator draft_model --device cuda --dtype "$dtype" \
         --samples 50 --task describe --json > "$out/check-$dtype-gpu.json" || failed="$failed $dtype"
 done
+python3 -m mmspec check assets/scenes-llamagen --accelerator sjd:coupling=exact --device cuda --dtype float32 \
+    --samples 20 --json > "$out/check-pictures-gpu.json" || failed="$failed pictures"
+python3 -m mmspec bench assets/scenes-llamagen --accelerators none,sjd,sjd:coupling=exact,gsd,lantern,eagle \
+    --samples 10 --repeats 3 --device cuda --json > "$out/bench-generate-gpu.json"
 for task in caption describe; do
     python3 -m mmspec bench assets/scenes-llava --accelerators none,copy,draft_model --task "$task" --samples 50 \
         --repeats 5 --device cuda --json > "$out/bench-$task-gpu.json"

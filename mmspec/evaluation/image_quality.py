@@ -49,7 +49,8 @@ def principal_axes(features: Tensor, count: int) -> Tensor:
     count = min(count, len(features) - 1, features.shape[1])
     _, spread, axes = torch.linalg.svd(features - features.mean(0), full_matrices=False)
     deviation = spread[:count] / (len(features) - 1) ** 0.5
-    return (axes[:count] / deviation.clamp_min(1e-6)[:, None]).T.contiguous()
+    scaled: Tensor = axes[:count] / deviation.clamp_min(1e-6)[:, None]
+    return scaled.T
 
 
 def bootstrap_interval(
