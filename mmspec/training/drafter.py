@@ -38,6 +38,7 @@ from mmspec.training.vlm_folder import half_precision
 __all__ = ["METHODS", "Method", "train_drafter", "train_on"]
 
 DEFAULT_MINUTES = 10.0
+RATE = 2.0  # one layer bears twice the rate of deep models
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def train_drafter(
     out: str | Path,
     *,
     method: str = "eagle",
+    start: str | Path | None = None,
     minutes: float | None = None,
     steps: int | None = None,
     batch_size: int = 8,
@@ -95,6 +97,7 @@ def train_drafter(
         target: the folder of a vision-language model, or of an image model that `mmspec train image` wrote.
         out: the folder to write.
         method: a name in `METHODS`.
+        start: a trained drafter to begin with, instead of random weights; its target may have changed since.
         minutes: length of the training; 10 where neither this nor `steps` is given.
         steps: length in optimizer steps instead; the result is then reproducible.
         batch_size: sequences per step and process.
@@ -123,6 +126,7 @@ def train_drafter(
     accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
     teacher, data = open_target(folder, accelerator.device, batch_size, seed)
     model = METHODS[method].build(teacher)
+    before = [] if start is None else take_weights(model, Path(start))
     state_path = Path(state) if state is not None else out.with_name(f"{out.name}.training.pt")
     run = Run(accelerator, model, state_path, checkpoint_s, check_s, on_step)
     if resume:
@@ -130,6 +134,7 @@ def train_drafter(
     train_on(run, method, teacher, data, budget)
     if accelerator.is_main_process:
         length = f"--minutes {minutes:g}" if minutes is not None else f"--steps {steps}"
+        length += "" if start is None else f" --from {Path(start).as_posix()}"
         command = f"mmspec train drafter --target {folder.as_posix()} --method {method}"
         record = {
             "command": f"{command} --out {out.as_posix()} {length}",
@@ -137,7 +142,7 @@ def train_drafter(
             "target": folder.name,
             "seed": seed,
             "batch_size": batch_size,
-            "stages": run.finished,
+            "stages": [*before, *run.finished],
         }
         save_drafter(model, out, record | environment(accelerator, model))
     accelerator.wait_for_everyone()
@@ -157,7 +162,8 @@ def train_on(run: Run, method: str, target: CausalTarget, data: DrafterData, bud
         run.model.train()
         return {"acceptance": round(length, 3)}
 
-    train_stage(run, Stage(method, learner, make, check), budget)
+    stage = Stage(method, learner, make, check, slow="head.", slow_factor=RATE)
+    train_stage(run, stage, budget)
 
 
 def open_target(
@@ -184,6 +190,25 @@ def open_target(
         raise CheckpointError("target", str(folder), f"a whole model ({error})"[:300]) from error
     target = LlamaGenTarget(model.eval().requires_grad_(False).to(device))
     return target, ScenePictures(target, folder, batch_size, seed)
+
+
+def take_weights(model: PreTrainedModel, folder: Path) -> list[dict[str, Any]]:
+    """Take over a trained drafter; returns the stages of its training.
+
+    Raises:
+        CheckpointError: there is none of the same shape in the folder.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        if type(config) is not type(model.config):
+            raise ValueError(config.model_type)
+        donor = type(model).from_pretrained(folder, dtype=torch.float32)
+        model.load_state_dict(donor.state_dict())
+        stages: list[dict[str, Any]] = json.loads((folder / "training.json").read_text())["stages"]
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        allowed = "a drafter that `mmspec train drafter` wrote for a target of the same shape"
+        raise CheckpointError("start", str(folder), allowed) from error
+    return stages
 
 
 def save_drafter(model: PreTrainedModel, folder: Path, training: dict[str, Any]) -> None:

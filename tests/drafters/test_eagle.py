@@ -21,7 +21,7 @@ from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.pipelines.image_prompts import image_requests
-from mmspec.targets import CausalTarget, VisionLanguageTarget
+from mmspec.targets import CausalTarget, VisionLanguageTarget, image_target
 from tests.contracts.checks import PROMPTS, llama, precise
 from tests.contracts.mutation import PlantedBug
 from tests.contracts.running import decode, generate
@@ -31,10 +31,14 @@ from tests.targets import loop
 from tests.targets.image_loop import draw
 from tests.tiny_models import (
     encode,
+    tiny_anole,
+    tiny_emu3,
     tiny_gemma2,
     tiny_gpt2,
+    tiny_janus,
     tiny_llama,
     tiny_llava,
+    tiny_lumina,
     tiny_mistral_sliding,
     tiny_pictures,
     tiny_qwen2_vl,
@@ -115,6 +119,26 @@ def test_pictures_are_those_of_plain_decoding(shape: dict[str, object], scale: f
         expected, _ = draw(target, plain, requests, scale, temperature)
         assert draw(target, eagle, requests, scale, temperature)[0] == expected
         assert draw(target, eagle, requests[:1], scale, temperature)[0] == expected[:1]
+
+
+@pytest.mark.parametrize("family", [tiny_janus, tiny_emu3, tiny_anole, tiny_lumina])
+def test_pictures_with_syntax_are_those_of_plain_decoding(family: Callable[[], Any]) -> None:
+    """Heads of their own for codes, rows that end, forced tokens: drafted for free, and never missed."""
+    model, tokenizer, *_ = family()
+    target = image_target(model, family="lumina_mgpt" if family is tiny_lumina else None)
+    assert target is not None
+    eagle = Accelerator("eagle", EagleDrafter(head_for(target)), SampleAndMatch()).fit(target)
+    plain = Accelerator("none", NoDrafter(), SampleAndMatch())
+    height, width = {tiny_lumina: (32, 64), tiny_emu3: (8, 6)}.get(family, (None, None))
+    requests = image_requests(
+        target, ["a red circle", "blue"], height=height, width=width, guided=True, tokenizer=tokenizer
+    )
+    for temperature in (0.0, 0.9):
+        expected, _ = draw(target, plain, requests, 3.0, temperature)
+        got, stats = draw(target, eagle, requests, 3.0, temperature)
+        assert got == expected
+        forced = sum(token >= target.grid.codebook_size for token in expected[0])
+        assert stats.target_forwards <= target.grid.length - forced // 2
 
 
 @pytest.mark.parametrize("family", [tiny_llava, tiny_qwen2_vl])

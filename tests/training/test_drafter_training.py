@@ -229,6 +229,18 @@ def test_a_drafter_of_pictures(
     assert type(head) is EagleHead and head.dtype == torch.float32 and head.config.vocabulary == 64
 
 
+def test_a_drafter_may_begin_with_another(
+    image_folders: dict[str, Path], short_trials: None, tmp_path: Path
+) -> None:
+    target = image_folders["class"]
+    first = train_drafter(target, tmp_path / "first", steps=1, batch_size=2)
+    second = train_drafter(target, tmp_path / "second", start=first, steps=1, batch_size=2)
+    record = json.loads((second / "training.json").read_text())
+    assert len(record["stages"]) == 2 and "--from" in record["command"]
+    with pytest.raises(CheckpointError, match="start"):
+        train_drafter(target, tmp_path / "third", start=target, steps=1)
+
+
 def test_examples_of_pictures_are_prompt_and_codes(image_folders: dict[str, Path]) -> None:
     from mmspec.training.drafter import open_target
 

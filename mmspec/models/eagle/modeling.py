@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, Cache, PreTrainedModel
+from transformers import AutoModel, Cache, Emu3TextConfig, PreTrainedModel
+from transformers.models.emu3.modeling_emu3 import Emu3TextModel
 
 from mmspec.errors import UnsupportedModelError
 from mmspec.models.eagle.configuration import EagleConfig
 
 __all__ = ["EagleHead"]
+
+AutoModel.register(Emu3TextConfig, Emu3TextModel, exist_ok=True)  # transformers leaves this one out
 
 
 class EagleHead(PreTrainedModel):
