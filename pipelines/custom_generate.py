@@ -29,7 +29,6 @@ from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import Sequences, Stopping
-from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.pipelines.base import adapt
@@ -102,7 +101,7 @@ def accelerate(
         sequences = Sequences(input_ids.tolist(), stopping, stats, input_ids.device)
         key = int(torch.randint(2**62, ())) if seed is None else seed
         random = RandomStream.from_seed(key, len(requests), input_ids.device)
-        for emission in speculate(target, fitted.drafter, fitted.rule, sampler, requests, sequences, random):
+        for emission in fitted.decode(target, sampler, requests, sequences, random):
             if streamer is not None:
                 for token in emission.tokens[0]:
                     streamer.put(torch.tensor([token]))

@@ -15,7 +15,6 @@ from transformers.generation.streamers import BaseStreamer
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sequences import Emission, Sequences
-from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
@@ -275,9 +274,8 @@ class Run:
     def rounds(self) -> Iterator[Emission]:
         """Decode; `stats.seconds` runs while this is iterated."""
         pipeline, started = self.pipeline, perf_counter()
-        accelerator = pipeline.accelerator
-        parts = (pipeline.target, accelerator.drafter, accelerator.rule, self.sampler)
-        for emission in speculate(*parts, self.requests, self.sequences, self.random):
+        batch = (self.requests, self.sequences, self.random)
+        for emission in pipeline.accelerator.decode(pipeline.target, self.sampler, *batch):
             self.stats.seconds = perf_counter() - started
             yield emission
 
