@@ -23,6 +23,7 @@ from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler, Scores, is_integer
+from mmspec.decoding.sparse_law import SparseLaw
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafters.window import NEIGHBOURS, WindowLayout
 from mmspec.errors import InputError
@@ -57,8 +58,8 @@ class JacobiDrafter(Drafter):
         tail_children: candidates at each of these places, the window's own included, drawn without
             replacement from the law of the place (published with 4).
 
-    A session keeps the laws of the window, [B, window, V] float32: 2 MB a row at a window of 32 and 16,384
-    codes, whatever top-k leaves of them.
+    Between rounds a session keeps two laws for each place of the window: 4 MB a row at a window of 32 and
+    16,384 codes in float32, or 0.5 MB as pairs under a top-k of 1000.
 
     Raises:
         InputError: a value outside its range, or a tail of depth without children or the reverse.
@@ -116,7 +117,9 @@ class JacobiSession(DraftSession):
     """The window of one batch.
 
     Attributes:
-        observed: the last draft, the target's scores of it, and [B] how many of its tokens were accepted.
+        support: k where laws are kept as k pairs a place between rounds, None where they are kept whole.
+        observed: the last draft, its laws, the target's, whether those are finite, and [B] how many tokens
+            were accepted.
         round: how often the window was drawn; it keys the random numbers of places drawn again and again.
     """
 
@@ -137,13 +140,27 @@ class JacobiSession(DraftSession):
         token = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
         draft = Draft.chain(token, drafter.kind)
         scores = sampler(prefill.logits, draft, [request.prompt_tokens for request in requests])
-        self.observed = replace(draft, q=scores.probabilities()), scores, token[:, 0]
+        support = 1 if sampler.greedy else sampler.top_k or vocabulary
+        # an initial draft that is uniform has mass everywhere
+        pays = drafter.init != "uniform" and SparseLaw.pays(support, vocabulary, scores.logits.element_size())
+        self.support = support if pays else None
+        self._keep(replace(draft, q=scores.probabilities()), scores, token[:, 0])
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
-        self.observed = draft, scores, verdict.accepted
+        self._keep(draft, scores, verdict.accepted)
+
+    def _keep(self, draft: Draft, scores: Scores, accepted: Tensor) -> None:
+        """What the next round needs: laws as pairs where that takes less memory."""
+        q = None if draft.q is None else self._pack(draft.q)
+        law = self._pack(scores.probabilities())
+        self.observed = replace(draft, q=None), q, law, scores.are_finite(), accepted
+
+    def _pack(self, law: Tensor) -> Tensor | SparseLaw:
+        return law if self.support is None else SparseLaw.of(law, self.support)
 
     def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        drafter, (seen, scores, accepted) = self.drafter, self.observed
+        drafter, (old_draft, old_q, old_law, finite, accepted) = self.drafter, self.observed
+        seen = replace(old_draft, q=None if old_q is None else unpack(old_q))
         self.round += 1
         place = emitted[:, None] - 1 + self.steps  # [B, W] output index of each node of the new window
         # A node gives the law of the place after its own. Each row has moved on by what it accepted; beyond
@@ -152,7 +169,7 @@ class JacobiSession(DraftSession):
         node = accepted[:, None] + self.steps
         covered, drafted = node < scored, node + 1 < scored
         node = torch.where(covered, node, self._edge(place[:, :1] - accepted[:, None], scored))
-        law, sound = take_nodes(scores.probabilities(), node), scores.are_finite().gather(1, node)
+        law, sound = take_nodes(unpack(old_law), node), finite.gather(1, node)
         if drafter.init == "uniform":
             law = torch.where(covered[:, :, None], law, self.layout.uniform.to(law.dtype))
             sound = sound | ~covered
@@ -238,6 +255,11 @@ class JacobiSession(DraftSession):
             torch.cat([valid, drawable.flatten(1)], 1),
             torch.cat([law, q.repeat_interleave(extra, 1)], 1),
         )
+
+
+def unpack(law: Tensor | SparseLaw) -> Tensor:
+    """[B, n, V]."""
+    return law.dense() if isinstance(law, SparseLaw) else law
 
 
 def take_nodes(values: Tensor, node: Tensor) -> Tensor:

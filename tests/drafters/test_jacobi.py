@@ -19,9 +19,10 @@ from mmspec.decoding.interfaces import Drafter, PromptOutput, Request, TargetOut
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import Sequences, Stopping
+from mmspec.decoding.sparse_law import SparseLaw
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.jacobi import INITS, KIND_OF_COUPLING, JacobiDrafter, pick
+from mmspec.drafters.jacobi import INITS, KIND_OF_COUPLING, JacobiDrafter, JacobiSession, pick
 from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError, NumericalError
 from mmspec.pipelines.image_prompts import image_requests
@@ -392,3 +393,21 @@ def test_the_default_rule_is_sound_for_what_the_options_propose() -> None:
     with pytest.raises(InputError, match="without_replacement trees"):
         build_accelerator("sjd", acceptance="speculative_sampling", **TAIL)
     assert build_accelerator("sjd", window=1).drafter.kind is DraftKind.IID
+
+
+@pytest.mark.parametrize("coupling", ["maximal", "fresh", "exact"])
+def test_laws_kept_as_pairs_give_the_tokens_of_laws_kept_whole(coupling, monkeypatch):
+    """The tokens of both are equal, and only where it pays are there pairs."""
+    drafter, sampler = JacobiDrafter(4, coupling), Sampler(1.0, top_k=2)
+    kept = []
+    keep = JacobiSession._keep
+    monkeypatch.setattr(
+        JacobiSession, "_keep", lambda self, *seen: (keep(self, *seen), kept.append(self.observed[2]))[0]
+    )
+    runs = []
+    for pays in (True, False):
+        monkeypatch.setattr(SparseLaw, "pays", lambda *sizes, pays=pays: pays)
+        runs.append(checks.sample(checks.picture(), drafter, sampler, rows=500)[0])
+        assert all(isinstance(law, SparseLaw) is pays for law in kept) and kept
+        kept.clear()
+    assert torch.equal(*runs)

@@ -1,0 +1,49 @@
+"""Laws under top-k, kept as pairs: what is stored between rounds need not be as wide as the vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TOKEN_BYTES, SHARE_BYTES = 4, 4
+
+
+@dataclass(frozen=True)
+class SparseLaw:
+    """Laws of which at most k tokens have mass.
+
+    Attributes:
+        tokens: [..., k] int32 token ids.
+        shares: [..., k] their probabilities.
+        vocabulary: V.
+    """
+
+    tokens: Tensor
+    shares: Tensor
+    vocabulary: int
+
+    @classmethod
+    def of(cls, law: Tensor, count: int) -> SparseLaw:
+        """The `count` likeliest tokens of laws [..., V], normalised.
+
+        Ties may let top-k keep more tokens than k. The result is then another law, so draw from it, and not
+        from the one that it was made of.
+        """
+        shares, tokens = law.topk(count, dim=-1)
+        total = shares.sum(-1, keepdim=True).clamp_min(torch.finfo(law.dtype).tiny)
+        return cls(tokens.int(), shares / total, law.shape[-1])
+
+    @staticmethod
+    def pays(count: int, vocabulary: int, share_bytes: int = SHARE_BYTES) -> bool:
+        """Whether pairs take less memory than whole laws."""
+        return count * (TOKEN_BYTES + share_bytes) < vocabulary * share_bytes
+
+    def dense(self) -> Tensor:
+        """[..., V]."""
+        zeros = self.shares.new_zeros(*self.shares.shape[:-1], self.vocabulary)
+        return zeros.scatter(-1, self.tokens.long(), self.shares)
+
+    def nbytes(self) -> int:
+        return self.tokens.nbytes + self.shares.nbytes
