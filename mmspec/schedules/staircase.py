@@ -11,7 +11,7 @@ from mmspec.decoding.parallel import Schedule
 from mmspec.decoding.sampling import is_integer
 from mmspec.errors import InputError
 
-__all__ = ["Staircase", "count_forwards", "list_groups"]
+__all__ = ["Staircase"]
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,3 @@ class Staircase(Schedule):
             allowed = f"1 to {grid.columns}, the columns of the picture"
             raise InputError("zipar_window", self.zipar_window, allowed)
         return self
-
-
-def list_groups(rows: int, columns: int, window: int) -> list[list[tuple[int, int]]]:
-    """The cells (row, column) of each forward of a staircase with a fixed window: known in advance."""
-    return [
-        [(row, step - row * window) for row in range(rows) if 0 <= step - row * window < columns]
-        for step in range(count_forwards(rows, columns, window))
-    ]
-
-
-def count_forwards(rows: int, columns: int, window: int) -> int:
-    """Target forwards of a picture, the prompt's own included: C + (R - 1) s."""
-    return columns + (rows - 1) * window

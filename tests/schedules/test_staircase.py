@@ -12,7 +12,7 @@ from mmspec.accelerators import ACCELERATORS, build_accelerator
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.schedules.staircase import Staircase, count_forwards, list_groups
+from mmspec.schedules.staircase import Staircase
 from mmspec.targets import CausalTarget
 from mmspec.targets.llamagen import LlamaGenTarget
 from tests.contracts.mutation import PlantedBug
@@ -30,6 +30,16 @@ from tests.schedules.staircase_checks import (
 )
 from tests.tiny_models import tiny_llama, tiny_mistral_sliding
 
+
+def groups_of(rows: int, columns: int, window: int) -> list[list[tuple[int, int]]]:
+    """The cells of each forward."""
+    staircase, decoded, groups = Staircase(window), [0] * rows, []
+    while begun := staircase.open_rows(decoded, columns):
+        groups.append([(row, decoded[row]) for row in begun])
+        decoded = [count + (row in begun) for row, count in enumerate(decoded)]
+    return groups
+
+
 SHAPES = [(1, 5, 2), (3, 5, 1), (3, 5, 2), (4, 3, 3), (6, 4, 2)]
 
 
@@ -37,10 +47,10 @@ SHAPES = [(1, 5, 2), (3, 5, 1), (3, 5, 2), (4, 3, 3), (6, 4, 2)]
 def test_forwards_are_the_columns_and_a_window_for_each_further_row(
     rows: int, columns: int, window: int
 ) -> None:
-    groups = list_groups(rows, columns, window)
-    assert len(groups) == count_forwards(rows, columns, window) == columns + (rows - 1) * window
-    assert sorted(cell for group in groups for cell in group) == [
-        (row, column) for row in range(rows) for column in range(columns)
+    groups = groups_of(rows, columns, window)
+    assert groups == [
+        [(row, step - row * window) for row in range(rows) if 0 <= step - row * window < columns]
+        for step in range(columns + (rows - 1) * window)
     ]
     grid = ImageGrid(rows, columns, 62, row_end=62, ending=(63,))
     _, stats = draw(lines(), zipar(window), requests_of(lines(), 2, grid))
@@ -51,11 +61,8 @@ def test_forwards_are_the_columns_and_a_window_for_each_further_row(
 def test_published_counts() -> None:
     """2412.04062: 24 x 24 at s = 8 and Lumina's 48 x 48 at s = 16 (syntax is free), raster order at s = C."""
     assert [Staircase().window(columns) for columns in (24, 48, 2)] == [8, 16, 1]
-    assert [count_forwards(24, 24, 8), count_forwards(48, 48, 16), count_forwards(16, 16, 16)] == [
-        208,
-        800,
-        256,
-    ]
+    shapes = [(24, 24, 8), (48, 48, 16), (16, 16, 16)]
+    assert [len(groups_of(*shape)) for shape in shapes] == [208, 800, 256]
 
 
 @pytest.mark.parametrize("rows", [1, 3])
