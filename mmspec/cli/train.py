@@ -210,6 +210,12 @@ def drafter(
     target: Annotated[Path, typer.Option(help="Folder of the model that it drafts for.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     method: Annotated[str, typer.Option(help="Kind of drafter: eagle or flash.")] = "eagle",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSONL of pictures: image, and prompt or class. Scenes if not given.", show_default=False
+        ),
+    ] = None,
     start: Start = None,
     minutes: Minutes = None,
     steps: Steps = None,
@@ -226,6 +232,7 @@ def drafter(
     Example:
         mmspec train drafter --target assets/scenes-llamagen --out my-eagle --minutes 8
         mmspec train drafter --target assets/scenes-llamagen --out my-eagle --minutes 8 --resume
+        mmspec train drafter --target my-llamagen --out my-eagle --data pictures.jsonl --minutes 60
     """
     from mmspec.training.drafter import train_drafter
 
@@ -233,6 +240,7 @@ def drafter(
         target,
         out,
         method=method,
+        data=data,
         start=start,
         minutes=minutes,
         steps=steps,

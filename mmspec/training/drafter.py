@@ -20,14 +20,13 @@ from mmspec.drafters.flash import FlashDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.models.flash import FlashConfig, FlashHead
-from mmspec.models.llamagen import LlamaGenForCausalLM
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget
-from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.training.checkpointing import load_state
 from mmspec.training.drafter_conversations import open_conversations
 from mmspec.training.drafter_data import DrafterBatch, DrafterData, acceptance_length
-from mmspec.training.drafter_scenes import ScenePictures
+from mmspec.training.drafter_pictures import PictureFile
+from mmspec.training.drafter_scenes import ScenePictures, open_llamagen
 from mmspec.training.eagle_loss import EagleLoss
 from mmspec.training.environment import environment, prepare_training
 from mmspec.training.flash_loss import FlashLoss
@@ -77,6 +76,7 @@ def train_drafter(
     out: str | Path,
     *,
     method: str = "eagle",
+    data: str | Path | None = None,
     start: str | Path | None = None,
     minutes: float | None = None,
     steps: int | None = None,
@@ -97,6 +97,7 @@ def train_drafter(
         target: the folder of a vision-language model, or of an image model that `mmspec train image` wrote.
         out: the folder to write.
         method: a name in `METHODS`.
+        data: a JSONL file of pictures (see `PictureFile`); None for scenes.
         start: a trained drafter to begin with, instead of random weights; its target may have changed since.
         minutes: length of the training; 10 where neither this nor `steps` is given.
         steps: length in optimizer steps instead; the result is then reproducible.
@@ -124,16 +125,18 @@ def train_drafter(
     prepare_training(seed, threads)
     out, folder = Path(out), Path(target)
     accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
-    teacher, data = open_target(folder, accelerator.device, batch_size, seed)
+    file = None if data is None else Path(data)
+    teacher, source = open_target(folder, accelerator.device, batch_size, seed, file)
     model = METHODS[method].build(teacher)
     before = [] if start is None else take_weights(model, Path(start))
     state_path = Path(state) if state is not None else out.with_name(f"{out.name}.training.pt")
     run = Run(accelerator, model, state_path, checkpoint_s, check_s, on_step)
     if resume:
         run.restore(load_state(state_path))
-    train_on(run, method, teacher, data, budget)
+    train_on(run, method, teacher, source, budget)
     if accelerator.is_main_process:
         length = f"--minutes {minutes:g}" if minutes is not None else f"--steps {steps}"
+        length += "" if data is None else f" --data {Path(data).as_posix()}"
         length += "" if start is None else f" --from {Path(start).as_posix()}"
         command = f"mmspec train drafter --target {folder.as_posix()} --method {method}"
         record = {
@@ -167,28 +170,31 @@ def train_on(run: Run, method: str, target: CausalTarget, data: DrafterData, bud
 
 
 def open_target(
-    folder: Path, device: torch.device, batch_size: int, seed: int
+    folder: Path, device: torch.device, batch_size: int, seed: int, data: Path | None = None
 ) -> tuple[CausalTarget, DrafterData]:
     """The frozen target of a folder, and what its drafters learn from.
 
     Raises:
         CheckpointError: it cannot be read, or is of no family that data is known for.
+        InputError: the file of data cannot be used.
     """
     try:
         kind = AutoConfig.from_pretrained(folder).model_type
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError("target", str(folder), f"the folder of a model ({error})"[:300]) from error
     if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        if data is not None:
+            raise InputError("data", str(data), "nothing: vision-language models learn from scenes so far")
         return open_conversations(folder, device, batch_size, seed)
     if kind != "llamagen":
         raise CheckpointError(
-            "target", kind, "a vision-language model, or a LlamaGen as `mmspec train image` writes it"
+            "target",
+            kind,
+            "a vision-language model, or a LlamaGen as `mmspec train image` and `mmspec convert` write it",
         )
-    try:
-        model = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        raise CheckpointError("target", str(folder), f"a whole model ({error})"[:300]) from error
-    target = LlamaGenTarget(model.eval().requires_grad_(False).to(device))
+    target = open_llamagen(folder, device)
+    if data is not None:
+        return target, PictureFile(target, folder, batch_size, seed, data)
     return target, ScenePictures(target, folder, batch_size, seed)
 
 

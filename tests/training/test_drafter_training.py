@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
+from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModel
 
@@ -23,6 +24,7 @@ from mmspec.targets import CausalTarget
 from mmspec.training import drafter_scenes
 from mmspec.training.drafter import METHODS, train_drafter, train_on
 from mmspec.training.drafter_data import DrafterBatch, Example, Trial, acceptance_length
+from mmspec.training.drafter_pictures import PictureFile
 from mmspec.training.eagle_loss import EagleLoss
 from mmspec.training.image_folder import save_image_model
 from mmspec.training.image_model import (
@@ -203,10 +205,9 @@ def image_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = drafter_scenes.ScenePictures.trial
-    monkeypatch.setattr(
-        drafter_scenes.ScenePictures, "trial", lambda self: replace(whole(self), new_tokens=6)
-    )
+    pictures = drafter_scenes.LlamaGenPictures
+    whole = pictures.trial_of
+    monkeypatch.setattr(pictures, "trial_of", lambda *rows: replace(whole(*rows), new_tokens=6))
 
 
 @pytest.mark.parametrize("condition", ["caption", "class"])
@@ -241,10 +242,33 @@ def test_a_drafter_may_begin_with_another(
         train_drafter(target, tmp_path / "third", start=target, steps=1)
 
 
-def test_examples_of_pictures_are_prompt_and_codes(image_folders: dict[str, Path]) -> None:
-    from mmspec.training.drafter import open_target
+@pytest.mark.parametrize(("condition", "asked"), [("caption", "a red ring"), ("class", 7)])
+def test_pictures_of_a_file(
+    condition: str, asked: str | int, image_folders: dict[str, Path], short_trials: None, tmp_path: Path
+) -> None:
+    """Any size of picture, paths beside the file; equal steps give equal rows."""
+    name = "prompt" if condition == "caption" else "class"
+    for index in range(4):
+        Image.new("RGB", (50 + 30 * index, 80), (index, 90, 200)).save(tmp_path / f"{index}.png")
+    lines = [json.dumps({"image": f"{index}.png", name: asked}) for index in range(4)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join([*lines, ""]))
+    target = drafter_scenes.open_llamagen(image_folders[condition], torch.device("cpu"))
+    data = PictureFile(target, image_folders[condition], 3, 0, file)
+    examples, again = data.batch(1, 0).examples, data.batch(1, 0).examples
+    for one, other in zip(examples, again, strict=True):
+        assert torch.equal(one.inputs["input_ids"], other.inputs["input_ids"])
+        assert one.inputs["input_ids"].shape[1] == one.answer + 256
+    train_drafter(image_folders[condition], tmp_path / "out", data=file, steps=1, batch_size=1)
+    for line in ("{", "[]", '{"image": "0.png"}', json.dumps({"image": "9.png", name: asked})):
+        file.write_text("\n".join([*lines, line]))
+        with pytest.raises(InputError, match="line 5"):
+            PictureFile(target, image_folders[condition], 3, 0, file)
 
-    llamagen, data = open_target(image_folders["caption"], torch.device("cpu"), batch_size=24, seed=3)
+
+def test_examples_of_pictures_are_prompt_and_codes(image_folders: dict[str, Path]) -> None:
+    llamagen = drafter_scenes.open_llamagen(image_folders["caption"], torch.device("cpu"))
+    data = drafter_scenes.ScenePictures(llamagen, image_folders["caption"], batch_size=24, seed=3)
     examples = data.batch(5, 0).examples
     assert [e.inputs["input_ids"].tolist() for e in examples] == [
         e.inputs["input_ids"].tolist() for e in data.batch(5, 0).examples
