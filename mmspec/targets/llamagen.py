@@ -49,8 +49,14 @@ class LlamaGenTarget(ImageTokenTarget):
         self.vq = vq
 
     def positions(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
-        """Positions counted from the image back: a caption of any length ends where the image begins."""
+        """Positions counted from the image back: a caption of any length ends where the image begins.
+
+        `position_ids` [1, L] are taken as they are: of prompts that hold a part of the picture already.
+        """
         length = inputs["input_ids"].shape[1]
+        given = inputs.get("position_ids")
+        if given is not None:
+            return given, int(given[0, -1]) + 1 - length
         offset = self.config.prefix_length - length
         return offset + torch.arange(length, device=self.device)[None], offset
 

@@ -61,13 +61,14 @@ class LlamaGenPictures:
     def examples(self, prompts: Sequence[Inputs], pixels: Tensor) -> tuple[Example, ...]:
         """Prompts with what the tokenizer makes of the pictures [B, 3, H, W] in [-1, 1]."""
         codes = encode_image(self.vq, pixels.to(self.target.device)).flatten(1)
-        return tuple(
-            Example(
-                {**prompt, "input_ids": torch.cat([prompt["input_ids"], tokens[None]], 1)},
-                prompt["input_ids"].shape[1],
-            )
-            for prompt, tokens in zip(prompts, codes, strict=True)
-        )
+        examples = []
+        for prompt, tokens in zip(prompts, codes, strict=True):
+            _, offset = self.target.positions(prompt)  # of the prompt alone: it ends where the picture begins
+            ids = torch.cat([prompt["input_ids"], tokens[None]], 1)
+            positions = torch.arange(ids.shape[1], device=ids.device)[None] + offset
+            inputs = {**prompt, "input_ids": ids, "position_ids": positions}
+            examples.append(Example(inputs, prompt["input_ids"].shape[1]))
+        return tuple(examples)
 
     def trial_of(self, prompts: Sequence[Inputs], nothing: Sequence[Inputs]) -> Trial:
         """Whole pictures of held-out prompts, drawn as the model's generation settings say."""

@@ -15,6 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModel
 
+from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import EagleDrafter
@@ -281,6 +282,27 @@ def test_examples_of_pictures_are_prompt_and_codes(image_folders: dict[str, Path
         assert (ids[: example.answer] == 64).all() and (ids[example.answer :] < 64).all()
         dropped += torch.equal(features, null[-len(features) :])
     assert 0 < dropped < 10, "about a tenth is shown without its caption"
+
+
+@pytest.mark.parametrize("condition", ["caption", "class"])
+def test_the_teacher_reads_a_picture_as_decoding_does(condition: str, image_folders: dict[str, Path]) -> None:
+    """Prompt first, then its tokens: the same states at the same places, for captions of any length."""
+    llamagen = drafter_scenes.open_llamagen(image_folders[condition], torch.device("cpu"))
+    data = drafter_scenes.ScenePictures(llamagen, image_folders[condition], batch_size=3, seed=0)
+    examples = data.batch(0, 0).examples
+    head = EagleHead(EagleConfig.for_target(llamagen.config, llamagen.vocabulary))
+    embeddings, states, positions, weights = EagleLoss(head, llamagen).read(examples)
+    for row, example in enumerate(examples):
+        ids, start = example.inputs["input_ids"], example.answer
+        prompt = {name: value for name, value in example.inputs.items() if name != "position_ids"}
+        state, read = llamagen.prefill([{**prompt, "input_ids": ids[:, :start]}], ids.shape[1], (0, -1))
+        after = llamagen.score(state, Draft.chain(ids[:, start:], DraftKind.POINT), (0, -1))
+        for tap, ours in ((0, embeddings), (-1, states)):
+            decoded = torch.cat([read.taps[tap][0], after.taps[tap]], 1)[0]
+            assert torch.allclose(ours[row, : ids.shape[1]], decoded, atol=1e-5)
+        first = llamagen.config.prefix_length
+        assert positions[row, start : ids.shape[1]].tolist() == list(range(first, first + 256))
+        assert weights[row].nonzero()[:, 0].tolist() == list(range(start, ids.shape[1]))
 
 
 @pytest.mark.parametrize(
