@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import combinations, permutations
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,7 @@ class AttributeScores:
     Attributes:
         share: of all facts asked for: size, colour, pattern and shape of every object, and the background.
         by_attribute: the same for each of them.
-        exact: share of pictures in which all of it is there.
+        exact: share of pictures in which all of it is there, and no object more.
         count: share of pictures with as many objects as were named.
     """
 
@@ -76,7 +76,7 @@ class AttributeJudge:
         return torch.cat([self.reader.features(pixels) for pixels in self._batches(images)])
 
     def attribute_accuracy(self, images: Pictures, captions: Sequence[str]) -> float:
-        """Share of the facts in the captions that the pictures show; objects are matched left to right.
+        """Share of the facts in the captions that the pictures show (see `facts_present`).
 
         Raises:
             InputError: a caption names no object, or there are as many captions as pictures not.
@@ -100,7 +100,9 @@ class AttributeJudge:
         return AttributeScores(
             share=_share([present for row in facts for _, present in row]),
             by_attribute={fact: _share(present) for fact, present in found.items()},
-            exact=_share([all(present for _, present in row) for row in facts]),
+            exact=_share(
+                [right and all(seen for _, seen in row) for right, row in zip(counts, facts, strict=True)]
+            ),
             count=_share(counts),
         )
 
@@ -130,11 +132,18 @@ class AttributeJudge:
 def facts_present(prompt: ImagePrompt, reading: PictureReading) -> list[tuple[str, bool]]:
     """Each fact that a prompt asks for, by its name, and whether the picture shows it.
 
-    Objects are matched from left to right; where the prompt does not say which is left, as is best.
+    The objects asked for are laid on those that were read in the way that makes most of them right: from
+    left to right where the prompt says which is left, else in any order. One that is left over is not there.
     """
-    orders = [prompt.objects] if prompt.ordered else [*permutations(prompt.objects)]
+    fewer = min(len(prompt.objects), len(reading.objects))
+    arrange = combinations if prompt.ordered else permutations
     best = max(
-        ([*_object_facts(order, reading)] for order in orders), key=lambda row: sum(seen for _, seen in row)
+        (
+            [*_object_facts(prompt.objects, dict(zip(some, others, strict=True)))]
+            for some in combinations(range(len(prompt.objects)), fewer)
+            for others in arrange(reading.objects, fewer)
+        ),
+        key=lambda facts: sum(seen for _, seen in facts),
     )
     if prompt.background is not None:
         best.append((BACKGROUND, reading.background == prompt.background))
@@ -142,12 +151,13 @@ def facts_present(prompt: ImagePrompt, reading: PictureReading) -> list[tuple[st
 
 
 def _object_facts(
-    objects: Sequence[tuple[str | None, ...]], reading: PictureReading
+    objects: Sequence[tuple[str | None, ...]], seen: Mapping[int, tuple[str, ...]]
 ) -> Iterator[tuple[str, bool]]:
+    """Facts of the objects asked for, given what each of them was laid on."""
     names = ("size", "colour", "pattern", "shape")
     for index, wanted in enumerate(objects):
-        seen = reading.objects[index] if index < len(reading.objects) else (None,) * len(names)
-        for name, value, other in zip(names, wanted, seen, strict=True):
+        others = seen.get(index, (None,) * len(names))
+        for name, value, other in zip(names, wanted, others, strict=True):
             if value is not None:
                 yield name, value == other
 

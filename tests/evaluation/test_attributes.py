@@ -46,15 +46,21 @@ def test_objects_are_matched_from_left_to_right() -> None:
         "colour": [False, False],
         "shape": [False, False],
         "background": [False],
-    }
+    }, "each is there, but on the other's side"
 
 
 def test_without_an_order_the_better_match_counts() -> None:
     assert found("a blue star and a red ring", RING, STAR) == {"colour": [True, True], "shape": [True, True]}
 
 
+def test_an_object_too_many_takes_nothing_from_the_others() -> None:
+    facts = found("a red ring left of a blue star", RING, ("large", "green", "plain", "cross"), STAR)
+    assert facts == {"colour": [True, True], "shape": [True, True]}
+
+
 def test_a_missing_object_has_no_attribute_right() -> None:
     assert found("a ring left of a star", RING) == {"shape": [True, False]}
+    assert found("a ring left of a star", STAR) == {"shape": [False, True]}
     assert found("a ring") == {"shape": [False]}
 
 
