@@ -34,12 +34,11 @@ from mmspec.decoding.verdict import Verdict, take
 from mmspec.drafters.growth import TreeGrowth, gather_rows
 from mmspec.drafters.tree import NAMED_TREES, DynamicTree, StaticTree, TreeShape
 from mmspec.errors import InputError
-from mmspec.models.eagle import EagleHead
+from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.registry import did_you_mean
 from mmspec.targets.causal import CausalState, CausalTarget, to_device
 
 EMBEDDINGS, HIDDEN = 0, -1  # taps: what enters the first layer, and what the target's head reads
-DEFAULT_DRAFT_TOKENS, DEFAULT_DEPTH, DEFAULT_TOP_K = 24, 5, 8
 
 
 class EagleDrafter(Drafter):
@@ -47,9 +46,9 @@ class EagleDrafter(Drafter):
 
     Args:
         model: the trained head.
-        num_draft_tokens: nodes of a dynamic tree, the root not counted; 24 if None.
-        depth: its deepest level; 5 if None, or as many as there are nodes.
-        top_k: nodes that it expands on each level, and children of each; 8 if None, likewise.
+        num_draft_tokens: nodes of a dynamic tree, the root not counted; what the head's config says if None.
+        depth: its deepest level; that of the config if None, but no more than there are nodes.
+        top_k: nodes that it expands on each level, and children of each; likewise.
         tree: "dynamic"; or a static tree: "eagle", "wide", or the parents of its nodes, the root (0) first.
 
     Raises:
@@ -68,7 +67,7 @@ class EagleDrafter(Drafter):
         tree: str | Sequence[int] = "dynamic",
     ) -> None:
         self.model = model
-        self.shape = tree_shape(tree, num_draft_tokens=num_draft_tokens, depth=depth, top_k=top_k)
+        self.shape = tree_shape(model.config, tree, num_draft_tokens, depth, top_k)
         self.max_nodes = self.shape.num_draft_tokens + 1
         self.branches = self.shape.max_children > 1
         self.target: CausalTarget | None = None
@@ -108,15 +107,19 @@ class EagleDrafter(Drafter):
 
 
 def tree_shape(
-    tree: str | Sequence[int], *, num_draft_tokens: int | None, depth: int | None, top_k: int | None
+    config: EagleConfig,
+    tree: str | Sequence[int],
+    num_draft_tokens: int | None,
+    depth: int | None,
+    top_k: int | None,
 ) -> TreeShape:
     """The shape that `EagleDrafter`'s arguments ask for."""
     if tree == "dynamic":
-        nodes = DEFAULT_DRAFT_TOKENS if num_draft_tokens is None else check_draft_tokens(num_draft_tokens)
+        nodes = check_draft_tokens(config.num_draft_tokens if num_draft_tokens is None else num_draft_tokens)
         return DynamicTree(
             nodes,
-            min(DEFAULT_DEPTH, nodes) if depth is None else depth,
-            min(DEFAULT_TOP_K, nodes) if top_k is None else top_k,
+            min(config.depth, nodes) if depth is None else depth,
+            min(config.top_k, nodes) if top_k is None else top_k,
         )
     for name, value in (("num_draft_tokens", num_draft_tokens), ("depth", depth), ("top_k", top_k)):
         if value is not None:

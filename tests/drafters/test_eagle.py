@@ -18,6 +18,7 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import Stopping
 from mmspec.drafters.eagle import EagleDrafter, Grammar
 from mmspec.drafters.none import NoDrafter
+from mmspec.drafters.tree import DynamicTree
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.pipelines.image_prompts import image_requests
@@ -256,3 +257,12 @@ def test_the_grammar_of_a_picture() -> None:
         for place in places
     ]
     assert allowed == [[0, 1, 2], [3], [0, 1, 2], [3], [4], [0, 1, 2], [0, 1, 2]]
+
+
+def test_the_config_of_a_head_names_its_tree() -> None:
+    head = head_for(llama())
+    assert EagleDrafter(head).shape == DynamicTree(24, 5, 8)
+    head.config.num_draft_tokens, head.config.depth, head.config.top_k = 60, 3, 40
+    assert EagleDrafter(head).shape == DynamicTree(60, 3, 40)
+    assert EagleDrafter(head, num_draft_tokens=2).shape == DynamicTree(2, 2, 2)
+    assert EagleDrafter(head, num_draft_tokens=30, top_k=6).shape == DynamicTree(30, 3, 6)

@@ -23,6 +23,8 @@ class EagleConfig(PreTrainedConfig):
         vocabulary: tokens that the target knows, which for a picture are its codes and syntax alone.
         target_layers: layers of the target, which tells models of one family and width apart.
         bias: whether the fusion of embedding and hidden state has one.
+        num_draft_tokens, depth, top_k: the dynamic tree that it grows where nothing else is asked for. Words
+            are foretold best by deep trees; pictures, whose distributions are flat, by wide ones.
     """
 
     model_type = "mmspec_eagle"
@@ -31,11 +33,19 @@ class EagleConfig(PreTrainedConfig):
     vocabulary: int = 0
     target_layers: int = 0
     bias: bool = True
+    num_draft_tokens: int = 24
+    depth: int = 5
+    top_k: int = 8
     initializer_range: float = 0.02
 
     @classmethod
-    def for_target(cls, config: PreTrainedConfig, vocabulary: int) -> EagleConfig:
+    def for_target(cls, config: PreTrainedConfig, vocabulary: int, **tree: Any) -> EagleConfig:
         """The head for a target of that config, by its language model alone.
+
+        Args:
+            config: of the target.
+            vocabulary: tokens that it knows.
+            tree: `num_draft_tokens`, `depth` and `top_k`, where they are not to be those for words.
 
         Raises:
             UnsupportedModelError: the language model is of no family whose layers are known to mmspec.
@@ -47,7 +57,7 @@ class EagleConfig(PreTrainedConfig):
             layer["layer_types"] = ["full_attention" if "full_attention" in types else types[-1]]
         for name in ("dtype", "architectures", "_name_or_path", "transformers_version"):
             layer.pop(name, None)
-        made = cls(layer=layer, vocabulary=vocabulary, target_layers=int(text.num_hidden_layers))
+        made = cls(layer=layer, vocabulary=vocabulary, target_layers=int(text.num_hidden_layers), **tree)
         made.layer_config()
         return made
 
