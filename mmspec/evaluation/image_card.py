@@ -104,7 +104,7 @@ def write_card(folder: str | Path, scores: dict[str, Any], command: str) -> Path
             "Fresh scenes in every batch (seeds from 1,000,000), Muon and AdamW. The code that trained them: "
             "`mmspec/training/{image,vq,reader}.py`.\n",
             "## Limits\n",
-            LIMITS,
+            LIMITS + (f"\n{record['limits']}\n" if record.get("limits") else ""),
         ]
     )
     path = folder / "README.md"

@@ -25,7 +25,7 @@ __all__ = [
     "build_transformer",
 ]
 
-PLACE_WEIGHT = 0.3
+PLACE_WEIGHT = 1.0
 CAPTION_WEIGHT = 1.0
 ONE_WAY = 4.0
 BESIDE_OBJECT = 4.0
@@ -184,7 +184,17 @@ class ImageLoss(nn.Module):
         return vectors[:pictures], batch.word_mask[:pictures], loss, right
 
     def _read_places(self, states: Tensor, batch: ImageBatch) -> tuple[Tensor, Tensor]:
-        return _read(states, batch.place_labels, self.place_heads)
+        """What covers the next place, if anything does; where an object begins only the caption can tell."""
+        covered = batch.place_labels[..., 0] > 0
+        begins = covered & ~_beside_objects(covered).bool()
+        everywhere = torch.tensor([name in ("rank", "background") for name in PATCH_CLASSES])
+        told = everywhere.to(covered.device) | covered[..., None]
+        labels = batch.place_labels.masked_fill(~told, IGNORED)
+        loss, right = _read(states, labels, self.place_heads)
+        if bool(begins.any()):
+            first, _ = _read(states[begins], labels[begins], self.place_heads)
+            loss = (loss + first) / 2
+        return loss, right
 
 
 def _beside_objects(covered: Tensor) -> Tensor:
