@@ -46,9 +46,9 @@ purple, white, black, and shapes circle, square, triangle, star, cross, ring.
 }
 PARTS = """\
 The transformer lies in the folder itself; `vq/` holds the image tokenizer (diffusers `VQModel`, normalised
-codes, nearest by angle){text}, and `reader/` the network that judged the pictures.
+codes, nearest by angle), `reader/` the network that judged the pictures{text}.
 """
-TEXT_PARTS = ", `text_encoder/` and `tokenizer/` a T5 encoder of two layers and its words"
+TEXT_PARTS = ", `text_encoder/` and\n`tokenizer/` a T5 encoder of two layers and its words"
 READING = """\
 `nats` is the loss on real pictures; `TV of neighbours` the mean total variation between the conditional
 distributions of neighbouring places, and `TV after a redraw` that between two distributions of one place when
@@ -153,7 +153,8 @@ def _difficulty(scores: dict[str, Any]) -> str:
         "redraw_tv": "TV after a redraw",
     }
     default = f"{scores['default_guidance_scale']:g}"
-    lines = [f"| on real held-out pictures | guidance 1 | guidance {default} |", "|---|---|---|"]
+    title = f"on {scores['measured']} real held-out pictures"
+    lines = [f"| {title} | guidance 1 | guidance {default} |", "|---|---|---|"]
     lines += [
         f"| {label} | {scores[name]:.3f} | {scores['guided'][name]:.3f} |" for name, label in labels.items()
     ]

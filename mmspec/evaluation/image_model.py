@@ -173,7 +173,8 @@ def score_image_model(
         scale for prompts that leave things open (not for classes); `real` and `reconstructed`: what the
         reader finds in real pictures and in what the VQ makes of them; `nats`, `entropy_mean`,
         `entropy_median`, `top1`, `neighbour_tv`, `redraw_tv` at scale 1 and `guided`: the same at the
-        default scale; `default_guidance_scale`, `scenes`, `seed`, `device`, `seconds`.
+        default scale, both on the first `measured` scenes; `default_guidance_scale`, `condition`, `scenes`,
+        `seed`, `device`, `seconds`.
     """
     if scenes < 1 or seed not in HELD_OUT_SEEDS or seed + scenes - 1 not in HELD_OUT_SEEDS:
         allowed = f"scenes within the held-out seeds 0 to {HELD_OUT_SEEDS.stop - 1}"
@@ -209,6 +210,7 @@ def score_image_model(
     scores["guided"] = _conditionals(model, *some, default)
     return scores | {
         "scenes": scenes,
+        "measured": len(some[0]),
         "seed": seed,
         "condition": "class" if by_class else "caption",
         "device": str(device),

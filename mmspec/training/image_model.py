@@ -65,7 +65,7 @@ def build_transformer(shape: ImageModelShape, condition: str) -> LlamaGenForCaus
     )
     model = LlamaGenForCausalLM(config)
     model.generation_config = GenerationConfig(
-        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, guidance_scale=3.0, max_new_tokens=GRID**2
+        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, guidance_scale=4.0, max_new_tokens=GRID**2
     )
     return model
 

@@ -35,7 +35,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_scores_and_card(folders: dict[str, Path], condition: str) -> None:
     folder = folders[condition]
     scores = score_image_model(folder, scenes=2, guidance_scales=[1.0, 2.5], batch_size=2)
-    assert list(scores["guidance"]) == ["1", "2.5", "3"], "the default scale is always among them"
+    assert list(scores["guidance"]) == ["1", "2.5", "4"], "the default scale is always among them"
     for figures in (*scores["guidance"].values(), scores["real"], scores["reconstructed"]):
         assert 0 <= figures["share"] <= 1
     assert ("prompts" in scores) == (condition == "caption")
@@ -43,7 +43,7 @@ def test_scores_and_card(folders: dict[str, Path], condition: str) -> None:
     assert scores["nats"] == pytest.approx(np.log(64), abs=0.3)
     assert 0 < scores["neighbour_tv"] < 0.5 and 0 <= scores["redraw_tv"] < 0.5
     card = write_card(folder, scores, "mmspec evaluate image tiny").read_text()
-    assert "guidance 3 (default)" in card and "mmspec evaluate image tiny" in card
+    assert "guidance 4 (default)" in card and "mmspec evaluate image tiny" in card
     assert json.loads((folder / "training.json").read_text())["command"] in card
     assert json.loads((folder / "vq" / "training.json").read_text())["command"] in card
 
