@@ -163,7 +163,8 @@ class ImageLoss(nn.Module):
         places, placed = self._read_places(decoded.hidden_states[self.middle][:, slots - 1 :], batch)
         loss = (losses * weights).sum() / weights.sum()
         loss = loss + PLACE_WEIGHT * places + CAPTION_WEIGHT * caption_loss
-        return loss, {"nats": losses.mean(), "places": placed, "asked": asked}
+        figures = {"nats": losses.mean(), "places": placed}
+        return loss, figures if self.text_encoder is None else figures | {"asked": asked}
 
     @torch.no_grad()
     def write_null_embedding(self) -> None:

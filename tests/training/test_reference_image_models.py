@@ -1,0 +1,77 @@
+"""The shipped image models are what their cards say: standard, small, fit for each other, and skilled."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoTokenizer
+
+from mmspec.decoding.sampling import Sampler
+from mmspec.evaluation.attributes import AttributeJudge
+from mmspec.evaluation.image_model import ImageModel
+from mmspec.models.llamagen.vq import encode_image
+from mmspec.scenes import IMAGE_TOKENS, caption, render, sample_scene
+from mmspec.training.image_folder import load_vq
+
+ASSETS = Path(__file__).parents[2] / "assets"
+CAPTIONS, CLASSES = ASSETS / "scenes-llamagen", ASSETS / "scenes-llamagen-class"
+
+
+@pytest.mark.parametrize("folder", [CAPTIONS, CLASSES], ids=lambda folder: folder.name)
+def test_a_reference_image_model_is_small_and_carries_its_card(folder: Path) -> None:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 20_000_000
+    assert not [path for path in files if path.suffix in (".bin", ".pt", ".pkl")], "safetensors only"
+    card = (folder / "README.md").read_text()
+    for figure in (
+        "mmspec train image",
+        "mmspec evaluate image",
+        "entropy of the conditionals",
+        "TV after a redraw",
+    ):
+        assert figure in card
+    assert all("command" in json.loads(path.read_text()) for path in folder.rglob("training.json"))
+
+
+def test_both_models_draw_in_the_same_tokens() -> None:
+    one, other = (AutoConfig.from_pretrained(folder) for folder in (CAPTIONS, CLASSES))
+    assert (one.condition_type, other.condition_type, other.num_classes) == ("caption", "class", 48)
+    assert one.vocab_size == other.vocab_size == 1024 and one.num_hidden_layers >= 8
+    assert one.image_tokens == other.image_tokens == 256
+    for part in ("vq", "reader"):
+        assert (CLASSES / part).resolve() == (CAPTIONS / part).resolve(), "one copy serves both"
+
+
+def test_words_of_prompts_are_known_and_prompts_are_cut_at_the_slots() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(CAPTIONS / "tokenizer")
+    ids = tokenizer("a red ring left of a small blue square", add_special_tokens=False)["input_ids"]
+    assert len(ids) == 9 and tokenizer.unk_token_id not in ids
+    assert tokenizer.model_max_length == AutoConfig.from_pretrained(CAPTIONS).caption_length
+
+
+def test_the_reader_reads_and_the_tokenizer_keeps_what_it_reads() -> None:
+    scenes = [sample_scene(seed, profile=IMAGE_TOKENS) for seed in range(30_000, 30_096)]
+    pictures = np.stack([render(scene, 64) for scene in scenes])
+    real = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255
+    judge = AttributeJudge.from_folder(CAPTIONS / "reader")
+    captions = [caption(scene) for scene in scenes]
+    assert min(judge.score(real, captions).by_attribute.values()) >= 0.95
+    vq = load_vq(CAPTIONS / "vq")
+    tokens = encode_image(vq, real * 2 - 1)
+    assert len(tokens.unique()) > 900, "the codebook is in use"
+    model = ImageModel.from_folder(CAPTIONS)
+    assert judge.attribute_accuracy(model.pixels(tokens.flatten(1)), captions) >= 0.96
+
+
+@pytest.mark.slow
+def test_drawn_pictures_show_what_was_asked_for() -> None:
+    model = ImageModel.from_folder(CAPTIONS)
+    scenes = [sample_scene(seed, profile=IMAGE_TOKENS) for seed in range(40_000, 40_032)]
+    captions = [caption(scene) for scene in scenes]
+    settings = model.target.model.generation_config
+    sampler = Sampler(settings.temperature, settings.top_k or None, guidance_scale=model.guidance_scale)
+    pictures = model.pixels(model.draw(captions, sampler, range(32)))
+    # The card says 75 %; the facts of a picture go wrong together, so 32 pictures may be far from that.
+    assert model.judge.attribute_accuracy(pictures, captions) >= 0.62
