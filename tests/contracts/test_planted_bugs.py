@@ -165,8 +165,8 @@ BUGS = {
         checks.tree_logits_are_path_logits,
         f"{CACHE}.attention_mask",
         (
-            "expand(rows, nodes, nodes), ancestors)",
-            "expand(rows, nodes, nodes), torch.ones_like(ancestors).tril())",
+            "expand(rows, queries, nodes), ancestors)",
+            "expand(rows, queries, nodes), torch.ones_like(ancestors).tril())",
         ),
     ),
     "window counted in columns": bug(
