@@ -66,11 +66,25 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return made
 
 
-@pytest.mark.parametrize("name", ["reader", "vq", "image"])
+@pytest.mark.parametrize("name", ["reader", "vq"])
 def test_training_lowers_the_loss(trained: Trained, name: str) -> None:
     losses = trained.losses[name]
     assert len(losses) == 12
     assert np.mean(losses[-3:]) < np.mean(losses[:3])
+
+
+def test_training_lowers_the_loss_of_image_tokens(trained: Trained, tmp_path: Path) -> None:
+    """Few pictures a step are noisy: it takes more steps to see."""
+    losses: list[float] = []
+    train_image(
+        tmp_path / "model",
+        trained.vq,
+        size="tiny",
+        steps=60,
+        batch_size=8,
+        on_step=lambda step, loss: losses.append(loss),
+    )
+    assert np.mean(losses[-10:]) < np.mean(losses[:10]) - 0.1
 
 
 class Interrupted(Exception):
