@@ -78,3 +78,17 @@ def test_the_figures_of_the_readme_are_the_recorded_ones() -> None:
                 f"| {record['speedup']:.2f}x | {record['identical']:.0%} |"
             )
             assert row in README
+
+
+def test_the_table_of_image_methods_is_the_recorded_one() -> None:
+    recorded = json.loads((ROOT / "assets" / "benchmarks" / "image-methods-cpu.json").read_text("utf-8"))
+    for row in recorded["methods"]:
+        variation = "-" if row["tv_mean"] is None else f"{row['tv_mean']:.3f}"
+        shown = (
+            f"| `{row['method']}` | {row['promise']} | {row['nfe_mean']:.1f} "
+            f"| {row['step_compression']:.2f}x | {row['speedup']:.2f}x | {variation} "
+            f"| {row['attribute_accuracy']:.1%} "
+            f"| {row['feature_distance']:.2f} ({row['feature_low']:.2f}-{row['feature_high']:.2f}) "
+            f"| {row['entropy']:.2f} |"
+        )
+        assert shown in README
