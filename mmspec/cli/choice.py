@@ -41,15 +41,29 @@ def parse_choice(text: str) -> AcceleratorChoice:
     """
     from mmspec.accelerators import find_preset
 
-    name, *parts = (part.strip() for part in text.strip().split(":"))
+    name, options = parse_options("accelerator", text)
     find_preset(name)
-    options = {}
+    return AcceleratorChoice(text.strip(), name, options)
+
+
+def parse_options(argument: str, text: str) -> tuple[str, dict[str, Any]]:
+    """Read `name[:option=value]...`; `option.key=value` is an entry of an option that is a table.
+
+    Raises:
+        InputError: an option without a value.
+    """
+    name, *parts = (part.strip() for part in text.strip().split(":"))
+    options: dict[str, Any] = {}
     for part in parts:
         option, equals, value = part.partition("=")
-        if not option or not equals:
-            raise InputError("accelerator", text, "options as name=value, separated by colons")
-        options[option.strip().replace("-", "_")] = _value(value.strip())
-    return AcceleratorChoice(text.strip(), name, options)
+        option, dot, key = option.strip().replace("-", "_").partition(".")
+        if not option or not equals or bool(dot) != bool(key):
+            raise InputError(argument, text, "options as name=value, separated by colons")
+        table = options.setdefault(option, {}) if dot else options
+        if not isinstance(table, dict):
+            raise InputError(argument, text, f"either {option}=value or {option}.key=value")
+        table[key or option] = _value(value.strip())
+    return name, options
 
 
 def parse_choices(text: str) -> list[AcceleratorChoice]:

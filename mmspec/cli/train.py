@@ -209,7 +209,7 @@ def _report(folder: Path, as_json: bool, **record: object) -> None:
 def drafter(
     target: Annotated[Path, typer.Option(help="Folder of the model that it drafts for.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
-    method: Annotated[str, typer.Option(help="Kind of drafter: eagle or flash.")] = "eagle",
+    method: Annotated[str, typer.Option(help="Kind of drafter, with settings: flash:block=10.")] = "eagle",
     data: Annotated[
         Path | None,
         typer.Option(
@@ -233,13 +233,17 @@ def drafter(
         mmspec train drafter --target assets/scenes-llamagen --out my-eagle --minutes 8
         mmspec train drafter --target assets/scenes-llamagen --out my-eagle --minutes 8 --resume
         mmspec train drafter --target my-llamagen --out my-eagle --data pictures.jsonl --minutes 60
+        mmspec train drafter --target assets/scenes-llava --out my-flash --method flash:block=10:bias_rank=64
     """
+    from mmspec.cli.choice import parse_options
     from mmspec.training.drafter import train_drafter
 
+    name, settings = parse_options("method", method)
     folder = train_drafter(
         target,
         out,
-        method=method,
+        method=name,
+        settings=settings,
         data=data,
         start=start,
         minutes=minutes,
@@ -251,4 +255,4 @@ def drafter(
     )
     _report(folder, as_json, method=method, seed=seed)
     if not as_json:
-        note(f"use it: --accelerator {method} --drafter {folder}")
+        note(f"use it: --accelerator {name} --drafter {folder}")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,68 +13,23 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-from mmspec.decoding.interfaces import Drafter
-from mmspec.drafters.eagle import EagleDrafter
-from mmspec.drafters.flash import FlashDrafter
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.eagle import EagleConfig, EagleHead
-from mmspec.models.flash import FlashConfig, FlashHead
-from mmspec.registry import did_you_mean
-from mmspec.targets import CausalTarget, ImageTokenTarget
+from mmspec.targets import CausalTarget
 from mmspec.training.checkpointing import load_state
 from mmspec.training.drafter_conversations import open_conversations
 from mmspec.training.drafter_data import DrafterBatch, DrafterData, acceptance_length
+from mmspec.training.drafter_methods import METHODS, check_method, written
 from mmspec.training.drafter_pictures import PictureFile
 from mmspec.training.drafter_scenes import ScenePictures, open_llamagen
-from mmspec.training.eagle_loss import EagleLoss
 from mmspec.training.environment import environment, prepare_training
-from mmspec.training.flash_loss import FlashLoss
 from mmspec.training.schedule import Budget
 from mmspec.training.stage import OnStep, Run, Stage, train_stage
 from mmspec.training.vlm_folder import half_precision
 
-__all__ = ["METHODS", "Method", "train_drafter", "train_on"]
+__all__ = ["train_drafter", "train_on"]
 
 DEFAULT_MINUTES = 10.0
-PICTURE_TREE = {"num_draft_tokens": 60, "depth": 3, "top_k": 40}  # best of nine for scenes-llamagen
 RATE = 2.0  # one layer bears twice the rate of deep models
-
-
-@dataclass(frozen=True)
-class Method:
-    """A kind of drafter that can be trained.
-
-    Attributes:
-        build: its model for a target, with random weights.
-        learner: what is trained: a module that holds the model, whose forward takes a `DrafterBatch` and
-            gives the loss first.
-        drafter: the model as a drafter, for the acceptance length on held-out prompts.
-    """
-
-    build: Callable[[CausalTarget], PreTrainedModel]
-    learner: Callable[[Any, CausalTarget], nn.Module]
-    drafter: Callable[[Any], Drafter]
-
-
-def build_eagle(target: CausalTarget) -> EagleHead:
-    """An EAGLE head of random weights, with the tree that suits what the target says."""
-    tree = PICTURE_TREE if isinstance(target, ImageTokenTarget) else {}
-    return EagleHead(EagleConfig.for_target(target.config, target.vocabulary, **tree))
-
-
-METHODS = {
-    "eagle": Method(
-        build_eagle,
-        EagleLoss,
-        EagleDrafter,
-    ),
-    "flash": Method(
-        lambda target: FlashHead(FlashConfig.for_target(target.config, target.vocabulary)),
-        FlashLoss,
-        FlashDrafter,
-    ),
-}
-"""By the name of the drafter in the registry."""
 
 
 def train_drafter(
@@ -83,6 +37,7 @@ def train_drafter(
     out: str | Path,
     *,
     method: str = "eagle",
+    settings: Mapping[str, Any] | None = None,
     data: str | Path | None = None,
     start: str | Path | None = None,
     minutes: float | None = None,
@@ -104,6 +59,7 @@ def train_drafter(
         target: the folder of a vision-language model, or of an image model that `mmspec train image` wrote.
         out: the folder to write.
         method: a name in `METHODS`.
+        settings: of the drafter and its loss, such as `{"block": 10}`.
         data: a JSONL file of pictures (see `PictureFile`); None for scenes.
         start: a trained drafter to begin with, instead of random weights; its target may have changed since.
         minutes: length of the training; 10 where neither this nor `steps` is given.
@@ -121,11 +77,11 @@ def train_drafter(
         The folder. Its `training.json` records how it was made.
 
     Raises:
-        InputError: no such method, or a budget that is none.
+        InputError: no such method or setting, or a budget that is none.
         CheckpointError: the target cannot be read, or is of no family that data is known for.
     """
-    if method not in METHODS:
-        raise InputError("method", method, did_you_mean(method, METHODS))
+    settings = dict(settings or {})
+    check_method(method, settings)
     if minutes is None and steps is None:
         minutes = DEFAULT_MINUTES
     budget = Budget(steps, None if minutes is None else minutes * 60)
@@ -134,18 +90,18 @@ def train_drafter(
     accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
     file = None if data is None else Path(data)
     teacher, source = open_target(folder, accelerator.device, batch_size, seed, file)
-    model = METHODS[method].build(teacher)
+    model = METHODS[method].build(teacher, **settings)
     before = [] if start is None else take_weights(model, Path(start))
     state_path = Path(state) if state is not None else out.with_name(f"{out.name}.training.pt")
     run = Run(accelerator, model, state_path, checkpoint_s, check_s, on_step)
     if resume:
         run.restore(load_state(state_path))
-    train_on(run, method, teacher, source, budget)
+    train_on(run, method, teacher, source, budget, settings)
     if accelerator.is_main_process:
         length = f"--minutes {minutes:g}" if minutes is not None else f"--steps {steps}"
         length += "" if data is None else f" --data {Path(data).as_posix()}"
         length += "" if start is None else f" --from {Path(start).as_posix()}"
-        command = f"mmspec train drafter --target {folder.as_posix()} --method {method}"
+        command = f"mmspec train drafter --target {folder.as_posix()} --method {written(method, settings)}"
         record = {
             "command": f"{command} --out {out.as_posix()} {length}",
             "method": method,
@@ -159,9 +115,16 @@ def train_drafter(
     return out
 
 
-def train_on(run: Run, method: str, target: CausalTarget, data: DrafterData, budget: Budget) -> None:
+def train_on(
+    run: Run,
+    method: str,
+    target: CausalTarget,
+    data: DrafterData,
+    budget: Budget,
+    settings: Mapping[str, Any] | None = None,
+) -> None:
     """Train the model of a run on any data; the trainer's part that knows no folder."""
-    learner, trial = METHODS[method].learner(run.model, target), data.trial()
+    learner, trial = METHODS[method].learn(run.model, target, **settings or {}), data.trial()
 
     def make(step: int) -> DrafterBatch:
         return data.batch(step, run.accelerator.process_index)

@@ -55,3 +55,17 @@ def test_what_is_no_checkpoint_is_refused(run):
 
     with pytest.raises(CheckpointError, match=r"config\.json"):
         run("evaluate", "vlm", ROOT / "mmspec")
+
+
+def test_a_method_of_drafters_is_written_with_its_settings(run, run_json, monkeypatch, tmp_path):
+    called = {}
+
+    def train_drafter(target, out, **options):
+        called.update(options)
+        return out
+
+    monkeypatch.setattr("mmspec.training.drafter.train_drafter", train_drafter)
+    method = "flash:block=10:compressor=latent"
+    result = run_json("train", "drafter", "--target", "t", "--out", tmp_path / "x", "--method", method)
+    assert (called["method"], called["settings"]) == ("flash", {"block": 10, "compressor": "latent"})
+    assert result["method"] == method

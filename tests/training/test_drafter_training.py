@@ -23,8 +23,9 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.targets import CausalTarget
 from mmspec.training import drafter_scenes
-from mmspec.training.drafter import METHODS, train_drafter, train_on
+from mmspec.training.drafter import train_drafter, train_on
 from mmspec.training.drafter_data import DrafterBatch, Example, Trial, acceptance_length
+from mmspec.training.drafter_methods import METHODS
 from mmspec.training.drafter_pictures import PictureFile
 from mmspec.training.eagle_loss import EagleLoss
 from mmspec.training.image_folder import save_image_model
