@@ -42,8 +42,8 @@ class RelaxedSampling(AcceptanceRule):
 
     Siblings are tried in the order of their draws; each meets what the refused ones left of p, the residual.
     Their total variations add up, each weighted with the probability that the siblings before it are refused;
-    that sum is reported, and is a bound (its mean, for sampled siblings) where there are several. A
-    deterministic candidate has a one-hot q.
+    that sum, at most 1, is reported, and is a bound (its mean, for sampled siblings) where there are several.
+    A deterministic candidate has a one-hot q.
     """
 
     sound_for = frozenset({DraftKind.POINT, DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
@@ -154,7 +154,7 @@ class RelaxedSampling(AcceptanceRule):
                 if q is not None and draft.kind is DraftKind.WITHOUT_REPLACEMENT:
                     left = q.scatter(-1, x, 0.0)
                     q = torch.where(tried[:, None], normalise(left, otherwise=left), q)
-            variations.append(variation.where((children >= 0).any(-1), float("nan")))
+            variations.append(variation.clamp_max(1.0).where((children >= 0).any(-1), float("nan")))
             return chosen, p
 
         verdict = walk(draft, p, random, emitted, judge)

@@ -16,7 +16,9 @@ __all__ = ["convert"]
 def convert(
     checkpoint: Annotated[
         Path,
-        typer.Argument(help="Official file, such as c2i_B_256.pt or vq_ds16_c2i.pt; or LANTERN's folder."),
+        typer.Argument(
+            help="File such as c2i_B_256.pt or vq_ds16_c2i.pt; LANTERN's folder; or Lumina-mGPT's."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; must be new or empty.")],
     image_size: Annotated[
@@ -32,17 +34,19 @@ def convert(
     dtype: Annotated[str, typer.Option(help="auto (the file's own), float32, bfloat16 or float16.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Convert an official LlamaGen transformer or image tokenizer.
+    """Convert an official LlamaGen transformer or image tokenizer, or a folder of Lumina-mGPT.
 
     Keys and shapes are checked first, no code in the file is run, and the folder
     appears complete or not at all.
 
     Example:
         mmspec convert c2i_B_256.pt --out llamagen-b-256
+        mmspec convert path/to/Lumina-mGPT-7B-768 --out lumina-768
     """
     import torch
 
     from mmspec.errors import InputError
+    from mmspec.models.chameleon_norms import convert_chameleon, is_chameleon
     from mmspec.models.llamagen.conversion import convert_checkpoint
 
     dtypes = {
@@ -53,7 +57,15 @@ def convert(
     }
     if dtype not in dtypes:
         raise InputError("--dtype", dtype, "auto, float32, bfloat16 or float16")
-    written = convert_checkpoint(checkpoint, out, image_size=image_size, num_heads=heads, dtype=dtypes[dtype])
+    if is_chameleon(checkpoint):
+        for option, value in (("--image-size", image_size), ("--heads", heads)):
+            if value is not None:
+                raise InputError(option, value, "nothing: the config of a Chameleon says it")
+        written = convert_chameleon(checkpoint, out, dtypes[dtype])
+    else:
+        written = convert_checkpoint(
+            checkpoint, out, image_size=image_size, num_heads=heads, dtype=dtypes[dtype]
+        )
     if as_json:
         print_json(written)
     else:

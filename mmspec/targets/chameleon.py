@@ -3,7 +3,7 @@
 Both are `ChameleonForConditionalGeneration` of transformers, which has no decoder of pictures: theirs is a
 diffusers `VQModel` (`mmspec.models.chameleon_vq`). Tested on random tiny models in transformers' layout (keys
 `model.*`, `model.vqmodel.*`, `lm_head`), not on published weights. Files of Lumina-mGPT may store query and
-key norms as [1, head_dim] where transformers has [heads, head_dim], which transformers refuses to load.
+key norms as [1, head_dim] where transformers has [heads, head_dim]: `mmspec convert` repeats them.
 """
 
 from __future__ import annotations
