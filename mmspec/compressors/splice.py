@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from mmspec.compressors.boxes import BOX
-from mmspec.compressors.interface import VisualTokens
+from mmspec.compressors.interface import Compressor, VisualTokens
 from mmspec.compressors.spans import PictureSpan
 
-__all__ = ["Spliced", "gather_pictures", "splice"]
+__all__ = ["Spliced", "compress_pictures", "gather_pictures", "splice"]
 
 FROM_PICTURE = -1
 
@@ -32,12 +32,16 @@ class Spliced:
         source: [B, L'] index of the text row in the prompt; -1 for visual tokens and padding.
         picture: [B, L'] index, in the batch, of the newest picture that began at or before a row; -1 before
             the first of its prompt.
+        slot: [B, L'] index of the token of the prompt whose place a row takes, for drafters that count
+            positions as the target does: text keeps its own, and C visual tokens take the last C slots of
+            their picture (as ViSpec has it, 2509.15235), the first of them several where C is larger.
     """
 
     rows: Tensor
     lengths: list[int]
     source: Tensor
     picture: Tensor
+    slot: Tensor
 
 
 def gather_pictures(rows: Tensor, spans: Sequence[Sequence[PictureSpan]]) -> VisualTokens:
@@ -57,6 +61,25 @@ def gather_pictures(rows: Tensor, spans: Sequence[Sequence[PictureSpan]]) -> Vis
     return VisualTokens(features, mask, boxes.to(rows.device))
 
 
+def compress_pictures(
+    compressor: Compressor, rows: Tensor, spans: Sequence[Sequence[PictureSpan]], questions: Tensor
+) -> VisualTokens:
+    """The pictures of prompts, each compressed for the question of its own prompt.
+
+    Args:
+        rows: [B, L, d] of the prompts.
+        spans: B lists of pictures.
+        questions: [B, d] what the prompts ask.
+
+    Returns:
+        [P, C, d], prompt by prompt.
+    """
+    owners = [row for row, found in enumerate(spans) for _ in found]
+    owner = torch.tensor(owners, dtype=torch.long, device=rows.device)
+    compressed: VisualTokens = compressor(gather_pictures(rows, spans), questions[owner])
+    return compressed
+
+
 def splice(
     rows: Tensor, lengths: Sequence[int], spans: Sequence[Sequence[PictureSpan]], compressed: VisualTokens
 ) -> Spliced:
@@ -72,20 +95,21 @@ def splice(
     pool = torch.cat([rows.flatten(0, 1), compressed.features.flatten(0, 1)])
     kept = [[c for c, used in enumerate(mask) if used] for mask in compressed.mask.tolist()]
     first_visual, tokens = rows.shape[0] * rows.shape[1], compressed.features.shape[1]
-    made: list[list[tuple[int, int, int]]] = []  # (index in the pool, source, picture)
+    made: list[list[tuple[int, int, int, int]]] = []  # (index in the pool, source, picture, slot)
     count = 0
     for row, (length, found) in enumerate(zip(lengths, spans, strict=True)):
         base, place, newest = row * rows.shape[1], 0, -1
-        sequence: list[tuple[int, int, int]] = []
+        sequence: list[tuple[int, int, int, int]] = []
         for span in found:
-            sequence += [(base + t, t, newest) for t in range(place, span.start)]
+            sequence += [(base + t, t, newest, t) for t in range(place, span.start)]
             newest, place = count, span.stop
-            visual = first_visual + newest * tokens
-            sequence += [(visual + c, FROM_PICTURE, newest) for c in kept[newest]]
+            visual, slots = first_visual + newest * tokens, enumerate(kept[newest], place - len(kept[newest]))
+            sequence += [(visual + c, FROM_PICTURE, newest, max(span.start, slot)) for slot, c in slots]
             count += 1
-        made.append(sequence + [(base + t, t, newest) for t in range(place, length)])
+        made.append(sequence + [(base + t, t, newest, t) for t in range(place, length)])
     longest = max(map(len, made))
-    padding = (0, FROM_PICTURE, -1)
-    table = torch.tensor([sequence + [padding] * (longest - len(sequence)) for sequence in made])
-    index, source, picture = table.to(rows.device).unbind(-1)
-    return Spliced(pool[index], [len(sequence) for sequence in made], source, picture)
+    padding = (0, FROM_PICTURE, -1, 0)
+    padded = [sequence + [padding] * (longest - len(sequence)) for sequence in made]
+    table = torch.tensor(padded, dtype=torch.long).view(len(made), longest, len(padding))
+    index, source, picture, slot = table.to(rows.device).unbind(-1)
+    return Spliced(pool[index], [len(sequence) for sequence in made], source, picture, slot)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.compressors import VisualTokens, splice
+from mmspec.compressors import Compressor, VisualTokens, splice
 from mmspec.compressors.boxes import nowhere, raster
 from mmspec.compressors.spans import PictureSpan
 from tests.contracts.mutation import PlantedBug
@@ -67,6 +67,23 @@ def every_row_knows_its_newest_picture() -> None:
     assert made.picture[3, : made.lengths[3]].tolist() == [-1] * 9 + [4]
 
 
+def visual_tokens_take_the_last_slots_of_their_picture() -> None:
+    made = splice.splice(ROWS, LENGTHS, SPANS, compressed([3, 4, 1, 0, 4], 4))
+    before, after = list(range(12, 20)), list(range(21, 24))
+    assert made.slot[0, : made.lengths[0]].tolist() == [0, 1, 5, 6, 7, 8, 9, 10, 11, *before, 20, *after]
+    assert made.slot[3, : made.lengths[3]].tolist() == [*range(9), 9, 9, 10, 11], "four tokens of three"
+
+
+def pictures_are_compressed_for_their_own_question() -> None:
+    class Asked(Compressor):
+        def forward(self, pictures: VisualTokens, question: Tensor) -> VisualTokens:
+            return VisualTokens(question[:, None], pictures.mask[:, :1], pictures.boxes[:, :1])
+
+    questions = torch.arange(4.0)[:, None].expand(-1, WIDTH)
+    made = splice.compress_pictures(Asked(WIDTH, 1), ROWS, SPANS, questions)
+    assert made.features[:, 0, 0].tolist() == [0, 0, 0, 2, 3]
+
+
 def gathered_pictures_are_the_rows_of_the_prompts() -> None:
     made = splice.gather_pictures(ROWS, SPANS)
     found = [(row, span) for row, spans in enumerate(SPANS) for span in spans]
@@ -82,6 +99,8 @@ CHECKS = [
     splice_equals_the_naive_one,
     every_row_knows_its_newest_picture,
     gathered_pictures_are_the_rows_of_the_prompts,
+    visual_tokens_take_the_last_slots_of_their_picture,
+    pictures_are_compressed_for_their_own_question,
 ]
 
 
@@ -97,6 +116,11 @@ def test_no_pictures_in_the_whole_batch() -> None:
     made = splice.splice(ROWS[:2], [24, 9], none, gathered)
     assert torch.equal(made.rows, ROWS[:2].where(made.source[..., None] >= 0, ROWS[0, 0]))
     assert made.lengths == [24, 9]
+
+
+def test_prompts_without_a_row() -> None:
+    made = splice.splice(ROWS[:2, :0], [0, 0], [[], []], splice.gather_pictures(ROWS[:2], [[], []]))
+    assert made.rows.shape == (2, 0, WIDTH) and made.slot.shape == (2, 0)
 
 
 def test_gradients_go_to_the_text_that_stayed_and_to_the_compressed_tokens() -> None:
@@ -125,6 +149,11 @@ BUGS = {
         "mmspec.compressors.splice:splice",
         (("base, place, newest =", "count = 0\n        base, place, newest ="),),
         splice_equals_the_naive_one,
+    ),
+    "the first slots of a picture": PlantedBug(
+        "mmspec.compressors.splice:splice",
+        (("place - len(kept[newest])", "span.start"),),
+        visual_tokens_take_the_last_slots_of_their_picture,
     ),
 }
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 from transformers import Cache, LlamaModel, PreTrainedModel
 
-from mmspec.compressors import VisualTokens, build_compressor
+from mmspec.compressors import build_compressor
 from mmspec.compressors.spans import PictureSpan
-from mmspec.compressors.splice import Spliced, gather_pictures, splice
+from mmspec.compressors.splice import Spliced, compress_pictures, splice
 from mmspec.errors import InputError
 from mmspec.models.flash.configuration import FlashConfig
 
@@ -86,11 +86,8 @@ class FlashHead(PreTrainedModel):
             questions: [B] index of the row that asks about them: the last before the answer.
         """
         rows = self.fuse(embeddings, pad(features[:, :-1], (0, 0, 1, 0)))
-        pictures = gather_pictures(rows, spans)
-        owners = [row for row, found in enumerate(spans) for _ in found]
-        owner = torch.tensor(owners, dtype=torch.long, device=rows.device)
-        compressed: VisualTokens = self.compressor(pictures, rows[owner, questions[owner]])
-        return splice(rows, lengths, spans, compressed)
+        asked = rows[torch.arange(len(rows), device=rows.device), questions]
+        return splice(rows, lengths, spans, compress_pictures(self.compressor, rows, spans, asked))
 
     def forward(
         self,
