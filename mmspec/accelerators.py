@@ -49,6 +49,17 @@ class Preset:
     options: Mapping[str, object] = field(default_factory=dict)
 
     @property
+    def needs(self) -> str | None:
+        """What `drafter=` has to be, in words; None where nothing is needed."""
+        if not self.needs_draft_model:
+            return None
+        return (
+            "a smaller model with the target's tokenizer"
+            if self.drafter == "draft_model"
+            else "a head that was trained for the target"
+        )
+
+    @property
     def exactness(self) -> str:
         """What the schedule or the default rule promises: "exact", "bounded" or "lossy"."""
         if self.schedule is not None:

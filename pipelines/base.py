@@ -196,7 +196,7 @@ class MMSpecPipeline:
         if preset.needs_draft_model:
             if drafter is None:
                 raise InputError(
-                    "drafter", drafter, f"the folder or id of a draft model, which {name!r} needs"
+                    "drafter", drafter, f"the folder or id of {preset.needs}, which {name!r} needs"
                 )
             if preset.drafter in HEADS:
                 options["model"] = load_head(preset.drafter, drafter, self.dtype, self.device)

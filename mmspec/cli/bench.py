@@ -42,8 +42,9 @@ def bench(
     accelerators: Annotated[
         str | None,
         typer.Option(
-            help="Names with commas between, options as in draft_model:num_draft_tokens=8; none always runs.",
-            show_default="none, copy, draft_model where there is one; none,sjd,gsd,... for pictures",
+            help="Names with commas between, options as in draft_model:num_draft_tokens=8 or "
+            "flash:drafter=path/to/head; none always runs.",
+            show_default="none, copy and every drafter of a reference model; none,sjd,gsd,... for pictures",
         ),
     ] = None,
     drafter: Drafter = None,
@@ -84,16 +85,20 @@ def bench(
         mmspec bench path/to/model --jsonl file.jsonl --batch-size 4 --json
     """
     from mmspec.cli.choice import parse_choice, parse_choices
-    from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, choose_drafter, reference_model, setup_options
+    from mmspec.cli.loading import (
+        REFERENCE,
+        REFERENCE_IMAGE,
+        own_drafters,
+        reference_model,
+        with_drafter,
+    )
     from mmspec.cli.subject import Question, load_subject
     from mmspec.evaluation.pictures import describe_accelerator
     from mmspec.evaluation.speed import BASELINE, batches_of, measure
 
     source = model or reference_model(REFERENCE_IMAGE if task == "generate" else REFERENCE)
-    drafter = choose_drafter(source, drafter)
     choices = [] if accelerators is None else parse_choices(accelerators)
-    for choice in choices:
-        setup_options(choice, drafter)  # what is missing should not cost a load
+    choices = [with_drafter(choice, source, drafter) for choice in choices]
     settings = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
@@ -104,12 +109,14 @@ def bench(
     asked = Question(task, prompts, images, jsonl, samples, seed, settings)
     subject = load_subject(source, asked, OF_WORDS, dtype=dtype, device=device)
     if not choices:
-        of_words = "none,copy" if drafter is None else "none,copy,draft_model"
+        drafted = own_drafters(source) if drafter is None else ["draft_model"]
+        of_words = ",".join(["none", "copy", *drafted])
         choices = parse_choices(OF_PICTURES if subject.draws else of_words)
+        choices = [with_drafter(choice, source, drafter) for choice in choices]
     if BASELINE not in {choice.label for choice in choices}:
         choices.insert(0, parse_choice(BASELINE))
     batches = batches_of(subject.examples, batch_size)
-    contenders = {choice.label: subject.contender(choice, drafter) for choice in choices}
+    contenders = {choice.label: subject.contender(choice) for choice in choices}
     form = {"output_type": "pt"} if subject.draws else {}
     decoders = {
         label: contender.decoder(seed=seed, **subject.settings, **form)
@@ -124,18 +131,19 @@ def bench(
             bar.update(work, advance=1, description=f"repeat {run.repeat + 1}: {run.accelerator}")
     described = {
         "model": source,
-        "drafter": drafter if any(choice.needs_draft_model for choice in choices) else None,
         "batch_size": batch_size,
         "seed": seed,
         **subject.described,
         **environment(subject.pipe),
     }
-    own: dict[str, dict[str, Any]] = {label: {} for label in contenders}
+    own: dict[str, dict[str, Any]] = {
+        choice.label: {"drafter": choice.options.get("drafter")} for choice in choices
+    }
     variation = {}
     if subject.draws:
         columns = subject.pipe.target.grid.columns
         for label, one in contenders.items():
-            own[label] = describe_accelerator(one.accelerator, columns)
+            own[label] |= describe_accelerator(one.accelerator, columns)
             variation[label] = one.measure_variation(batches[0], seed, **subject.settings)
     _print(runs, own, variation, described, as_json, block)
     block.finish()

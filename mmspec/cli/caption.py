@@ -68,22 +68,15 @@ def caption(
     from dataclasses import replace
 
     from mmspec.cli.choice import parse_choice
-    from mmspec.cli.loading import (
-        choose_drafter,
-        default_choice,
-        load_pipeline,
-        reference_model,
-        setup_options,
-    )
+    from mmspec.cli.loading import default_choice, load_pipeline, reference_model, with_drafter
     from mmspec.evaluation.conversations import contender
     from mmspec.evaluation.examples import own_examples, scene_examples
 
     choice = parse_choice(accelerator) if accelerator is not None else None
     source = model or reference_model()
-    drafter = choose_drafter(source, drafter)
     if choice is None:
-        choice = default_choice(drafter)
-    options = setup_options(choice, drafter)
+        choice = default_choice(source, drafter)
+    choice = with_drafter(choice, source, drafter)
     if images:
         examples = own_examples([prompt], images)
     else:
@@ -92,7 +85,7 @@ def caption(
         note(f"no picture named: a held-out scene is taken, which mmspec {seen} --count 1 draws")
     pipe = load_pipeline(source, dtype=dtype, device=device)
     plain = contender(pipe, "none")
-    accelerated = contender(pipe, choice.name, **options)
+    accelerated = contender(pipe, choice.name, **choice.options)
 
     settings = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     records: list[dict[str, Any]] = []

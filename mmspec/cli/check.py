@@ -82,10 +82,9 @@ def check(
     from mmspec.cli.loading import (
         REFERENCE,
         REFERENCE_IMAGE,
-        choose_drafter,
         default_choice,
         reference_model,
-        setup_options,
+        with_drafter,
     )
     from mmspec.cli.subject import Question, load_subject
     from mmspec.errors import InputError
@@ -95,16 +94,15 @@ def check(
 
     choice = parse_choice(accelerator) if accelerator is not None else None
     source = model or reference_model(REFERENCE_IMAGE if task == "generate" else REFERENCE)
-    drafter = choose_drafter(source, drafter)
     if choice is not None:
-        setup_options(choice, drafter)  # what is missing should not cost a load
+        choice = with_drafter(choice, source, drafter)  # what is missing should not cost a load
     settings = {"max_new_tokens": max_new_tokens, "temperature": temperature, "guidance_scale": guidance}
     asked = Question(task, prompts, images, jsonl, samples, seed, settings)
     subject = load_subject(source, asked, OF_WORDS, dtype=dtype, device=device)
     if choice is None:
-        choice = parse_choice(OF_PICTURES) if subject.draws else default_choice(drafter)
-    accelerated = subject.contender(choice, drafter)
-    plain = subject.contender(parse_choice("none"), drafter)
+        choice = parse_choice(OF_PICTURES) if subject.draws else default_choice(source, drafter)
+    accelerated = subject.contender(choice)
+    plain = subject.contender(parse_choice("none"))
     common: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
     identity: IdentityCheck
     if subject.draws:

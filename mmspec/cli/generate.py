@@ -109,18 +109,11 @@ def generate(
         mmspec generate "a red ring left of a small blue cross" --n 4 --out rings.png
         mmspec generate --compare none,sjd,gsd,lantern --out compared.png
     """
-    from mmspec.cli.loading import (
-        REFERENCE_IMAGE,
-        choose_drafter,
-        load_image_pipeline,
-        reference_model,
-        setup_options,
-    )
+    from mmspec.cli.loading import REFERENCE_IMAGE, load_image_pipeline, reference_model, with_drafter
 
     choices = with_window(chosen(accelerator, compare), window)
     source = model or reference_model(REFERENCE_IMAGE)
-    drafter = choose_drafter(source, drafter)
-    options = {choice.label: setup_options(choice, drafter) for choice in choices}
+    choices = [with_drafter(choice, source, drafter) for choice in choices]
     check_picture_file(out)
     pipe = load_image_pipeline(source, dtype=dtype, device=device)
     if not prompts and not classes:
@@ -141,7 +134,7 @@ def generate(
     }
     titles = [*(prompts or []), *(f"class {label}" for label in classes or [])]
     titles = [title for title in titles for _ in range(n)]
-    accelerators = [pipe.set_accelerator(one.name, **options[one.label]).accelerator for one in choices]
+    accelerators = [pipe.set_accelerator(one.name, **one.options).accelerator for one in choices]
     drawn: list[Drawn] = []
     with Interruptible() as block, progress(quiet=as_json) as bar:
         for choice, pipe.accelerator in zip(choices, accelerators, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,19 +18,24 @@ if TYPE_CHECKING:
     from mmspec.pipelines import ImagePipeline, VisionLanguagePipeline
 
 __all__ = [
-    "choose_drafter",
     "choose_examples",
     "default_choice",
     "load_any_pipeline",
     "load_image_pipeline",
     "load_pipeline",
+    "own_drafters",
     "reference_model",
-    "setup_options",
     "takes_pictures",
+    "with_drafter",
 ]
 
 REFERENCE, REFERENCE_IMAGE = "scenes-llava", "scenes-llamagen"
-DRAFTERS_OF = {REFERENCE: "scenes-llava-small", REFERENCE_IMAGE: "scenes-llamagen-eagle"}
+HEADS = ("eagle", "eagle3", "medusa", "hydra", "flash")
+#: Reference model -> accelerator -> the reference model that drafts.
+DRAFTERS_OF = {
+    REFERENCE: {"draft_model": f"{REFERENCE}-small", **{name: f"{REFERENCE}-{name}" for name in HEADS}},
+    REFERENCE_IMAGE: {"eagle": f"{REFERENCE_IMAGE}-eagle"},
+}
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -56,36 +62,50 @@ def reference_model(name: str = REFERENCE) -> str:
     return _shown(folder)
 
 
-def choose_drafter(model: str, drafter: str | None) -> str | None:
-    """The drafter: the one that was named, or for a reference model its own, if that is here."""
+def own_drafters(model: str) -> dict[str, str]:
+    """What drafts for a reference model, by accelerator: the folders that are here; {} for other models."""
     from mmspec.evaluation.doctor import reference_models
 
     models = reference_models()
-    for name, own in DRAFTERS_OF.items():
-        is_this = name in models and Path(model).resolve() == models[name].resolve()
-        if drafter is None and is_this and own in models:
-            return _shown(models[own])
-    return drafter
+    for name, drafters in DRAFTERS_OF.items():
+        if name in models and Path(model).resolve() == models[name].resolve():
+            return {
+                accelerator: _shown(models[own]) for accelerator, own in drafters.items() if own in models
+            }
+    return {}
 
 
-def default_choice(drafter: str | None) -> AcceleratorChoice:
-    """What to use where nothing is said: the draft model if there is one, else copying."""
-    return parse_choice("copy" if drafter is None else "draft_model")
+def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> AcceleratorChoice:
+    """The choice with what drafts for it among its options, if it needs that.
 
-
-def setup_options(choice: AcceleratorChoice, drafter: str | None) -> dict[str, Any]:
-    """The keywords of `set_accelerator` for a choice.
+    Args:
+        choice: its own option `drafter` comes first.
+        model: folder or hub id of the target; for a reference model, its own drafter comes last.
+        drafter: what the command line names for all accelerators.
 
     Raises:
-        InputError: it needs a draft model and there is none.
+        InputError: it needs a drafter and there is none, or has no use for the one it names.
     """
-    if not choice.needs_draft_model:
-        return choice.options
-    if drafter is None:
+    from mmspec.accelerators import find_preset
+
+    preset = find_preset(choice.name)
+    named = choice.options.get("drafter")
+    if not preset.needs_draft_model:
+        if named is not None:
+            raise InputError("drafter", named, f"nothing: accelerator {choice.name!r} has no draft model")
+        return choice
+    found = named or drafter or own_drafters(model).get(choice.name)
+    if found is None:
         raise InputError(
-            "--drafter", drafter, f"the folder or hub id of a draft model, which {choice.name!r} needs"
+            "--drafter", None, f"the folder or hub id of {preset.needs}, which {choice.name!r} needs"
         )
-    return {**choice.options, "drafter": drafter}
+    return replace(choice, options={**choice.options, "drafter": found})
+
+
+def default_choice(model: str, drafter: str | None) -> AcceleratorChoice:
+    """What to use where nothing is said: the draft model if there is one, else copying."""
+    has_draft_model = drafter is not None or "draft_model" in own_drafters(model)
+    return with_drafter(parse_choice("draft_model" if has_draft_model else "copy"), model, drafter)
 
 
 def load_pipeline(model: str, *, dtype: str = "auto", device: str | None = None) -> VisionLanguagePipeline:
@@ -146,8 +166,6 @@ def choose_examples(
     Raises:
         InputError: both a file and prompts, or something that cannot be used.
     """
-    from dataclasses import replace
-
     from mmspec.evaluation.examples import own_examples, read_examples, scene_examples
 
     if jsonl is not None:

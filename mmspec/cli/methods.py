@@ -71,27 +71,26 @@ def methods(
     from mmspec.cli.choice import parse_choice, parse_choices
     from mmspec.cli.loading import (
         REFERENCE_IMAGE,
-        choose_drafter,
         load_image_pipeline,
+        own_drafters,
         reference_model,
-        setup_options,
+        with_drafter,
     )
     from mmspec.evaluation.attributes import AttributeJudge
     from mmspec.evaluation.image_methods import compare_methods, draw_plot, held_out_captions, write_records
     from mmspec.evaluation.speed import BASELINE
 
     source = model or reference_model(REFERENCE_IMAGE)
-    drafter = choose_drafter(source, drafter)
     if accelerators is None:
-        accelerators = ",".join(METHODS + (() if drafter is None else METHODS_WITH_DRAFTER))
-    choices = parse_choices(accelerators)
+        has_head = drafter is not None or "eagle" in own_drafters(source)
+        accelerators = ",".join(METHODS + (METHODS_WITH_DRAFTER if has_head else ()))
+    choices = [with_drafter(choice, source, drafter) for choice in parse_choices(accelerators)]
     if BASELINE not in {choice.label for choice in choices}:
         choices.insert(0, parse_choice(BASELINE))
-    options = {choice.label: setup_options(choice, drafter) for choice in choices}
     reader = AttributeJudge.from_folder(Path(source) / "reader")
     pipe = load_image_pipeline(source, dtype=dtype, device=device)
     captions = held_out_captions(samples, seed)
-    drawers = {choice.label: drawer(pipe, choice.name, options[choice.label]) for choice in choices}
+    drawers = {choice.label: drawer(pipe, choice.name, choice.options) for choice in choices}
     records: list[MethodRecord] = []
     with progress(quiet=as_json) as bar:
         work = bar.add_task("drawing", total=(len(drawers) + 1) * samples)

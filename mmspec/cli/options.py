@@ -33,7 +33,8 @@ Model = Annotated[
 Drafter = Annotated[
     str | None,
     typer.Option(
-        help="Folder or hub id of the draft model, for accelerators that need one.", show_default=False
+        help="Folder or hub id of the draft model or head, for accelerators that need one.",
+        show_default=False,
     ),
 ]
 Prompts = Annotated[

@@ -11,7 +11,6 @@ from mmspec.cli.loading import (
     choose_examples,
     load_any_pipeline,
     load_image_pipeline,
-    setup_options,
     takes_pictures,
 )
 from mmspec.errors import InputError
@@ -72,13 +71,13 @@ class Subject:
     settings: dict[str, Any]
     described: dict[str, Any]
 
-    def contender(self, choice: AcceleratorChoice, drafter: str | None) -> Any:
+    def contender(self, choice: AcceleratorChoice) -> Any:
         """The pipeline with an accelerator, set up here and only here: a Contender, or Painter for one."""
         from mmspec.evaluation.conversations import contender
         from mmspec.evaluation.pictures import painter
 
         set_up = painter if self.draws else contender
-        return set_up(self.pipe, choice.name, **setup_options(choice, drafter))
+        return set_up(self.pipe, choice.name, **choice.options)
 
 
 def load_subject(

@@ -41,6 +41,13 @@ OPTIONAL = {
 REFERENCE_MODELS = {  # name -> what it is, and what makes it
     "scenes-llava": ("vision-language", "mmspec train vlm"),
     "scenes-llava-small": ("draft of scenes-llava", "mmspec train vlm --size small"),
+    **{
+        f"scenes-llava-{name}": (
+            "head that drafts for scenes-llava",
+            f"mmspec train drafter --target assets/scenes-llava --method {name}",
+        )
+        for name in ("eagle", "eagle3", "medusa", "hydra", "vispec", "flash")
+    },
     "scenes-llamagen": ("text to image", "mmspec train image"),
     "scenes-llamagen-eagle": ("head that drafts for scenes-llamagen", "mmspec train drafter"),
 }
@@ -131,7 +138,7 @@ def _accelerator(name: str, preset: Any) -> dict[str, Any]:
         exactness, problem = preset.exactness, None  # asking imports the plug-in
     except Exception as error:  # a plug-in that does not import is a finding, not a crash
         exactness, problem = None, f"{type(error).__name__}: {error}"
-    needs = "--drafter: a smaller model with the target's tokenizer" if preset.needs_draft_model else None
+    needs = f"--drafter: {preset.needs}" if preset.needs_draft_model else None
     return {
         "name": name,
         "ok": problem is None,

@@ -17,6 +17,18 @@ def tiny_folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def heads(tmp_path_factory) -> dict[str, Path]:
+    """Folders of heads of random weights for the tiny checkpoint, by accelerator."""
+    from tests.drafters import eagle_checks, flash_checks
+
+    target, folder = flash_checks.target_of("llava"), tmp_path_factory.mktemp("heads")
+    made = {"eagle": eagle_checks.head_for(target), "flash": flash_checks.head_for(target)}
+    for name, head in made.items():
+        head.save_pretrained(folder / name)
+    return {name: folder / name for name in made}
+
+
+@pytest.fixture(scope="session")
 def pictures(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("pictures")
     paths = [folder / f"{index}.png" for index in range(2)]

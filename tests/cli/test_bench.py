@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 PROMISED = {
     *("accelerator", "new_tokens", "target_forwards", "acceptance_length", "seconds", "speedup", "identical"),
     *("exactness", "acceptance_rate", "acceptance_by_position", "speedup_min", "speedup_max", "categories"),
@@ -92,3 +94,40 @@ def test_an_interrupt_reports_what_was_measured(run, tiny_folder, monkeypatch):
     result = run("bench", tiny_folder, "--accelerators", "copy", *FAST, "--json")
     assert result.exit_code == 130
     assert [record["samples"] for record in json.loads(result.stdout)] == [1, 1]
+
+
+def test_every_accelerator_has_a_drafter_of_its_own(run_json, tiny_folder, heads):
+    flash = f"drafter={heads['flash']}"
+    named = f"flash:{flash},draft_model:num_draft_tokens=2,flash:block=1:{flash}"
+    records = run_json("bench", tiny_folder, "--accelerators", named, "--drafter", tiny_folder, *FAST)
+    assert [record["drafter"] for record in records] == [
+        None,
+        str(heads["flash"]),
+        str(tiny_folder),
+        str(heads["flash"]),
+    ]
+    assert [record["identical"] for record in records] == [1.0] * 4
+
+
+def test_a_reference_model_needs_no_more_than_its_name(run_json, tiny_folder, heads, monkeypatch):
+    here = {"scenes-llava": tiny_folder, "scenes-llava-small": tiny_folder}
+    here |= {f"scenes-llava-{name}": folder for name, folder in heads.items()}
+    monkeypatch.setattr("mmspec.evaluation.doctor.reference_models", lambda: here)
+    by_name = run_json("bench", tiny_folder, "--accelerators", "none,copy,draft_model,eagle,flash", *FAST)
+    assert [record["drafter"] for record in by_name] == [
+        None,
+        None,
+        str(tiny_folder),
+        str(heads["eagle"]),
+        str(heads["flash"]),
+    ]
+    assert [record["identical"] for record in by_name] == [1.0] * 5
+    by_default = run_json("bench", tiny_folder, *FAST)
+    assert [one["accelerator"] for one in by_default] == [one["accelerator"] for one in by_name]
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "message"), [("flash", "a head that was trained"), ("copy:drafter=x", "no draft model")]
+)
+def test_a_missing_or_idle_drafter_is_refused_before_the_model_is_loaded(fails, accelerators, message):
+    assert message in fails("bench", "no such folder", "--accelerators", accelerators)

@@ -13,7 +13,10 @@ def test_doctor_names_what_is_here_and_what_is_not(run_json, no_reference_models
     assert findings["devices"][0]["name"] == "cpu"
     accelerators = {accelerator["name"]: accelerator for accelerator in findings["accelerators"]}
     assert accelerators["none"]["exactness"] == "exact"
-    assert "--drafter" in accelerators["draft_model"]["needs"]
+    assert accelerators["draft_model"]["needs"].startswith("--drafter: a smaller model")
+    for name in ("eagle", "flash"):
+        assert accelerators[name]["needs"].startswith("--drafter: a head")
+    assert accelerators["copy"]["needs"] is None
     assert not any(model["ok"] for model in findings["reference_models"])
 
 

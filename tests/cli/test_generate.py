@@ -189,14 +189,13 @@ def test_an_interrupt_keeps_what_is_done(run, folders, out, monkeypatch):
 
 
 def test_a_reference_model_comes_with_its_drafter(folders, tmp_path, monkeypatch):
-    from mmspec.cli.loading import choose_drafter
+    from mmspec.cli.loading import own_drafters
 
     here = {"scenes-llamagen": folders / "caption", "scenes-llava": folders / "class"}
     monkeypatch.setattr("mmspec.evaluation.doctor.reference_models", lambda: here)
     model = str(folders / "caption")
-    assert choose_drafter(model, None) is None
+    assert own_drafters(model) == {}
     here["scenes-llamagen-eagle"] = tmp_path
-    assert choose_drafter(model, None) == str(tmp_path)
-    assert choose_drafter(model, "other") == "other"
-    assert choose_drafter(str(folders / "class"), None) is None
-    assert choose_drafter(str(tmp_path), None) is None
+    assert own_drafters(model) == {"eagle": str(tmp_path)}
+    assert own_drafters(str(folders / "class")) == {}
+    assert own_drafters(str(tmp_path)) == {}
