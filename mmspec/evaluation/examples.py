@@ -29,7 +29,7 @@ from mmspec.scenes import (
 
 __all__ = ["TASKS", "Example", "own_examples", "read_examples", "scene_examples"]
 
-TASKS = ("caption", "describe", "question", "clip", "mixed")
+TASKS = ("caption", "describe", "question", "two_images", "clip", "mixed")
 FIRST_SEED = 20_000  # held out, and apart from the scenes that `mmspec evaluate` scores
 FRAMES = 4
 
@@ -58,8 +58,10 @@ def scene_examples(task: str, count: int, seed: int = 0) -> list[Example]:
     """Held-out scenes with prompts, for the reference models; equal arguments give equal examples.
 
     Args:
-        task: "caption" (one sentence), "describe" (over 100 tokens), "question" (a word or two), "clip"
-            (four frames as four pictures) or "mixed" (the first three in turn).
+        task: "caption" (one sentence), "describe" (over 100 tokens), "question" (a word or two), "two_images"
+            (a description of two scenes), "clip" (of four frames as four pictures) or "mixed" (the first
+            three in turn). The reference model has learnt from single pictures; what it says of several is
+            fluent and often wrong, and as good as any text to decode.
         count: how many.
         seed: other seeds give other scenes.
 
@@ -82,13 +84,16 @@ def _scene_example(task: str, seed: int, index: int) -> Example:
     if task == "clip":
         frames = tuple(Image.fromarray(frame) for frame in render_clip(sample_clip(seed, frames=FRAMES)))
         return Example((DESCRIPTION_PROMPTS[0],), frames, category=task, identifier=name)
-    scene = sample_scene(seed)
+    scenes = [sample_scene(seed)]
+    if task == "two_images":  # the other one from the far end of the held-out scenes
+        scenes.append(sample_scene(HELD_OUT_SEEDS.stop - 1 - (seed - FIRST_SEED)))
     if task == "question":
-        prompt = questions(scene, np.random.default_rng([seed, 0xBE]), 1)[0].text
+        prompt = questions(scenes[0], np.random.default_rng([seed, 0xBE]), 1)[0].text
     else:
         prompts = CAPTION_PROMPTS if task == "caption" else DESCRIPTION_PROMPTS
         prompt = prompts[index % len(prompts)]
-    return Example((prompt,), (Image.fromarray(render(scene)),), category=task, identifier=name)
+    pictures = tuple(Image.fromarray(render(scene)) for scene in scenes)
+    return Example((prompt,), pictures, category=task, identifier=name)
 
 
 def own_examples(prompts: Sequence[str], images: Sequence[str]) -> list[Example]:

@@ -8,6 +8,8 @@ from mmspec.errors import InputError
 from mmspec.evaluation.examples import TASKS, own_examples, read_examples, scene_examples
 from mmspec.scenes import HELD_OUT_SEEDS
 
+PICTURES = {"two_images": 2, "clip": 4}
+
 
 @pytest.mark.parametrize("task", TASKS)
 def test_scenes_are_held_out_and_the_same_every_time(task):
@@ -17,7 +19,9 @@ def test_scenes_are_held_out_and_the_same_every_time(task):
         [image.tobytes() for image in example.images] for example in other
     ]
     assert all(int(example.identifier.removeprefix("scene ")) in HELD_OUT_SEEDS for example in one)
-    assert all(len(example.images) == (4 if task == "clip" else 1) for example in one)
+    assert all(len(example.images) == PICTURES.get(task, 1) for example in one)
+    pixels = [image.tobytes() for example in one for image in example.images]
+    assert len(set(pixels)) == len(pixels), "every prompt has pictures of its own"
 
 
 def test_mixed_scenes_have_three_categories():
