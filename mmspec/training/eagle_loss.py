@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from mmspec.drafters.eagle import EMBEDDINGS, HIDDEN
 from mmspec.models.eagle import EagleHead
+from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
 from mmspec.targets import CausalTarget
 from mmspec.training.drafter_data import DrafterBatch, Example
 
@@ -42,7 +42,8 @@ class EagleLoss(nn.Module):
         noise = torch.rand(states.shape, generator=generator, device=states.device) - 0.5
         noisy = states + noise.to(states.dtype) * (NOISE * min(1.0, NOISE_LENGTH / states.shape[1]))
         # row t: token t and the state at t - 1 give the state at t, which says what token t + 1 is
-        foretold = self.head(embeddings[:, 1:-1], noisy[:, :-2], positions[..., 1:-1])
+        rows = self.head.fuse(embeddings[:, 1:-1], noisy[:, :-2])
+        foretold = self.head(rows, positions[..., 1:-1])
         true, weights = states[:, 1:-1], weights[:, 2:]
         total = weights.sum().clamp_min(1.0)
         distance = F.smooth_l1_loss(foretold, true, reduction="none").mean(-1)

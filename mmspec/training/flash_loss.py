@@ -13,7 +13,7 @@ from torch.nn.functional import pad, smooth_l1_loss
 from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.compressors.spans import PictureSpan, find_pictures
-from mmspec.drafters.flash import EMBEDDINGS, HIDDEN
+from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
 from mmspec.models.flash import FlashHead
 from mmspec.targets import CausalTarget
 from mmspec.training.drafter_data import DrafterBatch
@@ -68,7 +68,7 @@ def flash_loss(
     """
     block, device = head.config.block, tokens.device
     questions = (learnt.long().argmax(-1) - 1).clamp_min(0)
-    spliced = head.compress(embeddings, states + noise, lengths, spans, questions)
+    spliced = head.read_prompts(embeddings, states + noise, lengths, spans, questions)
     hidden = head(spliced.rows, torch.arange(spliced.rows.shape[1], device=device)[None])
     text = spliced.source.clamp_min(0)[..., None].expand(-1, -1, block)
     counted = learnt_pairs(learnt, block).gather(1, text) & (spliced.source >= 0)[..., None]

@@ -42,7 +42,8 @@ class NaiveEagle:
         drafted = self.target.embed(torch.tensor([path], dtype=torch.long)) if path else embeddings[:, :0]
         for step in range(len(path) + 1):
             rows = torch.cat([embeddings, drafted[:, :step]], 1)
-            hidden = self.head(rows, features, positions[:, :1] + torch.arange(rows.shape[1]))
+            places = positions[:, :1] + torch.arange(rows.shape[1])
+            hidden = self.head(self.head.fuse(rows, features), places)
             features = torch.cat([features, hidden[:, -1:]], 1)  # its own guess stands for the target's state
         logits: Tensor = self.target.head(hidden[:, -1])[0]
         return logits

@@ -75,7 +75,7 @@ class NaiveFlash:
                 self.target.model(**inputs)
             spans = [find_pictures(self.target.config, prompt)]
             question = torch.tensor([length - 1])
-            made = self.head.compress(taps[0], taps[-1], [ids.shape[1]], spans, question)
+            made = self.head.read_prompts(taps[0], taps[-1], [ids.shape[1]], spans, question)
             self.known[key] = made.rows
         return self.known[key]
 

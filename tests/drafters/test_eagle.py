@@ -49,6 +49,7 @@ from tests.tiny_models.common import Family
 
 SHAPES = [{}, {"tree": "eagle"}, {"num_draft_tokens": 3, "top_k": 1}, {"tree": [0, 0, 0, 1, 2]}]
 SESSION = "mmspec.drafters.eagle:EagleSession"
+READING = "mmspec.drafters.feature_session:FeatureSession"
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
@@ -62,27 +63,25 @@ def test_pictures_are_drafted_as_the_slow_way() -> None:
 
 
 GROWTH = "mmspec.drafters.growth:TreeGrowth"
-PATH, GUIDED = (
-    "gather_rows(output.taps[HIDDEN], self._copied(verdict.path",
-    "guide(self.target.head(hidden).float(), ",
-)
+HEAD = "mmspec.models.eagle.modeling:EagleHead"
+PATH, GUIDED = "_copied(verdict.path)", "guide(self.head.logits(hidden, self.target.head).float(), "
 BUGS = {
-    "states of the accepted path are shifted": (f"{SESSION}.observe", PATH, f"{PATH}.roll(1, 1)"),
-    "tokens of the accepted path are not shifted": (f"{SESSION}.observe", ".roll(-1, 1)", ""),
+    "states of the accepted path are shifted": (f"{READING}.observe", PATH, f"{PATH}.roll(1, 1)"),
+    "tokens of the accepted path are not shifted": (f"{READING}.observe", ".roll(-1, 1)", ""),
     "the last node's state stands for the root's": (
-        f"{SESSION}._read_committed",
+        f"{READING}._read_committed",
         "take(hidden, accepted)",
         "hidden[:, -1]",
     ),
-    "rows of candidates are kept": (f"{SESSION}._read_committed", "accepted + 1", "accepted + 2"),
-    "states of the prompt are not shifted": (f"{SESSION}._read_prompts", "[:, :-1], pos", "[:, 1:], pos"),
-    "positions are off by one": (f"{SESSION}._read_prompts", "offset + 1", "offset"),
-    "levels are written over each other": (f"{SESSION}._read", ", depths.shape[1] - nodes)", ")"),
+    "rows of candidates are kept": (f"{READING}._read_committed", "accepted + 1", "accepted + 2"),
+    "states of the prompt are not shifted": (f"{HEAD}.read_prompts", "features[:, :-1]", "features[:, 1:]"),
+    "positions are off by one": (f"{READING}._read_prompts", "[-1] - count", "[-1] - count - 1"),
+    "levels are written over each other": (f"{READING}._read", ", depths.shape[1] - nodes)", ")"),
     "candidates see their siblings": (f"{GROWTH}.ancestors", "return reached", "return reached | True"),
     "children of another parent": (f"{SESSION}.propose", "self._copied(parent)", "self._copied(0 * parent)"),
     "confidence of the last step alone": (f"{GROWTH}.grow", "(self.scores[", "(0 * self.scores["),
     "guidance is forgotten": (
-        f"{SESSION}._law",
+        f"{SESSION}._guided",
         f"{GUIDED}self.sampler.guidance_scale)",
         f"{GUIDED}1)[: len(index)]",
     ),
@@ -176,8 +175,8 @@ def test_a_head_comes_back_from_its_folder_without_the_targets_weights(tmp_path:
         assert all(name.startswith(("fc.", "decoder.layers.0.")) for name in names)
         again = AutoModel.from_pretrained(folder, dtype=target.dtype)
         assert type(again) is EagleHead and again.config.vocabulary == target.vocabulary
-        rows = torch.randn(2, 1, 3, 32, dtype=target.dtype)
-        assert torch.equal(again(*rows, torch.arange(1, 4)[None]), head(*rows, torch.arange(1, 4)[None]))
+        parts, places = torch.randn(2, 1, 3, 32, dtype=target.dtype), torch.arange(1, 4)[None]
+        assert torch.equal(again(again.fuse(*parts), places), head(head.fuse(*parts), places))
 
 
 def test_a_family_without_a_stack_of_layers_is_refused() -> None:

@@ -29,6 +29,7 @@ SHAPES: list[dict[str, Any]] = [
 ]
 FAMILIES = ["llava", "qwen2_5_vl"]
 SESSION = "mmspec.drafters.flash:FlashSession"
+READING = "mmspec.drafters.feature_session:FeatureSession"
 
 
 @pytest.mark.parametrize("block", [1, 2, 4])
@@ -53,25 +54,25 @@ def test_drafts_under_guidance(nodes: int, top_k: int) -> None:
     flash_checks.guided_drafts_are_those_of_the_slow_way(nodes, top_k)
 
 
-PATH = "output.taps[HIDDEN], self._copied(verdict.path)"
+PATH = "_copied(verdict.path)"
 GROWTH, TREE = "mmspec.drafters.growth", f"{SESSION}._tree"
 BUGS = {
-    "states of the accepted path are shifted": (f"{SESSION}.observe", PATH, f"{PATH}.roll(1, 1)"),
-    "tokens of the accepted path are not shifted": (f"{SESSION}.observe", ".roll(-1, 1)", ""),
+    "states of the accepted path are shifted": (f"{READING}.observe", PATH, f"{PATH}.roll(1, 1)"),
+    "tokens of the accepted path are not shifted": (f"{READING}.observe", ".roll(-1, 1)", ""),
     "the last node's state stands for the root's": (
-        f"{SESSION}._read_committed",
+        f"{READING}._read_committed",
         "take(hidden, accepted)",
         "hidden[:, -1]",
     ),
-    "rows of candidates are kept": (f"{SESSION}._read_committed", "accepted + 1)", "accepted + 2)"),
-    "the root is read and forgotten": (f"{SESSION}._read_committed", "accepted + 1)", "accepted)"),
-    "levels are written over each other": (f"{SESSION}._pass", ", depths.shape[1] - nodes)", ")"),
+    "rows of candidates are kept": (f"{READING}._read_committed", "accepted + 1)", "accepted + 2)"),
+    "the root is read and forgotten": (f"{READING}._read_committed", "accepted + 1)", "accepted)"),
+    "levels are written over each other": (f"{READING}._read", ", depths.shape[1] - nodes)", ")"),
     "positions in the array": (
-        f"{SESSION}._pass",
+        f"{READING}._read",
         "depths[:, -nodes:],",
         "torch.arange(nodes),",
     ),
-    "the question is the first token": (f"{SESSION}._read_prompts", "[length - 1]", "[0]"),
+    "the question is the first token": (f"{READING}._prompt_rows", "[length - 1]", "[0]"),
     "every offset of a block is the first": (TREE, "logits[:, :, offset]", "logits[:, :, 0]"),
     "features of another offset": (TREE, "foretold[:, :, offset]", "foretold[:, :, 0]"),
     "all nodes descend from the first": (TREE, "base = base.gather(1, parent)", "base = 0 * parent"),

@@ -78,7 +78,7 @@ def test_a_new_head_foretells_its_state_and_has_no_bias() -> None:
 def test_a_compressed_prompt_keeps_all_text() -> None:
     model, embeddings, features = head(), rows(2), rows(3)
     questions = torch.tensor([11, 4])
-    made = model.compress(embeddings, features, [12, 8], SPANS, questions)
+    made = model.read_prompts(embeddings, features, [12, 8], SPANS, questions)
     assert made.lengths == [12 - 7 + 2 * 2, 8]
     before = torch.cat([torch.zeros(2, 1, WIDTH), features[:, :-1]], 1)
     fused = model.fuse(embeddings, before)
@@ -92,11 +92,12 @@ def test_a_compressed_prompt_keeps_all_text() -> None:
 def test_pictures_see_their_own_rows_question() -> None:
     model = head(compressor="attention_pruning")
     embeddings, features = rows(2), rows(3)
-    one = model.compress(embeddings, features, [12, 8], SPANS, torch.tensor([11, 4]))
-    other = model.compress(embeddings, features, [12, 8], SPANS, torch.tensor([11, 2]))
+    one = model.read_prompts(embeddings, features, [12, 8], SPANS, torch.tensor([11, 4]))
+    other = model.read_prompts(embeddings, features, [12, 8], SPANS, torch.tensor([11, 2]))
     assert torch.equal(one.rows, other.rows), "the second prompt has no picture"
     moved = [
-        model.compress(embeddings, features, [12, 8], SPANS, torch.tensor([at, 4])).rows for at in range(12)
+        model.read_prompts(embeddings, features, [12, 8], SPANS, torch.tensor([at, 4])).rows
+        for at in range(12)
     ]
     assert any(not torch.equal(one.rows, each) for each in moved)
 
@@ -114,7 +115,7 @@ def test_a_head_comes_back_from_its_folder(tmp_path: Path) -> None:
         places = torch.arange(12)[None]
         torch.testing.assert_close(again(rows(), places), saved(rows(), places))
         arguments = (rows(2), rows(3), [12, 8], SPANS, torch.tensor([11, 4]))
-        torch.testing.assert_close(again.compress(*arguments).rows, saved.compress(*arguments).rows)
+        torch.testing.assert_close(again.read_prompts(*arguments).rows, saved.read_prompts(*arguments).rows)
 
 
 def test_compressors_begin_as_they_choose() -> None:

@@ -128,12 +128,11 @@ def test_a_head_fed_with_states_one_token_off_is_worse(
     The head is blind to tokens here: with random weights they say all that the states do.
     """
     fuse = EagleHead.fuse
-    monkeypatch.setattr(EagleHead, "fuse", lambda self, tokens, states: fuse(self, 0 * tokens, states))
+    monkeypatch.setattr(EagleHead, "fuse", lambda self, tokens, *states: fuse(self, 0 * tokens, *states))
     head, _ = train(tmp_path / "state.pt", 120)
-    right, place = accepted(head), "gather_rows(output.taps[HIDDEN], verdict.path"
-    bug = PlantedBug(
-        "mmspec.drafters.eagle:EagleSession.observe", ((place, f"{place}.roll(1, 1)"),), lambda: None
-    )
+    right, place = accepted(head), "_copied(verdict.path)"
+    where = "mmspec.drafters.feature_session:FeatureSession.observe"
+    bug = PlantedBug(where, ((place, f"{place}.roll(1, 1)"),), lambda: None)
     with bug.planted():
         assert accepted(head) < right - 0.2
 

@@ -77,3 +77,8 @@ class EagleConfig(PreTrainedConfig):
     @property
     def hidden_size(self) -> int:
         return int(self.layer.get("hidden_size", 0))
+
+    @property
+    def target_type(self) -> str:
+        """Model type of the target's language model."""
+        return str(self.layer.get("model_type", ""))

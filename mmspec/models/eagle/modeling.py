@@ -5,22 +5,24 @@ It has no embedding and no output matrix: those are its target's, frozen.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, Cache, Emu3TextConfig, PreTrainedModel
+from transformers import AutoModel, Emu3TextConfig, PreTrainedModel
 from transformers.models.emu3.modeling_emu3 import Emu3TextModel
 
+from mmspec.compressors.spans import PictureSpan
 from mmspec.errors import UnsupportedModelError
 from mmspec.models.eagle.configuration import EagleConfig
+from mmspec.models.feature_head import FeatureHead, PromptRows
 
 __all__ = ["EagleHead"]
 
 AutoModel.register(Emu3TextConfig, Emu3TextModel, exist_ok=True)  # transformers leaves this one out
 
 
-class EagleHead(PreTrainedModel):
+class EagleHead(FeatureHead):
     """Foretells the hidden state of a token from the token and the hidden state before it.
 
     Row t of its input holds the embedding of token t and the target's final hidden state at t - 1; its
@@ -31,9 +33,6 @@ class EagleHead(PreTrainedModel):
     config: EagleConfig
     config_class = EagleConfig
     base_model_prefix = "eagle"
-    main_input_name = "embeddings"
-    _supports_sdpa = True
-    _supports_attention_backend = True
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__(config)
@@ -42,42 +41,22 @@ class EagleHead(PreTrainedModel):
         self.decoder = single_layer(config)
         self.post_init()
 
-    def fuse(self, embeddings: Tensor, features: Tensor) -> Tensor:
-        """What enters the layer: embeddings [B, n, d] of tokens and hidden states [B, n, d] before them."""
+    def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
         fused: Tensor = self.fc(torch.cat([embeddings, features], dim=-1))
         return fused
 
-    def forward(
+    def read_prompts(
         self,
         embeddings: Tensor,
         features: Tensor,
-        position_ids: Tensor,
-        attention_mask: Tensor | dict[str, Tensor] | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """Foretell hidden states.
-
-        Args:
-            embeddings: [B, n, d] of tokens, as they enter the target's first layer.
-            features: [B, n, d] final hidden states, normed, one token before.
-            position_ids: of the tokens, as the target counts them.
-            attention_mask: as the target's layers take it; None is causal.
-            past_key_values: keys and values of the rows before.
-
-        Returns:
-            [B, n, d] final hidden states of the tokens.
-        """
-        output = self.decoder(
-            inputs_embeds=self.fuse(embeddings, features),
-            position_ids=position_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            use_cache=past_key_values is not None,
-            **kwargs,
-        )
-        hidden: Tensor = output.last_hidden_state
-        return hidden
+        lengths: Sequence[int],
+        spans: Sequence[Sequence[PictureSpan]],
+        questions: Tensor,
+    ) -> PromptRows:
+        rows = self.fuse(embeddings[:, 1:], features[:, :-1])  # nothing comes before the first token
+        slot = torch.arange(1, embeddings.shape[1], device=rows.device).expand(len(rows), -1)
+        within = slot < torch.tensor(lengths, device=rows.device)[:, None]
+        return PromptRows(rows, [length - 1 for length in lengths], slot.where(within, -1), slot)
 
 
 def single_layer(config: EagleConfig) -> PreTrainedModel:

@@ -7,23 +7,23 @@ semi-autoregressive head in; this follows vlm-drafting.md, section 2.3, where th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
-from transformers import Cache, LlamaModel, PreTrainedModel
+from transformers import LlamaModel
 
 from mmspec.compressors import build_compressor
 from mmspec.compressors.spans import PictureSpan
-from mmspec.compressors.splice import Spliced, compress_pictures, splice
+from mmspec.compressors.splice import compress_pictures, splice
 from mmspec.errors import InputError
+from mmspec.models.feature_head import FeatureHead, PromptRows
 from mmspec.models.flash.configuration import FlashConfig
 
 __all__ = ["FlashHead"]
 
 
-class FlashHead(PreTrainedModel):
+class FlashHead(FeatureHead):
     """Foretells the hidden states of a token and of the K - 1 after it.
 
     Row t of its input holds the embedding of token t and the target's final hidden state at t - 1; its
@@ -37,9 +37,7 @@ class FlashHead(PreTrainedModel):
     config: FlashConfig
     config_class = FlashConfig
     base_model_prefix = "flash"
-    main_input_name = "rows"
-    _supports_sdpa = True
-    _supports_attention_backend = True
+    counts_rows = True
 
     def __init__(self, config: FlashConfig) -> None:
         super().__init__(config)
@@ -63,61 +61,23 @@ class FlashHead(PreTrainedModel):
         if all(module is not part for part in self.compressor.modules()):  # they know how to begin
             super()._init_weights(module)
 
-    def fuse(self, embeddings: Tensor, features: Tensor) -> Tensor:
-        """What enters the layer: embeddings [B, n, d] of tokens and hidden states [B, n, d] before them."""
+    def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
         fused: Tensor = self.fc(torch.cat([embeddings, features], dim=-1))
         return fused
 
-    def compress(
+    def read_prompts(
         self,
         embeddings: Tensor,
         features: Tensor,
         lengths: Sequence[int],
         spans: Sequence[Sequence[PictureSpan]],
         questions: Tensor,
-    ) -> Spliced:
-        """The rows of whole prompts, their pictures compressed after the fusion.
-
-        Args:
-            embeddings, features: [B, L, d] at each token, padded on the right; unlike in `fuse`, both
-                belong to the same token.
-            lengths: B.
-            spans: B lists of pictures.
-            questions: [B] index of the row that asks about them: the last before the answer.
-        """
+    ) -> PromptRows:
+        """The rows of whole prompts, their pictures compressed after the fusion."""
         rows = self.fuse(embeddings, pad(features[:, :-1], (0, 0, 1, 0)))
         asked = rows[torch.arange(len(rows), device=rows.device), questions]
-        return splice(rows, lengths, spans, compress_pictures(self.compressor, rows, spans, asked))
-
-    def forward(
-        self,
-        rows: Tensor,
-        position_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """One pass of the layer.
-
-        Args:
-            rows: [B, n, d] from `fuse` or `compress`.
-            position_ids: [B, n] index of each row in its own compressed sequence.
-            attention_mask: as Llama's layers take it; None is causal.
-            past_key_values: keys and values of the rows before.
-
-        Returns:
-            [B, n, d] the state that the offsets read.
-        """
-        output = self.decoder(
-            inputs_embeds=rows,
-            position_ids=position_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            use_cache=past_key_values is not None,
-            **kwargs,
-        )
-        hidden: Tensor = output.last_hidden_state
-        return hidden
+        made = splice(rows, lengths, spans, compress_pictures(self.compressor, rows, spans, asked))
+        return PromptRows(made.rows, made.lengths, made.source, made.slot)
 
     def foretell(self, hidden: Tensor, offsets: int) -> Tensor:
         """h_i = h + MLP_i(h) for the first offsets: [..., d] -> [..., offsets, d]."""

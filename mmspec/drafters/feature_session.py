@@ -1,0 +1,230 @@
+"""What drafters have in common whose head reads the target's hidden states: EAGLE, FLASH and their kin.
+
+A drafter of this kind adds its tree, and a session of its own that says how the head proposes; everything
+about reading is here.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmspec.compressors.spans import find_pictures
+from mmspec.decoding.cache import RaggedCache
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import (
+    Drafter,
+    DraftSession,
+    PromptOutput,
+    Request,
+    Target,
+    TargetOutput,
+    list_prompts,
+)
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler, Scores
+from mmspec.decoding.verdict import Verdict, take
+from mmspec.drafters.growth import gather_rows
+from mmspec.drafters.tree import TreeShape
+from mmspec.errors import InputError
+from mmspec.models.feature_head import EMBEDDINGS, FeatureHead, PromptRows
+from mmspec.targets.causal import CausalState, CausalTarget, to_device
+
+__all__ = ["FeatureDrafter", "FeatureSession"]
+
+
+class FeatureDrafter(Drafter):
+    """A tree of candidates by a head that reads its target's hidden states.
+
+    Args:
+        model: the trained head.
+        shape: the tree.
+
+    Attributes:
+        title: of its heads, for messages.
+        session: what proposes for a batch.
+    """
+
+    kind = DraftKind.POINT
+    title: ClassVar[str]
+    session: ClassVar[type[FeatureSession]]
+
+    def __init__(self, model: FeatureHead, shape: TreeShape) -> None:
+        self.model, self.shape = model, shape
+        self.taps = (EMBEDDINGS, *model.taps)
+        self.max_nodes = shape.num_draft_tokens + 1
+        self.branches = shape.max_children > 1
+        self.target: CausalTarget | None = None
+
+    def check(self, target: Target[Any]) -> None:
+        """Raise an InputError unless the head was trained for a target of this kind and size."""
+        config, known = self.model.config, self.model.draft_tokens
+        if not isinstance(target, CausalTarget):
+            raise InputError("drafter", self.title, "a target that is a transformers model")
+        text = target.config.get_text_config(decoder=True)
+        wanted = {
+            "model type": (config.target_type, text.model_type),
+            "hidden size": (config.hidden_size, text.hidden_size),
+            "layers": (config.target_layers, text.num_hidden_layers),
+            "vocabulary": (config.vocabulary, target.vocabulary),
+        }
+        for name, (trained, given) in wanted.items():
+            if trained != given:
+                allowed = f"a head that was trained for this target, whose {name} is {given}"
+                raise InputError("drafter", f"a head for a target whose {name} is {trained}", allowed)
+        most = target.vocabulary if known is None else len(known)
+        if max(self.shape.branch(level) for level in range(1, self.shape.depth + 1)) > most:
+            raise InputError("top_k", self.shape.max_children, f"at most {most}, the vocabulary")
+
+    def fit(self, target: Target[Any]) -> Self:
+        """This drafter with the target's embedding and output matrix."""
+        self.check(target)
+        fitted = copy.copy(self)
+        fitted.target = target  # type: ignore[assignment]  # checked
+        return fitted
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        if self.target is None:
+            name = type(self).__name__
+            raise InputError("drafter", name, "one that was fitted: `drafter.fit(target)`")
+        return self.session(self, self.target, requests, prefill, sampler)
+
+
+class FeatureSession(DraftSession):
+    """The head's own cache of one batch: the prompt's rows, then a row for every token.
+
+    Rows of committed tokens are made of the target's hidden states, rows of candidates of the head's own
+    guesses. The latter are never committed, and overwritten in the next round.
+
+    Attributes:
+        tokens: [B, D + 1] committed in the last round; the newest, the root, is filled in when it is known.
+        features: [R, D + 1, d] of the token before each; R = B, or 2B under guidance.
+        accepted: [B] which of them the root is; later ones are padding.
+        summary: [R, s] what the head keeps of the prompts' pictures; None if nothing.
+    """
+
+    def __init__(
+        self,
+        drafter: FeatureDrafter,
+        target: CausalTarget,
+        requests: Sequence[Request],
+        prefill: PromptOutput,
+        sampler: Sampler,
+    ) -> None:
+        self.head, self.shape = drafter.model, drafter.shape
+        self.target, self.sampler = target, sampler
+        eager = self.head.decoder.config._attn_implementation == "eager"
+        self.additive = self.head.dtype if eager else None
+        self.prompt_lengths = [request.inputs["input_ids"].shape[1] for request in requests]
+        prompts = list_prompts(requests, sampler)
+        self.copies = len(prompts) // len(requests)
+        known = [
+            self.head.join([prefill.taps[tap][row] for tap in self.head.taps]) for row in range(len(prompts))
+        ]
+        self.state, self.summary = self._read_prompts(prompts, prefill.taps[EMBEDDINGS], known)
+        last = torch.cat([features[:, -1:] for features in known])
+        self.features = pad(last, (0, 0, 0, self.shape.depth))
+        self.tokens = torch.zeros(len(requests), self.shape.depth + 1, dtype=torch.long, device=last.device)
+        self.accepted = self.tokens[:, 0]
+
+    @abstractmethod
+    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft: ...
+
+    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+        path = self._copied(verdict.path)
+        self.tokens = draft.tokens.gather(1, verdict.path).roll(-1, 1)
+        self.features = self.head.join([gather_rows(output.taps[tap], path) for tap in self.head.taps])
+        self.accepted = verdict.accepted
+
+    def _read_prompts(
+        self,
+        prompts: Sequence[Mapping[str, Tensor]],
+        embeddings: Sequence[Tensor],
+        features: Sequence[Tensor],
+    ) -> tuple[CausalState, Tensor | None]:
+        """The cache of the prompts, read one row at a time as the target reads them, and their summary.
+
+        Args:
+            prompts: R.
+            embeddings, features: R tensors [1, L_r, d].
+        """
+        device = self.target.device
+        read = [self._prompt_rows(*each) for each in zip(prompts, embeddings, features, strict=True)]
+        lengths = [made.lengths[0] + 1 for made in read]  # the newest token, whose row follows, counts
+        capacity = max(lengths) + 2 * self.shape.num_draft_tokens
+        cache = RaggedCache(self.head.decoder.config, len(prompts), capacity, device)
+        offsets = []
+        for row, (prompt, made) in enumerate(zip(prompts, read, strict=True)):
+            count = made.lengths[0]
+            positions, offset = torch.arange(count, device=device)[None], 0
+            if not self.head.counts_rows:
+                places, beyond = self.target.positions(to_device(prompt, device))
+                positions, offset = places[..., made.slot[0]], beyond + places.shape[-1] - count
+            offsets.append(offset)
+            if count:
+                cache.begin_prefill(row, count)
+                self.head(made.rows, positions, past_key_values=cache)
+        told = [made.summary for made in read if made.summary is not None]
+        state = CausalState(cache, torch.tensor(offsets, device=device), lengths)
+        return state, torch.cat(told) if told else None
+
+    def _prompt_rows(self, prompt: Mapping[str, Tensor], embeddings: Tensor, features: Tensor) -> PromptRows:
+        """The rows of one prompt [1, L, d]."""
+        length = features.shape[1]
+        spans = [find_pictures(self.target.config, prompt)]
+        question = torch.tensor([length - 1], device=features.device)
+        return self.head.read_prompts(embeddings, features, [length], spans, question)
+
+    def _read_committed(self, root: Tensor, history: Sequence[Sequence[int]]) -> Tensor:
+        """Read what the last round committed, the root included; the head's state there, [R, d]."""
+        tokens = self.tokens.scatter(1, self.accepted[:, None], root[:, None])
+        chain = Draft.chain(tokens, DraftKind.POINT)
+        hidden = self._read(tokens, self.features, chain.ancestors, chain.depth)
+        accepted = self._copied(self.accepted)
+        self.state.cache.commit(None, accepted + 1)
+        lengths = zip(history, self.prompt_lengths, strict=True)
+        self.state.tighten([len(tokens) - length for tokens, length in lengths])
+        return take(hidden, accepted)
+
+    def _read(self, tokens: Tensor, features: Tensor, reached: Tensor, depths: Tensor) -> Tensor:
+        """Read new nodes behind those that were read since the last commit.
+
+        Args:
+            tokens: [B, n]; features: [R, n, d] of the tokens before them.
+            reached: [B, n, m] which of the m nodes, these last, each of them sees.
+            depths: [B, m] of all nodes, counted from the first row that is not committed.
+
+        Returns:
+            [R, n, d] the head's state at them.
+        """
+        cache, nodes = self.state.cache, tokens.shape[1]
+        cache.begin_score(nodes, depths.shape[1] - nodes)
+        depths = self._copied(depths)
+        hidden: Tensor = self.head(
+            self.head.fuse(self.target.embed(self._copied(tokens)), features, self.summary),
+            (cache.lengths + self.state.offset)[:, None] + depths[:, -nodes:],
+            cache.attention_mask(self._copied(reached), depths, self.additive),
+            cache,
+        )
+        return hidden
+
+    def _law(self, logits: Tensor) -> Tensor:
+        """[B, w, V] log-probabilities of guided logits, warped as the target's will be.
+
+        Processors are left out: they look at paths, which costs more than their effect on a guess.
+        """
+        if not self.sampler.greedy:
+            logits = self.sampler.truncate(logits / self.sampler.temperature)
+        return logits.log_softmax(-1)
+
+    def _copied(self, values: Tensor) -> Tensor:
+        """Values [B, ...] for all rows that the target reads, [R, ...]."""
+        return values if self.copies == 1 else values.repeat(self.copies, *[1] * (values.dim() - 1))
