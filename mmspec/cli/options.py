@@ -58,8 +58,8 @@ JsonLines = Annotated[
 Task = Annotated[
     str | None,
     typer.Option(
-        help="Without prompts of your own: caption, describe, question, two_images, clip or mixed, on scenes; "
-        "or generate, for models that draw."
+        help="Without prompts of your own: caption, describe, question, two_images, clip or mixed, on "
+        "scenes; or generate, for models that draw."
     ),
 ]
 GuidanceScale = Annotated[

@@ -112,7 +112,13 @@ class Target(Protocol[State]):
 
 
 class DraftSession(ABC):
-    """A drafter at work on one batch."""
+    """A drafter at work on one batch.
+
+    Attributes:
+        passes: forwards of a model of its own so far, those over the prompts not counted.
+    """
+
+    passes: int = 0
 
     @abstractmethod
     def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:

@@ -132,7 +132,9 @@ def decode_cells(
         steps = [picture.step(schedule) for picture in pictures]
         tokens, places, known = lay_out(steps, choice.device)
         kept.scatter_(1, places, known)
+        clock = perf_counter()
         logits = target.score_places(state, tokens, places, see(kept, places, steps))
+        stats.target_seconds += perf_counter() - clock
         scores = sampler.warped(sampler.guided(logits))
         report = [scores.choose_at(places + 1, random), scores.are_finite().long()]
         if any(step.judged is not None for step in steps):

@@ -65,8 +65,11 @@ def speculate(
     while not sequences.finished:
         clock = perf_counter()
         draft = session.propose(sequences.root, sequences.emitted, sequences.tokens)
-        stats.draft_seconds += perf_counter() - clock
+        drafted = perf_counter()
         output = target.score(state, draft, drafter.taps)
+        stats.draft_seconds += drafted - clock
+        stats.target_seconds += perf_counter() - drafted
+        stats.draft_passes = session.passes
         scores = sampler(output.logits, draft, sequences.tokens)
         verdict = rule.verify(draft, scores, random, sequences.emitted)
         target.commit(state, draft, verdict, sequences.active)

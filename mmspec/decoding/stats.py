@@ -25,7 +25,10 @@ class DecodingStats:
         tv_sum, tv_max, tv_places: total variation between the emitted law and the target's, over the
             places that were judged and measured; zero places for exact rules.
         draft_faults: rounds in which a drafter's numbers were not finite and its draft was dropped.
-        seconds: wall-clock time of the call, with its parts `prefill_seconds`, `draft_seconds`.
+        draft_passes: forwards of a model of the drafter's own, those over the prompts not counted.
+        seconds: wall-clock time of the call, with its parts `prefill_seconds` (the first token and the
+            drafter's reading of the prompts included), `draft_seconds` (proposing) and `target_seconds`
+            (scoring), as the host sees them; the rest is warping, judging, committing and learning from it.
         cache_bytes: keys and values of the target.
     """
 
@@ -41,9 +44,11 @@ class DecodingStats:
     tv_max: float = 0.0
     tv_places: int = 0
     draft_faults: int = 0
+    draft_passes: int = 0
     seconds: float = 0.0
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
+    target_seconds: float = 0.0
     cache_bytes: int = 0
 
     def count_round(self, row: int, drafted: int, accepted: int, faulty: int) -> None:
@@ -119,7 +124,10 @@ def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
         merged.accelerator, merged.exactness = part.accelerator, part.exactness
         for name in ("new_tokens", "rounds", "drafted", "accepted"):
             setattr(merged, name, getattr(merged, name) + getattr(part, name))
-        for name in ("target_forwards", "draft_faults", "seconds", "prefill_seconds", "draft_seconds"):
+        for name in (
+            *("target_forwards", "draft_faults", "draft_passes"),
+            *("seconds", "prefill_seconds", "draft_seconds", "target_seconds"),
+        ):
             setattr(merged, name, getattr(merged, name) + getattr(part, name))
         merged.count_variation(part.tv_sum, part.tv_max, part.tv_places)
         for accepted, count in part.accepted_histogram.items():

@@ -117,6 +117,7 @@ class DraftModelSession(DraftSession):
 
     def _read(self, tokens: Tensor) -> Tensor:
         """Read tokens [B, m] into the cache; the draft's logits [B, 1, V] after the last of them."""
+        self.passes += 1
         model, cache = self.drafter.model, self.state.cache
         chain = Draft.chain(tokens.clamp_max(model.vocabulary - 1), DraftKind.POINT)
         logits = model.score(self.state, chain).logits[:, -1:]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from mmspec.decoding.stats import merge_stats
@@ -34,9 +34,15 @@ class BenchRecord:
         seconds: median over repeats of the wall-clock for all batches; then its extremes.
         speedup: median seconds of plain decoding / median seconds; then the extremes of the ratio within a
             repeat.
+        decode_speedup: ratio to plain decoding of median seconds per token without reading the prompts: what
+            follows the first token. 1 where nothing does.
+        decode_speedup_mean: mean over prompts (batches) of their own such ratios.
         tokens_per_second: new_tokens / seconds.
         time_to_first_token: median over calls of the seconds that reading the prompt took the target.
-        draft_share: part of the seconds that the drafter took (as the host sees it).
+        prefill_share, draft_share, target_share: parts of the seconds that reading the prompts (by target
+            and drafter), proposing and scoring took, as the host sees them; the rest is preparing the
+            pictures, warping, judging and committing.
+        draft_passes: forwards of the drafter's own model in a round.
         nfe_mean, nfe_max: target forwards that a row took part in, the prompt's own included; a guided pair
             is one.
         step_compression: tokens per target forward of a row.
@@ -67,9 +73,14 @@ class BenchRecord:
     speedup: float
     speedup_min: float
     speedup_max: float
+    decode_speedup: float
+    decode_speedup_mean: float
     tokens_per_second: float
     time_to_first_token: float
+    prefill_share: float
     draft_share: float
+    target_share: float
+    draft_passes: float
     nfe_mean: float
     nfe_max: int
     step_compression: float
@@ -153,7 +164,8 @@ def _record(
         for ours, theirs in zip(run.decoded.tokens, expected[run.repeat, run.batch], strict=True)
     ]
     calls = [stats for run in every for stats in run.decoded.stats]
-    rounds = sum(once.accepted_histogram.values())
+    judged = sum(once.accepted_histogram.values())
+    rounds = once.target_forwards - sum(len(run.decoded.stats) for run in repeats[0])
     deepest = max(once.accepted_histogram, default=0)
     reached = [
         sum(count for accepted, count in once.accepted_histogram.items() if accepted >= depth)
@@ -170,16 +182,21 @@ def _record(
         target_forwards=once.target_forwards,
         acceptance_length=once.acceptance_length,
         acceptance_rate=once.acceptance_rate,
-        acceptance_by_position=[count / rounds for count in reached],
+        acceptance_by_position=[count / judged for count in reached],
         seconds=middle,
         seconds_min=min(seconds),
         seconds_max=max(seconds),
         speedup=median(plain_seconds) / middle,
         speedup_min=min(ratios),
         speedup_max=max(ratios),
+        decode_speedup=_decode_speedup(repeats, plain),
+        decode_speedup_mean=fmean(map(_decode_speedup, _by_batch(repeats), _by_batch(plain))),
         tokens_per_second=new_tokens / middle,
         time_to_first_token=median(stats.prefill_seconds for stats in calls),
+        prefill_share=sum(stats.prefill_seconds for stats in calls) / sum(seconds),
         draft_share=sum(stats.draft_seconds for stats in calls) / sum(seconds),
+        target_share=sum(stats.target_seconds for stats in calls) / sum(seconds),
+        draft_passes=once.draft_passes / rounds if rounds else 0.0,
         nfe_mean=once.nfe_mean,
         nfe_max=once.nfe_max,
         step_compression=once.step_compression,
@@ -193,6 +210,28 @@ def _record(
         category=category,
         settings=settings,
     )
+
+
+def _by_batch(repeats: list[list[Run]]) -> list[list[list[Run]]]:
+    """The same runs, one batch after the other."""
+    return [[[run] for run in runs] for runs in zip(*repeats, strict=True)]
+
+
+def _decode_speedup(repeats: list[list[Run]], plain: list[list[Run]]) -> float:
+    """How many times faster tokens follow the first ones than in plain decoding; 1 where none follow."""
+    ours, theirs = _seconds_per_token(repeats), _seconds_per_token(plain)
+    return theirs / ours if ours and theirs else 1.0
+
+
+def _seconds_per_token(repeats: list[list[Run]]) -> float:
+    """Median over repeats, of the tokens after the first one of each row; 0 where there are none."""
+    found = []
+    for cell in repeats:
+        calls = [stats for run in cell for stats in run.decoded.stats]
+        tokens = sum(sum(stats.new_tokens) - sum(map(bool, stats.new_tokens)) for stats in calls)
+        seconds = sum(stats.seconds - stats.prefill_seconds for stats in calls)
+        found.append(seconds / tokens if tokens else 0.0)
+    return median(found)
 
 
 def _seconds(repeats: list[list[Run]]) -> tuple[list[float], list[float]]:

@@ -45,6 +45,7 @@ COLUMNS: Columns = (
     ("accepted", lambda record: f"{record.acceptance_rate:.0%}", False),
     ("tokens/s", lambda record: f"{record.tokens_per_second:.0f}", False),
     ("speed-up\n(min-max)", speedup, True),
+    ("decoding\nalone", lambda record: f"{record.decode_speedup:.2f}x", False),
     ("first\ntoken", lambda record: f"{1000 * record.time_to_first_token:.0f} ms", False),
     ("draft\nshare", lambda record: f"{record.draft_share:.0%}", False),
     ("peak\nmemory", lambda record: f"{record.peak_memory_bytes / 1e6:.0f} MB", False),
@@ -132,7 +133,8 @@ def describe_settings(settings: dict[str, Any], record: BenchRecord) -> str:
 def _explain(records: Sequence[BenchRecord]) -> str:
     return (
         "tokens/forward counts the bonus token, plain decoding has 1. speed-up: ratio to none in this run, "
-        f"of medians over {records[0].repeats} interleaved repeats. accepted: share of draft tokens. "
+        f"of medians over {records[0].repeats} interleaved repeats; decoding alone: without reading the "
+        "prompts. accepted: share of draft tokens. "
         f"memory: {records[0].memory_kind}."
     )
 

@@ -140,9 +140,35 @@ def test_there_is_no_ratio_without_plain_decoding():
 
 
 def test_merged_stats_are_those_of_one_call():
-    one, other = stats(10, 4, 5, 8, {0: 1, 2: 3}), stats(7, 6, 0, 2, {0: 6})
+    one = stats(10, 4, 5, 8, {0: 1, 2: 3}, draft_passes=3, target_seconds=0.5)
+    other = stats(7, 6, 0, 2, {0: 6}, draft_passes=4, target_seconds=0.25)
     merged = merge_stats([one, other])
     assert merged.new_tokens == [10, 7]
     assert merged.target_forwards == 12
     assert merged.accepted_histogram == {0: 7, 2: 3}
     assert merged.acceptance_length == (9 + 6) / 10
+    assert (merged.draft_passes, merged.target_seconds) == (7, 0.75)
+
+
+def test_decoding_is_timed_without_the_prompts():
+    def timed(name, repeat, batch, decoding, tokens):
+        of = stats(tokens, tokens - 1, seconds=4.0 + decoding, prefill_seconds=4.0)
+        return run(name, repeat, 5.0 + decoding, batch=batch, of=of)
+
+    runs = [timed("none", 0, 0, 10.0, 11), timed("none", 0, 1, 90.0, 91), timed("none", 0, 2, 0.0, 1)]
+    runs += [timed("copy", 0, 0, 2.0, 11), timed("copy", 0, 1, 90.0, 91), timed("copy", 0, 2, 0.0, 1)]
+    plain, record = summarise(runs, ["none", "copy"])
+    assert record.decode_speedup == pytest.approx(100 / 92)  # long answers dominate
+    assert record.decode_speedup_mean == pytest.approx(
+        (5 + 1 + 1) / 3
+    )  # nothing follows the third one's first
+    assert record.speedup == pytest.approx((100 + 15) / (92 + 15))
+    assert (plain.decode_speedup, plain.decode_speedup_mean) == (1.0, 1.0)
+
+
+def test_the_parts_of_the_time_and_the_passes_of_the_drafter():
+    parts = {"seconds": 8.0, "prefill_seconds": 2.0, "draft_seconds": 1.0, "target_seconds": 4.0}
+    runs = [run("none", 0, 10.0), run("copy", 0, 10.0, of=stats(10, 3, draft_passes=12, **parts))]
+    _, record = summarise(runs, ["none", "copy"])
+    assert (record.prefill_share, record.draft_share, record.target_share) == (0.2, 0.1, 0.4)
+    assert record.draft_passes == 4.0  # in each of three rounds
