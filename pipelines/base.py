@@ -20,8 +20,7 @@ from mmspec.drafters.eagle import EagleDrafter
 from mmspec.drafters.flash import FlashDrafter
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
-from mmspec.models.llamagen import LlamaGenConfig
-from mmspec.pipelines.checkpoint import (
+from mmspec.models.checkpoint import (
     bytes_of,
     check_same_tokenizer,
     check_source,
@@ -30,6 +29,7 @@ from mmspec.pipelines.checkpoint import (
     load_model,
     load_processor,
 )
+from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.pipelines.heads import HEADS, load_head
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 

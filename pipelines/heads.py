@@ -10,9 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from mmspec.errors import CheckpointError, InputError
+from mmspec.models.checkpoint import bytes_of, check_source, check_weights, first_line, load_config
 from mmspec.models.eagle import EagleHead
 from mmspec.models.flash import FlashHead
-from mmspec.pipelines.checkpoint import bytes_of, check_source, check_weights, first_line, load_config
 
 logger = logging.getLogger(__name__)
 

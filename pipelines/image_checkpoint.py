@@ -19,9 +19,9 @@ from transformers.utils.hub import cached_file
 
 from mmspec.errors import CheckpointError
 from mmspec.models.chameleon_vq import load_chameleon_vq
+from mmspec.models.checkpoint import check_source, check_vocabulary, check_weights, first_line
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
-from mmspec.pipelines.checkpoint import check_source, check_vocabulary, check_weights, first_line
 
 VQ, TEXT_ENCODER, TOKENIZER = "vq", "text_encoder", "tokenizer"
 

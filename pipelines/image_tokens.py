@@ -23,11 +23,11 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import NOT_FINITE, Sequences, Stopping
 from mmspec.decoding.stats import DecodingStats, merge_stats
 from mmspec.errors import CheckpointError, InputError, NumericalError, UnsupportedModelError
+from mmspec.models.checkpoint import check_vocabulary, load_model, load_processor
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
 from mmspec.pipelines.base import MMSpecPipeline
 from mmspec.pipelines.callbacks import CheckedStep
-from mmspec.pipelines.checkpoint import check_vocabulary, load_model, load_processor
 from mmspec.pipelines.image_checkpoint import (
     TEXT_ENCODER,
     TOKENIZER,

@@ -44,7 +44,7 @@ def vlm(
     """
     from mmspec.cli.loading import reference_model
     from mmspec.evaluation.scenes import FIRST_SEED, score_vlm
-    from mmspec.pipelines.checkpoint import load_config
+    from mmspec.models.checkpoint import load_config
 
     source = model or reference_model()
     load_config(source)  # refuses what is no checkpoint, in one line
