@@ -66,7 +66,7 @@ def picture_report(records: Sequence[BenchRecord], *, width: int = WIDE) -> Rend
 
     Args:
         records: of all prompts.
-        width: characters on a line; below 110 some columns are left out, and named.
+        width: characters on a line; below 150 some columns are left out, and named.
 
     Raises:
         InputError: a record does not say what its speed-up depends on.

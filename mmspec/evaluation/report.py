@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 SHOWN_DIFFERENCES = 5
-WIDE = 110
+WIDE = 150
 
 
 def speedup(record: BenchRecord) -> str:
@@ -71,7 +71,7 @@ def bench_report(
     Args:
         records: of all prompts.
         by_category: of the prompts of each category.
-        width: characters on a line; below 110 some columns are left out, and named.
+        width: characters on a line; below 150 some columns are left out, and named.
     """
     settings = records[0].settings
     above = Text(describe_settings(settings, records[0]), style="dim")
