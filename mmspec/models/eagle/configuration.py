@@ -13,6 +13,8 @@ from mmspec.errors import UnsupportedModelError
 
 __all__ = ["EagleConfig"]
 
+VISUAL = ("fused", "embedded")
+
 
 @strict
 class EagleConfig(PreTrainedConfig):
@@ -23,6 +25,11 @@ class EagleConfig(PreTrainedConfig):
         vocabulary: tokens that the target knows, which for a picture are its codes and syntax alone.
         target_layers: layers of the target, which tells models of one family and width apart.
         bias: whether the fusion of embedding and hidden state has one.
+        visual: what the row of a visual token is made of: "fused", like text, of its embedding and the hidden
+            state before it (EAGLE); or "embedded", its embedding as it is (MSD, 2505.14260).
+        compressor, compressor_options: what becomes of each picture before that; see `mmspec.compressors`.
+            With "fused", "gate" is SpecVLM (2509.11815); with "embedded", "vispec" is ViSpec (2509.15235);
+            "none" hides pictures from the head (HiViS, 2509.23928).
         num_draft_tokens, depth, top_k: the dynamic tree that it grows where nothing else is asked for. Words
             are foretold best by deep trees; pictures, whose distributions are flat, by wide ones.
     """
@@ -33,19 +40,27 @@ class EagleConfig(PreTrainedConfig):
     vocabulary: int = 0
     target_layers: int = 0
     bias: bool = True
+    visual: str = "fused"
+    compressor: str = "identity"
+    compressor_options: dict[str, Any] = field(default_factory=dict)
     num_draft_tokens: int = 24
     depth: int = 5
     top_k: int = 8
     initializer_range: float = 0.02
 
+    def validate_architecture(self) -> None:
+        """Refuse what cannot be built; called by `strict`."""
+        if self.visual not in VISUAL:
+            raise ValueError(f"visual: got {self.visual!r}; one of {', '.join(VISUAL)}")
+
     @classmethod
-    def for_target(cls, config: PreTrainedConfig, vocabulary: int, **tree: Any) -> EagleConfig:
+    def for_target(cls, config: PreTrainedConfig, vocabulary: int, **settings: Any) -> EagleConfig:
         """The head for a target of that config, by its language model alone.
 
         Args:
             config: of the target.
             vocabulary: tokens that it knows.
-            tree: `num_draft_tokens`, `depth` and `top_k`, where they are not to be those for words.
+            settings: attributes of this class, to be had otherwise.
 
         Raises:
             UnsupportedModelError: the language model is of no family whose layers are known to mmspec.
@@ -57,7 +72,7 @@ class EagleConfig(PreTrainedConfig):
             layer["layer_types"] = ["full_attention" if "full_attention" in types else types[-1]]
         for name in ("dtype", "architectures", "_name_or_path", "transformers_version"):
             layer.pop(name, None)
-        made = cls(layer=layer, vocabulary=vocabulary, target_layers=int(text.num_hidden_layers), **tree)
+        made = cls(layer=layer, vocabulary=vocabulary, target_layers=int(text.num_hidden_layers), **settings)
         made.layer_config()
         return made
 

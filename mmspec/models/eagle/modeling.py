@@ -6,14 +6,18 @@ It has no embedding and no output matrix: those are its target's, frozen.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import AutoModel, Emu3TextConfig, PreTrainedModel
 from transformers.models.emu3.modeling_emu3 import Emu3TextModel
 
+from mmspec.compressors import build_compressor
 from mmspec.compressors.spans import PictureSpan
-from mmspec.errors import UnsupportedModelError
+from mmspec.compressors.splice import compress_pictures, splice
+from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.models.eagle.configuration import EagleConfig
 from mmspec.models.feature_head import FeatureHead, PromptRows
 
@@ -28,6 +32,9 @@ class EagleHead(FeatureHead):
     Row t of its input holds the embedding of token t and the target's final hidden state at t - 1; its
     output imitates the target's at t. The one layer is followed by no norm, because what is imitated has
     passed one; it keeps its norm in front, which EAGLE's release left out (vlm-drafting.md, section 3).
+
+    Raises:
+        InputError: no such compressor, or one whose summary is not that of embeddings.
     """
 
     config: EagleConfig
@@ -38,10 +45,33 @@ class EagleHead(FeatureHead):
         super().__init__(config)
         width = config.hidden_size
         self.fc = nn.Linear(2 * width, width, bias=config.bias)
+        visual = width if config.visual == "embedded" else 2 * width
+        self.compressor = build_compressor(config.compressor, visual, **config.compressor_options)
+        self.img_fc: nn.Linear | None = None
+        if self.compressor.summarises:
+            if visual > width:
+                raise InputError(
+                    "visual", config.visual, f"'embedded': {config.compressor} sums up embeddings"
+                )
+            self.img_fc = nn.Linear(2 * width, width)
         self.decoder = single_layer(config)
         self.post_init()
 
+    def _init_weights(self, module: nn.Module) -> None:
+        if module is self.img_fc:
+            nn.init.eye_(module.weight)  # [I, 0]: it begins as a head that is told of no picture
+            nn.init.zeros_(module.bias)
+        elif all(module is not part for part in self.compressor.modules()):  # they know how to begin
+            super()._init_weights(module)
+
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
+        return self._fuse(embeddings, features, None if summary is None else summary[:, None])
+
+    def _fuse(self, embeddings: Tensor, features: Tensor, told: Tensor | None) -> Tensor:
+        """`fuse`, with a summary [B, n or 1, d] for each row; None is that of no picture."""
+        if self.img_fc is not None:
+            told = torch.zeros_like(features) if told is None else told.expand_as(features)
+            features = self.img_fc(torch.cat([features, told], dim=-1))
         fused: Tensor = self.fc(torch.cat([embeddings, features], dim=-1))
         return fused
 
@@ -53,10 +83,31 @@ class EagleHead(FeatureHead):
         spans: Sequence[Sequence[PictureSpan]],
         questions: Tensor,
     ) -> PromptRows:
-        rows = self.fuse(embeddings[:, 1:], features[:, :-1])  # nothing comes before the first token
-        slot = torch.arange(1, embeddings.shape[1], device=rows.device).expand(len(rows), -1)
-        within = slot < torch.tensor(lengths, device=rows.device)[:, None]
-        return PromptRows(rows, [length - 1 for length in lengths], slot.where(within, -1), slot)
+        """The rows of whole prompts; the first is left out, as nothing comes before it.
+
+        What is compressed is what a visual row is made of: embedding and hidden state side by side [2d], or
+        the embedding alone [d]. A question is a row of text in the same space.
+        """
+        joined = torch.cat([embeddings, pad(features[:, :-1], (0, 0, 1, 0))], dim=-1)
+        asked = joined[torch.arange(len(joined), device=joined.device), questions]
+        if self.config.visual == "embedded":
+            asked = self._fuse(*asked.chunk(2, -1), None)
+            compressed = compress_pictures(self.compressor, embeddings, spans, asked)
+            wide = pad(compressed.features, (0, features.shape[-1]))
+            spliced = splice(joined, lengths, spans, replace(compressed, features=wide))
+        else:
+            compressed = compress_pictures(self.compressor, joined, spans, asked)
+            spliced = splice(joined, lengths, spans, compressed)
+        told = newest = None
+        if compressed.summary is not None:
+            told = pad(compressed.summary, (0, 0, 1, 0))[spliced.picture + 1]  # zeros before all pictures
+            newest = torch.stack([row[length - 1] for row, length in zip(told, spliced.lengths, strict=True)])
+        own, before = spliced.rows.chunk(2, -1)
+        rows = self._fuse(own, before, told)
+        if self.config.visual == "embedded":
+            rows = rows.where(spliced.source[..., None] >= 0, own)
+        left = [length - 1 for length in spliced.lengths]
+        return PromptRows(rows[:, 1:], left, spliced.source[:, 1:], spliced.slot[:, 1:], newest)
 
 
 def single_layer(config: EagleConfig) -> PreTrainedModel:
