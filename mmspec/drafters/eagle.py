@@ -17,14 +17,12 @@ from torch import Tensor
 
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.image_grid import FREE, ImageGrid
-from mmspec.decoding.interfaces import PromptOutput, Request, check_draft_tokens
+from mmspec.decoding.interfaces import PromptOutput, Request
 from mmspec.decoding.sampling import NEG_INF, Sampler, guide
 from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
 from mmspec.drafters.growth import TreeGrowth, gather_rows
-from mmspec.drafters.tree import NAMED_TREES, DynamicTree, StaticTree, TreeShape
-from mmspec.errors import InputError
-from mmspec.models.eagle import EagleConfig, EagleHead
-from mmspec.registry import did_you_mean
+from mmspec.drafters.tree import choose_tree
+from mmspec.models.eagle import EagleHead
 from mmspec.targets.causal import CausalTarget
 
 __all__ = ["EagleDrafter"]
@@ -70,7 +68,7 @@ class EagleDrafter(FeatureDrafter):
         num_draft_tokens: nodes of a dynamic tree, the root not counted; what the head's config says if None.
         depth: its deepest level; that of the config if None, but no more than there are nodes.
         top_k: nodes that it expands on each level, and children of each; likewise.
-        tree: "dynamic"; or a static tree: "eagle", "wide", or the parents of its nodes, the root (0) first.
+        tree: "dynamic"; or a static tree: one of `NAMED_TREES`, or the parents of its nodes, the root (0) first.
 
     Raises:
         InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
@@ -87,32 +85,7 @@ class EagleDrafter(FeatureDrafter):
         top_k: int | None = None,
         tree: str | Sequence[int] = "dynamic",
     ) -> None:
-        super().__init__(model, tree_shape(model.config, tree, num_draft_tokens, depth, top_k))
-
-
-def tree_shape(
-    config: EagleConfig,
-    tree: str | Sequence[int],
-    num_draft_tokens: int | None,
-    depth: int | None,
-    top_k: int | None,
-) -> TreeShape:
-    """The shape that `EagleDrafter`'s arguments ask for."""
-    if tree == "dynamic":
-        nodes = check_draft_tokens(config.num_draft_tokens if num_draft_tokens is None else num_draft_tokens)
-        return DynamicTree(
-            nodes,
-            min(config.depth, nodes) if depth is None else depth,
-            min(config.top_k, nodes) if top_k is None else top_k,
-        )
-    for name, value in (("num_draft_tokens", num_draft_tokens), ("depth", depth), ("top_k", top_k)):
-        if value is not None:
-            raise InputError(name, value, f"nothing: it says how a dynamic tree grows, and tree is {tree!r}")
-    if not isinstance(tree, str):
-        return StaticTree(tree)
-    if tree not in NAMED_TREES:
-        raise InputError("tree", tree, did_you_mean(tree, ["dynamic", *NAMED_TREES]))
-    return StaticTree.named(tree)
+        super().__init__(model, choose_tree(model.config, num_draft_tokens, depth, top_k, tree))
 
 
 class Grammar:

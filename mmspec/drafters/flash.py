@@ -8,23 +8,31 @@ branch into a tree. With `block=1` the same weights draft one token a pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import PromptOutput, Request, check_draft_tokens
+from mmspec.decoding.interfaces import PromptOutput, Request
 from mmspec.decoding.sampling import Sampler, guide, is_integer
 from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
 from mmspec.drafters.growth import TreeGrowth, gather_rows
-from mmspec.drafters.tree import DynamicTree
+from mmspec.drafters.tree import choose_tree
 from mmspec.errors import InputError
 from mmspec.models.flash import FlashHead
 from mmspec.targets.causal import CausalTarget
 
 __all__ = ["FlashDrafter"]
 
-DEFAULT_DRAFT_TOKENS, DEFAULT_TOP_K = 16, 4
+
+@dataclass(frozen=True)
+class Usual:
+    """The tree where nothing else is asked for: one pass deep."""
+
+    depth: int
+    num_draft_tokens: int = 16
+    top_k: int = 4
 
 
 class FlashSession(FeatureSession):
@@ -130,27 +138,4 @@ class FlashDrafter(FeatureDrafter):
         if block is not None and (not is_integer(block) or not 1 <= block <= most):
             raise InputError("block", block, f"an integer from 1 to {most}, which the head was trained for")
         self.block = most if block is None else block
-        super().__init__(
-            model, tree_shape(num_draft_tokens, most if depth is None else depth, top_k, depth is None)
-        )
-
-
-def tree_shape(nodes: int | None, depth: int, top_k: int | None, may_shrink: bool) -> DynamicTree:
-    """The tree that `FlashDrafter`'s arguments ask for; defaults give way to what was asked for.
-
-    Args:
-        nodes, depth, top_k: as in `FlashDrafter`.
-        may_shrink: whether the depth is a default.
-    """
-    if nodes is not None:
-        check_draft_tokens(nodes)
-        depth = min(depth, nodes) if may_shrink else depth
-    if top_k is None:
-        top_k = DEFAULT_TOP_K if nodes is None else min(DEFAULT_TOP_K, nodes)
-    if nodes is None:
-        nodes = DEFAULT_DRAFT_TOKENS
-        if all(
-            is_integer(value) and value >= 1 for value in (depth, top_k)
-        ):  # else the tree says what is wrong
-            nodes = max(depth, top_k, min(nodes, top_k + (depth - 1) * top_k**2))
-    return DynamicTree(nodes, depth, top_k)
+        super().__init__(model, choose_tree(Usual(most), num_draft_tokens, depth, top_k))

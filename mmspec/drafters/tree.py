@@ -17,12 +17,17 @@ from mmspec.decoding.draft import check_tree
 from mmspec.decoding.interfaces import check_draft_tokens
 from mmspec.decoding.sampling import is_integer
 from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
 
 MAX_LEVELS = 64
 #: Static trees by the ranks along each path: "01" is the second child of the root's first one.
 NAMED_TREES = {
     # EAGLE-1's 25 nodes (2401.15077): wide at the top, five deep along the likeliest path
     "eagle": "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001",
+    # Medusa's 63 nodes for Vicuna 7B (2401.10774): the best by how often each rank was right
+    "medusa": "0 1 2 3 4 5 6 7 8 9 00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 20 21 22 30 31 40 50 "
+    "60 70 80 90 000 001 002 003 004 005 006 007 008 009 010 011 012 020 021 030 040 050 060 070 100 101 "
+    "200 0000 0001",
     # for flat distributions, where depth pays little
     "wide": "0 1 2 3 4 5 6 7 8 9 00 01 02 03 04 05 10 11 12 13 20 21 22 30 31 40 50 "
     "000 001 002 003 010 011 020 100 101 200 0000 0001 0010",
@@ -154,6 +159,60 @@ class StaticTree:
 
     def choose(self, scores: Tensor) -> Tensor:
         return torch.tensor(self._chosen, device=scores.device).expand(len(scores), -1)
+
+
+class TreeSizes(Protocol):
+    """The dynamic tree that a head's config asks for."""
+
+    @property
+    def num_draft_tokens(self) -> int: ...
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+
+def choose_tree(
+    usual: TreeSizes,
+    num_draft_tokens: int | None = None,
+    depth: int | None = None,
+    top_k: int | None = None,
+    tree: str | Sequence[int] = "dynamic",
+) -> TreeShape:
+    """The tree that a drafter's arguments ask for; sizes that were not asked for give way to those that were.
+
+    Args:
+        usual: sizes where nothing is asked for.
+        num_draft_tokens, depth, top_k: of a dynamic tree.
+        tree: "dynamic"; or a static tree: one of `NAMED_TREES`, or the parents of its nodes.
+
+    Raises:
+        InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
+    """
+    if tree == "dynamic":
+        if num_draft_tokens is not None:
+            most = check_draft_tokens(num_draft_tokens)
+            return DynamicTree(
+                most,
+                min(usual.depth, most) if depth is None else depth,
+                min(usual.top_k, most) if top_k is None else top_k,
+            )
+        depth, top_k = usual.depth if depth is None else depth, usual.top_k if top_k is None else top_k
+        nodes = usual.num_draft_tokens
+        sane = all(is_integer(value) and value >= 1 for value in (depth, top_k))
+        if sane:  # else the tree says what is wrong
+            nodes = max(depth, top_k, min(nodes, top_k + (depth - 1) * top_k**2))
+        return DynamicTree(nodes, depth, top_k)
+    for name, value in (("num_draft_tokens", num_draft_tokens), ("depth", depth), ("top_k", top_k)):
+        if value is not None:
+            raise InputError(name, value, f"nothing: it says how a dynamic tree grows, and tree is {tree!r}")
+    if not isinstance(tree, str):
+        return StaticTree(tree)
+    if tree not in NAMED_TREES:
+        raise InputError("tree", tree, did_you_mean(tree, ["dynamic", *NAMED_TREES]))
+    return StaticTree.named(tree)
 
 
 def best(scores: Tensor, count: int) -> Tensor:
