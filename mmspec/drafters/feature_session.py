@@ -6,10 +6,9 @@ about reading is here.
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,86 +18,38 @@ from mmspec.compressors.spans import find_pictures
 from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import (
-    Drafter,
-    DraftSession,
     PromptOutput,
     Request,
-    Target,
     TargetOutput,
     list_prompts,
 )
-from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, Scores
 from mmspec.decoding.verdict import Verdict, take
 from mmspec.drafters.growth import gather_rows
+from mmspec.drafters.head_drafter import HeadDrafter, HeadSession
 from mmspec.drafters.tree import TreeShape
-from mmspec.errors import InputError
 from mmspec.models.feature_head import EMBEDDINGS, FeatureHead, PromptRows
 from mmspec.targets.causal import CausalState, CausalTarget, to_device
 
 __all__ = ["FeatureDrafter", "FeatureSession"]
 
 
-class FeatureDrafter(Drafter):
-    """A tree of candidates by a head that reads its target's hidden states.
-
-    Args:
-        model: the trained head.
-        shape: the tree.
+class FeatureDrafter(HeadDrafter):
+    """A tree of candidates by a head that reads a row for every token.
 
     Attributes:
-        title: of its heads, for messages.
         session: what proposes for a batch.
     """
 
-    kind = DraftKind.POINT
-    title: ClassVar[str]
+    model: FeatureHead
     session: ClassVar[type[FeatureSession]]
 
     def __init__(self, model: FeatureHead, shape: TreeShape) -> None:
-        self.model, self.shape = model, shape
+        super().__init__(model, shape)
         self.taps = (EMBEDDINGS, *model.taps)
-        self.max_nodes = shape.num_draft_tokens + 1
-        self.branches = shape.max_children > 1
-        self.target: CausalTarget | None = None
-
-    def check(self, target: Target[Any]) -> None:
-        """Raise an InputError unless the head was trained for a target of this kind and size."""
-        config, known = self.model.config, self.model.draft_tokens
-        if not isinstance(target, CausalTarget):
-            raise InputError("drafter", self.title, "a target that is a transformers model")
-        text = target.config.get_text_config(decoder=True)
-        wanted = {
-            "model type": (config.target_type, text.model_type),
-            "hidden size": (config.hidden_size, text.hidden_size),
-            "layers": (config.target_layers, text.num_hidden_layers),
-            "vocabulary": (config.vocabulary, target.vocabulary),
-        }
-        for name, (trained, given) in wanted.items():
-            if trained != given:
-                allowed = f"a head that was trained for this target, whose {name} is {given}"
-                raise InputError("drafter", f"a head for a target whose {name} is {trained}", allowed)
-        most = target.vocabulary if known is None else len(known)
-        if max(self.shape.branch(level) for level in range(1, self.shape.depth + 1)) > most:
-            raise InputError("top_k", self.shape.max_children, f"at most {most}, the vocabulary")
-
-    def fit(self, target: Target[Any]) -> Self:
-        """This drafter with the target's embedding and output matrix."""
-        self.check(target)
-        fitted = copy.copy(self)
-        fitted.target = target  # type: ignore[assignment]  # checked
-        return fitted
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        if self.target is None:
-            name = type(self).__name__
-            raise InputError("drafter", name, "one that was fitted: `drafter.fit(target)`")
-        return self.session(self, self.target, requests, prefill, sampler)
 
 
-class FeatureSession(DraftSession):
+class FeatureSession(HeadSession):
     """The head's own cache of one batch: the prompt's rows, then a row for every token.
 
     Rows of committed tokens are made of the target's hidden states, rows of candidates of the head's own
@@ -119,13 +70,12 @@ class FeatureSession(DraftSession):
         prefill: PromptOutput,
         sampler: Sampler,
     ) -> None:
-        self.head, self.shape = drafter.model, drafter.shape
-        self.target, self.sampler = target, sampler
+        super().__init__(drafter, target, requests, sampler)
+        self.head = drafter.model
         eager = self.head.decoder.config._attn_implementation == "eager"
         self.additive = self.head.dtype if eager else None
         self.prompt_lengths = [request.inputs["input_ids"].shape[1] for request in requests]
         prompts = list_prompts(requests, sampler)
-        self.copies = len(prompts) // len(requests)
         known = [
             self.head.join([prefill.taps[tap][row] for tap in self.head.taps]) for row in range(len(prompts))
         ]
@@ -215,16 +165,3 @@ class FeatureSession(DraftSession):
             cache,
         )
         return hidden
-
-    def _law(self, logits: Tensor) -> Tensor:
-        """[B, w, V] log-probabilities of guided logits, warped as the target's will be.
-
-        Processors are left out: they look at paths, which costs more than their effect on a guess.
-        """
-        if not self.sampler.greedy:
-            logits = self.sampler.truncate(logits / self.sampler.temperature)
-        return logits.log_softmax(-1)
-
-    def _copied(self, values: Tensor) -> Tensor:
-        """Values [B, ...] for all rows that the target reads, [R, ...]."""
-        return values if self.copies == 1 else values.repeat(self.copies, *[1] * (values.dim() - 1))

@@ -17,7 +17,7 @@ from transformers import Cache, PreTrainedModel
 
 from mmspec.compressors.spans import PictureSpan
 
-__all__ = ["EMBEDDINGS", "HIDDEN", "FeatureHead", "PromptRows"]
+__all__ = ["EMBEDDINGS", "HIDDEN", "DraftingHead", "FeatureHead", "PromptRows"]
 
 EMBEDDINGS, HIDDEN = 0, -1  # taps: what enters the first layer, and what the target's head reads
 
@@ -43,27 +43,35 @@ class PromptRows:
     summary: Tensor | None = None
 
 
-class FeatureHead(PreTrainedModel):
-    """A head of one layer over rows of tokens and features.
+class DraftingHead(PreTrainedModel):
+    """A model that drafts for its target from the target's hidden states.
 
     Attributes:
-        decoder: the layer, as a transformers decoder without embedding and last norm.
-        taps: hidden states of the target that make up a feature (see `TargetOutput.taps`).
-        counts_rows: True if a row's position is its index in the head's own sequence; False if rows have the
-            position ids that the target gives their tokens.
-        draft_tokens: [V'] the target's tokens that the head knows; None if it knows all of them.
+        taps: hidden states of the target that it reads (see `TargetOutput.taps`).
+        draft_tokens: [V'] the target's tokens that it knows; None if it knows all of them.
     """
 
-    counts_rows: ClassVar[bool] = False
-    decoder: PreTrainedModel
     draft_tokens: Tensor | None = None
-    main_input_name = "rows"
-    _supports_sdpa = True
-    _supports_attention_backend = True
 
     @property
     def taps(self) -> tuple[int, ...]:
         return (HIDDEN,)
+
+
+class FeatureHead(DraftingHead):
+    """A head of one layer over rows of tokens and features, which are made of the states at the taps.
+
+    Attributes:
+        decoder: the layer, as a transformers decoder without embedding and last norm.
+        counts_rows: True if a row's position is its index in the head's own sequence; False if rows have the
+            position ids that the target gives their tokens.
+    """
+
+    counts_rows: ClassVar[bool] = False
+    decoder: PreTrainedModel
+    main_input_name = "rows"
+    _supports_sdpa = True
+    _supports_attention_backend = True
 
     def join(self, states: Sequence[Tensor]) -> Tensor:
         """Hidden states at the taps, each [..., d] -> features [..., d]; by default there is one tap."""
