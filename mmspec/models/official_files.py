@@ -7,6 +7,7 @@ model's own converter.
 from __future__ import annotations
 
 import argparse
+import json
 import pickle
 import re
 import zipfile
@@ -22,10 +23,11 @@ from torch import Tensor
 
 from mmspec.errors import CheckpointError
 
-__all__ = ["check_layout", "find_tensors", "measure", "open_checkpoint"]
+__all__ = ["check_layout", "find_tensors", "measure", "open_checkpoint", "read_config"]
 
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.")  # of DDP, of torch.compile, of a plain attribute
 MAX_NAMED_KEYS = 8
+MAX_CONFIG_BYTES = 1_000_000
 
 
 def open_checkpoint(path: Path) -> Mapping[str, Any]:
@@ -59,6 +61,24 @@ def open_checkpoint(path: Path) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
         raise CheckpointError("checkpoint", str(path), f"a dict of tensors; it is a {type(content).__name__}")
     return content
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json that stands beside weights.
+
+    Raises:
+        CheckpointError: it is not there, too large, or no JSON object.
+    """
+    file = folder / "config.json"
+    try:
+        if file.stat().st_size > MAX_CONFIG_BYTES:
+            raise ValueError(f"at most {MAX_CONFIG_BYTES:,} bytes")
+        stored: Any = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(stored, dict):
+            raise ValueError("a JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError("checkpoint", str(file), f"the config of the weights ({error})") from error
+    return stored
 
 
 def find_tensors(path: Path, content: Mapping[str, Any], containers: Sequence[str]) -> dict[str, Tensor]:

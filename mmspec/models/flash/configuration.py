@@ -6,7 +6,9 @@ from dataclasses import field
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import LlamaConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
+
+from mmspec.models.llama_layer import layer_for_target, trained_for
 
 __all__ = ["MAX_BLOCK", "FlashConfig"]
 
@@ -19,6 +21,12 @@ class FlashConfig(PreTrainedConfig):
 
     Its one layer is a Llama's, whatever the target's family is, and counts its positions by itself: a
     compressed prompt has fewer rows than the target's, and places on a picture's grid are no longer its own.
+
+    Other drafters of blocks are settings of this one. `compressor="identity", bias_rank=0` foretells a block
+    from the prefix alone, as ParallelSpec does, with a transform for each offset instead of a trained mask
+    token. With `block=2` and trees deeper than that it has Falcon's shape, block after block, with a fusion
+    of each position instead of an LSTM, whose state would leak from sibling to sibling; without its glancing
+    distillation (text-speculation.md, sections 3.4 and 3.5).
 
     Attributes:
         target_type: model type of the target's language model.
@@ -75,37 +83,7 @@ class FlashConfig(PreTrainedConfig):
             vocabulary: tokens that it knows.
             settings: attributes of this class, to be had otherwise.
         """
-        text = config.get_text_config(decoder=True)
-        width, heads = int(text.hidden_size), int(text.num_attention_heads)
-        groups = next(groups for groups in range(max(1, heads // 4), 0, -1) if heads % groups == 0)
-        made: dict[str, Any] = {
-            "target_type": text.model_type,
-            "target_layers": int(text.num_hidden_layers),
-            "vocabulary": vocabulary,
-            "hidden_size": width,
-            "intermediate_size": int(getattr(text, "intermediate_size", None) or 4 * width),
-            "num_attention_heads": heads,
-            "num_key_value_heads": groups,
-            "head_dim": int(getattr(text, "head_dim", None) or width // heads),
-            "offset_size": width,
-            "bias_rank": min(256, width),
-        }
+        made = trained_for(config, vocabulary) | layer_for_target(config)
+        width = made["hidden_size"]
+        made |= {"offset_size": width, "bias_rank": min(256, width)}
         return cls(**made | settings)
-
-    def layer_config(self) -> LlamaConfig:
-        """The config of the decoder of one layer; it has no vocabulary of its own."""
-        return LlamaConfig(
-            vocab_size=1,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_hidden_layers=1,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            hidden_act=self.hidden_act,
-            rms_norm_eps=self.rms_norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": self.rope_theta},
-            pad_token_id=None,
-            bos_token_id=None,
-            eos_token_id=None,
-        )

@@ -19,6 +19,7 @@ from mmspec.compressors.splice import compress_pictures, splice
 from mmspec.errors import InputError
 from mmspec.models.feature_head import FeatureHead, PromptRows
 from mmspec.models.flash.configuration import FlashConfig
+from mmspec.models.llama_layer import layer_config
 
 __all__ = ["FlashHead"]
 
@@ -48,7 +49,7 @@ class FlashHead(FeatureHead):
             raise InputError(
                 "compressor", config.compressor, "one whose tokens say all: FLASH reads no summary"
             )
-        self.decoder = LlamaModel(config.layer_config())
+        self.decoder = LlamaModel(layer_config(config))
         for name in ("embed_tokens", "norm"):  # what is imitated has passed the target's norm
             setattr(self.decoder, name, nn.Identity())
         self.up = nn.Linear(width, config.block * config.offset_size)

@@ -6,21 +6,19 @@ condition; the embedding of the condition gives them away.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from mmspec.errors import CheckpointError
 from mmspec.models.llamagen.configuration import LlamaGenConfig
+from mmspec.models.official_files import read_config
 
 __all__ = ["config_from_lantern", "is_lantern"]
 
-MAX_CONFIG_BYTES = 1_000_000
 CONDITIONS = {"c2i": "class", "t2i": "caption"}
 # field of their config -> ours, where it is there
 FIELDS = {
@@ -48,15 +46,7 @@ def config_from_lantern(path: Path) -> LlamaGenConfig:
     Raises:
         CheckpointError: it is not there, not JSON, or does not describe a LlamaGen.
     """
-    file = path.parent / "config.json"
-    try:
-        if file.stat().st_size > MAX_CONFIG_BYTES:
-            raise CheckpointError("checkpoint", str(file), f"a config of at most {MAX_CONFIG_BYTES:,} bytes")
-        stored: Any = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError("checkpoint", str(file), f"the config of the weights ({error})") from error
+    stored = read_config(path.parent)
     try:
         grid_size = math.isqrt(stored["block_size"])
         settings = {own: stored[theirs] for theirs, own in FIELDS.items() if theirs in stored}
@@ -66,4 +56,4 @@ def config_from_lantern(path: Path) -> LlamaGenConfig:
         return LlamaGenConfig(condition_type=condition, grid_size=grid_size, **settings)
     except (KeyError, TypeError, ValueError, ArithmeticError, StrictDataclassError) as error:
         allowed = f"a LlamaGen config with block_size, input_type (c2i or t2i) and sizes ({error})"
-        raise CheckpointError("checkpoint", str(file), allowed) from error
+        raise CheckpointError("checkpoint", str(path.parent / "config.json"), allowed) from error

@@ -1,0 +1,118 @@
+"""Hydra's heads as their authors publish them: a folder with `hydra_lm_head.pt` (or .safetensors).
+
+Its config says how many heads there are, but nothing of the prefix layer, which was cut from the target's
+family: published ones are for Vicuna, whose heads are 128 wide at every size.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mmspec.errors import CheckpointError
+from mmspec.models.hydra.configuration import HydraConfig
+from mmspec.models.hydra.modeling import HydraHead
+from mmspec.models.official_files import (
+    check_layout,
+    find_tensors,
+    measure,
+    open_checkpoint,
+    read_config,
+)
+
+__all__ = ["read_official"]
+
+FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
+HEAD_DIM = 128
+# layers of a head stand in a sequence, for Hydra++ with dropout between them
+LAYER = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)")
+OUTPUT = re.compile(r"hydra_lm_head\.(\d+)\.(?:1\.)?(weight|bias)")
+PREFIX = "prefix_embeding_layer."  # their spelling
+# embeddings are the target's; old versions of transformers kept tables of the rotary embedding
+IGNORED = r"input_embed_fn\.weight|decoder\.embed_tokens\.weight|.*\.rotary_emb\..*"
+ARCHITECTURES = ("mlp", "prefix-mlp")
+
+
+def read_official(folder: Path) -> HydraHead | None:
+    """The heads in a folder of that layout; None if it is no such folder.
+
+    Which target they are for is not written in a way that can be checked; its width and vocabulary are.
+
+    Raises:
+        CheckpointError: the file is damaged, of another architecture, or keys are missing, unknown or of
+            another shape.
+    """
+    path = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    if path is None:
+        return None
+    stored = read_config(folder)
+    check_architecture(path, stored)
+    tensors = rename(find_tensors(path, open_checkpoint(path), ("state_dict",)))
+    head = HydraHead(read_shape(path, tensors, stored))
+    expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    check_layout(path, tensors, expected, IGNORED)
+    head.load_state_dict({name: tensors[name] for name in expected})
+    return head
+
+
+def check_architecture(path: Path, stored: dict[str, Any]) -> None:
+    """Refuse heads of Hydra's repository that are not Hydra's.
+
+    Raises:
+        CheckpointError: they are.
+    """
+    for name, allowed in (
+        ("hydra_head_arch", ARCHITECTURES),
+        ("grounded_heads", (True,)),
+        ("hidden_state_offset", (0,)),
+    ):
+        if stored.get(name, allowed[0]) not in allowed:
+            what = f"Hydra's heads, whose config has {' or '.join(map(str, allowed))} there"
+            raise CheckpointError("checkpoint", f"{path.parent}: {name} is {stored[name]}", what)
+
+
+def read_shape(path: Path, tensors: dict[str, Tensor], stored: dict[str, Any]) -> HydraConfig:
+    """The config of heads that are named as ours are."""
+    layers = [int(match[1]) for name in tensors if (match := re.fullmatch(r"blocks\.0\.(\d+)\.weight", name))]
+    shape: dict[str, Any] = {
+        "vocabulary": measure(path, tensors, r"lm_heads\.\d+\.weight"),
+        "hidden_size": measure(path, tensors, r"lm_heads\.\d+\.weight", axis=1),
+        "num_heads": len([name for name in tensors if re.fullmatch(r"lm_heads\.\d+\.weight", name)]),
+        "num_layers": 1 + max(layers, default=0),
+        "own_lm_heads": True,
+        "prefix_attention": any(name.startswith("decoder.") for name in tensors),
+    }
+    if shape["prefix_attention"]:
+        wide = int(stored.get("head_dim", HEAD_DIM))
+        attention = r"decoder\.layers\.0\.self_attn\."
+        shape |= {
+            "head_dim": wide,
+            "num_attention_heads": measure(path, tensors, rf"{attention}q_proj\.weight") // wide,
+            "num_key_value_heads": measure(path, tensors, rf"{attention}k_proj\.weight") // wide,
+            "intermediate_size": measure(path, tensors, r"decoder\.layers\.0\.mlp\.up_proj\.weight"),
+            "rms_norm_eps": float(stored.get("rms_norm_eps", 1e-6)),
+            "rope_theta": float(stored.get("rope_theta", 10000.0)),
+        }
+    return HydraConfig(**shape)
+
+
+def rename(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Published tensors by our names; what is unknown keeps its own."""
+    steps = {(match[1], int(match[2])) for name in found if (match := LAYER.fullmatch(name))}
+    order = {head: sorted(step for other, step in steps if other == head) for head, _ in steps}
+    renamed = {}
+    for name, tensor in found.items():
+        if match := LAYER.fullmatch(name):
+            head, step, part, kind = match.groups()
+            own = f"blocks.{head}.{order[head].index(int(step))}" if part == "linear" else f"shortcuts.{head}"
+            renamed[f"{own}.{kind}"] = tensor
+        elif match := OUTPUT.fullmatch(name):
+            renamed[f"lm_heads.{match[1]}.{match[2]}"] = tensor
+        elif name.startswith(PREFIX):
+            renamed["decoder." + name.removeprefix(PREFIX)] = tensor
+        else:
+            renamed[name] = tensor
+    return renamed

@@ -1,0 +1,188 @@
+"""Medusa's heads by themselves: what each is made of, how they begin, how they are stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoModel
+
+from mmspec.errors import CheckpointError
+from mmspec.models.medusa import MedusaConfig, MedusaHead
+from mmspec.models.medusa.official import read_official
+from tests.contracts.mutation import PlantedBug
+
+WIDTH, WORDS, HEADS, LAYERS = 8, 13, 3, 2
+
+
+def head(**settings: Any) -> MedusaHead:
+    """Heads of random weights."""
+    shape = {"hidden_size": WIDTH, "vocabulary": WORDS, "num_heads": HEADS, "num_layers": LAYERS}
+    model = MedusaHead(MedusaConfig(**shape | settings))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return model.eval().requires_grad_(False)
+
+
+def states(count: int = 5) -> Tensor:
+    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(2))
+
+
+def output(hidden: Tensor) -> Tensor:
+    """Stands for the target's output matrix."""
+    return hidden @ torch.randn(WIDTH, WORDS, generator=torch.Generator().manual_seed(3))
+
+
+def heads_are_those_of_the_slow_way() -> None:
+    model, hidden = head(), states()
+    foretold = model(hidden, HEADS)
+    assert foretold.shape == (5, HEADS, WIDTH)
+    for index in range(HEADS):
+        state = hidden
+        for layer in range(LAYERS):
+            weights = model.state_dict()
+            inner = (
+                state @ weights[f"blocks.{index}.{layer}.weight"].T + weights[f"blocks.{index}.{layer}.bias"]
+            )
+            state = state + inner / (1 + torch.exp(-inner))
+        torch.testing.assert_close(foretold[:, index], state, rtol=1e-4, atol=1e-5)
+
+
+def no_block_is_shared() -> None:
+    model, hidden = head(), states()
+    parts = [block.weight for blocks in model.blocks for block in blocks]  # type: ignore[union-attr]
+    assert len({part.data_ptr() for part in parts}) == HEADS * LAYERS
+    before = model(hidden, HEADS)
+    for index in range(HEADS):
+        for layer in range(LAYERS):
+            weight = model.blocks[index][layer].weight  # type: ignore[index]
+            weight += 1.0
+            moved = ~torch.isclose(model(hidden, HEADS), before).all(-1).all(0)
+            assert moved.tolist() == [other == index for other in range(HEADS)]
+            weight -= 1.0
+
+
+def test_heads_are_those_of_the_slow_way() -> None:
+    heads_are_those_of_the_slow_way()
+
+
+def test_no_block_is_shared() -> None:
+    no_block_is_shared()
+
+
+BUGS = {
+    "a block stands for all layers": (
+        "mmspec.models.medusa.modeling:new_blocks",
+        "nn.Linear(width, width) for _ in range(layers)",
+        "[nn.Linear(width, width)] * layers",
+        no_block_is_shared,
+    ),
+    "no residual": (
+        "mmspec.models.medusa.modeling:MedusaHead.forward",
+        "state + silu",
+        "silu",
+        heads_are_those_of_the_slow_way,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    where, old, new, check = BUGS[name]
+    with PlantedBug(where, ((old, new),), check).planted(), pytest.raises(AssertionError):
+        check()
+
+
+def test_new_heads_say_what_the_target_says() -> None:
+    new = MedusaHead(head().config)
+    assert torch.equal(new(states(), HEADS), states()[:, None].expand(-1, HEADS, -1))
+    assert torch.equal(new.logits(new(states(), 2), output), output(states())[:, None].expand(-1, 2, -1))
+
+
+def test_logits_are_the_targets_or_each_heads_own() -> None:
+    shared, own = head(), head(own_lm_heads=True)
+    foretold = shared(states(), 2)
+    torch.testing.assert_close(shared.logits(foretold, output), output(foretold))
+    logits = own.logits(foretold, output)
+    for index in range(2):
+        weight = own.lm_heads[index].weight
+        torch.testing.assert_close(logits[:, index], foretold[:, index] @ weight.T)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_heads_come_back_from_their_folder(tmp_path: Path, own: bool) -> None:
+    saved = head(own_lm_heads=own)
+    saved.save_pretrained(tmp_path)
+    again = AutoModel.from_pretrained(tmp_path)
+    assert type(again) is MedusaHead and again.config.own_lm_heads is own
+    assert torch.equal(again(states(), HEADS), saved(states(), HEADS))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"), [({"num_heads": 0}, "num_heads"), ({"num_layers": -1}, "num_layers")]
+)
+def test_shapes_that_cannot_be_are_refused(settings: dict[str, int], named: str) -> None:
+    with pytest.raises((ValueError, StrictDataclassClassValidationError), match=named):
+        head(**settings)
+
+
+def published(prefix: str = "") -> dict[str, Tensor]:
+    """Random weights by the names of Medusa's release: heads are sequences of blocks and an output."""
+    made = {}
+    for index in range(HEADS):
+        for layer in range(LAYERS):
+            made[f"{prefix}{index}.{layer}.linear.weight"] = torch.randn(WIDTH, WIDTH)
+            made[f"{prefix}{index}.{layer}.linear.bias"] = torch.randn(WIDTH)
+        made[f"{prefix}{index}.{LAYERS}.weight"] = torch.randn(WORDS, WIDTH)
+    return made
+
+
+@pytest.mark.parametrize("prefix", ["", "medusa_head."])
+@pytest.mark.parametrize("file", ["medusa_lm_head.pt", "medusa_lm_head.safetensors"])
+def test_published_heads_are_read(tmp_path: Path, file: str, prefix: str) -> None:
+    weights = published(prefix)
+    if file.endswith(".pt"):
+        torch.save(weights, tmp_path / file)
+    else:
+        save_file(weights, tmp_path / file)
+    read = read_official(tmp_path)
+    assert read is not None and read.config.num_heads == HEADS
+    logits = read.logits(read(states(), HEADS), output)
+    for index in range(HEADS):
+        state = states()
+        for layer in range(LAYERS):
+            name = f"{prefix}{index}.{layer}.linear"
+            state = state + torch.nn.functional.silu(
+                state @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+            )
+        torch.testing.assert_close(logits[:, index], state @ weights[f"{prefix}{index}.{LAYERS}.weight"].T)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda weights: weights.pop("1.0.linear.bias"), r"missing keys: blocks\.1\.0\.bias"),
+        (lambda weights: weights.update(other=torch.ones(2)), "unknown keys: other"),
+        (lambda weights: weights.update({"2.2.weight": torch.ones(WORDS + 1, WIDTH)}), r"lm_heads\.2"),
+        (lambda weights: weights.update({"0.1.linear.weight": torch.ones(WIDTH, 4)}), r"blocks\.0\.1"),
+        (lambda weights: weights.clear(), "holds nothing"),
+    ],
+)
+def test_published_heads_that_are_not_whole_are_refused(tmp_path: Path, change: Any, named: str) -> None:
+    weights = published()
+    change(weights)
+    torch.save(weights, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(CheckpointError, match=named):
+        read_official(tmp_path)
+
+
+def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+    head().save_pretrained(tmp_path)
+    assert read_official(tmp_path) is None
