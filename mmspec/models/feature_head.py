@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
@@ -129,6 +130,9 @@ class FeatureHead(DraftingHead):
         Returns:
             [B, n, d] the head's state at the rows.
         """
+        if attention_mask is None and past_key_values is None:
+            # else transformers takes a gap between positions, where a picture was, for two sequences in one
+            attention_mask = torch.ones(rows.shape[:2], dtype=torch.long, device=rows.device)
         output = self.decoder(
             inputs_embeds=rows,
             position_ids=position_ids,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,10 +37,11 @@ from tests.tiny_models import randomise, tiny_lm
 WORDS = 16
 
 
-def head_for(target: CausalTarget, seed: int = 3) -> EagleHead:
+def head_for(target: CausalTarget, seed: int = 3, **settings: Any) -> EagleHead:
     """A head of random weights."""
+    config = EagleConfig.for_target(target.config, target.vocabulary, **settings)
     with torch.random.fork_rng():
-        head = EagleHead(EagleConfig.for_target(target.config, target.vocabulary)).to(target.dtype)
+        head = EagleHead(config).to(target.dtype)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in head.parameters():
@@ -84,8 +86,8 @@ class Gullible(AcceptanceRule):
 class Examined(Drafter, DraftSession):
     """An EAGLE drafter every one of whose drafts is compared with the slow way."""
 
-    def __init__(self, inner: EagleDrafter, new_tokens: int) -> None:
-        self.inner, self.new_tokens, self.drafts = inner, new_tokens, 0
+    def __init__(self, inner: EagleDrafter, new_tokens: int, slow_way: type[NaiveEagle] = NaiveEagle) -> None:
+        self.inner, self.new_tokens, self.slow_way, self.drafts = inner, new_tokens, slow_way, 0
         self.kind, self.max_nodes, self.taps, self.branches = inner.kind, inner.max_nodes, inner.taps, True
 
     def start(
@@ -96,7 +98,7 @@ class Examined(Drafter, DraftSession):
         prompts = list_prompts(requests, sampler)
         self.lengths = [len(request.prompt_tokens) for request in requests]
         self.naive = [
-            NaiveEagle(
+            self.slow_way(
                 self.inner.model, self.inner.target, [dict(p) for p in prompts[row :: len(requests)]], sampler
             )
             for row in range(len(requests))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,6 +16,20 @@ from mmspec.targets.causal import CausalTarget, tap_hidden_states
 Path = tuple[int, ...]
 
 
+def read_whole(
+    target: CausalTarget, prompt: dict[str, Any], output: list[int], taps: Sequence[int] = (0, -1)
+) -> tuple[dict[int, Tensor], Tensor]:
+    """The target's hidden states [1, L, d] at the taps by one forward, and all positions."""
+    first, offset = target.positions(prompt)
+    ids = torch.cat([prompt["input_ids"], torch.tensor([output], dtype=torch.long)], 1)
+    after = (torch.arange(first.shape[-1], ids.shape[1]) + offset).expand(*first.shape[:-1], -1)
+    inputs = {**prompt, "input_ids": ids, "position_ids": torch.cat([first, after], -1)}
+    inputs.pop("attention_mask", None)
+    with tap_hidden_states(target.model, taps) as hidden:
+        target.model(**inputs)
+    return hidden, inputs["position_ids"]
+
+
 class NaiveEagle:
     """The head on one request.
 
@@ -21,10 +38,10 @@ class NaiveEagle:
     """
 
     def __init__(
-        self, head: EagleHead, target: CausalTarget, prompts: list[dict[str, Tensor]], sampler: Sampler
+        self, head: EagleHead, target: CausalTarget, prompts: list[dict[str, Any]], sampler: Sampler
     ) -> None:
         self.head, self.target, self.prompts, self.sampler = head, target, prompts, sampler
-        self.known: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self.known: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor | None]] = {}
 
     def law(self, output: list[int], path: Path) -> Tensor:
         """[V] the head's log-probabilities after the emitted tokens and a path of candidates."""
@@ -36,32 +53,30 @@ class NaiveEagle:
             logits = logits / self.sampler.temperature
         return logits[0].log_softmax(-1)
 
-    def logits(self, prompt: dict[str, Tensor], output: list[int], path: Path) -> Tensor:
+    def logits(self, prompt: dict[str, Any], output: list[int], path: Path) -> Tensor:
         """[V] raw, of one prompt."""
-        embeddings, features, positions = self.committed(prompt, output)
-        drafted = self.target.embed(torch.tensor([path], dtype=torch.long)) if path else embeddings[:, :0]
-        for step in range(len(path) + 1):
-            rows = torch.cat([embeddings, drafted[:, :step]], 1)
-            places = positions[:, :1] + torch.arange(rows.shape[1])
-            hidden = self.head(self.head.fuse(rows, features), places)
-            features = torch.cat([features, hidden[:, -1:]], 1)  # its own guess stands for the target's state
+        rows, positions, summary = self.committed(prompt, output)
+        for token in (*path, None):
+            hidden = self.head(rows, positions)
+            if token is not None:  # its own guess stands for the target's state
+                drafted = self.target.embed(torch.tensor([[token]]))
+                rows = torch.cat([rows, self.head.fuse(drafted, hidden[:, -1:], summary)], 1)
+                positions = torch.cat([positions, positions[..., -1:] + 1], -1)
         logits: Tensor = self.target.head(hidden[:, -1])[0]
         return logits
 
-    def committed(self, prompt: dict[str, Tensor], output: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """The head's input at all tokens but the first: embeddings, the target's states before, positions."""
+    def committed(self, prompt: dict[str, Any], output: list[int]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The head's rows at all tokens but the first, their positions, and what later rows are told."""
         key = id(prompt), len(output)
         if key not in self.known:
-            first, offset = self.target.positions(prompt)
-            length = prompt["input_ids"].shape[1] + len(output)
-            positions = torch.arange(length)[None] + offset
-            assert torch.equal(positions[:, : first.shape[1]], first)
-            ids = torch.cat([prompt["input_ids"], torch.tensor([output])], 1)
-            inputs = {**prompt, "input_ids": ids, "position_ids": positions}
-            with tap_hidden_states(self.target.model, (0, -1)) as taps:
-                self.target.model(**inputs)
-            self.known[key] = taps[0][:, 1:], taps[-1][:, :-1], positions[:, 1:]
+            self.known[key] = self.rows(prompt, *read_whole(self.target, prompt, output))
         return self.known[key]
+
+    def rows(
+        self, prompt: dict[str, Any], taps: dict[int, Tensor], positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What `committed` gives, of the target's states and positions at the whole sequence."""
+        return self.head.fuse(taps[0][:, 1:], taps[-1][:, :-1]), positions[..., 1:], None
 
     def dynamic(self, output: list[int], shape: DynamicTree) -> set[Path]:
         """The proposed paths of a dynamic tree."""

@@ -11,9 +11,8 @@ from mmspec.compressors.spans import find_pictures
 from mmspec.decoding.sampling import Sampler, guide
 from mmspec.drafters.tree import DynamicTree
 from mmspec.models.flash import FlashHead
-from mmspec.targets.causal import CausalTarget, tap_hidden_states
-
-Path = tuple[int, ...]
+from mmspec.targets.causal import CausalTarget
+from tests.drafters.naive_eagle import Path, read_whole
 
 
 class NaiveFlash:
@@ -65,17 +64,10 @@ class NaiveFlash:
         """The rows of prompt and output, pictures compressed, by one forward of the target over all."""
         key = id(prompt), len(output)
         if key not in self.known:
-            first, offset = self.target.positions(prompt)
-            length = prompt["input_ids"].shape[1]
-            ids = torch.cat([prompt["input_ids"], torch.tensor([output], dtype=torch.long)], 1)
-            after = (torch.arange(length, ids.shape[1]) + offset).expand(*first.shape[:-1], -1)
-            inputs = {**prompt, "input_ids": ids, "position_ids": torch.cat([first, after], -1)}
-            inputs.pop("attention_mask", None)
-            with tap_hidden_states(self.target.model, (0, -1)) as taps:
-                self.target.model(**inputs)
+            taps, _ = read_whole(self.target, prompt, output)
             spans = [find_pictures(self.target.config, prompt)]
-            question = torch.tensor([length - 1])
-            made = self.head.read_prompts(taps[0], taps[-1], [ids.shape[1]], spans, question)
+            question = torch.tensor([prompt["input_ids"].shape[1] - 1])
+            made = self.head.read_prompts(taps[0], taps[-1], [taps[0].shape[1]], spans, question)
             self.known[key] = made.rows
         return self.known[key]
 

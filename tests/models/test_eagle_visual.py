@@ -176,6 +176,19 @@ def test_what_comes_later_is_told_of_the_last_picture() -> None:
     torch.testing.assert_close(later[0, 0], whole.rows[0, whole.lengths[0] - 1])
 
 
+def rows_after_a_gap_see_those_before_it() -> None:
+    """Positions jump where a picture was; transformers would take that for the start of another sequence."""
+    model, places = head(), torch.tensor([[1, 2, 8, 9]])
+    rows = states(1)[:1, :4]
+    changed = rows.clone()
+    changed[:, 0] += 1
+    assert not torch.isclose(model(rows, places)[:, 3], model(changed, places)[:, 3]).all()
+
+
+def test_rows_after_a_gap_see_those_before_it() -> None:
+    rows_after_a_gap_see_those_before_it()
+
+
 @pytest.mark.parametrize("visual", ["fused", "embedded"])
 def test_the_gate_hears_the_question(visual: str) -> None:
     """Another question may choose another branch, for its own prompt alone; no text moves."""
@@ -260,6 +273,12 @@ BUGS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
         "pad(features[:, :-1], (0, 0, 1, 0))",
         "features",
         text_is_told_of_its_newest_picture,
+    ),
+    "gaps part sequences": (
+        "mmspec.models.feature_head:FeatureHead.forward",
+        "attention_mask is None and",
+        "False and",
+        rows_after_a_gap_see_those_before_it,
     ),
 }
 

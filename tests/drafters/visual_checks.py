@@ -1,0 +1,45 @@
+"""What must hold of EAGLE heads that read pictures in ways of their own, for tests and planted bugs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.compressors.spans import find_pictures
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.eagle import EagleDrafter
+from tests.drafters.eagle_checks import Examined, Gullible, head_for
+from tests.drafters.flash_checks import answer, inputs_of, target_of
+from tests.drafters.naive_eagle import NaiveEagle
+
+KINDS: dict[str, dict[str, Any]] = {
+    "msd": {"visual": "embedded"},
+    "specvlm": {"compressor": "gate"},
+    "hivis": {"compressor": "none"},
+    "vispec": {"visual": "embedded", "compressor": "vispec", "compressor_options": {"tokens": 2}},
+}
+
+
+class NaiveVisual(NaiveEagle):
+    """The head on prompt and output at once: every row as `read_prompts` makes it."""
+
+    def rows(
+        self, prompt: dict[str, Any], taps: dict[int, Tensor], positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        spans = [find_pictures(self.target.config, prompt)]
+        question = torch.tensor([prompt["input_ids"].shape[1] - 1])
+        made = self.head.read_prompts(taps[0], taps[-1], [taps[0].shape[1]], spans, question)
+        return made.rows, positions[..., made.slot[0]], made.summary
+
+
+def drafts_are_those_of_the_slow_way(kind: str = "vispec", family: str = "llava") -> None:
+    """Ragged prompts with pictures and accepted paths, in float64: rows, positions, summaries are right."""
+    target, inputs = target_of(family, torch.float64), inputs_of(family, torch.float64)
+    drafter = EagleDrafter(head_for(target, **KINDS[kind]), 6, depth=3, top_k=2).fit(target)
+    examined = Examined(drafter, 8, NaiveVisual)
+    cases = [inputs[case] for case in ("two images", "no image", "several turns")]
+    sequences = answer(target, examined, cases, Sampler(0.9), 8, Gullible())
+    assert examined.drafts >= 6, "some drafts were compared"
+    assert max(sequences.stats.accepted_histogram) >= 2, "a path of several candidates was accepted"
