@@ -88,7 +88,7 @@ def bench(
     from mmspec.cli.loading import (
         REFERENCE,
         REFERENCE_IMAGE,
-        own_drafters,
+        default_choices,
         reference_model,
         with_drafter,
     )
@@ -109,10 +109,7 @@ def bench(
     asked = Question(task, prompts, images, jsonl, samples, seed, settings)
     subject = load_subject(source, asked, OF_WORDS, dtype=dtype, device=device)
     if not choices:
-        drafted = own_drafters(source) if drafter is None else ["draft_model"]
-        of_words = ",".join(["none", "copy", *drafted])
-        choices = parse_choices(OF_PICTURES if subject.draws else of_words)
-        choices = [with_drafter(choice, source, drafter) for choice in choices]
+        choices = parse_choices(OF_PICTURES) if subject.draws else default_choices(source, drafter)
     if BASELINE not in {choice.label for choice in choices}:
         choices.insert(0, parse_choice(BASELINE))
     batches = batches_of(subject.examples, batch_size)

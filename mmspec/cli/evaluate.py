@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.console import print_json, show
+from mmspec.cli.drafters import drafters
 from mmspec.cli.methods import methods
 from mmspec.cli.options import AsJson, Model
 
@@ -61,6 +62,7 @@ def vlm(
 
 
 evaluate_app.command()(methods)
+evaluate_app.command()(drafters)
 
 
 @evaluate_app.command()

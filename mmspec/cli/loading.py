@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from mmspec.cli.choice import AcceleratorChoice, parse_choice
+from mmspec.cli.choice import AcceleratorChoice, parse_choice, parse_choices
 from mmspec.cli.console import note
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "choose_examples",
     "default_choice",
+    "default_choices",
     "load_any_pipeline",
     "load_image_pipeline",
     "load_pipeline",
@@ -30,12 +31,13 @@ __all__ = [
 ]
 
 REFERENCE, REFERENCE_IMAGE = "scenes-llava", "scenes-llamagen"
-HEADS = ("eagle", "eagle3", "medusa", "hydra", "flash")
-#: Reference model -> accelerator -> the reference model that drafts.
+HEADS = ("eagle", "eagle3", "medusa", "hydra", "vispec", "flash")
+#: Reference model -> what drafts for it, as tables call it -> the reference model that is it.
 DRAFTERS_OF = {
     REFERENCE: {"draft_model": f"{REFERENCE}-small", **{name: f"{REFERENCE}-{name}" for name in HEADS}},
     REFERENCE_IMAGE: {"eagle": f"{REFERENCE_IMAGE}-eagle"},
 }
+RUNS_AS = {"vispec": "eagle"}
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -63,15 +65,13 @@ def reference_model(name: str = REFERENCE) -> str:
 
 
 def own_drafters(model: str) -> dict[str, str]:
-    """What drafts for a reference model, by accelerator: the folders that are here; {} for other models."""
+    """What drafts for a reference model: the folders that are here, by name; {} for other models."""
     from mmspec.evaluation.doctor import reference_models
 
     models = reference_models()
     for name, drafters in DRAFTERS_OF.items():
         if name in models and Path(model).resolve() == models[name].resolve():
-            return {
-                accelerator: _shown(models[own]) for accelerator, own in drafters.items() if own in models
-            }
+            return {label: _shown(models[own]) for label, own in drafters.items() if own in models}
     return {}
 
 
@@ -102,10 +102,38 @@ def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> 
     return replace(choice, options={**choice.options, "drafter": found})
 
 
+def default_choices(model: str, drafter: str | None) -> list[AcceleratorChoice]:
+    """What to compare where nothing is said: plain decoding, copying, and all that is here to draft.
+
+    Args:
+        model: folder or hub id of the target.
+        drafter: what the command line names; None for what comes with a reference model.
+    """
+    choices = parse_choices("none,copy")
+    if drafter is not None:
+        return [*choices, with_drafter(parse_choice(drafts_as(drafter)), model, drafter)]
+    return choices + [
+        AcceleratorChoice(label, RUNS_AS.get(label, label), {"drafter": folder})
+        for label, folder in own_drafters(model).items()
+    ]
+
+
 def default_choice(model: str, drafter: str | None) -> AcceleratorChoice:
-    """What to use where nothing is said: the draft model if there is one, else copying."""
-    has_draft_model = drafter is not None or "draft_model" in own_drafters(model)
-    return with_drafter(parse_choice("draft_model" if has_draft_model else "copy"), model, drafter)
+    """What to use where nothing is said: the drafter that is named, or the model's own one, or copying."""
+    choices = default_choices(model, drafter)
+    return [one for one in choices if drafter is not None or one.label in ("copy", "draft_model")][-1]
+
+
+def drafts_as(drafter: str) -> str:
+    """The accelerator that a folder or hub id is for: that of its head, else draft_model."""
+    from mmspec.models.checkpoint import check_source, load_config
+    from mmspec.pipelines.heads import HEADS
+
+    config: Any = load_config(check_source(drafter, "drafter"), argument="drafter")
+    kinds: dict[str, Any] = dict(HEADS)
+    return next(
+        (name for name, head in kinds.items() if isinstance(config, head.config_class)), "draft_model"
+    )
 
 
 def load_pipeline(model: str, *, dtype: str = "auto", device: str | None = None) -> VisionLanguagePipeline:

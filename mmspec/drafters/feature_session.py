@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,14 +34,9 @@ __all__ = ["FeatureDrafter", "FeatureSession"]
 
 
 class FeatureDrafter(HeadDrafter):
-    """A tree of candidates by a head that reads a row for every token.
-
-    Attributes:
-        session: what proposes for a batch.
-    """
+    """A tree of candidates by a head that reads a row for every token."""
 
     model: FeatureHead
-    session: ClassVar[type[FeatureSession]]
 
     def __init__(self, model: FeatureHead, shape: TreeShape) -> None:
         super().__init__(model, shape)
@@ -62,16 +56,17 @@ class FeatureSession(HeadSession):
         summary: [R, s] what the head keeps of the prompts' pictures; None if nothing.
     """
 
+    head: FeatureHead
+
     def __init__(
         self,
-        drafter: FeatureDrafter,
+        drafter: HeadDrafter,
         target: CausalTarget,
         requests: Sequence[Request],
         prefill: PromptOutput,
         sampler: Sampler,
     ) -> None:
-        super().__init__(drafter, target, requests, sampler)
-        self.head = drafter.model
+        super().__init__(drafter, target, requests, prefill, sampler)
         eager = self.head.decoder.config._attn_implementation == "eager"
         self.additive = self.head.dtype if eager else None
         self.prompt_lengths = [request.inputs["input_ids"].shape[1] for request in requests]
@@ -155,6 +150,7 @@ class FeatureSession(HeadSession):
         Returns:
             [R, n, d] the head's state at them.
         """
+        self.passes += 1
         cache, nodes = self.state.cache, tokens.shape[1]
         cache.begin_score(nodes, depths.shape[1] - nodes)
         depths = self._copied(depths)

@@ -15,6 +15,7 @@ COMMANDS = [
     ["convert"],
     ["train", "vlm"],
     ["evaluate", "vlm"],
+    ["evaluate", "drafters"],
 ]
 
 
