@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-from mmspec.errors import CheckpointError, InputError
+from mmspec.errors import CheckpointError
 from mmspec.targets import CausalTarget
 from mmspec.training.checkpointing import load_state
-from mmspec.training.drafter_conversations import open_conversations
 from mmspec.training.drafter_data import DrafterBatch, DrafterData, acceptance_length
 from mmspec.training.drafter_methods import METHODS, check_method, written
-from mmspec.training.drafter_pictures import PictureFile
-from mmspec.training.drafter_scenes import ScenePictures, open_llamagen
-from mmspec.training.environment import environment, prepare_training
+from mmspec.training.drafter_sources import Rows, open_target
+from mmspec.training.environment import environment, open_accelerator, prepare_training
 from mmspec.training.schedule import Budget
 from mmspec.training.stage import OnStep, Run, Stage, train_stage
 from mmspec.training.vlm_folder import half_precision
@@ -38,17 +35,22 @@ def train_drafter(
     *,
     method: str = "eagle",
     settings: Mapping[str, Any] | None = None,
-    data: str | Path | None = None,
+    data: Rows | None = None,
+    max_length: int | None = None,
+    regenerate: int = 0,
+    dtype: torch.dtype | None = None,
     start: str | Path | None = None,
     minutes: float | None = None,
     steps: int | None = None,
     batch_size: int = 8,
+    accumulate: int = 1,
     seed: int = 0,
     resume: bool = False,
     threads: int | None = None,
     state: str | Path | None = None,
     checkpoint_s: float = 60.0,
     check_s: float = 120.0,
+    log_dir: str | Path | None = None,
     on_step: OnStep | None = None,
 ) -> Path:
     """Train a drafter for a target and save it as a folder that `drafter=` takes.
@@ -56,21 +58,30 @@ def train_drafter(
     Runs on whatever `accelerate launch` gives it: a CPU, one GPU or several.
 
     Args:
-        target: the folder of a vision-language model, or of an image model that `mmspec train image` wrote.
+        target: folder or hub id of a vision-language model, or the folder of an image model that
+            `mmspec train image` wrote.
         out: the folder to write.
         method: a name in `METHODS`.
         settings: of the drafter and its loss, such as `{"block": 10}`.
-        data: a JSONL file of pictures (see `PictureFile`); None for scenes.
+        data: conversations, as a file or as rows (see `read_conversations`); for image models a JSONL file
+            of pictures (see `PictureFile`); None for scenes.
+        max_length: conversations of more tokens are skipped; None takes as many as the target can.
+        regenerate: longest reply, in tokens, that the target writes itself in place of those of the data; 0
+            learns the data's. A drafter imitates its target, whoever wrote the data.
+        dtype: of the target; None for bfloat16 on a GPU and float32 elsewhere. The drafter is trained in
+            single precision, under bfloat16 autocast on a GPU and where the target is not.
         start: a trained drafter to begin with, instead of random weights; its target may have changed since.
         minutes: length of the training; 10 where neither this nor `steps` is given.
         steps: length in optimizer steps instead; the result is then reproducible.
-        batch_size: sequences per step and process.
+        batch_size: sequences that a process reads at once.
+        accumulate: so many batches make a step.
         seed: of the weights and of all sequences.
         resume: go on from the state file of an interrupted run.
         threads: CPU threads; None leaves the number as it is.
         state: file of the training state; by default `<out>.training.pt` beside the folder.
         checkpoint_s: seconds between two states on disk.
         check_s: seconds between two measurements of the acceptance length on held-out prompts.
+        log_dir: folder for tensorboard: the loss and its parts, the learning rate, the acceptance length.
         on_step: called with (step, loss) after every step.
 
     Returns:
@@ -79,6 +90,7 @@ def train_drafter(
     Raises:
         InputError: no such method or setting, or a budget that is none.
         CheckpointError: the target cannot be read, or is of no family that data is known for.
+        MissingDependencyError: `log_dir` without tensorboard.
     """
     settings = dict(settings or {})
     check_method(method, settings)
@@ -86,10 +98,10 @@ def train_drafter(
         minutes = DEFAULT_MINUTES
     budget = Budget(steps, None if minutes is None else minutes * 60)
     prepare_training(seed, threads)
-    out, folder = Path(out), Path(target)
-    accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
-    file = None if data is None else Path(data)
-    teacher, source = open_target(folder, accelerator.device, batch_size, seed, file)
+    out = Path(out)
+    accelerator = open_accelerator(accumulate, None if log_dir is None else (Path(log_dir), out.name))
+    reading: dict[str, Any] = {"dtype": dtype, "max_length": max_length, "regenerate": regenerate}
+    teacher, source = open_target(target, accelerator.device, batch_size, seed, data, **reading)
     model = METHODS[method].build(teacher, **settings)
     before = [] if start is None else take_weights(model, Path(start))
     state_path = Path(state) if state is not None else out.with_name(f"{out.name}.training.pt")
@@ -98,14 +110,26 @@ def train_drafter(
         run.restore(load_state(state_path))
     train_on(run, method, teacher, source, budget, settings)
     if accelerator.is_main_process:
-        length = f"--minutes {minutes:g}" if minutes is not None else f"--steps {steps}"
-        length += "" if data is None else f" --data {Path(data).as_posix()}"
-        length += "" if start is None else f" --from {Path(start).as_posix()}"
-        command = f"mmspec train drafter --target {folder.as_posix()} --method {written(method, settings)}"
+        options = {
+            "target": target,
+            "method": written(method, settings),
+            "out": out,
+            "minutes": minutes,
+            "steps": steps,
+            "data": data if isinstance(data, str | Path) else None,
+            "max-length": max_length,
+            "regenerate": regenerate or None,
+            "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+            "accumulate": accumulate if accumulate > 1 else None,
+            "from": start,
+        }
+        given = ((name, value) for name, value in options.items() if value is not None)
+        command = " ".join(f"--{name} {shown(value)}" for name, value in given)
         record = {
-            "command": f"{command} --out {out.as_posix()} {length}",
+            "command": f"mmspec train drafter {command}",
             "method": method,
-            "target": folder.name,
+            "target": Path(target).name,
+            "target_dtype": str(teacher.dtype).removeprefix("torch."),
             "seed": seed,
             "batch_size": batch_size,
             "stages": [*before, *run.finished],
@@ -113,6 +137,13 @@ def train_drafter(
         save_drafter(model, out, record | environment(accelerator, model))
     accelerator.wait_for_everyone()
     return out
+
+
+def shown(value: Any) -> str:
+    """An option's value on the command line."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value.as_posix() if isinstance(value, Path) else str(value)
 
 
 def train_on(
@@ -130,42 +161,16 @@ def train_on(
         return data.batch(step, run.accelerator.process_index)
 
     def check(module: nn.Module) -> dict[str, float]:
-        drafter = METHODS[method].drafter(run.model.eval())
-        length = acceptance_length(target, drafter, trial)
+        # as it will be run: in the target's precision
+        model = deepcopy(run.model).to(target.dtype) if run.model.dtype != target.dtype else run.model
+        length = acceptance_length(target, METHODS[method].drafter(model.eval()), trial)
         run.model.train()
         return {"acceptance": round(length, 3)}
 
-    stage = Stage(method, learner, make, check, slow="head.", slow_factor=RATE)
+    stage = Stage(
+        method, learner, make, check, slow="head.", slow_factor=RATE, halved=target.dtype != torch.float32
+    )
     train_stage(run, stage, budget)
-
-
-def open_target(
-    folder: Path, device: torch.device, batch_size: int, seed: int, data: Path | None = None
-) -> tuple[CausalTarget, DrafterData]:
-    """The frozen target of a folder, and what its drafters learn from.
-
-    Raises:
-        CheckpointError: it cannot be read, or is of no family that data is known for.
-        InputError: the file of data cannot be used.
-    """
-    try:
-        kind = AutoConfig.from_pretrained(folder).model_type
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError("target", str(folder), f"the folder of a model ({error})"[:300]) from error
-    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-        if data is not None:
-            raise InputError("data", str(data), "nothing: vision-language models learn from scenes so far")
-        return open_conversations(folder, device, batch_size, seed)
-    if kind != "llamagen":
-        raise CheckpointError(
-            "target",
-            kind,
-            "a vision-language model, or a LlamaGen as `mmspec train image` and `mmspec convert` write it",
-        )
-    target = open_llamagen(folder, device)
-    if data is not None:
-        return target, PictureFile(target, folder, batch_size, seed, data)
-    return target, ScenePictures(target, folder, batch_size, seed)
 
 
 def take_weights(model: PreTrainedModel, folder: Path) -> list[dict[str, Any]]:

@@ -1,119 +1,173 @@
-"""Scenes for drafters of vision-language models: a picture, a question about it, and the right reply."""
+"""Conversations with pictures as sequences for drafters: which tokens are the assistant's, and what it says.
+
+Written by the target's own processor and chat template. Does not know where conversations come from.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor, nn
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from jinja2 import TemplateError
+from torch import Tensor
 
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.sampling import Sampler
-from mmspec.errors import CheckpointError
-from mmspec.scenes import (
-    CAPTION_PROMPTS,
-    DESCRIPTION_PROMPTS,
-    Scene,
-    caption,
-    describe,
-    questions,
-    render,
-    sample_scene,
-)
-from mmspec.targets import VisionLanguageTarget
+from mmspec.drafters.copy import CopyDrafter
+from mmspec.errors import InputError
+from mmspec.media import load_image
+from mmspec.targets import CausalTarget
 from mmspec.targets.causal import to_device
-from mmspec.training.drafter_data import DrafterBatch, Example, Trial
-from mmspec.training.vlm_data import training_seeds
+from mmspec.training.drafter_data import Example, Trial, decode
 
-__all__ = ["SceneConversations", "open_conversations"]
+__all__ = ["Conversation", "ConversationReader", "Message", "message"]
 
-STAGE = 11
-TRIAL_SCENES, TRIAL_TOKENS = 4, 96  # descriptions are longer, so none of these ends
-KINDS, SHARES = ("description", "caption", "question"), (0.6, 0.2, 0.2)
+Message = Mapping[str, Any]
 
 
-class SceneConversations:
-    """One picture, one prompt and its reply in each sequence, written by the target's own processor.
+def message(role: str, text: str, images: int = 0) -> Message:
+    """A message of one text after some pictures, whose data are given elsewhere."""
+    parts: list[Message] = [{"type": "image"}] * images
+    return {"role": role, "content": [*parts, {"type": "text", "text": text}]}
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What is said in turn, and the pictures between the words.
+
+    Attributes:
+        messages: as chat templates take them, contents in parts; pictures are parts without data.
+        images: whatever `load_image` takes, in the order of their parts.
+    """
+
+    messages: tuple[Message, ...]
+    images: tuple[Any, ...] = ()
+
+    @property
+    def replies(self) -> list[int]:
+        """Indices of the assistant's messages."""
+        return [turn for turn, each in enumerate(self.messages) if each["role"] == "assistant"]
+
+    def until(self, turn: int) -> Conversation:
+        """What was said, and shown, before a message."""
+        messages = self.messages[:turn]
+        shown = sum(part["type"] == "image" for each in messages for part in each["content"])
+        return Conversation(messages, self.images[:shown])
+
+    def with_reply(self, turn: int, text: str) -> Conversation:
+        """The same with other words in a message of the assistant's."""
+        messages = (*self.messages[:turn], message("assistant", text), *self.messages[turn + 1 :])
+        return replace(self, messages=messages)
+
+
+class ConversationReader:
+    """Conversations in the tokens of a target.
 
     Args:
         target: the model that is drafted for.
         processor: its processor, with a chat template.
-        batch_size: sequences a step and process.
-        seed: of all scenes.
     """
 
-    def __init__(self, target: VisionLanguageTarget, processor: Any, batch_size: int, seed: int) -> None:
+    def __init__(self, target: CausalTarget, processor: Any) -> None:
         self.target, self.processor = target, processor
-        self.batch_size, self.seed = batch_size, seed
+        settings = target.model.generation_config.eos_token_id
+        ends = settings if isinstance(settings, list) else [settings]
+        known = [end for end in (*ends, processor.tokenizer.eos_token_id) if end is not None]
+        self.end_token_ids = frozenset(known)
 
-    def batch(self, step: int, process: int) -> DrafterBatch:
-        seeds = training_seeds(self.seed, STAGE, step, process, self.batch_size)
-        return DrafterBatch(tuple(self.example(int(seed)) for seed in seeds), int(seeds[0]))
+    def inputs(self, said: Conversation, *, answering: bool) -> dict[str, Tensor]:
+        """The target's inputs for a conversation [1, L], unpadded.
 
-    def trial(self) -> Trial:
-        prompts = [
-            self.prompt(sample_scene(seed), DESCRIPTION_PROMPTS[seed % len(DESCRIPTION_PROMPTS)])
-            for seed in range(TRIAL_SCENES)
+        Args:
+            said: what is to be read.
+            answering: whether the assistant is to speak next.
+
+        Raises:
+            InputError: the chat template refuses it.
+            MediaError: a picture cannot be read.
+        """
+        images = iter(said.images)
+        messages = [
+            {
+                "role": each["role"],
+                "content": [
+                    {**part, "image": load_image(next(images))} if part["type"] == "image" else part
+                    for part in each["content"]
+                ],
+            }
+            for each in said.messages
         ]
-        return Trial([Request(prompt) for prompt in prompts], Sampler(), TRIAL_TOKENS)
-
-    def example(self, seed: int) -> Example:
-        """The sequence of a scene."""
-        scene, rng = sample_scene(seed), np.random.default_rng([seed, STAGE])
-        kind = str(rng.choice(KINDS, p=SHARES))
-        if kind == "question":
-            asked = questions(scene, rng, 1)[0]
-            text, reply = asked.text, asked.answer
-        elif kind == "caption":
-            text, reply = str(rng.choice(CAPTION_PROMPTS)), caption(scene)
-        else:
-            text, reply = str(rng.choice(DESCRIPTION_PROMPTS)), describe(scene)
-        prompt, tokenizer = self.prompt(scene, text), self.processor.tokenizer
-        said = [*tokenizer(reply, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-        answer = torch.tensor([said], device=self.target.device)
-        start = prompt["input_ids"].shape[1]
-        types: dict[str, Tensor] = {
-            name: torch.cat([prompt[name], torch.zeros_like(answer)], 1)
-            for name in ("mm_token_type_ids", "token_type_ids")
-            if name in prompt
-        }
-        return Example({**prompt, **types, "input_ids": torch.cat([prompt["input_ids"], answer], 1)}, start)
-
-    def prompt(self, scene: Scene, text: str) -> dict[str, Tensor]:
-        """The target's inputs for a question about a scene."""
-        parts = [{"type": "image", "image": Image.fromarray(render(scene))}, {"type": "text", "text": text}]
-        inputs = self.processor.apply_chat_template(
-            [{"role": "user", "content": parts}],
-            tokenize=True,
-            add_generation_prompt=True,
-            return_dict=True,
-            return_tensors="pt",
-        )
+        how = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        try:
+            inputs = self.processor.apply_chat_template(messages, add_generation_prompt=answering, **how)
+        except TemplateError as error:  # templates refuse turns in an order they do not know
+            raise InputError("data", said.messages, f"the chat template says: {error}"[:200]) from error
         return {
-            name: value
+            name: value.to(self.target.dtype) if value.is_floating_point() else value
             for name, value in to_device(inputs, self.target.device).items()
             if name != "attention_mask"  # nothing is padded
         }
 
+    def example(self, said: Conversation) -> Example:
+        """The sequence of a conversation, every reply of it learnt up to the token that ends it.
 
-def open_conversations(
-    folder: Path, device: torch.device, batch_size: int, seed: int
-) -> tuple[VisionLanguageTarget, SceneConversations]:
-    """A frozen vision-language model, and scenes in its words.
+        Raises:
+            InputError: no reply, or the chat template writes what was said differently later on.
+            MediaError: a picture cannot be read.
+        """
+        said = replace(said, images=tuple(map(load_image, said.images)))
+        whole, text = self.inputs(said, answering=False), self.text(said, answering=False)
+        ids = whole["input_ids"][0]
+        learnt, ends = torch.zeros_like(ids, dtype=torch.bool), torch.tensor(sorted(self.end_token_ids))
+        for turn in said.replies:
+            start = self.shared(ids, text, said.until(turn), answering=True)
+            last = turn + 1 == len(said.messages)
+            stop = len(ids) if last else self.shared(ids, text, said.until(turn + 1), answering=False)
+            closing = torch.isin(ids[start:stop], ends.to(ids)).nonzero()
+            learnt[start : start + int(closing[0]) + 1 if len(closing) else stop] = True
+        if not learnt.any():
+            raise InputError("data", said.messages, "a conversation in which the assistant says something")
+        return Example(whole, int(learnt.long().argmax()), learnt)
 
-    Raises:
-        CheckpointError: the model or its processor cannot be read.
-    """
-    try:
-        model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
-        processor = AutoProcessor.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise CheckpointError("target", str(folder), f"a whole model ({error})"[:300]) from error
-    model.eval().requires_grad_(False)
-    nn.Module.to(model, device)
-    target = VisionLanguageTarget(model)
-    return target, SceneConversations(target, processor, batch_size, seed)
+    def shared(self, ids: Tensor, text: str, beginning: Conversation, *, answering: bool) -> int:
+        """How many of a conversation's tokens [L] are those of its beginning."""
+        if not text.startswith(self.text(beginning, answering=answering)):
+            allowed = (
+                "turns that the chat template writes alike, whatever follows; cut it after its first reply"
+            )
+            raise InputError("data", beginning.messages, allowed)
+        first = self.inputs(beginning, answering=answering)["input_ids"][0]
+        length = min(len(ids), len(first))
+        # a word may join the two, and its token is then the later part's
+        return int((ids[:length] == first[:length]).long().cumprod(0).sum())
+
+    def text(self, said: Conversation, *, answering: bool) -> str:
+        """A conversation as the chat template writes it."""
+        written: str = self.processor.apply_chat_template(
+            list(said.messages), tokenize=False, add_generation_prompt=answering
+        )
+        return written
+
+    def regenerated(self, conversations: Sequence[Conversation], new_tokens: int) -> list[Conversation]:
+        """The same with the target's own replies, greedy, each after those that it gave before.
+
+        A drafter imitates its target, not whoever wrote the data.
+
+        Args:
+            conversations: whose replies are replaced; they speak together, turn by turn.
+            new_tokens: longest reply.
+        """
+        told = [replace(each, images=tuple(map(load_image, each.images))) for each in conversations]
+        for turn in range(max(len(each.messages) for each in told)):
+            rows = [row for row, each in enumerate(told) if turn in each.replies]
+            if not rows:
+                continue
+            requests = [Request(self.inputs(told[row].until(turn), answering=True)) for row in rows]
+            trial = Trial(requests, Sampler(), new_tokens, self.end_token_ids)
+            outputs = decode(self.target, CopyDrafter(), trial).outputs()
+            for row, tokens in zip(rows, outputs, strict=True):
+                words = self.processor.tokenizer.decode(tokens, skip_special_tokens=True)
+                told[row] = told[row].with_reply(turn, words.strip())
+        return [replace(each, images=given.images) for each, given in zip(told, conversations, strict=True)]

@@ -22,7 +22,7 @@ from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.targets import CausalTarget
 
-__all__ = ["DrafterBatch", "DrafterData", "Example", "Trial", "acceptance_length"]
+__all__ = ["DrafterBatch", "DrafterData", "Example", "Trial", "acceptance_length", "decode"]
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,25 @@ class Example:
     Attributes:
         inputs: the target's keyword arguments, as of a request: `input_ids` [1, L] of prompt and answer.
         answer: index of the answer's first token.
+        only: [L] True at the learnt tokens, where they are not all from `answer` on: of several turns.
     """
 
     inputs: dict[str, Tensor]
     answer: int
+    only: Tensor | None = None
+
+    @property
+    def learnt(self) -> Tensor:
+        """[L] True at the tokens that a drafter learns to foretell."""
+        if self.only is not None:
+            return self.only
+        ids = self.inputs["input_ids"][0]
+        return torch.arange(len(ids), device=ids.device) >= self.answer
+
+    def to(self, device: torch.device) -> Self:
+        """The same with every tensor on that device."""
+        inputs = {name: value.to(device) for name, value in self.inputs.items()}
+        return replace(self, inputs=inputs, only=None if self.only is None else self.only.to(device))
 
 
 @dataclass(frozen=True)
@@ -47,20 +62,18 @@ class DrafterBatch:
 
     def to(self, device: torch.device) -> Self:
         """The same with every tensor on that device."""
-        moved = [
-            replace(example, inputs={name: value.to(device) for name, value in example.inputs.items()})
-            for example in self.examples
-        ]
+        moved = (example.to(device) for example in self.examples)
         return replace(self, examples=tuple(moved))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Held-out prompts, and how they are decoded."""
+    """Held-out prompts, and how they are decoded: so many tokens each, or up to an end."""
 
     requests: Sequence[Request]
     sampler: Sampler
     new_tokens: int
+    end_token_ids: frozenset[int] = frozenset()
 
 
 class DrafterData(Protocol):
@@ -73,15 +86,21 @@ class DrafterData(Protocol):
         """Held-out prompts."""
 
 
-@torch.no_grad()
 def acceptance_length(target: CausalTarget, drafter: Drafter, trial: Trial) -> float:
     """Tokens committed per forward of the target, by decoding the trial with exact acceptance."""
+    return decode(target, drafter, trial).stats.acceptance_length
+
+
+@torch.no_grad()
+def decode(target: CausalTarget, drafter: Drafter, trial: Trial) -> Sequences:
+    """What the target says to some prompts; whoever drafts, exact acceptance leaves its words alone."""
     stats = DecodingStats()
     rows = len(trial.requests)
     prompts = [request.prompt_tokens for request in trial.requests]
-    sequences = Sequences(prompts, Stopping(trial.new_tokens), stats, target.device)
+    stopping = Stopping(trial.new_tokens, trial.end_token_ids)
+    sequences = Sequences(prompts, stopping, stats, target.device)
     random = RandomStream.from_seed(0, rows, target.device)
     roles = (target, drafter.fit(target), SampleAndMatch(), trial.sampler)
     for _ in speculate(*roles, trial.requests, sequences, random):
         pass
-    return stats.acceptance_length
+    return sequences

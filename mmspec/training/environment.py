@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
+from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import nn
 
-__all__ = ["environment", "prepare_training"]
+from mmspec.errors import InputError, MissingDependencyError
+
+__all__ = ["environment", "open_accelerator", "prepare_training"]
 
 
 def prepare_training(seed: int, threads: int | None) -> None:
@@ -19,6 +23,34 @@ def prepare_training(seed: int, threads: int | None) -> None:
     # Without it, activations that fade to denormal numbers slow a CPU run down several times half-way.
     torch.set_flush_denormal(True)
     torch.manual_seed(seed)
+
+
+def open_accelerator(accumulate: int = 1, log: tuple[Path, str] | None = None) -> Accelerator:
+    """Whatever `accelerate launch` gives, with bfloat16 autocast on a GPU.
+
+    Args:
+        accumulate: batches in a step.
+        log: folder for tensorboard, and the name of the run in it.
+
+    Raises:
+        InputError: no such number of batches.
+        MissingDependencyError: tensorboard is not installed.
+    """
+    if accumulate < 1:
+        raise InputError("accumulate", accumulate, "at least 1")
+    if log is not None and importlib.util.find_spec("tensorboard") is None:
+        raise MissingDependencyError("writing logs needs tensorboard: pip install 'mmspec[train]'")
+    accelerator = Accelerator(
+        mixed_precision="bf16" if torch.cuda.is_available() else "no",
+        gradient_accumulation_steps=accumulate,
+        log_with=None if log is None else "tensorboard",
+        project_dir=None if log is None else log[0],
+        # a batch without pictures leaves a compressor without gradients
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+    )
+    if log is not None:
+        accelerator.init_trackers(log[1])
+    return accelerator
 
 
 def environment(accelerator: Accelerator, model: nn.Module) -> dict[str, Any]:

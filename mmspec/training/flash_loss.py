@@ -108,9 +108,7 @@ class FlashLoss(nn.Module):
         ids = [example.inputs["input_ids"][0] for example in batch.examples]
         lengths = [len(each) for each in ids]
         tokens = pad_sequence(ids, batch_first=True)
-        place = torch.arange(tokens.shape[1], device=device)
-        starts = torch.tensor([example.answer for example in batch.examples], device=device)
-        learnt = (place >= starts[:, None]) & (place < torch.tensor(lengths, device=device)[:, None])
+        learnt = pad_sequence([example.learnt for example in batch.examples], batch_first=True)
         embeddings, states = self.read(batch)
         generator = torch.Generator(device).manual_seed(batch.seed)
         noise = NOISE * (2 * torch.rand(states.shape, generator=generator, device=device) - 1)

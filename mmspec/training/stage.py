@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast
 from torch import nn
 from tqdm.auto import tqdm
 
@@ -44,6 +46,7 @@ class Stage:
         check: called with the learner now and then, without gradients; returns held-out figures to show.
         slow: parameters whose names hold this text learn at `slow_factor` times the rate.
         slow_factor: see `slow`.
+        halved: whether it runs under bfloat16 autocast even where the accelerator has none.
     """
 
     title: str
@@ -52,6 +55,7 @@ class Stage:
     check: Callable[[nn.Module], dict[str, float]]
     slow: str = ""
     slow_factor: float = 1.0
+    halved: bool = False
 
 
 @dataclass
@@ -83,6 +87,13 @@ class Run:
         """Take over the weights and the place of a saved state."""
         self.model.load_state_dict(state["model"])
         self.stage, self.finished, self.restored = state["stage"], state["finished"], state
+
+    def agree(self, seconds: float) -> float:
+        """The main process's clock, so that all end after the same step."""
+        if self.accelerator.num_processes == 1:
+            return seconds
+        clock = torch.tensor(seconds, dtype=torch.float64, device=self.accelerator.device)
+        return float(broadcast(clock))
 
     def save(self, learner: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
         """Write the state, from the main process alone."""
@@ -123,12 +134,14 @@ def train_stage(run: Run, stage: Stage, budget: Budget) -> None:
     shown: dict[str, float] = {}
     while (progress := budget.progress(run.step, run.seconds)) < 1:
         started = time.monotonic()
-        loss = _step(run, stage, module, prepared, progress)
+        loss, figures = _step(run, stage, module, prepared, progress)
         now = time.monotonic()
-        run.step, run.seconds = run.step + 1, run.seconds + now - started
-        if now - checked_at >= run.check_s:
+        run.step, run.seconds = run.step + 1, run.agree(run.seconds + now - started)
+        if now - checked_at >= run.check_s and run.accelerator.is_main_process:
             with torch.no_grad():
                 shown, checked_at = stage.check(module), now
+            run.accelerator.log(shown, step=run.step)
+        run.accelerator.log({"loss": loss, "learning_rate": _rate(prepared), **figures}, step=run.step)
         if now - saved_at >= run.checkpoint_s:
             run.save(learner, optimizers)
             saved_at = now
@@ -136,8 +149,10 @@ def train_stage(run: Run, stage: Stage, budget: Budget) -> None:
         bar.update(min(100.0, 100 * budget.progress(run.step, run.seconds)) - bar.n)
         if run.on_step is not None:
             run.on_step(run.step, loss)
-    with torch.no_grad():
-        shown = stage.check(module)
+    if run.accelerator.is_main_process:
+        with torch.no_grad():
+            shown = stage.check(module)
+        run.accelerator.log(shown, step=run.step)
     bar.set_postfix(step=run.step, **shown)
     bar.close()
     run.save(learner, optimizers)
@@ -147,14 +162,38 @@ def train_stage(run: Run, stage: Stage, budget: Budget) -> None:
 
 def _step(
     run: Run, stage: Stage, module: nn.Module, optimizers: list[torch.optim.Optimizer], progress: float
-) -> float:
+) -> tuple[float, dict[str, float]]:
+    """The mean loss of the step's batches, and the last one's figures."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(group["peak"], run.step, progress)
-    loss = module(stage.make(run.step).to(run.accelerator.device))[0]
-    run.accelerator.backward(loss)
-    run.accelerator.clip_grad_norm_(module.parameters(), MAX_GRADIENT_NORM)
+    accelerator, total = run.accelerator, 0.0
+    count: int = accelerator.gradient_accumulation_steps
+    for index in range(run.step * count, (run.step + 1) * count):
+        batch = stage.make(index).to(accelerator.device)
+        with accelerator.accumulate(module):
+            with torch.autocast(accelerator.device.type, torch.bfloat16) if stage.halved else nullcontext():
+                loss, figures = module(batch)
+            accelerator.backward(loss)
+        total += float(loss.detach()) / count
+    accelerator.clip_grad_norm_(module.parameters(), MAX_GRADIENT_NORM)
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return float(loss.detach())
+    return total, _scalars(figures) if accelerator.trackers else {}
+
+
+def _scalars(figures: Any) -> dict[str, float]:
+    """Figures by name as numbers to log; of several, such as one for each offset, each under its index."""
+    if not isinstance(figures, dict):
+        return {}
+    named = {name: value.detach().flatten().tolist() for name, value in figures.items()}
+    return {
+        name if len(values) == 1 else f"{name}/{index}": value
+        for name, values in named.items()
+        for index, value in enumerate(values)
+    }
+
+
+def _rate(optimizers: list[torch.optim.Optimizer]) -> float:
+    return max(float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups)

@@ -1,67 +1,130 @@
-"""Scenes as sequences for drafters of vision-language models, and a head that learns from them."""
+"""Conversations as sequences for drafters: which tokens are learnt, and what the target says itself."""
 
 from __future__ import annotations
 
 import functools
-import json
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Any
 
+import pytest
 import torch
-from transformers import AutoModel
 
 from mmspec.compressors.spans import find_pictures
-from mmspec.models.flash import FlashHead
+from mmspec.errors import InputError
+from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.targets import VisionLanguageTarget
-from mmspec.training.drafter import train_drafter
-from mmspec.training.drafter_conversations import SceneConversations
-from mmspec.training.vlm_model import SHAPES_BY_SIZE, build_model
-from mmspec.training.vlm_processor import build_processor
+from mmspec.training.drafter_conversations import Conversation, ConversationReader, message
+from tests.contracts.mutation import PlantedBug
+from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_pictures
+
+FAMILIES = ["llava", "llava_next", "qwen2_5_vl", "smolvlm"]
 
 
 @functools.cache
-def data() -> SceneConversations:
-    torch.manual_seed(0)
-    processor = build_processor()
-    model = build_model(SHAPES_BY_SIZE["tiny"], processor).eval().requires_grad_(False)
-    return SceneConversations(VisionLanguageTarget(model), processor, batch_size=6, seed=3)
+def reader(family: str) -> ConversationReader:
+    model, processor = VISION_LANGUAGE_FAMILIES[family]()
+    return ConversationReader(VisionLanguageTarget(model.requires_grad_(False)), processor)
 
 
-def test_equal_steps_give_equal_sequences_and_others_do_not() -> None:
-    one, again, other = (data().batch(step, 0) for step in (4, 4, 5))
-    for left, right in zip(one.examples, again.examples, strict=True):
-        assert left.answer == right.answer
-        assert all(torch.equal(value, right.inputs[name]) for name, value in left.inputs.items())
-    assert one.seed == again.seed != other.seed
-
-
-def test_a_sequence_is_a_prompt_with_one_picture_and_a_reply_that_ends() -> None:
-    tokenizer = data().processor.tokenizer
-    lengths = set()
-    for example in data().batch(0, 0).examples:
-        ids = example.inputs["input_ids"][0]
-        (span,) = find_pictures(data().target.config, example.inputs)
-        assert span.stop <= example.answer < len(ids)
-        assert ids[-1] == tokenizer.eos_token_id and tokenizer.unk_token_id not in ids
-        assert "attention_mask" not in example.inputs
-        lengths.add(len(ids) - example.answer)
-    assert max(lengths) > 60 > min(lengths), "descriptions and shorter replies"
-
-
-def test_a_head_is_trained_and_saved(tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    data().target.model.save_pretrained(target)
-    data().processor.save_pretrained(target)
-    losses: list[float] = []
-    folder = train_drafter(
-        target,
-        tmp_path / "flash",
-        method="flash",
-        steps=2,
-        batch_size=1,
-        on_step=lambda step, loss: losses.append(loss),
+def chat() -> Conversation:
+    """Two pictures, then a third in the second turn."""
+    said = (
+        message("user", "compare the first and the last", 2),
+        message("assistant", "the first is red and the last is blue"),
+        message("user", "and then ?", 1),
+        message("assistant", "no"),
     )
-    head = AutoModel.from_pretrained(folder)
-    assert isinstance(head, FlashHead) and head.config.target_type == "llama"
-    made = json.loads((folder / "training.json").read_text())
-    assert made["method"] == "flash" and made["stages"][0]["acceptance"] >= 1.0
-    assert len(losses) == 2 and all(loss > 0 for loss in losses)
+    return Conversation(said, tuple(tiny_pictures(3)))
+
+
+def words(family: str, ids: Sequence[int]) -> str:
+    decoded: str = reader(family).processor.tokenizer.decode(ids, skip_special_tokens=True)
+    return " ".join(decoded.split())
+
+
+def replies_are_learnt_and_nothing_else(family: str) -> None:
+    made = reader(family).example(chat())
+    ids, learnt = made.inputs["input_ids"][0], made.learnt
+    assert words(family, ids[learnt]) == "the first is red and the last is blue no"
+    begins = (learnt & ~learnt.roll(1)).nonzero()[:, 0].tolist()
+    assert len(begins) == 2 and begins[0] == made.answer
+    # each reply ends with the token that the target would end it with, where the template writes one
+    ends = [ids[place] for place in (learnt & ~learnt.roll(-1)).nonzero()[:, 0].tolist()]
+    closing = reader(family).processor.tokenizer.eos_token_id
+    if closing in ids.tolist():
+        assert [int(end) for end in ends] == [closing, closing]
+    assert len(find_pictures(reader(family).target.config, made.inputs)) == 3 or family != "llava"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_replies_are_learnt_and_nothing_else(family: str) -> None:
+    replies_are_learnt_and_nothing_else(family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_target_reads_a_prompt_as_in_a_pipeline(family: str) -> None:
+    """A head trained on other inputs than it drafts for would be of little use."""
+    model, processor = VISION_LANGUAGE_FAMILIES[family]()
+    pipe = VisionLanguagePipeline(model, processor)
+    made, said = reader(family).example(chat()), chat().until(1)
+    images = list(said.images)
+    run = pipe._prepare([said.messages], [images], None, None, True, None, {"max_new_tokens": 2})
+    asked = run.requests[0].inputs
+    ours = reader(family).inputs(said, answering=True)
+    assert set(ours) == set(asked) - {"attention_mask"}
+    assert all(torch.equal(value, asked[name]) for name, value in ours.items())
+    start = asked["input_ids"].shape[1]
+    assert made.answer == start
+    assert torch.equal(made.inputs["input_ids"][:, :start], asked["input_ids"])
+
+
+BUGS = {
+    "the prompt is learnt too": ("learnt[start : start", "learnt[0 : start"),
+    "replies are learnt one token late": ("learnt[start : start", "learnt[start + 1 : start"),
+    "what follows a reply is learnt": (
+        "start + int(closing[0]) + 1 if len(closing) else stop",
+        "len(ids)",
+    ),
+    "only the last reply is learnt": ("in said.replies", "in said.replies[-1:]"),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    where = "mmspec.training.drafter_conversations:ConversationReader.example"
+    planted = PlantedBug(where, (BUGS[bug],), lambda: None)
+    with planted.planted(), pytest.raises(AssertionError):
+        replies_are_learnt_and_nothing_else("qwen2_5_vl")
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_regenerated_replies_are_what_the_target_says(family: str) -> None:
+    """Each turn after the target's own earlier words; rows of different lengths speak together."""
+    short = Conversation(
+        (message("user", "describe the circle", 1), message("assistant", "no")), chat().images[:1]
+    )
+    told = reader(family).regenerated([chat(), short], 6)
+    assert [len(each.messages) for each in told] == [4, 2] and told[0].images == chat().images
+    model = reader(family).target.model
+    for each in told:
+        for turn in each.replies:
+            inputs: dict[str, Any] = reader(family).inputs(each.until(turn), answering=True)
+            said = model.generate(**inputs, do_sample=False, max_new_tokens=6)[
+                0, inputs["input_ids"].shape[1] :
+            ]
+            reply = each.messages[turn]["content"][0]["text"]
+            assert " ".join(reply.split()) == words(family, said.tolist())
+    assert told[0].messages[1] != chat().messages[1] and told[0].messages[2] == chat().messages[2]
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
+    model, processor = VISION_LANGUAGE_FAMILIES["llava"]()
+    processor.chat_template = "{{ messages | length }}" + processor.chat_template
+    forgetful = ConversationReader(VisionLanguageTarget(model), processor)
+    with pytest.raises(InputError, match="first reply"):
+        forgetful.example(chat())
+
+
+def test_a_conversation_without_a_reply_is_refused() -> None:
+    with pytest.raises(InputError, match="assistant says"):
+        reader("llava").example(chat().until(1))

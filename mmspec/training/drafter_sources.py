@@ -1,0 +1,83 @@
+"""A frozen target by its name, and what its drafters learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.models.checkpoint import check_source, check_vocabulary, load_config, load_model, load_processor
+from mmspec.models.llamagen import LlamaGenConfig
+from mmspec.targets import CausalTarget, VisionLanguageTarget
+from mmspec.training.drafter_conversation_file import ConversationRows
+from mmspec.training.drafter_conversations import ConversationReader
+from mmspec.training.drafter_data import DrafterData
+from mmspec.training.drafter_pictures import PictureFile
+from mmspec.training.drafter_rows import read_conversations
+from mmspec.training.drafter_scene_talk import SceneTalk
+from mmspec.training.drafter_scenes import ScenePictures, open_llamagen
+
+__all__ = ["Rows", "open_target"]
+
+Rows = str | Path | Iterable[Mapping[str, Any]]
+
+
+def open_target(
+    source: str | Path,
+    device: torch.device,
+    batch_size: int,
+    seed: int,
+    data: Rows | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    max_length: int | None = None,
+    regenerate: int = 0,
+) -> tuple[CausalTarget, DrafterData]:
+    """The target of a folder or hub id, frozen, and its data; these are checked before weights are loaded.
+
+    Arguments are those of `train_drafter`.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of no family that data is known for.
+        InputError: the data cannot be used, or the target has no such choice.
+    """
+    name = check_source(source, "target")
+    config = load_config(name, argument="target")
+    if isinstance(config, LlamaGenConfig):
+        for argument, value in (("dtype", dtype), ("max_length", max_length), ("regenerate", regenerate)):
+            if value:
+                raise InputError(argument, value, "nothing: the target draws pictures")
+        if data is not None and not isinstance(data, str | Path):
+            raise InputError("data", type(data).__name__, "a JSONL file: the target draws pictures")
+        pictures, folder = open_llamagen(Path(name), device), Path(name)
+        if data is None:
+            return pictures, ScenePictures(pictures, folder, batch_size, seed)
+        return pictures, PictureFile(pictures, folder, batch_size, seed, Path(data))
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        raise CheckpointError(
+            "target",
+            config.model_type,
+            "a vision-language model, or a LlamaGen as `mmspec train image` and `mmspec convert` write it",
+        )
+    processor = load_processor(name, config, argument="target")
+    if getattr(processor, "chat_template", None) is None:
+        raise CheckpointError("target", name, "a processor with a chat template")
+    told = None if data is None else read_conversations(data, getattr(processor, "image_token", None))
+    if told is None and max_length is not None:
+        raise InputError("max_length", max_length, "nothing where there are no data: scenes are short")
+    if dtype is None:
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model = load_model(name, config, argument="target", dtype=dtype, device_map={"": device})
+    check_vocabulary(processor.tokenizer, model)
+    nn.Module.requires_grad_(model, False)
+    target = VisionLanguageTarget(model)
+    reader = ConversationReader(target, processor)
+    if told is None:
+        return target, SceneTalk(reader, batch_size, seed, regenerate=regenerate)
+    rows = ConversationRows(reader, told, batch_size, seed, max_length=max_length, regenerate=regenerate)
+    return target, rows

@@ -1,0 +1,111 @@
+"""Training on given conversations: what is held out, skipped and replied to anew; and the way to a head."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.targets import VisionLanguageTarget
+from mmspec.training.drafter import train_drafter
+from mmspec.training.drafter_conversation_file import TRIAL_ROWS, ConversationRows
+from mmspec.training.drafter_conversations import ConversationReader
+from mmspec.training.drafter_rows import read_conversations
+from tests.tiny_models import VISION_LANGUAGE_FAMILIES, save_family, tiny_picture
+
+
+@functools.cache
+def reader() -> ConversationReader:
+    model, processor = VISION_LANGUAGE_FAMILIES["llava"]()
+    return ConversationReader(VisionLanguageTarget(model.requires_grad_(False)), processor)
+
+
+def rows(count: int = 7) -> list[dict[str, Any]]:
+    """Of growing length, the first without a picture."""
+    replies = ["the circle is red and " * (1 + index) + "blue" for index in range(count)]
+    pictured = [{"prompt": "describe the circle", "response": reply} for reply in replies]
+    return [row | ({"image": tiny_picture(index)} if index else {}) for index, row in enumerate(pictured)]
+
+
+def data(**options: Any) -> ConversationRows:
+    return ConversationRows(reader(), read_conversations(rows()), 3, 0, **options)
+
+
+def test_equal_steps_give_equal_rows_and_the_last_are_held_out() -> None:
+    longest = len(reader().example(data().rows[-1]).learnt)
+    for step in range(6):
+        one, again = data().batch(step, 0), data().batch(step, 0)
+        for left, right in zip(one.examples, again.examples, strict=True):
+            assert torch.equal(left.inputs["input_ids"], right.inputs["input_ids"])
+            assert len(left.learnt) <= longest
+    trial = data().trial()
+    assert len(trial.requests) == TRIAL_ROWS and trial.end_token_ids == reader().end_token_ids != frozenset()
+    with pytest.raises(InputError, match="held out"):
+        ConversationRows(reader(), read_conversations(rows(TRIAL_ROWS)), 3, 0)
+
+
+def test_rows_that_are_too_long_are_skipped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    lengths = [len(reader().example(row).learnt) for row in data().rows]
+    made = data(max_length=min(lengths))
+    with caplog.at_level(logging.WARNING):
+        batches = [made.batch(step, 0) for step in range(4)]
+    assert all(len(example.learnt) == min(lengths) for batch in batches for example in batch.examples)
+    assert len(made.skipped) == 2 and "2 of 3 rows skipped" in caplog.text
+    with pytest.raises(InputError, match="3 are longer"):
+        data(max_length=3).batch(0, 0)
+
+
+def test_replies_are_the_targets_own_if_asked_for() -> None:
+    made = data(regenerate=5)
+    examples = made.batch(0, 0).examples
+    assert {len(example.learnt) - example.answer for example in examples} <= {5, 6}  # and an end
+    assert made.told and all(
+        told.messages[1] != made.rows[index].messages[1] for index, told in made.told.items()
+    )
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_a_head_is_trained_on_a_file(family: str, tmp_path: Path) -> None:
+    target, file = save_family(family, tmp_path / "target"), tmp_path / "rows.jsonl"
+    given = rows()
+    for index, row in enumerate(given):
+        if "image" in row:
+            row["image"].save(tmp_path / f"{index}.png")
+            row["image"] = f"{index}.png"
+    file.write_text("\n".join(map(json.dumps, given)))
+    losses: list[float] = []
+    how: dict[str, Any] = {"method": "flash", "batch_size": 2, "dtype": torch.bfloat16, "accumulate": 2}
+    out = train_drafter(
+        target,
+        tmp_path / "flash",
+        data=file,
+        max_length=200,
+        steps=2,
+        on_step=lambda step, loss: losses.append(loss),
+        **how,
+    )
+    made = json.loads((out / "training.json").read_text())
+    assert made["stages"][0]["acceptance"] >= 1 and made["target_dtype"] == "bfloat16" and len(losses) == 2
+    ending = f"--steps 2 --data {file.as_posix()} --max-length 200 --dtype bfloat16 --accumulate 2"
+    assert made["command"].endswith(ending)
+
+
+def test_data_are_checked_before_weights_are_read(tmp_path: Path) -> None:
+    target = save_family("llava", tmp_path / "target")
+    (target / "model.safetensors").rename(target / "x.safetensors")
+    with pytest.raises(InputError, match="line 1"):
+        (tmp_path / "rows.jsonl").write_text("{}")
+        train_drafter(target, tmp_path / "out", data=tmp_path / "rows.jsonl", steps=1)
+    with pytest.raises(CheckpointError, match="target"):
+        train_drafter(target, tmp_path / "out", data=rows(), steps=1)
+
+
+def test_a_length_without_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="max_length"):
+        train_drafter(save_family("llava", tmp_path / "target"), tmp_path / "out", max_length=9, steps=1)
