@@ -6,7 +6,7 @@ The heads were trained for one target, whose embedding and output matrix they us
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -42,12 +42,12 @@ class HeadDrafter(Drafter):
 
     Attributes:
         title: of its heads, for messages.
-        session: what proposes for a batch, of (drafter, target, requests, prefill, sampler).
+        session: what proposes for a batch.
     """
 
     kind = DraftKind.POINT
     title: ClassVar[str]
-    session: ClassVar[Callable[..., DraftSession]]
+    session: type[HeadSession]
 
     def __init__(self, model: DraftingHead, shape: TreeShape) -> None:
         self.model, self.shape = model, shape
@@ -100,9 +100,15 @@ class HeadSession(DraftSession):
     """
 
     def __init__(
-        self, drafter: HeadDrafter, target: CausalTarget, requests: Sequence[Request], sampler: Sampler
+        self,
+        drafter: HeadDrafter,
+        target: CausalTarget,
+        requests: Sequence[Request],
+        prefill: PromptOutput,
+        sampler: Sampler,
     ) -> None:
-        self.shape, self.target, self.sampler = drafter.shape, target, sampler
+        self.head, self.shape = drafter.model, drafter.shape
+        self.target, self.sampler = target, sampler
         self.copies = len(list_prompts(requests, sampler)) // len(requests)
 
     def _law(self, logits: Tensor) -> Tensor:
@@ -134,7 +140,7 @@ class StateSession(HeadSession):
         prefill: PromptOutput,
         sampler: Sampler,
     ) -> None:
-        super().__init__(drafter, target, requests, sampler)
+        super().__init__(drafter, target, requests, prefill, sampler)
         self.hidden = torch.cat([hidden[:, -1] for hidden in prefill.taps[HIDDEN]])
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:

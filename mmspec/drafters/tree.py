@@ -215,6 +215,13 @@ def choose_tree(
     return StaticTree.named(tree)
 
 
+def check_depth(shape: TreeShape, heads: int) -> TreeShape:
+    """Raise InputError if a tree is deeper than there are heads, one for each of its levels."""
+    if shape.depth > heads:
+        raise InputError("depth", shape.depth, f"at most {heads}, the number of heads")
+    return shape
+
+
 def best(scores: Tensor, count: int) -> Tensor:
     """[B, m] scores -> indices [B, count] of the highest, equal ones in their order."""
     return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]

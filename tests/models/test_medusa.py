@@ -47,10 +47,8 @@ def heads_are_those_of_the_slow_way() -> None:
     for index in range(HEADS):
         state = hidden
         for layer in range(LAYERS):
-            weights = model.state_dict()
-            inner = (
-                state @ weights[f"blocks.{index}.{layer}.weight"].T + weights[f"blocks.{index}.{layer}.bias"]
-            )
+            weights, name = model.state_dict(), f"blocks.{index}.{layer}"
+            inner = state @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
             state = state + inner / (1 + torch.exp(-inner))
         torch.testing.assert_close(foretold[:, index], state, rtol=1e-4, atol=1e-5)
 
@@ -80,12 +78,12 @@ def test_no_block_is_shared() -> None:
 BUGS = {
     "a block stands for all layers": (
         "mmspec.models.medusa.modeling:new_blocks",
-        "nn.Linear(width, width) for _ in range(layers)",
-        "[nn.Linear(width, width)] * layers",
+        "*(ResidualBlock(width) for _ in range(layers))",
+        "*[ResidualBlock(width)] * layers",
         no_block_is_shared,
     ),
     "no residual": (
-        "mmspec.models.medusa.modeling:MedusaHead.forward",
+        "mmspec.models.medusa.modeling:ResidualBlock.forward",
         "state + silu",
         "silu",
         heads_are_those_of_the_slow_way,

@@ -6,19 +6,44 @@ They have no embedding, and by default no output matrix: those are their target'
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
-from transformers import LlamaModel
-from transformers import initialization as init
+from torch.nn.functional import linear, silu
+from transformers import Cache, LlamaModel
 
 from mmspec.compressors.spans import PictureSpan
 from mmspec.models.feature_head import FeatureHead, PromptRows
 from mmspec.models.hydra.configuration import HydraConfig
 from mmspec.models.llama_layer import layer_config
+from mmspec.models.medusa.modeling import new_blocks
 
 __all__ = ["HydraHead"]
+
+
+class HydraMLP(nn.Module):
+    """The MLP of one head: a layer that takes in the path, then residual blocks.
+
+    Args:
+        width: d.
+        inputs: vectors [d] that it reads, the state first.
+        layers: in all.
+    """
+
+    def __init__(self, width: int, inputs: int, layers: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width, inputs * width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.shortcut = nn.Parameter(torch.eye(width, inputs * width))  # begins with the state alone
+        self.shortcut_bias = nn.Parameter(torch.zeros(width))
+        self.blocks = new_blocks(width, layers - 1)
+
+    def forward(self, read: Tensor) -> Tensor:
+        """[..., inputs x d] -> [..., d]."""
+        state = linear(read, self.shortcut, self.shortcut_bias) + silu(linear(read, self.weight, self.bias))
+        deeper: Tensor = self.blocks(state)
+        return deeper
 
 
 class HydraHead(FeatureHead):
@@ -37,29 +62,14 @@ class HydraHead(FeatureHead):
     def __init__(self, config: HydraConfig) -> None:
         super().__init__(config)
         width, heads = config.hidden_size, range(config.num_heads)
-        self.decoder = LlamaModel(layer_config(config)) if config.prefix_attention else None
-        if self.decoder is not None:
-            self.decoder.embed_tokens = nn.Identity()
-        self.shortcuts = nn.ModuleList(nn.Linear((index + 2) * width, width) for index in heads)
-        # layers of its own for each head: the released code repeats one object
-        self.blocks = nn.ModuleList(
-            nn.ModuleList(
-                nn.Linear(width if layer else (index + 2) * width, width)
-                for layer in range(config.num_layers)
-            )
-            for index in heads
-        )
+        if config.prefix_attention:
+            self.decoder = LlamaModel(layer_config(config))
+            setattr(self.decoder, "embed_tokens", nn.Identity())  # noqa: B010  it is typed as an embedding
+        self.mlps = nn.ModuleList(HydraMLP(width, head + 2, config.num_layers) for head in heads)
         self.lm_heads = nn.ModuleList(
             nn.Linear(width, config.vocabulary) for _ in (heads if config.own_lm_heads else ())
         )
         self.post_init()
-
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if module in set(self.shortcuts):
-            init.eye_(module.weight)  # the state comes first in what they read
-        elif any(module in set(blocks) for blocks in self.blocks):
-            init.zeros_(module.weight)
 
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
         return features  # what the token is, the heads are told
@@ -76,6 +86,18 @@ class HydraHead(FeatureHead):
         source = places.masked_fill(places >= torch.tensor(lengths, device=places.device)[:, None], -1)
         return PromptRows(features[:, :-1], [length - 1 for length in lengths], source, places)
 
+    def forward(
+        self,
+        rows: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | dict[str, Tensor] | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        if not self.config.prefix_attention:
+            return rows
+        return super().forward(rows, position_ids, attention_mask, past_key_values, **kwargs)
+
     def foretell(self, hidden: Tensor, path: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
         """What the head says that is as far along as the path.
 
@@ -88,10 +110,6 @@ class HydraHead(FeatureHead):
             [..., V] logits of head i.
         """
         head = path.shape[-2] - 1
-        read = torch.cat([hidden, path.flatten(-2)], -1)
-        first, *others = self.blocks[head]
-        state: Tensor = self.shortcuts[head](read) + silu(first(read))
-        for block in others:
-            state = state + silu(block(state))
+        state: Tensor = self.mlps[head](torch.cat([hidden, path.flatten(-2)], -1))
         logits: Tensor = self.lm_heads[head](state) if self.lm_heads else read_out(state)
         return logits

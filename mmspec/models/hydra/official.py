@@ -76,12 +76,12 @@ def check_architecture(path: Path, stored: dict[str, Any]) -> None:
 
 def read_shape(path: Path, tensors: dict[str, Tensor], stored: dict[str, Any]) -> HydraConfig:
     """The config of heads that are named as ours are."""
-    layers = [int(match[1]) for name in tensors if (match := re.fullmatch(r"blocks\.0\.(\d+)\.weight", name))]
+    block = r"mlps\.0\.blocks\.\d+\.weight"
     shape: dict[str, Any] = {
         "vocabulary": measure(path, tensors, r"lm_heads\.\d+\.weight"),
         "hidden_size": measure(path, tensors, r"lm_heads\.\d+\.weight", axis=1),
         "num_heads": len([name for name in tensors if re.fullmatch(r"lm_heads\.\d+\.weight", name)]),
-        "num_layers": 1 + max(layers, default=0),
+        "num_layers": 1 + len([name for name in tensors if re.fullmatch(block, name)]),
         "own_lm_heads": True,
         "prefix_attention": any(name.startswith("decoder.") for name in tensors),
     }
@@ -107,8 +107,12 @@ def rename(found: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in found.items():
         if match := LAYER.fullmatch(name):
             head, step, part, kind = match.groups()
-            own = f"blocks.{head}.{order[head].index(int(step))}" if part == "linear" else f"shortcuts.{head}"
-            renamed[f"{own}.{kind}"] = tensor
+            layer = order[head].index(int(step))
+            if part == "res_connection":
+                own = "shortcut" if kind == "weight" else "shortcut_bias"
+            else:
+                own = f"blocks.{layer - 1}.{kind}" if layer else kind
+            renamed[f"mlps.{head}.{own}"] = tensor
         elif match := OUTPUT.fullmatch(name):
             renamed[f"lm_heads.{match[1]}.{match[2]}"] = tensor
         elif name.startswith(PREFIX):

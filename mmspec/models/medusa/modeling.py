@@ -9,13 +9,24 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
-from transformers import initialization as init
+from torch.nn.functional import linear, silu
 
 from mmspec.models.feature_head import DraftingHead
 from mmspec.models.medusa.configuration import MedusaConfig
 
-__all__ = ["MedusaHead"]
+__all__ = ["MedusaHead", "ResidualBlock", "new_blocks"]
+
+
+class ResidualBlock(nn.Module):
+    """x + SiLU(W x + b); with W and b at zero it changes nothing, and still learns."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width, width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, state: Tensor) -> Tensor:
+        return state + silu(linear(state, self.weight, self.bias))
 
 
 class MedusaHead(DraftingHead):
@@ -32,28 +43,16 @@ class MedusaHead(DraftingHead):
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__(config)
-        width = config.hidden_size
-        self.blocks = nn.ModuleList(new_blocks(width, config.num_layers) for _ in range(config.num_heads))
+        width, heads = config.hidden_size, range(config.num_heads)
+        self.blocks = nn.ModuleList(new_blocks(width, config.num_layers) for _ in heads)
         self.lm_heads = nn.ModuleList(
-            nn.Linear(width, config.vocabulary, bias=False)
-            for _ in range(config.num_heads if config.own_lm_heads else 0)
+            nn.Linear(width, config.vocabulary, bias=False) for _ in (heads if config.own_lm_heads else ())
         )
         self.post_init()
 
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, nn.Linear) and module not in set(self.lm_heads):
-            init.zeros_(module.weight)
-
     def forward(self, hidden: Tensor, heads: int) -> Tensor:
         """Foretell by the first heads: hidden states [..., d] -> [..., heads, d]."""
-        foretold = []
-        for blocks in self.blocks[:heads]:
-            state = hidden
-            for block in blocks:
-                state = state + silu(block(state))
-            foretold.append(state)
-        return torch.stack(foretold, -2)
+        return torch.stack([blocks(hidden) for blocks in self.blocks[:heads]], -2)
 
     def logits(self, foretold: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
         """What the first heads say of their tokens.
@@ -71,6 +70,6 @@ class MedusaHead(DraftingHead):
         return torch.stack([self.lm_heads[head](state) for head, state in states], -2)
 
 
-def new_blocks(width: int, layers: int) -> nn.ModuleList:
-    """The residual blocks of one head; the released code repeats one object instead."""
-    return nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+def new_blocks(width: int, layers: int) -> nn.Sequential:
+    """The blocks of one head, each with weights of its own; the released code repeats one object."""
+    return nn.Sequential(*(ResidualBlock(width) for _ in range(layers)))

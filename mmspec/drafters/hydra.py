@@ -1,0 +1,92 @@
+"""Hydra: heads one after another, each told which tokens the heads before it chose.
+
+Hydra (2402.05109) with exact acceptance. The tree grows level by level, a head for each; Hydra++ reads what
+the target made of the committed tokens by a layer of its own first, whose cache is all that is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.sampling import guide
+from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
+from mmspec.drafters.growth import TreeGrowth, gather_rows
+from mmspec.drafters.head_drafter import HeadSession, StateSession
+from mmspec.drafters.tree import check_depth, choose_tree
+from mmspec.models.hydra import HydraHead
+
+__all__ = ["HydraDrafter"]
+
+
+class HydraGrowth(HeadSession):
+    """How a tree grows by a head a level."""
+
+    head: HydraHead
+
+    def grow(self, root: Tensor, hidden: Tensor) -> Draft:
+        """The tree of root [B], by the state [R, d] that the heads read there."""
+        growth = TreeGrowth(self.shape, root)
+        path = self._embed(growth)  # [R, w, i + 1, d] tokens of the path to each node that is expanded
+        while True:
+            self.passes += 1
+            state = hidden[:, None].expand(-1, path.shape[1], -1)
+            logits = self.head.foretell(state, path, self.target.head)
+            parent = growth.grow(self._law(guide(logits.float(), self.sampler.guidance_scale)))
+            if growth.is_grown:
+                return growth.draft()
+            before = gather_rows(path.flatten(2), self._copied(parent)).unflatten(2, path.shape[2:])
+            path = torch.cat([before, self._embed(growth)], 2)
+
+    def _embed(self, growth: TreeGrowth) -> Tensor:
+        """[R, w, 1, d] the nodes expanded last."""
+        return self.target.embed(self._copied(growth.tokens))[:, :, None]
+
+
+class HydraSession(HydraGrowth, StateSession):
+    """Heads that read the target's hidden state as it is."""
+
+    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
+        return self.grow(root, self.hidden)
+
+
+class PrefixSession(HydraGrowth, FeatureSession):
+    """Heads that read what a layer of their own makes of the hidden states (Hydra++)."""
+
+    head: HydraHead
+
+    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
+        return self.grow(root, self._read_committed(root, history))
+
+
+class HydraDrafter(FeatureDrafter):
+    """A tree of the likeliest continuations by heads that each know the path so far.
+
+    Args:
+        model: the trained heads.
+        num_draft_tokens: nodes of a dynamic tree, the root not counted; what the heads' config says if None.
+        depth: its deepest level, at most the number of heads, which is the default.
+        top_k: nodes that it expands on each level, and children of each; that of the config if None.
+        tree: "dynamic"; or a static one: a name in `NAMED_TREES` ("medusa" is the published one), or the
+            parents of its nodes, root (0) first.
+
+    Raises:
+        InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
+    """
+
+    title = "Hydra's heads"
+
+    def __init__(
+        self,
+        model: HydraHead,
+        num_draft_tokens: int | None = None,
+        depth: int | None = None,
+        top_k: int | None = None,
+        tree: str | Sequence[int] = "dynamic",
+    ) -> None:
+        shape = choose_tree(model.config, num_draft_tokens, depth, top_k, tree)
+        super().__init__(model, check_depth(shape, model.config.num_heads))
+        self.session = PrefixSession if model.config.prefix_attention else HydraSession

@@ -1,0 +1,63 @@
+"""What a frozen target makes of the sequences that its drafters learn from.
+
+The target runs along; nothing is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+
+from mmspec.targets import CausalTarget
+from mmspec.training.drafter_data import Example
+
+__all__ = ["Reading", "learnt_pairs", "read"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A batch of sequences, padded on the right, where causal attention never looks.
+
+    Attributes:
+        tokens: [B, L] prompts and answers.
+        lengths: B.
+        learnt: [B, L] True at the tokens of answers.
+        taps: layer index -> [B, L, d] hidden states; see `TargetOutput.taps`.
+    """
+
+    tokens: Tensor
+    lengths: list[int]
+    learnt: Tensor
+    taps: dict[int, Tensor]
+
+
+@torch.no_grad()
+def read(target: CausalTarget, examples: Sequence[Example], taps: Sequence[int]) -> Reading:
+    """Run the target over sequences, each alone and never padded, as in decoding."""
+    ids = [example.inputs["input_ids"][0] for example in examples]
+    lengths = [len(each) for each in ids]
+    tapped = [
+        target.prefill([example.inputs], length, taps)[1].taps
+        for example, length in zip(examples, lengths, strict=True)
+    ]
+    return Reading(
+        pad_sequence(ids, batch_first=True),
+        lengths,
+        pad_sequence([example.learnt for example in examples], batch_first=True),
+        {tap: pad_sequence([each[tap][0][0] for each in tapped], batch_first=True) for tap in taps},
+    )
+
+
+def learnt_pairs(learnt: Tensor, block: int) -> Tensor:
+    """Which (row t, offset i) are learnt: [B, L] learnt tokens -> [B, L, K].
+
+    Offset i of row t foretells what follows token t + i. It counts if all of the tokens t + 1 ... t + i + 1
+    are learnt ones, so that a block never reaches past its answer, into the next turn or into padding.
+    """
+    following = pad(learnt, (0, block)).unfold(1, block, 1)[:, 1 : learnt.shape[1] + 1]
+    return following.long().cumprod(-1).bool()
