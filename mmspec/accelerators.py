@@ -82,6 +82,13 @@ ACCELERATORS: dict[str, Preset] = {
         "2406.16858",
         True,
     ),
+    "eagle3": Preset(
+        "eagle3",
+        "sample_and_match",
+        "as `eagle`, from hidden states of three depths and over a vocabulary of its own",
+        "2503.01840",
+        True,
+    ),
     "flash": Preset(
         "flash",
         "sample_and_match",

@@ -12,12 +12,17 @@ from transformers import PreTrainedModel
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.checkpoint import bytes_of, check_source, check_weights, first_line, load_config
 from mmspec.models.eagle import EagleHead
+from mmspec.models.eagle3 import Eagle3Head
 from mmspec.models.flash import FlashHead
 
 logger = logging.getLogger(__name__)
 
 #: What `drafter=` has to be, by the name of the drafter in the registry.
-HEADS: dict[str, type[PreTrainedModel]] = {"eagle": EagleHead, "flash": FlashHead}
+HEADS: dict[str, type[PreTrainedModel]] = {
+    "eagle": EagleHead,
+    "eagle3": Eagle3Head,
+    "flash": FlashHead,
+}
 
 
 def load_head(

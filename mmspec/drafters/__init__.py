@@ -13,6 +13,7 @@ DRAFTERS: Registry[type[Drafter]] = Registry(
         "draft_model": "mmspec.drafters.draft_model:DraftModelDrafter",
         "jacobi": "mmspec.drafters.jacobi:JacobiDrafter",
         "eagle": "mmspec.drafters.eagle:EagleDrafter",
+        "eagle3": "mmspec.drafters.eagle:Eagle3Drafter",
         "flash": "mmspec.drafters.flash:FlashDrafter",
     },
 )

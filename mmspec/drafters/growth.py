@@ -22,6 +22,8 @@ class TreeGrowth:
     Args:
         shape: how they grow.
         root: [B] the newest tokens.
+        names: [V'] the target's tokens that the log-probabilities are of; None if they are of all V. A map of
+            the few children costs less than logits of the whole vocabulary.
 
     Attributes:
         level: of the nodes expanded last; 0 for the root.
@@ -29,8 +31,9 @@ class TreeGrowth:
         scores: [B, w] the log-probabilities of their paths.
     """
 
-    def __init__(self, shape: TreeShape, root: Tensor) -> None:
+    def __init__(self, shape: TreeShape, root: Tensor, names: Tensor | None = None) -> None:
         self.shape = shape
+        self.names = names
         self.level = 0
         self.tokens = root[:, None]
         self.scores = torch.zeros(root.shape, device=root.device)[:, None]
@@ -67,7 +70,7 @@ class TreeGrowth:
         """Add the likeliest children of the nodes expanded last, and expand the best of these.
 
         Args:
-            log_p: [B, w, V] of the tokens after each node.
+            log_p: [B, w, V or V'] of the tokens after each node.
 
         Returns:
             [B, w'] the parent, among the w nodes, of each node that is expanded now; of none at the
@@ -77,6 +80,8 @@ class TreeGrowth:
         branch = self.shape.branch(self.level)
         likeliest = log_p.topk(branch)
         candidates = likeliest.indices.flatten(1)
+        if self.names is not None:
+            candidates = self.names[candidates]
         scores = (self.scores[..., None] + likeliest.values).flatten(1)
         parents = self._place[..., None].expand(-1, -1, branch).flatten(1)
         self._pool.append((candidates, parents, scores))

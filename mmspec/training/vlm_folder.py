@@ -14,8 +14,11 @@ __all__ = ["half_precision", "save_vlm"]
 
 
 def half_precision(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights in fp16, on the CPU."""
-    return {name: tensor.detach().to("cpu", torch.float16) for name, tensor in model.state_dict().items()}
+    """The weights in fp16, on the CPU; what is no weight as it is."""
+    return {
+        name: tensor.detach().to("cpu", torch.float16 if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in model.state_dict().items()
+    }
 
 
 def save_vlm(

@@ -15,12 +15,12 @@ from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOut
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters import DRAFTERS
-from mmspec.drafters.eagle import EagleDrafter
+from mmspec.drafters.eagle import Eagle3Drafter, EagleDrafter
 from mmspec.drafters.flash import FlashDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
 from tests.contracts.running import decode, futures, generate, random_prompts
-from tests.drafters import flash_checks
+from tests.drafters import eagle3_checks, flash_checks
 from tests.drafters.eagle_checks import head_for
 from tests.oracles import AdversarialDrafter, OracleDrafter, RandomTreeDrafter
 from tests.tiny_models import tiny_llama, tiny_lm
@@ -57,6 +57,13 @@ def eagle(dtype: torch.dtype, **shape: Any) -> Drafter:
     return EagleDrafter(head_for(target), **shape).fit(target)
 
 
+def eagle3(dtype: torch.dtype, **shape: Any) -> Drafter:
+    """A head of random weights that knows half of the words of the target of that dtype."""
+    target = llama() if dtype == torch.float32 else precise()
+    head = eagle3_checks.head_for(target, draft_vocabulary=VOCABULARY // 2)
+    return Eagle3Drafter(head, **shape).fit(target)
+
+
 def flash(dtype: torch.dtype, **shape: Any) -> Drafter:
     """A head of random weights for the target of that dtype."""
     target = llama() if dtype == torch.float32 else precise()
@@ -75,6 +82,7 @@ REGISTERED: dict[str, Callable[[int, torch.dtype], Drafter]] = {
         neighbour(dtype), length, "sampled"
     ),
     "eagle": lambda length, dtype: eagle(dtype, num_draft_tokens=length),
+    "eagle3": lambda length, dtype: eagle3(dtype, num_draft_tokens=length),
     "flash": lambda length, dtype: flash(dtype, num_draft_tokens=length),
     "flash, blocks in a row": lambda length, dtype: flash(
         dtype, num_draft_tokens=length, depth=length, top_k=min(2, length), block=3

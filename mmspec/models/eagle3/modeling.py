@@ -1,0 +1,126 @@
+"""The EAGLE-3 head: a Llama layer over embedding and feature side by side, its own norm and output matrix.
+
+It has no embedding: that is its target's, frozen. Unlike EAGLE-1 it need not foretell the target's hidden
+states, so what it feeds itself is free: its layer's output before the last norm, as the release has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+
+from mmspec.compressors.spans import PictureSpan
+from mmspec.errors import InputError
+from mmspec.models.eagle3.configuration import Eagle3Config
+from mmspec.models.feature_head import FeatureHead, PromptRows
+from mmspec.models.llama_layer import layer_config
+
+__all__ = ["Eagle3Head"]
+
+
+class Eagle3Layer(LlamaDecoderLayer):
+    """A Llama layer that attends by norm(embedding) and norm(feature), and adds to the feature alone."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config, layer_idx=0)
+        width = config.hidden_size
+        self.hidden_norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            size = getattr(self.self_attn, name).out_features
+            setattr(self.self_attn, name, nn.Linear(2 * width, size, bias=False))
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Rows [B, n, 2d] of embeddings and features -> states [B, n, d]."""
+        embeddings, features = hidden_states.chunk(2, dim=-1)
+        both = torch.cat([self.input_layernorm(embeddings), self.hidden_norm(features)], dim=-1)
+        attended, _ = self.self_attn(both, *args, **kwargs)
+        features = features + attended
+        output: Tensor = features + self.mlp(self.post_attention_layernorm(features))
+        return output
+
+
+class Eagle3Head(FeatureHead):
+    """Foretells a token from the tokens before it and the target's hidden states of three depths.
+
+    Row t of its input holds the embedding of token t and the feature at t - 1: the target's hidden states
+    there, brought to one width; or, of a candidate, the head's own state. The logits of token t + 1 are over
+    the draft vocabulary, whose token i is the target's i + d2t[i]; t2d says which of the target's tokens are
+    in it. A new head knows the target's first tokens, which are the frequent ones where a vocabulary was
+    built by merges; `learn_vocabulary` chooses others.
+    """
+
+    config: Eagle3Config
+    config_class = Eagle3Config
+    base_model_prefix = "eagle3"
+    counts_rows = True
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__(config)
+        width = config.hidden_size
+        self.fc = nn.Linear(len(config.taps) * width, width, bias=False)
+        self.decoder = LlamaModel(layer_config(config))
+        self.decoder.layers[0] = Eagle3Layer(self.decoder.config)
+        for name in ("embed_tokens", "norm"):  # states are fed back as they are, and normed for the logits
+            setattr(self.decoder, name, nn.Identity())
+        self.norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(width, config.draft_vocabulary, bias=False)
+        self.d2t: Tensor | None
+        self.t2d: Tensor | None
+        reduced = config.draft_vocabulary < config.vocabulary
+        known = torch.arange(config.vocabulary) < config.draft_vocabulary
+        self.register_buffer(
+            "d2t", torch.zeros(config.draft_vocabulary, dtype=torch.long) if reduced else None
+        )
+        self.register_buffer("t2d", known if reduced else None)
+        self.post_init()
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return tuple(self.config.taps)
+
+    @property
+    def draft_tokens(self) -> Tensor | None:
+        return None if self.d2t is None else torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    def learn_vocabulary(self, tokens: Tensor) -> None:
+        """Draft from these tokens of the target [V'] from now on; the output matrix is for others then.
+
+        Raises:
+            InputError: another number of tokens, one that is no token of the target, or one twice.
+        """
+        chosen = tokens.unique()
+        known, most = self.config.draft_vocabulary, self.config.vocabulary
+        if self.d2t is None or len(chosen) != known or chosen[0] < 0 or chosen[-1] >= most:
+            raise InputError("tokens", tokens.tolist()[:8], f"{known} different tokens from 0 to {most - 1}")
+        self.d2t = (chosen - torch.arange(known, device=chosen.device)).to(self.d2t)
+        self.t2d = torch.zeros_like(self.t2d).scatter(0, chosen.to(self.t2d.device), True)
+
+    def join(self, states: Sequence[Tensor]) -> Tensor:
+        joined: Tensor = self.fc(torch.cat([*states], dim=-1))
+        return joined
+
+    def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
+        return torch.cat([embeddings, features], dim=-1)
+
+    def read_prompts(
+        self,
+        embeddings: Tensor,
+        features: Tensor,
+        lengths: Sequence[int],
+        spans: Sequence[Sequence[PictureSpan]],
+        questions: Tensor,
+    ) -> PromptRows:
+        """The rows of whole prompts, pictures as they are; the first token has none."""
+        rows = self.fuse(embeddings[:, 1:], features[:, :-1])
+        slot = torch.arange(1, embeddings.shape[1], device=rows.device).expand(len(rows), -1)
+        within = slot < torch.tensor(lengths, device=rows.device)[:, None]
+        return PromptRows(rows, [length - 1 for length in lengths], slot.where(within, -1), slot)
+
+    def logits(self, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
+        logits: Tensor = self.lm_head(self.norm(hidden))
+        return logits

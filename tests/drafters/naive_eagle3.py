@@ -1,0 +1,79 @@
+"""What an EAGLE-3 head should propose, the slow way: its layer written out, one path at a time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from mmspec.models.eagle3 import Eagle3Head
+from tests.drafters.naive_eagle import NaiveEagle, Path, read_whole
+
+UNKNOWN = -1e30  # logit of tokens that are not in the draft vocabulary
+
+
+class NaiveEagle3(NaiveEagle):
+    """The head on one request, by its weights alone."""
+
+    head: Eagle3Head
+
+    def logits(self, prompt: dict[str, Any], output: list[int], path: Path) -> Tensor:
+        """[V] raw, of one prompt."""
+        key = id(prompt), len(output)
+        if key not in self.known:
+            taps, _ = read_whole(self.target, prompt, output, (0, *self.head.config.taps))
+            states = torch.cat([taps[tap] for tap in self.head.config.taps], -1)[0]
+            self.known[key] = taps[0][0, 1:], states @ self.weight("fc").T, states
+        embeddings, features, _ = self.known[key]
+        features = features[:-1]
+        for token in path:
+            features = torch.cat([features, self.state(embeddings, features)[None]])
+            embeddings = torch.cat([embeddings, self.target.embed(torch.tensor([token]))])
+        scores = self.weight("lm_head") @ self.normed(self.state(embeddings, features), "norm")
+        known = torch.arange(len(scores)) + (0 if self.head.d2t is None else self.head.d2t)
+        return torch.full((self.target.vocabulary,), UNKNOWN, dtype=scores.dtype).scatter(0, known, scores)
+
+    def weight(self, name: str) -> Tensor:
+        return self.head.get_parameter(f"{name}.weight")
+
+    def normed(self, hidden: Tensor, name: str) -> Tensor:
+        scale = (hidden.square().mean(-1, keepdim=True) + self.head.config.rms_norm_eps).rsqrt()
+        return hidden * scale * self.weight(name)
+
+    def state(self, embeddings: Tensor, features: Tensor) -> Tensor:
+        """[d] of the last row, before the norm: rows [n, d] are numbered from 0, and all are seen."""
+        layer, config = "decoder.layers.0.", self.head.config
+        both = [
+            self.normed(embeddings, f"{layer}input_layernorm"),
+            self.normed(features, f"{layer}hidden_norm"),
+        ]
+        rows = torch.cat(both, -1)
+        size, groups = config.head_dim, config.num_attention_heads // config.num_key_value_heads
+        query, key, value = (
+            (rows @ self.weight(f"{layer}self_attn.{name}_proj").T).unflatten(-1, (-1, size))
+            for name in "qkv"
+        )
+        places = torch.arange(len(rows), dtype=rows.dtype)
+        query, key = (rotated(each, places, config.rope_theta) for each in (query, key))
+        heads = []
+        for head in range(config.num_attention_heads):
+            scores = key[:, head // groups] @ query[-1, head] / math.sqrt(size)
+            heads.append(scores.softmax(-1) @ value[:, head // groups])
+        hidden = features[-1] + self.weight(f"{layer}self_attn.o_proj") @ torch.cat(heads)
+        inner = self.normed(hidden, f"{layer}post_attention_layernorm")
+        gate, up = (self.weight(f"{layer}mlp.{name}_proj") @ inner for name in ("gate", "up"))
+        return hidden + self.weight(f"{layer}mlp.down_proj") @ (silu(gate) * up)
+
+
+def rotated(heads: Tensor, places: Tensor, theta: float) -> Tensor:
+    """Rotary embedding of heads [n, H, size] at places [n]."""
+    half = heads.shape[-1] // 2
+    frequency = theta ** (-torch.arange(half, dtype=torch.float32) / half)  # as transformers: in single
+    angle = (places[:, None] * frequency)[:, None].to(heads)
+    first, second = heads.split(half, -1)
+    return torch.cat(
+        [first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1
+    )

@@ -1,0 +1,99 @@
+"""The EAGLE-3 head by itself: what it reads of its target, its vocabulary, how it is stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
+from safetensors.torch import load_file
+from transformers import AutoModel
+
+from mmspec.errors import InputError
+from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
+from mmspec.models.eagle3.configuration import three_taps
+from mmspec.targets import CausalTarget
+from mmspec.training.vlm_folder import half_precision
+from tests.contracts.checks import llama
+from tests.drafters.eagle3_checks import head_for
+from tests.tiny_models import tiny_llama
+
+
+@pytest.mark.parametrize(
+    ("layers", "taps"),
+    [(32, [2, 16, 29]), (40, [2, 20, 37]), (7, [2, 3, 4]), (6, [4, 5, -1]), (2, [0, 1, -1]), (1, [0, -1])],
+)
+def test_three_depths_are_read(layers: int, taps: list[int]) -> None:
+    assert three_taps(layers) == taps
+    assert len(set(taps)) == len(taps) and all(-1 <= tap < layers for tap in taps)
+
+
+@pytest.mark.parametrize("layers", [3, 8])
+def test_taps_are_hidden_states_of_the_target(layers: int) -> None:
+    """States that enter layers, by transformers' own numbering; the last is the final, normed one."""
+    target = CausalTarget(tiny_llama(layers=layers))
+    taps = head_for(target).taps
+    ids = torch.tensor([[5, 9, 2, 40]])
+    _, output = target.prefill([{"input_ids": ids}], 8, taps)
+    with torch.no_grad():
+        states = target.model(input_ids=ids, output_hidden_states=True).hidden_states
+    for tap in taps:
+        torch.testing.assert_close(output.taps[tap][0], states[tap])
+
+
+def test_the_map_of_a_reduced_vocabulary_goes_there_and_back() -> None:
+    head = head_for(llama(), draft_vocabulary=5)
+    chosen = torch.tensor([63, 0, 17, 18, 40])
+    head.learn_vocabulary(chosen)
+    assert head.draft_tokens is not None and head.d2t is not None and head.t2d is not None
+    assert head.draft_tokens.tolist() == [0, 17, 18, 40, 63]
+    assert (torch.arange(5) + head.d2t).tolist() == head.t2d.nonzero()[:, 0].tolist()
+    assert head.logits(torch.randn(1, 2, 32), lambda hidden: hidden).shape == (1, 2, 5)
+
+
+def test_a_new_head_knows_the_first_tokens_or_all() -> None:
+    config = llama().config
+    few = Eagle3Head(Eagle3Config.for_target(config, 64, draft_vocabulary=5))
+    assert few.draft_tokens is not None and few.draft_tokens.tolist() == [0, 1, 2, 3, 4]
+    assert Eagle3Head(Eagle3Config.for_target(config, 64)).draft_tokens is None
+    assert Eagle3Config.for_target(config, 152064).draft_vocabulary == 32000
+
+
+@pytest.mark.parametrize("tokens", [[1, 2, 3, 4], [1, 2, 3, 4, 4], [1, 2, 3, 4, 64], [-1, 1, 2, 3, 4]])
+def test_a_vocabulary_that_is_none_is_refused(tokens: list[int]) -> None:
+    with pytest.raises(InputError, match="5 different tokens from 0 to 63"):
+        head_for(llama(), draft_vocabulary=5).learn_vocabulary(torch.tensor(tokens))
+
+
+@pytest.mark.parametrize("words", [20, 64])
+def test_a_head_comes_back_from_its_folder_with_its_vocabulary(tmp_path: Path, words: int) -> None:
+    head = head_for(llama(), draft_vocabulary=words)
+    for parameter in head.parameters():
+        parameter.copy_(parameter.half())
+    head.save_pretrained(tmp_path, state_dict=half_precision(head))
+    weights = load_file(tmp_path / "model.safetensors")
+    assert {name.split(".")[0] for name in weights} - {"d2t", "t2d"} == {"fc", "decoder", "norm", "lm_head"}
+    assert ("d2t" in weights) == (words == 20)
+    again = AutoModel.from_pretrained(tmp_path, dtype=torch.float32)
+    assert type(again) is Eagle3Head and again.config.taps == head.config.taps
+    if words == 20:
+        assert torch.equal(again.draft_tokens, head.draft_tokens)
+    rows, places = torch.randn(1, 4, 64), torch.arange(4)[None]
+    assert torch.equal(again(rows, places), head(rows, places))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"draft_vocabulary": 65},
+        {"taps": []},
+        {"taps": [0, 2]},
+        {"taps": [-2]},
+        {"num_key_value_heads": 3},
+    ],
+)
+def test_a_shape_that_cannot_be_built_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(StrictDataclassClassValidationError, match=next(iter(settings))):
+        Eagle3Config.for_target(llama().config, 64, **settings)
