@@ -9,30 +9,22 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, smooth_l1_loss
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn.functional import smooth_l1_loss
 
 from mmspec.compressors.spans import PictureSpan, find_pictures
+from mmspec.compressors.splice import Spliced
+from mmspec.decoding.sampling import require_number
 from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
 from mmspec.models.flash import FlashHead
 from mmspec.targets import CausalTarget
 from mmspec.training.drafter_data import DrafterBatch
+from mmspec.training.teacher import Reading, learnt_pairs, read
 
-__all__ = ["FlashLoss", "flash_loss", "learnt_pairs"]
+__all__ = ["FlashLoss", "flash_loss"]
 
 # FLASH has 1.0 and 0.1, for tokens of a vocabulary of 32,000; acceptance follows the tokens
 STATE_WEIGHT, TOKEN_WEIGHT = 1.0, 1.0
 NOISE = 0.05
-
-
-def learnt_pairs(learnt: Tensor, block: int) -> Tensor:
-    """Which (row t, offset i) are learnt: [B, L] learnt tokens -> [B, L, K].
-
-    Offset i of row t foretells what follows token t + i. It counts if all of the tokens t + 1 ... t + i + 1
-    are learnt ones, so that a block never reaches past its answer, into the next turn or into padding.
-    """
-    following = pad(learnt, (0, block)).unfold(1, block, 1)[:, 1 : learnt.shape[1] + 1]
-    return following.long().cumprod(-1).bool()
 
 
 def flash_loss(
@@ -67,9 +59,7 @@ def flash_loss(
         The loss, and figures: its two parts, and [K] how often the likeliest tokens agree at each offset.
     """
     block, device = head.config.block, tokens.device
-    questions = (learnt.long().argmax(-1) - 1).clamp_min(0)
-    spliced = head.read_prompts(embeddings, states + noise, lengths, spans, questions)
-    hidden = head(spliced.rows, torch.arange(spliced.rows.shape[1], device=device)[None])
+    spliced, hidden = _run(head, embeddings, states + noise, learnt, lengths, spans)
     text = spliced.source.clamp_min(0)[..., None].expand(-1, -1, block)
     counted = learnt_pairs(learnt, block).gather(1, text) & (spliced.source >= 0)[..., None]
     row, place = counted[..., 0].nonzero(as_tuple=True)  # offset 0 counts wherever another does
@@ -95,39 +85,68 @@ class FlashLoss(nn.Module):
     Args:
         head: learns.
         target: does not; its embeddings and output matrix are used as they are.
+        own_guesses: share of the answers' states that the head reads as it foretells them itself, as it has
+            to beyond its first block (and everywhere, where it drafts token by token). The paper has none.
+
+    Raises:
+        InputError: a share that is none.
     """
 
-    def __init__(self, head: FlashHead, target: CausalTarget) -> None:
+    def __init__(self, head: FlashHead, target: CausalTarget, *, own_guesses: float = 0.0) -> None:
         super().__init__()
+        require_number("own_guesses", own_guesses, 0.0, 1.0, "a share, 0 to 1")
         self.head = head
         self.target = target  # no module: neither trained nor saved
+        self.own_guesses = own_guesses
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: its two parts, and how often the likeliest tokens agree."""
         device = self.target.device
-        ids = [example.inputs["input_ids"][0] for example in batch.examples]
-        lengths = [len(each) for each in ids]
-        tokens = pad_sequence(ids, batch_first=True)
-        learnt = pad_sequence([example.learnt for example in batch.examples], batch_first=True)
-        embeddings, states = self.read(batch)
+        reading = read(self.target, batch.examples, (EMBEDDINGS, HIDDEN))
+        embeddings, states = reading.taps[EMBEDDINGS], reading.taps[HIDDEN]
         generator = torch.Generator(device).manual_seed(batch.seed)
-        noise = NOISE * (2 * torch.rand(states.shape, generator=generator, device=device) - 1)
+        noise = (NOISE * (2 * torch.rand(states.shape, generator=generator, device=device) - 1)).to(states)
         spans = [find_pictures(self.target.config, example.inputs) for example in batch.examples]
+        if self.own_guesses:
+            drawn = torch.rand(states.shape[:2], generator=generator, device=device) < self.own_guesses
+            guessed = own_states(self.head, reading, noise, spans)
+            noise = noise.where(~(drawn & reading.learnt)[..., None], guessed - states)
         return flash_loss(
-            self.head, self.target.head, tokens, embeddings, states, noise.to(states), learnt, lengths, spans
+            self.head,
+            self.target.head,
+            reading.tokens,
+            embeddings,
+            states,
+            noise,
+            reading.learnt,
+            reading.lengths,
+            spans,
         )
 
-    @torch.no_grad()
-    def read(self, batch: DrafterBatch) -> tuple[Tensor, Tensor]:
-        """Embeddings and final states [B, L, d] of the sequences, each read alone as in decoding."""
-        read = [
-            self.target.prefill([example.inputs], example.inputs["input_ids"].shape[1], (EMBEDDINGS, HIDDEN))[
-                1
-            ]
-            for example in batch.examples
-        ]
-        embeddings, states = (
-            pad_sequence([output.taps[tap][0][0] for output in read], batch_first=True)
-            for tap in (EMBEDDINGS, HIDDEN)
-        )
-        return embeddings, states
+
+@torch.no_grad()
+def own_states(
+    head: FlashHead, reading: Reading, noise: Tensor, spans: Sequence[Sequence[PictureSpan]]
+) -> Tensor:
+    """[B, L, d] states as the head foretells them from the token before; in pictures, the target's."""
+    states = reading.taps[HIDDEN]
+    spliced, hidden = _run(
+        head, reading.taps[EMBEDDINGS], states + noise, reading.learnt, reading.lengths, spans
+    )
+    foretold = head.foretell(hidden, 1)[..., 0, :].to(states)
+    row, place = (spliced.source >= 0).nonzero(as_tuple=True)
+    return states.index_put((row, spliced.source[row, place]), foretold[row, place])
+
+
+def _run(
+    head: FlashHead,
+    embeddings: Tensor,
+    states: Tensor,
+    learnt: Tensor,
+    lengths: Sequence[int],
+    spans: Sequence[Sequence[PictureSpan]],
+) -> tuple[Spliced, Tensor]:
+    """Whole sequences as the head reads them, and [B, L', d] what it makes of them."""
+    questions = (learnt.long().argmax(-1) - 1).clamp_min(0)
+    spliced = head.read_prompts(embeddings, states, lengths, spans, questions)
+    return spliced, head(spliced.rows, torch.arange(spliced.rows.shape[1], device=states.device)[None])

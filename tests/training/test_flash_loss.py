@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch.nn.functional import smooth_l1_loss
 
+from mmspec.compressors.spans import find_pictures
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.flash import FlashDrafter
+from mmspec.errors import InputError
 from mmspec.models.flash import FlashHead
 from mmspec.targets.causal import tap_hidden_states
-from mmspec.training import flash_loss
+from mmspec.training import flash_loss, teacher
 from mmspec.training.drafter_data import DrafterBatch, Example
 from tests.contracts.mutation import PlantedBug
 from tests.drafters.flash_checks import answer, head_for, inputs_of, target_of
@@ -43,7 +45,7 @@ def batch(dtype: torch.dtype = torch.float64, new_tokens: int = 5) -> DrafterBat
 
 def pairs_are_counted_one_by_one() -> None:
     learnt = torch.tensor([[0, 0, 1, 1, 1, 0, 1, 1], [1, 1, 0, 1, 1, 1, 1, 0], [0] * 8, [1] * 8]).bool()
-    made = flash_loss.learnt_pairs(learnt, BLOCK)
+    made = teacher.learnt_pairs(learnt, BLOCK)
     for row in range(4):
         for t in range(8):
             for i in range(BLOCK):
@@ -96,16 +98,59 @@ def test_the_loss_is_that_of_drafting_the_slow_way() -> None:
     the_loss_is_that_of_drafting_the_slow_way()
 
 
+def own_guesses_are_what_drafting_feeds_back() -> None:
+    """The state at token t that the head itself foretells from row t, the slow way."""
+    target = target_of("llava", torch.float64)
+    head = head_for(target, block=BLOCK).eval()
+    given = batch()
+    reading = teacher.read(target, given.examples, (0, -1))
+    spans = [find_pictures(target.config, example.inputs) for example in given.examples]
+    noise = torch.zeros_like(reading.taps[-1])
+    made = flash_loss.own_states(head, reading, noise, spans)
+    for row, example in enumerate(given.examples):
+        ids, start = example.inputs["input_ids"], example.answer
+        prompt = {**example.inputs, "input_ids": ids[:, :start]}
+        naive = NaiveFlash(head, target, [prompt], Sampler(), BLOCK)
+        for t in range(start - 1, ids.shape[1]):
+            state = naive.state(naive.committed(prompt, ids[0, start : t + 1].tolist()))
+            due = head.foretell(state, 1)[0, 0]
+            assert torch.allclose(made[row, t], due, atol=1e-6), (row, t)
+        for span in spans[row]:
+            inside = slice(span.start, span.stop)
+            assert torch.equal(made[row, inside], reading.taps[-1][row, inside]), "pictures"
+
+
+def test_own_guesses_are_what_drafting_feeds_back() -> None:
+    own_guesses_are_what_drafting_feeds_back()
+
+
+def test_own_guesses_replace_states_of_answers_alone(monkeypatch) -> None:
+    target = target_of("llava", torch.float64)
+    seen = {}
+
+    def spy(head, read_out, tokens, embeddings, states, noise, learnt, lengths, spans):
+        seen.update(noise=noise, learnt=learnt)
+        return states.sum(), {}
+
+    monkeypatch.setattr(flash_loss, "flash_loss", spy)
+    head = head_for(target, block=BLOCK)
+    flash_loss.FlashLoss(head, target, own_guesses=1.0)(batch())
+    read = (seen["noise"].abs() > flash_loss.NOISE).any(-1)
+    assert not read[~seen["learnt"]].any() and read[seen["learnt"]].all()
+    with pytest.raises(InputError, match="own_guesses"):
+        flash_loss.FlashLoss(head, target, own_guesses=1.5)
+
+
 LOSS = "mmspec.training.flash_loss:flash_loss"
 BUGS: dict[str, tuple[str, str, str, Any]] = {
     "pairs reach over a gap": (
-        "mmspec.training.flash_loss:learnt_pairs",
+        "mmspec.training.teacher:learnt_pairs",
         ".cumprod(-1)",
         "",
         pairs_are_counted_one_by_one,
     ),
     "the prompt is learnt too": (
-        "mmspec.training.flash_loss:learnt_pairs",
+        "mmspec.training.teacher:learnt_pairs",
         "[:, 1 : learnt.shape[1] + 1]",
         "[:, :-1]",
         pairs_are_counted_one_by_one,
@@ -117,10 +162,16 @@ BUGS: dict[str, tuple[str, str, str, Any]] = {
         the_loss_is_that_of_drafting_the_slow_way,
     ),
     "the question is another token": (
-        LOSS,
+        "mmspec.training.flash_loss:_run",
         "argmax(-1) - 1",
         "argmax(-1) - 3",
         the_loss_is_that_of_drafting_the_slow_way,
+    ),
+    "guesses of another row are fed back": (
+        "mmspec.training.flash_loss:own_states",
+        "(row, spliced.source[row, place])",
+        "(row, (spliced.source[row, place] - 1).clamp_min(0))",
+        own_guesses_are_what_drafting_feeds_back,
     ),
     "mean over all pairs": (
         LOSS,
