@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
 from mmspec.compressors.spans import PictureSpan, find_pictures
-from mmspec.compressors.splice import Spliced
 from mmspec.decoding.sampling import require_number
-from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
+from mmspec.models.feature_head import EMBEDDINGS, HIDDEN, PromptRows
 from mmspec.models.flash import FlashHead
 from mmspec.targets import CausalTarget
 from mmspec.training.drafter_data import DrafterBatch
@@ -145,7 +144,7 @@ def _run(
     learnt: Tensor,
     lengths: Sequence[int],
     spans: Sequence[Sequence[PictureSpan]],
-) -> tuple[Spliced, Tensor]:
+) -> tuple[PromptRows, Tensor]:
     """Whole sequences as the head reads them, and [B, L', d] what it makes of them."""
     questions = (learnt.long().argmax(-1) - 1).clamp_min(0)
     spliced = head.read_prompts(embeddings, states, lengths, spans, questions)
