@@ -15,13 +15,20 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from mmspec.decoding.interfaces import Drafter
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.drafters.flash import FlashDrafter
+from mmspec.drafters.hydra import HydraDrafter
+from mmspec.drafters.medusa import MedusaDrafter
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.models.eagle import EagleHead
 from mmspec.models.flash import FlashHead
+from mmspec.models.hydra import HydraHead
+from mmspec.models.medusa import MedusaHead
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, ImageTokenTarget
 from mmspec.training.eagle_loss import EagleLoss
 from mmspec.training.flash_loss import FlashLoss
+from mmspec.training.hydra_loss import HydraLoss
+from mmspec.training.medusa_loss import MedusaLoss
+from mmspec.training.vispec_loss import ViSpecLoss
 
 __all__ = ["METHODS", "Method", "check_method", "written"]
 
@@ -87,6 +94,11 @@ class Method:
 METHODS = {
     "eagle": Method(EagleHead, EagleLoss, EagleDrafter, pictures=PICTURE_TREE),
     "flash": Method(FlashHead, FlashLoss, FlashDrafter),
+    "medusa": Method(MedusaHead, MedusaLoss, MedusaDrafter),
+    "hydra": Method(HydraHead, HydraLoss, HydraDrafter),
+    "msd": Method(EagleHead, EagleLoss, EagleDrafter, {"visual": "embedded"}),
+    "specvlm": Method(EagleHead, EagleLoss, EagleDrafter, {"compressor": "gate"}),
+    "vispec": Method(EagleHead, ViSpecLoss, EagleDrafter, {"visual": "embedded", "compressor": "vispec"}),
 }
 """By the name of the drafter in the registry."""
 

@@ -5,25 +5,48 @@ The target runs along, frozen; nothing is stored (vlm-drafting.md, section 4.1).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn.functional import pad, smooth_l1_loss
 
+from mmspec.compressors.spans import find_pictures
 from mmspec.models.eagle import EagleHead
 from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
 from mmspec.targets import CausalTarget
 from mmspec.training.drafter_data import DrafterBatch, Example
+from mmspec.training.teacher import Reading, read
 
-__all__ = ["EagleLoss"]
+__all__ = ["EagleLoss", "HeadRows", "imitation", "positions_of", "true_states"]
 
 STATE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1  # EAGLE-1 and LANTERN alike
 NOISE = 0.2  # width of the uniform noise on states, so that the head bears its own guesses
 NOISE_LENGTH = 512  # EAGLE scales it by this over the length; short sequences would drown in that
 
 
+@dataclass(frozen=True)
+class HeadRows:
+    """What a head reads of a batch, as it does in decoding, and which of its foretellings are learnt.
+
+    Attributes:
+        rows: [B, M, d], padded on the right.
+        position_ids: [B, M], or [3, B, M].
+        source: [B, M] index of the token that a row is of; -1 for pictures and padding.
+        counted: [B, M] True at rows of text whose next token is learnt; pictures are never foretold.
+    """
+
+    rows: Tensor
+    position_ids: Tensor
+    source: Tensor
+    counted: Tensor
+
+
 class EagleLoss(nn.Module):
     """Smooth L1 between foretold and true hidden states, and soft cross entropy between what both mean.
+
+    Pictures are read as the head's config says, by which it is the loss of MSD and SpecVLM too.
 
     Args:
         head: learns.
@@ -37,45 +60,61 @@ class EagleLoss(nn.Module):
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: its two parts, and how often the likeliest tokens agree."""
-        embeddings, states, positions, weights = self.read(batch.examples)
-        generator = torch.Generator(states.device).manual_seed(batch.seed)
-        noise = torch.rand(states.shape, generator=generator, device=states.device) - 0.5
-        noisy = states + noise.to(states.dtype) * (NOISE * min(1.0, NOISE_LENGTH / states.shape[1]))
+        reading = read(self.target, batch.examples, (EMBEDDINGS, HIDDEN))
+        made = self.rows(batch.examples, reading, self.noisy(reading, batch.seed))
+        foretold = self.head(made.rows, made.position_ids)[made.counted]
         # row t: token t and the state at t - 1 give the state at t, which says what token t + 1 is
-        rows = self.head.fuse(embeddings[:, 1:-1], noisy[:, :-2])
-        foretold = self.head(rows, positions[..., 1:-1])
-        true, weights = states[:, 1:-1], weights[:, 2:]
-        total = weights.sum().clamp_min(1.0)
-        distance = F.smooth_l1_loss(foretold, true, reduction="none").mean(-1)
-        law = self.target.head(true).float().softmax(-1)
-        guess = self.target.head(foretold).float().log_softmax(-1)
-        nats = -(law * guess).sum(-1)
-        state_loss, token_loss = (distance * weights).sum() / total, (nats * weights).sum() / total
-        agreement = ((law.argmax(-1) == guess.argmax(-1)) * weights).sum() / total
-        loss = STATE_WEIGHT * state_loss + TOKEN_WEIGHT * token_loss
-        return loss, {"states": state_loss, "tokens": token_loss, "agreement": agreement}
+        true = true_states(reading, made.source, made.counted)
+        logits, law = self.target.head(foretold).float(), self.target.head(true).float().softmax(-1)
+        return imitation(foretold, true, logits, law)
 
-    @torch.no_grad()
-    def read(self, examples: tuple[Example, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What the target makes of the sequences, each read alone and never padded, as in decoding.
+    def noisy(self, reading: Reading, seed: int) -> Tensor:
+        """[B, L, d] final hidden states with noise."""
+        states = reading.taps[HIDDEN]
+        generator = torch.Generator(states.device).manual_seed(seed)
+        noise = torch.rand(states.shape, generator=generator, device=states.device) - 0.5
+        return states + noise.to(states.dtype) * (NOISE * min(1.0, NOISE_LENGTH / states.shape[1]))
 
-        Returns:
-            Embeddings and final states [B, L, d], positions [B, L] (or [3, B, L]), and weights [B, L]: 1 at
-            tokens of the answer. Padding is on the right, where causal attention never looks.
-        """
-        embeddings, states, positions, weights = [], [], [], []
-        for example in examples:
-            length = example.inputs["input_ids"].shape[1]
-            _, output = self.target.prefill([example.inputs], length, (EMBEDDINGS, HIDDEN))
-            embeddings.append(output.taps[EMBEDDINGS][0][0])
-            states.append(output.taps[HIDDEN][0][0])
-            places, _ = self.target.positions(example.inputs)
-            positions.append(places.transpose(0, -1))  # [L, 1], or [L, 1, 3]
-            weights.append((torch.arange(length, device=places.device) >= example.answer).float())
-        padded = pad_sequence(positions, batch_first=True)[:, :, 0]
-        return (
-            pad_sequence(embeddings, batch_first=True),
-            pad_sequence(states, batch_first=True),
-            padded if padded.dim() == 2 else padded.permute(2, 0, 1),
-            pad_sequence(weights, batch_first=True),
-        )
+    def rows(self, examples: Sequence[Example], reading: Reading, states: Tensor) -> HeadRows:
+        """What the head reads, with hidden states [B, L, d] at the tokens."""
+        spans = [find_pictures(self.target.config, example.inputs) for example in examples]
+        questions = (reading.learnt.long().argmax(-1) - 1).clamp_min(0)
+        made = self.head.read_prompts(reading.taps[EMBEDDINGS], states, reading.lengths, spans, questions)
+        positions = positions_of(self.target, examples)
+        slot = made.slot.expand(*positions.shape[:-1], -1)
+        learnt_next = pad(reading.learnt, (0, 1)).gather(1, made.source.clamp_min(0) + 1)
+        counted = learnt_next & (made.source >= 0)
+        return HeadRows(made.rows, positions.gather(-1, slot), made.source, counted)
+
+
+def true_states(reading: Reading, source: Tensor, counted: Tensor) -> Tensor:
+    """[m, d] the target's final hidden states at the tokens [B, M] of counted rows [B, M]."""
+    row = counted.nonzero(as_tuple=True)[0]
+    return reading.taps[HIDDEN][row, source[counted]]
+
+
+def imitation(
+    foretold: Tensor, true: Tensor, logits: Tensor, law: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """EAGLE's loss (2401.15077, section 4.2), and its parts.
+
+    Args:
+        foretold, true: [m, d] the head's and the target's hidden states.
+        logits, law: [m, V] the logits of the former, the distribution that the latter mean.
+    """
+    count = max(1, len(true))
+    states = smooth_l1_loss(foretold, true, reduction="none").mean(-1).sum() / count
+    tokens = -(law * logits.log_softmax(-1)).sum() / count
+    agreement = (law.argmax(-1) == logits.argmax(-1)).sum() / count
+    loss = STATE_WEIGHT * states + TOKEN_WEIGHT * tokens
+    return loss, {"states": states, "tokens": tokens, "agreement": agreement}
+
+
+def positions_of(target: CausalTarget, examples: Sequence[Example]) -> Tensor:
+    """[B, L] position ids as the target counts them, padded; [3, B, L] where any sequence has three axes."""
+    found = [target.positions(example.inputs)[0] for example in examples]
+    axes = max((each.shape[:-2] for each in found), key=len)
+    longest = max(each.shape[-1] for each in found)
+    return torch.cat(
+        [pad(each.expand(*axes, 1, -1), (0, longest - each.shape[-1])) for each in found], dim=-2
+    )

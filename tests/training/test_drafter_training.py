@@ -27,7 +27,7 @@ from mmspec.training.drafter import train_drafter, train_on
 from mmspec.training.drafter_data import DrafterBatch, Example, Trial, acceptance_length
 from mmspec.training.drafter_methods import METHODS
 from mmspec.training.drafter_pictures import PictureFile
-from mmspec.training.eagle_loss import EagleLoss
+from mmspec.training.eagle_loss import EagleLoss, positions_of
 from mmspec.training.image_folder import save_image_model
 from mmspec.training.image_model import (
     SHAPES_BY_SIZE,
@@ -37,6 +37,7 @@ from mmspec.training.image_model import (
 )
 from mmspec.training.schedule import Budget
 from mmspec.training.stage import Run
+from mmspec.training.teacher import read
 from mmspec.training.vq import save_vq
 from mmspec.training.vq_model import build_vq
 from tests.contracts.mutation import PlantedBug
@@ -160,7 +161,6 @@ def test_the_parts_of_the_loss_have_their_weights(trained: tuple[EagleHead, list
 def test_padding_and_prompts_do_not_count(trained: tuple[EagleHead, list[float]]) -> None:
     """The loss of two sequences of different lengths is the mean over their answers' tokens."""
     learner = EagleLoss(trained[0], target())
-    learner.read = functools.partial(learner.read)  # type: ignore[method-assign]
     long, short = Sentences().batch(0, 0).examples[0], Sentences().batch(0, 0).examples[1]
     short = replace(short, inputs={"input_ids": short.inputs["input_ids"][:, : short.answer + 9]})
     with pytest.MonkeyPatch.context() as patch:
@@ -290,19 +290,18 @@ def test_the_teacher_reads_a_picture_as_decoding_does(condition: str, image_fold
     llamagen = drafter_scenes.open_llamagen(image_folders[condition], torch.device("cpu"))
     data = drafter_scenes.ScenePictures(llamagen, image_folders[condition], batch_size=3, seed=0)
     examples = data.batch(0, 0).examples
-    head = EagleHead(EagleConfig.for_target(llamagen.config, llamagen.vocabulary))
-    embeddings, states, positions, weights = EagleLoss(head, llamagen).read(examples)
+    reading, positions = read(llamagen, examples, (0, -1)), positions_of(llamagen, examples)
     for row, example in enumerate(examples):
         ids, start = example.inputs["input_ids"], example.answer
         prompt = {name: value for name, value in example.inputs.items() if name != "position_ids"}
-        state, read = llamagen.prefill([{**prompt, "input_ids": ids[:, :start]}], ids.shape[1], (0, -1))
+        state, output = llamagen.prefill([{**prompt, "input_ids": ids[:, :start]}], ids.shape[1], (0, -1))
         after = llamagen.score(state, Draft.chain(ids[:, start:], DraftKind.POINT), (0, -1))
-        for tap, ours in ((0, embeddings), (-1, states)):
-            decoded = torch.cat([read.taps[tap][0], after.taps[tap]], 1)[0]
+        for tap, ours in reading.taps.items():
+            decoded = torch.cat([output.taps[tap][0], after.taps[tap]], 1)[0]
             assert torch.allclose(ours[row, : ids.shape[1]], decoded, atol=1e-5)
         first = llamagen.config.prefix_length
         assert positions[row, start : ids.shape[1]].tolist() == list(range(first, first + 256))
-        assert weights[row].nonzero()[:, 0].tolist() == list(range(start, ids.shape[1]))
+        assert reading.learnt[row].nonzero()[:, 0].tolist() == list(range(start, ids.shape[1]))
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,10 @@ class EagleHead(FeatureHead):
             super()._init_weights(module)
 
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
-        return self._fuse(embeddings, features, None if summary is None else summary[:, None])
-
-    def _fuse(self, embeddings: Tensor, features: Tensor, told: Tensor | None) -> Tensor:
-        """`fuse`, with a summary [B, n or 1, d] for each row; None is that of no picture."""
+        """As every head's; here `summary` may be [B, n, d] too, where rows are told of different pictures."""
         if self.img_fc is not None:
-            told = torch.zeros_like(features) if told is None else told.expand_as(features)
+            told = torch.zeros_like(features) if summary is None else summary  # zeros: of no picture
+            told = told if told.dim() == features.dim() else told[:, None].expand_as(features)
             features = self.img_fc(torch.cat([features, told], dim=-1))
         fused: Tensor = self.fc(torch.cat([embeddings, features], dim=-1))
         return fused
@@ -91,7 +89,7 @@ class EagleHead(FeatureHead):
         joined = torch.cat([embeddings, pad(features[:, :-1], (0, 0, 1, 0))], dim=-1)
         asked = joined[torch.arange(len(joined), device=joined.device), questions]
         if self.config.visual == "embedded":
-            asked = self._fuse(*asked.chunk(2, -1), None)
+            asked = self.fuse(*asked.chunk(2, -1))
             compressed = compress_pictures(self.compressor, embeddings, spans, asked)
             wide = pad(compressed.features, (0, features.shape[-1]))
             spliced = splice(joined, lengths, spans, replace(compressed, features=wide))
@@ -103,7 +101,7 @@ class EagleHead(FeatureHead):
             told = pad(compressed.summary, (0, 0, 1, 0))[spliced.picture + 1]  # zeros before all pictures
             newest = torch.stack([row[length - 1] for row, length in zip(told, spliced.lengths, strict=True)])
         own, before = spliced.rows.chunk(2, -1)
-        rows = self._fuse(own, before, told)
+        rows = self.fuse(own, before, told)
         if self.config.visual == "embedded":
             rows = rows.where(spliced.source[..., None] >= 0, own)
         left = [length - 1 for length in spliced.lengths]

@@ -1,0 +1,254 @@
+"""What EAGLE heads learn of pictures, against the slow way of drafting: what is trained is what decodes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import smooth_l1_loss
+
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.eagle import EagleDrafter
+from mmspec.errors import InputError
+from mmspec.models.eagle import EagleHead
+from mmspec.targets import VisionLanguageTarget
+from mmspec.training.drafter_data import DrafterBatch, Example
+from mmspec.training.drafter_methods import METHODS
+from mmspec.training.eagle_loss import EagleLoss, positions_of
+from mmspec.training.vispec_loss import ViSpecLoss, ranking
+from tests.contracts.mutation import PlantedBug
+from tests.drafters.eagle_checks import head_for
+from tests.drafters.flash_checks import answer, inputs_of, target_of
+from tests.drafters.naive_eagle import read_whole
+from tests.drafters.visual_checks import KINDS, NaiveVisual
+from tests.targets import loop
+
+CASES = ("two images", "no image", "several turns")
+FAMILIES = ["llava", "qwen2_5_vl"]
+
+
+@functools.cache
+def batch(family: str, dtype: torch.dtype = torch.float64, new_tokens: int = 4) -> DrafterBatch:
+    """The target's own answers, of different lengths."""
+    examples = []
+    for row, case in enumerate(CASES):
+        prompt = dict(inputs_of(family, dtype)[case])
+        reply = loop.generate(target_of(family, dtype).model, prompt, new_tokens + row)
+        prompt.pop("attention_mask", None)
+        start = prompt["input_ids"].shape[1]
+        prompt["input_ids"] = torch.cat([prompt["input_ids"], torch.tensor([reply])], 1)
+        if "mm_token_type_ids" in prompt:
+            kinds = prompt["mm_token_type_ids"]
+            prompt["mm_token_type_ids"] = torch.cat([kinds, kinds.new_zeros(1, len(reply))], 1)
+        examples.append(Example(prompt, start))
+    return DrafterBatch(tuple(examples), seed=1)
+
+
+def foretold_the_slow_way(
+    head: EagleHead, target: VisionLanguageTarget, example: Example, depth: int
+) -> tuple[Tensor, Tensor]:
+    """[m, d] what the head foretells of an answer's states at that depth of a draft, and what they are."""
+    ids, start = example.inputs["input_ids"], example.answer
+    prompt = {**example.inputs, "input_ids": ids[:, :start]}
+    if "mm_token_type_ids" in prompt:
+        prompt["mm_token_type_ids"] = prompt["mm_token_type_ids"][:, :start]
+    naive = NaiveVisual(head, target, [prompt], Sampler())
+    taps, _ = read_whole(target, prompt, ids[0, start:].tolist())
+    foretold = []
+    places = range(start - 1 + depth, ids.shape[1] - 1)
+    for t in places:
+        rows, positions, summary = naive.committed(prompt, ids[0, start : t + 1 - depth].tolist())
+        hidden = head(rows, positions)[:, -1:]
+        if depth:
+            candidate = head.fuse(target.embed(ids[:, t : t + 1]), hidden, summary)
+            places_of = torch.cat([positions, positions[..., -1:] + 1], -1)
+            hidden = head(torch.cat([rows, candidate], 1), places_of)[:, -1:]
+        foretold.append(hidden[0, 0])
+    return torch.stack(foretold), taps[-1][0, list(places)]
+
+
+def the_loss_is_that_of_drafting_the_slow_way(kind: str, family: str = "llava", depths: int = 1) -> None:
+    """Every learnt row as the drafter would foretell it: no batch, no padding, no later token."""
+    target = target_of(family, torch.float64)
+    head = head_for(target, **KINDS[kind])
+    learner = (EagleLoss if depths == 1 else ViSpecLoss)(head, target)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mmspec.training.eagle_loss.NOISE", 0.0)
+        loss, figures = learner(batch(family))
+    pairs = [
+        foretold_the_slow_way(head, target, example, depth)
+        for depth in range(depths)
+        for example in batch(family).examples
+    ]
+    foretold, true = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    law, logits = target.head(true).float().softmax(-1), target.head(foretold).float()
+    due = {
+        "states": smooth_l1_loss(foretold, true),
+        "tokens": -(law * logits.log_softmax(-1)).sum(-1).mean(),
+        "agreement": (law.argmax(-1) == logits.argmax(-1)).float().mean(),
+    }
+    total = due["states"] + 0.1 * due["tokens"]
+    if depths == 2:
+        due["probabilities"] = (law - logits.softmax(-1)).abs().sum(-1).mean()
+        due["ranks"] = torch.stack([ranks_one_by_one(*each) for each in zip(law, logits, strict=True)]).mean()
+        total = total + 10 * due["probabilities"] + 0.1 * due["ranks"]
+    for name, value in due.items():
+        assert torch.allclose(figures[name].double(), value.double(), rtol=1e-5), name
+    assert torch.allclose(loss.double(), total.double(), rtol=1e-5)
+
+
+def ranks_one_by_one(law: Tensor, logits: Tensor) -> Tensor:
+    """Minus the logarithm of the probability to draw the ten likeliest tokens of a law in their order."""
+    left = law.sort(descending=True).indices[:10].tolist()
+    total = torch.zeros(())
+    while left:
+        total = total - logits[left].log_softmax(-1)[0]
+        left = left[1:]
+    return total
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_is_that_of_drafting_the_slow_way(kind: str, family: str) -> None:
+    the_loss_is_that_of_drafting_the_slow_way(kind, family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["vispec", "msd"])
+def test_two_depths_are_those_of_drafting_the_slow_way(kind: str, family: str) -> None:
+    the_loss_is_that_of_drafting_the_slow_way(kind, family, depths=2)
+
+
+def test_additive_masks() -> None:
+    target = target_of("llava", torch.float64)
+    losses = []
+    for backend in ("sdpa", "eager"):
+        head = head_for(target, **KINDS["vispec"])
+        head.set_attn_implementation(backend)
+        head.decoder.set_attn_implementation(backend)
+        losses.append(ViSpecLoss(head, target)(batch("llava"))[0])
+    torch.testing.assert_close(*losses)
+
+
+def test_a_law_ranks_itself_best() -> None:
+    law = torch.randn(3, 40, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    own = ranking(law, 30 * law.log())
+    assert (own < 0.2 * ranking(law, torch.zeros_like(law))).all()
+    assert (own < ranking(law, -law.log())).all()
+    few = torch.tensor([[0.2, 0.5, 0.3]])
+    torch.testing.assert_close(ranking(few, few.log())[0], -torch.tensor(0.5 * 0.3 / 0.5).log())
+
+
+def test_each_part_weighs_what_it_is_told_to() -> None:
+    target = target_of("llava")
+    head, given = head_for(target, **KINDS["vispec"]), batch("llava", torch.float32)
+    _, figures = ViSpecLoss(head, target)(given)
+    parts = {
+        "imitation": figures["states"] + 0.1 * figures["tokens"],
+        "probabilities": figures["probabilities"],
+        "ranks": figures["ranks"],
+    }
+    for name, due in parts.items():
+        weights = dict.fromkeys(parts, 0.0) | {name: 2.0}
+        torch.testing.assert_close(ViSpecLoss(head, target, **weights)(given)[0], 2 * due)
+
+
+def test_a_random_choice_is_not_made_twice() -> None:
+    target = target_of("llava")
+    with pytest.raises(InputError, match="random"):
+        ViSpecLoss(head_for(target, visual="embedded", compressor="gate"), target)
+
+
+def test_positions_of_prompts_with_and_without_pictures() -> None:
+    """Qwen counts on three axes where there is a picture and on one where there is none."""
+    target, examples = target_of("qwen2_5_vl"), batch("qwen2_5_vl", torch.float32).examples
+    made = positions_of(target, examples)
+    assert made.shape[:2] == (3, 3)
+    for row, example in enumerate(examples):
+        length = example.inputs["input_ids"].shape[1]
+        due = target.positions(example.inputs)[0]
+        assert torch.equal(made[:, row, :length], due.expand(3, 1, -1)[:, 0])
+    assert positions_of(target, examples[1:2]).dim() == 2
+
+
+@pytest.mark.parametrize("method", ["msd", "specvlm", "vispec"])
+def test_the_head_learns_and_the_target_does_not(method: str) -> None:
+    target, given = target_of("llava"), batch("llava", torch.float32, 24)
+    torch.manual_seed(0)
+    model: Any = METHODS[method].build(target).train()
+    learner = METHODS[method].learn(model, target)
+    before = {name: value.clone() for name, value in target.model.named_parameters()}
+    learner(given)[0].backward()
+    missed = {name for name, value in model.named_parameters() if value.grad is None}
+    assert not missed, "several processes wait for every gradient"
+    prompts = [inputs_of("llava")[case] for case in CASES]
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    def acceptance() -> float:
+        model.eval()
+        drafter = METHODS[method].drafter(model).fit(target)
+        assert isinstance(drafter, EagleDrafter)
+        length = answer(target, drafter, prompts, Sampler(), 24).stats.acceptance_length
+        model.train()
+        return length
+
+    untrained = acceptance()
+    for _ in range(40):
+        optimizer.zero_grad()
+        learner(given)[0].backward()
+        optimizer.step()
+    assert acceptance() > untrained + 0.5
+    assert all(torch.equal(value, before[name]) for name, value in target.model.named_parameters())
+    assert all(value.grad is None for value in target.model.parameters())
+
+
+ROWS, GUESSES = "mmspec.training.eagle_loss:EagleLoss.rows", "mmspec.training.vispec_loss:read_guesses"
+BUGS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
+    "prompts are not compressed for their question": (
+        ROWS,
+        "argmax(-1) - 1",
+        "argmax(-1) - 3",
+        lambda: the_loss_is_that_of_drafting_the_slow_way("specvlm"),
+    ),
+    "positions are counted in the compressed prompt": (
+        ROWS,
+        "positions.gather(-1, slot)",
+        "positions[..., 1 : slot.shape[-1] + 1]",
+        lambda: the_loss_is_that_of_drafting_the_slow_way("hivis"),
+    ),
+    "rows learn their own token": (
+        ROWS,
+        "made.source.clamp_min(0) + 1",
+        "made.source.clamp_min(0)",
+        lambda: the_loss_is_that_of_drafting_the_slow_way("msd"),
+    ),
+    "a guess sees the true state in its place": (
+        GUESSES,
+        "torch.cat([before | own, before])",
+        "torch.cat([before | own, before | own])",
+        lambda: the_loss_is_that_of_drafting_the_slow_way("vispec", depths=2),
+    ),
+    "guesses see each other": (
+        GUESSES,
+        "torch.cat([torch.zeros_like(own), own])",
+        "torch.cat([torch.zeros_like(own), before | own])",
+        lambda: the_loss_is_that_of_drafting_the_slow_way("vispec", depths=2),
+    ),
+    "true states stand for guesses": (
+        "mmspec.training.vispec_loss:ViSpecLoss.forward",
+        "reading, guessed)",
+        "reading, states)",
+        lambda: the_loss_is_that_of_drafting_the_slow_way("vispec", depths=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    where, old, new, check = BUGS[name]
+    with PlantedBug(where, ((old, new),), check).planted(), pytest.raises(AssertionError):
+        check()
