@@ -120,6 +120,14 @@ class DraftSession(ABC):
 
     passes: int = 0
 
+    def resize(self, size: Any) -> None:
+        """Draft as much as that from now on.
+
+        Args:
+            size: one of the drafter's `sizes`.
+        """
+        raise NotImplementedError(f"drafts of {type(self).__name__} have one size")
+
     @abstractmethod
     def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
         """Propose candidates.
@@ -131,7 +139,7 @@ class DraftSession(ABC):
         """
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
-        """Learn what the target said and what was accepted. Optional."""
+        """Learn what the target said and what was accepted, of drafts that are not its own too. Optional."""
         return None
 
 
@@ -155,6 +163,21 @@ class Drafter(ABC):
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
     ) -> DraftSession:
         """Begin to draft for a batch whose prompts the target has just read."""
+
+    @property
+    def sizes(self) -> tuple[Any, ...]:
+        """What its sessions can be resized to between rounds, the usual size first; none if it is fixed."""
+        return ()
+
+    def stopping_below(self, probability: float) -> Drafter:
+        """This drafter, going no deeper where by its own account every path is less likely than that.
+
+        It decides before it draws, so that no acceptance rule is biased.
+
+        Raises:
+            InputError: it gives no account of that.
+        """
+        raise InputError("length", "confidence", f"'fixed': {type(self).__name__} is sure of nothing")
 
     def check(self, target: Target[Any]) -> None:
         """Raise an InputError if this drafter does not fit the target. The default fits any."""

@@ -53,7 +53,8 @@ class FlashSession(FeatureSession):
 
     def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
         hidden = self._read_committed(root, history)[:, None]  # [R, w, d] of the nodes that a pass ended in
-        return self._chain(root, hidden) if self.shape.max_children == 1 else self._tree(root, hidden)
+        is_chain = self.shape.max_children == 1 and not self.shape.stop_below
+        return self._chain(root, hidden) if is_chain else self._tree(root, hidden)
 
     def _chain(self, root: Tensor, hidden: Tensor) -> Draft:
         """What `_tree` gives with one child a node, at a third of its operations."""

@@ -6,6 +6,8 @@ what is proposed. *Expanded* nodes are numbered level by level, in the order in 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,7 @@ class TreeGrowth:
         level: of the nodes expanded last; 0 for the root.
         tokens: [B, w] those nodes' tokens.
         scores: [B, w] the log-probabilities of their paths.
+        is_grown: whether the deepest level is reached, or none of its paths is likely enough for another.
     """
 
     def __init__(self, shape: TreeShape, root: Tensor, names: Tensor | None = None) -> None:
@@ -42,11 +45,7 @@ class TreeGrowth:
         self._pool = [(self.tokens, place, self.scores)]
         self._pooled = 1
         self._parents: list[Tensor] = []  # of the expanded nodes, among themselves; level 1's are themselves
-
-    @property
-    def is_grown(self) -> bool:
-        """Whether the deepest level is reached."""
-        return self.level == self.shape.depth
+        self.is_grown = False
 
     @property
     def depths(self) -> Tensor:
@@ -73,8 +72,8 @@ class TreeGrowth:
             log_p: [B, w, V or V'] of the tokens after each node.
 
         Returns:
-            [B, w'] the parent, among the w nodes, of each node that is expanded now; of none at the
-            deepest level.
+            [B, w'] the parent, among the w nodes, of each node that is expanded now; of none at the last
+            level.
         """
         self.level += 1
         branch = self.shape.branch(self.level)
@@ -85,6 +84,7 @@ class TreeGrowth:
         scores = (self.scores[..., None] + likeliest.values).flatten(1)
         parents = self._place[..., None].expand(-1, -1, branch).flatten(1)
         self._pool.append((candidates, parents, scores))
+        self.is_grown = self.level == self.shape.depth or self._is_hopeless(scores)
         if self.is_grown:
             return candidates[:, :0]
         index = self.shape.frontier(self.level, scores)
@@ -99,6 +99,11 @@ class TreeGrowth:
         self._pooled += scores.shape[1]
         return parent
 
+    def _is_hopeless(self, scores: Tensor) -> bool:
+        """Whether every path of every row is too unlikely; asks the device only where that can be."""
+        least = self.shape.stop_below
+        return least > 0 and bool((scores.amax(-1) < math.log(least)).all())
+
     def draft(self) -> Draft:
         """What is proposed; the root alone in rows some of whose log-probabilities were not numbers."""
         tokens, parents, scores = (torch.cat(parts, 1) for parts in zip(*self._pool, strict=True))
@@ -112,7 +117,7 @@ class TreeGrowth:
             scores.gather(1, chosen) > NEG_INF,
             DraftKind.POINT,
             None,
-            self.shape.depth,
+            self.level,
             self.shape.max_children,
             faulty,
         )

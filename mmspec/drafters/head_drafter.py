@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -25,7 +26,7 @@ from mmspec.decoding.interfaces import (
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, Scores
 from mmspec.decoding.verdict import Verdict, take
-from mmspec.drafters.tree import TreeShape
+from mmspec.drafters.tree import DynamicTree, TreeShape
 from mmspec.errors import InputError
 from mmspec.models.feature_head import HIDDEN, DraftingHead
 from mmspec.targets.causal import CausalTarget
@@ -91,6 +92,17 @@ class HeadDrafter(Drafter):
             raise InputError("drafter", name, "one that was fitted: `drafter.fit(target)`")
         return self.session(self, self.target, requests, prefill, sampler)
 
+    @property
+    def sizes(self) -> tuple[TreeShape, ...]:
+        return self.shape.sizes
+
+    def stopping_below(self, probability: float) -> Self:
+        if not isinstance(self.shape, DynamicTree):
+            raise InputError("length", "confidence", "a dynamic tree: a static one always has all its levels")
+        cautious = copy.copy(self)
+        cautious.shape = replace(self.shape, stop_below=probability)
+        return cautious
+
 
 class HeadSession(DraftSession):
     """A head at work on one batch.
@@ -110,6 +122,9 @@ class HeadSession(DraftSession):
         self.head, self.shape = drafter.model, drafter.shape
         self.target, self.sampler = target, sampler
         self.copies = len(list_prompts(requests, sampler)) // len(requests)
+
+    def resize(self, size: TreeShape) -> None:
+        self.shape = size
 
     def _law(self, logits: Tensor) -> Tensor:
         """[B, w, V] log-probabilities of guided logits, warped as the target's will be.

@@ -41,6 +41,7 @@ class TreeShape(Protocol):
         num_draft_tokens: nodes that are proposed, the root not counted.
         depth: the deepest level; level 1 holds the root's children.
         max_children: most children that a node can have.
+        stop_below: no level is added where every path is less likely than that; 0 adds all of them.
     """
 
     @property
@@ -51,6 +52,13 @@ class TreeShape(Protocol):
 
     @property
     def max_children(self) -> int: ...
+
+    @property
+    def stop_below(self) -> float: ...
+
+    @property
+    def sizes(self) -> tuple[TreeShape, ...]:
+        """This tree and smaller ones."""
 
     def branch(self, level: int) -> int:
         """Candidates of a level under each node that is expanded."""
@@ -74,6 +82,7 @@ class DynamicTree:
         num_draft_tokens: candidates that are proposed.
         depth: the deepest level.
         top_k: nodes expanded on each level, and children of each.
+        stop_below: as in `TreeShape`.
 
     Raises:
         InputError: a value outside its range, or fewer candidates than are to be proposed.
@@ -82,6 +91,7 @@ class DynamicTree:
     num_draft_tokens: int
     depth: int
     top_k: int
+    stop_below: float = 0.0
 
     def __post_init__(self) -> None:
         check_draft_tokens(self.num_draft_tokens)
@@ -102,6 +112,19 @@ class DynamicTree:
     def max_children(self) -> int:
         return self.top_k
 
+    @property
+    def sizes(self) -> tuple[DynamicTree, ...]:
+        """This tree, a chain of its depth, and both at half the depth."""
+        half = -(-self.depth // 2)
+        few = max(half, min(self.num_draft_tokens // 2, self.top_k + (half - 1) * self.top_k**2))
+        sizes = (
+            (self.num_draft_tokens, self.depth, self.top_k),
+            (self.depth, self.depth, 1),
+            (few, half, min(few, self.top_k)),
+            (half, half, 1),
+        )
+        return tuple(DynamicTree(*size) for size in dict.fromkeys(sizes))
+
     def branch(self, level: int) -> int:
         return self.top_k
 
@@ -115,12 +138,16 @@ class DynamicTree:
 class StaticTree:
     """The same tree every time: a node with r elder siblings is its parent's (r + 1)-th likeliest child.
 
+    It has one size, and is never cut short.
+
     Args:
         parents: as in `Draft.tree`: the parent of each node, the root first and its own parent.
 
     Raises:
         InputError: the parents do not describe a tree in that order, or of the root alone.
     """
+
+    stop_below = 0.0
 
     def __init__(self, parents: Sequence[int]) -> None:
         depths = check_tree(parents)
@@ -150,6 +177,10 @@ class StaticTree:
         paths = sorted(NAMED_TREES[name].split(), key=lambda path: (len(path), path))
         number = {path: index for index, path in enumerate(["", *paths])}
         return cls([0, *(number[path[:-1]] for path in paths)])
+
+    @property
+    def sizes(self) -> tuple[StaticTree, ...]:
+        return (self,)
 
     def branch(self, level: int) -> int:
         return self._branch[level]
