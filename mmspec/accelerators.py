@@ -96,6 +96,20 @@ ACCELERATORS: dict[str, Preset] = {
         "2505.12728",
         True,
     ),
+    "medusa": Preset(
+        "medusa",
+        "sample_and_match",
+        "trained heads on one hidden state of the target each draft a token of their own",
+        "2401.10774",
+        True,
+    ),
+    "hydra": Preset(
+        "hydra",
+        "sample_and_match",
+        "as `medusa`, by heads that are told which tokens the heads before them chose",
+        "2402.05109",
+        True,
+    ),
     "zipar": Preset(
         "none",
         "speculative_sampling",

@@ -14,6 +14,8 @@ from mmspec.models.checkpoint import bytes_of, check_source, check_weights, firs
 from mmspec.models.eagle import EagleHead
 from mmspec.models.eagle3 import Eagle3Head
 from mmspec.models.flash import FlashHead
+from mmspec.models.hydra import HydraHead
+from mmspec.models.medusa import MedusaHead
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +24,8 @@ HEADS: dict[str, type[PreTrainedModel]] = {
     "eagle": EagleHead,
     "eagle3": Eagle3Head,
     "flash": FlashHead,
+    "medusa": MedusaHead,
+    "hydra": HydraHead,
 }
 
 

@@ -15,5 +15,7 @@ DRAFTERS: Registry[type[Drafter]] = Registry(
         "eagle": "mmspec.drafters.eagle:EagleDrafter",
         "eagle3": "mmspec.drafters.eagle:Eagle3Drafter",
         "flash": "mmspec.drafters.flash:FlashDrafter",
+        "medusa": "mmspec.drafters.medusa:MedusaDrafter",
+        "hydra": "mmspec.drafters.hydra:HydraDrafter",
     },
 )

@@ -13,17 +13,19 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.decoding.interfaces import Drafter
-from mmspec.drafters.eagle import EagleDrafter
+from mmspec.drafters.eagle import Eagle3Drafter, EagleDrafter
 from mmspec.drafters.flash import FlashDrafter
 from mmspec.drafters.hydra import HydraDrafter
 from mmspec.drafters.medusa import MedusaDrafter
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.models.eagle import EagleHead
+from mmspec.models.eagle3 import Eagle3Head
 from mmspec.models.flash import FlashHead
 from mmspec.models.hydra import HydraHead
 from mmspec.models.medusa import MedusaHead
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, ImageTokenTarget
+from mmspec.training.eagle3_loss import Eagle3Loss
 from mmspec.training.eagle_loss import EagleLoss
 from mmspec.training.flash_loss import FlashLoss
 from mmspec.training.hydra_loss import HydraLoss
@@ -93,6 +95,7 @@ class Method:
 
 METHODS = {
     "eagle": Method(EagleHead, EagleLoss, EagleDrafter, pictures=PICTURE_TREE),
+    "eagle3": Method(Eagle3Head, Eagle3Loss, Eagle3Drafter, pictures=PICTURE_TREE),
     "flash": Method(FlashHead, FlashLoss, FlashDrafter),
     "medusa": Method(MedusaHead, MedusaLoss, MedusaDrafter),
     "hydra": Method(HydraHead, HydraLoss, HydraDrafter),

@@ -24,7 +24,7 @@ class HydraLoss(nn.Module):
         discount: weight of head i is discount^i; the paper has 1.
     """
 
-    def __init__(self, head: HydraHead, target: CausalTarget, discount: float = 1.0) -> None:
+    def __init__(self, head: HydraHead, target: CausalTarget, *, discount: float = 1.0) -> None:
         super().__init__()
         self.head = head
         self.target = target  # no module: neither trained nor saved

@@ -75,7 +75,7 @@ class MedusaLoss(nn.Module):
     """
 
     def __init__(
-        self, head: MedusaHead, target: CausalTarget, soft: bool = True, discount: float = 0.8
+        self, head: MedusaHead, target: CausalTarget, *, soft: bool = True, discount: float = 0.8
     ) -> None:
         super().__init__()
         self.head = head

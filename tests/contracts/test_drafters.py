@@ -17,10 +17,12 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.drafters import DRAFTERS
 from mmspec.drafters.eagle import Eagle3Drafter, EagleDrafter
 from mmspec.drafters.flash import FlashDrafter
+from mmspec.drafters.hydra import HydraDrafter
+from mmspec.drafters.medusa import MedusaDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
 from tests.contracts.running import decode, futures, generate, random_prompts
-from tests.drafters import eagle3_checks, flash_checks
+from tests.drafters import eagle3_checks, flash_checks, heads_checks
 from tests.drafters.eagle_checks import head_for
 from tests.oracles import AdversarialDrafter, OracleDrafter, RandomTreeDrafter
 from tests.tiny_models import tiny_llama, tiny_lm
@@ -70,6 +72,18 @@ def flash(dtype: torch.dtype, **shape: Any) -> Drafter:
     return FlashDrafter(flash_checks.head_for(target), **shape).fit(target)
 
 
+def medusa(dtype: torch.dtype, **shape: Any) -> Drafter:
+    """Heads of random weights for the target of that dtype."""
+    target = llama() if dtype == torch.float32 else precise()
+    return MedusaDrafter(heads_checks.medusa_for(target), **shape).fit(target)
+
+
+def hydra(dtype: torch.dtype, settings: dict[str, Any] | None = None, **shape: Any) -> Drafter:
+    """Heads of random weights for the target of that dtype."""
+    target = llama() if dtype == torch.float32 else precise()
+    return HydraDrafter(heads_checks.hydra_for(target, **settings or {}), **shape).fit(target)
+
+
 # name -> builder(draft length, dtype of the target); a newly registered drafter needs a line here
 REGISTERED: dict[str, Callable[[int, torch.dtype], Drafter]] = {
     "none": lambda length, dtype: DRAFTERS["none"](),
@@ -86,6 +100,12 @@ REGISTERED: dict[str, Callable[[int, torch.dtype], Drafter]] = {
     "flash": lambda length, dtype: flash(dtype, num_draft_tokens=length),
     "flash, blocks in a row": lambda length, dtype: flash(
         dtype, num_draft_tokens=length, depth=length, top_k=min(2, length), block=3
+    ),
+    "medusa": lambda length, dtype: medusa(dtype, num_draft_tokens=length),
+    "medusa, static": lambda length, dtype: medusa(dtype, tree=[0] * (length + 1)),
+    "hydra": lambda length, dtype: hydra(dtype, num_draft_tokens=length),
+    "hydra, without prefix attention": lambda length, dtype: hydra(
+        dtype, {"prefix_attention": False}, num_draft_tokens=length
     ),
     "eagle, static": lambda length, dtype: eagle(dtype, tree=[0, *range(length)]),
     "jacobi": lambda length, dtype: DRAFTERS["jacobi"](length),  # type: ignore[call-arg]

@@ -23,6 +23,7 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, Scores
 from mmspec.decoding.verdict import Verdict, take
 from mmspec.drafters.eagle import EagleDrafter
+from mmspec.drafters.head_drafter import HeadDrafter
 from mmspec.drafters.tree import NAMED_TREES, DynamicTree
 from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
@@ -84,10 +85,17 @@ class Gullible(AcceptanceRule):
 
 
 class Examined(Drafter, DraftSession):
-    """An EAGLE drafter every one of whose drafts is compared with the slow way."""
+    """A drafter every one of whose drafts is compared with the slow way."""
 
-    def __init__(self, inner: EagleDrafter, new_tokens: int, slow_way: type[NaiveEagle] = NaiveEagle) -> None:
+    def __init__(
+        self,
+        inner: HeadDrafter,
+        new_tokens: int,
+        slow_way: type[NaiveEagle] = NaiveEagle,
+        tree: str = "eagle",
+    ) -> None:
         self.inner, self.new_tokens, self.slow_way, self.drafts = inner, new_tokens, slow_way, 0
+        self.tree = tree
         self.kind, self.max_nodes, self.taps, self.branches = inner.kind, inner.max_nodes, inner.taps, True
 
     def start(
@@ -117,7 +125,7 @@ class Examined(Drafter, DraftSession):
             if isinstance(shape, DynamicTree):
                 expected = self.naive[row].dynamic(output, shape)
             else:
-                expected = self.naive[row].static(output, NAMED_TREES["eagle"].split())
+                expected = self.naive[row].static(output, NAMED_TREES[self.tree].split())
             assert paths_of(draft, row) == expected, f"row {row} after {len(output)} tokens"
             self.drafts += 1
         return draft
