@@ -14,6 +14,7 @@ from mmspec.models.llama_layer import layer_for_target, trained_for
 __all__ = ["Eagle3Config", "three_taps"]
 
 DRAFT_VOCABULARY = 32000  # the published heads'
+LARGE = 2 * DRAFT_VOCABULARY  # below, the few tokens that a map would save are not worth missing
 SHALLOWEST = 7  # layers of a target whose published taps differ
 
 
@@ -82,7 +83,7 @@ class Eagle3Config(PreTrainedConfig):
         made: dict[str, Any] = {**layer_for_target(config), **trained_for(config, vocabulary)}
         made |= {
             "taps": three_taps(made["target_layers"]),
-            "draft_vocabulary": min(DRAFT_VOCABULARY, vocabulary),
+            "draft_vocabulary": DRAFT_VOCABULARY if vocabulary > LARGE else vocabulary,
         }
         return cls(**made | settings)
 

@@ -1,0 +1,207 @@
+"""What an EAGLE-3 head learns, against the session that drafts with it and the slow way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import Request
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.eagle import Eagle3Drafter, EagleSession
+from mmspec.errors import InputError
+from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
+from mmspec.targets.causal import CausalTarget
+from mmspec.training import eagle3_loss
+from mmspec.training.drafter_data import DrafterBatch, Example, acceptance_length
+from mmspec.training.eagle3_loss import Eagle3Loss
+from mmspec.training.medusa_loss import Blocks
+from mmspec.training.teacher import read
+from tests.contracts.mutation import PlantedBug
+from tests.drafters.eagle3_checks import head_for
+from tests.drafters.flash_checks import target_of
+from tests.drafters.naive_eagle import read_whole
+from tests.drafters.naive_eagle3 import NaiveEagle3
+from tests.training.test_drafter_training import WORDS, Sentences
+from tests.training.test_drafter_training import target as speaker
+from tests.training.test_flash_loss import batch
+
+STEPS = 4
+
+
+def decoded(head: Eagle3Head, target: CausalTarget, example: Example, root: int) -> list[Tensor]:
+    """[V'] logits after the root and after each token that really follows, by the session that drafts."""
+    ids = example.inputs["input_ids"]
+    request = Request({**example.inputs, "input_ids": ids[:, :root]})
+    drafter = Eagle3Drafter(head, num_draft_tokens=1).fit(target)
+    _, prefill = target.prefill([request.inputs], root + 1, drafter.taps)
+    session = drafter.start([request], prefill, Sampler(), RandomStream.from_seed(0, 1))
+    assert isinstance(session, EagleSession)
+    hidden = session._read_committed(ids[:, root], [ids[0, : root + 1].tolist()])[:, None]
+    logits = [head.logits(hidden, target.head)[0, 0]]
+    chain = Draft.chain(ids[:, root + 1 : root + STEPS], DraftKind.POINT)
+    for step in range(chain.tokens.shape[1]):
+        reached = chain.ancestors[:, step : step + 1, : step + 1]
+        token = chain.tokens[:, step : step + 1]
+        hidden = session._read(token, hidden, reached, chain.depth[:, : step + 1])
+        logits.append(head.logits(hidden, target.head)[0, 0])
+    return logits
+
+
+def training_reads_what_decoding_reads() -> None:
+    """Step i after token t, in a padded batch with pictures, is what the session computes there alone."""
+    target = target_of("llava", torch.float64)
+    head, given = head_for(target, draft_vocabulary=13), batch()
+    reading = read(target, given.examples, (0, 1, -1))
+    features = head.join([reading.taps[tap] for tap in head.taps])
+    first = 3
+    states = eagle3_loss.unroll(head, reading.taps[0], features, STEPS, first)
+    for row, example in enumerate(given.examples):
+        for root in range(example.answer, reading.lengths[row]):
+            for step, due in enumerate(decoded(head, target, example, root)):
+                made = head.logits(states[row, root - 1 - first, step], target.head)
+                assert torch.allclose(made, due, atol=1e-6), (row, root, step)
+
+
+def the_loss_is_that_of_drafting_the_slow_way(words: int = 40) -> None:
+    """Every token t and step i by the weights alone; tokens that the head does not know do not count."""
+    target = target_of("llava", torch.float64)
+    head, given = head_for(target, draft_vocabulary=words), batch()
+    assert head.draft_tokens is not None
+    loss, figures = Eagle3Loss(head, target, steps=STEPS)(given)
+    nats: list[list[Tensor]] = [[] for _ in range(STEPS)]
+    hits: list[list[float]] = [[] for _ in range(STEPS)]
+    left_out = 0
+    for example in given.examples:
+        ids, start = example.inputs["input_ids"], example.answer
+        prompt: dict[str, Any] = {**example.inputs, "input_ids": ids[:, :start]}
+        naive = NaiveEagle3(head, target, [prompt], Sampler())
+        answer = ids[0, start:].tolist()
+        true = target.head(read_whole(target, prompt, answer)[0][-1])[0]
+        for t in range(start - 1, ids.shape[1] - 1):
+            for step in range(min(STEPS, ids.shape[1] - 1 - t)):
+                output, path = answer[: t + 1 - start], answer[t + 1 - start : t + 1 - start + step]
+                guess = naive.logits(prompt, output, tuple(path)).log_softmax(-1)[head.draft_tokens]
+                law = true[t + step][head.draft_tokens].softmax(-1)
+                if int(true[t + step].argmax()) not in head.draft_tokens.tolist():
+                    left_out += 1
+                    continue
+                nats[step].append(-(law * guess).sum())
+                hits[step].append(float(law.argmax() == guess.argmax()))
+    due = sum(0.8**step * torch.stack(each).mean() for step, each in enumerate(nats))
+    assert left_out > 0
+    assert torch.allclose(loss.double(), torch.as_tensor(due).double(), rtol=1e-5)
+    shares = torch.tensor([sum(each) / len(each) for each in hits])
+    assert torch.allclose(figures["agreement"], shares, atol=1e-6)
+
+
+def test_training_reads_what_decoding_reads() -> None:
+    training_reads_what_decoding_reads()
+
+
+def test_the_loss_is_that_of_drafting_the_slow_way() -> None:
+    the_loss_is_that_of_drafting_the_slow_way()
+
+
+UNROLL, LOSS = "mmspec.training.eagle3_loss:unroll", "mmspec.training.eagle3_loss:Eagle3Loss"
+BUGS = {
+    "steps do not see what came before them": (UNROLL, "[seen, own]", "[seen, torch.zeros_like(own)]"),
+    "steps see other chains": (UNROLL, "[seen, own]", "[seen, torch.ones_like(own)]"),
+    "steps see the prompt's later tokens": (UNROLL, "place <= place[:, None]", "place >= 0 * place[:, None]"),
+    "positions stand still": (UNROLL, " + step, seen", ", seen"),
+    "the token of the step before": (
+        UNROLL,
+        "first + 1 + step :], (0, 0, 0, step)",
+        "first + step :], (0, 0, 0, step - 1)",
+    ),
+    "the target's features are fed in every step": (
+        UNROLL,
+        "head.fuse(ahead, state)",
+        "head.fuse(ahead, states[0])",
+    ),
+}
+LOSS_BUGS = {
+    "tokens that the head does not know count": (f"{LOSS}.forward", "[:, step] & known", "[:, step]"),
+    "every step weighs the same": (f"{LOSS}.forward", "self.discount**step * loss", "loss"),
+    "the law of the first step": (f"{LOSS}.forward", "blocks.ahead[:, step]", "blocks.ahead[:, 0]"),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_seen(name: str) -> None:
+    where, old, new = BUGS[name]
+    check = training_reads_what_decoding_reads
+    with PlantedBug(where, ((old, new),), check).planted(), pytest.raises((AssertionError, RuntimeError)):
+        check()
+
+
+@pytest.mark.parametrize("name", LOSS_BUGS)
+def test_a_bug_planted_in_the_loss_is_seen(name: str) -> None:
+    where, old, new = LOSS_BUGS[name]
+    check = the_loss_is_that_of_drafting_the_slow_way
+    with PlantedBug(where, ((old, new),), check).planted(), pytest.raises(AssertionError):
+        check()
+
+
+def test_rows_of_the_prompt_go_no_further_and_nothing_changes() -> None:
+    torch.manual_seed(0)
+    head, rows = head_for(speaker()), torch.randn(2, 2, 9, 32)
+    whole, part = eagle3_loss.unroll(head, *rows, 12), eagle3_loss.unroll(head, *rows, 12, first=5)
+    torch.testing.assert_close(whole[:, 5:], part)
+    assert whole.shape == (2, 8, 12, 32)
+
+
+def test_no_step_reads_a_later_token() -> None:
+    torch.manual_seed(0)
+    head, rows = head_for(speaker()), torch.randn(2, 1, 9, 32)
+    states = eagle3_loss.unroll(head, *rows, 3)
+    rows[:, :, 6] += 1  # token 6: in row t from step 6 - t on, its feature from row 7 on
+    changed = (eagle3_loss.unroll(head, *rows, 3) != states).any(-1)[0]
+    assert changed.nonzero().tolist() == [[j, i] for j in range(8) for i in range(3) if j + 1 + i >= 6]
+
+
+def test_it_learns_and_more_is_accepted() -> None:
+    torch.manual_seed(1)
+    head = Eagle3Head(Eagle3Config.for_target(speaker().config, WORDS))
+    learner = Eagle3Loss(head, speaker(), steps=3)
+
+    def accepted() -> float:
+        drafter = Eagle3Drafter(head.eval(), num_draft_tokens=4, top_k=1)
+        length = acceptance_length(speaker(), drafter, Sentences().trial())
+        head.train()
+        return length
+
+    before = accepted()
+    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2)
+    for step in range(30):
+        optimizer.zero_grad()
+        loss, _ = learner(Sentences().batch(step, 0))
+        loss.backward()
+        optimizer.step()
+    assert accepted() > before + 0.5
+
+
+def test_every_weight_is_trained_and_the_target_is_not() -> None:
+    head = Eagle3Head(Eagle3Config.for_target(speaker().config, WORDS))
+    learner = Eagle3Loss(head, speaker())
+    speaker().model.requires_grad_(False)
+    learner(Sentences().batch(0, 0))[0].backward()
+    assert all(parameter.grad is not None for parameter in learner.parameters())
+    assert {name.split(".")[0] for name, _ in learner.named_parameters()} == {"head"}
+
+
+def test_a_batch_without_answers_has_no_loss() -> None:
+    example = Example({"input_ids": torch.tensor([[1, 2, 3]])}, 3)
+    loss, figures = Eagle3Loss(head_for(speaker()), speaker())(DrafterBatch((example,), 0))
+    assert loss == 0 and not figures["agreement"].any()
+    assert not len(Blocks.of(torch.zeros(1, 3, dtype=torch.bool), 2).row)
+
+
+@pytest.mark.parametrize("steps", [0, 17])
+def test_a_number_of_steps_that_is_none_is_named(steps: int) -> None:
+    with pytest.raises(InputError, match="steps"):
+        Eagle3Loss(head_for(speaker()), speaker(), steps=steps)
