@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from mmspec.drafters.eagle import EagleDrafter
 from mmspec.errors import InputError
 from mmspec.models.eagle import EagleHead
 from mmspec.targets import VisionLanguageTarget
-from mmspec.training.drafter_data import DrafterBatch, Example
+from mmspec.training.drafter_data import Example
 from mmspec.training.drafter_methods import METHODS
 from mmspec.training.eagle_loss import EagleLoss, positions_of
 from mmspec.training.vispec_loss import ViSpecLoss, ranking
@@ -25,27 +24,9 @@ from tests.drafters.eagle_checks import head_for
 from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.naive_eagle import read_whole
 from tests.drafters.visual_checks import KINDS, NaiveVisual
-from tests.targets import loop
+from tests.training.own_answers import CASES, own_answers
 
-CASES = ("two images", "no image", "several turns")
 FAMILIES = ["llava", "qwen2_5_vl"]
-
-
-@functools.cache
-def batch(family: str, dtype: torch.dtype = torch.float64, new_tokens: int = 4) -> DrafterBatch:
-    """The target's own answers, of different lengths."""
-    examples = []
-    for row, case in enumerate(CASES):
-        prompt = dict(inputs_of(family, dtype)[case])
-        reply = loop.generate(target_of(family, dtype).model, prompt, new_tokens + row)
-        prompt.pop("attention_mask", None)
-        start = prompt["input_ids"].shape[1]
-        prompt["input_ids"] = torch.cat([prompt["input_ids"], torch.tensor([reply])], 1)
-        if "mm_token_type_ids" in prompt:
-            kinds = prompt["mm_token_type_ids"]
-            prompt["mm_token_type_ids"] = torch.cat([kinds, kinds.new_zeros(1, len(reply))], 1)
-        examples.append(Example(prompt, start))
-    return DrafterBatch(tuple(examples), seed=1)
 
 
 def foretold_the_slow_way(
@@ -78,11 +59,11 @@ def the_loss_is_that_of_drafting_the_slow_way(kind: str, family: str = "llava", 
     learner = (EagleLoss if depths == 1 else ViSpecLoss)(head, target)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mmspec.training.eagle_loss.NOISE", 0.0)
-        loss, figures = learner(batch(family))
+        loss, figures = learner(own_answers(family))
     pairs = [
         foretold_the_slow_way(head, target, example, depth)
         for depth in range(depths)
-        for example in batch(family).examples
+        for example in own_answers(family).examples
     ]
     foretold, true = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     law, logits = target.head(true).float().softmax(-1), target.head(foretold).float()
@@ -130,7 +111,7 @@ def test_additive_masks() -> None:
         head = head_for(target, **KINDS["vispec"])
         head.set_attn_implementation(backend)
         head.decoder.set_attn_implementation(backend)
-        losses.append(ViSpecLoss(head, target)(batch("llava"))[0])
+        losses.append(ViSpecLoss(head, target)(own_answers())[0])
     torch.testing.assert_close(*losses)
 
 
@@ -145,7 +126,7 @@ def test_a_law_ranks_itself_best() -> None:
 
 def test_each_part_weighs_what_it_is_told_to() -> None:
     target = target_of("llava")
-    head, given = head_for(target, **KINDS["vispec"]), batch("llava", torch.float32)
+    head, given = head_for(target, **KINDS["vispec"]), own_answers(dtype=torch.float32)
     _, figures = ViSpecLoss(head, target)(given)
     parts = {
         "imitation": figures["states"] + 0.1 * figures["tokens"],
@@ -165,7 +146,7 @@ def test_a_random_choice_is_not_made_twice() -> None:
 
 def test_positions_of_prompts_with_and_without_pictures() -> None:
     """Qwen counts on three axes where there is a picture and on one where there is none."""
-    target, examples = target_of("qwen2_5_vl"), batch("qwen2_5_vl", torch.float32).examples
+    target, examples = target_of("qwen2_5_vl"), own_answers("qwen2_5_vl", torch.float32).examples
     made = positions_of(target, examples)
     assert made.shape[:2] == (3, 3)
     for row, example in enumerate(examples):
@@ -177,7 +158,7 @@ def test_positions_of_prompts_with_and_without_pictures() -> None:
 
 @pytest.mark.parametrize("method", ["msd", "specvlm", "vispec"])
 def test_the_head_learns_and_the_target_does_not(method: str) -> None:
-    target, given = target_of("llava"), batch("llava", torch.float32, 24)
+    target, given = target_of("llava"), own_answers(dtype=torch.float32, new_tokens=24)
     torch.manual_seed(0)
     model: Any = METHODS[method].build(target).train()
     learner = METHODS[method].learn(model, target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
@@ -16,31 +15,12 @@ from mmspec.errors import InputError
 from mmspec.models.flash import FlashHead
 from mmspec.targets.causal import tap_hidden_states
 from mmspec.training import flash_loss, teacher
-from mmspec.training.drafter_data import DrafterBatch, Example
 from tests.contracts.mutation import PlantedBug
 from tests.drafters.flash_checks import answer, head_for, inputs_of, target_of
 from tests.drafters.naive_flash import NaiveFlash
-from tests.targets import loop
+from tests.training.own_answers import CASES, own_answers
 
-CASES = ("two images", "no image", "several turns")
 BLOCK = 3
-
-
-@functools.cache
-def replies(dtype: torch.dtype, new_tokens: int) -> list[list[int]]:
-    target, inputs = target_of("llava", dtype), inputs_of("llava", dtype)
-    return [loop.generate(target.model, inputs[case], new_tokens + row) for row, case in enumerate(CASES)]
-
-
-def batch(dtype: torch.dtype = torch.float64, new_tokens: int = 5) -> DrafterBatch:
-    """The target's own answers, of different lengths."""
-    examples = []
-    for case, reply in zip(CASES, replies(dtype, new_tokens), strict=True):
-        prompt = dict(inputs_of("llava", dtype)[case])
-        ids = torch.cat([prompt["input_ids"], torch.tensor([reply])], 1)
-        prompt.pop("attention_mask", None)
-        examples.append(Example({**prompt, "input_ids": ids}, prompt["input_ids"].shape[1]))
-    return DrafterBatch(tuple(examples), seed=1)
 
 
 def pairs_are_counted_one_by_one() -> None:
@@ -60,9 +40,9 @@ def the_loss_is_that_of_drafting_the_slow_way() -> None:
     module = flash_loss.FlashLoss(head, target)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flash_loss, "NOISE", 0.0)
-        loss, figures = module(batch())
+        loss, figures = module(own_answers())
     states, tokens, hits = [], [], [[] for _ in range(BLOCK)]
-    for example in batch().examples:
+    for example in own_answers().examples:
         ids, start = example.inputs["input_ids"], example.answer
         prompt = {**example.inputs, "input_ids": ids[:, :start]}
         naive = NaiveFlash(head, target, [prompt], Sampler(), BLOCK)
@@ -102,7 +82,7 @@ def own_guesses_are_what_drafting_feeds_back() -> None:
     """The state at token t that the head itself foretells from row t, the slow way."""
     target = target_of("llava", torch.float64)
     head = head_for(target, block=BLOCK).eval()
-    given = batch()
+    given = own_answers()
     reading = teacher.read(target, given.examples, (0, -1))
     spans = [find_pictures(target.config, example.inputs) for example in given.examples]
     noise = torch.zeros_like(reading.taps[-1])
@@ -134,7 +114,7 @@ def test_own_guesses_replace_states_of_answers_alone(monkeypatch) -> None:
 
     monkeypatch.setattr(flash_loss, "flash_loss", spy)
     head = head_for(target, block=BLOCK)
-    flash_loss.FlashLoss(head, target, own_guesses=1.0)(batch())
+    flash_loss.FlashLoss(head, target, own_guesses=1.0)(own_answers())
     read = (seen["noise"].abs() > flash_loss.NOISE).any(-1)
     assert not read[~seen["learnt"]].any() and read[seen["learnt"]].all()
     with pytest.raises(InputError, match="own_guesses"):
@@ -193,7 +173,7 @@ def test_the_head_learns_and_the_target_does_not() -> None:
     target = target_of("llava")
     torch.manual_seed(0)
     model = FlashHead(head_for(target, block=4).config).train()
-    module, given = flash_loss.FlashLoss(model, target), batch(torch.float32, 24)
+    module, given = flash_loss.FlashLoss(model, target), own_answers(dtype=torch.float32, new_tokens=24)
     before = {name: value.clone() for name, value in target.model.named_parameters()}
     assert {name.split(".")[0] for name, _ in module.named_parameters()} == {"head"}
     module(given)[0].backward()
