@@ -45,18 +45,17 @@ class PromptRows:
 
 
 class DraftingHead(PreTrainedModel):
-    """A model that drafts for its target from the target's hidden states.
-
-    Attributes:
-        taps: hidden states of the target that it reads (see `TargetOutput.taps`).
-        draft_tokens: [V'] the target's tokens that it knows; None if it knows all of them.
-    """
-
-    draft_tokens: Tensor | None = None
+    """A model that drafts for its target from the target's hidden states."""
 
     @property
     def taps(self) -> tuple[int, ...]:
+        """Hidden states of the target that it reads; see `TargetOutput.taps`."""
         return (HIDDEN,)
+
+    @property
+    def draft_tokens(self) -> Tensor | None:
+        """[V'] the target's tokens that it knows, ascending; None if it knows all of them."""
+        return None
 
 
 class FeatureHead(DraftingHead):

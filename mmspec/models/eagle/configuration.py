@@ -25,6 +25,8 @@ class EagleConfig(PreTrainedConfig):
         vocabulary: tokens that the target knows, which for a picture are its codes and syntax alone.
         target_layers: layers of the target, which tells models of one family and width apart.
         bias: whether the fusion of embedding and hidden state has one.
+        input_norm: whether the layer has a norm in front, as SpecVLM's (2509.11815) and those trained here;
+            EAGLE's own heads have none.
         visual: what the row of a visual token is made of: "fused", like text, of its embedding and the hidden
             state before it (EAGLE); or "embedded", its embedding as it is (MSD, 2505.14260).
         compressor, compressor_options: what becomes of each picture before that; see `mmspec.compressors`.
@@ -40,6 +42,7 @@ class EagleConfig(PreTrainedConfig):
     vocabulary: int = 0
     target_layers: int = 0
     bias: bool = True
+    input_norm: bool = True
     visual: str = "fused"
     compressor: str = "identity"
     compressor_options: dict[str, Any] = field(default_factory=dict)

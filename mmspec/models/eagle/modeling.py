@@ -31,7 +31,7 @@ class EagleHead(FeatureHead):
 
     Row t of its input holds the embedding of token t and the target's final hidden state at t - 1; its
     output imitates the target's at t. The one layer is followed by no norm, because what is imitated has
-    passed one; it keeps its norm in front, which EAGLE's release left out (vlm-drafting.md, section 3).
+    passed one; it keeps its norm in front unless the config says otherwise, as EAGLE's release does.
 
     Raises:
         InputError: no such compressor, or one whose summary is not that of embeddings.
@@ -112,7 +112,8 @@ def single_layer(config: EagleConfig) -> PreTrainedModel:
     """A decoder of the target's family whose only weights are those of one layer.
 
     Raises:
-        UnsupportedModelError: the family's decoder is not a stack of `layers`.
+        UnsupportedModelError: the family's decoder is not a stack of `layers`, or its layers have no norm
+            that could be left out.
     """
     decoder: PreTrainedModel = AutoModel.from_config(config.layer_config())
     if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
@@ -122,4 +123,9 @@ def single_layer(config: EagleConfig) -> PreTrainedModel:
     for name, child in list(decoder.named_children()):
         if name != "layers" and any(True for _ in child.parameters()):
             setattr(decoder, name, nn.Identity())  # embeddings and last norm are the target's
+    if not config.input_norm:
+        layer = decoder.get_submodule("layers.0")
+        if not hasattr(layer, "input_layernorm"):
+            raise UnsupportedModelError(f"the layers of {type(decoder).__name__} have no norm in front")
+        layer.input_layernorm = nn.Identity()
     return decoder

@@ -91,11 +91,18 @@ class Eagle3Head(FeatureHead):
         """Draft from these tokens of the target [V'] from now on; the output matrix is for others then.
 
         Raises:
-            InputError: another number of tokens, one that is no token of the target, or one twice.
+            InputError: another number of tokens, one that is no token of the target, or one twice; or the
+                head knows all tokens.
         """
         chosen = tokens.unique()
         known, most = self.config.draft_vocabulary, self.config.vocabulary
-        if self.d2t is None or len(chosen) != known or chosen[0] < 0 or chosen[-1] >= most:
+        if (
+            self.d2t is None
+            or self.t2d is None
+            or len(chosen) != known
+            or chosen[0] < 0
+            or chosen[-1] >= most
+        ):
             raise InputError("tokens", tokens.tolist()[:8], f"{known} different tokens from 0 to {most - 1}")
         self.d2t = (chosen - torch.arange(known, device=chosen.device)).to(self.d2t)
         self.t2d = torch.zeros_like(self.t2d).scatter(0, chosen.to(self.t2d.device), True)
