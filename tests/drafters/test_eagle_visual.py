@@ -8,12 +8,21 @@ import torch
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.drafters.none import NoDrafter
+from mmspec.targets import VisionLanguageTarget
 from tests.contracts.mutation import PlantedBug
 from tests.drafters import visual_checks
 from tests.drafters.eagle_checks import head_for
 from tests.drafters.flash_checks import MESSAGES, answer, inputs_of, target_of
 from tests.drafters.visual_checks import KINDS
 from tests.targets import loop
+from tests.tiny_models import (
+    HAS_VIDEO,
+    VISION_LANGUAGE_FAMILIES,
+    encode,
+    tiny_clip,
+    tiny_pictures,
+    user_message,
+)
 
 FAMILIES = ["llava", "qwen2_5_vl"]
 
@@ -45,6 +54,20 @@ def test_sampled_output_is_bitwise_that_of_plain_decoding(kind: str, family: str
         rows, keys = [inputs[case] for case in cases], seeds[: len(cases)]
         plain = answer(target, NoDrafter(), rows, sampler, 16, seed=keys)
         assert answer(target, drafter, rows, sampler, 16, seed=keys).outputs() == plain.outputs(), cases
+
+
+@pytest.mark.parametrize("family", sorted(VISION_LANGUAGE_FAMILIES))
+def test_every_family_and_clips(family: str) -> None:
+    """Tiles, newlines, frames, three axes of positions: every family's pictures are compressed."""
+    model, processor = VISION_LANGUAGE_FAMILIES[family]()
+    target = VisionLanguageTarget(model)
+    messages = [user_message("what is there ?", tiny_pictures(2))]
+    if family in HAS_VIDEO:
+        messages.append(user_message("and there ?", videos=[tiny_clip()]))
+    inputs = [dict(encode(processor, each)) for each in messages]
+    drafter = EagleDrafter(head_for(target, **KINDS["vispec"]), 8, depth=3, top_k=3).fit(target)
+    expected = [loop.generate(model, each, 12) for each in inputs]
+    assert answer(target, drafter, inputs, Sampler(), 12).outputs() == expected
 
 
 SESSION = "mmspec.drafters.feature_session:FeatureSession"
