@@ -71,7 +71,7 @@ def check_architecture(path: Path, stored: dict[str, Any]) -> None:
     ):
         if stored.get(name, allowed[0]) not in allowed:
             what = f"Hydra's heads, whose config has {' or '.join(map(str, allowed))} there"
-            raise CheckpointError("checkpoint", f"{path.parent}: {name} is {stored[name]}", what)
+            raise CheckpointError(f"{path.parent / 'config.json'}: {name}", stored[name], what)
 
 
 def read_shape(path: Path, tensors: dict[str, Tensor], stored: dict[str, Any]) -> HydraConfig:
@@ -86,7 +86,10 @@ def read_shape(path: Path, tensors: dict[str, Tensor], stored: dict[str, Any]) -
         "prefix_attention": any(name.startswith("decoder.") for name in tensors),
     }
     if shape["prefix_attention"]:
-        wide = int(stored.get("head_dim", HEAD_DIM))
+        wide = stored.get("head_dim", HEAD_DIM)
+        if not isinstance(wide, int) or not 1 <= wide <= shape["hidden_size"]:
+            allowed = f"a width of heads that {shape['hidden_size']} can be cut into"
+            raise CheckpointError(f"{path.parent / 'config.json'}: head_dim", wide, allowed)
         attention = r"decoder\.layers\.0\.self_attn\."
         shape |= {
             "head_dim": wide,

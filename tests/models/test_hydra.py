@@ -1,0 +1,234 @@
+"""Hydra's heads by themselves: what each sees, how they begin, how they are stored and published."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoModel
+
+from mmspec.errors import CheckpointError
+from mmspec.models.hydra import HydraConfig, HydraHead
+from mmspec.models.hydra.official import read_official
+from tests.contracts.mutation import PlantedBug
+
+WIDTH, WORDS, HEADS, LAYERS = 8, 13, 3, 3
+
+
+def head(**settings: Any) -> HydraHead:
+    """Heads of random weights."""
+    shape = {"hidden_size": WIDTH, "vocabulary": WORDS, "num_heads": HEADS, "num_layers": LAYERS}
+    shape |= {"intermediate_size": 12, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
+    model = HydraHead(HydraConfig(**shape | settings))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return model.eval().requires_grad_(False)
+
+
+def vectors(*shape: int, seed: int = 2) -> Tensor:
+    return torch.randn(*shape, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def output(hidden: Tensor) -> Tensor:
+    """Stands for the target's output matrix."""
+    return hidden @ torch.randn(WIDTH, WORDS, generator=torch.Generator().manual_seed(3))
+
+
+def a_head_sees_the_state_and_its_own_tokens() -> None:
+    """Head i: the state and i + 1 embeddings, each of them, in their order."""
+    model, hidden, path = head(), vectors(), vectors(HEADS, seed=5)
+    for index in range(HEADS):
+        seen = path[: index + 1]
+        before = model.foretell(hidden, seen, output)
+        assert not torch.allclose(before, model.foretell(hidden + 1, seen, output)), "the state"
+        for place in range(index + 1):
+            changed = seen.clone()
+            changed[place] += 1
+            assert not torch.allclose(before, model.foretell(hidden, changed, output)), (index, place)
+        if index:
+            assert not torch.allclose(before, model.foretell(hidden, seen.flip(0), output)), "their order"
+
+
+def a_state_sees_the_past_alone() -> None:
+    model, rows, places = head(), vectors(2, 6), torch.arange(6)[None]
+    changed = rows.clone()
+    changed[:, 3] += 1
+    before, after = model(rows, places), model(changed, places)
+    assert torch.equal(before[:, :3], after[:, :3])
+    assert not any(torch.allclose(before[:, place], after[:, place]) for place in range(3, 6))
+
+
+def test_a_head_sees_the_state_and_its_own_tokens() -> None:
+    a_head_sees_the_state_and_its_own_tokens()
+
+
+def test_a_state_sees_the_past_alone() -> None:
+    a_state_sees_the_past_alone()
+
+
+HEAD = "mmspec.models.hydra.modeling:HydraHead"
+BUGS = {
+    "the newest token stands for all": (
+        "path.flatten(-2)",
+        "path[..., -1:, :].expand_as(path).flatten(-2)",
+        a_head_sees_the_state_and_its_own_tokens,
+    ),
+    "no state": ("cat([hidden, ", "cat([0 * hidden, ", a_head_sees_the_state_and_its_own_tokens),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    old, new, check = BUGS[name]
+    with PlantedBug(f"{HEAD}.foretell", ((old, new),), check).planted(), pytest.raises(AssertionError):
+        check()
+
+
+def test_no_layer_is_shared() -> None:
+    parts = list(head().mlps.parameters())
+    assert len({part.data_ptr() for part in parts}) == len(parts) == HEADS * (4 + 2 * (LAYERS - 1))
+
+
+def test_without_prefix_attention_the_state_is_the_targets() -> None:
+    model, rows = head(prefix_attention=False), vectors(1, 4)
+    assert model(rows, torch.arange(4)[None]) is rows
+    assert not any("decoder" in name for name, _ in model.named_parameters())
+
+
+def test_new_heads_say_what_the_state_says() -> None:
+    new = HydraHead(head().config)
+    for index in range(HEADS):
+        said = new.foretell(vectors(5), vectors(5, index + 1, seed=6), output)
+        torch.testing.assert_close(said, output(vectors(5)))
+
+
+@pytest.mark.parametrize("settings", [{}, {"own_lm_heads": True}, {"prefix_attention": False}])
+def test_heads_come_back_from_their_folder(tmp_path: Path, settings: dict[str, bool]) -> None:
+    saved, places = head(**settings), torch.arange(4)[None]
+    saved.save_pretrained(tmp_path)
+    again = AutoModel.from_pretrained(tmp_path)
+    assert type(again) is HydraHead
+    torch.testing.assert_close(again(vectors(1, 4), places), saved(vectors(1, 4), places))
+    said = [each.foretell(vectors(), vectors(2, seed=5), output) for each in (saved, again)]
+    torch.testing.assert_close(*said)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"), [({"num_heads": 0}, "num_heads"), ({"num_layers": 0}, "num_layers")]
+)
+def test_shapes_that_cannot_be_are_refused(settings: dict[str, int], named: str) -> None:
+    with pytest.raises((ValueError, StrictDataclassClassValidationError), match=named):
+        head(**settings)
+
+
+CONFIG = {"hydra_num_heads": HEADS, "hydra_num_layers": LAYERS, "grounded_heads": True, "head_dim": 4}
+PLUS = CONFIG | {"hydra_head_arch": "prefix-mlp"}
+PREFIX = "prefix_embeding_layer."
+
+
+def published(prefix: bool) -> dict[str, Tensor]:
+    """Random weights by the names of Hydra's release; with dropout between layers for Hydra++."""
+    made: dict[str, Tensor] = {"input_embed_fn.weight": torch.randn(WORDS, WIDTH)}
+    for index in range(HEADS):
+        for layer in range(LAYERS):
+            step = f"hydra_mlp.{index}.{2 * layer + 1 if prefix else layer}"
+            wide = WIDTH if layer else (index + 2) * WIDTH
+            for part in ("linear",) if layer else ("linear", "res_connection"):
+                made |= {
+                    f"{step}.{part}.weight": torch.randn(WIDTH, wide),
+                    f"{step}.{part}.bias": torch.randn(WIDTH),
+                }
+        name = f"hydra_lm_head.{index}{'.1' if prefix else ''}"
+        made |= {f"{name}.weight": torch.randn(WORDS, WIDTH), f"{name}.bias": torch.randn(WORDS)}
+    if prefix:
+        layer = head().decoder.state_dict()
+        made |= {f"{PREFIX}{name}": torch.randn_like(value) for name, value in layer.items()}
+        made[f"{PREFIX}embed_tokens.weight"] = torch.randn(WORDS, WIDTH)
+        made[f"{PREFIX}layers.0.self_attn.rotary_emb.inv_freq"] = torch.randn(2)
+    return made
+
+
+def store(
+    folder: Path, weights: dict[str, Tensor], config: dict[str, Any], file: str = "hydra_lm_head.pt"
+) -> None:
+    (folder / "config.json").write_text(json.dumps(config))
+    if file.endswith(".pt"):
+        torch.save(weights, folder / file)
+    else:
+        save_file(weights, folder / file)
+
+
+@pytest.mark.parametrize("file", ["hydra_lm_head.pt", "hydra_lm_head.safetensors"])
+@pytest.mark.parametrize("prefix", [False, True])
+def test_published_heads_are_read(tmp_path: Path, prefix: bool, file: str) -> None:
+    weights = published(prefix)
+    store(tmp_path, weights, PLUS if prefix else CONFIG, file)
+    read = read_official(tmp_path)
+    assert read is not None and read.config.prefix_attention is prefix
+    hidden = read(vectors(1, 5), torch.arange(5)[None])[0, -1]
+    if prefix:
+        model = head()
+        layer = {
+            name.removeprefix(PREFIX): value for name, value in weights.items() if name.startswith(PREFIX)
+        }
+        model.decoder.load_state_dict(layer, strict=False)
+        expected = model.decoder(inputs_embeds=vectors(1, 5)).last_hidden_state[0, -1]
+        torch.testing.assert_close(hidden, expected)
+    else:
+        assert torch.equal(hidden, vectors(1, 5)[0, -1])
+    path = vectors(HEADS, seed=5)
+    for index in range(HEADS):
+        state = torch.cat([hidden, path[: index + 1].flatten()])
+        for layer_index in range(LAYERS):
+            step = f"hydra_mlp.{index}.{2 * layer_index + 1 if prefix else layer_index}"
+            inner = weights[f"{step}.linear.weight"] @ state + weights[f"{step}.linear.bias"]
+            if not layer_index:
+                state = (
+                    weights[f"{step}.res_connection.weight"] @ state + weights[f"{step}.res_connection.bias"]
+                )
+            state = state + torch.nn.functional.silu(inner)
+        name = f"hydra_lm_head.{index}{'.1' if prefix else ''}"
+        logits = weights[f"{name}.weight"] @ state + weights[f"{name}.bias"]
+        torch.testing.assert_close(
+            read.foretell(hidden, path[: index + 1], output), logits, rtol=1e-4, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "named"),
+    [
+        (lambda weights: weights.pop(f"{PREFIX}norm.weight"), PLUS, r"missing keys: decoder\.norm\.weight"),
+        (lambda weights: weights.pop("hydra_mlp.1.1.res_connection.bias"), PLUS, r"mlps\.1\.shortcut_bias"),
+        (lambda weights: weights.update(other=torch.ones(2)), PLUS, "unknown keys: other"),
+        (
+            lambda weights: weights.update({"hydra_lm_head.2.1.bias": torch.ones(3)}),
+            PLUS,
+            r"lm_heads\.2\.bias",
+        ),
+        (lambda weights: None, PLUS | {"grounded_heads": False}, "grounded_heads"),
+        (lambda weights: None, PLUS | {"hydra_head_arch": "eagle-attn"}, "hydra_head_arch"),
+        (lambda weights: None, PLUS | {"hidden_state_offset": 1}, "hidden_state_offset"),
+        (lambda weights: None, PLUS | {"head_dim": 128}, "head_dim"),
+    ],
+)
+def test_published_heads_that_do_not_fit_are_refused(
+    tmp_path: Path, change: Any, config: dict[str, Any], named: str
+) -> None:
+    weights = published(prefix=True)
+    change(weights)
+    store(tmp_path, weights, config)
+    with pytest.raises(CheckpointError, match=named):
+        read_official(tmp_path)
+
+
+def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+    head().save_pretrained(tmp_path)
+    assert read_official(tmp_path) is None

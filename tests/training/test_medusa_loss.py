@@ -1,0 +1,151 @@
+"""What Medusa's and Hydra's heads learn, against the slow way of drafting; and that they learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.head_drafter import HeadDrafter
+from mmspec.drafters.hydra import HydraDrafter
+from mmspec.drafters.medusa import MedusaDrafter
+from mmspec.models.hydra import HydraHead
+from mmspec.models.medusa import MedusaHead
+from mmspec.targets.causal import tap_hidden_states
+from mmspec.training.hydra_loss import HydraLoss
+from mmspec.training.medusa_loss import MedusaLoss
+from tests.contracts.mutation import PlantedBug
+from tests.drafters.flash_checks import answer, inputs_of, target_of
+from tests.drafters.heads_checks import drafter_for, hydra_for, medusa_for
+from tests.drafters.naive_heads import NaiveHydra, NaiveMedusa
+from tests.training.own_answers import CASES, own_answers
+
+LEARNERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "medusa": (MedusaLoss, {}),
+    "medusa, tokens": (MedusaLoss, {"soft": False, "discount": 1.0}),
+    "hydra": (HydraLoss, {}),
+    "hydra, without prefix attention": (HydraLoss, {"discount": 0.7}),
+}
+
+
+def drafter_of(kind: str, dtype: torch.dtype) -> HeadDrafter:
+    return drafter_for(kind.removesuffix(", tokens"), target_of("llava", dtype))
+
+
+def the_loss_is_that_of_drafting_the_slow_way(kind: str = "medusa") -> None:
+    """Every root and every head as in drafting: no batch, no padding, no later token."""
+    target, drafter = target_of("llava", torch.float64), drafter_of(kind, torch.float64)
+    learner, settings = LEARNERS[kind]
+    loss, figures = learner(drafter.model, target, **settings)(own_answers())
+    discount, heads = settings.get("discount", 0.8 if learner is MedusaLoss else 1.0), 4
+    slow_way = NaiveMedusa if learner is MedusaLoss else NaiveHydra
+    nats, weight, hits = 0.0, 0.0, [[] for _ in range(heads)]
+    for example in own_answers().examples:
+        ids, start = example.inputs["input_ids"], example.answer
+        tokens = ids[0].tolist()
+        prompt = {**example.inputs, "input_ids": ids[:, : start - 1]}
+        naive = slow_way(drafter.model, target, [prompt], Sampler())  # type: ignore[arg-type]
+        with tap_hidden_states(target.model, (-1,)) as taps:
+            target.model(**example.inputs)
+        for root in range(start - 1, len(tokens)):
+            for head in range(min(heads, len(tokens) - 1 - root)):
+                guess = naive.law(tokens[start - 1 : root + 1], tuple(tokens[root + 1 : root + 1 + head]))
+                law = target.head(taps[-1][0, root + head]).softmax(-1)
+                if not settings.get("soft", True):
+                    law = torch.zeros_like(law).scatter(0, torch.tensor(tokens[root + 1 + head]), 1.0)
+                nats -= discount**head * float((law * guess).sum())
+                weight += discount**head
+                hits[head].append(float(law.argmax() == guess.argmax()))
+    assert float(loss) == pytest.approx(nats / weight, rel=1e-4)
+    shares = torch.tensor([sum(each) / len(each) for each in hits])
+    assert torch.allclose(figures["agreement"], shares, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", LEARNERS)
+def test_the_loss_is_that_of_drafting_the_slow_way(kind: str) -> None:
+    the_loss_is_that_of_drafting_the_slow_way(kind)
+
+
+MEDUSA, HYDRA = "mmspec.training.medusa_loss", "mmspec.training.hydra_loss"
+BUGS = {
+    "the state of the root": ("medusa", f"{MEDUSA}:Blocks.of", "root - 1", "root"),
+    "targets are one token late": ("medusa", f"{MEDUSA}:Blocks.of", "root[:, None] +", "root[:, None] + 1 +"),
+    "heads learn the tokens they stand at": (
+        "medusa, tokens",
+        f"{MEDUSA}:MedusaLoss.forward",
+        ".roll(-1, 1)",
+        "",
+    ),
+    "all heads weigh the same": ("medusa", f"{MEDUSA}:token_loss", "discount **", "1.0 **"),
+    "mean over all tokens": (
+        "medusa",
+        f"{MEDUSA}:token_loss",
+        "weights.sum()",
+        "weights.numel() + 0 * weights.sum()",
+    ),
+    "a head sees the token it foretells": (
+        "hydra",
+        f"{HYDRA}:HydraLoss.forward",
+        "self.target.embed(reading.tokens[at])",
+        "self.target.embed(reading.tokens.roll(-1, 1)[at])",
+    ),
+    "the prefix layer sees the answer": (
+        "hydra",
+        f"{HYDRA}:HydraLoss.forward",
+        "self.head(states, places)",
+        "self.head(states, places, torch.zeros(len(states), 1, *[states.shape[1]] * 2, dtype=states.dtype))",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    kind, where, old, new = BUGS[name]
+
+    def check() -> None:
+        the_loss_is_that_of_drafting_the_slow_way(kind)
+
+    with PlantedBug(where, ((old, new),), check).planted(), pytest.raises(AssertionError):
+        check()
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_heads_learn_and_the_target_does_not(kind: str) -> None:
+    target = target_of("llava")
+    torch.manual_seed(0)
+    made: Any = medusa_for(target) if kind == "medusa" else hydra_for(target, num_layers=2)
+    model = type(made)(made.config).train()
+    learner = (MedusaLoss if kind == "medusa" else HydraLoss)(model, target)
+    before = {name: value.clone() for name, value in target.model.named_parameters()}
+    assert {name.split(".")[0] for name, _ in learner.named_parameters()} == {"head"}
+    given = own_answers(dtype=torch.float32, new_tokens=24)
+    learner(given)[0].backward()
+    assert all(value.grad is not None and value.grad.any() for value in model.parameters())
+    untrained = acceptance(model)
+    train(learner, model, given)
+    assert acceptance(model) > untrained + 0.5
+    assert all(torch.equal(value, before[name]) for name, value in target.model.named_parameters())
+    assert all(value.grad is None for value in target.model.parameters())
+
+
+def train(learner: nn.Module, model: nn.Module, given: Any, steps: int = 40) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        learner(given)[0].backward()
+        optimizer.step()
+
+
+def acceptance(model: MedusaHead | HydraHead) -> float:
+    """On the prompts of the batch."""
+    target, prompts = target_of("llava"), [inputs_of("llava")[case] for case in CASES]
+    model.eval()
+    drafter: Any = (
+        MedusaDrafter(model, top_k=1) if isinstance(model, MedusaHead) else HydraDrafter(model, top_k=1)
+    )
+    length = answer(target, drafter.fit(target), prompts, Sampler(), 24).stats.acceptance_length
+    model.train()
+    return length
