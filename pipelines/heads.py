@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from transformers import PreTrainedModel
 
 from mmspec.errors import CheckpointError, InputError
@@ -15,7 +17,9 @@ from mmspec.models.eagle import EagleHead
 from mmspec.models.eagle3 import Eagle3Head
 from mmspec.models.flash import FlashHead
 from mmspec.models.hydra import HydraHead
+from mmspec.models.hydra import official as hydra_official
 from mmspec.models.medusa import MedusaHead
+from mmspec.models.medusa import official as medusa_official
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +32,14 @@ HEADS: dict[str, type[PreTrainedModel]] = {
     "hydra": HydraHead,
 }
 
+#: What reads a folder as the authors of a method publish it, and gives None for any other.
+PUBLISHED: dict[str, Callable[[Path], PreTrainedModel | None]] = {
+    "medusa": medusa_official.read_official,
+    "hydra": hydra_official.read_official,
+}
+FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
+NOTHING: dict[str, list[str]] = {"missing_keys": [], "unexpected_keys": []}
+
 
 def load_head(
     name: str, drafter: str | Path | PreTrainedModel, dtype: torch.dtype, device: torch.device
@@ -36,7 +48,8 @@ def load_head(
 
     Args:
         name: of the drafter, a key of `HEADS`.
-        drafter: folder or hub id of what `mmspec train drafter` wrote, or a loaded head.
+        drafter: folder or hub id of what `mmspec train drafter` wrote or of what the method's authors
+            publish, or a loaded head.
         dtype, device: of the target, whose hidden states it reads.
 
     Raises:
@@ -51,6 +64,12 @@ def load_head(
         loaded: PreTrainedModel = drafter
         return loaded
     source = check_source(drafter, "drafter")
+    if (published := read_published(name, source)) is not None:
+        check_weights(published, NOTHING, source, "drafter")
+        logger.info("drafter: %.1f MB of weights, as published", bytes_of(published) / 1e6)
+        torch.nn.Module.to(published, device=device, dtype=dtype)
+        published.eval()
+        return published
     config = load_config(source, argument="drafter")
     if not isinstance(config, kind.config_class):
         raise CheckpointError("drafter", f"{source}: {config.model_type}", allowed)
@@ -65,3 +84,20 @@ def load_head(
     logger.info("drafter: %.1f MB of weights", bytes_of(head) / 1e6)
     head.eval()
     return head
+
+
+def read_published(name: str, source: str) -> PreTrainedModel | None:
+    """The head in a folder or repository that the method's authors wrote; None if this is none of theirs.
+
+    Raises:
+        CheckpointError: it is one of theirs, but not whole.
+    """
+    folder = Path(source)
+    if name not in PUBLISHED:
+        return None
+    if not folder.is_dir():
+        try:
+            folder = Path(snapshot_download(source, allow_patterns=FILES))
+        except (OSError, ValueError):  # `load_config`, which comes next, says what is wrong
+            return None
+    return PUBLISHED[name](folder)

@@ -9,10 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmspec.drafters.eagle import EagleDrafter
+from mmspec.drafters.medusa import MedusaDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.pipelines.heads import load_head
-from tests.contracts.checks import llama
+from mmspec.targets import CausalTarget
+from tests.contracts.checks import PROMPTS, llama
+from tests.contracts.running import decode, generate
 from tests.drafters.eagle_checks import head_for
+from tests.tiny_models import tiny_llama
 
 WHERE = (torch.float32, torch.device("cpu"))
 
@@ -54,3 +58,43 @@ def test_weights_that_are_not_finite_are_named(folder: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"NaN or infinity: fc\.bias"):
         load_head("eagle", folder, *WHERE)
+
+
+def medusa_weights() -> dict[str, torch.Tensor]:
+    """Three heads for `llama()` by the names of Medusa's release."""
+    width, words = llama().config.hidden_size, llama().vocabulary
+    return {
+        name: torch.randn(shape, generator=torch.Generator().manual_seed(place))
+        for place in range(3)
+        for name, shape in (
+            (f"{place}.0.linear.weight", (width, width)),
+            (f"{place}.0.linear.bias", (width,)),
+            (f"{place}.1.weight", (words, width)),
+        )
+    }
+
+
+def test_a_published_head_is_recognised_and_drafts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
+    torch.save(medusa_weights(), tmp_path / "medusa_lm_head.pt")
+    head = load_head("medusa", tmp_path, torch.float64, WHERE[1])
+    assert head.dtype == torch.float64 and head.config.num_heads == 3 and not head.training
+    drafter = MedusaDrafter(load_head("medusa", tmp_path, *WHERE)).fit(llama())  # type: ignore[arg-type]
+    expected = [generate(llama().model, prompt, 12) for prompt in PROMPTS]
+    assert decode(llama(), PROMPTS, drafter, max_new_tokens=12).outputs == expected
+    with pytest.raises(InputError, match="hidden size is"):
+        drafter.fit(CausalTarget(tiny_llama(hidden=16)))
+
+
+def test_a_published_head_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    weights = medusa_weights()
+    weights["1.0.linear.bias"][0] = torch.nan
+    torch.save(weights, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(CheckpointError, match=r"NaN or infinity: blocks\.1\.0\.bias"):
+        load_head("medusa", tmp_path, *WHERE)
+
+
+def test_a_published_head_of_another_method_is_refused(tmp_path: Path) -> None:
+    torch.save(medusa_weights(), tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(CheckpointError, match="config"):
+        load_head("hydra", tmp_path, *WHERE)
