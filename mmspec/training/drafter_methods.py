@@ -25,7 +25,8 @@ from mmspec.models.hydra import HydraHead
 from mmspec.models.medusa import MedusaHead
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, ImageTokenTarget
-from mmspec.training.eagle3_loss import Eagle3Loss
+from mmspec.training.drafter_data import DrafterData
+from mmspec.training.eagle3_loss import Eagle3Loss, choose_vocabulary
 from mmspec.training.eagle_loss import EagleLoss
 from mmspec.training.flash_loss import FlashLoss
 from mmspec.training.hydra_loss import HydraLoss
@@ -50,6 +51,7 @@ class Method:
         drafter: the model as a drafter, for the acceptance length on held-out prompts.
         settings: where nothing else is asked for.
         pictures: where nothing else is asked for and the target draws pictures.
+        prepare: `prepare(model, data)` is done once, before a new model learns; None is nothing.
     """
 
     head: type[PreTrainedModel]
@@ -57,6 +59,7 @@ class Method:
     drafter: Callable[[Any], Drafter]
     settings: Mapping[str, Any] = field(default_factory=dict)
     pictures: Mapping[str, Any] = field(default_factory=dict)
+    prepare: Callable[[Any, DrafterData], None] | None = None
 
     def build(self, target: CausalTarget, **settings: Any) -> PreTrainedModel:
         """The model for a target, with random weights.
@@ -95,7 +98,7 @@ class Method:
 
 METHODS = {
     "eagle": Method(EagleHead, EagleLoss, EagleDrafter, pictures=PICTURE_TREE),
-    "eagle3": Method(Eagle3Head, Eagle3Loss, Eagle3Drafter, pictures=PICTURE_TREE),
+    "eagle3": Method(Eagle3Head, Eagle3Loss, Eagle3Drafter, pictures=PICTURE_TREE, prepare=choose_vocabulary),
     "flash": Method(FlashHead, FlashLoss, FlashDrafter),
     "medusa": Method(MedusaHead, MedusaLoss, MedusaDrafter),
     "hydra": Method(HydraHead, HydraLoss, HydraDrafter),

@@ -15,13 +15,14 @@ from mmspec.errors import InputError
 from mmspec.models.eagle3 import Eagle3Head
 from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
 from mmspec.targets import CausalTarget
-from mmspec.training.drafter_data import DrafterBatch
+from mmspec.training.drafter_data import DrafterBatch, DrafterData
 from mmspec.training.medusa_loss import Blocks, token_loss
 from mmspec.training.teacher import read
 
-__all__ = ["Eagle3Loss", "unroll"]
+__all__ = ["Eagle3Loss", "choose_vocabulary", "unroll"]
 
 MAX_STEPS = 16
+VOCABULARY_BATCHES = 128
 
 
 def unroll(head: Eagle3Head, embeddings: Tensor, features: Tensor, steps: int, first: int = 0) -> Tensor:
@@ -106,7 +107,26 @@ class Eagle3Loss(nn.Module):
             [m, V'] the distribution among those; and [m] whether the likeliest of all is one of them.
         """
         logits = self.target.head(hidden).float()
-        tokens = self.head.draft_tokens
-        if tokens is None:
+        tokens, known = self.head.draft_tokens, self.head.t2d
+        if tokens is None or known is None:
             return logits.softmax(-1), torch.ones(len(logits), dtype=torch.bool, device=logits.device)
-        return logits[:, tokens].softmax(-1), torch.isin(logits.argmax(-1), tokens)
+        return logits[:, tokens].softmax(-1), known[logits.argmax(-1)]
+
+
+def choose_vocabulary(head: Eagle3Head, data: DrafterData, batches: int = VOCABULARY_BATCHES) -> None:
+    """Let a new head of a reduced vocabulary know the tokens that are learnt most often, then the first ones.
+
+    Args:
+        head: nothing happens to one that knows all tokens.
+        data: what it will learn from; every process counts the same batches.
+        batches: how many are counted.
+    """
+    if head.draft_tokens is None:
+        return
+    count = torch.zeros(head.config.vocabulary, dtype=torch.long)
+    for step in range(batches):
+        for example in data.batch(step, 0).examples:
+            learnt = example.inputs["input_ids"][0][example.learnt]
+            count += torch.bincount(learnt.cpu(), minlength=len(count))
+    often = count.sort(descending=True, stable=True).indices
+    head.learn_vocabulary(often[: head.config.draft_vocabulary])

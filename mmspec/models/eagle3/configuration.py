@@ -26,7 +26,8 @@ class Eagle3Config(PreTrainedConfig):
 
     Attributes:
         target_type: model type of the target's language model.
-        target_layers: layers of the target, which tells models of one family and width apart.
+        target_layers: layers of the target, which tells models of one family and width apart; 0 where a
+            published head does not say.
         vocabulary: tokens that the target knows.
         hidden_size: of the target.
         taps: hidden states of the target that are read: k for what enters layer k, -1 for the final one.
@@ -63,8 +64,9 @@ class Eagle3Config(PreTrainedConfig):
             raise ValueError(
                 f"draft_vocabulary: got {self.draft_vocabulary}; at most {self.vocabulary}, the vocabulary"
             )
-        if not self.taps or any(not HIDDEN <= tap < max(1, self.target_layers) for tap in self.taps):
-            raise ValueError(f"taps: got {self.taps}; from -1 to {self.target_layers - 1}")
+        deepest = self.target_layers - 1 if self.target_layers else max(self.taps, default=0)
+        if not self.taps or any(not HIDDEN <= tap <= deepest for tap in self.taps):
+            raise ValueError(f"taps: got {self.taps}; from -1 to {deepest}")
         if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads: got {self.num_key_value_heads}; a divisor of the "

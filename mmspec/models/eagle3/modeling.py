@@ -104,8 +104,9 @@ class Eagle3Head(FeatureHead):
             or chosen[-1] >= most
         ):
             raise InputError("tokens", tokens.tolist()[:8], f"{known} different tokens from 0 to {most - 1}")
-        self.d2t = (chosen - torch.arange(known, device=chosen.device)).to(self.d2t)
-        self.t2d = torch.zeros_like(self.t2d).scatter(0, chosen.to(self.t2d.device), True)
+        chosen = chosen.to(self.d2t.device)
+        self.d2t = chosen - torch.arange(known, device=chosen.device)
+        self.t2d = torch.zeros_like(self.t2d).scatter(0, chosen, True)
 
     def join(self, states: Sequence[Tensor]) -> Tensor:
         joined: Tensor = self.fc(torch.cat([*states], dim=-1))
