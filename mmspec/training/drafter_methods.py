@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.decoding.interfaces import Drafter
+from mmspec.drafters import DRAFTERS
 from mmspec.drafters.eagle import Eagle3Drafter, EagleDrafter
 from mmspec.drafters.flash import FlashDrafter
 from mmspec.drafters.hydra import HydraDrafter
@@ -61,6 +62,11 @@ class Method:
     pictures: Mapping[str, Any] = field(default_factory=dict)
     prepare: Callable[[Any, DrafterData], None] | None = None
 
+    @property
+    def accelerator(self) -> str:
+        """The accelerator that runs its drafters, which is named as they are in the registry."""
+        return next(name for name in DRAFTERS if DRAFTERS[name] is self.drafter)
+
     def build(self, target: CausalTarget, **settings: Any) -> PreTrainedModel:
         """The model for a target, with random weights.
 
@@ -106,7 +112,7 @@ METHODS = {
     "specvlm": Method(EagleHead, EagleLoss, EagleDrafter, {"compressor": "gate"}),
     "vispec": Method(EagleHead, ViSpecLoss, EagleDrafter, {"visual": "embedded", "compressor": "vispec"}),
 }
-"""By the name of the drafter in the registry."""
+"""By name: that of the drafter in the registry, or of a way to read pictures that is EAGLE's otherwise."""
 
 
 def check_method(name: str, settings: Mapping[str, Any]) -> None:
