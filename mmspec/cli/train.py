@@ -207,22 +207,35 @@ def _report(folder: Path, as_json: bool, **record: object) -> None:
 
 @train_app.command()
 def drafter(
-    target: Annotated[Path, typer.Option(help="Folder of the model that it drafts for.")],
+    target: Annotated[str, typer.Option(help="Folder or hub id of the model that it drafts for.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     method: Annotated[str, typer.Option(help="Kind of drafter, with settings: flash:block=10.")] = "eagle",
     data: Annotated[
         Path | None,
         typer.Option(
-            help="JSONL of pictures: image, and prompt or class. Scenes if not given.", show_default=False
+            help="Conversations with pictures: JSONL, or LLaVA's JSON. For image models a JSONL file of "
+            "pictures: image, and prompt or class. Scenes if not given.",
+            show_default=False,
         ),
     ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Skip conversations of more tokens.", show_default=False)
+    ] = None,
+    regenerate: Annotated[
+        int, typer.Option(min=0, help="Longest reply that the target writes itself; 0 learns the data's.")
+    ] = 0,
+    dtype: Annotated[
+        str, typer.Option(help="Of the target: float32, bfloat16, float16; auto is bfloat16 on a GPU.")
+    ] = "auto",
     start: Start = None,
     minutes: Minutes = None,
     steps: Steps = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences a step and process.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences that a process reads at once.")] = 8,
+    accumulate: Annotated[int, typer.Option(min=1, help="So many batches make a step.")] = 1,
     seed: TrainingSeed = 0,
     threads: Threads = None,
     resume: Resume = False,
+    log_dir: Annotated[Path | None, typer.Option(help="Folder for tensorboard.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a drafter for a model, which runs along and stays as it is.
@@ -230,13 +243,15 @@ def drafter(
     Resumable; writes a folder that `drafter=` and `--drafter` take.
 
     Example:
+        mmspec train drafter --target llava-hf/llava-1.5-7b-hf --data my.jsonl --method flash --out my-flash
+        mmspec train drafter --target assets/scenes-llava --out my-flash --method flash:block=10:bias_rank=64
         mmspec train drafter --target assets/scenes-llamagen --out my-eagle --minutes 8
         mmspec train drafter --target assets/scenes-llamagen --out my-eagle --minutes 8 --resume
         mmspec train drafter --target my-llamagen --out my-eagle --data pictures.jsonl --minutes 60
-        mmspec train drafter --target assets/scenes-llava --out my-flash --method flash:block=10:bias_rank=64
     """
     from mmspec.cli.choice import parse_options
     from mmspec.training.drafter import train_drafter
+    from mmspec.training.drafter_methods import METHODS
 
     name, settings = parse_options("method", method)
     folder = train_drafter(
@@ -245,14 +260,19 @@ def drafter(
         method=name,
         settings=settings,
         data=data,
+        max_length=max_length,
+        regenerate=regenerate,
+        dtype=dtype,
         start=start,
         minutes=minutes,
         steps=steps,
         batch_size=batch_size,
+        accumulate=accumulate,
         seed=seed,
         threads=threads,
         resume=resume,
+        log_dir=log_dir,
     )
     _report(folder, as_json, method=method, seed=seed)
     if not as_json:
-        note(f"use it: --accelerator {name} --drafter {folder}")
+        note(f"use it: --accelerator {METHODS[name].accelerator} --drafter {folder}")

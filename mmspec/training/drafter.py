@@ -38,7 +38,7 @@ def train_drafter(
     data: Rows | None = None,
     max_length: int | None = None,
     regenerate: int = 0,
-    dtype: torch.dtype | None = None,
+    dtype: str = "auto",
     start: str | Path | None = None,
     minutes: float | None = None,
     steps: int | None = None,
@@ -68,8 +68,8 @@ def train_drafter(
         max_length: conversations of more tokens are skipped; None takes as many as the target can.
         regenerate: longest reply, in tokens, that the target writes itself in place of those of the data; 0
             learns the data's. A drafter imitates its target, whoever wrote the data.
-        dtype: of the target; None for bfloat16 on a GPU and float32 elsewhere. The drafter is trained in
-            single precision, under bfloat16 autocast on a GPU and where the target is not.
+        dtype: of the target: "float32", "bfloat16", "float16", or "auto" (see `pick_dtype`). The drafter is
+            trained in single precision, under bfloat16 autocast on a GPU and where the target is not.
         start: a trained drafter to begin with, instead of random weights; its target may have changed since.
         minutes: length of the training; 10 where neither this nor `steps` is given.
         steps: length in optimizer steps instead; the result is then reproducible.
@@ -103,6 +103,8 @@ def train_drafter(
     reading: dict[str, Any] = {"dtype": dtype, "max_length": max_length, "regenerate": regenerate}
     teacher, source = open_target(target, accelerator.device, batch_size, seed, data, **reading)
     model = METHODS[method].build(teacher, **settings)
+    if (prepare := METHODS[method].prepare) is not None and not resume:
+        prepare(model, source)
     before = [] if start is None else take_weights(model, Path(start))
     state_path = Path(state) if state is not None else out.with_name(f"{out.name}.training.pt")
     run = Run(accelerator, model, state_path, checkpoint_s, check_s, on_step)
@@ -119,7 +121,7 @@ def train_drafter(
             "data": data if isinstance(data, str | Path) else None,
             "max-length": max_length,
             "regenerate": regenerate or None,
-            "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+            "dtype": None if dtype == "auto" else dtype,
             "accumulate": accumulate if accumulate > 1 else None,
             "from": start,
         }

@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.checkpoint import check_source, check_vocabulary, load_config, load_model, load_processor
 from mmspec.models.llamagen import LlamaGenConfig
+from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.training.drafter_conversation_file import ConversationRows
 from mmspec.training.drafter_conversations import ConversationReader
@@ -22,9 +23,10 @@ from mmspec.training.drafter_rows import read_conversations
 from mmspec.training.drafter_scene_talk import SceneTalk
 from mmspec.training.drafter_scenes import ScenePictures, open_llamagen
 
-__all__ = ["Rows", "open_target"]
+__all__ = ["Rows", "open_target", "pick_dtype"]
 
 Rows = str | Path | Iterable[Mapping[str, Any]]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def open_target(
@@ -34,7 +36,7 @@ def open_target(
     seed: int,
     data: Rows | None = None,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: str = "auto",
     max_length: int | None = None,
     regenerate: int = 0,
 ) -> tuple[CausalTarget, DrafterData]:
@@ -46,12 +48,15 @@ def open_target(
         CheckpointError: it cannot be read, or is of no family that data is known for.
         InputError: the data cannot be used, or the target has no such choice.
     """
+    exact = pick_dtype(dtype, device)
     name = check_source(source, "target")
     config = load_config(name, argument="target")
     if isinstance(config, LlamaGenConfig):
-        for argument, value in (("dtype", dtype), ("max_length", max_length), ("regenerate", regenerate)):
+        for argument, value in (("max_length", max_length), ("regenerate", regenerate)):
             if value:
                 raise InputError(argument, value, "nothing: the target draws pictures")
+        if dtype not in ("auto", "float32"):
+            raise InputError("dtype", dtype, "float32: the target draws pictures")
         if data is not None and not isinstance(data, str | Path):
             raise InputError("data", type(data).__name__, "a JSONL file: the target draws pictures")
         pictures, folder = open_llamagen(Path(name), device), Path(name)
@@ -70,9 +75,7 @@ def open_target(
     told = None if data is None else read_conversations(data, getattr(processor, "image_token", None))
     if told is None and max_length is not None:
         raise InputError("max_length", max_length, "nothing where there are no data: scenes are short")
-    if dtype is None:
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    model = load_model(name, config, argument="target", dtype=dtype, device_map={"": device})
+    model = load_model(name, config, argument="target", dtype=exact, device_map={"": device})
     check_vocabulary(processor.tokenizer, model)
     nn.Module.requires_grad_(model, False)
     target = VisionLanguageTarget(model)
@@ -81,3 +84,14 @@ def open_target(
         return target, SceneTalk(reader, batch_size, seed, regenerate=regenerate)
     rows = ConversationRows(reader, told, batch_size, seed, max_length=max_length, regenerate=regenerate)
     return target, rows
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The precision of a frozen target; "auto" is bfloat16 on a GPU and float32 elsewhere.
+
+    Raises:
+        InputError: no such precision.
+    """
+    if name not in ("auto", *DTYPES):
+        raise InputError("dtype", name, did_you_mean(name, ("auto", *DTYPES)))
+    return DTYPES["bfloat16" if device.type == "cuda" else "float32"] if name == "auto" else DTYPES[name]

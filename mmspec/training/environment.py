@@ -60,4 +60,5 @@ def environment(accelerator: Accelerator, model: nn.Module) -> dict[str, Any]:
     else:
         device = f"CPU ({platform.machine()}), {torch.get_num_threads()} threads"
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"parameters": parameters, "device": device, "torch": str(torch.__version__)}
+    made = {"parameters": parameters, "device": device, "torch": str(torch.__version__)}
+    return made | ({"processes": accelerator.num_processes} if accelerator.num_processes > 1 else {})

@@ -69,3 +69,24 @@ def test_a_method_of_drafters_is_written_with_its_settings(run, run_json, monkey
     result = run_json("train", "drafter", "--target", "t", "--out", tmp_path / "x", "--method", method)
     assert (called["method"], called["settings"]) == ("flash", {"block": 10, "compressor": "latent"})
     assert result["method"] == method
+
+
+def test_options_of_drafters_are_those_of_the_trainer(run, monkeypatch, tmp_path):
+    import inspect
+
+    from mmspec.training import drafter
+
+    called, known = {}, set(inspect.signature(drafter.train_drafter).parameters)
+
+    def train_drafter(target, out, **options):
+        called.update(options, target=target)
+        return out
+
+    monkeypatch.setattr(drafter, "train_drafter", train_drafter)
+    asked = ["--data", "a.jsonl", "--max-length", 9, "--regenerate", 64, "--dtype", "bfloat16"]
+    asked += ["--accumulate", 4, "--log-dir", tmp_path / "logs"]
+    result = run("train", "drafter", "--target", "llava-hf/llava-1.5-7b-hf", "--out", tmp_path / "x", *asked)
+    assert result.exit_code == 0 and set(called) <= known
+    assert called["target"] == "llava-hf/llava-1.5-7b-hf" and called["data"].name == "a.jsonl"
+    assert (called["max_length"], called["regenerate"], called["accumulate"]) == (9, 64, 4)
+    assert (called["dtype"], called["log_dir"]) == ("bfloat16", tmp_path / "logs")

@@ -80,7 +80,7 @@ def test_a_head_is_trained_on_a_file(family: str, tmp_path: Path) -> None:
             row["image"] = f"{index}.png"
     file.write_text("\n".join(map(json.dumps, given)))
     losses: list[float] = []
-    how: dict[str, Any] = {"method": "flash", "batch_size": 2, "dtype": torch.bfloat16, "accumulate": 2}
+    how: dict[str, Any] = {"method": "flash", "batch_size": 2, "dtype": "bfloat16", "accumulate": 2}
     out = train_drafter(
         target,
         tmp_path / "flash",
