@@ -208,7 +208,9 @@ def _report(folder: Path, as_json: bool, **record: object) -> None:
 @train_app.command()
 def drafter(
     target: Annotated[str, typer.Option(help="Folder or hub id of the model that it drafts for.")],
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write.", show_default="named after target and method")
+    ] = None,
     method: Annotated[str, typer.Option(help="Kind of drafter, with settings: flash:block=10.")] = "eagle",
     data: Annotated[
         Path | None,
@@ -243,7 +245,7 @@ def drafter(
     Resumable; writes a folder that `drafter=` and `--drafter` take.
 
     Example:
-        mmspec train drafter --target llava-hf/llava-1.5-7b-hf --data my.jsonl --method flash --out my-flash
+        mmspec train drafter --target llava-hf/llava-1.5-7b-hf --data my.jsonl --method flash
         mmspec train drafter --target assets/scenes-llava --out my-flash --method flash:block=10:bias_rank=64
         mmspec train drafter --target assets/scenes-llamagen --out my-eagle --minutes 8
         mmspec train drafter --target assets/scenes-llamagen --out my-eagle --minutes 8 --resume
@@ -256,7 +258,7 @@ def drafter(
     name, settings = parse_options("method", method)
     folder = train_drafter(
         target,
-        out,
+        out or Path(f"{Path(target).name}-{name}"),
         method=name,
         settings=settings,
         data=data,

@@ -79,14 +79,15 @@ def test_options_of_drafters_are_those_of_the_trainer(run, monkeypatch, tmp_path
     called, known = {}, set(inspect.signature(drafter.train_drafter).parameters)
 
     def train_drafter(target, out, **options):
-        called.update(options, target=target)
+        called.update(options, target=target, out=out)
         return out
 
     monkeypatch.setattr(drafter, "train_drafter", train_drafter)
     asked = ["--data", "a.jsonl", "--max-length", 9, "--regenerate", 64, "--dtype", "bfloat16"]
     asked += ["--accumulate", 4, "--log-dir", tmp_path / "logs"]
-    result = run("train", "drafter", "--target", "llava-hf/llava-1.5-7b-hf", "--out", tmp_path / "x", *asked)
+    result = run("train", "drafter", "--target", "llava-hf/llava-1.5-7b-hf", "--method", "flash", *asked)
     assert result.exit_code == 0 and set(called) <= known
+    assert str(called["out"]) == "llava-1.5-7b-hf-flash", "nothing else is needed"
     assert called["target"] == "llava-hf/llava-1.5-7b-hf" and called["data"].name == "a.jsonl"
     assert (called["max_length"], called["regenerate"], called["accumulate"]) == (9, 64, 4)
     assert (called["dtype"], called["log_dir"]) == ("bfloat16", tmp_path / "logs")

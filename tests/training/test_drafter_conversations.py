@@ -117,6 +117,38 @@ def test_regenerated_replies_are_what_the_target_says(family: str) -> None:
     assert told[0].messages[1] != chat().messages[1] and told[0].messages[2] == chat().messages[2]
 
 
+PUBLISHED = {
+    # pictures before words, roles in capitals, no token at the end of a turn
+    "as LLaVA-1.5's": """
+        {%- for message in messages %}{{ message['role'] | upper + ': ' }}
+        {%- for part in message['content'] if part['type'] == 'image' %}{{ 'IMAGE' + ' ' }}{% endfor %}
+        {%- for part in message['content'] if part['type'] == 'text' %}{% if message['role'] == 'assistant' %}
+        {%- generation %}{{ part['text'] + ' ' }}{% endgeneration %}
+        {%- else %}{{ part['text'] + ' ' }}{% endif %}{% endfor %}{% endfor %}
+        {%- if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}""",
+    # a system message that nobody wrote, and a line break after each turn's end
+    "as Qwen2.5-VL's": """
+        {%- for message in messages %}
+        {%- if loop.first and message['role'] != 'system' %}{{ 'CLOSE' }}{% endif %}
+        {{- message['role'] + ' : ' }}
+        {%- for part in message['content'] %}{{ 'IMAGE' if part['type'] == 'image' else part['text'] }}
+        {%- endfor %}
+        {{- 'CLOSE .' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant : ' }}{% endif %}""",
+}
+
+
+@pytest.mark.parametrize("form", PUBLISHED)
+def test_templates_of_published_models(form: str) -> None:
+    model, processor = VISION_LANGUAGE_FAMILIES["llava"]()
+    ending = processor.tokenizer.eos_token or ""
+    named = PUBLISHED[form].replace("IMAGE", processor.image_token).replace("CLOSE", ending)
+    processor.chat_template = named
+    read = ConversationReader(VisionLanguageTarget(model), processor).example(chat())
+    ids = read.inputs["input_ids"][0]
+    said = processor.tokenizer.decode(ids[read.learnt], skip_special_tokens=True)
+    assert said.split() == ["the", "first", "is", "red", "and", "the", "last", "is", "blue", "no"]
+
+
 def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
     model, processor = VISION_LANGUAGE_FAMILIES["llava"]()
     processor.chat_template = "{{ messages | length }}" + processor.chat_template
