@@ -17,7 +17,7 @@ from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
 from mmspec.targets import CausalTarget
 from mmspec.training.drafter_data import DrafterBatch, DrafterData
 from mmspec.training.medusa_loss import Blocks, token_loss
-from mmspec.training.teacher import read
+from mmspec.training.teacher import Reading, read
 
 __all__ = ["Eagle3Loss", "choose_vocabulary", "unroll"]
 
@@ -85,10 +85,7 @@ class Eagle3Loss(nn.Module):
         taps = tuple(dict.fromkeys((EMBEDDINGS, *self.head.taps, HIDDEN)))
         reading = read(self.target, batch.examples, taps)
         blocks = Blocks.of(reading.learnt, self.steps)
-        first = int(blocks.before.min()) if len(blocks.before) else 0
-        features = self.head.join([reading.taps[tap] for tap in self.head.taps])
-        states = unroll(self.head, reading.taps[EMBEDDINGS], features, self.steps, first)
-        states = states[blocks.row, blocks.before - first]  # [m, n, d]; row j is that of token j + 1
+        states = self.states(reading, blocks)
         losses, agreements = [], []
         for step in range(self.steps):
             true = reading.taps[HIDDEN][blocks.row, blocks.ahead[:, step]]
@@ -99,6 +96,20 @@ class Eagle3Loss(nn.Module):
             losses.append(self.discount**step * loss)
             agreements.append(agreement)
         return torch.stack(losses).sum(), {"agreement": torch.cat(agreements)}
+
+    def states(self, reading: Reading, blocks: Blocks) -> Tensor:
+        """[m, n, d] the head's states at every root; each sequence goes its steps alone and without padding.
+
+        Rows of a prompt are many, and those of another's padding too: only step 0 pays for them.
+        """
+        found = []
+        for row, length in enumerate(reading.lengths):
+            rows = blocks.before[blocks.row == row]  # row j is that of token j + 1
+            first = int(rows.min()) if len(rows) else length - 2
+            own = {tap: states[row : row + 1, :length] for tap, states in reading.taps.items()}
+            features = self.head.join([own[tap] for tap in self.head.taps])
+            found.append(unroll(self.head, own[EMBEDDINGS], features, self.steps, first)[0, rows - first])
+        return torch.cat(found)
 
     def teach(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """What the target says after hidden states [m, d] of the tokens that the head knows.
