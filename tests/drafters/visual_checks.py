@@ -15,6 +15,7 @@ from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.naive_eagle import NaiveEagle
 
 KINDS: dict[str, dict[str, Any]] = {
+    "eagle": {},
     "msd": {"visual": "embedded"},
     "specvlm": {"compressor": "gate"},
     "hivis": {"compressor": "none"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,12 +12,14 @@ from torch.nn.functional import smooth_l1_loss
 
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import EagleDrafter
+from mmspec.drafters.feature_session import FeatureSession
 from mmspec.errors import InputError
 from mmspec.models.eagle import EagleHead
 from mmspec.targets import VisionLanguageTarget
 from mmspec.training.drafter_data import Example
 from mmspec.training.drafter_methods import METHODS
 from mmspec.training.eagle_loss import EagleLoss, positions_of
+from mmspec.training.teacher import read
 from mmspec.training.vispec_loss import ViSpecLoss, ranking
 from tests.contracts.mutation import PlantedBug
 from tests.drafters.eagle_checks import head_for
@@ -82,6 +84,35 @@ def the_loss_is_that_of_drafting_the_slow_way(kind: str, family: str = "llava", 
     assert torch.allclose(loss.double(), total.double(), rtol=1e-5)
 
 
+def training_reads_what_decoding_reads(kind: str, family: str = "llava") -> None:
+    """The states that a session has at its roots are those that the loss has at the same tokens."""
+    target, given, new_tokens = target_of(family, torch.float64), own_answers(family), 5
+    head = head_for(target, **KINDS[kind])
+    reading = read(target, given.examples, (0, -1))
+    made = EagleLoss(head, target).rows(given.examples, reading, reading.taps[-1])
+    trained = target.head(head(made.rows, made.position_ids))
+    decoded: list[tuple[list[int], Tensor]] = []
+    inner = FeatureSession._read_committed
+
+    def recorded(self: FeatureSession, root: Tensor, history: Sequence[Sequence[int]]) -> Tensor:
+        hidden = inner(self, root, history)
+        decoded.append(([len(tokens) for tokens in history], target.head(hidden)))
+        return hidden
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FeatureSession, "_read_committed", recorded)
+        drafter = EagleDrafter(head, 3, depth=2, top_k=2).fit(target)
+        prompts = [inputs_of(family, torch.float64)[case] for case in CASES]
+        answer(target, drafter, prompts, Sampler(), new_tokens)
+    for lengths, logits in decoded:
+        for row, length in enumerate(lengths):
+            if length == given.examples[row].answer + new_tokens:
+                continue  # finished: what it reads does not matter
+            place = made.source[row].tolist().index(length - 1)
+            torch.testing.assert_close(logits[row], trained[row, place], atol=1e-5, rtol=0)
+    assert len(decoded) > 1
+
+
 def ranks_one_by_one(law: Tensor, logits: Tensor) -> Tensor:
     """Minus the logarithm of the probability to draw the ten likeliest tokens of a law in their order."""
     left = law.sort(descending=True).indices[:10].tolist()
@@ -90,6 +121,12 @@ def ranks_one_by_one(law: Tensor, logits: Tensor) -> Tensor:
         total = total - logits[left].log_softmax(-1)[0]
         left = left[1:]
     return total
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_reads_what_decoding_reads(kind: str, family: str) -> None:
+    training_reads_what_decoding_reads(kind, family)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -189,6 +226,12 @@ def test_the_head_learns_and_the_target_does_not(method: str) -> None:
 
 ROWS, GUESSES = "mmspec.training.eagle_loss:EagleLoss.rows", "mmspec.training.vispec_loss:read_guesses"
 BUGS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
+    "later rows are told nothing": (
+        "mmspec.drafters.feature_session:FeatureSession._read",
+        "features, self.summary)",
+        "features)",
+        lambda: training_reads_what_decoding_reads("vispec"),
+    ),
     "prompts are not compressed for their question": (
         ROWS,
         "argmax(-1) - 1",
