@@ -199,7 +199,7 @@ class MMSpecPipeline:
                     "drafter", drafter, f"the folder or id of {preset.needs}, which {name!r} needs"
                 )
             if preset.drafter in HEADS:
-                options["model"] = load_head(preset.drafter, drafter, self.dtype, self.device)
+                options["model"] = load_head(preset.drafter, drafter, self.target)
             else:
                 options["model"], draft_processor = self._load_draft_model(drafter)
         elif drafter is not None:

@@ -9,17 +9,20 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.checkpoint import bytes_of, check_source, check_weights, first_line, load_config
 from mmspec.models.eagle import EagleHead
+from mmspec.models.eagle import official as eagle_official
 from mmspec.models.eagle3 import Eagle3Head
+from mmspec.models.eagle3 import official as eagle3_official
 from mmspec.models.flash import FlashHead
 from mmspec.models.hydra import HydraHead
 from mmspec.models.hydra import official as hydra_official
 from mmspec.models.medusa import MedusaHead
 from mmspec.models.medusa import official as medusa_official
+from mmspec.targets import CausalTarget
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +36,9 @@ HEADS: dict[str, type[PreTrainedModel]] = {
 }
 
 #: What reads a folder as the authors of a method publish it, and gives None for any other.
-PUBLISHED: dict[str, Callable[[Path], PreTrainedModel | None]] = {
+PUBLISHED: dict[str, Callable[[Path, PreTrainedConfig], PreTrainedModel | None]] = {
+    "eagle": eagle_official.read_official,
+    "eagle3": eagle3_official.read_official,
     "medusa": medusa_official.read_official,
     "hydra": hydra_official.read_official,
 }
@@ -41,16 +46,14 @@ FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 NOTHING: dict[str, list[str]] = {"missing_keys": [], "unexpected_keys": []}
 
 
-def load_head(
-    name: str, drafter: str | Path | PreTrainedModel, dtype: torch.dtype, device: torch.device
-) -> PreTrainedModel:
+def load_head(name: str, drafter: str | Path | PreTrainedModel, target: CausalTarget) -> PreTrainedModel:
     """The head that a drafter runs.
 
     Args:
         name: of the drafter, a key of `HEADS`.
         drafter: folder or hub id of what `mmspec train drafter` wrote or of what the method's authors
             publish, or a loaded head.
-        dtype, device: of the target, whose hidden states it reads.
+        target: whose hidden states it reads, in their dtype and on their device.
 
     Raises:
         CheckpointError: it cannot be loaded, or is a model of another kind.
@@ -64,10 +67,10 @@ def load_head(
         loaded: PreTrainedModel = drafter
         return loaded
     source = check_source(drafter, "drafter")
-    if (published := read_published(name, source)) is not None:
+    if (published := read_published(name, source, target.config)) is not None:
         check_weights(published, NOTHING, source, "drafter")
         logger.info("drafter: %.1f MB of weights, as published", bytes_of(published) / 1e6)
-        torch.nn.Module.to(published, device=device, dtype=dtype)
+        torch.nn.Module.to(published, device=target.device, dtype=target.dtype)
         published.eval()
         return published
     config = load_config(source, argument="drafter")
@@ -76,7 +79,11 @@ def load_head(
     head: PreTrainedModel
     try:
         head, report = kind.from_pretrained(
-            source, config=config, dtype=dtype, device_map={"": device}, output_loading_info=True
+            source,
+            config=config,
+            dtype=target.dtype,
+            device_map={"": target.device},
+            output_loading_info=True,
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError("drafter", source, first_line(error)) from error
@@ -86,7 +93,7 @@ def load_head(
     return head
 
 
-def read_published(name: str, source: str) -> PreTrainedModel | None:
+def read_published(name: str, source: str, target: PreTrainedConfig) -> PreTrainedModel | None:
     """The head in a folder or repository that the method's authors wrote; None if this is none of theirs.
 
     Raises:
@@ -100,4 +107,4 @@ def read_published(name: str, source: str) -> PreTrainedModel | None:
             folder = Path(snapshot_download(source, allow_patterns=FILES))
         except (OSError, ValueError):  # `load_config`, which comes next, says what is wrong
             return None
-    return PUBLISHED[name](folder)
+    return PUBLISHED[name](folder, target)

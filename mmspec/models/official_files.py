@@ -17,15 +17,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from mmspec.errors import CheckpointError
 
-__all__ = ["check_layout", "find_tensors", "measure", "open_checkpoint", "read_config"]
+__all__ = [
+    "check_layout",
+    "find_file",
+    "find_tensors",
+    "measure",
+    "open_checkpoint",
+    "read_config",
+    "tensor_names",
+]
 
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.")  # of DDP, of torch.compile, of a plain attribute
+CONTAINERS = ("state_dict",)  # of files that hold more than tensors
 MAX_NAMED_KEYS = 8
 MAX_CONFIG_BYTES = 1_000_000
 
@@ -63,6 +72,26 @@ def open_checkpoint(path: Path) -> Mapping[str, Any]:
     return content
 
 
+def find_file(folder: Path, names: Sequence[str]) -> Path | None:
+    """The first of these files that the folder has; None if it has none."""
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def tensor_names(path: Path) -> set[str]:
+    """The names that `find_tensors` would give, without reading the tensors.
+
+    Raises:
+        CheckpointError: as `open_checkpoint`.
+    """
+    if path.suffix != ".safetensors":
+        return set(find_tensors(path, open_checkpoint(path), CONTAINERS))
+    try:
+        with safe_open(path, framework="pt") as weights:
+            return set(weights.keys())
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError("checkpoint", str(path), f"a complete checkpoint ({error})") from error
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The config.json that stands beside weights.
 
@@ -81,7 +110,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     return stored
 
 
-def find_tensors(path: Path, content: Mapping[str, Any], containers: Sequence[str]) -> dict[str, Tensor]:
+def find_tensors(
+    path: Path, content: Mapping[str, Any], containers: Sequence[str] = CONTAINERS
+) -> dict[str, Tensor]:
     """The state dict: that of the first container that holds one, or the content; without wrapper prefixes.
 
     Raises:

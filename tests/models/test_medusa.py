@@ -10,7 +10,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModel
+from transformers import AutoModel, LlamaConfig
 
 from mmspec.errors import CheckpointError
 from mmspec.models.medusa import MedusaConfig, MedusaHead
@@ -18,6 +18,7 @@ from mmspec.models.medusa.official import read_official
 from tests.contracts.mutation import PlantedBug
 
 WIDTH, WORDS, HEADS, LAYERS = 8, 13, 3, 2
+TARGET = LlamaConfig(hidden_size=8, vocab_size=13, num_attention_heads=2, head_dim=4, rms_norm_eps=1e-6)
 
 
 def head(**settings: Any) -> MedusaHead:
@@ -150,7 +151,7 @@ def test_published_heads_are_read(tmp_path: Path, file: str, prefix: str) -> Non
         torch.save(weights, tmp_path / file)
     else:
         save_file(weights, tmp_path / file)
-    read = read_official(tmp_path)
+    read = read_official(tmp_path, TARGET)
     assert read is not None and read.config.num_heads == HEADS
     logits = read.logits(read(states(), HEADS), output)
     for index in range(HEADS):
@@ -178,9 +179,9 @@ def test_published_heads_that_are_not_whole_are_refused(tmp_path: Path, change: 
     change(weights)
     torch.save(weights, tmp_path / "medusa_lm_head.pt")
     with pytest.raises(CheckpointError, match=named):
-        read_official(tmp_path)
+        read_official(tmp_path, TARGET)
 
 
 def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     head().save_pretrained(tmp_path)
-    assert read_official(tmp_path) is None
+    assert read_official(tmp_path, TARGET) is None

@@ -13,12 +13,10 @@ from mmspec.drafters.medusa import MedusaDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.pipelines.heads import load_head
 from mmspec.targets import CausalTarget
-from tests.contracts.checks import PROMPTS, llama
+from tests.contracts.checks import PROMPTS, llama, precise
 from tests.contracts.running import decode, generate
 from tests.drafters.eagle_checks import head_for
 from tests.tiny_models import tiny_llama
-
-WHERE = (torch.float32, torch.device("cpu"))
 
 
 @pytest.fixture
@@ -28,18 +26,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_head_is_loaded_in_the_dtype_of_its_target(folder: Path) -> None:
-    head = load_head("eagle", folder, torch.float64, WHERE[1])
+    head = load_head("eagle", folder, precise())
     assert head.dtype == torch.float64 and not head.training
-    assert load_head("eagle", head, *WHERE) is head
-    EagleDrafter(load_head("eagle", str(folder), *WHERE)).fit(llama())  # type: ignore[arg-type]
+    assert load_head("eagle", head, llama()) is head
+    EagleDrafter(load_head("eagle", str(folder), llama())).fit(llama())  # type: ignore[arg-type]
 
 
 def test_a_model_that_is_no_head_is_named(tmp_path: Path) -> None:
     llama().model.save_pretrained(tmp_path / "llama")
     with pytest.raises(CheckpointError, match="llama.*mmspec train drafter --method eagle"):
-        load_head("eagle", tmp_path / "llama", *WHERE)
+        load_head("eagle", tmp_path / "llama", llama())
     with pytest.raises(InputError, match="LlamaForCausalLM"):
-        load_head("eagle", llama().model, *WHERE)
+        load_head("eagle", llama().model, llama())
 
 
 def test_keys_that_are_missing_or_surplus_are_named(folder: Path) -> None:
@@ -48,7 +46,7 @@ def test_keys_that_are_missing_or_surplus_are_named(folder: Path) -> None:
     renamed = {name.replace("fc.bias", "fc.offset"): tensor for name, tensor in tensors.items()}
     save_file(renamed, path, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"missing keys: fc\.bias.*unknown keys: fc\.offset"):
-        load_head("eagle", folder, *WHERE)
+        load_head("eagle", folder, llama())
 
 
 def test_weights_that_are_not_finite_are_named(folder: Path) -> None:
@@ -57,7 +55,7 @@ def test_weights_that_are_not_finite_are_named(folder: Path) -> None:
     tensors["fc.bias"][0] = torch.nan
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"NaN or infinity: fc\.bias"):
-        load_head("eagle", folder, *WHERE)
+        load_head("eagle", folder, llama())
 
 
 def medusa_weights() -> dict[str, torch.Tensor]:
@@ -77,9 +75,9 @@ def medusa_weights() -> dict[str, torch.Tensor]:
 def test_a_published_head_is_recognised_and_drafts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
     torch.save(medusa_weights(), tmp_path / "medusa_lm_head.pt")
-    head = load_head("medusa", tmp_path, torch.float64, WHERE[1])
+    head = load_head("medusa", tmp_path, precise())
     assert head.dtype == torch.float64 and head.config.num_heads == 3 and not head.training
-    drafter = MedusaDrafter(load_head("medusa", tmp_path, *WHERE)).fit(llama())  # type: ignore[arg-type]
+    drafter = MedusaDrafter(load_head("medusa", tmp_path, llama())).fit(llama())  # type: ignore[arg-type]
     expected = [generate(llama().model, prompt, 12) for prompt in PROMPTS]
     assert decode(llama(), PROMPTS, drafter, max_new_tokens=12).outputs == expected
     with pytest.raises(InputError, match="hidden size is"):
@@ -91,10 +89,10 @@ def test_a_published_head_that_is_not_finite_is_named(tmp_path: Path) -> None:
     weights["1.0.linear.bias"][0] = torch.nan
     torch.save(weights, tmp_path / "medusa_lm_head.pt")
     with pytest.raises(CheckpointError, match=r"NaN or infinity: blocks\.1\.0\.bias"):
-        load_head("medusa", tmp_path, *WHERE)
+        load_head("medusa", tmp_path, llama())
 
 
 def test_a_published_head_of_another_method_is_refused(tmp_path: Path) -> None:
     torch.save(medusa_weights(), tmp_path / "medusa_lm_head.pt")
     with pytest.raises(CheckpointError, match="config"):
-        load_head("hydra", tmp_path, *WHERE)
+        load_head("hydra", tmp_path, llama())

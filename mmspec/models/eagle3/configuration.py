@@ -32,6 +32,8 @@ class Eagle3Config(PreTrainedConfig):
         hidden_size: of the target.
         taps: hidden states of the target that are read: k for what enters layer k, -1 for the final one.
         draft_vocabulary: tokens that the head knows, at most those of the target.
+        norm_before_residual: whether the layer adds to the normed feature, as most heads of speculators do,
+            instead of to the feature as it is.
         intermediate_size: of the layer's feed-forward.
         num_attention_heads, num_key_value_heads, head_dim: of the layer's grouped-query attention.
         rope_theta: base of the rotary frequencies.
@@ -46,6 +48,7 @@ class Eagle3Config(PreTrainedConfig):
     hidden_size: int = 4096
     taps: list[int] = field(default_factory=lambda: [2, 16, 29])
     draft_vocabulary: int = 0
+    norm_before_residual: bool = False
     intermediate_size: int = 11008
     num_attention_heads: int = 32
     num_key_value_heads: int = 8

@@ -24,10 +24,16 @@ __all__ = ["Eagle3Head"]
 
 
 class Eagle3Layer(LlamaDecoderLayer):
-    """A Llama layer that attends by norm(embedding) and norm(feature), and adds to the feature alone."""
+    """A Llama layer that attends by norm(embedding) and norm(feature), and adds to the feature alone.
 
-    def __init__(self, config: LlamaConfig) -> None:
+    Args:
+        config: of the layer.
+        norm_before_residual: whether that feature is the normed one.
+    """
+
+    def __init__(self, config: LlamaConfig, norm_before_residual: bool) -> None:
         super().__init__(config, layer_idx=0)
+        self.norm_before_residual = norm_before_residual
         width = config.hidden_size
         self.hidden_norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
         for name in ("q_proj", "k_proj", "v_proj"):
@@ -37,7 +43,9 @@ class Eagle3Layer(LlamaDecoderLayer):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Rows [B, n, 2d] of embeddings and features -> states [B, n, d]."""
         embeddings, features = hidden_states.chunk(2, dim=-1)
-        both = torch.cat([self.input_layernorm(embeddings), self.hidden_norm(features)], dim=-1)
+        normed = self.hidden_norm(features)
+        features = normed if self.norm_before_residual else features
+        both = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
         attended, _ = self.self_attn(both, *args, **kwargs)
         features = features + attended
         output: Tensor = features + self.mlp(self.post_attention_layernorm(features))
@@ -64,7 +72,7 @@ class Eagle3Head(FeatureHead):
         width = config.hidden_size
         self.fc = nn.Linear(len(config.taps) * width, width, bias=False)
         self.decoder = LlamaModel(layer_config(config))
-        self.decoder.layers[0] = Eagle3Layer(self.decoder.config)
+        self.decoder.layers[0] = Eagle3Layer(self.decoder.config, config.norm_before_residual)
         for name in ("embed_tokens", "norm"):  # states are fed back as they are, and normed for the logits
             setattr(self.decoder, name, nn.Identity())
         self.norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)

@@ -1,7 +1,7 @@
 """Hydra's heads as their authors publish them: a folder with `hydra_lm_head.pt` (or .safetensors).
 
-Its config says how many heads there are, but nothing of the prefix layer, which was cut from the target's
-family: published ones are for Vicuna, whose heads are 128 wide at every size.
+Its config says how many heads there are, but nothing of the prefix layer, which has the sizes of a layer of
+the target.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from mmspec.errors import CheckpointError
 from mmspec.models.hydra.configuration import HydraConfig
 from mmspec.models.hydra.modeling import HydraHead
+from mmspec.models.llama_layer import layer_for_target
 from mmspec.models.official_files import (
     check_layout,
+    find_file,
     find_tensors,
     measure,
     open_checkpoint,
@@ -26,7 +29,6 @@ from mmspec.models.official_files import (
 __all__ = ["read_official"]
 
 FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
-HEAD_DIM = 128
 # layers of a head stand in a sequence, for Hydra++ with dropout between them
 LAYER = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)")
 OUTPUT = re.compile(r"hydra_lm_head\.(\d+)\.(?:1\.)?(weight|bias)")
@@ -36,22 +38,24 @@ IGNORED = r"input_embed_fn\.weight|decoder\.embed_tokens\.weight|.*\.rotary_emb\
 ARCHITECTURES = ("mlp", "prefix-mlp")
 
 
-def read_official(folder: Path) -> HydraHead | None:
+def read_official(folder: Path, target: PreTrainedConfig) -> HydraHead | None:
     """The heads in a folder of that layout; None if it is no such folder.
 
-    Which target they are for is not written in a way that can be checked; its width and vocabulary are.
+    Args:
+        folder: with the file and a config.json.
+        target: of what they are to draft for. Which target they were trained for is not written in a way
+            that can be checked; its width and vocabulary are checked when they are fit to it.
 
     Raises:
         CheckpointError: the file is damaged, of another architecture, or keys are missing, unknown or of
             another shape.
     """
-    path = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    path = find_file(folder, FILES)
     if path is None:
         return None
-    stored = read_config(folder)
-    check_architecture(path, stored)
-    tensors = rename(find_tensors(path, open_checkpoint(path), ("state_dict",)))
-    head = HydraHead(read_shape(path, tensors, stored))
+    check_architecture(path, read_config(folder))
+    tensors = rename(find_tensors(path, open_checkpoint(path)))
+    head = HydraHead(read_shape(path, tensors, target))
     expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     check_layout(path, tensors, expected, IGNORED)
     head.load_state_dict({name: tensors[name] for name in expected})
@@ -74,8 +78,8 @@ def check_architecture(path: Path, stored: dict[str, Any]) -> None:
             raise CheckpointError(f"{path.parent / 'config.json'}: {name}", stored[name], what)
 
 
-def read_shape(path: Path, tensors: dict[str, Tensor], stored: dict[str, Any]) -> HydraConfig:
-    """The config of heads that are named as ours are."""
+def read_shape(path: Path, tensors: dict[str, Tensor], target: PreTrainedConfig) -> HydraConfig:
+    """The config of heads that are named as ours are, for a target of that config."""
     block = r"mlps\.0\.blocks\.\d+\.weight"
     shape: dict[str, Any] = {
         "vocabulary": measure(path, tensors, r"lm_heads\.\d+\.weight"),
@@ -86,18 +90,15 @@ def read_shape(path: Path, tensors: dict[str, Tensor], stored: dict[str, Any]) -
         "prefix_attention": any(name.startswith("decoder.") for name in tensors),
     }
     if shape["prefix_attention"]:
-        wide = stored.get("head_dim", HEAD_DIM)
-        if not isinstance(wide, int) or not 1 <= wide <= shape["hidden_size"]:
-            allowed = f"a width of heads that {shape['hidden_size']} can be cut into"
-            raise CheckpointError(f"{path.parent / 'config.json'}: head_dim", wide, allowed)
-        attention = r"decoder\.layers\.0\.self_attn\."
+        text, attention = target.get_text_config(decoder=True), r"decoder\.layers\.0\.self_attn\."
+        wide = layer_for_target(target)["head_dim"]
         shape |= {
             "head_dim": wide,
             "num_attention_heads": measure(path, tensors, rf"{attention}q_proj\.weight") // wide,
             "num_key_value_heads": measure(path, tensors, rf"{attention}k_proj\.weight") // wide,
             "intermediate_size": measure(path, tensors, r"decoder\.layers\.0\.mlp\.up_proj\.weight"),
-            "rms_norm_eps": float(stored.get("rms_norm_eps", 1e-6)),
-            "rope_theta": float(stored.get("rope_theta", 10000.0)),
+            "rms_norm_eps": float(getattr(text, "rms_norm_eps", 1e-6)),
+            "rope_theta": float((getattr(text, "rope_parameters", None) or {}).get("rope_theta", 10000.0)),
         }
     return HydraConfig(**shape)
 

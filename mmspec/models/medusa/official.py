@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from transformers import PreTrainedConfig
+
 from mmspec.models.medusa.configuration import MedusaConfig
 from mmspec.models.medusa.modeling import MedusaHead
-from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint
+from mmspec.models.official_files import check_layout, find_file, find_tensors, measure, open_checkpoint
 
 __all__ = ["read_official"]
 
@@ -21,18 +23,21 @@ BLOCK = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.linear\.(weight|bias)")
 OUTPUT = re.compile(r"(?:medusa_head\.)?(\d+)\.\d+\.weight")
 
 
-def read_official(folder: Path) -> MedusaHead | None:
+def read_official(folder: Path, target: PreTrainedConfig) -> MedusaHead | None:
     """The heads in a folder of that layout; None if it is no such folder.
 
-    Which target they are for is not written anywhere; its width and vocabulary are checked all the same.
+    Args:
+        folder: with the file.
+        target: of what they are to draft for. Which target they were trained for is not written anywhere;
+            its width and vocabulary are checked when they are fit to it.
 
     Raises:
         CheckpointError: the file is damaged, or keys are missing, unknown or of another shape.
     """
-    path = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    path = find_file(folder, FILES)
     if path is None:
         return None
-    found = find_tensors(path, open_checkpoint(path), ("state_dict",))
+    found = find_tensors(path, open_checkpoint(path))
     tensors = {own_name(name): tensor for name, tensor in found.items()}
     block = r"blocks\.(\d+)\.(\d+)\.weight"
     places = [match.groups() for name in tensors if (match := re.fullmatch(block, name))]

@@ -1,0 +1,132 @@
+"""EAGLE's heads as their authors publish them, and those of MSD and ViSpec, which build on its layout.
+
+Their config is that of a target with one layer. MSD's files are told from EAGLE's by nothing but the name of
+their folder, unless the config says `"visual": "embedded"`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig
+
+from mmspec.errors import CheckpointError
+from mmspec.models.eagle.configuration import EagleConfig
+from mmspec.models.eagle.modeling import EagleHead
+from mmspec.models.official_files import (
+    check_layout,
+    find_file,
+    find_tensors,
+    open_checkpoint,
+    read_config,
+    tensor_names,
+)
+
+__all__ = ["read_official"]
+
+FILES = ("model.safetensors", "pytorch_model.bin")
+QUERY = "layers.0.self_attn.q_proj.weight"
+NORM = "layers.0.input_layernorm.weight"
+ADAPTOR = "imadpt.q"
+RENAMED = {
+    "layers.": "decoder.layers.",
+    "imadpt.q": "compressor.attention.queries",
+    "imadpt.": "compressor.attention.",
+}
+# embeddings are the target's; old versions of transformers kept tables of the rotary embedding
+IGNORED = r"embed_tokens\.weight|.*\.rotary_emb\..*"
+# layouts that share some of EAGLE's keys
+OTHERS = {
+    "layers.ar_proj.0.weight": "FLASH's released block head, whose code cannot run; train one with `flash`",
+    "layers.0.hidden_norm.weight": "an EAGLE-3 head; use accelerator='eagle3'",
+    "midlayer.hidden_norm.weight": "an EAGLE-3 head; use accelerator='eagle3'",
+}
+
+
+def read_official(folder: Path, target: PreTrainedConfig) -> EagleHead | None:
+    """The head in a folder of that layout; None if it is no such folder.
+
+    Args:
+        folder: with the weights and a config.json.
+        target: of what it is to draft for; how deep its target was, the folder does not say.
+
+    Raises:
+        CheckpointError: the file is damaged, of another method, or keys are missing, unknown or of another
+            shape; or positions are counted in another way than the target counts them.
+    """
+    path = find_file(folder, FILES)
+    if path is None:
+        return None
+    names = tensor_names(path)
+    for mark, what in OTHERS.items():
+        if mark in names:
+            raise CheckpointError("drafter", str(folder), f"a head of EAGLE-1 or 2; this is {what}")
+    if not {"fc.weight", QUERY} <= names:
+        return None
+    tensors = {own_name(name): tensor for name, tensor in find_tensors(path, open_checkpoint(path)).items()}
+    head = EagleHead(read_shape(path, tensors))
+    check_rope(path, head.config.layer_config(), target, ADAPTOR in names)
+    if (queries := tensors.get(own_name(ADAPTOR))) is not None:
+        tensors[own_name(ADAPTOR)] = queries.transpose(0, 1)  # theirs are [queries, heads, width of a head]
+    expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    check_layout(path, tensors, expected, IGNORED)
+    head.load_state_dict({name: tensors[name] for name in expected})
+    return head
+
+
+def read_shape(path: Path, tensors: dict[str, Tensor]) -> EagleConfig:
+    """The config of a head that is named as ours are.
+
+    Raises:
+        CheckpointError: its own config cannot be understood.
+    """
+    stored = read_config(path.parent)
+    kind = stored.pop("model_type", None)
+    settings: dict[str, Any] = {
+        "bias": "fc.bias" in tensors,
+        "input_norm": own_name(NORM) in tensors,
+        "visual": stored.pop("visual", "embedded" if re.search(r"\bMSD\b", str(path.parent)) else "fused"),
+    }
+    if (queries := tensors.get(own_name(ADAPTOR))) is not None and queries.dim() == 3:
+        settings |= {"visual": "embedded", "compressor": "vispec"}
+        settings["compressor_options"] = {"tokens": queries.shape[0] - 1, "heads": queries.shape[1]}
+    try:
+        text = AutoConfig.for_model(kind, **stored).get_text_config(decoder=True)
+        made = EagleConfig.for_target(text, int(text.vocab_size), **settings)
+    except (TypeError, ValueError, AttributeError, StrictDataclassError) as error:
+        allowed = f"the config of a target, with one layer ({error})"
+        raise CheckpointError("drafter", str(path.parent / "config.json"), allowed) from error
+    made.target_layers = 0  # that of the file counts the head's own
+    return made
+
+
+def check_rope(path: Path, layer: PreTrainedConfig, target: PreTrainedConfig, is_vispec: bool) -> None:
+    """Refuse a head that was trained with positions of another kind than it would be given.
+
+    Raises:
+        CheckpointError: one of the two counts places in pictures, the other tokens; or a ViSpec head for a
+            target of the former kind, which its authors fed with the latter.
+    """
+    own, given = (axes(config.get_text_config(decoder=True)) for config in (layer, target))
+    if own != given or (is_vispec and given is not None):
+        allowed = f"a head for positions as this target counts them, whose M-RoPE sections are {given}"
+        was = "positions of one axis" if is_vispec else f"M-RoPE sections {own}"
+        raise CheckpointError("drafter", f"{path.parent.name}: {was}", allowed)
+
+
+def axes(config: PreTrainedConfig) -> list[int] | None:
+    """The M-RoPE sections of a language model; None if its positions have one axis."""
+    sections: list[int] | None = (getattr(config, "rope_parameters", None) or {}).get("mrope_section")
+    return sections
+
+
+def own_name(name: str) -> str:
+    """The name that a published tensor has here; what is unknown keeps its own."""
+    for theirs, own in RENAMED.items():
+        if name.startswith(theirs):
+            return own + name.removeprefix(theirs)
+    return name

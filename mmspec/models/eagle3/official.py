@@ -1,0 +1,134 @@
+"""EAGLE-3 heads as published: by EAGLE's authors, by SpecForge, and in the format of vLLM's speculators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig
+
+from mmspec.errors import CheckpointError
+from mmspec.models.eagle3.configuration import Eagle3Config, three_taps
+from mmspec.models.eagle3.modeling import Eagle3Head
+from mmspec.models.official_files import (
+    check_layout,
+    find_file,
+    find_tensors,
+    measure,
+    open_checkpoint,
+    read_config,
+    tensor_names,
+)
+
+__all__ = ["read_official"]
+
+FILES = ("model.safetensors", "pytorch_model.bin")
+MARKS = ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
+LAYERS = ("midlayer.", "layers.0.")  # of EAGLE and SpecForge; of speculators
+# embeddings are the target's; old versions of transformers kept tables of the rotary embedding
+IGNORED = r"embed_tokens\.weight|.*\.rotary_emb\..*"
+TAPS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
+UNKNOWN_FLAGS = ("norm_before_fc", "fc_norm", "norm_output")  # of speculators
+
+
+def read_official(folder: Path, target: PreTrainedConfig) -> Eagle3Head | None:
+    """The head in a folder of that layout; None if it is no such folder.
+
+    Args:
+        folder: with the weights and a config.json.
+        target: of what it is to draft for. Where the folder does not say which hidden states are read, they
+            are the usual ones of this target.
+
+    Raises:
+        CheckpointError: the file is damaged; keys are missing, unknown or of another shape; the config has a
+            flag that is not known here, or positions of several axes; or the two tables of its vocabulary
+            contradict each other.
+    """
+    path = find_file(folder, FILES)
+    if path is None or not tensor_names(path) & {*MARKS}:
+        return None
+    found = find_tensors(path, open_checkpoint(path))
+    tensors = {own_name(name): tensor for name, tensor in found.items()}
+    config = read_shape(path, tensors, read_config(folder), target)
+    if config.draft_vocabulary == config.vocabulary:  # then the tables say nothing
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
+    else:
+        add_words(path, tensors, config.vocabulary)
+    head = Eagle3Head(config)
+    expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    check_layout(path, tensors, expected, IGNORED)
+    head.load_state_dict({name: tensors[name] for name in expected})
+    return head
+
+
+def read_shape(
+    path: Path, tensors: dict[str, Tensor], stored: dict[str, Any], target: PreTrainedConfig
+) -> Eagle3Config:
+    """The config of a head that is named as ours are.
+
+    Raises:
+        CheckpointError: its own config asks for what is not known here, or cannot be understood.
+    """
+    file = path.parent / "config.json"
+    for flag in UNKNOWN_FLAGS:
+        if stored.get(flag):
+            raise CheckpointError(f"{file}: {flag}", stored[flag], "a head without it; it is not known here")
+    layers = int(target.get_text_config(decoder=True).num_hidden_layers)
+    places = {**stored.get("eagle_config", {}), **stored}
+    taps = next((places[name] for name in TAPS if places.get(name)), None)
+    try:
+        table = {**stored.get("transformer_layer_config", stored)}
+        table.setdefault("model_type", "llama")
+        shape: Any = AutoConfig.for_model(table.pop("model_type"), **table)
+        rope = getattr(shape, "rope_parameters", None) or {}
+        if rope.get("rope_type", "default") != "default" or "mrope_section" in rope:
+            raise CheckpointError(f"{file}: rope", rope, "plain rotary positions, of one axis")
+        return Eagle3Config(
+            target_layers=layers,
+            vocabulary=int(shape.vocab_size),
+            hidden_size=int(shape.hidden_size),
+            taps=three_taps(layers) if taps is None else list(taps),
+            draft_vocabulary=measure(path, tensors, r"lm_head\.weight"),
+            norm_before_residual=bool(stored.get("norm_before_residual", False)),
+            intermediate_size=int(shape.intermediate_size),
+            num_attention_heads=int(shape.num_attention_heads),
+            num_key_value_heads=int(shape.num_key_value_heads),
+            head_dim=int(getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads),
+            hidden_act=shape.hidden_act,
+            rms_norm_eps=float(shape.rms_norm_eps),
+            rope_theta=float(rope.get("rope_theta", 10000.0)),
+        )
+    except (TypeError, AttributeError, KeyError, StrictDataclassError) as error:
+        allowed = f"the config of an EAGLE-3 head for a target of {layers} layers ({error})"
+        raise CheckpointError("drafter", str(file), allowed) from error
+
+
+def add_words(path: Path, tensors: dict[str, Tensor], vocabulary: int) -> None:
+    """Check the tables of a reduced vocabulary, and add `t2d` where it was left out.
+
+    Raises:
+        CheckpointError: a token is none of the target's, comes twice, or is in one table alone.
+    """
+    offsets = tensors.get("d2t")
+    if offsets is None or offsets.dim() != 1:
+        return  # the comparison of layouts says so
+    tokens = torch.arange(len(offsets)) + offsets
+    known = torch.zeros(vocabulary, dtype=torch.bool)
+    if tokens.min() >= 0 and tokens.max() < vocabulary:
+        known[tokens] = True
+    if int(known.sum()) != len(tokens):
+        allowed = f"different tokens from 0 to {vocabulary - 1}"
+        raise CheckpointError("drafter", f"d2t of {path.parent.name}", allowed)
+    if not torch.equal(tensors.setdefault("t2d", known).bool(), known):
+        raise CheckpointError("drafter", f"t2d of {path.parent.name}", "the tokens that d2t leads to")
+
+
+def own_name(name: str) -> str:
+    """The name that a published tensor has here; what is unknown keeps its own."""
+    for theirs in LAYERS:
+        if name.startswith(theirs):
+            return "decoder.layers.0." + name.removeprefix(theirs)
+    return name

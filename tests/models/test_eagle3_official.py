@@ -1,0 +1,189 @@
+"""Published EAGLE-3 heads, as random weights in the layouts of EAGLE, SpecForge and speculators."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import LlamaConfig
+
+from mmspec.drafters.eagle import Eagle3Drafter
+from mmspec.errors import CheckpointError
+from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
+from mmspec.models.eagle3.official import read_official
+from mmspec.targets import CausalTarget
+from tests.contracts.checks import PROMPTS
+from tests.contracts.mutation import PlantedBug
+from tests.contracts.running import decode, generate
+from tests.models.naive_llama import attention, feed_forward, layer_weights, rms_norm
+from tests.tiny_models import tiny_llama
+
+WIDTH, WORDS, KNOWN, HEADS, GROUPS, INNER, LAYERS = 8, 13, 5, 2, 1, 12, 9
+THETA = 500.0
+LAYER: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": GROUPS,
+    "head_dim": 4,
+    "num_hidden_layers": 1,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": THETA,
+    "vocab_size": WORDS,
+}
+EAGLE = LAYER | {"draft_vocab_size": KNOWN, "architectures": ["LlamaForCausalLM"]}
+SPECULATORS = {
+    "model_type": "speculator_model",
+    "speculators_model_type": "eagle3",
+    "transformer_layer_config": LAYER,
+    "draft_vocab_size": KNOWN,
+    "norm_before_residual": True,
+    "eagle_aux_hidden_state_layer_ids": [1, 3, 8],
+}
+TARGET = LlamaConfig(**LAYER | {"num_hidden_layers": LAYERS})
+CHOSEN = torch.tensor([0, 3, 4, 9, 12])
+
+
+def published(layer: str = "midlayer.") -> dict[str, Tensor]:
+    """Random weights by the names of EAGLE's release."""
+    torch.manual_seed(0)
+    made = {
+        f"{layer}{name}": weight
+        for name, weight in layer_weights(WIDTH, HEADS, GROUPS, INNER, 2 * WIDTH).items()
+    }
+    made |= {f"{layer}{name}.weight": torch.rand(WIDTH) + 0.5 for name in ("input_layernorm", "hidden_norm")}
+    return made | {
+        "fc.weight": torch.randn(WIDTH, 3 * WIDTH),
+        "norm.weight": torch.rand(WIDTH) + 0.5,
+        "lm_head.weight": torch.randn(KNOWN, WIDTH),
+        "d2t": CHOSEN - torch.arange(KNOWN),
+        "t2d": torch.isin(torch.arange(WORDS), CHOSEN),
+    }
+
+
+def store(
+    folder: Path, weights: dict[str, Tensor], config: dict[str, Any] = EAGLE, file: str = "pytorch_model.bin"
+) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    if file.endswith(".bin"):
+        torch.save(weights, folder / file)
+    else:
+        save_file(weights, folder / file)
+    return folder
+
+
+def heads_say_what_the_release_says(folder: Path, layer: str, config: dict[str, Any], file: str) -> None:
+    weights = published(layer)
+    head = read_official(store(folder, weights, config, file), TARGET)
+    assert head is not None
+    assert head.config.taps == config.get("eagle_aux_hidden_state_layer_ids", [2, 4, 6])
+    embeddings, *states = torch.randn(4, 1, 6, WIDTH)
+    features = head.join(states)
+    state = head(head.fuse(embeddings, features), torch.arange(6)[None])
+    logits = head.logits(state, lambda hidden: hidden)[0]
+    own = {name.removeprefix(layer): weight for name, weight in weights.items()}
+    given = torch.cat([each[0] for each in states], -1) @ weights["fc.weight"].T
+    normed = rms_norm(given, own["hidden_norm.weight"])
+    both = torch.cat([rms_norm(embeddings[0], own["input_layernorm.weight"]), normed], -1)
+    rows = (normed if config.get("norm_before_residual") else given) + attention(own, both, THETA)
+    rows = rows + feed_forward(own, rms_norm(rows, own["post_attention_layernorm.weight"]))
+    torch.testing.assert_close(state[0], rows, rtol=1e-4, atol=1e-4)
+    expected = rms_norm(rows, weights["norm.weight"]) @ weights["lm_head.weight"].T
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    assert head.draft_tokens is not None and torch.equal(head.draft_tokens, CHOSEN)
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
+@pytest.mark.parametrize(("layer", "config"), [("midlayer.", EAGLE), ("layers.0.", SPECULATORS)])
+def test_heads_say_what_the_release_says(
+    tmp_path: Path, layer: str, config: dict[str, Any], file: str
+) -> None:
+    heads_say_what_the_release_says(tmp_path, layer, config, file)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("features = normed if self.norm_before_residual else features", "features = features"),
+        ("[self.input_layernorm(embeddings), normed]", "[normed, self.input_layernorm(embeddings)]"),
+    ],
+)
+def test_a_planted_bug_is_caught(tmp_path: Path, old: str, new: str) -> None:
+    def check() -> None:
+        heads_say_what_the_release_says(tmp_path, "layers.0.", SPECULATORS, "pytorch_model.bin")
+
+    where = "mmspec.models.eagle3.modeling:Eagle3Layer.forward"
+    with PlantedBug(where, ((old, new),), check).planted(), pytest.raises(AssertionError):
+        check()
+
+
+def test_a_published_head_drafts_and_knows_its_target(tmp_path: Path) -> None:
+    target = CausalTarget(tiny_llama(hidden=WIDTH, vocab=WORDS, layers=3))
+    head = read_official(store(tmp_path, published()), target.config)
+    assert head is not None
+    drafter = Eagle3Drafter(head.eval(), num_draft_tokens=6, top_k=3).fit(target)
+    prompts = [[token % WORDS for token in prompt] for prompt in PROMPTS]
+    output = decode(target, prompts, drafter, max_new_tokens=12).outputs
+    assert output == [generate(target.model, prompt, 12) for prompt in prompts]
+
+
+def test_a_table_that_was_left_out_is_made_and_a_full_vocabulary_needs_none(tmp_path: Path) -> None:
+    weights = published()
+    full = weights | {"lm_head.weight": torch.randn(WORDS, WIDTH)}
+    del weights["t2d"]
+    head = read_official(store(tmp_path, weights), TARGET)
+    assert head is not None and head.t2d is not None and torch.equal(head.t2d.nonzero()[:, 0], CHOSEN)
+    head = read_official(store(tmp_path, full), TARGET)
+    assert head is not None and head.d2t is None and head.draft_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "named"),
+    [
+        (lambda weights: weights.pop("norm.weight"), {}, r"missing keys: norm\.weight"),
+        (lambda weights: weights.pop("d2t"), {}, "missing keys: d2t"),
+        (
+            lambda weights: weights.update({"fc.weight": torch.ones(WIDTH, 12)}),
+            {},
+            r"fc\.weight is \(8, 12\)",
+        ),
+        (
+            lambda weights: weights.update({"fc_norm.0.weight": torch.ones(WIDTH)}),
+            {},
+            r"unknown keys: fc_norm",
+        ),
+        (lambda weights: weights.update(d2t=torch.zeros(KNOWN).long() - 1), {}, "d2t .* different tokens"),
+        (
+            lambda weights: weights.update(t2d=torch.ones(WORDS).bool()),
+            {},
+            "t2d .* the tokens that d2t leads to",
+        ),
+        (lambda weights: None, {"vocab_size": WORDS + 1}, "t2d"),
+        (lambda weights: None, {"num_key_value_heads": 2}, r"k_proj\.weight is \(4, 16\)"),
+        (lambda weights: None, {"norm_before_fc": True}, "norm_before_fc"),
+        (lambda weights: None, {"norm_output": True}, "norm_output"),
+        (lambda weights: None, {"eagle_aux_hidden_state_layer_ids": [2, 4, LAYERS]}, "taps"),
+        (lambda weights: None, {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 0]}}, "rope"),
+        (lambda weights: None, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(
+    tmp_path: Path, change: Any, config: dict[str, Any], named: str
+) -> None:
+    weights = published()
+    change(weights)
+    with pytest.raises(CheckpointError, match=named):
+        read_official(store(tmp_path, weights, EAGLE | config), TARGET)
+
+
+def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+    Eagle3Head(Eagle3Config.for_target(TARGET, WORDS)).save_pretrained(tmp_path / "ours")
+    tiny_llama().save_pretrained(tmp_path / "llama")
+    for name in ("ours", "llama"):
+        assert read_official(tmp_path / name, TARGET) is None

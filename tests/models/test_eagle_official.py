@@ -1,0 +1,222 @@
+"""Published heads of EAGLE-1 and 2, MSD and ViSpec, as random weights in their layouts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2_5_VLConfig
+
+from mmspec.compressors.boxes import raster
+from mmspec.compressors.spans import PictureSpan
+from mmspec.drafters.eagle import EagleDrafter
+from mmspec.errors import CheckpointError, InputError
+from mmspec.models.eagle import EagleConfig, EagleHead
+from mmspec.models.eagle.official import read_official
+from mmspec.targets import CausalTarget
+from tests.contracts.checks import PROMPTS
+from tests.contracts.running import decode, generate
+from tests.models.naive_llama import attention, feed_forward, layer_weights, rms_norm
+from tests.tiny_models import tiny_llama
+
+WIDTH, WORDS, HEADS, GROUPS, INNER = 8, 13, 2, 1, 12
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": GROUPS,
+    "num_hidden_layers": 1,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": WORDS,
+    "torch_dtype": "float16",
+}
+TARGET = LlamaConfig(**CONFIG | {"num_hidden_layers": 5})
+
+
+def published(bias: bool = True) -> dict[str, Tensor]:
+    """Random weights by the names of EAGLE's release."""
+    torch.manual_seed(0)
+    made = {f"layers.0.{name}": w for name, w in layer_weights(WIDTH, HEADS, GROUPS, INNER, WIDTH).items()}
+    made |= {"fc.weight": torch.randn(WIDTH, 2 * WIDTH), "embed_tokens.weight": torch.randn(WORDS, WIDTH)}
+    return made | ({"fc.bias": torch.randn(WIDTH)} if bias else {})
+
+
+def with_adaptor(queries: int = 2) -> dict[str, Tensor]:
+    """The same with what ViSpec adds."""
+    made = published() | {"img_fc.weight": torch.randn(WIDTH, 2 * WIDTH), "img_fc.bias": torch.randn(WIDTH)}
+    made["imadpt.q"] = torch.randn(queries, HEADS, WIDTH // HEADS)
+    return made | {f"imadpt.{name}_proj.weight": torch.randn(WIDTH, WIDTH) for name in "kvo"}
+
+
+def store(
+    folder: Path,
+    weights: dict[str, Tensor],
+    config: dict[str, Any] | None = None,
+    file: str = "pytorch_model.bin",
+) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | (config or {})))
+    if file.endswith(".bin"):
+        torch.save(weights, folder / file)
+    else:
+        save_file(weights, folder / file, metadata={"format": "pt"})
+    return folder
+
+
+def read(folder: Path, target: PreTrainedConfig = TARGET) -> EagleHead:
+    head = read_official(folder, target)
+    assert head is not None
+    return head.eval().requires_grad_(False)
+
+
+def forward(weights: dict[str, Tensor], rows: Tensor) -> Tensor:
+    """What the release computes of rows [L, d] that have passed `fc`."""
+    layer = {name.removeprefix("layers.0."): weight for name, weight in weights.items()}
+    norm = layer.get("input_layernorm.weight")
+    rows = rows + attention(layer, rows if norm is None else rms_norm(rows, norm))
+    return rows + feed_forward(layer, rms_norm(rows, layer["post_attention_layernorm.weight"]))
+
+
+def fused(weights: dict[str, Tensor], embeddings: Tensor, features: Tensor) -> Tensor:
+    return torch.cat([embeddings, features], -1) @ weights["fc.weight"].T + weights.get("fc.bias", 0.0)
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("norm", [True, False])
+def test_eagle_is_read(tmp_path: Path, file: str, bias: bool, norm: bool) -> None:
+    weights = published(bias)
+    if norm:
+        weights["layers.0.input_layernorm.weight"] = torch.rand(WIDTH) + 0.5
+    head = read(store(tmp_path, weights, file=file))
+    assert (head.config.bias, head.config.input_norm, head.config.vocabulary) == (bias, norm, WORDS)
+    embeddings, features = torch.randn(2, 1, 6, WIDTH)
+    state = head(head.fuse(embeddings, features), torch.arange(6)[None])[0]
+    expected = forward(weights, fused(weights, embeddings[0], features[0]))
+    torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_wrappers_and_tables_of_old_files_are_left_out(tmp_path: Path) -> None:
+    weights = published()
+    weights["layers.0.self_attn.rotary_emb.inv_freq"] = torch.randn(2)
+    torch.testing.assert_close(
+        read(store(tmp_path, {f"module.{name}": weight for name, weight in weights.items()})).fc.weight,
+        weights["fc.weight"],
+    )
+
+
+def test_a_published_head_drafts_and_knows_its_target(tmp_path: Path) -> None:
+    target = CausalTarget(tiny_llama(hidden=WIDTH, vocab=WORDS))
+    drafter = EagleDrafter(read(store(tmp_path, published()), target.config)).fit(target)
+    expected = [[token % WORDS for token in prompt] for prompt in PROMPTS]
+    output = decode(target, expected, drafter, max_new_tokens=12).outputs
+    assert output == [generate(target.model, prompt, 12) for prompt in expected]
+    with pytest.raises(InputError, match="vocabulary is 13"):
+        drafter.fit(CausalTarget(tiny_llama(hidden=WIDTH, vocab=WORDS + 1)))
+
+
+@pytest.mark.parametrize(
+    ("folder", "config", "visual"),
+    [
+        ("EAGLE-Vicuna-7B", {}, "fused"),
+        ("MSD-LLaVA1.5-7B", {}, "embedded"),
+        ("head", {"visual": "embedded"}, "embedded"),
+    ],
+)
+def test_msd_is_known_by_its_name_or_its_config(
+    tmp_path: Path, folder: str, config: dict[str, Any], visual: str
+) -> None:
+    """Its visual rows are embeddings as they are."""
+    weights = published()
+    head = read(store(tmp_path / folder, weights, config))
+    assert head.config.visual == visual
+    embeddings, features = torch.randn(2, 1, 6, WIDTH)
+    made = head.read_prompts(embeddings, features, [6], [[PictureSpan(2, raster(1, 2))]], torch.tensor([5]))
+    expected = fused(weights, embeddings[0, 1:], features[0, :-1])
+    if visual == "embedded":
+        expected[1:3] = embeddings[0, 2:4]
+    torch.testing.assert_close(made.rows[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("queries", [2, 3])
+def test_vispec_is_read(tmp_path: Path, queries: int) -> None:
+    weights = with_adaptor(queries)
+    head = read(store(tmp_path, weights))
+    embeddings, features = torch.randn(2, 1, 8, WIDTH)
+    made = head.read_prompts(embeddings, features, [8], [[PictureSpan(2, raster(2, 2))]], torch.tensor([7]))
+    k, v = (
+        (embeddings[0, 2:6] @ weights[f"imadpt.{name}_proj.weight"].T).unflatten(-1, (HEADS, -1))
+        for name in "kv"
+    )
+    scores = torch.einsum("qhw,nhw->hqn", weights["imadpt.q"], k) * (WIDTH // HEADS) ** -0.5
+    mixed = torch.einsum("hqn,nhw->qhw", scores.softmax(-1), v).flatten(1) @ weights["imadpt.o_proj.weight"].T
+    *tokens, summary = mixed
+
+    def told(features: Tensor, summary: Tensor) -> Tensor:
+        both = torch.cat([features, summary.expand_as(features)], -1)
+        return both @ weights["img_fc.weight"].T + weights["img_fc.bias"]
+
+    before = fused(weights, embeddings[0, 1:2], told(features[0, :1], torch.zeros(WIDTH)))
+    after = fused(weights, embeddings[0, 6:], told(features[0, 5:7], summary))
+    expected = torch.cat([before, torch.stack(tokens), after])
+    torch.testing.assert_close(made.rows[0], expected, rtol=1e-4, atol=1e-4)
+    assert made.slot[0].tolist() == [1, *range(6 - len(tokens), 6), 6, 7]
+    assert made.summary is not None
+    torch.testing.assert_close(made.summary[0], summary, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "named"),
+    [
+        (
+            lambda weights: weights.pop("layers.0.mlp.up_proj.weight"),
+            {},
+            r"missing keys: decoder\.layers\.0\.mlp",
+        ),
+        (lambda weights: weights.update(other=torch.ones(2)), {}, "unknown keys: other"),
+        (
+            lambda weights: weights.update({"fc.weight": torch.ones(WIDTH, WIDTH)}),
+            {},
+            r"fc\.weight is \(8, 8\)",
+        ),
+        (lambda weights: None, {"num_key_value_heads": 2}, r"k_proj\.weight is \(4, 8\)"),
+        (lambda weights: None, {"model_type": "none"}, r"the config of a target"),
+        (lambda weights: None, {"visual": "blind"}, "visual"),
+        (
+            lambda weights: weights.update({"imadpt.q": torch.ones(2, 3, 5)}),
+            {},
+            "the config of a target|imadpt",
+        ),
+        (lambda weights: weights.update({"midlayer.hidden_norm.weight": torch.ones(2)}), {}, "eagle3"),
+        (lambda weights: weights.update({"layers.ar_proj.0.weight": torch.ones(2)}), {}, "FLASH"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(
+    tmp_path: Path, change: Any, config: dict[str, Any], named: str
+) -> None:
+    weights = published()
+    change(weights)
+    with pytest.raises((CheckpointError, InputError), match=named):
+        read_official(store(tmp_path, weights, config), TARGET)
+
+
+def test_positions_of_another_kind_are_refused(tmp_path: Path) -> None:
+    target = Qwen2_5_VLConfig(
+        text_config=CONFIG | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 0]}}
+    )
+    with pytest.raises(CheckpointError, match=r"M-RoPE sections are \[1, 1, 0\]"):
+        read_official(store(tmp_path, published()), target)
+
+
+def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+    EagleHead(EagleConfig.for_target(TARGET, WORDS)).save_pretrained(tmp_path / "ours")
+    tiny_llama().save_pretrained(tmp_path / "llama")
+    for name in ("ours", "llama"):
+        assert read_official(tmp_path / name, TARGET) is None
