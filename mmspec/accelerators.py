@@ -15,13 +15,17 @@ from mmspec.decoding.draft import DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Target
 from mmspec.decoding.parallel import Schedule, decode_cells
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler, is_integer
+from mmspec.decoding.sampling import Sampler, is_integer, require_number
 from mmspec.decoding.sequences import Emission, Sequences
 from mmspec.decoding.speculative import speculate
 from mmspec.drafters import DRAFTERS
+from mmspec.drafters.length import CostModel, PacedDrafter
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.registry import did_you_mean
 from mmspec.schedules import SCHEDULES
+
+LENGTHS = ("fixed", "confidence", "cost")
+DEFAULT_STOP = 0.3
 
 
 @dataclass(frozen=True)
@@ -148,16 +152,23 @@ ACCELERATORS: dict[str, Preset] = {
 class Accelerator:
     """A drafter with a rule that is sound for it; or a schedule, with a rule for what it puts on trial.
 
+    Attributes:
+        costs: what each size of a draft is known to pay, by batch size, where that chooses the size; None
+            where sizes are fixed. It fills as batches are decoded.
+
     Raises:
-        InputError: the rule is not sound for what the drafter proposes.
+        InputError: the rule is not sound for what the drafter proposes, or there are no sizes to choose from.
     """
 
     name: str
     drafter: Drafter
     rule: AcceptanceRule
     schedule: Schedule | None = None
+    costs: dict[int, CostModel] | None = None
 
     def __post_init__(self) -> None:
+        if self.costs is not None and not self.drafter.sizes:
+            raise InputError("length", "cost", f"'fixed': drafts of {self.name!r} have one size")
         proposer = self.drafter if self.schedule is None else self.schedule
         if not is_sound(type(self.rule), proposer):
             sound = sorted(rule for rule in ACCEPTANCE_RULES if is_sound(ACCEPTANCE_RULES[rule], proposer))
@@ -180,7 +191,9 @@ class Accelerator:
             InputError: the drafter, the rule or the schedule does not fit the target.
         """
         schedule = None if self.schedule is None else self.schedule.fit(target)
-        return replace(self, drafter=self.drafter.fit(target), rule=self.rule.fit(target), schedule=schedule)
+        drafter, rule = self.drafter.fit(target), self.rule.fit(target)
+        costs: dict[int, CostModel] | None = None if self.costs is None else {}
+        return replace(self, drafter=drafter, rule=rule, schedule=schedule, costs=costs)
 
     def decode(
         self,
@@ -194,7 +207,8 @@ class Accelerator:
         batch = sampler, requests, sequences, random
         if self.schedule is not None:
             return decode_cells(target, self.schedule, self.rule, *batch)
-        return speculate(target, self.drafter, self.rule, *batch)
+        drafter = self.drafter if self.costs is None else PacedDrafter(self.drafter, self.costs)
+        return speculate(target, drafter, self.rule, *batch)
 
     def check(self, sampler: Sampler) -> None:
         """Raise InputError if the rule's promise does not hold for this way of sampling."""
@@ -227,8 +241,24 @@ def find_preset(name: object) -> Preset:
     return ACCELERATORS[name]
 
 
-def build_accelerator(name: str, *, acceptance: str | None = None, **options: object) -> Accelerator:
+def build_accelerator(
+    name: str,
+    *,
+    acceptance: str | None = None,
+    length: str = "fixed",
+    stop_below: float | None = None,
+    **options: object,
+) -> Accelerator:
     """Make an accelerator from its name and the options of its drafter, rule and schedule.
+
+    Args:
+        name: of a preset.
+        acceptance: another rule.
+        length: of drafts: "fixed"; "confidence" goes no deeper where the drafter finds every path unlikely;
+            "cost" chooses among a few sizes by what rounds cost and give here, and stops drafting for a while
+            where none pays.
+        stop_below: the probability of a path for "confidence"; 0.3 if None.
+        options: of drafter, rule and schedule.
 
     Raises:
         InputError: unknown name, unsound pairing, or a value outside its range.
@@ -244,18 +274,33 @@ def build_accelerator(name: str, *, acceptance: str | None = None, **options: ob
     known = for_drafter | for_rule | for_schedule
     for option in options:
         if option not in known:
-            allowed = did_you_mean(option, sorted(known | {"acceptance"}))
+            allowed = did_you_mean(option, sorted(known | {"acceptance", "length", "stop_below"}))
             raise UnknownArgumentError(f"option of accelerator {name!r}", option, allowed)
     options = {key: value for key, value in preset.options.items() if key in known} | options
     if is_integer(drafted := options.get("num_draft_tokens")) and drafted == 0:  # no draft: plain decoding
         drafter_class, for_drafter = DRAFTERS["none"], set()
     drafter = drafter_class(**{key: value for key, value in options.items() if key in for_drafter})
+    drafter = with_length(drafter, length, stop_below)
+    costs: dict[int, CostModel] | None = {} if length == "cost" else None
     rule_class = next((rule for rule in rule_classes if is_sound(rule, drafter)), rule_classes[0])
     rule = rule_class(**{key: value for key, value in options.items() if key in for_rule})
     if schedule_class is None:
-        return Accelerator(name, drafter, rule)
+        return Accelerator(name, drafter, rule, costs=costs)
     schedule = schedule_class(**{key: value for key, value in options.items() if key in for_schedule})
-    return Accelerator(name, drafter, rule, schedule)
+    return Accelerator(name, drafter, rule, schedule, costs)
+
+
+def with_length(drafter: Drafter, length: str, stop_below: float | None) -> Drafter:
+    """The drafter with drafts of that length; see `build_accelerator`."""
+    if length not in LENGTHS:
+        raise InputError("length", length, did_you_mean(length, LENGTHS))
+    if length == "confidence":
+        least = DEFAULT_STOP if stop_below is None else stop_below
+        require_number("stop_below", least, 0.0, 1.0, "above 0, at most 1", open_below=True)
+        return drafter.stopping_below(least)
+    if stop_below is not None:
+        raise InputError("stop_below", stop_below, "nothing: it goes with length='confidence'")
+    return drafter
 
 
 def keywords(plugin: type) -> set[str]:

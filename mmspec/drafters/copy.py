@@ -16,6 +16,7 @@ from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, check_draft_tokens
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, is_integer
+from mmspec.drafters.length import half_lengths
 from mmspec.errors import InputError
 
 
@@ -111,18 +112,30 @@ class CopyDrafter(Drafter):
     ) -> DraftSession:
         return CopySession(self, len(requests))
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return half_lengths(self.num_draft_tokens)
+
 
 class CopySession(DraftSession):
-    """One automaton per row."""
+    """One automaton per row.
+
+    Attributes:
+        num_draft_tokens: the longest continuation to propose next.
+    """
 
     def __init__(self, drafter: CopyDrafter, rows: int) -> None:
         self.drafter = drafter
+        self.num_draft_tokens = drafter.num_draft_tokens
         self.automata = [SuffixAutomaton() for _ in range(rows)]
+
+    def resize(self, size: int) -> None:
+        self.num_draft_tokens = size
 
     def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
         found = [self._continuation(row, tokens) for row, tokens in enumerate(history)]
         # Two shapes only: a round in which no row has anything to copy is a plain one.
-        nodes = self.drafter.max_nodes if any(found) else 1
+        nodes = self.num_draft_tokens + 1 if any(found) else 1
         chains = torch.tensor([[0, *copied] + [0] * (nodes - 1 - len(copied)) for copied in found])
         lengths = torch.tensor([len(copied) for copied in found])
         tokens = chains.to(root.device)
@@ -137,4 +150,4 @@ class CopySession(DraftSession):
         if automaton.match_length < self.drafter.min_match:
             return []
         end = automaton.match_end
-        return automaton.tokens[end : end + self.drafter.num_draft_tokens]
+        return automaton.tokens[end : end + self.num_draft_tokens]

@@ -5,6 +5,7 @@ Speculative decoding as first published (Leviathan et al., 2211.17192; Chen et a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,9 +13,18 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, check_draft_tokens
+from mmspec.decoding.interfaces import (
+    Drafter,
+    DraftSession,
+    PromptOutput,
+    Request,
+    TargetOutput,
+    check_draft_tokens,
+)
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Sampler, draw
+from mmspec.decoding.sampling import Sampler, Scores, draw
+from mmspec.decoding.verdict import Verdict
+from mmspec.drafters.length import half_lengths
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget
@@ -47,6 +57,7 @@ class DraftModelDrafter(Drafter):
         self.model = model
         self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
         self.sampling = sampling
+        self.stop_below = 0.0
         self.kind = KIND_OF_SAMPLING[sampling]
         self.max_nodes = num_draft_tokens + 1
 
@@ -55,9 +66,23 @@ class DraftModelDrafter(Drafter):
     ) -> DraftSession:
         return DraftModelSession(self, requests, prefill.logits.shape[-1], sampler, random)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return half_lengths(self.num_draft_tokens)
+
+    def stopping_below(self, probability: float) -> DraftModelDrafter:
+        cautious = copy.copy(self)
+        cautious.stop_below = probability
+        return cautious
+
 
 class DraftModelSession(DraftSession):
-    """The draft model's own cache of one batch."""
+    """The draft model's own cache of one batch.
+
+    Attributes:
+        num_draft_tokens: length of the next chain.
+        unread: rounds since the last chain.
+    """
 
     def __init__(
         self,
@@ -68,6 +93,7 @@ class DraftModelSession(DraftSession):
         random: RandomStream,
     ) -> None:
         self.drafter = drafter
+        self.num_draft_tokens, self.unread = drafter.num_draft_tokens, 1
         self.vocabulary = vocabulary
         # q may be any law as long as it is the one drawn from: guidance and path grammars stay the target's
         self.sampler = replace(
@@ -91,29 +117,44 @@ class DraftModelSession(DraftSession):
         ]
 
     def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        # Reading the last two tokens anew, whatever was accepted, keeps one shape for every row:
-        # the token before the root may be the draft's own last one, which it has not read yet.
-        cache = self.state.cache
-        cache.longest = max(len(row) + ahead for row, ahead in zip(history, self.ahead, strict=True)) - 2
-        # finished rows may have accepted more than they kept
-        cache.lengths.copy_((self.prompt_lengths + emitted - 2).clamp_max(cache.longest))
-        # a row may have failed at its first token, with a prompt of one
-        before = torch.tensor([row[-2:][0] for row in history], device=root.device)
+        # Reading the last two tokens anew, whatever was accepted, keeps one shape for every row: the token
+        # before the root may be the draft's own last one, which it has not read yet. Every round that
+        # nothing was drafted for has one token more.
+        cache, newest = self.state.cache, 1 + self.unread
+        self.unread = 0
+        longest = max(len(row) + ahead for row, ahead in zip(history, self.ahead, strict=True))
+        cache.longest = max(0, longest - newest)
+        # finished rows may have accepted more than they kept, or stopped before there were so many
+        cache.lengths.copy_((self.prompt_lengths + emitted - newest).clamp(0, cache.longest))
+        recent = [[row[0]] * (newest - len(row)) + list(row[-newest:]) for row in history]
         tokens, laws, sound = [root], [], torch.ones_like(root, dtype=torch.bool)
-        step, valid = torch.stack([before, root], 1), [sound]
-        for depth in range(self.drafter.num_draft_tokens):
+        step, valid = torch.tensor(recent, device=root.device), [sound]
+        step[:, -1] = root
+        likely, going = torch.ones_like(root, dtype=torch.float32), sound
+        for depth in range(self.num_draft_tokens):
             last = Draft.chain(step[:, -1:], DraftKind.POINT)
             scores = self.sampler(self._read(step), last, history)
+            if self.drafter.stop_below:  # decided by the law alone: what was drawn from it would bias it
+                likely = likely * scores.logits[:, 0].softmax(-1).amax(-1)
+                going = going & (likely >= self.drafter.stop_below) if depth else going
+                if not going.any():
+                    break
             if self.drafter.kind is DraftKind.IID:
                 laws.append(scores.probabilities()[:, 0])
                 tokens.append(draw(laws[-1], self.random, emitted + depth, Purpose.DRAFT))
             else:
                 tokens.append(scores.choose(last, self.random, emitted + depth)[:, 0])
             sound = sound & scores.are_finite()[:, 0]
-            valid.append(sound)
+            valid.append(sound & going)
             step = tokens[-1][:, None]
         q = torch.stack([torch.zeros_like(laws[0]), *laws], 1) if laws else None
         return Draft.chain(torch.stack(tokens, 1), self.drafter.kind, q, torch.stack(valid, 1), ~sound)
+
+    def resize(self, size: int) -> None:
+        self.num_draft_tokens = size
+
+    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+        self.unread += 1
 
     def _read(self, tokens: Tensor) -> Tensor:
         """Read tokens [B, m] into the cache; the draft's logits [B, 1, V] after the last of them."""

@@ -50,9 +50,11 @@ class FeatureSession(HeadSession):
     guesses. The latter are never committed, and overwritten in the next round.
 
     Attributes:
-        tokens: [B, D + 1] committed in the last round; the newest, the root, is filled in when it is known.
+        tokens: [B, D + 1] committed since the head last read; the newest, the root, is filled in when it is
+            known. Rounds that nothing was drafted for make them longer.
         features: [R, D + 1, d] of the token before each; R = B, or 2B under guidance.
         accepted: [B] which of them the root is; later ones are padding.
+        has_read: whether the head has read them.
         summary: [R, s] what the head keeps of the prompts' pictures; None if nothing.
     """
 
@@ -79,15 +81,25 @@ class FeatureSession(HeadSession):
         self.features = pad(last, (0, 0, 0, self.shape.depth))
         self.tokens = torch.zeros(len(requests), self.shape.depth + 1, dtype=torch.long, device=last.device)
         self.accepted = self.tokens[:, 0]
+        self.has_read = False
 
     @abstractmethod
     def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft: ...
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         path = self._copied(verdict.path)
-        self.tokens = draft.tokens.gather(1, verdict.path).roll(-1, 1)
-        self.features = self.head.join([gather_rows(output.taps[tap], path) for tap in self.head.taps])
-        self.accepted = verdict.accepted
+        tokens = draft.tokens.gather(1, verdict.path)
+        features = self.head.join([gather_rows(output.taps[tap], path) for tap in self.head.taps])
+        if self.has_read:
+            self.tokens, self.features, self.accepted = tokens.roll(-1, 1), features, verdict.accepted
+            self.has_read = False
+            return
+        more = tokens.shape[1]  # the old root and what follows it
+        places = self.accepted[:, None] + torch.arange(more, device=tokens.device)
+        self.tokens = pad(self.tokens, (0, more)).scatter(1, places, tokens)
+        after = self._copied(places + 1)[..., None].expand_as(features)
+        self.features = pad(self.features, (0, 0, 0, more)).scatter(1, after, features)
+        self.accepted = self.accepted + 1 + verdict.accepted
 
     def _read_prompts(
         self,
@@ -129,7 +141,8 @@ class FeatureSession(HeadSession):
         return self.head.read_prompts(embeddings, features, [length], spans, question)
 
     def _read_committed(self, root: Tensor, history: Sequence[Sequence[int]]) -> Tensor:
-        """Read what the last round committed, the root included; the head's state there, [R, d]."""
+        """Read what was committed since the last time, the root included; the head's state there, [R, d]."""
+        self.has_read = True
         tokens = self.tokens.scatter(1, self.accepted[:, None], root[:, None])
         chain = Draft.chain(tokens, DraftKind.POINT)
         hidden = self._read(tokens, self.features, chain.ancestors, chain.depth)

@@ -213,7 +213,7 @@ BUGS = {
     "a finished row of the draft writes beyond its place": bug(
         edge_checks.finished_rows_leave_the_others_alone,
         f"{DRAFTING}.propose",
-        (".clamp_max(cache.longest)", ""),
+        (".clamp(0, cache.longest)", ""),
     ),
     "the longest row is that of the prompts alone": bug(
         edge_checks.guidance_with_a_longer_negative_prompt,

@@ -1,0 +1,118 @@
+"""What must hold of drafts of changing size: tests run it on the code, planted bugs on mutants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import cycle
+from typing import Any
+
+import pytest
+
+from mmspec.acceptance.rejection import SpeculativeSampling
+from mmspec.decoding import cache as cache_module
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.drafters.eagle import EagleDrafter
+from mmspec.drafters.head_drafter import HeadDrafter
+from mmspec.drafters.length import CostModel, PacedDrafter
+from tests.contracts import laws
+from tests.contracts.checks import PROMPTS, joint_of, llama
+from tests.contracts.running import FanOutTarget, decode, random_prompts
+from tests.drafters.eagle_checks import WORDS, Examined, Gullible, few_words, head_for
+from tests.drafters.heads_checks import drafter_for
+from tests.drafters.naive_eagle import NaiveEagle
+from tests.drafters.naive_heads import NaiveHydra, NaiveMedusa
+from tests.tiny_models import tiny_lm_v8
+
+PACE = (1, 0, 2, 0, 0, 3, 1, 0, 4, 4)
+
+
+class Script(CostModel):
+    """Chooses by a list, again and again, whatever rounds cost."""
+
+    def __init__(self, sizes: int, pace: Iterable[int] = PACE) -> None:
+        super().__init__(sizes)
+        self.pace = cycle(choice for choice in pace if choice <= sizes)
+        self.rounds: list[tuple[int, float, float]] = []
+
+    def choose(self) -> int:
+        return next(self.pace)
+
+    def record(self, choice: int, tokens: float, seconds: float) -> None:
+        self.rounds.append((choice, tokens, seconds))
+
+
+def paced(inner: Any, pace: Iterable[int] = PACE, rows: Sequence[int] = (1, 2, 3)) -> PacedDrafter:
+    """A drafter that runs through its sizes, plain rounds between them."""
+    return PacedDrafter(inner, {count: Script(len(inner.sizes), pace) for count in rows})
+
+
+class Resized(Examined):
+    """Compares the drafts of every size with the slow way."""
+
+    def __init__(self, inner: HeadDrafter, new_tokens: int, slow_way: type[NaiveEagle]) -> None:
+        super().__init__(inner, new_tokens, slow_way)
+        self.known = inner.sizes
+
+    @property
+    def sizes(self) -> tuple[Any, ...]:
+        return self.known
+
+    def resize(self, size: Any) -> None:
+        self.inner.shape = size
+        self.session.resize(size)
+
+
+def resized_drafts_are_those_of_the_slow_way(kind: str = "eagle") -> None:
+    """Sizes that change and rounds left out, in float64: the head has read all that was committed."""
+    target, sizes = few_words(), {"num_draft_tokens": 12, "depth": 4, "top_k": 4}
+    drafter: HeadDrafter
+    if kind == "eagle":
+        drafter, slow_way = EagleDrafter(head_for(target), **sizes).fit(target), NaiveEagle
+    else:
+        drafter = drafter_for(kind, target, **sizes)
+        slow_way = NaiveMedusa if kind == "medusa" else NaiveHydra
+    examined = Resized(drafter, 24, slow_way)
+    assert len(examined.sizes) == 4
+    prompts = random_prompts(2, WORDS, longest=6, seed=4)
+    run = decode(target, prompts, paced(examined), Gullible(), Sampler(1.0), max_new_tokens=24)
+    assert examined.drafts >= 8, "some drafts were compared"
+    assert len(run.stats.accepted_histogram) >= 3
+
+
+def confident_law(stop_below: float = 0.3, pace: Iterable[int] = (1,)) -> None:
+    """Chains that end where the draft model is unsure, and sizes that change: the law is the target's."""
+    sampler, prompt, rows = Sampler(1.0), (3, 1, 4), 6_000
+    target, small = FanOutTarget(tiny_lm_v8()), FanOutTarget(tiny_lm_v8(seed=5))
+    drafter = DraftModelDrafter(small, 3, "sampled").stopping_below(stop_below)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache_module, "CAPACITY_BLOCK", 16)  # 6,000 rows of 256 places would be gigabytes
+        run = decode(
+            target,
+            [prompt] * rows,
+            paced(drafter, pace, rows=[rows]),
+            SpeculativeSampling(),
+            sampler,
+            max_new_tokens=4,
+            seed=7,
+        )
+    laws.check_outputs(run, joint_of(target, prompt, 4, sampler), f"stopping below {stop_below}")
+    drafted = sum(run.stats.drafted) / sum(run.stats.rounds)
+    assert 0.2 < drafted < 2.8, "some chains were cut short, others were not"
+
+
+def simulate(model: CostModel, given: Sequence[float], taken: Sequence[float], rounds: int) -> list[int]:
+    """Choices of a model on a device where choice i gives so many tokens and takes so many seconds."""
+    choices = []
+    for _ in range(rounds):
+        choices.append(model.choose())
+        model.record(choices[-1], given[choices[-1]], taken[choices[-1]])
+    return choices
+
+
+def draft_model_is_always_right() -> None:
+    """A model that drafts for itself has all its tokens accepted, after rounds left out too."""
+    target = llama()
+    drafter = DraftModelDrafter(target, 3)
+    run = decode(target, PROMPTS, paced(drafter, (1, 0, 2, 0, 0, 3)), max_new_tokens=40)
+    assert min(run.stats.accepted) / max(run.stats.drafted) > 0.85  # the last round is cut

@@ -1,0 +1,214 @@
+"""How much is drafted: what pays on this device, and that no output depends on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+
+import pytest
+
+from mmspec.accelerators import Accelerator, build_accelerator
+from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.drafters.eagle import EagleDrafter
+from mmspec.drafters.length import LONGEST_PAUSE, PAUSE, TRIALS, CostModel, PacedDrafter
+from mmspec.drafters.none import NoDrafter
+from mmspec.errors import InputError, UnknownArgumentError
+from tests.contracts.checks import PROMPTS, llama
+from tests.contracts.mutation import PlantedBug
+from tests.contracts.running import decode, generate
+from tests.drafters import eagle_checks, flash_checks, length_checks
+from tests.drafters.flash_checks import answer, inputs_of, target_of
+from tests.drafters.length_checks import paced, simulate
+
+SESSION, MODEL = (
+    "mmspec.drafters.feature_session:FeatureSession",
+    "mmspec.drafters.draft_model:DraftModelSession",
+)
+LENGTHS = [{"length": "confidence", "stop_below": 0.05}, {"length": "cost"}]
+
+
+def test_the_size_that_pays_best_is_taken():
+    """S = tau / (1 + c_draft * passes + c_verify(n)), with costs in plain rounds of 10 ms."""
+    draft, passes, verify = 0.1, (0, 5, 1), (0.0, 0.4, 0.1)
+    tau = (1.0, 3.0, 2.0)
+    seconds = [0.01 * (1 + draft * steps + more) for steps, more in zip(passes, verify, strict=True)]
+    model = CostModel(2)
+    choices = simulate(model, tau, seconds, 300)
+    for choice in (1, 2):
+        formula = tau[choice] / (1 + draft * passes[choice] + verify[choice])
+        assert model.speedup(choice) == pytest.approx(formula)
+    assert sorted(choices[: 3 * TRIALS]) == [0] * TRIALS + [1] * TRIALS + [2] * TRIALS
+    assert Counter(choices[3 * TRIALS :]).most_common(1)[0] == (
+        2,
+        287,
+    )  # the others have a round now and then
+    assert set(choices[3 * TRIALS :]) == {0, 1, 2}
+
+
+def test_nothing_is_drafted_where_nothing_pays_and_trials_get_rarer():
+    model = CostModel(2)
+    choices = simulate(model, (1.0, 1.5, 2.0), (1.0, 1.48, 2.5), 3 * TRIALS)
+    assert model.speedup(1) == pytest.approx(1.5 / 1.48)  # below 1.02
+    assert model.speedup(2) == pytest.approx(2.0 / 2.5)
+    choices += simulate(model, (1.0, 1.5, 2.0), (1.0, 1.48, 2.5), 4000)
+    assert choices[3 * TRIALS : 3 * TRIALS + PAUSE] == [0] * PAUSE
+    assert choices[3 * TRIALS + PAUSE] == 1
+    drafted = [index for index, choice in enumerate(choices) if choice]
+    assert max(b - a for a, b in zip(drafted, drafted[1:], strict=False)) > LONGEST_PAUSE // 2
+    assert len(drafted) < 40
+
+
+def test_drafting_is_taken_up_again_when_it_pays():
+    model = CostModel(1)
+    simulate(model, (1.0, 1.0), (1.0, 1.5), 100)
+    choices = simulate(model, (1.0, 3.0), (1.0, 1.5), 200)
+    assert choices[-40:].count(1) >= 39
+    choices = simulate(model, (1.0, 1.0), (1.0, 1.5), 200)  # the text changed: nothing is accepted any more
+    assert choices[-20:].count(0) == 20
+
+
+def test_a_round_lasts_from_one_proposal_to_the_next_and_gives_what_a_row_grew_by():
+    clock = count()
+    drafter = DraftModelDrafter(llama(), 3)
+    models = {3: length_checks.Script(len(drafter.sizes), (1, 0, 2))}
+    run = decode(
+        llama(), PROMPTS, PacedDrafter(drafter, models, lambda: float(next(clock))), max_new_tokens=18
+    )
+    whole = {1: 4.0, 0: 1.0, 2: 3.0}  # a model that drafts for itself is always right
+    rounds = models[3].rounds
+    assert [(choice, given) for choice, given, _ in rounds[:4]] == [
+        (choice, whole[choice]) for choice in (1, 0, 2, 1)
+    ]
+    assert {seconds for _, _, seconds in rounds} == {1.0}
+    assert run.stats.draft_passes > 0
+
+
+@pytest.mark.parametrize(("temperature", "batch"), [(0.0, 1), (0.0, 3), (0.9, 3)])
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+@pytest.mark.parametrize("name", ["eagle", "flash", "draft_model", "copy"])
+def test_no_output_depends_on_the_size_of_drafts(name, family, temperature, batch):
+    target, sampler = target_of(family), Sampler(temperature)
+    inputs = list(inputs_of(family).values())[:batch]
+    expected = answer(target, NoDrafter(), inputs, sampler, 16).outputs()
+    models = {
+        "eagle": eagle_checks.head_for(target),
+        "flash": flash_checks.head_for(target),
+        "draft_model": target,
+    }
+    options = {"model": models[name]} if name in models else {"min_match": 1}
+    for length in LENGTHS:
+        if name == "copy" and length["length"] == "confidence":
+            continue
+        accelerator = build_accelerator(name, **options, **length).fit(target)
+        drafter = accelerator.drafter if accelerator.costs is None else paced(accelerator.drafter)
+        assert answer(target, drafter, inputs, sampler, 16).outputs() == expected
+
+
+def test_measured_costs_outlive_a_call_and_not_a_change_of_target():
+    accelerator = build_accelerator("draft_model", model=llama(), length="cost").fit(llama())
+    for drafter in (PacedDrafter(accelerator.drafter, accelerator.costs) for _ in range(2)):
+        decode(llama(), PROMPTS, drafter)
+        (known,) = accelerator.costs.values()
+    assert list(accelerator.costs) == [len(PROMPTS)]
+    assert known.speedup(1) > 0
+    assert accelerator.fit(llama()).costs == {}
+
+
+def test_greedy_output_is_that_of_generate():
+    target = llama()
+    drafter = EagleDrafter(eagle_checks.head_for(target)).fit(target)
+    assert decode(target, PROMPTS, paced(drafter)).outputs == [generate(target.model, p) for p in PROMPTS]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "hydra", "hydra, without prefix attention"])
+def test_resized_drafts_are_those_of_the_slow_way(kind):
+    length_checks.resized_drafts_are_those_of_the_slow_way(kind)
+
+
+@pytest.mark.parametrize("pace", [(1,), (0, 2, 1)])
+def test_the_law_is_kept_where_chains_stop_early(pace):
+    length_checks.confident_law(pace=pace)
+
+
+def test_a_higher_threshold_drafts_less():
+    target, head = llama(), eagle_checks.head_for(llama())
+    passes = [
+        decode(
+            target, PROMPTS, EagleDrafter(head).stopping_below(least).fit(target), max_new_tokens=24
+        ).stats.draft_passes
+        for least in (0.001, 0.5, 0.9)
+    ]
+    assert passes[0] > passes[1] > passes[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("eagle", {"length": "costs"}, "cost"),
+        ("eagle", {"length": "confidence", "stop_below": 0.0}, "stop_below"),
+        ("eagle", {"length": "cost", "stop_below": 0.5}, "stop_below"),
+        ("eagle", {"length": "confidence", "tree": "eagle"}, "dynamic tree"),
+        ("copy", {"length": "confidence"}, "CopyDrafter"),
+        ("none", {"length": "cost"}, "one size"),
+        ("sjd", {"length": "cost"}, "one size"),
+    ],
+)
+def test_what_cannot_be_is_refused(name, options, message):
+    if name == "eagle":
+        options = {"model": eagle_checks.head_for(llama()), **options}
+    with pytest.raises(InputError, match=message):
+        build_accelerator(name, **options)
+
+
+def test_a_mistyped_option_names_the_nearest():
+    with pytest.raises(UnknownArgumentError, match="length"):
+        build_accelerator("copy", lenght="cost")
+
+
+def test_fixed_is_the_default():
+    accelerator = build_accelerator("copy")
+    assert accelerator.costs is None
+    assert Accelerator("copy", NoDrafter(), SampleAndMatch()).costs is None
+
+
+BUGS = {
+    "a sampled token dropped for its own low q": PlantedBug(
+        f"{MODEL}.propose",
+        (
+            (
+                "scores.logits[:, 0].softmax(-1).amax(-1)",
+                "(p := scores.probabilities()[:, 0]).gather("
+                "1, draw(p, self.random, emitted + depth, Purpose.DRAFT)[:, None])[:, 0]",
+            ),
+            (" if depth else going", ""),
+        ),
+        length_checks.confident_law,
+    ),
+    "the draft model misses rounds that were left out": PlantedBug(
+        f"{MODEL}.propose",
+        (("1 + self.unread", "2"),),
+        length_checks.draft_model_is_always_right,
+    ),
+    "hidden states of rounds left out stand one place off": PlantedBug(
+        f"{SESSION}.observe",
+        (("places + 1", "places"),),
+        length_checks.resized_drafts_are_those_of_the_slow_way,
+    ),
+    "tokens of rounds left out overwrite those before them": PlantedBug(
+        f"{SESSION}.observe",
+        (("self.accepted[:, None] + torch", "0 * self.accepted[:, None] + torch"),),
+        length_checks.resized_drafts_are_those_of_the_slow_way,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bugs_are_caught(name):
+    with BUGS[name].planted(), pytest.raises(AssertionError):
+        BUGS[name].check()
+
+
+def test_the_draft_model_has_read_what_it_was_left_out_of():
+    length_checks.draft_model_is_always_right()
