@@ -25,11 +25,12 @@ from mmspec.training.vlm_processor import MAX_LENGTH
 __all__ = ["SHAPES_BY_SIZE", "ConversationLoss", "ModelShape", "PatchLoss", "build_model", "exact_answers"]
 
 MENTION_WEIGHT = 0.5
+TOWER_HEAD_WIDTH = 32
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Widths and depths of one size of reference model."""
+    """Widths and depths of one size of reference model; `head_width` is that of the decoder."""
 
     tower_width: int
     tower_layers: int
@@ -42,8 +43,9 @@ SHAPES_BY_SIZE = {
     "base": ModelShape(tower_width=128, tower_layers=4, decoder_width=192, decoder_layers=6),
     "small": ModelShape(tower_width=128, tower_layers=4, decoder_width=128, decoder_layers=2),
     "tiny": ModelShape(tower_width=32, tower_layers=1, decoder_width=32, decoder_layers=2),
+    "large": ModelShape(tower_width=128, tower_layers=4, decoder_width=768, decoder_layers=16, head_width=64),
 }
-"""The reference model, its draft, and one for tests."""
+"""The reference model, its draft, one for tests, and one of 115 M parameters for GPUs."""
 
 
 def build_model(shape: ModelShape, processor: LlavaProcessor) -> LlavaForConditionalGeneration:
@@ -58,7 +60,7 @@ def build_model(shape: ModelShape, processor: LlavaProcessor) -> LlavaForConditi
         hidden_size=shape.tower_width,
         intermediate_size=4 * shape.tower_width,
         num_hidden_layers=shape.tower_layers,
-        num_attention_heads=shape.tower_width // shape.head_width,
+        num_attention_heads=shape.tower_width // TOWER_HEAD_WIDTH,
         image_size=CANVAS,
         patch_size=processor.patch_size,
         projection_dim=shape.tower_width,
