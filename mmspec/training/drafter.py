@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -14,13 +14,13 @@ from transformers import AutoConfig, PreTrainedModel
 
 from mmspec.errors import CheckpointError
 from mmspec.targets import CausalTarget
-from mmspec.training.checkpointing import load_state
 from mmspec.training.drafter_data import DrafterBatch, DrafterData, acceptance_length
 from mmspec.training.drafter_methods import METHODS, check_method, written
 from mmspec.training.drafter_sources import Rows, open_target
 from mmspec.training.environment import environment, open_accelerator, prepare_training
+from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.schedule import Budget
-from mmspec.training.stage import OnStep, Run, Stage, train_stage
+from mmspec.training.stage import Run, Stage, train_stage
 from mmspec.training.vlm_folder import half_precision
 
 __all__ = ["train_drafter", "train_on"]
@@ -40,18 +40,9 @@ def train_drafter(
     regenerate: int = 0,
     dtype: str = "auto",
     start: str | Path | None = None,
-    minutes: float | None = None,
-    steps: int | None = None,
-    batch_size: int = 8,
     accumulate: int = 1,
-    seed: int = 0,
-    resume: bool = False,
-    threads: int | None = None,
-    state: str | Path | None = None,
-    checkpoint_s: float = 60.0,
-    check_s: float = 120.0,
     log_dir: str | Path | None = None,
-    on_step: OnStep | None = None,
+    **how: Unpack[PlanOptions],
 ) -> Path:
     """Train a drafter for a target and save it as a folder that `drafter=` takes.
 
@@ -71,18 +62,9 @@ def train_drafter(
         dtype: of the target: "float32", "bfloat16", "float16", or "auto" (see `pick_dtype`). The drafter is
             trained in single precision, under bfloat16 autocast on a GPU and where the target is not.
         start: a trained drafter to begin with, instead of random weights; its target may have changed since.
-        minutes: length of the training; 10 where neither this nor `steps` is given.
-        steps: length in optimizer steps instead; the result is then reproducible.
-        batch_size: sequences that a process reads at once.
         accumulate: so many batches make a step.
-        seed: of the weights and of all sequences.
-        resume: go on from the state file of an interrupted run.
-        threads: CPU threads; None leaves the number as it is.
-        state: file of the training state; by default `<out>.training.pt` beside the folder.
-        checkpoint_s: seconds between two states on disk.
-        check_s: seconds between two measurements of the acceptance length on held-out prompts.
         log_dir: folder for tensorboard: the loss and its parts, the learning rate, the acceptance length.
-        on_step: called with (step, loss) after every step.
+        how: see `TrainingPlan`; by default 10 minutes, of 8 sequences at once.
 
     Returns:
         The folder. Its `training.json` records how it was made.
@@ -94,30 +76,25 @@ def train_drafter(
     """
     settings = dict(settings or {})
     check_method(method, settings)
-    if minutes is None and steps is None:
-        minutes = DEFAULT_MINUTES
-    budget = Budget(steps, None if minutes is None else minutes * 60)
-    prepare_training(seed, threads)
+    plan = TrainingPlan.of(how, minutes=DEFAULT_MINUTES, batch_size=8, check_s=120.0)
+    prepare_training(plan.seed, plan.threads)
     out = Path(out)
     accelerator = open_accelerator(accumulate, None if log_dir is None else (Path(log_dir), out.name))
     reading: dict[str, Any] = {"dtype": dtype, "max_length": max_length, "regenerate": regenerate}
-    teacher, source = open_target(target, accelerator.device, batch_size, seed, data, **reading)
+    teacher, source = open_target(target, accelerator.device, plan.batch_size, plan.seed, data, **reading)
     model = METHODS[method].build(teacher, **settings)
-    if (prepare := METHODS[method].prepare) is not None and not resume:
+    if (prepare := METHODS[method].prepare) is not None and not plan.resume:
         prepare(model, source)
     before = [] if start is None else take_weights(model, Path(start))
-    state_path = Path(state) if state is not None else out.with_name(f"{out.name}.training.pt")
-    run = Run(accelerator, model, state_path, checkpoint_s, check_s, on_step)
-    if resume:
-        run.restore(load_state(state_path))
-    train_on(run, method, teacher, source, budget, settings)
+    run = plan.run(out, accelerator, model)
+    train_on(run, method, teacher, source, plan.budget, settings)
     if accelerator.is_main_process:
         options = {
             "target": target,
             "method": written(method, settings),
             "out": out,
-            "minutes": minutes,
-            "steps": steps,
+            "minutes": plan.minutes,
+            "steps": plan.steps,
             "data": data if isinstance(data, str | Path) else None,
             "max-length": max_length,
             "regenerate": regenerate or None,
@@ -132,8 +109,8 @@ def train_drafter(
             "method": method,
             "target": Path(target).name,
             "target_dtype": str(teacher.dtype).removeprefix("torch."),
-            "seed": seed,
-            "batch_size": batch_size,
+            "seed": plan.seed,
+            "batch_size": plan.batch_size,
             "stages": [*before, *run.finished],
         }
         save_drafter(model, out, record | environment(accelerator, model))

@@ -6,19 +6,17 @@ The text encoder learns with it. Every batch is made of new scenes, and the prom
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import nn
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.llamagen.vq import encode_image
 from mmspec.registry import did_you_mean
-from mmspec.training.checkpointing import load_state
-from mmspec.training.environment import environment, prepare_training
+from mmspec.training.environment import environment, open_accelerator, prepare_training
 from mmspec.training.image_data import GRID, PICTURE_SIZE, ImageBatch, image_batch
 from mmspec.training.image_folder import load_vq, save_image_model
 from mmspec.training.image_model import (
@@ -29,9 +27,9 @@ from mmspec.training.image_model import (
     build_transformer,
 )
 from mmspec.training.image_start import take_weights
+from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.reader import load_reader
-from mmspec.training.schedule import Budget
-from mmspec.training.stage import OnStep, Run, Stage, train_stage
+from mmspec.training.stage import Stage, train_stage
 from mmspec.training.vlm_data import training_seeds
 
 __all__ = ["train_image"]
@@ -52,16 +50,7 @@ def train_image(
     condition: str = "caption",
     start: str | Path | None = None,
     size: str = "base",
-    minutes: float | None = None,
-    steps: int | None = None,
-    batch_size: int = 16,
-    seed: int = 0,
-    resume: bool = False,
-    threads: int | None = None,
-    state: str | Path | None = None,
-    checkpoint_s: float = 120.0,
-    check_s: float = 60.0,
-    on_step: OnStep | None = None,
+    **how: Unpack[PlanOptions],
 ) -> Path:
     """Train a reference image model and save it as one folder (see `image_folder`).
 
@@ -72,16 +61,7 @@ def train_image(
         condition: "caption", or "class" (colour and shape of the leftmost object, 48 labels).
         start: a trained image model to begin with, instead of random weights; its condition may differ.
         size: "base", or "tiny" (for tests).
-        minutes: length of the training; 75 where neither this nor `steps` is given.
-        steps: length in optimizer steps instead; the result is then reproducible.
-        batch_size: pictures per step and process.
-        seed: of the weights and of all training scenes.
-        resume: go on from the state file of an interrupted run.
-        threads: CPU threads; None leaves the number as it is.
-        state: file of the training state; by default `<out>.training.pt` beside the folder.
-        checkpoint_s: seconds between two states on disk.
-        check_s: seconds between two looks at held-out scenes.
-        on_step: called with (step, loss) after every step.
+        how: see `TrainingPlan`; by default 75 minutes, of 16 pictures a step and process.
 
     Returns:
         The folder. Its `training.json` records how it was made.
@@ -90,12 +70,10 @@ def train_image(
         raise InputError("size", size, did_you_mean(size, SHAPES_BY_SIZE))
     if condition not in CONDITIONS:
         raise InputError("condition", condition, did_you_mean(condition, CONDITIONS))
-    if minutes is None and steps is None:
-        minutes = DEFAULT_MINUTES
-    budget = Budget(steps, None if minutes is None else minutes * 60)
-    prepare_training(seed, threads)
+    plan = TrainingPlan.of(how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
+    prepare_training(plan.seed, plan.threads)
     out, vq = Path(out), Path(vq)
-    accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
+    accelerator = open_accelerator()
     pictures = load_vq(vq).to(accelerator.device)
     if reader is not None:
         load_reader(reader)  # refuses what is none, before the work
@@ -106,16 +84,13 @@ def train_image(
     text_encoder = build_text_encoder(shape, tokenizer) if condition == "caption" else None
     learner = ImageLoss(transformer, text_encoder)
     before = [] if start is None else take_weights(learner, Path(start), tokenizer)
-    state_path = Path(state) if state is not None else out.with_name(f"{out.name}.training.pt")
-    run = Run(accelerator, transformer, state_path, checkpoint_s, check_s, on_step)
-    if resume:
-        run.restore(load_state(state_path))
+    run = plan.run(out, accelerator, transformer)
 
-    only_prompts = 0 if text_encoder is None else PROMPTS_PER_PICTURE * batch_size
+    only_prompts = 0 if text_encoder is None else PROMPTS_PER_PICTURE * plan.batch_size
 
     def make(step: int) -> ImageBatch:
-        count = batch_size + only_prompts
-        seeds = training_seeds(seed, STAGE, step, accelerator.process_index, count)
+        count = plan.batch_size + only_prompts
+        seeds = training_seeds(plan.seed, STAGE, step, accelerator.process_index, count)
         batch = image_batch(seeds, tokenizer, only_prompts=only_prompts)
         return _with_tokens(batch, pictures, accelerator.device)
 
@@ -129,16 +104,16 @@ def train_image(
     stage = Stage(f"image tokens, given a {condition}", learner, make, check)
     if start is not None:
         stage.slow, stage.slow_factor = "", FINE_TUNING_FACTOR  # the empty text is part of every name
-    train_stage(run, stage, budget)
+    train_stage(run, stage, plan.budget)
     if accelerator.is_main_process:
-        options = f"--minutes {minutes:g}" if minutes is not None else f"--steps {steps}"
+        options = plan.length
         options += "" if start is None else f" --from {Path(start).as_posix()}"
         options += "" if reader is None else f" --reader {Path(reader).as_posix()}"
         command = f"mmspec train image --out {out.as_posix()} --vq {vq.as_posix()} --size {size}"
         record = {
             "command": f"{command} --condition {condition} {options}",
-            "seed": seed,
-            "batch_size": batch_size,
+            "seed": plan.seed,
+            "batch_size": plan.batch_size,
             "stages": [*before, *run.finished],
         }
         learner.write_null_embedding()

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from torch import nn
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.attribute_reader import AttributeReader, AttributeReaderConfig
 from mmspec.registry import did_you_mean
 from mmspec.scenes import BACKGROUNDS, COLOURS, IMAGE_TOKENS, MAX_OBJECTS, PATTERNS, SHAPES, SIZES
-from mmspec.training.checkpointing import load_state
-from mmspec.training.environment import environment, prepare_training
+from mmspec.training.environment import environment, open_accelerator, prepare_training
 from mmspec.training.image_data import PICTURE_SIZE, READER_PATCH
-from mmspec.training.schedule import Budget
-from mmspec.training.stage import OnStep, Run, Stage, train_stage
+from mmspec.training.plan import PlanOptions, TrainingPlan
+from mmspec.training.stage import Run, Stage, train_stage
 from mmspec.training.vlm_data import PatchBatch, patch_batch, training_seeds
 from mmspec.training.vlm_folder import half_precision
 from mmspec.training.vlm_model import PatchLoss
@@ -63,16 +61,7 @@ def train_reader(
     *,
     start: str | Path | None = None,
     size: str = "base",
-    minutes: float | None = None,
-    steps: int | None = None,
-    batch_size: int = 64,
-    seed: int = 0,
-    resume: bool = False,
-    threads: int | None = None,
-    state: str | Path | None = None,
-    checkpoint_s: float = 60.0,
-    check_s: float = 60.0,
-    on_step: OnStep | None = None,
+    **how: Unpack[PlanOptions],
 ) -> Path:
     """Train a reader of scenes and save it as a folder that `AttributeReader.from_pretrained` loads.
 
@@ -80,41 +69,27 @@ def train_reader(
         out: the folder to write.
         start: a trained reader to begin with, instead of random weights.
         size: "base", or "tiny" (for tests).
-        minutes: length of the training; 10 where neither this nor `steps` is given.
-        steps: length in optimizer steps instead; the result is then reproducible.
-        batch_size: scenes per step and process.
-        seed: of the weights and of all training scenes.
-        resume: go on from the state file of an interrupted run.
-        threads: CPU threads; None leaves the number as it is.
-        state: file of the training state; by default `<out>.training.pt` beside the folder.
-        checkpoint_s: seconds between two states on disk.
-        check_s: seconds between two looks at held-out scenes.
-        on_step: called with (step, loss) after every step.
+        how: see `TrainingPlan`; by default 10 minutes, of 64 scenes a step and process.
 
     Returns:
         The folder. Its `training.json` records how it was made.
     """
-    if minutes is None and steps is None:
-        minutes = DEFAULT_MINUTES
-    budget = Budget(steps, None if minutes is None else minutes * 60)
-    prepare_training(seed, threads)
+    plan = TrainingPlan.of(how, minutes=DEFAULT_MINUTES, batch_size=64)
+    prepare_training(plan.seed, plan.threads)
     out = Path(out)
-    accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
+    accelerator = open_accelerator()
     reader, before = build_reader(size), []
     if start is not None:
         before = _take_weights(reader, Path(start))
-    state_path = Path(state) if state is not None else out.with_name(f"{out.name}.training.pt")
-    run = Run(accelerator, reader, state_path, checkpoint_s, check_s, on_step)
-    if resume:
-        run.restore(load_state(state_path))
-    train_stage(run, _stage(run, reader, seed, batch_size), budget)
+    run = plan.run(out, accelerator, reader)
+    train_stage(run, _stage(run, reader, plan.seed, plan.batch_size), plan.budget)
     if accelerator.is_main_process:
-        options = f"--minutes {minutes:g}" if minutes is not None else f"--steps {steps}"
+        options = plan.length
         options += "" if start is None else f" --from {Path(start).as_posix()}"
         record = {
             "command": f"mmspec train reader --out {out.as_posix()} --size {size} {options}",
-            "seed": seed,
-            "batch_size": batch_size,
+            "seed": plan.seed,
+            "batch_size": plan.batch_size,
             "stages": [*before, *run.finished],
         }
         reader.save_pretrained(out, state_dict=half_precision(reader))

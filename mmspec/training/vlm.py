@@ -8,20 +8,18 @@ memorised.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from torch import nn
 from transformers import AutoModelForImageTextToText, LlavaForConditionalGeneration, LlavaProcessor
 
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
-from mmspec.training.checkpointing import load_state
-from mmspec.training.environment import environment, prepare_training
-from mmspec.training.schedule import Budget
-from mmspec.training.stage import OnStep, Run, Stage, train_stage
+from mmspec.training.environment import environment, open_accelerator, prepare_training
+from mmspec.training.plan import PlanOptions, TrainingPlan
+from mmspec.training.stage import Run, Stage, train_stage
 from mmspec.training.vlm_data import (
     WEIGHTS,
     ConversationBatch,
@@ -52,18 +50,9 @@ def train_vlm(
     out: str | Path,
     *,
     size: str = "base",
-    minutes: float | None = None,
-    steps: int | None = None,
     tower_share: float = 0.2,
     tower_from: str | Path | None = None,
-    batch_size: int = 32,
-    seed: int = 0,
-    resume: bool = False,
-    threads: int | None = None,
-    state: str | Path | None = None,
-    checkpoint_s: float = 60.0,
-    check_s: float = 60.0,
-    on_step: OnStep | None = None,
+    **how: Unpack[PlanOptions],
 ) -> Path:
     """Train a reference vision-language model and save it as a standard transformers folder.
 
@@ -72,53 +61,42 @@ def train_vlm(
     Args:
         out: the folder to write.
         size: "base", "small" (the draft) or "tiny" (for tests).
-        minutes: length of the training, the schedule included; 56 where neither this nor `steps` is given.
-        steps: length in optimizer steps instead of minutes; the result is then reproducible.
         tower_share: part of the training that goes to the vision tower alone.
         tower_from: a trained folder whose tower is taken over and frozen; the tower is then not trained.
-        batch_size: scenes per step and process; twice as many for the tower, half as many with descriptions.
-        seed: of the weights and of all training scenes.
-        resume: go on from the state file of an interrupted run.
-        threads: CPU threads; None leaves the number as it is.
-        state: file of the training state; by default `<out>.training.pt` beside the folder.
-        checkpoint_s: seconds between two states on disk.
-        check_s: seconds between two looks at held-out scenes.
-        on_step: called with (step, loss) after every step.
+        how: see `TrainingPlan`; by default 56 minutes, the schedule included, of 32 scenes a step and
+            process; twice as many for the tower, half as many with descriptions.
 
     Returns:
         The folder. Its `training.json` records how it was made.
     """
     if size not in SHAPES_BY_SIZE:
         raise InputError("size", size, did_you_mean(size, SHAPES_BY_SIZE))
-    if minutes is None and steps is None:
-        minutes = DEFAULT_MINUTES
-    budget = Budget(steps, None if minutes is None else minutes * 60)
-    prepare_training(seed, threads)
+    plan = TrainingPlan.of(how, minutes=DEFAULT_MINUTES, batch_size=32)
+    prepare_training(plan.seed, plan.threads)
     out = Path(out)
-    accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
+    accelerator = open_accelerator()
     processor = build_processor()
     model = build_model(SHAPES_BY_SIZE[size], processor)
-    state_path = Path(state) if state is not None else out.with_name(f"{out.name}.training.pt")
-    run = Run(accelerator, model, state_path, checkpoint_s, check_s, on_step)
+    run = plan.run(out, accelerator, model)
     if tower_from is not None:
         _take_tower(model, Path(tower_from))
         tower_share, run.stage = 0.0, CONVERSATIONS
-    if resume:
-        run.restore(load_state(state_path))
     if run.stage == TOWER:
-        train_stage(run, _tower_stage(run, model, seed, batch_size), budget.share(tower_share))
+        train_stage(run, _tower_stage(run, model, plan.seed, plan.batch_size), plan.budget.share(tower_share))
         run.stage = CONVERSATIONS
-    stage = _conversation_stage(run, model, processor, seed, batch_size, frozen_tower=tower_from is not None)
-    train_stage(run, stage, budget.share(1 - tower_share))
+    stage = _conversation_stage(
+        run, model, processor, plan.seed, plan.batch_size, frozen_tower=tower_from is not None
+    )
+    train_stage(run, stage, plan.budget.share(1 - tower_share))
     if accelerator.is_main_process:
-        options = f"--minutes {minutes:g}" if minutes is not None else f"--steps {steps}"
+        options = plan.length
         if tower_from is not None:
             options += f" --tower-from {Path(tower_from).as_posix()}"
         made = {
             "command": f"mmspec train vlm --out {out.as_posix()} --size {size} {options}",
             "size": size,
-            "seed": seed,
-            "batch_size": batch_size,
+            "seed": plan.seed,
+            "batch_size": plan.batch_size,
             "stages": run.finished,
         }
         save_vlm(model, processor, out, made | environment(accelerator, model))

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from diffusers.models.autoencoders.vq_model import VQModel
 from safetensors.torch import save_file
 from torch import nn
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.registry import did_you_mean
-from mmspec.training.checkpointing import load_state
-from mmspec.training.environment import environment, prepare_training
+from mmspec.training.environment import environment, open_accelerator, prepare_training
 from mmspec.training.image_data import PixelBatch, pixel_batch
+from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.reader import load_reader
-from mmspec.training.schedule import Budget
-from mmspec.training.stage import OnStep, Run, Stage, train_stage
+from mmspec.training.stage import Run, Stage, train_stage
 from mmspec.training.vlm_data import training_seeds
 from mmspec.training.vlm_folder import half_precision
 from mmspec.training.vq_model import VQ_SHAPES, Reconstruction, build_vq
@@ -42,16 +40,7 @@ def train_vq(
     reader: str | Path | None = None,
     start: str | Path | None = None,
     size: str = "base",
-    minutes: float | None = None,
-    steps: int | None = None,
-    batch_size: int = 16,
-    seed: int = 0,
-    resume: bool = False,
-    threads: int | None = None,
-    state: str | Path | None = None,
-    checkpoint_s: float = 60.0,
-    check_s: float = 60.0,
-    on_step: OnStep | None = None,
+    **how: Unpack[PlanOptions],
 ) -> Path:
     """Train an image tokenizer (4 x 4 pixels a token) and save it as a folder of diffusers' `VQModel`.
 
@@ -60,48 +49,34 @@ def train_vq(
         reader: a folder that `train_reader` wrote; its features are compared too. None: pixels alone.
         start: a trained tokenizer to begin with, instead of random weights.
         size: "base", or "tiny" (for tests).
-        minutes: length of the training; 25 where neither this nor `steps` is given.
-        steps: length in optimizer steps instead; the result is then reproducible.
-        batch_size: pictures per step and process.
-        seed: of the weights and of all training scenes.
-        resume: go on from the state file of an interrupted run.
-        threads: CPU threads; None leaves the number as it is.
-        state: file of the training state; by default `<out>.training.pt` beside the folder.
-        checkpoint_s: seconds between two states on disk.
-        check_s: seconds between two looks at held-out scenes.
-        on_step: called with (step, loss) after every step.
+        how: see `TrainingPlan`; by default 25 minutes, of 16 pictures a step and process.
 
     Returns:
         The folder. Its `training.json` records how it was made.
     """
     if size not in VQ_SHAPES:
         raise InputError("size", size, did_you_mean(size, VQ_SHAPES))
-    if minutes is None and steps is None:
-        minutes = DEFAULT_MINUTES
-    budget = Budget(steps, None if minutes is None else minutes * 60)
-    prepare_training(seed, threads)
+    plan = TrainingPlan.of(how, minutes=DEFAULT_MINUTES, batch_size=16)
+    prepare_training(plan.seed, plan.threads)
     out = Path(out)
     judge = None if reader is None else load_reader(reader)
-    accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
+    accelerator = open_accelerator()
     vq, before = build_vq(size), []
     if start is not None:
         before = _take_weights(vq, Path(start))
     if judge is not None:
         judge.to(accelerator.device)
-    state_path = Path(state) if state is not None else out.with_name(f"{out.name}.training.pt")
-    run = Run(accelerator, vq, state_path, checkpoint_s, check_s, on_step)
-    if resume:
-        run.restore(load_state(state_path))
+    run = plan.run(out, accelerator, vq)
     title = "pixels" if judge is None else "pixels and features"
-    train_stage(run, _stage(run, Reconstruction(vq, judge), title, seed, batch_size), budget)
+    train_stage(run, _stage(run, Reconstruction(vq, judge), title, plan.seed, plan.batch_size), plan.budget)
     if accelerator.is_main_process:
-        options = f"--minutes {minutes:g}" if minutes is not None else f"--steps {steps}"
+        options = plan.length
         options += "" if reader is None else f" --reader {Path(reader).as_posix()}"
         options += "" if start is None else f" --from {Path(start).as_posix()}"
         record = {
             "command": f"mmspec train vq --out {out.as_posix()} --size {size} {options}",
-            "seed": seed,
-            "batch_size": batch_size,
+            "seed": plan.seed,
+            "batch_size": plan.batch_size,
             "stages": [*before, *run.finished],
         }
         save_vq(vq, out, record | environment(accelerator, vq))

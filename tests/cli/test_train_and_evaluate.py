@@ -2,6 +2,7 @@
 
 import pytest
 
+from mmspec.training.plan import PlanOptions
 from tests.packaging.source_tree import ROOT
 
 
@@ -34,7 +35,7 @@ def test_training_options_exist(trained, run, tmp_path, monkeypatch):
     monkeypatch.undo()
     from mmspec.training.vlm import train_vlm
 
-    assert set(trained) <= set(inspect.signature(train_vlm).parameters)
+    assert set(trained) <= {*inspect.signature(train_vlm).parameters, *PlanOptions.__annotations__}
 
 
 def test_scores_are_shares(run_json, tiny_folder):
@@ -76,7 +77,7 @@ def test_options_of_drafters_are_those_of_the_trainer(run, monkeypatch, tmp_path
 
     from mmspec.training import drafter
 
-    called, known = {}, set(inspect.signature(drafter.train_drafter).parameters)
+    called, known = {}, {*inspect.signature(drafter.train_drafter).parameters, *PlanOptions.__annotations__}
 
     def train_drafter(target, out, **options):
         called.update(options, target=target, out=out)
