@@ -8,19 +8,24 @@ from typing import Any
 import pytest
 import torch
 
+from mmspec.accelerators import Accelerator
+from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import Eagle3Drafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError
-from mmspec.targets import CausalTarget
+from mmspec.pipelines.image_prompts import image_requests
+from mmspec.targets import CausalTarget, image_target
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.mutation import PlantedBug
 from tests.contracts.running import decode, generate
 from tests.drafters import eagle3_checks
 from tests.drafters.eagle3_checks import head_for
+from tests.drafters.eagle_checks import llamagen
 from tests.drafters.flash_checks import MESSAGES, answer, inputs_of, target_of
 from tests.targets import loop
-from tests.tiny_models import tiny_llama, tiny_mistral_sliding
+from tests.targets.image_loop import draw
+from tests.tiny_models import tiny_emu3, tiny_llama, tiny_mistral_sliding
 
 FAMILIES = ["llava", "qwen2_5_vl"]
 SHAPES: list[dict[str, Any]] = [{}, {"tree": "eagle"}, {"num_draft_tokens": 3, "top_k": 1}]
@@ -101,6 +106,37 @@ def test_sampled_output_is_bitwise_that_of_plain_decoding(family: str, words: in
         rows, keys = [inputs[case] for case in cases], seeds[: len(cases)]
         plain = answer(target, NoDrafter(), rows, sampler, 16, seed=keys)
         assert answer(target, drafter, rows, sampler, 16, seed=keys).outputs() == plain.outputs(), cases
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_long_output_is_that_of_plain_decoding(family: str) -> None:
+    """Longer than what both caches begin with."""
+    target, inputs = target_of(family, torch.float64), inputs_of(family, torch.float64)
+    drafter = Eagle3Drafter(head_for(target), num_draft_tokens=3, top_k=1).fit(target)
+    rows = [inputs[case] for case in ("two images", "no image")]
+    plain = answer(target, NoDrafter(), rows, Sampler(0.8), 300)
+    assert answer(target, drafter, rows, Sampler(0.8), 300).outputs() == plain.outputs()
+
+
+@pytest.mark.parametrize("family", ["llamagen", "emu3"])
+@pytest.mark.parametrize("words", [None, 13])
+def test_pictures_are_those_of_plain_decoding(family: str, words: int | None) -> None:
+    """Under guidance; syntax that the head does not know costs its drafts."""
+    if family == "emu3":
+        model, tokenizer, *_ = tiny_emu3()
+        target: Any = image_target(model)
+        prompts = {"prompt": ["a red circle", "blue"], "height": 8, "width": 6, "tokenizer": tokenizer}
+    else:
+        target, prompts = llamagen(), {"class_labels": [0, 3]}
+    requests = image_requests(target, guided=True, **prompts)
+    settings = {} if words is None else {"draft_vocabulary": words}
+    drafter = Eagle3Drafter(head_for(target, **settings), num_draft_tokens=12, depth=2, top_k=6)
+    eagle3 = Accelerator("eagle3", drafter, SampleAndMatch()).fit(target)
+    plain = Accelerator("none", NoDrafter(), SampleAndMatch())
+    for temperature in (0.0, 0.9):
+        expected, _ = draw(target, plain, requests, 3.0, temperature)
+        assert draw(target, eagle3, requests, 3.0, temperature)[0] == expected
 
 
 def test_a_target_with_windows() -> None:

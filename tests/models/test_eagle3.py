@@ -85,7 +85,9 @@ def test_a_head_comes_back_from_its_folder_with_its_vocabulary(tmp_path: Path, w
     if words == 20:
         assert torch.equal(again.draft_tokens, head.draft_tokens)
     rows, places = torch.randn(1, 4, 64), torch.arange(4)[None]
-    assert torch.equal(again(rows, places), head(rows, places))
+    states = head(rows, places)
+    assert torch.equal(again(rows, places), states)
+    assert torch.equal(again.logits(states, torch.neg), head.logits(states, torch.neg))
 
 
 @pytest.mark.parametrize(
