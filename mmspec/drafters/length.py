@@ -22,7 +22,8 @@ from mmspec.decoding.verdict import Verdict
 __all__ = ["CostModel", "PacedDrafter", "half_lengths"]
 
 PLAIN = 0  # the choice of not drafting
-TRIALS = 3  # rounds of each choice before it is judged
+TRIALS, LONG_TRIAL = 3, 16  # rounds of each choice before it is judged; of one that has cost little so far
+TRIAL_LOSS = 4.0  # what a trial may cost, in plain rounds
 WINDOW = 32  # latest rounds that a choice is judged by
 LEAST_SPEEDUP = 1.02
 PAUSE, LONGEST_PAUSE = 32, 1024  # plain rounds where no size pays; twice as many after every trial in vain
@@ -51,8 +52,8 @@ class CostModel:
         if self._pause:
             self._pause -= 1
             return PLAIN
-        for choice, rounds in enumerate(self._rounds):
-            if len(rounds) < TRIALS:
+        for choice in range(len(self._rounds)):
+            if self._is_on_trial(choice):
                 return choice
         best = max(range(1, len(self._rounds)), key=self.speedup)
         if self.speedup(best) < LEAST_SPEEDUP:
@@ -73,6 +74,16 @@ class CostModel:
         """S: how many times the tokens per second of plain decoding."""
         tokens = fmean(given for given, _ in self._rounds[choice])
         return tokens * self._seconds(PLAIN) / self._seconds(choice)
+
+    def _is_on_trial(self, choice: int) -> bool:
+        """Whether too little is known of a choice: what is rarely accepted may be accepted at length."""
+        rounds = self._rounds[choice]
+        if len(rounds) < TRIALS:
+            return True
+        if choice == PLAIN or len(rounds) >= LONG_TRIAL:
+            return False
+        plain = self._seconds(PLAIN)
+        return 0 < sum(taken / plain - given for given, taken in rounds) < TRIAL_LOSS
 
     def _seconds(self, choice: int) -> float:
         """Of a round."""

@@ -150,7 +150,7 @@ def draw_plot(path: str | Path, rows: Sequence[dict[str, Any]]) -> Path:
     drafters = list(dict.fromkeys(row["drafter"] for row in rows))
     figure = Figure(figsize=(2.6 * len(tasks) + 2.4, 0.36 * len(drafters) + 1.3), layout="constrained")
     panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
-    places = range(len(drafters))
+    places, longest = range(len(drafters)), max(row["decode_speedup"] for row in rows)
     for panel, task in zip(panels, tasks, strict=True):
         of_task = [row for row in rows if row["task"] == task]
         decoding = [row["decode_speedup"] for row in of_task]
@@ -158,7 +158,7 @@ def draw_plot(path: str | Path, rows: Sequence[dict[str, Any]]) -> Path:
         panel.plot([row["speedup"] for row in of_task], places, "o", color="#0d1117", markersize=4)
         panel.bar_label(bars, [f" {_words(row)}" for row in of_task], fontsize=7)
         panel.axvline(1.0, color="#656d76", linewidth=0.8)
-        panel.set_xlim(0, 1.6 * max(1.0, *decoding))
+        panel.set_xlim(0, 1.5 * longest)
         panel.set_title(task.replace("_", " "), fontsize=10)
         panel.set_xlabel("times plain decoding", fontsize=8)
     panels[0].set_yticks(places, drafters, fontsize=8)

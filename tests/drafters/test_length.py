@@ -49,15 +49,26 @@ def test_the_size_that_pays_best_is_taken():
 
 def test_nothing_is_drafted_where_nothing_pays_and_trials_get_rarer():
     model = CostModel(2)
-    choices = simulate(model, (1.0, 1.5, 2.0), (1.0, 1.48, 2.5), 3 * TRIALS)
+    trials = 2 * TRIALS + 8  # half a plain round is lost in each round of the second size
+    choices = simulate(model, (1.0, 1.5, 2.0), (1.0, 1.48, 2.5), trials)
+    assert choices == [0] * TRIALS + [1] * TRIALS + [2] * 8
     assert model.speedup(1) == pytest.approx(1.5 / 1.48)  # below 1.02
     assert model.speedup(2) == pytest.approx(2.0 / 2.5)
     choices += simulate(model, (1.0, 1.5, 2.0), (1.0, 1.48, 2.5), 4000)
-    assert choices[3 * TRIALS : 3 * TRIALS + PAUSE] == [0] * PAUSE
-    assert choices[3 * TRIALS + PAUSE] == 1
+    assert choices[trials : trials + PAUSE] == [0] * PAUSE
+    assert choices[trials + PAUSE] == 1
     drafted = [index for index, choice in enumerate(choices) if choice]
     assert max(b - a for a, b in zip(drafted, drafted[1:], strict=False)) > LONGEST_PAUSE // 2
     assert len(drafted) < 40
+
+
+def test_what_is_accepted_rarely_but_at_length_has_its_chance():
+    model, choices = CostModel(1), []
+    for index in range(200):
+        choices.append(model.choose())
+        drafted = choices[-1] == 1
+        model.record(choices[-1], 9.0 if drafted and index % 11 == 10 else 1.0, 1.1 if drafted else 1.0)
+    assert choices.count(1) > 150
 
 
 def test_drafting_is_taken_up_again_when_it_pays():
