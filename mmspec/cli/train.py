@@ -211,7 +211,12 @@ def drafter(
     out: Annotated[
         Path | None, typer.Option(help="Folder to write.", show_default="named after target and method")
     ] = None,
-    method: Annotated[str, typer.Option(help="Kind of drafter, with settings: flash:block=10.")] = "eagle",
+    method: Annotated[
+        str,
+        typer.Option(
+            help="eagle, eagle3, flash, hydra, medusa, msd, specvlm or vispec; with settings: flash:block=10."
+        ),
+    ] = "eagle",
     data: Annotated[
         Path | None,
         typer.Option(

@@ -92,3 +92,10 @@ def test_options_of_drafters_are_those_of_the_trainer(run, monkeypatch, tmp_path
     assert called["target"] == "llava-hf/llava-1.5-7b-hf" and called["data"].name == "a.jsonl"
     assert (called["max_length"], called["regenerate"], called["accumulate"]) == (9, 64, 4)
     assert (called["dtype"], called["log_dir"]) == ("bfloat16", tmp_path / "logs")
+
+
+def test_the_help_names_every_method_of_drafters(run):
+    from mmspec.training.drafter_methods import METHODS
+
+    shown = " ".join(run("train", "drafter", "--help").stdout.split())
+    assert all(name in shown for name in METHODS)

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.targets import VisionLanguageTarget
 from mmspec.training.drafter import train_drafter
 from mmspec.training.drafter_conversation_file import TRIAL_ROWS, ConversationRows
 from mmspec.training.drafter_conversations import ConversationReader
+from mmspec.training.drafter_methods import METHODS
 from mmspec.training.drafter_rows import read_conversations
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, save_family, tiny_picture
 
@@ -70,8 +72,11 @@ def test_replies_are_the_targets_own_if_asked_for() -> None:
     )
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-def test_a_head_is_trained_on_a_file(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "method"), [(family, name) for family in ("llava", "qwen2_5_vl") for name in METHODS]
+)
+def test_heads_are_trained_on_a_file(family: str, method: str, tmp_path: Path) -> None:
+    """Every method, with and without pictures, for a target in half precision."""
     target, file = save_family(family, tmp_path / "target"), tmp_path / "rows.jsonl"
     given = rows()
     for index, row in enumerate(given):
@@ -80,20 +85,25 @@ def test_a_head_is_trained_on_a_file(family: str, tmp_path: Path) -> None:
             row["image"] = f"{index}.png"
     file.write_text("\n".join(map(json.dumps, given)))
     losses: list[float] = []
-    how: dict[str, Any] = {"method": "flash", "batch_size": 2, "dtype": "bfloat16", "accumulate": 2}
     out = train_drafter(
         target,
-        tmp_path / "flash",
+        tmp_path / "out",
+        method=method,
         data=file,
         max_length=200,
+        dtype="bfloat16",
         steps=2,
+        batch_size=2,
+        accumulate=2,
         on_step=lambda step, loss: losses.append(loss),
-        **how,
     )
     made = json.loads((out / "training.json").read_text())
-    assert made["stages"][0]["acceptance"] >= 1 and made["target_dtype"] == "bfloat16" and len(losses) == 2
+    assert made["stages"][0]["acceptance"] >= 1 and made["target_dtype"] == "bfloat16"
+    assert len(losses) == 2 and all(0 < loss < 100 for loss in losses)
     ending = f"--steps 2 --data {file.as_posix()} --max-length 200 --dtype bfloat16 --accumulate 2"
     assert made["command"].endswith(ending)
+    weights = load_file(out / "model.safetensors").values()
+    assert all(weight.isfinite().all() for weight in weights if weight.is_floating_point())
 
 
 def test_data_are_checked_before_weights_are_read(tmp_path: Path) -> None:
