@@ -60,7 +60,9 @@ def flash_loss(
     block, device = head.config.block, tokens.device
     spliced, hidden = _run(head, embeddings, states + noise, learnt, lengths, spans)
     text = spliced.source.clamp_min(0)[..., None].expand(-1, -1, block)
-    counted = learnt_pairs(learnt, block).gather(1, text) & (spliced.source >= 0)[..., None]
+    # nothing is drafted from what is no token of the vocabulary, such as the place of a picture's label
+    drafted_from = (spliced.source >= 0) & (tokens < head.config.vocabulary).gather(1, text[..., 0])
+    counted = learnt_pairs(learnt, block).gather(1, text) & drafted_from[..., None]
     row, place = counted[..., 0].nonzero(as_tuple=True)  # offset 0 counts wherever another does
     counted = counted[row, place]  # [m, K]
     at = spliced.source[row, place][:, None] + torch.arange(block, device=device)

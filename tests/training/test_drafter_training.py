@@ -211,24 +211,28 @@ def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pictures, "trial_of", lambda *rows: replace(whole(*rows), new_tokens=6))
 
 
-@pytest.mark.parametrize("condition", ["caption", "class"])
+@pytest.mark.parametrize(
+    ("condition", "method"), [("caption", "eagle"), *(("class", name) for name in METHODS)]
+)
 def test_a_drafter_of_pictures(
-    condition: str, image_folders: dict[str, Path], short_trials: None, tmp_path: Path
+    condition: str, method: str, image_folders: dict[str, Path], short_trials: None, tmp_path: Path
 ) -> None:
     losses: list[float] = []
     out = train_drafter(
         image_folders[condition],
-        tmp_path / "eagle",
+        tmp_path / "out",
+        method=method,
         steps=12,
         batch_size=2,
         on_step=lambda step, loss: losses.append(loss),
     )
     assert losses[-1] < losses[0]
     record = json.loads((out / "training.json").read_text())
-    assert record["stages"][0]["acceptance"] >= 1 and record["method"] == "eagle"
-    assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.float16}
+    assert record["stages"][0]["acceptance"] >= 1 and record["method"] == method
+    tensors = load_file(out / "model.safetensors").values()
+    assert {tensor.dtype for tensor in tensors if tensor.is_floating_point()} == {torch.float16}
     head = AutoModel.from_pretrained(out)
-    assert type(head) is EagleHead and head.dtype == torch.float32 and head.config.vocabulary == 64
+    assert type(head) is METHODS[method].head and head.dtype == torch.float32 and head.config.vocabulary == 64
 
 
 def test_a_drafter_may_begin_with_another(
