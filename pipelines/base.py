@@ -16,8 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.accelerators import Accelerator, build_accelerator, find_preset
 from mmspec.drafters.draft_model import DraftModelDrafter
-from mmspec.drafters.eagle import EagleDrafter
-from mmspec.drafters.flash import FlashDrafter
+from mmspec.drafters.head_drafter import HeadDrafter
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
 from mmspec.models.checkpoint import (
@@ -248,7 +247,7 @@ class MMSpecPipeline:
             drafter = self.accelerator.drafter
             if isinstance(drafter, DraftModelDrafter):
                 drafter.model = adapt(drafter.model.model.to(*args, **kwargs))
-            elif isinstance(drafter, EagleDrafter | FlashDrafter):
+            elif isinstance(drafter, HeadDrafter):
                 drafter.model.to(*args, **kwargs)
             self.accelerator = self.accelerator.fit(self.target)
         return self

@@ -32,6 +32,7 @@ from mmspec.decoding.sequences import Sequences, Stopping
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.pipelines.base import adapt
+from mmspec.pipelines.heads import HEADS, check_head
 
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
 # What generate prepares for its own loop; ours keeps its own cache, masks and positions.
@@ -62,7 +63,8 @@ def accelerate(
 
     Args:
         accelerator: a name from `mmspec.list_accelerators()`.
-        drafter: a loaded draft model with the same tokenizer, for accelerators that need one.
+        drafter: a loaded draft model with the same tokenizer, or a loaded head, for accelerators that need
+            one.
         seed: of the random stream when sampling; None draws one from torch's global generator, as
             `generate` does, so that `torch.manual_seed` works.
         options: options of the accelerator.
@@ -70,13 +72,15 @@ def accelerate(
     Raises:
         InputError: unknown accelerator or option, or a missing draft model.
     """
-    if not find_preset(accelerator).needs_draft_model:
+    preset = find_preset(accelerator)
+    if not preset.needs_draft_model:
         if drafter is not None:
             raise InputError("drafter", type(drafter), f"nothing: {accelerator!r} has no draft model")
     else:
         if not isinstance(drafter, PreTrainedModel):
             raise InputError("drafter", drafter, f"a loaded draft model, which {accelerator!r} needs")
-        options["model"] = adapt(drafter)
+        is_head = preset.drafter in HEADS
+        options["model"] = check_head(preset.drafter, drafter) if is_head else adapt(drafter)
     method = build_accelerator(accelerator, **options)
 
     def decode(

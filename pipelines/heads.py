@@ -46,6 +46,22 @@ FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 NOTHING: dict[str, list[str]] = {"missing_keys": [], "unexpected_keys": []}
 
 
+def check_head(name: str, model: PreTrainedModel) -> PreTrainedModel:
+    """The loaded model itself.
+
+    Raises:
+        InputError: it is no head that the drafter of that name runs.
+    """
+    if not isinstance(model, HEADS[name]):
+        raise InputError("drafter", type(model).__name__, what_writes(name))
+    return model
+
+
+def what_writes(name: str) -> str:
+    """What is allowed as a head, in words."""
+    return f"a head for {name!r}, as `mmspec train drafter --method {name}` writes it"
+
+
 def load_head(name: str, drafter: str | Path | PreTrainedModel, target: CausalTarget) -> PreTrainedModel:
     """The head that a drafter runs.
 
@@ -60,12 +76,8 @@ def load_head(name: str, drafter: str | Path | PreTrainedModel, target: CausalTa
         InputError: a loaded model that is no such head.
     """
     kind: Any = HEADS[name]
-    allowed = f"a head for {name!r}, as `mmspec train drafter --method {name}` writes it"
     if isinstance(drafter, PreTrainedModel):
-        if not isinstance(drafter, kind):
-            raise InputError("drafter", type(drafter).__name__, allowed)
-        loaded: PreTrainedModel = drafter
-        return loaded
+        return check_head(name, drafter)
     source = check_source(drafter, "drafter")
     if (published := read_published(name, source, target.config)) is not None:
         check_weights(published, NOTHING, source, "drafter")
@@ -75,7 +87,7 @@ def load_head(name: str, drafter: str | Path | PreTrainedModel, target: CausalTa
         return published
     config = load_config(source, argument="drafter")
     if not isinstance(config, kind.config_class):
-        raise CheckpointError("drafter", f"{source}: {config.model_type}", allowed)
+        raise CheckpointError("drafter", f"{source}: {config.model_type}", what_writes(name))
     head: PreTrainedModel
     try:
         head, report = kind.from_pretrained(

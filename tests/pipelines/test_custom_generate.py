@@ -22,6 +22,8 @@ from transformers import (
 
 import mmspec
 from mmspec.errors import InputError, NumericalError
+from mmspec.targets import VisionLanguageTarget
+from tests.drafters import eagle_checks, flash_checks
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, encode, tiny_llama, tiny_picture, user_message
 
@@ -226,6 +228,20 @@ def test_vision_language_models_are_equal_with_pictures(family: str, name: str) 
             got = model.generate(**inputs, max_new_tokens=24, custom_generate=function, **keywords)
             assert torch.equal(got, wanted), (pictures, keywords)
             assert name != METHODS[2] or function.stats.acceptance_rate > 0.5 or keywords
+
+
+@pytest.mark.parametrize("name", ["eagle", "flash"])
+def test_a_loaded_head_drafts(name: str) -> None:
+    model, processor = VISION_LANGUAGE_FAMILIES["llava"]()
+    target = VisionLanguageTarget(model)
+    head = (eagle_checks if name == "eagle" else flash_checks).head_for(target)
+    inputs = encode(processor, user_message("what is there ?", [tiny_picture()]))
+    wanted = model.generate(**inputs, max_new_tokens=24)
+    function = mmspec.accelerate(name, drafter=head)
+    assert torch.equal(model.generate(**inputs, max_new_tokens=24, custom_generate=function), wanted)
+    assert function.stats.draft_passes > 0
+    with pytest.raises(InputError, match=f"train drafter --method {name}"):
+        mmspec.accelerate(name, drafter=model)
 
 
 def test_what_cannot_be_done_is_named(model: PreTrainedModel) -> None:

@@ -15,6 +15,9 @@ from safetensors.torch import load_file, save_file
 from mmspec.errors import CheckpointError, InputError
 from mmspec.pipelines import MMSpecPipeline, VisionLanguagePipeline
 from mmspec.pipelines import base as base_module
+from mmspec.targets import VisionLanguageTarget
+from tests.drafters import flash_checks
+from tests.drafters.heads_checks import medusa_for
 from tests.tiny_models import tiny_llama, tiny_llava, tiny_picture, tiny_tokenizer
 
 RAW: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 8}
@@ -173,8 +176,11 @@ def test_the_generation_config_of_the_checkpoint_counts(checkpoints: Path, tmp_p
     assert (output.tokens[0][-1], output.finish_reasons) == (end, ["eos"])
 
 
-def test_moving_the_pipeline_moves_the_draft_model() -> None:
-    pipe = VisionLanguagePipeline(*tiny_llava(), "draft_model", drafter=tiny_llava()[0])
+@pytest.mark.parametrize("name", ["draft_model", "flash", "medusa"])
+def test_moving_the_pipeline_moves_the_draft_model(name: str) -> None:
+    model, processor = tiny_llava()
+    heads = {"draft_model": lambda _: tiny_llava()[0], "flash": flash_checks.head_for, "medusa": medusa_for}
+    pipe = VisionLanguagePipeline(model, processor, name, drafter=heads[name](VisionLanguageTarget(model)))
     pipe.to(torch.bfloat16)
     assert pipe.target.dtype == pipe.accelerator.drafter.model.dtype == torch.bfloat16  # type: ignore[attr-defined]
     assert len(pipe("red", images=tiny_picture(), max_new_tokens=4).tokens[0]) == 4  # type: ignore[union-attr]
