@@ -24,6 +24,7 @@ from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
 from tests.contracts.running import decode, futures, generate, random_prompts
 from tests.drafters import eagle3_checks, flash_checks, heads_checks
 from tests.drafters.eagle_checks import head_for
+from tests.drafters.length_checks import paced
 from tests.oracles import AdversarialDrafter, OracleDrafter, RandomTreeDrafter
 from tests.tiny_models import tiny_llama, tiny_lm
 
@@ -106,6 +107,10 @@ REGISTERED: dict[str, Callable[[int, torch.dtype], Drafter]] = {
     "hydra": lambda length, dtype: hydra(dtype, num_draft_tokens=length),
     "hydra, without prefix attention": lambda length, dtype: hydra(
         dtype, {"prefix_attention": False}, num_draft_tokens=length
+    ),
+    "eagle, of changing sizes": lambda length, dtype: paced(eagle(dtype, num_draft_tokens=length)),
+    "draft_model, of changing sizes": lambda length, dtype: paced(
+        DRAFTERS["draft_model"](neighbour(dtype), length)  # type: ignore[call-arg]
     ),
     "eagle, static": lambda length, dtype: eagle(dtype, tree=[0, *range(length)]),
     "jacobi": lambda length, dtype: DRAFTERS["jacobi"](length),  # type: ignore[call-arg]

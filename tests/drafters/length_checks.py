@@ -42,9 +42,21 @@ class Script(CostModel):
         self.rounds.append((choice, tokens, seconds))
 
 
-def paced(inner: Any, pace: Iterable[int] = PACE, rows: Sequence[int] = (1, 2, 3)) -> PacedDrafter:
+class Scripts(dict[int, CostModel]):
+    """A script for every batch size."""
+
+    def __init__(self, pace: Iterable[int]) -> None:
+        super().__init__()
+        self.pace = tuple(pace)
+
+    def setdefault(self, rows: int, default: CostModel) -> CostModel:  # type: ignore[override]
+        sizes = len(default._rounds) - 1
+        return super().setdefault(rows, Script(sizes, self.pace))
+
+
+def paced(inner: Any, pace: Iterable[int] = PACE) -> PacedDrafter:
     """A drafter that runs through its sizes, plain rounds between them."""
-    return PacedDrafter(inner, {count: Script(len(inner.sizes), pace) for count in rows})
+    return PacedDrafter(inner, Scripts(pace))
 
 
 class Resized(Examined):
@@ -63,7 +75,7 @@ class Resized(Examined):
         self.session.resize(size)
 
 
-def resized_drafts_are_those_of_the_slow_way(kind: str = "eagle") -> None:
+def resized_drafts_are_those_of_the_slow_way(kind: str = "eagle", scale: float = 1.0) -> None:
     """Sizes that change and rounds left out, in float64: the head has read all that was committed."""
     target, sizes = few_words(), {"num_draft_tokens": 12, "depth": 4, "top_k": 4}
     drafter: HeadDrafter
@@ -75,7 +87,15 @@ def resized_drafts_are_those_of_the_slow_way(kind: str = "eagle") -> None:
     examined = Resized(drafter, 24, slow_way)
     assert len(examined.sizes) == 4
     prompts = random_prompts(2, WORDS, longest=6, seed=4)
-    run = decode(target, prompts, paced(examined), Gullible(), Sampler(1.0), max_new_tokens=24)
+    run = decode(
+        target,
+        prompts,
+        paced(examined),
+        Gullible(),
+        Sampler(1.0, guidance_scale=scale),
+        max_new_tokens=24,
+        negatives=random_prompts(2, WORDS, longest=6, seed=9) if scale != 1 else None,
+    )
     assert examined.drafts >= 8, "some drafts were compared"
     assert len(run.stats.accepted_histogram) >= 3
 
@@ -90,7 +110,7 @@ def confident_law(stop_below: float = 0.3, pace: Iterable[int] = (1,)) -> None:
         run = decode(
             target,
             [prompt] * rows,
-            paced(drafter, pace, rows=[rows]),
+            paced(drafter, pace),
             SpeculativeSampling(),
             sampler,
             max_new_tokens=4,

@@ -138,6 +138,10 @@ def test_resized_drafts_are_those_of_the_slow_way(kind):
     length_checks.resized_drafts_are_those_of_the_slow_way(kind)
 
 
+def test_guided_drafts_of_changing_sizes():
+    length_checks.resized_drafts_are_those_of_the_slow_way(scale=3.0)
+
+
 @pytest.mark.parametrize("pace", [(1,), (0, 2, 1)])
 def test_the_law_is_kept_where_chains_stop_early(pace):
     length_checks.confident_law(pace=pace)
