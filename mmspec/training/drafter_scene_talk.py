@@ -71,7 +71,8 @@ class SceneTalk:
         reader: of the target's tokens.
         batch_size: sequences a step and process.
         seed: of all scenes.
-        regenerate: longest reply that the target writes itself; 0 for the right ones.
+        regenerate: longest reply to several pictures that the target writes itself; 0 for the right ones. Of
+            one picture, these are what scenes-llava says anyway.
     """
 
     def __init__(
@@ -83,8 +84,11 @@ class SceneTalk:
         seeds = training_seeds(self.seed, STAGE, step, process, self.batch_size)
         kinds = np.random.default_rng(seeds).choice(list(SHARES), size=len(seeds), p=list(SHARES.values()))
         told = [scene_talk(int(seed), str(kind)) for seed, kind in zip(seeds, kinds, strict=True)]
-        if self.regenerate:
-            told = self.reader.regenerated(told, self.regenerate)
+        several = [row for row, each in enumerate(told) if len(each.images) > 1]
+        if self.regenerate and several:
+            said = self.reader.regenerated([told[row] for row in several], self.regenerate)
+            for row, each in zip(several, said, strict=True):
+                told[row] = each
         return DrafterBatch(tuple(map(self.reader.example, told)), int(seeds[0]))
 
     def trial(self) -> Trial:

@@ -62,6 +62,18 @@ def test_kinds_have_their_shares() -> None:
     assert counts.count(1) > counts.count(2) > 1 and counts.count(4) > 1
 
 
+def test_of_several_pictures_the_target_may_speak_itself() -> None:
+    own = SceneTalk(data().reader, batch_size=6, seed=3, regenerate=4)
+    ours, right = own.batch(0, 0).examples, data().batch(0, 0).examples
+    several = 0
+    for one, other in zip(ours, right, strict=True):
+        pictures = len(find_pictures(data().reader.target.config, one.inputs))
+        alike = one.inputs["input_ids"].tolist() == other.inputs["input_ids"].tolist()
+        assert alike == (pictures == 1) and (pictures == 1 or len(one.learnt) - one.answer <= 5)
+        several += pictures > 1
+    assert several
+
+
 def test_a_head_is_trained_and_saved(tmp_path: Path) -> None:
     target = tmp_path / "target"
     data().reader.target.model.save_pretrained(target)
