@@ -70,8 +70,9 @@ class HydraDrafter(FeatureDrafter):
         num_draft_tokens: nodes of a dynamic tree, the root not counted; what the heads' config says if None.
         depth: its deepest level, at most the number of heads, which is the default.
         top_k: nodes that it expands on each level, and children of each; that of the config if None.
-        tree: "dynamic"; or a static one: a name in `NAMED_TREES` ("medusa" is the published one), or the
-            parents of its nodes, root (0) first.
+        tree: "dynamic"; or a static one: "measured", the best of its size by what the training measured;
+            "medusa", the published one, or another name in `NAMED_TREES`; or the parents of its nodes, root
+            (0) first.
 
     Raises:
         InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
@@ -87,6 +88,6 @@ class HydraDrafter(FeatureDrafter):
         top_k: int | None = None,
         tree: str | Sequence[int] = "dynamic",
     ) -> None:
-        shape = choose_tree(model.config, num_draft_tokens, depth, top_k, tree)
+        shape = choose_tree(model.config, num_draft_tokens, depth, top_k, tree, model.config.hit_rates)
         super().__init__(model, check_depth(shape, model.config.num_heads))
         self.session = PrefixSession if model.config.prefix_attention else HydraSession

@@ -16,6 +16,7 @@ from torch import Tensor
 from mmspec.decoding.draft import check_tree
 from mmspec.decoding.interfaces import check_draft_tokens
 from mmspec.decoding.sampling import is_integer
+from mmspec.drafters.measured_tree import best_first
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 
@@ -211,17 +212,23 @@ def choose_tree(
     depth: int | None = None,
     top_k: int | None = None,
     tree: str | Sequence[int] = "dynamic",
+    rates: Sequence[Sequence[float]] = (),
 ) -> TreeShape:
     """The tree that a drafter's arguments ask for; sizes that were not asked for give way to those that were.
 
     Args:
         usual: sizes where nothing is asked for.
         num_draft_tokens, depth, top_k: of a dynamic tree.
-        tree: "dynamic"; or a static tree: one of `NAMED_TREES`, or the parents of its nodes.
+        tree: "dynamic"; or a static tree: one of `NAMED_TREES`, or the parents of its nodes; or "measured",
+            the best static one of `num_draft_tokens`.
+        rates: of heads whose training measured them; see `best_first`.
 
     Raises:
         InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
     """
+    if tree == "measured" and rates:
+        most = check_draft_tokens(usual.num_draft_tokens if num_draft_tokens is None else num_draft_tokens)
+        tree, num_draft_tokens = best_first(rates, most), None
     if tree == "dynamic":
         if num_draft_tokens is not None:
             most = check_draft_tokens(num_draft_tokens)
@@ -242,7 +249,8 @@ def choose_tree(
     if not isinstance(tree, str):
         return StaticTree(tree)
     if tree not in NAMED_TREES:
-        raise InputError("tree", tree, did_you_mean(tree, ["dynamic", *NAMED_TREES]))
+        known = ["dynamic", *NAMED_TREES, *(["measured"] if rates else [])]
+        raise InputError("tree", tree, did_you_mean(tree, known))
     return StaticTree.named(tree)
 
 

@@ -26,6 +26,7 @@ from mmspec.training.vlm_folder import half_precision
 __all__ = ["train_drafter", "train_on"]
 
 DEFAULT_MINUTES = 10.0
+MEASURED_BATCHES = 8
 RATE = 2.0  # one layer bears twice the rate of deep models
 
 
@@ -150,6 +151,12 @@ def train_on(
         method, learner, make, check, slow="head.", slow_factor=RATE, halved=target.dtype != torch.float32
     )
     train_stage(run, stage, budget)
+    if (measure := METHODS[method].measure) is not None:
+        unseen = (make(run.step + ahead).to(run.accelerator.device) for ahead in range(MEASURED_BATCHES))
+        with torch.autocast(run.accelerator.device.type, torch.bfloat16, enabled=stage.halved):
+            measured = measure(learner, unseen)
+        for name, value in measured.items():
+            setattr(run.model.config, name, value)
 
 
 def take_weights(model: PreTrainedModel, folder: Path) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,12 +26,12 @@ from mmspec.models.hydra import HydraHead
 from mmspec.models.medusa import MedusaHead
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, ImageTokenTarget
-from mmspec.training.drafter_data import DrafterData
+from mmspec.training.drafter_data import DrafterBatch, DrafterData
 from mmspec.training.eagle3_loss import Eagle3Loss, choose_vocabulary
 from mmspec.training.eagle_loss import EagleLoss
 from mmspec.training.flash_loss import FlashLoss
 from mmspec.training.hydra_loss import HydraLoss
-from mmspec.training.medusa_loss import MedusaLoss
+from mmspec.training.medusa_loss import MedusaLoss, hit_rates
 from mmspec.training.vispec_loss import ViSpecLoss
 
 __all__ = ["METHODS", "Method", "check_method", "written"]
@@ -53,6 +53,8 @@ class Method:
         settings: where nothing else is asked for.
         pictures: where nothing else is asked for and the target draws pictures.
         prepare: `prepare(model, data)` is done once, before a new model learns; None is nothing.
+        measure: `measure(learner, batches)`, of batches that were not learnt, is what the config of a trained
+            model says besides; None is nothing.
     """
 
     head: type[PreTrainedModel]
@@ -61,6 +63,7 @@ class Method:
     settings: Mapping[str, Any] = field(default_factory=dict)
     pictures: Mapping[str, Any] = field(default_factory=dict)
     prepare: Callable[[Any, DrafterData], None] | None = None
+    measure: Callable[[Any, Iterable[DrafterBatch]], dict[str, Any]] | None = None
 
     @property
     def accelerator(self) -> str:
@@ -102,12 +105,17 @@ class Method:
         return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
 
+def measure_heads(learner: Any, batches: Iterable[DrafterBatch]) -> dict[str, Any]:
+    """How often each rank of several heads is right."""
+    return {"hit_rates": hit_rates(learner, batches)}
+
+
 METHODS = {
     "eagle": Method(EagleHead, EagleLoss, EagleDrafter, pictures=PICTURE_TREE),
     "eagle3": Method(Eagle3Head, Eagle3Loss, Eagle3Drafter, pictures=PICTURE_TREE, prepare=choose_vocabulary),
     "flash": Method(FlashHead, FlashLoss, FlashDrafter),
-    "medusa": Method(MedusaHead, MedusaLoss, MedusaDrafter),
-    "hydra": Method(HydraHead, HydraLoss, HydraDrafter),
+    "medusa": Method(MedusaHead, MedusaLoss, MedusaDrafter, measure=measure_heads),
+    "hydra": Method(HydraHead, HydraLoss, HydraDrafter, measure=measure_heads),
     "msd": Method(EagleHead, EagleLoss, EagleDrafter, {"visual": "embedded"}),
     "specvlm": Method(EagleHead, EagleLoss, EagleDrafter, {"compressor": "gate"}),
     "vispec": Method(EagleHead, ViSpecLoss, EagleDrafter, {"visual": "embedded", "compressor": "vispec"}),

@@ -32,6 +32,11 @@ class HydraLoss(nn.Module):
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: how often each head's likeliest token is the target's."""
+        loss, agreement = token_loss(*self.judge(batch), self.discount)
+        return loss, {"agreement": agreement}
+
+    def judge(self, batch: DrafterBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """What the heads say, what they should say, and where that counts, as `token_loss` takes it."""
         heads = self.head.config.num_heads
         reading = read(self.target, batch.examples, (HIDDEN,))
         states, blocks = reading.taps[HIDDEN], Blocks.of(reading.learnt, heads)
@@ -41,5 +46,4 @@ class HydraLoss(nn.Module):
         path = self.target.embed(reading.tokens[at])  # [m, K, d]
         said = [self.head.foretell(hidden, path[:, : head + 1], self.target.head) for head in range(heads)]
         law = self.target.head(states[at]).float().softmax(-1)
-        loss, agreement = token_loss(torch.stack(said, 1), law, blocks.counted, self.discount)
-        return loss, {"agreement": agreement}
+        return torch.stack(said, 1), law, blocks.counted

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from mmspec.targets import CausalTarget
 from mmspec.training.drafter_data import DrafterBatch
 from mmspec.training.teacher import learnt_pairs, read
 
-__all__ = ["Blocks", "MedusaLoss", "token_loss"]
+__all__ = ["Blocks", "MedusaLoss", "hit_rates", "token_loss"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,26 @@ def token_loss(logits: Tensor, goal: Tensor, counted: Tensor, discount: float) -
     return (nats.view_as(weights) * weights).sum() / weights.sum().clamp_min(1.0), agreement
 
 
+class Judged(Protocol):
+    """The loss of several heads."""
+
+    def judge(self, batch: DrafterBatch) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+@torch.no_grad()
+def hit_rates(learner: Judged, batches: Iterable[DrafterBatch], ranks: int = 10) -> list[list[float]]:
+    """By head and rank, how often the goal's token is found there."""
+    hits, places = torch.zeros(()), torch.zeros(())
+    for batch in batches:
+        logits, goal, counted = learner.judge(batch)
+        meant = goal if goal.dim() == 2 else goal.argmax(-1)
+        likeliest = logits.topk(min(ranks, logits.shape[-1])).indices
+        found = (likeliest == meant[..., None]) & counted[..., None]
+        hits, places = hits + found.sum(0).cpu(), places + counted.sum(0).cpu()
+    rates: list[list[float]] = (hits / places.clamp_min(1)[..., None]).tolist()
+    return [[round(rate, 4) for rate in each] for each in rates]
+
+
 class MedusaLoss(nn.Module):
     """The loss of Medusa's heads on sequences that their target reads (Medusa-1: the target is frozen).
 
@@ -84,14 +106,17 @@ class MedusaLoss(nn.Module):
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: how often each head's likeliest token is right."""
+        loss, agreement = token_loss(*self.judge(batch), self.discount)
+        return loss, {"agreement": agreement}
+
+    def judge(self, batch: DrafterBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """What the heads say, what they should say, and where that counts, as `token_loss` takes it."""
         heads = self.head.config.num_heads
         reading = read(self.target, batch.examples, (HIDDEN,))
         states, blocks = reading.taps[HIDDEN], Blocks.of(reading.learnt, heads)
         logits = self.head.logits(self.head(states[blocks.row, blocks.before], heads), self.target.head)
+        at = blocks.row[:, None], blocks.ahead
         if self.soft:
-            goal = self.target.head(states[blocks.row[:, None], blocks.ahead]).float().softmax(-1)
-        else:
-            following = reading.tokens.roll(-1, 1)  # of what counts, none is at the end
-            goal = following[blocks.row[:, None], blocks.ahead]
-        loss, agreement = token_loss(logits, goal, blocks.counted, self.discount)
-        return loss, {"agreement": agreement}
+            return logits, self.target.head(states[at]).float().softmax(-1), blocks.counted
+        following = reading.tokens.roll(-1, 1)  # of what counts, none is at the end
+        return logits, following[at], blocks.counted

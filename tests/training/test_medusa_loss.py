@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from torch import nn
 
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.head_drafter import HeadDrafter
 from mmspec.drafters.hydra import HydraDrafter
 from mmspec.drafters.medusa import MedusaDrafter
+from mmspec.errors import InputError
 from mmspec.models.hydra import HydraHead
 from mmspec.models.medusa import MedusaHead
 from mmspec.targets.causal import tap_hidden_states
+from mmspec.training.drafter import train_on
 from mmspec.training.hydra_loss import HydraLoss
-from mmspec.training.medusa_loss import MedusaLoss
+from mmspec.training.medusa_loss import MedusaLoss, hit_rates
+from mmspec.training.schedule import Budget
+from mmspec.training.stage import Run
 from tests.contracts.mutation import PlantedBug
 from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.heads_checks import drafter_for, hydra_for, medusa_for
 from tests.drafters.naive_heads import NaiveHydra, NaiveMedusa
+from tests.training import test_drafter_training as reference
 from tests.training.own_answers import CASES, own_answers
 
 LEARNERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -75,7 +82,7 @@ BUGS = {
     "targets are one token late": ("medusa", f"{MEDUSA}:Blocks.of", "root[:, None] +", "root[:, None] + 1 +"),
     "heads learn the tokens they stand at": (
         "medusa, tokens",
-        f"{MEDUSA}:MedusaLoss.forward",
+        f"{MEDUSA}:MedusaLoss.judge",
         ".roll(-1, 1)",
         "",
     ),
@@ -88,13 +95,13 @@ BUGS = {
     ),
     "a head sees the token it foretells": (
         "hydra",
-        f"{HYDRA}:HydraLoss.forward",
+        f"{HYDRA}:HydraLoss.judge",
         "self.target.embed(reading.tokens[at])",
         "self.target.embed(reading.tokens.roll(-1, 1)[at])",
     ),
     "the prefix layer sees the answer": (
         "hydra",
-        f"{HYDRA}:HydraLoss.forward",
+        f"{HYDRA}:HydraLoss.judge",
         "self.head(states, places)",
         "self.head(states, places, torch.zeros(len(states), 1, *[states.shape[1]] * 2, dtype=states.dtype))",
     ),
@@ -129,6 +136,36 @@ def test_heads_learn_and_the_target_does_not(kind: str) -> None:
     assert acceptance(model) > untrained + 0.5
     assert all(torch.equal(value, before[name]) for name, value in target.model.named_parameters())
     assert all(value.grad is None for value in target.model.parameters())
+
+
+@pytest.mark.parametrize("kind", LEARNERS)
+def test_ranks_are_counted_one_by_one(kind: str) -> None:
+    target, drafter = target_of("llava", torch.float64), drafter_of(kind, torch.float64)
+    learner, settings = LEARNERS[kind]
+    learner = learner(drafter.model, target, **settings)
+    rates = torch.tensor(hit_rates(learner, [own_answers()], ranks=6))
+    logits, goal, counted = learner.judge(own_answers())
+    found = torch.zeros(4, 6)
+    for place, head in counted.nonzero().tolist():
+        meant = int(goal[place, head].argmax()) if goal.dim() == 3 else int(goal[place, head])
+        rank = int((logits[place, head] > logits[place, head, meant]).sum())
+        if rank < 6:
+            found[head, rank] += 1
+    torch.testing.assert_close(rates, found / counted.sum(0)[:, None], atol=1e-4, rtol=0)
+    assert torch.allclose(rates[:, 0], learner(own_answers())[1]["agreement"], atol=1e-4)
+
+
+def test_training_measures_what_static_trees_are_made_of(tmp_path: Path) -> None:
+    model = medusa_for(reference.target(), num_heads=2).requires_grad_(True)
+    run = Run(Accelerator(cpu=True), model, tmp_path / "state.pt", 60.0, 60.0)
+    train_on(run, "medusa", reference.target(), reference.Sentences(), Budget(steps=3))
+    rates = model.config.hit_rates
+    assert len(rates) == 2 and all(len(each) == 10 and 0 <= sum(each) <= 1.001 for each in rates)
+    model.save_pretrained(tmp_path / "head")
+    again = MedusaHead.from_pretrained(tmp_path / "head")
+    assert MedusaDrafter(again, num_draft_tokens=7, tree="measured").shape.num_draft_tokens == 7  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="measured"):
+        MedusaDrafter(medusa_for(reference.target()), tree="measured")
 
 
 def train(learner: nn.Module, model: nn.Module, given: Any, steps: int = 40) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -29,6 +30,8 @@ class MedusaConfig(PreTrainedConfig):
             the target's, which saves 0.5 GB a head at 7 B.
         num_draft_tokens, top_k: the dynamic tree that is grown where nothing else is asked for; its depth is
             the number of heads.
+        hit_rates: by head and rank, how often the target's own token was found there; measured at the end of
+            the training, for static trees.
     """
 
     model_type = "mmspec_medusa"
@@ -42,6 +45,7 @@ class MedusaConfig(PreTrainedConfig):
     own_lm_heads: bool = False
     num_draft_tokens: int = 24
     top_k: int = 8
+    hit_rates: list[list[float]] = field(default_factory=list)
     initializer_range: float = 0.02
 
     def validate_architecture(self) -> None:
