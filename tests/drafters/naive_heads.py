@@ -18,6 +18,8 @@ class NaiveMedusa(NaiveEagle):
         blocks, state = self.head.blocks[len(path)], self.states(prompt, output)[0, -1]  # type: ignore[index]
         for block in blocks:  # type: ignore[union-attr]
             state = state + torch.nn.functional.silu(block.weight @ state + block.bias)
+        if not self.head.config.own_lm_heads:
+            state = self.head.maps[len(path)](state)  # type: ignore[index]
         return self.read_out(state, len(path))
 
     def states(self, prompt: dict[str, Any], output: list[int]) -> Tensor:
@@ -49,7 +51,7 @@ class NaiveHydra(NaiveMedusa):
         read = torch.cat([states[:, -1:], self.target.embed(tokens)], 1).flatten()
         mlp = self.head.mlps[len(path)]  # type: ignore[index]
         silu = torch.nn.functional.silu
-        state = mlp.shortcut @ read + mlp.shortcut_bias + silu(mlp.weight @ read + mlp.bias)
+        state = mlp.shortcut.weight @ read + mlp.shortcut.bias + silu(mlp.weight @ read + mlp.bias)
         for block in mlp.blocks:  # type: ignore[union-attr]
             state = state + silu(block.weight @ state + block.bias)
         return self.read_out(state, len(path))

@@ -35,14 +35,12 @@ class HydraMLP(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(width, inputs * width))
         self.bias = nn.Parameter(torch.zeros(width))
-        self.shortcut = nn.Parameter(torch.eye(width, inputs * width))  # begins with the state alone
-        self.shortcut_bias = nn.Parameter(torch.zeros(width))
+        self.shortcut = nn.Linear(inputs * width, width)  # one that begins as the state alone learns late
         self.blocks = new_blocks(width, layers - 1)
 
     def forward(self, read: Tensor) -> Tensor:
         """[..., inputs x d] -> [..., d]."""
-        state = linear(read, self.shortcut, self.shortcut_bias) + silu(linear(read, self.weight, self.bias))
-        deeper: Tensor = self.blocks(state)
+        deeper: Tensor = self.blocks(self.shortcut(read) + silu(linear(read, self.weight, self.bias)))
         return deeper
 
 
@@ -51,7 +49,6 @@ class HydraHead(FeatureHead):
 
     Row t of `forward` is the target's final hidden state at t - 1. Head i reads the state at the row of the
     root, token t, and the embeddings of the root and of the i tokens after it; it foretells token t + 1 + i.
-    New heads change nothing of the state, so each begins with what it says by itself.
     """
 
     config: HydraConfig

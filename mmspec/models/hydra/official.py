@@ -113,7 +113,7 @@ def rename(found: dict[str, Tensor]) -> dict[str, Tensor]:
             head, step, part, kind = match.groups()
             layer = order[head].index(int(step))
             if part == "res_connection":
-                own = "shortcut" if kind == "weight" else "shortcut_bias"
+                own = f"shortcut.{kind}"
             else:
                 own = f"blocks.{layer - 1}.{kind}" if layer else kind
             renamed[f"mlps.{head}.{own}"] = tensor

@@ -26,8 +26,8 @@ class MedusaConfig(PreTrainedConfig):
         hidden_size: of the target.
         num_heads: tokens foretold beyond the root.
         num_layers: residual blocks of each head.
-        own_lm_heads: whether each head has an output matrix of its own, as published ones do; else all use
-            the target's, which saves 0.5 GB a head at 7 B.
+        own_lm_heads: whether each head has an output matrix [V, d] of its own, as published ones do, which is
+            0.5 GB a head at 7 B; else a map [d, d] and the target's matrix.
         num_draft_tokens, top_k: the dynamic tree that is grown where nothing else is asked for; its depth is
             the number of heads.
         hit_rates: by head and rank, how often the target's own token was found there; measured at the end of

@@ -33,7 +33,9 @@ class MedusaHead(DraftingHead):
     """Foretells the hidden states that say the tokens after the root (Medusa, 2401.10774, section 3.1).
 
     Head i reads the target's final hidden state at t and foretells token t + 2 + i; token t + 1, the root, is
-    the target's own. New blocks change nothing, so every head begins with the target's own prediction.
+    the target's own. Where heads share the target's output matrix, each has a linear map in front of it: x +
+    SiLU(W x) can add to a state but hardly take from it, so that without a map, or with one that begins as
+    the identity, heads long go on saying the root.
     """
 
     config: MedusaConfig
@@ -45,6 +47,7 @@ class MedusaHead(DraftingHead):
         super().__init__(config)
         width, heads = config.hidden_size, range(config.num_heads)
         self.blocks = nn.ModuleList(new_blocks(width, config.num_layers) for _ in heads)
+        self.maps = nn.ModuleList(nn.Linear(width, width) for _ in (() if config.own_lm_heads else heads))
         self.lm_heads = nn.ModuleList(
             nn.Linear(width, config.vocabulary, bias=False) for _ in (heads if config.own_lm_heads else ())
         )
@@ -52,7 +55,10 @@ class MedusaHead(DraftingHead):
 
     def forward(self, hidden: Tensor, heads: int) -> Tensor:
         """Foretell by the first heads: hidden states [..., d] -> [..., heads, d]."""
-        return torch.stack([blocks(hidden) for blocks in self.blocks[:heads]], -2)
+        states = [blocks(hidden) for blocks in self.blocks[:heads]]
+        if self.maps:
+            states = [self.maps[head](state) for head, state in enumerate(states)]
+        return torch.stack(states, -2)
 
     def logits(self, foretold: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
         """What the first heads say of their tokens.
