@@ -122,6 +122,13 @@ def test_a_published_head_drafts_and_knows_its_target(tmp_path: Path) -> None:
         drafter.fit(CausalTarget(tiny_llama(hidden=WIDTH, vocab=WORDS + 1)))
 
 
+def test_a_padded_vocabulary_is_the_same_and_another_is_not(tmp_path: Path) -> None:
+    store(tmp_path, published())
+    for more, known in ((64, WORDS + 64), (127, WORDS + 127), (128, WORDS), (-1, WORDS)):
+        target = LlamaConfig(**CONFIG | {"vocab_size": WORDS + more})
+        assert read(tmp_path, target).config.vocabulary == known
+
+
 @pytest.mark.parametrize(
     ("folder", "config", "visual"),
     [

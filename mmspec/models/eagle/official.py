@@ -32,6 +32,7 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 QUERY = "layers.0.self_attn.q_proj.weight"
 NORM = "layers.0.input_layernorm.weight"
 ADAPTOR = "imadpt.q"
+PADDING = 128  # llava-hf has 64 tokens more than the LLaVA that MSD's heads were trained for
 RENAMED = {
     "layers.": "decoder.layers.",
     "imadpt.q": "compressor.attention.queries",
@@ -68,7 +69,7 @@ def read_official(folder: Path, target: PreTrainedConfig) -> EagleHead | None:
     if not {"fc.weight", QUERY} <= names:
         return None
     tensors = {own_name(name): tensor for name, tensor in find_tensors(path, open_checkpoint(path)).items()}
-    head = EagleHead(read_shape(path, tensors))
+    head = EagleHead(read_shape(path, tensors, target))
     check_rope(path, head.config.layer_config(), target, ADAPTOR in names)
     if (queries := tensors.get(own_name(ADAPTOR))) is not None:
         tensors[own_name(ADAPTOR)] = queries.transpose(0, 1)  # theirs are [queries, heads, width of a head]
@@ -78,8 +79,10 @@ def read_official(folder: Path, target: PreTrainedConfig) -> EagleHead | None:
     return head
 
 
-def read_shape(path: Path, tensors: dict[str, Tensor]) -> EagleConfig:
+def read_shape(path: Path, tensors: dict[str, Tensor], target: PreTrainedConfig) -> EagleConfig:
     """The config of a head that is named as ours are.
+
+    It has no weights of the vocabulary's size, so a target whose vocabulary is padded is no other target.
 
     Raises:
         CheckpointError: its own config cannot be understood.
@@ -101,6 +104,9 @@ def read_shape(path: Path, tensors: dict[str, Tensor]) -> EagleConfig:
         allowed = f"the config of a target, with one layer ({error})"
         raise CheckpointError("drafter", str(path.parent / "config.json"), allowed) from error
     made.target_layers = 0  # that of the file counts the head's own
+    padded = int(target.get_text_config(decoder=True).vocab_size)
+    if 0 <= padded - made.vocabulary < PADDING:
+        made.vocabulary = padded
     return made
 
 
