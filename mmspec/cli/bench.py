@@ -81,6 +81,7 @@ def bench(
 
     Example:
         mmspec bench --accelerators none,copy,draft_model --task caption
+        mmspec bench --accelerators eagle,eagle:length=cost,eagle:length=confidence
         mmspec bench --accelerators none,sjd,zipar --task generate
         mmspec bench path/to/model --jsonl file.jsonl --batch-size 4 --json
     """

@@ -22,29 +22,41 @@ from mmspec.decoding.verdict import Verdict
 __all__ = ["CostModel", "PacedDrafter", "half_lengths"]
 
 PLAIN = 0  # the choice of not drafting
-TRIALS, LONG_TRIAL = 3, 16  # rounds of each choice before it is judged; of one that has cost little so far
-TRIAL_LOSS = 4.0  # what a trial may cost, in plain rounds
-WINDOW = 32  # latest rounds that a choice is judged by
+TRIALS = 3  # rounds of each choice before it is judged
+WINDOW = 16  # latest rounds that a choice's seconds are the median of
+KEEP = 0.95  # what counts of acceptance keep of their past in a round (DEL; text-speculation.md, 3.8)
+FADE = 0.98  # what is left in a round of what is known of a size alone: the text may have changed
+DOUBT = 4.0  # times that a depth must be reached to count as much as the one before, which it is taken for
+REVISIT = 24  # rounds of the best size until another choice has one
 LEAST_SPEEDUP = 1.02
 PAUSE, LONGEST_PAUSE = 32, 1024  # plain rounds where no size pays; twice as many after every trial in vain
-REVISIT = 48  # rounds of the best size until another choice has one
+LONG_TRIAL, TRIAL_LOSS = 16, 4.0  # rounds until a trial is in vain, or plain rounds that it may cost
 
 
 class CostModel:
-    """Which of a few sizes pays best, by tokens per second.
+    """Which of a few sizes pays best on this device and this text.
 
     Item 15 of vlm-drafting.md, section 13: a size speeds decoding up by S = tau / (1 + c_draft * passes +
-    c_verify(n)), the costs in units of a plain round. The divisor is measured as a whole, as seconds of a
-    round of that size / seconds of a plain one; tau is the tokens of a round. Where no S reaches 1.02,
-    nothing is drafted for 32 rounds, then the best size is tried again; in vain, for 64, and so on.
+    c_verify(n)), the costs in units of a plain round. The divisor is measured as a whole: seconds of a round
+    of that size / seconds of a plain one. For tau, the tokens of a round, all sizes share what is known of
+    the text, which is how often each depth is accepted once it is reached. How much more a size gives than
+    that says, because it is wide, is its own, and forgotten while it is not used.
+
+    Where no S reaches 1.02, nothing is drafted for 32 rounds, and then the best size is tried again; in vain,
+    for 64, and so on.
 
     Args:
-        sizes: how many there are; choices are 0, not to draft, and then 1 to `sizes`.
+        depths: the deepest that each size can be accepted to. Choices are 0, not to draft, and then 1, 2, ...
+            for these.
     """
 
-    def __init__(self, sizes: int) -> None:
-        self._rounds: list[deque[tuple[float, float]]] = [deque(maxlen=WINDOW) for _ in range(sizes + 1)]
+    def __init__(self, depths: Sequence[int]) -> None:
+        self.depths = (0, *depths)
+        self._seconds: list[deque[float]] = [deque(maxlen=WINDOW) for _ in self.depths]
+        self._reached, self._accepted = ([0.0] * max(self.depths) for _ in range(2))
+        self._surplus = [1.0] * len(self.depths)  # tokens that were given / that depth alone foretold
         self._pause, self._next_pause = 0, PAUSE
+        self._tried, self._lost = 0, 0.0  # rounds since the last pause, and the plain rounds they cost
         self._drafted = 0
 
     def choose(self) -> int:
@@ -52,42 +64,51 @@ class CostModel:
         if self._pause:
             self._pause -= 1
             return PLAIN
-        for choice in range(len(self._rounds)):
-            if self._is_on_trial(choice):
+        for choice, seconds in enumerate(self._seconds):
+            if len(seconds) < TRIALS:
                 return choice
-        best = max(range(1, len(self._rounds)), key=self.speedup)
-        if self.speedup(best) < LEAST_SPEEDUP:
-            self._rounds[best].clear()
+        best = max(range(1, len(self.depths)), key=self.speedup)
+        if self.speedup(best) >= LEAST_SPEEDUP:
+            self._next_pause = PAUSE
+        elif self._tried >= LONG_TRIAL or self._lost >= TRIAL_LOSS:
+            self._tried, self._lost = 0, 0.0
             self._pause = self._next_pause - 1
             self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
             return PLAIN
-        self._next_pause = PAUSE
         self._drafted += 1
         visits, rest = divmod(self._drafted, REVISIT)
-        return best if rest else visits % len(self._rounds)
+        return best if rest else visits % len(self.depths)
 
-    def record(self, choice: int, tokens: float, seconds: float) -> None:
-        """Note what a round gave, in tokens a row, and took."""
-        self._rounds[choice].append((tokens, seconds))
+    def record(self, choice: int, tokens: Sequence[int], seconds: float) -> None:
+        """Note what a round gave each row, and took."""
+        self._seconds[choice].append(seconds)
+        if choice == PLAIN:
+            return
+        for depth in range(min(self.depths[choice], max(tokens))):
+            self._reached[depth] = KEEP * self._reached[depth] + sum(count > depth for count in tokens)
+            self._accepted[depth] = KEEP * self._accepted[depth] + sum(count > depth + 1 for count in tokens)
+        given = fmean(tokens)
+        surplus = given / self._likely_tokens(choice)
+        self._surplus = [FADE * known + (1 - FADE) for known in self._surplus]
+        self._surplus[choice] = KEEP * self._surplus[choice] + (1 - KEEP) * surplus
+        if plain := self._seconds[PLAIN]:
+            self._tried += 1
+            self._lost += seconds / median(plain) - given
 
     def speedup(self, choice: int) -> float:
         """S: how many times the tokens per second of plain decoding."""
-        tokens = fmean(given for given, _ in self._rounds[choice])
-        return tokens * self._seconds(PLAIN) / self._seconds(choice)
+        tokens = self._likely_tokens(choice) * self._surplus[choice]
+        return tokens * median(self._seconds[PLAIN]) / median(self._seconds[choice])
 
-    def _is_on_trial(self, choice: int) -> bool:
-        """Whether too little is known of a choice: what is rarely accepted may be accepted at length."""
-        rounds = self._rounds[choice]
-        if len(rounds) < TRIALS:
-            return True
-        if choice == PLAIN or len(rounds) >= LONG_TRIAL:
-            return False
-        plain = self._seconds(PLAIN)
-        return 0 < sum(taken / plain - given for given, taken in rounds) < TRIAL_LOSS
-
-    def _seconds(self, choice: int) -> float:
-        """Of a round."""
-        return median(taken for _, taken in self._rounds[choice])
+    def _likely_tokens(self, choice: int) -> float:
+        """Of a round, the bonus token included, as far as the depth alone says."""
+        tokens, path, rate = 1.0, 1.0, 0.5
+        depth = self.depths[choice]
+        for reached, accepted in zip(self._reached[:depth], self._accepted[:depth], strict=True):
+            rate = (accepted + DOUBT * rate) / (reached + DOUBT)
+            path *= rate
+            tokens += path
+        return tokens
 
 
 class PacedDrafter(Drafter):
@@ -110,7 +131,8 @@ class PacedDrafter(Drafter):
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
     ) -> DraftSession:
         session = self.inner.start(requests, prefill, sampler, random)
-        model = self.models.setdefault(len(requests), CostModel(len(self.inner.sizes)))
+        depths = [getattr(size, "depth", size) for size in self.inner.sizes]  # of a chain, its length
+        model = self.models.setdefault(len(requests), CostModel(depths))
         nothing = None
         if self.kind in (DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT):  # sampled kinds say their laws
             nothing = prefill.logits.new_zeros(len(requests), 1, prefill.logits.shape[-1])
@@ -135,7 +157,7 @@ class PacedSession(DraftSession):
         now, lengths = self.drafter.clock(), [len(row) for row in history]
         if self.choice is not None:
             grown = [new - old for new, old in zip(lengths, self.lengths, strict=True) if new > old]
-            self.model.record(self.choice, fmean(grown), now - self.started)
+            self.model.record(self.choice, grown, now - self.started)
         self.choice, self.started, self.lengths = self.model.choose(), now, lengths
         if self.choice == PLAIN:
             return Draft.chain(root[:, None], self.drafter.kind, self.nothing)

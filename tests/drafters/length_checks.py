@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
@@ -30,16 +32,16 @@ PACE = (1, 0, 2, 0, 0, 3, 1, 0, 4, 4)
 class Script(CostModel):
     """Chooses by a list, again and again, whatever rounds cost."""
 
-    def __init__(self, sizes: int, pace: Iterable[int] = PACE) -> None:
-        super().__init__(sizes)
-        self.pace = cycle(choice for choice in pace if choice <= sizes)
-        self.rounds: list[tuple[int, float, float]] = []
+    def __init__(self, depths: Sequence[int], pace: Iterable[int] = PACE) -> None:
+        super().__init__(depths)
+        self.pace = cycle(choice for choice in pace if choice <= len(depths))
+        self.rounds: list[tuple[int, list[int], float]] = []
 
     def choose(self) -> int:
         return next(self.pace)
 
-    def record(self, choice: int, tokens: float, seconds: float) -> None:
-        self.rounds.append((choice, tokens, seconds))
+    def record(self, choice: int, tokens: Sequence[int], seconds: float) -> None:
+        self.rounds.append((choice, list(tokens), seconds))
 
 
 class Scripts(dict[int, CostModel]):
@@ -50,8 +52,7 @@ class Scripts(dict[int, CostModel]):
         self.pace = tuple(pace)
 
     def setdefault(self, rows: int, default: CostModel) -> CostModel:  # type: ignore[override]
-        sizes = len(default._rounds) - 1
-        return super().setdefault(rows, Script(sizes, self.pace))
+        return super().setdefault(rows, Script(default.depths[1:], self.pace))
 
 
 def paced(inner: Any, pace: Iterable[int] = PACE) -> PacedDrafter:
@@ -121,13 +122,34 @@ def confident_law(stop_below: float = 0.3, pace: Iterable[int] = (1,)) -> None:
     assert 0.2 < drafted < 2.8, "some chains were cut short, others were not"
 
 
-def simulate(model: CostModel, given: Sequence[float], taken: Sequence[float], rounds: int) -> list[int]:
-    """Choices of a model on a device where choice i gives so many tokens and takes so many seconds."""
-    choices = []
-    for _ in range(rounds):
-        choices.append(model.choose())
-        model.record(choices[-1], given[choices[-1]], taken[choices[-1]])
-    return choices
+@dataclass
+class Device:
+    """Where rounds take what it says, on a text whose tokens are foretold at some rate.
+
+    Attributes:
+        seconds: of a round of each choice.
+        rate: how often a drafted token is right, if those before it are.
+        rows: of a batch.
+    """
+
+    seconds: Sequence[float]
+    rate: float
+    rows: int = 1
+    dice: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def run(self, model: CostModel, rounds: int) -> list[int]:
+        """The choices that a model makes in so many rounds."""
+        choices = []
+        for _ in range(rounds):
+            choice = model.choose()
+            tokens = [self.tokens(model.depths[choice]) for _ in range(self.rows)]
+            model.record(choice, tokens, self.seconds[choice])
+            choices.append(choice)
+        return choices
+
+    def tokens(self, depth: int) -> int:
+        """Of a round of one row."""
+        return 1 + next((right for right in range(depth) if self.dice.random() >= self.rate), depth)
 
 
 def draft_model_is_always_right() -> None:
