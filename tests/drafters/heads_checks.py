@@ -40,7 +40,8 @@ def randomise(head: DraftingHead, target: CausalTarget, seed: int) -> None:
 
 def medusa_for(target: CausalTarget, seed: int = 3, **settings: Any) -> MedusaHead:
     """Heads of random weights."""
-    head = MedusaHead(MedusaConfig.for_target(target.config, target.vocabulary, **settings))
+    with torch.random.fork_rng():
+        head = MedusaHead(MedusaConfig.for_target(target.config, target.vocabulary, **settings))
     randomise(head, target, seed)
     return head
 
