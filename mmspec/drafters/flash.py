@@ -8,7 +8,6 @@ branch into a tree. With `block=1` the same weights draft one token a pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,15 +23,6 @@ from mmspec.models.flash import FlashHead
 from mmspec.targets.causal import CausalTarget
 
 __all__ = ["FlashDrafter"]
-
-
-@dataclass(frozen=True)
-class Usual:
-    """The tree where nothing else is asked for: one pass deep."""
-
-    depth: int
-    num_draft_tokens: int = 16
-    top_k: int = 4
 
 
 class FlashSession(FeatureSession):
@@ -113,10 +103,11 @@ class FlashDrafter(FeatureDrafter):
 
     Args:
         model: the trained head.
-        num_draft_tokens: nodes of the tree, the root not counted; 16 if None, or as many as there can be.
+        num_draft_tokens: nodes of the tree, the root not counted; what the head's config says if None, or as
+            many as there can be.
         depth: its deepest level; as many as a block has, if None. Levels beyond a block cost a pass a block.
-        top_k: nodes that it expands on each level, and children of each; 4 if None, or as many as there are
-            nodes. 1 makes a chain.
+        top_k: nodes that it expands on each level, and children of each; what the config says if None, or
+            as many as there are nodes. 1 makes a chain.
         block: tokens in a pass, at most the K that the head was trained for, which is the default; 1 is
             autoregressive drafting.
 
@@ -139,4 +130,4 @@ class FlashDrafter(FeatureDrafter):
         if block is not None and (not is_integer(block) or not 1 <= block <= most):
             raise InputError("block", block, f"an integer from 1 to {most}, which the head was trained for")
         self.block = most if block is None else block
-        super().__init__(model, choose_tree(Usual(most), num_draft_tokens, depth, top_k))
+        super().__init__(model, choose_tree(model.config, num_draft_tokens, depth, top_k))

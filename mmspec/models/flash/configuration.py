@@ -40,6 +40,8 @@ class FlashConfig(PreTrainedConfig):
         bias_rank: rank of the bias that each token of a block has on the next; 0 for none, as published.
         compressor, compressor_options: what is made of each picture; see `mmspec.compressors`.
         rope_theta: base of the rotary frequencies.
+        num_draft_tokens, top_k: the tree where nothing else is asked for, one block deep. `top_k=1` is a
+            chain, which costs a third of a tree's operations and is best where text is easily foretold.
     """
 
     model_type = "mmspec_flash"
@@ -60,7 +62,14 @@ class FlashConfig(PreTrainedConfig):
     compressor_options: dict[str, Any] = field(default_factory=dict)
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
+    num_draft_tokens: int = 16
+    top_k: int = 4
     initializer_range: float = 0.02
+
+    @property
+    def depth(self) -> int:
+        """Of that tree."""
+        return self.block
 
     def validate_architecture(self) -> None:
         """Refuse what cannot be built; called by `strict`."""
