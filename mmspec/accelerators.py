@@ -319,7 +319,7 @@ def markdown_table() -> str:
         "|---|---|---|---|---|",
     ]
     for name, preset in ACCELERATORS.items():
-        needs = "a draft model" if preset.needs_draft_model else "nothing"
+        needs = preset.needs or "nothing"
         rule = ACCEPTANCE_RULES[preset.acceptance]
         exactness = stated(preset.exactness, rule.bound if preset.schedule is None else None)
         source = (

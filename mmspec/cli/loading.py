@@ -38,6 +38,7 @@ DRAFTERS_OF = {
     REFERENCE_IMAGE: {"eagle": f"{REFERENCE_IMAGE}-eagle"},
 }
 RUNS_AS = {"vispec": "eagle"}
+BY_SPEED = ("copy", "draft_model", "flash")  # on long answers, the fastest last
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -121,7 +122,8 @@ def default_choices(model: str, drafter: str | None) -> list[AcceleratorChoice]:
 def default_choice(model: str, drafter: str | None) -> AcceleratorChoice:
     """What to use where nothing is said: the drafter that is named, or the model's own one, or copying."""
     choices = default_choices(model, drafter)
-    return [one for one in choices if drafter is not None or one.label in ("copy", "draft_model")][-1]
+    by_speed = choices if drafter is not None else [one for one in choices if one.label in BY_SPEED]
+    return by_speed[-1]
 
 
 def drafts_as(drafter: str) -> str:
