@@ -31,8 +31,11 @@ from mmspec.models.checkpoint import (
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.pipelines.heads import HEADS, load_head
 from mmspec.targets import CausalTarget, VisionLanguageTarget
+from mmspec.targets.prefix import PrefixCache
 
 logger = logging.getLogger(__name__)
+
+DEFAULT_PREFIX_BYTES = 2 * 2**30
 
 
 class MMSpecPipeline:
@@ -60,6 +63,7 @@ class MMSpecPipeline:
         self._check_parts()
         self.media_limits: MediaLimits = DEFAULT_LIMITS
         self.draft_processor: Any = None
+        self._prefix_bytes: int | None = None
         self._lock = threading.Lock()
         self._interrupted = threading.Event()
         self.set_accelerator(self.default_accelerator if accelerator is None else accelerator, **options)
@@ -205,6 +209,7 @@ class MMSpecPipeline:
             raise InputError("drafter", drafter, f"nothing: accelerator {name!r} has no draft model")
         self.accelerator: Accelerator = build_accelerator(name, **options).fit(self.target)
         self.draft_processor = draft_processor
+        self._give_prefix_caches()
 
     def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[CausalTarget, Any]:
         """The draft model, and the processor for what it reads; None if it reads what the target reads."""
@@ -250,7 +255,45 @@ class MMSpecPipeline:
             elif isinstance(drafter, HeadDrafter):
                 drafter.model.to(*args, **kwargs)
             self.accelerator = self.accelerator.fit(self.target)
+            self._give_prefix_caches()
         return self
+
+    def enable_prefix_cache(self, max_bytes: int = DEFAULT_PREFIX_BYTES) -> None:
+        """Keep what prompts were read into; later ones that begin alike, pictures included, read the rest.
+
+        Made for conversations, and for several questions about one picture. Outputs are those of a fresh
+        run, up to the rounding of the rest being read by itself. A draft model has a cache of the same size
+        of its own. `to` empties them, and changed weights make them miss.
+
+        Args:
+            max_bytes: memory for keys, values, hidden states and pictures; what was used longest ago goes
+                first.
+
+        Raises:
+            InputError: the limit is no positive integer.
+            PipelineBusyError: a call is running.
+        """
+        with self._busy():
+            self._prefix_bytes = PrefixCache(max_bytes).max_bytes
+            self._give_prefix_caches()
+
+    def disable_prefix_cache(self) -> None:
+        """Read every prompt from its beginning again, and free the memory.
+
+        Raises:
+            PipelineBusyError: a call is running.
+        """
+        with self._busy():
+            self._prefix_bytes = None
+            self._give_prefix_caches()
+
+    def _give_prefix_caches(self) -> None:
+        """The caches that were asked for, to every model that reads prompts."""
+        drafter = self.accelerator.drafter
+        for reader in (self.target, *([drafter.model] if isinstance(drafter, DraftModelDrafter) else [])):
+            held = None if reader.prefix_cache is None else reader.prefix_cache.max_bytes
+            if held != self._prefix_bytes:
+                reader.prefix_cache = None if self._prefix_bytes is None else PrefixCache(self._prefix_bytes)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a folder that `from_pretrained` loads; all of it or nothing.

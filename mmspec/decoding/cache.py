@@ -20,6 +20,9 @@ CAPACITY_BLOCK = 256
 WIDTH_BLOCK = 32
 MASKABLE_LAYERS = {"full_attention", "sliding_attention"}
 
+RowStates = dict[int, tuple[Tensor, Tensor]]
+"""Layer -> keys and values of one row, each [n, heads, head_dim]."""
+
 
 @dataclass
 class WritePlan:
@@ -142,6 +145,19 @@ class RaggedCache(Cache):
         self.plan.prefill_row = row
         self.lengths[row] = length
         self.longest = max(self.longest, length)
+
+    def load(self, states: RowStates) -> None:
+        """Write what a forward would have written after `begin_prefill`; it may be less than the prompt."""
+        for layer, (keys, values) in states.items():
+            self.ragged[layer].update(keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
+
+    def row_states(self, row: int, length: int) -> RowStates:
+        """The first `length` tokens of a row: views, which later rounds do not write into."""
+        return {
+            index: (layer.keys[row, :length], layer.values[row, :length])
+            for index, layer in enumerate(self.ragged)
+            if layer.is_initialized
+        }
 
     def begin_score(self, nodes: int, before: int = 0) -> None:
         """The next forward scores `nodes` new nodes in every row.

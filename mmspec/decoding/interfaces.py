@@ -71,10 +71,12 @@ class PromptOutput:
     Attributes:
         logits: [B, 1, V] after each prompt; [2B, 1, V] under guidance.
         taps: layer index -> B hidden states [1, L_b, d], of prompts of their own length.
+        cached_tokens: how many tokens of all prompts were known from earlier ones, and not read.
     """
 
     logits: Tensor
     taps: dict[int, list[Tensor]] = field(default_factory=dict)
+    cached_tokens: int = 0
 
 
 class TargetState(Protocol):

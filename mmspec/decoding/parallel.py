@@ -125,6 +125,7 @@ def decode_cells(
     kept = torch.zeros(len(pictures), length, dtype=torch.bool, device=choice.device)
     offered = scores.probabilities()[:, 0]  # [B, V] later: the law that the token on trial was drawn from
     stats.target_forwards += 1
+    stats.cached_prompt_tokens = prefill.cached_tokens
     stats.prefill_seconds = perf_counter() - started
     yield sequences.extend([picture.ready() for picture in pictures], [bool(usable) for _, usable in first])
 

@@ -59,6 +59,7 @@ def speculate(
     verdict = Verdict.at(nothing, torch.zeros_like(sequences.root), choice[:, 0])
     emission = sequences.append(nothing, verdict, scores.are_finite())
     stats.target_forwards += 1
+    stats.cached_prompt_tokens = prefill.cached_tokens
     stats.prefill_seconds = perf_counter() - started
     yield emission
 

@@ -30,6 +30,8 @@ class DecodingStats:
             drafter's reading of the prompts included), `draft_seconds` (proposing) and `target_seconds`
             (scoring), as the host sees them; the rest is warping, judging, committing and learning from it.
         cache_bytes: keys and values of the target.
+        cached_prompt_tokens: tokens of the prompts, all rows together, that the target knew from earlier
+            prompts and did not read again.
     """
 
     accelerator: str = "none"
@@ -50,6 +52,7 @@ class DecodingStats:
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     cache_bytes: int = 0
+    cached_prompt_tokens: int = 0
 
     def count_round(self, row: int, drafted: int, accepted: int, faulty: int) -> None:
         """Count one scoring forward of a row that was active in it."""
@@ -125,7 +128,7 @@ def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
         for name in ("new_tokens", "rounds", "drafted", "accepted"):
             setattr(merged, name, getattr(merged, name) + getattr(part, name))
         for name in (
-            *("target_forwards", "draft_faults", "draft_passes"),
+            *("target_forwards", "draft_faults", "draft_passes", "cached_prompt_tokens"),
             *("seconds", "prefill_seconds", "draft_seconds", "target_seconds"),
         ):
             setattr(merged, name, getattr(merged, name) + getattr(part, name))

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import RaggedCache, check_layer_types
-from mmspec.decoding.draft import Draft
+from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, UnsupportedModelError
+from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
 
 MASK_BACKENDS = ("sdpa", "eager")
 
@@ -55,6 +56,9 @@ class CausalTarget:
     Args:
         model: a loaded decoder-only model with an LM head, on its device, in eval mode.
 
+    Attributes:
+        prefix_cache: prompts that were read before, of all batches; None, the default, keeps none.
+
     Raises:
         UnsupportedModelError: the model cannot be decoded speculatively; the message says why.
     """
@@ -67,31 +71,73 @@ class CausalTarget:
         self.vocabulary: int = text.vocab_size
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         self.dtype: torch.dtype = model.dtype
+        self.prefix_cache: PrefixCache | None = None
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[CausalState, PromptOutput]:
         """Read the prompts, one forward each. Returns the state and the logits [B, 1, V] after them."""
         cache = RaggedCache(self.config, len(prompts), capacity, self.device)
-        offsets, logits, tapped = [], [], []
+        offsets, logits, tapped, cached_tokens = [], [], [], 0
         for row, prompt in enumerate(prompts):
             inputs = to_device(prompt, self.device)
             positions, offset = self.positions(inputs)
-            cache.begin_prefill(row, inputs["input_ids"].shape[1])
             # rows are never padded, and plain causal attention is faster
-            inputs = {
-                name: value
-                for name, value in inputs.items()
-                if name not in ("attention_mask", "position_ids")
-            }
-            with tap_hidden_states(self.model, taps) as hidden:
-                logits.append(self.forward({**inputs, "position_ids": positions}, cache, keep=1))
+            inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
+            inputs["position_ids"] = positions
+            cache.begin_prefill(row, inputs["input_ids"].shape[1])
+            last, hidden, known = self._read_prompt(inputs, cache, row, taps)
+            logits.append(last)
             tapped.append(hidden)
+            cached_tokens += known
             offsets.append(offset)
         rows = {tap: [hidden[tap] for hidden in tapped] for tap in taps}
         lengths = [prompt["input_ids"].shape[1] for prompt in prompts]
         state = CausalState(cache, torch.tensor(offsets, device=self.device), lengths)
-        return state, PromptOutput(torch.cat(logits), rows)
+        return state, PromptOutput(torch.cat(logits), rows, cached_tokens)
+
+    def _read_prompt(
+        self, inputs: Mapping[str, Any], cache: RaggedCache, row: int, taps: Sequence[int]
+    ) -> tuple[Tensor, dict[int, Tensor], int]:
+        """Read the prompt of one row, as much of it as is not known.
+
+        Returns:
+            Logits [1, 1, V] after it, its hidden states [1, L, d] by tap, and how many tokens were known.
+        """
+        memory = self.prefix_cache
+        prompt = None if memory is None else identify(self.model, inputs)
+        if memory is None or prompt is None:
+            with tap_hidden_states(self.model, taps) as hidden:
+                return self.forward(inputs, cache, keep=1), hidden, 0
+        known = memory.find(prompt, taps)
+        with tap_hidden_states(self.model, taps) as hidden:
+            if known is None:
+                logits = self.forward(inputs, cache, keep=1)
+            else:
+                logits = self._read_rest(inputs, known, cache)
+        if known is not None:
+            hidden = {tap: torch.cat([known.taps[tap], hidden[tap]], 1) for tap in taps}
+        memory.keep(prompt, cache.row_states(row, len(prompt.tokens)), hidden)
+        return logits, hidden, 0 if known is None else known.length
+
+    def _read_rest(self, inputs: Mapping[str, Any], known: Prefix, cache: RaggedCache) -> Tensor:
+        """Read a prompt from where it is not known any more, as a chain is scored, in a cache of its own.
+
+        Returns:
+            [1, 1, V] logits after it; all of its keys are in the row that `begin_prefill` named.
+        """
+        length = inputs["input_ids"].shape[1]
+        alone = RaggedCache(self.config, 1, length, self.device)
+        alone.begin_prefill(0, known.length)
+        alone.load(known.states)
+        rest: dict[str, Any] = rest_of(inputs, known)
+        chain = Draft.chain(rest["input_ids"], DraftKind.POINT)
+        alone.begin_score(length - known.length)
+        additive = self.dtype if attention_backend(self.model) == "eager" else None
+        mask = alone.attention_mask(chain.ancestors, chain.depth, additive)
+        logits = self.forward({**rest, "attention_mask": mask}, alone, keep=1)
+        cache.load(alone.row_states(0, length))
+        return logits
 
     def score(self, state: CausalState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
         """Score every node of the draft in one forward."""

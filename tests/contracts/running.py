@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Target, TargetOutput
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import Emission, Sequences, Stopping
@@ -111,7 +111,7 @@ class Recorder(CausalTarget):
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> tuple[CausalState, TargetOutput]:
+    ) -> tuple[CausalState, PromptOutput]:
         self.state, output = super().prefill(prompts, capacity, taps)
         return self.state, output
 
@@ -125,7 +125,7 @@ class FanOutTarget(CausalTarget):
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> tuple[CausalState, TargetOutput]:
+    ) -> tuple[CausalState, PromptOutput]:
         ids = torch.cat([prompt["input_ids"] for prompt in prompts])
         rows = len(ids)
         assert (ids == ids[0]).all()
@@ -137,4 +137,4 @@ class FanOutTarget(CausalTarget):
         many.lengths += one.cache.lengths
         many.longest = one.cache.longest
         state = CausalState(many, one.offset.repeat(rows), one.prompt_lengths * rows)
-        return state, TargetOutput(output.logits.expand(rows, -1, -1))
+        return state, PromptOutput(output.logits.expand(rows, -1, -1))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.interfaces import TargetOutput
+from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 
 VOCABULARY = 6
@@ -64,12 +64,12 @@ class TableTarget:
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> tuple[TableState, TargetOutput]:
+    ) -> tuple[TableState, PromptOutput]:
         ids = torch.cat([prompt["input_ids"] for prompt in prompts])  # toy prompts have one length
         tokens = torch.zeros(len(prompts), 2 * capacity, dtype=torch.long)
         tokens[:, : ids.shape[1]] = ids
         state = TableState(tokens, torch.full((len(prompts),), ids.shape[1]), ids[:, 0] % len(self.logits))
-        return state, TargetOutput(self.logits[state.table, ids[:, -2], ids[:, -1]][:, None])
+        return state, PromptOutput(self.logits[state.table, ids[:, -2], ids[:, -1]][:, None])
 
     def score(self, state: TableState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
         draft = draft.repeat_rows(len(state.lengths) // len(draft.tokens))

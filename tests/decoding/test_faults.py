@@ -11,7 +11,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import TargetOutput
+from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.errors import NumericalError
@@ -117,10 +117,10 @@ def test_a_row_that_fails_at_its_first_token_leaves_the_draft_of_the_others_alon
     class FailsOnThree(CausalTarget):
         def prefill(
             self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-        ) -> tuple[CausalState, TargetOutput]:
+        ) -> tuple[CausalState, PromptOutput]:
             state, output = super().prefill(prompts, capacity, taps)
             bad = torch.tensor([int(prompt["input_ids"][0, -1]) == 3 for prompt in prompts])
-            return state, TargetOutput(output.logits.masked_fill(bad[:, None, None], float("nan")))
+            return state, PromptOutput(output.logits.masked_fill(bad[:, None, None], float("nan")))
 
     plain = decode(precise(), [(5,)], max_new_tokens=12).outputs
     run = decode(FailsOnThree(tiny_lm()), [(3,), (5,)], DraftModelDrafter(precise(), 3), max_new_tokens=12)

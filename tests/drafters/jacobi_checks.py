@@ -17,7 +17,7 @@ from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.acceptance.rejection import RecursiveRejection, SpeculativeSampling
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import FREE, ImageGrid
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, TargetOutput
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.jacobi import JacobiDrafter
@@ -47,9 +47,9 @@ class PictureTable(TableTarget):
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> tuple[TableState, TargetOutput]:
+    ) -> tuple[TableState, PromptOutput]:
         state, output = super().prefill(prompts, capacity, taps)
-        return state, TargetOutput(
+        return state, PromptOutput(
             self.constrain(output.logits, torch.zeros(len(prompts), 1, dtype=torch.long))
         )
 

@@ -1,0 +1,214 @@
+"""Prompts that were read before, so that a conversation's later turns do not read its pictures again.
+
+What is kept is what reading a prompt gave: keys, values and tapped hidden states of each of its tokens. A new
+prompt that begins alike, pictures included, takes over what the two share. Keys of the reply are not kept:
+it is read again in one pass, as the part of the next prompt that it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mmspec.compressors.spans import find_pictures
+from mmspec.decoding.cache import RowStates
+from mmspec.decoding.sampling import is_integer
+from mmspec.errors import InputError
+
+__all__ = ["Prefix", "PrefixCache", "PromptIdentity", "identify", "rest_of"]
+
+TOKENS = ("input_ids", "position_ids", "mm_token_type_ids")  # [.., L]: as long as the prompt
+MEDIA = frozenset({
+    "pixel_values", "pixel_values_images", "pixel_values_videos", "pixel_attention_mask", "image_sizes",
+    "image_grid_thw", "video_grid_thw", "second_per_grid_ts", "batch_num_images",
+})  # fmt: skip
+# The rest is read under a mask, which costs more than plain causal attention; a shorter prefix does not pay.
+LEAST_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class PromptIdentity:
+    """All that a prompt's keys depend on, in host memory and in tensors that nobody else writes into.
+
+    Attributes:
+        tokens: [L].
+        positions: [.., L].
+        media: pictures and clips by the name of the model's argument, the first along dim 0 first.
+        media_end: index of the first token behind all pictures; 0 if there are none.
+        weights: state of the model's weights.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    media: dict[str, Tensor]
+    media_end: int
+    weights: int
+
+    def shared_with(self, prompt: PromptIdentity) -> int:
+        """How many leading tokens of `prompt` can be taken over from this one: 0, or all of its pictures."""
+        if self.weights != prompt.weights or self.positions.shape[:-1] != prompt.positions.shape[:-1]:
+            return 0
+        for name, own in self.media.items():
+            other = prompt.media.get(name, own[:0])
+            if own.dtype != other.dtype or not torch.equal(own, other[: len(own)]):
+                return 0
+        length = min(len(self.tokens), len(prompt.tokens))
+        alike = self.tokens[:length] == prompt.tokens[:length]
+        alike &= (self.positions[..., :length] == prompt.positions[..., :length]).flatten(0, -2).all(0)
+        shared = int(alike.long().cumprod(0).sum())
+        return shared if shared >= self.media_end else 0
+
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (self.tokens, self.positions, *self.media.values()))
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A prompt that was read, or its beginning.
+
+    Attributes:
+        prompt: what was read.
+        length: number of tokens n, from the first on.
+        states: keys and values of every layer, each [n, heads, head_dim].
+        taps: tap -> hidden states [1, n, d].
+    """
+
+    prompt: PromptIdentity
+    length: int
+    states: RowStates
+    taps: dict[int, Tensor]
+
+    def cut(self, length: int) -> Prefix:
+        """Its first tokens."""
+        states = {layer: (keys[:length], values[:length]) for layer, (keys, values) in self.states.items()}
+        taps = {tap: hidden[:, :length] for tap, hidden in self.taps.items()}
+        return Prefix(self.prompt, length, states, taps)
+
+    def replaces(self, other: Prefix) -> bool:
+        """True if nothing could be taken over from the other that this one does not have.
+
+        With fewer pictures the other fits prompts that this one does not.
+        """
+        is_beginning = other.prompt.shared_with(self.prompt) == other.length
+        has_its_pictures = other.prompt.media_end == self.prompt.media_end
+        return is_beginning and has_its_pictures and other.taps.keys() <= self.taps.keys()
+
+    def nbytes(self) -> int:
+        states = sum(keys.nbytes + values.nbytes for keys, values in self.states.values())
+        return states + sum(hidden.nbytes for hidden in self.taps.values()) + self.prompt.nbytes()
+
+
+class PrefixCache:
+    """The prompts that a model has read last, within a limit of memory. For one model.
+
+    Args:
+        max_bytes: of keys, values, hidden states and pictures; what was used longest ago goes first.
+
+    Raises:
+        InputError: the limit is no positive integer.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        if not is_integer(max_bytes) or max_bytes < 1:
+            raise InputError("max_bytes", max_bytes, "a positive number of bytes")
+        self.max_bytes = max_bytes
+        self.entries: list[Prefix] = []  # the one used longest ago first
+
+    def find(self, prompt: PromptIdentity, taps: Sequence[int]) -> Prefix | None:
+        """The longest known beginning of a prompt, always shorter than the prompt itself; None if none pays.
+
+        Args:
+            prompt: about to be read.
+            taps: hidden states that are needed of all of its tokens.
+        """
+        fitting = [entry for entry in self.entries if set(taps) <= set(entry.taps)]
+        if not fitting:
+            return None
+        lengths = [entry.prompt.shared_with(prompt) for entry in fitting]
+        longest = max(lengths)
+        best = fitting[lengths.index(longest)]
+        length = min(longest, len(prompt.tokens) - 1)  # the last token is read: its logits are not kept
+        if length < max(best.prompt.media_end, 1, LEAST_SHARE * len(prompt.tokens)):
+            return None
+        self.entries = [entry for entry in self.entries if entry is not best] + [best]
+        return best.cut(length)
+
+    def keep(self, prompt: PromptIdentity, states: RowStates, taps: Mapping[int, Tensor]) -> None:
+        """Remember a prompt that was just read, and forget those that it replaces.
+
+        Args:
+            prompt: what was read.
+            states: of all of its tokens; copied.
+            taps: hidden states [1, L, d].
+        """
+        copies = {layer: (keys.clone(), values.clone()) for layer, (keys, values) in states.items()}
+        new = Prefix(prompt, len(prompt.tokens), copies, dict(taps))
+        self.entries = [entry for entry in self.entries if not new.replaces(entry)] + [new]
+        while self.nbytes() > self.max_bytes:
+            self.entries.pop(0)
+
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(entry.nbytes() for entry in self.entries)
+
+
+def identify(model: PreTrainedModel, inputs: Mapping[str, Any]) -> PromptIdentity | None:
+    """What a prompt's keys depend on; None if the prompt cannot be read in two parts.
+
+    That is so if pictures attend to what follows them (Gemma 3 and PaliGemma say so by `token_type_ids`,
+    Gemma 4 by token types without M-RoPE), if they stand at no token of the prompt (cross-attention), if a
+    placeholder stands for no picture, or if an argument is not known here.
+
+    Args:
+        model: the target's.
+        inputs: its arguments, batch size 1, `position_ids` [.., L] among them.
+    """
+    media = {name: value for name, value in inputs.items() if name not in TOKENS}
+    if not media.keys() <= MEDIA or not all(isinstance(value, Tensor) for value in media.values()):
+        return None
+    if "mm_token_type_ids" in inputs and not hasattr(getattr(model, "model", None), "get_rope_index"):
+        return None
+    spans = find_pictures(model.config, inputs)
+    if bool(media) != bool(spans):
+        return None
+    return PromptIdentity(
+        own_copy(inputs["input_ids"][0]),
+        own_copy(inputs["position_ids"]),
+        {name: own_copy(value) for name, value in media.items()},
+        max((span.stop for span in spans), default=0),
+        weights_state(model),
+    )
+
+
+def rest_of(inputs: Mapping[str, Any], known: Prefix) -> dict[str, Tensor]:
+    """The arguments for what comes behind a known beginning: tokens, positions, and pictures not seen yet."""
+    media = known.prompt.media
+    rest = {
+        name: value[..., known.length :] if name in TOKENS else value[len(media.get(name, ())) :]
+        for name, value in inputs.items()
+    }
+    return {name: value for name, value in rest.items() if len(value)}
+
+
+def own_copy(tensor: Tensor) -> Tensor:
+    """In host memory; callers may write into their own later."""
+    return tensor.detach().to("cpu", copy=True)
+
+
+def weights_state(model: PreTrainedModel) -> int:
+    """A number that changes with the weights: by `to`, by loading, by a step of training, by adapters.
+
+    It looks at where tensors lie and how often they were written, not into them; writes through
+    `tensor.data` go unseen.
+    """
+    return hash(
+        tuple(
+            (weight.data_ptr(), weight.dtype, None if weight.is_inference() else weight._version)
+            for weight in model.parameters()
+        )
+    )
