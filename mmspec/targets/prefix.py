@@ -139,7 +139,7 @@ class PrefixCache:
         return best.cut(length)
 
     def keep(self, prompt: PromptIdentity, states: RowStates, taps: Mapping[int, Tensor]) -> None:
-        """Remember a prompt that was just read, and forget those that it replaces.
+        """Remember a prompt that was just read, unless it is above the limit alone; forget what it replaces.
 
         Args:
             prompt: what was read.
@@ -148,6 +148,8 @@ class PrefixCache:
         """
         copies = {layer: (keys.clone(), values.clone()) for layer, (keys, values) in states.items()}
         new = Prefix(prompt, len(prompt.tokens), copies, dict(taps))
+        if new.nbytes() > self.max_bytes:
+            return
         self.entries = [entry for entry in self.entries if not new.replaces(entry)] + [new]
         while self.nbytes() > self.max_bytes:
             self.entries.pop(0)

@@ -1,0 +1,125 @@
+"""`enable_prefix_cache`: the same words as without, by way of chat messages; what empties it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmspec.errors import InputError, PipelineBusyError
+from mmspec.pipelines import MMSpecPipeline, TextOutput
+from tests.tiny_models import tiny_picture, user_message
+
+PICTURE, ANOTHER = tiny_picture(), tiny_picture(7, tiny_picture().size)
+SHORT: dict[str, Any] = {"max_new_tokens": 12}
+
+
+@pytest.fixture(params=["llava", "qwen2_5_vl"])
+def pipe(request: pytest.FixtureRequest, checkpoints: Path) -> Iterator[Any]:
+    yield MMSpecPipeline.from_pretrained(checkpoints / request.param)
+
+
+def converse(pipe: Any, **settings: Any) -> list[TextOutput]:
+    """Three turns, the replies being those of the model, the last with a new picture."""
+    turns = user_message("what is there ?", [PICTURE])
+    outputs = [pipe(turns, **SHORT, **settings)]
+    for following in (
+        user_message("which colour is it ?"),
+        user_message("and there ?", [tiny_picture(2)]),
+    ):
+        reply = {"role": "assistant", "content": [{"type": "text", "text": outputs[-1].text[0]}]}
+        turns = [*turns, reply, *following]
+        outputs.append(pipe(turns, **SHORT, **settings))
+    return outputs
+
+
+def known(*outputs: TextOutput) -> list[int]:
+    return [output.stats.cached_prompt_tokens for output in outputs]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 0.9, "top_p": 0.9, "seed": 3}], ids=["greedy", "sampled"]
+)
+def test_a_conversation_says_the_same(pipe: Any, settings: dict[str, Any]) -> None:
+    expected = converse(pipe, **settings)
+    pipe.enable_prefix_cache()
+    outputs = converse(pipe, **settings)
+    assert [output.tokens for output in outputs] == [output.tokens for output in expected]
+    first, second, third = known(*outputs)
+    assert first == 0 and 0 < second < third
+    assert known(*expected) == [0, 0, 0], "off unless it is asked for"
+
+
+def test_questions_about_one_picture(pipe: Any) -> None:
+    questions = ["what is there ?", "which colour is it ?", "why ?"]
+    expected = pipe(questions, images=[PICTURE, PICTURE, ANOTHER], **SHORT)
+    pipe.enable_prefix_cache(max_bytes=2**24)
+    output = pipe(questions, images=[PICTURE, PICTURE, ANOTHER], **SHORT)
+    assert output.tokens == expected.tokens and output.stats.cached_prompt_tokens > 0
+    pieces = list(pipe.stream(questions[2], images=ANOTHER, **SHORT))
+    assert "".join(pieces) == expected.text[2]
+
+
+def test_switching_off_moving_and_new_weights_forget(pipe: Any) -> None:
+    ask = {"prompt": "what is there ?", "images": PICTURE, **SHORT}
+    pipe.enable_prefix_cache()
+    assert known(pipe(**ask), pipe(**ask))[1] > 0
+    cache = pipe.target.prefix_cache
+    pipe.enable_prefix_cache()
+    assert pipe.target.prefix_cache is cache, "asking for the same again forgets nothing"
+    pipe.enable_prefix_cache(2**20)
+    assert pipe.target.prefix_cache.max_bytes == 2**20 and not pipe.target.prefix_cache.entries
+    assert known(pipe(**ask), pipe(**ask))[1] > 0
+    pipe.to(torch.float64)
+    assert pipe.target.prefix_cache is not None and not pipe.target.prefix_cache.entries
+    assert known(pipe(**ask)) == [0]
+    with torch.no_grad():
+        pipe.model.get_output_embeddings().weight.mul_(0.5)
+    assert known(pipe(**ask), pipe(**ask))[0] == 0
+    pipe.disable_prefix_cache()
+    assert pipe.target.prefix_cache is None and known(pipe(**ask)) == [0]
+
+
+def test_another_accelerator_keeps_it_and_a_draft_model_has_its_own(pipe: Any, checkpoints: Path) -> None:
+    expected = converse(pipe)
+    pipe.enable_prefix_cache()
+    converse(pipe)
+    pipe.set_accelerator("none")
+    assert known(pipe(user_message("what is there ?", [PICTURE]), **SHORT))[0] > 0
+    pipe.set_accelerator("draft_model", drafter=pipe.model)
+    outputs = converse(pipe)
+    assert [output.tokens for output in outputs] == [output.tokens for output in expected]
+    draft = pipe.accelerator.drafter.model
+    assert draft.prefix_cache.entries and draft.prefix_cache is not pipe.target.prefix_cache
+    again = pipe(user_message("what is there ?", [PICTURE]), **SHORT)
+    assert again.stats.acceptance_rate == outputs[0].stats.acceptance_rate > 0.9
+    pipe.disable_prefix_cache()
+    assert draft.prefix_cache is None
+
+
+def test_guidance(pipe: Any) -> None:
+    settings = {"guidance_scale": 1.5, "negative_prompt": "which colour is it ?"}
+    expected = converse(pipe, **settings)
+    pipe.enable_prefix_cache()
+    outputs = converse(pipe, **settings)
+    assert [output.tokens for output in outputs] == [output.tokens for output in expected]
+
+
+@pytest.mark.parametrize("limit", [0, 0.5, "1 GB"])
+def test_a_limit_that_is_none_is_refused(text: Any, limit: object) -> None:
+    with pytest.raises(InputError, match="max_bytes"):
+        text.enable_prefix_cache(max_bytes=limit)
+    assert text.target.prefix_cache is None
+
+
+def test_a_running_call_is_not_disturbed(text: Any) -> None:
+    pieces = text.stream("what is there ?", apply_chat_template=False, **SHORT)
+    next(pieces)
+    with pytest.raises(PipelineBusyError):
+        text.enable_prefix_cache()
+    with pytest.raises(PipelineBusyError):
+        text.disable_prefix_cache()
+    pieces.close()
