@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mmspec.errors import InputError, PipelineBusyError
-from mmspec.pipelines import MMSpecPipeline, TextOutput
-from tests.tiny_models import tiny_picture, user_message
+from mmspec.pipelines import ImagePipeline, MMSpecPipeline, TextOutput
+from tests.tiny_models import tiny_janus, tiny_picture, user_message
 
 PICTURE, ANOTHER = tiny_picture(), tiny_picture(7, tiny_picture().size)
 SHORT: dict[str, Any] = {"max_new_tokens": 12}
@@ -106,6 +106,33 @@ def test_guidance(pipe: Any) -> None:
     pipe.enable_prefix_cache()
     outputs = converse(pipe, **settings)
     assert [output.tokens for output in outputs] == [output.tokens for output in expected]
+
+
+def test_words_alone(text: Any) -> None:
+    prompts = ["a red circle and a blue square", "a red circle and a blue square are there"]
+    settings = {"apply_chat_template": False, **SHORT}
+    expected = text(prompts, **settings)
+    text.enable_prefix_cache()
+    output = text(prompts, **settings)
+    text.disable_prefix_cache()
+    assert output.tokens == expected.tokens
+    assert output.stats.cached_prompt_tokens == len(text.tokenizer(prompts[0])["input_ids"])
+
+
+@pytest.mark.parametrize("accelerator", ["none", "sjd"])
+def test_pictures_are_drawn_from_prompts_that_are_known(accelerator: str) -> None:
+    """Under guidance: the unconditional prompt is the same in every call."""
+    options = {"window": 8} if accelerator == "sjd" else {}
+    pipe = ImagePipeline(*tiny_janus(), accelerator=accelerator, **options)
+    pipe.set_progress_bar_config(disable=True)
+    settings: dict[str, Any] = {"seed": [1, 2], "guidance_scale": 2.0}
+    prompts = ["a red circle", "a red circle is there"]
+    expected = pipe(prompts, **settings)
+    pipe.enable_prefix_cache()
+    pipe(prompts[1:], seed=1)
+    output = pipe(prompts, **settings)
+    assert torch.equal(torch.as_tensor(output.tokens), torch.as_tensor(expected.tokens))
+    assert output.stats.cached_prompt_tokens > 0
 
 
 @pytest.mark.parametrize("limit", [0, 0.5, "1 GB"])
