@@ -92,3 +92,24 @@ def test_the_table_of_image_methods_is_the_recorded_one() -> None:
             f"| {row['entropy']:.2f} |"
         )
         assert shown in README
+
+
+def test_the_table_of_drafters_is_the_recorded_one() -> None:
+    recorded = json.loads((ROOT / "assets" / "benchmarks" / "drafters-cpu.json").read_text("utf-8"))["rows"]
+    for name in dict.fromkeys(row["drafter"] for row in recorded):
+        rows = [row for row in recorded if row["drafter"] == name]
+        weights = f"{rows[0]['parameters'] / 1e6:.2f} M" if rows[0]["parameters"] else "-"
+        cells = (
+            f"{row['acceptance_length']:.2f}, {row['decode_speedup']:.2f}x ({row['speedup']:.2f}x)"
+            for row in rows
+        )
+        assert f"| `{name}` | {weights} | {' | '.join(cells)} |" in README
+    assert all(row["identical"] == 1.0 for row in recorded), "the README says so of all"
+
+
+def test_what_blocks_and_compression_bring_is_the_recorded_one() -> None:
+    recorded = json.loads((ROOT / "assets" / "benchmarks" / "drafters-flash-cpu.json").read_text("utf-8"))
+    found = {(row["drafter"], row["task"]): row["decode_speedup"] for row in recorded["rows"]}
+    whole = "flash:drafter=flash-identity"
+    for name in (f"{whole}:block=1", "flash:block=1", whole, "flash", "flash:depth=20"):
+        assert f"{found[name, 'describe']:.2f}x / {found[name, 'clip']:.2f}x" in README
