@@ -67,8 +67,11 @@ def drafters(
         task_examples,
         write_rows,
     )
+    from mmspec.evaluation.plot import check_plot
     from mmspec.evaluation.speed import BASELINE, batches_of, measure
 
+    if plot is not None:
+        check_plot(plot)
     source = model or reference_model()
     if accelerators is not None:
         choices = parse_choices(accelerators)

@@ -78,8 +78,11 @@ def methods(
     )
     from mmspec.evaluation.attributes import AttributeJudge
     from mmspec.evaluation.image_methods import compare_methods, draw_plot, held_out_captions, write_records
+    from mmspec.evaluation.plot import check_plot
     from mmspec.evaluation.speed import BASELINE
 
+    if plot is not None:
+        check_plot(plot)
     source = model or reference_model(REFERENCE_IMAGE)
     if accelerators is None:
         has_head = drafter is not None or "eagle" in own_drafters(source)

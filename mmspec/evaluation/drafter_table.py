@@ -16,6 +16,7 @@ from mmspec.accelerators import Accelerator
 from mmspec.errors import InputError
 from mmspec.evaluation.bench_record import BenchRecord
 from mmspec.evaluation.examples import Example, scene_examples
+from mmspec.evaluation.plot import check_plot
 from mmspec.evaluation.report import describe_settings
 from mmspec.evaluation.speed import BASELINE
 from mmspec.targets.causal import CausalTarget
@@ -138,14 +139,11 @@ def draw_plot(path: str | Path, rows: Sequence[dict[str, Any]]) -> Path:
     included, and how many outputs are those of plain decoding where not all are.
 
     Raises:
-        InputError: matplotlib is not installed.
+        MissingDependencyError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError(
-            "--plot", str(path), 'a machine with matplotlib: pip install "mmspec[eval]"'
-        ) from error
+    path = check_plot(path)
+    from matplotlib.figure import Figure
+
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     drafters = list(dict.fromkeys(row["drafter"] for row in rows))
     figure = Figure(figsize=(2.6 * len(tasks) + 2.4, 0.36 * len(drafters) + 1.3), layout="constrained")
@@ -164,7 +162,6 @@ def draw_plot(path: str | Path, rows: Sequence[dict[str, Any]]) -> Path:
     panels[0].set_yticks(places, drafters, fontsize=8)
     panels[0].invert_yaxis()
     figure.suptitle("bars: decoding alone; dots: end to end; numbers: tokens a target forward", fontsize=8)
-    path = Path(path)
     figure.savefig(path, dpi=130)
     return path
 

@@ -25,6 +25,7 @@ from mmspec.evaluation.image_quality import (
     principal_axes,
     token_entropy,
 )
+from mmspec.evaluation.plot import check_plot
 from mmspec.evaluation.speed import BASELINE
 from mmspec.scenes import HELD_OUT_SEEDS, IMAGE_TOKENS, caption, sample_scene
 
@@ -233,14 +234,11 @@ def draw_plot(path: str | Path, records: Sequence[MethodRecord]) -> Path:
     plain decoding, with its interval; the band is that of plain decoding with other seeds.
 
     Raises:
-        InputError: matplotlib is not installed.
+        MissingDependencyError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError(
-            "--plot", str(path), 'a machine with matplotlib: pip install "mmspec[eval]"'
-        ) from error
+    path = check_plot(path)
+    from matplotlib.figure import Figure
+
     colours = {"exact": "#1a7f37", "tv": "#bf8700", "lossy": "#d1242f"}
     colour = [colours[record.promise.split("<")[0]] for record in records]
     figure = Figure(figsize=(11, 0.42 * len(records) + 1.4), layout="constrained")
@@ -265,6 +263,5 @@ def draw_plot(path: str | Path, records: Sequence[MethodRecord]) -> Path:
     plain = next(record for record in records if record.method == BASELINE)
     distance.axvspan(plain.feature_low, plain.feature_high, color="#1a7f37", alpha=0.1)
     distance.set_xlabel("Frechet distance to plain decoding (reader features)", fontsize=9)
-    path = Path(path)
     figure.savefig(path, dpi=130)
     return path
