@@ -6,7 +6,7 @@ The heads were trained for one target, whose embedding and output matrix they us
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -26,12 +26,12 @@ from mmspec.decoding.interfaces import (
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, Scores
 from mmspec.decoding.verdict import Verdict, take
-from mmspec.drafters.tree import DynamicTree, TreeShape
+from mmspec.drafters.tree import DynamicTree, TreeShape, check_depth, choose_tree
 from mmspec.errors import InputError
 from mmspec.models.feature_head import HIDDEN, DraftingHead
 from mmspec.targets.causal import CausalTarget
 
-__all__ = ["HeadDrafter", "HeadSession", "StateSession"]
+__all__ = ["HeadDrafter", "HeadSession", "LevelDrafter", "StateSession"]
 
 
 class HeadDrafter(Drafter):
@@ -48,7 +48,7 @@ class HeadDrafter(Drafter):
 
     kind = DraftKind.POINT
     title: ClassVar[str]
-    session: type[HeadSession]
+    session: Callable[..., HeadSession]
 
     def __init__(self, model: DraftingHead, shape: TreeShape) -> None:
         self.model, self.shape = model, shape
@@ -102,6 +102,34 @@ class HeadDrafter(Drafter):
         cautious = copy.copy(self)
         cautious.shape = replace(self.shape, stop_below=probability)
         return cautious
+
+
+class LevelDrafter(HeadDrafter):
+    """A tree of the likeliest continuations by one head for each of its levels.
+
+    Args:
+        model: the trained heads, whose config is a `LevelHeadsConfig`.
+        num_draft_tokens: nodes of a dynamic tree, the root not counted; what the heads' config says if None.
+        depth: its deepest level, at most the number of heads, which is the default.
+        top_k: nodes that it expands on each level, and children of each; that of the config if None.
+        tree: "dynamic"; or a static one: "measured", the best of its size by what the training measured;
+            "medusa", the published one, or another name in `NAMED_TREES`; or the parents of its nodes, root
+            (0) first.
+
+    Raises:
+        InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
+    """
+
+    def __init__(
+        self,
+        model: DraftingHead,
+        num_draft_tokens: int | None = None,
+        depth: int | None = None,
+        top_k: int | None = None,
+        tree: str | Sequence[int] = "dynamic",
+    ) -> None:
+        shape = choose_tree(model.config, num_draft_tokens, depth, top_k, tree, model.config.hit_rates)
+        super().__init__(model, check_depth(shape, model.config.num_heads))
 
 
 class HeadSession(DraftSession):

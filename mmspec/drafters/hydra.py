@@ -7,6 +7,7 @@ the target made of the committed tokens by a layer of its own first, whose cache
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +16,7 @@ from mmspec.decoding.draft import Draft
 from mmspec.decoding.sampling import guide
 from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
 from mmspec.drafters.growth import TreeGrowth, gather_rows
-from mmspec.drafters.head_drafter import HeadSession, StateSession
-from mmspec.drafters.tree import check_depth, choose_tree
+from mmspec.drafters.head_drafter import HeadSession, LevelDrafter, StateSession
 from mmspec.models.hydra import HydraHead
 
 __all__ = ["HydraDrafter"]
@@ -62,32 +62,17 @@ class PrefixSession(HydraGrowth, FeatureSession):
         return self.grow(root, self._read_committed(root, history))
 
 
-class HydraDrafter(FeatureDrafter):
-    """A tree of the likeliest continuations by heads that each know the path so far.
+def open_session(drafter: HydraDrafter, *batch: Any) -> HydraGrowth:
+    """The session for heads with a layer of their own, or without."""
+    kind = PrefixSession if drafter.model.config.prefix_attention else HydraSession
+    return kind(drafter, *batch)
 
-    Args:
-        model: the trained heads.
-        num_draft_tokens: nodes of a dynamic tree, the root not counted; what the heads' config says if None.
-        depth: its deepest level, at most the number of heads, which is the default.
-        top_k: nodes that it expands on each level, and children of each; that of the config if None.
-        tree: "dynamic"; or a static one: "measured", the best of its size by what the training measured;
-            "medusa", the published one, or another name in `NAMED_TREES`; or the parents of its nodes, root
-            (0) first.
 
-    Raises:
-        InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
+class HydraDrafter(LevelDrafter, FeatureDrafter):
+    """A tree by heads that each know the path so far.
+
+    Args: as of `LevelDrafter`.
     """
 
     title = "Hydra's heads"
-
-    def __init__(
-        self,
-        model: HydraHead,
-        num_draft_tokens: int | None = None,
-        depth: int | None = None,
-        top_k: int | None = None,
-        tree: str | Sequence[int] = "dynamic",
-    ) -> None:
-        shape = choose_tree(model.config, num_draft_tokens, depth, top_k, tree, model.config.hit_rates)
-        super().__init__(model, check_depth(shape, model.config.num_heads))
-        self.session = PrefixSession if model.config.prefix_attention else HydraSession
+    session = staticmethod(open_session)

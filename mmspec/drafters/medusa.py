@@ -14,8 +14,7 @@ from torch import Tensor
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.sampling import guide
 from mmspec.drafters.growth import TreeGrowth
-from mmspec.drafters.head_drafter import HeadDrafter, StateSession
-from mmspec.drafters.tree import check_depth, choose_tree
+from mmspec.drafters.head_drafter import LevelDrafter, StateSession
 from mmspec.models.medusa import MedusaHead
 
 __all__ = ["MedusaDrafter"]
@@ -38,33 +37,11 @@ class MedusaSession(StateSession):
         return growth.draft()
 
 
-class MedusaDrafter(HeadDrafter):
-    """A tree of the likeliest continuations by heads that each foretell one token.
+class MedusaDrafter(LevelDrafter):
+    """A tree by heads that each foretell one token.
 
-    Args:
-        model: the trained heads.
-        num_draft_tokens: nodes of a dynamic tree, the root not counted; what the heads' config says if None.
-        depth: its deepest level, at most the number of heads, which is the default.
-        top_k: nodes that it expands on each level, and children of each; that of the config if None.
-        tree: "dynamic"; or a static one: "measured", the best of its size by what the training measured;
-            "medusa", the published one, or another name in `NAMED_TREES`; or the parents of its nodes, root
-            (0) first.
-
-    Raises:
-        InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
+    Args: as of `LevelDrafter`.
     """
 
     title = "Medusa's heads"
     session = MedusaSession
-    model: MedusaHead
-
-    def __init__(
-        self,
-        model: MedusaHead,
-        num_draft_tokens: int | None = None,
-        depth: int | None = None,
-        top_k: int | None = None,
-        tree: str | Sequence[int] = "dynamic",
-    ) -> None:
-        shape = choose_tree(model.config, num_draft_tokens, depth, top_k, tree, model.config.hit_rates)
-        super().__init__(model, check_depth(shape, model.config.num_heads))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from transformers import LlamaConfig, PreTrainedConfig
+from torch import nn
+from transformers import LlamaConfig, LlamaModel, PreTrainedConfig
 
-__all__ = ["LayerShape", "layer_config", "layer_for_target", "trained_for"]
+__all__ = ["LayerShape", "layer_config", "layer_for_target", "one_layer", "trained_for"]
 
 
 class LayerShape(Protocol):
@@ -39,6 +40,14 @@ def layer_config(shape: LayerShape) -> LlamaConfig:
         bos_token_id=None,
         eos_token_id=None,
     )
+
+
+def one_layer(shape: LayerShape, *, norm: bool = False) -> LlamaModel:
+    """A decoder of one layer, without embedding and, unless asked for, without a norm behind it."""
+    decoder = LlamaModel(layer_config(shape))
+    for name in ("embed_tokens", *(() if norm else ("norm",))):
+        setattr(decoder, name, nn.Identity())
+    return decoder
 
 
 def layer_for_target(config: PreTrainedConfig) -> dict[str, Any]:

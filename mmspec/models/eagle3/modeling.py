@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaModel
+from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from mmspec.compressors.spans import PictureSpan
 from mmspec.errors import InputError
 from mmspec.models.eagle3.configuration import Eagle3Config
 from mmspec.models.feature_head import FeatureHead, PromptRows
-from mmspec.models.llama_layer import layer_config
+from mmspec.models.llama_layer import one_layer
 
 __all__ = ["Eagle3Head"]
 
@@ -71,10 +71,8 @@ class Eagle3Head(FeatureHead):
         super().__init__(config)
         width = config.hidden_size
         self.fc = nn.Linear(len(config.taps) * width, width, bias=False)
-        self.decoder = LlamaModel(layer_config(config))
+        self.decoder = one_layer(config)  # without norm: states are fed back as they are
         self.decoder.layers[0] = Eagle3Layer(self.decoder.config, config.norm_before_residual)
-        for name in ("embed_tokens", "norm"):  # states are fed back as they are, and normed for the logits
-            setattr(self.decoder, name, nn.Identity())
         self.norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(width, config.draft_vocabulary, bias=False)
         self.d2t: Tensor | None

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
-from transformers import LlamaModel
 
 from mmspec.compressors import build_compressor
 from mmspec.compressors.spans import PictureSpan
@@ -19,7 +18,7 @@ from mmspec.compressors.splice import compress_pictures, splice
 from mmspec.errors import InputError
 from mmspec.models.feature_head import FeatureHead, PromptRows
 from mmspec.models.flash.configuration import FlashConfig
-from mmspec.models.llama_layer import layer_config
+from mmspec.models.llama_layer import one_layer
 
 __all__ = ["FlashHead"]
 
@@ -49,9 +48,7 @@ class FlashHead(FeatureHead):
             raise InputError(
                 "compressor", config.compressor, "one whose tokens say all: FLASH reads no summary"
             )
-        self.decoder = LlamaModel(layer_config(config))
-        for name in ("embed_tokens", "norm"):  # what is imitated has passed the target's norm
-            setattr(self.decoder, name, nn.Identity())
+        self.decoder = one_layer(config)  # without norm: what is imitated has passed the target's
         self.up = nn.Linear(width, config.block * config.offset_size)
         self.down = nn.Parameter(torch.zeros(config.block, config.offset_size, width))
         self.bias_in = nn.Parameter(torch.randn(config.vocabulary, config.bias_rank))

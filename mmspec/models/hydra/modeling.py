@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
-from transformers import Cache, LlamaModel
+from transformers import Cache
 
 from mmspec.compressors.spans import PictureSpan
 from mmspec.models.feature_head import FeatureHead, PromptRows
 from mmspec.models.hydra.configuration import HydraConfig
-from mmspec.models.llama_layer import layer_config
+from mmspec.models.llama_layer import one_layer
 from mmspec.models.medusa.modeling import new_blocks
 
 __all__ = ["HydraHead"]
@@ -60,8 +60,7 @@ class HydraHead(FeatureHead):
         super().__init__(config)
         width, heads = config.hidden_size, range(config.num_heads)
         if config.prefix_attention:
-            self.decoder = LlamaModel(layer_config(config))
-            setattr(self.decoder, "embed_tokens", nn.Identity())  # noqa: B010  it is typed as an embedding
+            self.decoder = one_layer(config, norm=True)
         self.mlps = nn.ModuleList(HydraMLP(width, head + 2, config.num_layers) for head in heads)
         self.lm_heads = nn.ModuleList(
             nn.Linear(width, config.vocabulary) for _ in (heads if config.own_lm_heads else ())

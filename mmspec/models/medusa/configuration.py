@@ -1,72 +1,21 @@
-"""The shape of Medusa's heads, and which target they are for."""
+"""The shape of Medusa's heads."""
 
 from __future__ import annotations
 
-from dataclasses import field
-from typing import Any
-
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
 
-from mmspec.models.llama_layer import trained_for
+from mmspec.models.level_heads import LevelHeadsConfig
 
-__all__ = ["MAX_HEADS", "MedusaConfig"]
-
-MAX_HEADS = 16
+__all__ = ["MedusaConfig"]
 
 
 @strict
-class MedusaConfig(PreTrainedConfig):
-    """The shape of Medusa's heads.
+class MedusaConfig(LevelHeadsConfig):
+    """The shape of Medusa's heads; what is not said here is as of `LevelHeadsConfig`.
 
     Attributes:
-        target_type, target_layers: model type and layers of the target's language model; "" and 0 where a
-            published checkpoint does not say.
-        vocabulary: tokens that the target knows.
-        hidden_size: of the target.
-        num_heads: tokens foretold beyond the root.
-        num_layers: residual blocks of each head.
-        own_lm_heads: whether each head has an output matrix [V, d] of its own, as published ones do, which is
-            0.5 GB a head at 7 B; else a map [d, d] and the target's matrix.
-        num_draft_tokens, top_k: the dynamic tree that is grown where nothing else is asked for; its depth is
-            the number of heads.
-        hit_rates: by head and rank, how often the target's own token was found there; measured at the end of
-            the training, for static trees.
+        num_layers: residual blocks of each head. Without `own_lm_heads`, a map [d, d] leads from them to the
+            target's output matrix.
     """
 
     model_type = "mmspec_medusa"
-
-    target_type: str = ""
-    target_layers: int = 0
-    vocabulary: int = 0
-    hidden_size: int = 4096
-    num_heads: int = 4
-    num_layers: int = 1
-    own_lm_heads: bool = False
-    num_draft_tokens: int = 24
-    top_k: int = 8
-    hit_rates: list[list[float]] = field(default_factory=list)
-    initializer_range: float = 0.02
-
-    def validate_architecture(self) -> None:
-        """Refuse what cannot be built; called by `strict`."""
-        if not 1 <= self.num_heads <= MAX_HEADS:
-            raise ValueError(f"num_heads: got {self.num_heads}; 1 to {MAX_HEADS}")
-        if self.num_layers < 0:
-            raise ValueError(f"num_layers: got {self.num_layers}; 0 or more")
-
-    @property
-    def depth(self) -> int:
-        """Of the tree that is grown where nothing else is asked for."""
-        return self.num_heads
-
-    @classmethod
-    def for_target(cls, config: PreTrainedConfig, vocabulary: int, **settings: Any) -> MedusaConfig:
-        """The heads for a target of that config.
-
-        Args:
-            config: of the target.
-            vocabulary: tokens that it knows.
-            settings: attributes of this class, to be had otherwise.
-        """
-        return cls(**trained_for(config, vocabulary) | settings)
