@@ -9,9 +9,10 @@ from torch import Tensor
 
 from mmspec.acceptance import ACCEPTANCE_RULES, groups
 from mmspec.acceptance.relaxation import RelaxedSampling, total_variation
-from mmspec.decoding.draft import DraftKind
+from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
-from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler, Scores
 from tests.acceptance.codes import fitted
 from tests.acceptance.exact_law import Law, edge_laws, exact_law, point_law
 from tests.contracts import laws
@@ -177,3 +178,15 @@ def loops_stay_within_the_budget(delta: float = 0.1, samples: int = 10_000) -> N
         distance = total_variation(shares, joint.flatten())
         assert distance <= 1 - (1 - delta) ** 2 + noise, f"{rule}, joint law of three: {distance}"
         assert 0 < run.stats.tv_max <= delta + 1e-6 and run.stats.tv_places > samples
+
+
+def trees_report_distances() -> None:
+    """What many relaxed siblings add up to is a bound on a distance, so it is at most 1."""
+    p, _ = dirichlet(2, 64, VOCABULARY, seed=7)
+    scores = Scores(p[:, None].expand(-1, VOCABULARY, -1).log(), False)
+    tokens = torch.arange(VOCABULARY).expand(64, -1)
+    draft = Draft.tree(tokens, [0] * VOCABULARY, POINT)  # the root and all other tokens
+    rule = rule_of("lantern", delta=0.9, neighbours=2, reference=True)  # its residuals leave p
+    verdict = rule.verify(draft, scores, RandomStream.from_seed(0, 64), torch.ones(64, dtype=torch.long))
+    assert verdict.tv is not None
+    assert (verdict.tv <= 1.0).all(), f"{verdict.tv.max()}"

@@ -24,6 +24,9 @@ BUGS = {
         (("near.cumsum(-1) <=", "near.cumsum(-1) <= 9 +"),),
         checks.lantern_removes_little,
     ),
+    "a sum over siblings passes for a distance": PlantedBug(
+        f"{RELAXATION}.verify_tree", ((".clamp_max(1.0)", ""),), checks.trees_report_distances
+    ),
     "the budget is spent by every sibling": PlantedBug(
         f"{BUDGET}.remaining",
         (("allowance - judgement.tv[:, None]", "allowance"),),
@@ -139,6 +142,10 @@ def test_single_precision_and_a_draft_of_nothing_are_no_exception(name: str, nod
     assert ((p[torch.arange(20), verdict.accepted].gather(1, verdict.next_token[:, None])) > 0).all()
     if name == "budget":
         assert verdict.tv is not None and (verdict.tv <= 0.1 + 1e-6).all()
+
+
+def test_trees_report_distances() -> None:
+    checks.trees_report_distances()
 
 
 def test_no_rule_makes_the_host_wait_for_the_device() -> None:

@@ -14,6 +14,7 @@ def test_with_nothing_named_a_scene_is_captioned_in_fewer_forwards(run_json):
 
     (record,) = run_json("caption", "--compare", "--seed", 1)
     assert record["identical"] is True
+    assert record["accelerator"] == "flash", "the fastest that ships"
     assert record["target_forwards"] < record["plain"]["target_forwards"]
     seed = int(record["image"].removeprefix("scene "))
     assert record["text"].strip() == caption(sample_scene(seed))
