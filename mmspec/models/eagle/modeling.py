@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import AutoModel, Emu3TextConfig, PreTrainedModel
+from transformers import AutoModel, Emu3TextConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.emu3.modeling_emu3 import Emu3TextModel
 
 from mmspec.compressors import build_compressor
@@ -23,7 +23,8 @@ from mmspec.models.feature_head import FeatureHead, PromptRows
 
 __all__ = ["EagleHead"]
 
-AutoModel.register(Emu3TextConfig, Emu3TextModel, exist_ok=True)  # transformers leaves this one out
+#: Decoders that `AutoModel` leaves out, by their configs.
+UNLISTED: dict[type[PreTrainedConfig], type[PreTrainedModel]] = {Emu3TextConfig: Emu3TextModel}
 
 
 class EagleHead(FeatureHead):
@@ -115,7 +116,9 @@ def single_layer(config: EagleConfig) -> PreTrainedModel:
         UnsupportedModelError: the family's decoder is not a stack of `layers`, or its layers have no norm
             that could be left out.
     """
-    decoder: PreTrainedModel = AutoModel.from_config(config.layer_config())
+    layer = config.layer_config()
+    unlisted = UNLISTED.get(type(layer))
+    decoder: PreTrainedModel = unlisted._from_config(layer) if unlisted else AutoModel.from_config(layer)
     if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
         raise UnsupportedModelError(
             f"{type(decoder).__name__} keeps its layers where no EAGLE head can be cut"
@@ -124,8 +127,8 @@ def single_layer(config: EagleConfig) -> PreTrainedModel:
         if name != "layers" and any(True for _ in child.parameters()):
             setattr(decoder, name, nn.Identity())  # embeddings and last norm are the target's
     if not config.input_norm:
-        layer = decoder.get_submodule("layers.0")
-        if not hasattr(layer, "input_layernorm"):
+        first = decoder.get_submodule("layers.0")
+        if not hasattr(first, "input_layernorm"):
             raise UnsupportedModelError(f"the layers of {type(decoder).__name__} have no norm in front")
-        layer.input_layernorm = nn.Identity()
+        first.input_layernorm = nn.Identity()
     return decoder
