@@ -23,12 +23,13 @@ class Typical(AcceptanceRule):
     is 1 - p(x), less than 1 - min(epsilon, delta exp(-H(p))).
 
     Args:
-        epsilon: hard threshold.
-        delta: entropy-dependent threshold, delta exp(-H).
+        epsilon: hard threshold, which caps the other where the target is sure.
+        delta: entropy-dependent threshold, delta exp(-H). Both defaults are Medusa's own, whose code calls
+            them `posterior_threshold` and `posterior_alpha`.
     """
 
-    epsilon: float = 0.3
-    delta: float = 0.09
+    epsilon: float = 0.09
+    delta: float = 0.3
 
     sound_for = frozenset({DraftKind.POINT})
     exactness = "lossy"

@@ -15,7 +15,7 @@ from tests.contracts.running import decode, generate
 from tests.contracts.toy import dirichlet
 from tests.oracles import RandomTreeDrafter
 
-RULES = [Typical(), Typical(epsilon=0.1, delta=0.3), Typical(epsilon=0.9, delta=0.9)]
+RULES = [Typical(), Typical(epsilon=0.3, delta=0.3), Typical(epsilon=0.9, delta=0.9)]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -40,6 +40,23 @@ def test_the_measured_distance_per_token_is_within_the_stated_bound(
     assert (distance <= bound + 1e-12).all()
     p_x = p.gather(1, offered[:, None])[:, 0]
     assert torch.equal(accepted, p_x > 1 - bound), "and it accepts just what it says"
+
+
+@pytest.mark.parametrize(
+    ("p", "threshold"),
+    [([0.80, 0.12, 0.08], 0.09), ([0.01] * 100, 0.3 / 100)],
+    ids=["sure", "torn between a hundred"],
+)
+def test_by_default_the_hard_threshold_caps_where_the_target_is_sure_and_entropy_lowers_it_elsewhere(
+    p: list[float], threshold: float
+) -> None:
+    distribution = torch.tensor(p, dtype=torch.float64)
+    torch.testing.assert_close(Typical().threshold(distribution).item(), threshold)
+    draft = Draft.chain(torch.tensor([[0, token] for token in range(len(p))]), DraftKind.POINT)
+    scores = Scores(distribution.log().expand(len(p), 2, -1), greedy=False)
+    random = RandomStream.from_seed(0, len(p))
+    verdict = Typical().verify(draft, scores, random, torch.ones(len(p), dtype=torch.long))
+    assert verdict.accepted.tolist() == [int(p_x > threshold) for p_x in p]
 
 
 def test_a_refused_candidate_leaves_the_targets_law() -> None:
