@@ -143,6 +143,43 @@ def test_a_table_that_was_left_out_is_made_and_a_full_vocabulary_needs_none(tmp_
     assert head is not None and head.d2t is None and head.draft_tokens is None
 
 
+def nested(*ids: int, name: str = "eagle_aux_hidden_state_layer_ids") -> dict[str, Any]:
+    return {"eagle_config": {"use_aux_hidden_state": True, name: list(ids)}}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        nested(-1, 3, 5),
+        nested(-1, 3, 5, name="aux_hidden_state_layer_ids"),
+        {"eagle_aux_hidden_state_layer_ids": [0, 4, 6]},
+        {"aux_hidden_state_layer_ids": [0, 4, 6]},
+        # the top level counts where both are given, under whichever name
+        nested(2, 4, 6) | {"eagle_aux_hidden_state_layer_ids": [0, 4, 6]},
+        nested(2, 4, 6) | {"aux_hidden_state_layer_ids": [0, 4, 6]},
+        nested(-1, 3, 5) | {"eagle_aux_hidden_state_layer_ids": []},
+    ],
+)
+def test_nested_ids_are_outputs_of_layers_and_top_level_ids_are_inputs(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    head = read_official(store(tmp_path, published(), EAGLE | config), TARGET)
+    assert head is not None and head.config.taps == [0, 4, 6]
+
+
+def test_a_head_of_specforge_reads_what_leaves_the_layers_that_it_names(tmp_path: Path) -> None:
+    outputs = [1, 3, 5]
+    target = CausalTarget(tiny_llama(hidden=WIDTH, vocab=WORDS, layers=LAYERS))
+    head = read_official(store(tmp_path, published(), EAGLE | nested(*outputs)), target.config)
+    assert head is not None
+    left: dict[int, Tensor] = {}
+    for index, layer in enumerate(target.model.model.layers):
+        layer.register_forward_hook(lambda module, given, output, index=index: left.update({index: output}))
+    _, read = target.prefill([{"input_ids": torch.tensor([[1, 5, 2, 7]])}], 8, head.config.taps)
+    for tap, output in zip(head.config.taps, outputs, strict=True):
+        assert torch.equal(read.taps[tap][0], left[output])
+
+
 @pytest.mark.parametrize(
     ("change", "config", "named"),
     [
@@ -169,6 +206,8 @@ def test_a_table_that_was_left_out_is_made_and_a_full_vocabulary_needs_none(tmp_
         (lambda weights: None, {"norm_before_fc": True}, "norm_before_fc"),
         (lambda weights: None, {"norm_output": True}, "norm_output"),
         (lambda weights: None, {"eagle_aux_hidden_state_layer_ids": [2, 4, LAYERS]}, "taps"),
+        (lambda weights: None, nested(1, 3, LAYERS - 1), rf"eagle_config: .*from -1 to {LAYERS - 2}"),
+        (lambda weights: None, nested(-2, 3, 5), "eagle_config: .*-2"),
         (lambda weights: None, {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 0]}}, "rope"),
         (lambda weights: None, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope"),
     ],

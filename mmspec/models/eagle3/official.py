@@ -77,9 +77,8 @@ def read_shape(
         if stored.get(flag):
             raise CheckpointError(f"{file}: {flag}", stored[flag], "a head without it; it is not known here")
     layers = int(target.get_text_config(decoder=True).num_hidden_layers)
-    places = {**stored.get("eagle_config", {}), **stored}
-    taps = next((places[name] for name in TAPS if places.get(name)), None)
     try:
+        taps = read_taps(file, stored, layers)
         table = {**stored.get("transformer_layer_config", stored)}
         table.setdefault("model_type", "llama")
         shape: Any = AutoConfig.for_model(table.pop("model_type"), **table)
@@ -90,7 +89,7 @@ def read_shape(
             target_layers=layers,
             vocabulary=int(shape.vocab_size),
             hidden_size=int(shape.hidden_size),
-            taps=three_taps(layers) if taps is None else list(taps),
+            taps=taps or three_taps(layers),
             draft_vocabulary=measure(path, tensors, r"lm_head\.weight"),
             norm_before_residual=bool(stored.get("norm_before_residual", False)),
             intermediate_size=int(shape.intermediate_size),
@@ -104,6 +103,28 @@ def read_shape(
     except (TypeError, AttributeError, KeyError, StrictDataclassError) as error:
         allowed = f"the config of an EAGLE-3 head for a target of {layers} layers ({error})"
         raise CheckpointError("drafter", str(file), allowed) from error
+
+
+def read_taps(file: Path, stored: dict[str, Any], layers: int) -> list[int]:
+    """Layers whose inputs a published head reads; empty where its config does not say.
+
+    Ids at the top level (speculators, vLLM) are those layers. Ids in `eagle_config` (SpecForge, SGLang) are
+    layers whose outputs are read, -1 for the embeddings. vLLM knows the top level alone, so that counts
+    where both are given.
+
+    Raises:
+        CheckpointError: an output is read that no layer of the target reads.
+    """
+    nested = stored.get("eagle_config") or {}
+    inputs, outputs = (
+        next((list(table[name]) for name in TAPS if table.get(name)), []) for table in (stored, nested)
+    )
+    if inputs:
+        return inputs
+    if any(not -1 <= output < layers - 1 for output in outputs):
+        allowed = f"ids from -1 to {layers - 2}: outputs that another of the target's {layers} layers reads"
+        raise CheckpointError(f"{file}: eagle_config", outputs, allowed)
+    return [output + 1 for output in outputs]
 
 
 def add_words(path: Path, tensors: dict[str, Tensor], vocabulary: int) -> None:
