@@ -50,7 +50,7 @@ def methods(
         ),
     ] = None,
     drafter: Drafter = None,
-    samples: Annotated[int, typer.Option(min=2, help="How many held-out captions.")] = 128,
+    samples: Annotated[int, typer.Option(min=3, help="How many held-out captions.")] = 128,
     out: Annotated[Path | None, typer.Option(help="JSON file to write as well.", show_default=False)] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Picture of the table to write (matplotlib).", show_default=False)
@@ -159,7 +159,7 @@ def table(records: Sequence[MethodRecord]) -> Table:
     found.add_column("promise")
     for header in (
         "NFE\nmean", "max", "times\nfewer", "wall\nclock", "with\npixels", "measured tv\nmean", "max",
-        "attributes", "feature\ndistance", "95 %\ninterval", "entropy",
+        "attributes", "kernel\ndistance", "95 %\nmargin", "entropy",
     ):  # fmt: skip
         found.add_column(header, justify="right", no_wrap=True)
     for row in records:
@@ -174,8 +174,8 @@ def table(records: Sequence[MethodRecord]) -> Table:
             "-" if row.tv_mean is None else f"{row.tv_mean:.3f}",
             "-" if row.tv_max is None else f"{row.tv_max:.3f}",
             f"{row.attribute_accuracy:.1%}",
-            f"{row.feature_distance:.3f}",
-            f"{row.feature_low:.3f}-{row.feature_high:.3f}",
+            f"{row.feature_distance:.3g}",
+            f"{row.feature_margin:.3g}",
             f"{row.entropy:.2f}",
         )
     return found
