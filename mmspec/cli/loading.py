@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from mmspec.pipelines import ImagePipeline, VisionLanguagePipeline
 
 __all__ = [
-    "choose_examples",
     "default_choice",
     "default_choices",
+    "given_examples",
     "load_any_pipeline",
     "load_image_pipeline",
     "load_pipeline",
@@ -181,31 +181,21 @@ def _load(kind: str, model: str, dtype: str, device: str | None) -> Any:
     return cls.from_pretrained(model, accelerator="none", dtype=chosen, device_map=device)
 
 
-def choose_examples(
-    prompts: Sequence[str] | None,
-    images: Sequence[str] | None,
-    jsonl: str | None,
-    *,
-    task: str,
-    samples: int,
-    seed: int,
-    takes_pictures: bool = True,
+def given_examples(
+    prompts: Sequence[str] | None, images: Sequence[str] | None, jsonl: str | None, samples: int
 ) -> list[Example]:
-    """The user's own prompts, pictures or file; without any, scenes.
+    """The user's own prompts and images, or so many of their file; [] where there is nothing of theirs.
 
     Raises:
         InputError: both a file and prompts, or something that cannot be used.
     """
-    from mmspec.evaluation.examples import own_examples, read_examples, scene_examples
+    from mmspec.evaluation.examples import own_examples, read_examples
 
     if jsonl is not None:
         if prompts or images:
             raise InputError("--jsonl", jsonl, "either a file, or --prompt and --image")
         return read_examples(jsonl, samples)
-    if prompts or images:
-        return own_examples(prompts or (), images or ())
-    examples = scene_examples(task, samples, seed)
-    return examples if takes_pictures else [replace(example, images=()) for example in examples]
+    return own_examples(prompts or (), images or ()) if prompts or images else []
 
 
 def takes_pictures(pipe: VisionLanguagePipeline) -> bool:

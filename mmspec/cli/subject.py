@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mmspec.cli.choice import AcceleratorChoice
 from mmspec.cli.loading import (
-    choose_examples,
+    given_examples,
     load_any_pipeline,
     load_image_pipeline,
     takes_pictures,
@@ -95,41 +95,42 @@ def load_subject(
         InputError: something is asked for that this model does not give.
     """
     from mmspec.evaluation.conversations import load_pictures
-    from mmspec.evaluation.examples import TASKS
+    from mmspec.evaluation.examples import TASKS, scene_examples
     from mmspec.evaluation.pictures import GENERATE
     from mmspec.pipelines import ImagePipeline
 
     if asked.task not in (None, GENERATE, *TASKS):
         raise InputError("task", asked.task, did_you_mean(asked.task, (*TASKS, GENERATE)))
+    # a file that cannot be used should not cost a load
+    examples = given_examples(asked.prompts, asked.images, asked.jsonl, asked.samples)
     if asked.task == GENERATE:
-        return picture_subject(load_image_pipeline(source, dtype=dtype, device=device), asked)
+        return picture_subject(load_image_pipeline(source, dtype=dtype, device=device), asked, examples)
     pipe = load_any_pipeline(source, dtype=dtype, device=device)
     if isinstance(pipe, ImagePipeline):
         if asked.task is not None:
             raise InputError("task", asked.task, f"{GENERATE}: this model draws pictures")
         pipe.set_progress_bar_config(disable=True)
-        return picture_subject(pipe, asked)
+        return picture_subject(pipe, asked, examples)
     settings = {name: value for name, value in defaults.items() if name != "task"} | asked.given
-    examples = choose_examples(
-        asked.prompts,
-        asked.images,
-        asked.jsonl,
-        task=asked.task or defaults["task"],
-        samples=asked.samples,
-        seed=asked.seed,
-        takes_pictures=takes_pictures(pipe),
-    )
+    if not examples:
+        examples = scene_examples(asked.task or defaults["task"], asked.samples, asked.seed)
+        if not takes_pictures(pipe):
+            examples = [replace(example, images=()) for example in examples]
     described = {"task": asked.name or defaults["task"], **settings}
     return Subject(pipe, False, load_pictures(examples), settings, described)
 
 
-def picture_subject(pipe: ImagePipeline, asked: Question) -> Subject:
+def picture_subject(pipe: ImagePipeline, asked: Question, examples: list[Example]) -> Subject:
     """A model that draws, with captions, classes, or prompts of one's own.
+
+    Args:
+        pipe: the model.
+        asked: by the command line.
+        examples: the user's own; [] takes captions or classes.
 
     Raises:
         InputError: pictures to look at, or a number of tokens, which the size of the picture says.
     """
-    from mmspec.evaluation.examples import own_examples, read_examples
     from mmspec.evaluation.pictures import GENERATE, picture_examples
     from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 
@@ -141,14 +142,7 @@ def picture_subject(pipe: ImagePipeline, asked: Question) -> Subject:
             asked.given["max_new_tokens"],
             f"nothing: a picture of this model has {pipe.target.grid.length} tokens",
         )
-    if asked.jsonl is not None:
-        if asked.prompts:
-            raise InputError("--jsonl", asked.jsonl, "either a file or --prompt")
-        examples = read_examples(asked.jsonl, asked.samples)
-    elif asked.prompts:
-        examples = own_examples(asked.prompts, ())
-    else:
-        examples = picture_examples(pipe, asked.samples, asked.seed)
+    examples = examples or picture_examples(pipe, asked.samples, asked.seed)
     sampler = ImageSettings.from_keywords(sampling_defaults(pipe.model), asked.given).sampler()
     warpers = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
     described = {"task": asked.name or GENERATE} | {name: getattr(sampler, name) for name in warpers}

@@ -6,6 +6,7 @@ Knows nothing of models.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,14 +124,16 @@ def read_examples(path: str | Path, count: int | None = None) -> list[Example]:
     """Read a JSON-lines file of the MMSpec benchmark (2603.14989), or of anyone's.
 
     A line is an object with `turns` (a list of strings; or `prompt`, one string), and optionally `image` (a
-    path, an address, or a list of them; paths are relative to the file), `category` or `topic`, and `id`.
+    path, an address, or a list of them), `category` or `topic`, and `id`. Paths are relative to the folder of
+    the file, or, as the benchmark is published, to the folder `images` in it.
 
     Args:
         path: the file.
         count: the most examples to take; None takes all.
 
     Raises:
-        InputError: no such file, or a line that cannot be used; the message has its number.
+        InputError: no such file, or a line that cannot be used or names an image that is not there; the
+            message has its number.
     """
     path = Path(path)
     try:
@@ -161,11 +164,17 @@ def _read_line(line: str, where: str, folder: Path) -> Example:
         raise InputError(f"{where}: image", images, "a path or an address, or a list of them")
     return Example(
         turns=tuple(turns),
-        images=tuple(_located(image, folder) for image in images),
+        images=tuple(_located(image, f"{where}: image", folder) for image in images),
         category=str(entry.get("category") or entry.get("topic") or ""),
         identifier=str(entry.get("id", where)),
     )
 
 
-def _located(image: str, folder: Path) -> str:
-    return image if image.startswith(("http://", "https://", "data:")) else str(folder / image)
+def _located(image: str, where: str, folder: Path) -> str:
+    if image.startswith(("http://", "https://", "data:")):
+        return image
+    places = (folder, folder / "images")
+    found = next(filter(os.path.isfile, (str(place / image) for place in places)), None)
+    if found is None:
+        raise InputError(where, image, f"an address, or a file that is in {places[0]} or in {places[1]}")
+    return found

@@ -1,6 +1,7 @@
 """`mmspec bench`."""
 
 import json
+import shutil
 
 import pytest
 
@@ -70,6 +71,23 @@ def test_a_file_of_the_mmspec_benchmark_in_batches(run_json, tiny_folder, pictur
         assert record["identical"] == 1.0
         assert [part["category"] for part in record["categories"]] == ["chart", "table"]
         assert [part["samples"] for part in record["categories"]] == [2, 1]
+
+
+def test_the_mmspec_benchmark_as_it_is_published(run_json, fails, tiny_folder, pictures, tmp_path):
+    data = tmp_path / "testmini"
+    (data / "images").mkdir(parents=True)
+    shutil.copy(pictures[0], data / "images" / "gqa_1.png")
+    turns = ["what is there ?", "how many ?"]
+    line = {"id": "1", "image": "gqa_1.png", "turns": turns, "category": "a", "topic": "general vqa"}
+    path = data / "mmspec.jsonl"
+    path.write_text(json.dumps(line))
+    for record in run_json("bench", tiny_folder, "--accelerators", "copy", "--jsonl", path, *FAST):
+        assert record["new_tokens"] == 2 * 12
+        assert record["identical"] == 1.0
+    path.write_text("\n" + json.dumps({**line, "image": "gqa_2.png"}))
+    refused = fails("bench", "no such folder", "--jsonl", path)
+    assert "mmspec.jsonl:2: image: got 'gqa_2.png'" in refused
+    assert f"in {data} or in {data / 'images'}" in refused
 
 
 def test_a_losing_row_stays_in_the_table(run, tiny_folder):

@@ -48,8 +48,11 @@ def test_prompts_and_pictures_are_paired():
         own_examples(["p", "q"], ["a", "b", "c"])
 
 
-def test_lines_of_the_mmspec_benchmark(tmp_path):
+def test_lines_of_a_file(tmp_path):
     path = tmp_path / "x.jsonl"
+    for name in ("pictures/a.png", "b.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
     lines = [
         {"id": 7, "image": "pictures/a.png", "turns": ["one", "two"], "category": "chart", "topic": "sales"},
         {"prompt": "three", "image": None},
@@ -64,6 +67,29 @@ def test_lines_of_the_mmspec_benchmark(tmp_path):
     assert third.images == ("https://example.com/a.png", str(tmp_path / "b.png"))
     assert third.category == "sales"
     assert len(read_examples(path, 2)) == 2
+
+
+def test_images_of_the_mmspec_benchmark_lie_in_a_folder_that_its_lines_do_not_name(tmp_path):
+    path, images = tmp_path / "mmspec.jsonl", tmp_path / "images"
+    images.mkdir()
+    for file in (images / "in-folder.jpg", images / "in-both.jpg", tmp_path / "in-both.jpg"):
+        file.touch()
+    line = {"id": 1, "image": ["in-folder.jpg", "in-both.jpg", str(images / "in-both.jpg")], "turns": ["one"]}
+    path.write_text(json.dumps(line))
+    (example,) = read_examples(path)
+    expected = (images / "in-folder.jpg", tmp_path / "in-both.jpg", images / "in-both.jpg")
+    assert example.images == tuple(map(str, expected)), "beside the file comes first, then its folder images"
+
+
+@pytest.mark.parametrize("image", ["b.png", "images", "", "x" * 5000, "b\0.png"])
+def test_an_image_that_is_nowhere_is_refused_with_its_line_and_the_places(tmp_path, image):
+    path = tmp_path / "x.jsonl"
+    (tmp_path / "images").mkdir()
+    path.write_text('{"turns": ["a"]}\n' + json.dumps({"turns": ["a"], "image": image}))
+    with pytest.raises(InputError, match=r"x\.jsonl:2: image: got") as caught:
+        read_examples(path)
+    assert f"a file that is in {tmp_path} or in {tmp_path / 'images'}" in str(caught.value)
+    assert read_examples(path, 1), "what is not asked for need not be there"
 
 
 @pytest.mark.parametrize(
