@@ -131,19 +131,24 @@ ACCELERATORS: dict[str, Preset] = {
     "gsd": Preset(
         "jacobi",
         "budget",
-        "as `sjd`; accepts more within groups of tokens of like probability",
+        "as `sjd`; spends delta on groups of tokens of like probability, after GSD "
+        "(published rule: `acceptance=grouped`)",
         "2508.07747",
         options={"relaxation": "groups"},
     ),
     "lantern": Preset(
         "jacobi",
         "budget",
-        "as `sjd`; accepts more of tokens whose neighbours in the codebook are likely",
+        "as `sjd`; spends delta on tokens whose neighbours in the codebook are likely, after LANTERN "
+        "(published rule: `acceptance=lantern`)",
         "2410.03355",
         options={"relaxation": "neighbours"},
     ),
     "cool": Preset(
-        "jacobi", "cool", "as `sjd`; accepts more at the first places of the window", "2601.09212"
+        "jacobi",
+        "cool",
+        "as `sjd`; accepts more at the first place of the window, and with `nu` below 0.69 at later ones",
+        "2601.09212",
     ),
 }
 
