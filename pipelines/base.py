@@ -29,7 +29,7 @@ from mmspec.models.checkpoint import (
     load_processor,
 )
 from mmspec.models.llamagen import LlamaGenConfig
-from mmspec.pipelines.heads import HEADS, load_head
+from mmspec.pipelines.heads import HEADS, load_head, own_drafters
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.targets.prefix import PrefixCache
 
@@ -63,6 +63,7 @@ class MMSpecPipeline:
         self._check_parts()
         self.media_limits: MediaLimits = DEFAULT_LIMITS
         self.draft_processor: Any = None
+        self._folder: Path | None = None
         self._prefix_bytes: int | None = None
         self._lock = threading.Lock()
         self._interrupted = threading.Event()
@@ -96,7 +97,8 @@ class MMSpecPipeline:
         Args:
             pretrained_model_name_or_path: a local folder or a hub id.
             accelerator: a name from `mmspec.list_accelerators()`; None is the pipeline's default.
-            drafter: folder or id of the draft model, for accelerators that need one.
+            drafter: folder or id of the draft model, for accelerators that need one; None takes the one
+                that `drafters.json` in the model's folder names.
             vq, text_encoder: folder or id of a part of an image model that is not in a subfolder of its own.
             dtype: as in transformers; `torch_dtype` is its older name.
             device_map, attn_implementation, revision, token, cache_dir, local_files_only,
@@ -111,6 +113,8 @@ class MMSpecPipeline:
         if accelerator is not None:
             find_preset(accelerator)  # a typo should not cost a load
         source = check_source(pretrained_model_name_or_path)
+        if accelerator is not None and drafter is None and find_preset(accelerator).needs_draft_model:
+            drafter = own_drafters(source).source_for(accelerator)
         where: dict[str, Any] = {
             "revision": revision,
             "token": token,
@@ -134,7 +138,9 @@ class MMSpecPipeline:
         logger.info("target: %.1f MB of weights, %s", bytes_of(loaded["model"]) / 1e6, loaded["model"].dtype)
         if drafter is not None:
             options = {**options, "drafter": drafter}
-        return kind(**loaded, accelerator=accelerator, **options)
+        pipe = kind(**loaded, accelerator=accelerator, **options)
+        pipe._folder = Path(source).absolute()
+        return pipe
 
     @classmethod
     def _load_parts(
@@ -179,7 +185,8 @@ class MMSpecPipeline:
 
         Args:
             name: a name from `mmspec.list_accelerators()`.
-            drafter: folder, hub id or loaded model, for accelerators that need a draft model or a head.
+            drafter: folder, hub id or loaded model, for accelerators that need a draft model or a head; None
+                takes the one that `drafters.json` names in the folder that the pipeline was loaded from.
             options: options of the drafter and of the rule; `acceptance` names another rule.
 
         Raises:
@@ -197,6 +204,8 @@ class MMSpecPipeline:
         preset = find_preset(name)
         draft_processor = None
         if preset.needs_draft_model:
+            if drafter is None and self._folder is not None:
+                drafter = own_drafters(self._folder).source_for(name)
             if drafter is None:
                 raise InputError(
                     "drafter", drafter, f"the folder or id of {preset.needs}, which {name!r} needs"

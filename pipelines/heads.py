@@ -11,8 +11,11 @@ import torch
 from huggingface_hub import snapshot_download
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from mmspec.accelerators import ACCELERATORS
 from mmspec.errors import CheckpointError, InputError
+from mmspec.evaluation.doctor import reference_models
 from mmspec.models.checkpoint import bytes_of, check_source, check_weights, first_line, load_config
+from mmspec.models.drafters_file import OwnDrafters, read_drafters
 from mmspec.models.eagle import EagleHead
 from mmspec.models.eagle import official as eagle_official
 from mmspec.models.eagle3 import Eagle3Head
@@ -44,6 +47,16 @@ PUBLISHED: dict[str, Callable[[Path, PreTrainedConfig], PreTrainedModel | None]]
 }
 FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 NOTHING: dict[str, list[str]] = {"missing_keys": [], "unexpected_keys": []}
+
+
+def own_drafters(model: str | Path) -> OwnDrafters:
+    """The drafters that a model's folder names; those that are not beside it may be reference models.
+
+    Raises:
+        CheckpointError: its `drafters.json` cannot be used.
+    """
+    accelerators = {name: preset.needs_draft_model for name, preset in ACCELERATORS.items()}
+    return read_drafters(model, accelerators, reference_models())
 
 
 def check_head(name: str, model: PreTrainedModel) -> PreTrainedModel:

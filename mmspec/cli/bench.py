@@ -44,7 +44,7 @@ def bench(
         typer.Option(
             help="Names with commas between, options as in draft_model:num_draft_tokens=8 or "
             "flash:drafter=path/to/head; none always runs.",
-            show_default="none, copy and every drafter of a reference model; none,sjd,gsd,... for pictures",
+            show_default="none, copy and every drafter that the model names; none,sjd,gsd,... for images",
         ),
     ] = None,
     drafter: Drafter = None,

@@ -36,7 +36,7 @@ def caption(
     accelerator: Annotated[
         str | None,
         typer.Option(
-            help="none, copy, draft_model:num_draft_tokens=8, ...; by default the fastest that is here.",
+            help="none, copy, draft_model:num_draft_tokens=8, ...; by default what the model names, or copy.",
             show_default=False,
         ),
     ] = None,

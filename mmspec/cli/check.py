@@ -37,7 +37,7 @@ def check(
     accelerator: Annotated[
         str | None,
         typer.Option(
-            help="copy, draft_model:num_draft_tokens=8, ...; by default the fastest that is here.",
+            help="copy, draft_model:num_draft_tokens=8, ...; by default what the model names, or copy.",
             show_default=False,
         ),
     ] = None,

@@ -22,7 +22,7 @@ def drafters(
         str | None,
         typer.Option(
             help="Names with commas between, options as in flash:block=1 or flash:drafter=path/to/head.",
-            show_default="none, copy, every drafter of a reference model, and flash with blocks of one",
+            show_default="none, copy, every drafter that the model names, and flash with blocks of one",
         ),
     ] = None,
     drafter: Drafter = None,

@@ -31,14 +31,6 @@ __all__ = [
 ]
 
 REFERENCE, REFERENCE_IMAGE = "scenes-llava", "scenes-llamagen"
-HEADS = ("eagle", "eagle3", "medusa", "hydra", "vispec", "flash")
-#: Reference model -> what drafts for it, as tables call it -> the reference model that is it.
-DRAFTERS_OF = {
-    REFERENCE: {"draft_model": f"{REFERENCE}-small", **{name: f"{REFERENCE}-{name}" for name in HEADS}},
-    REFERENCE_IMAGE: {"eagle": f"{REFERENCE_IMAGE}-eagle"},
-}
-RUNS_AS = {"vispec": "eagle"}
-BY_SPEED = ("copy", "draft_model", "flash")  # on long answers, the fastest last
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -65,15 +57,19 @@ def reference_model(name: str = REFERENCE) -> str:
     return _shown(folder)
 
 
-def own_drafters(model: str) -> dict[str, str]:
-    """What drafts for a reference model: the folders that are here, by name; {} for other models."""
-    from mmspec.evaluation.doctor import reference_models
+def own_drafters(model: str) -> dict[str, AcceleratorChoice]:
+    """The drafters that a model's folder names and that are in folders here, by label; {} for a hub id.
 
-    models = reference_models()
-    for name, drafters in DRAFTERS_OF.items():
-        if name in models and Path(model).resolve() == models[name].resolve():
-            return {label: _shown(models[own]) for label, own in drafters.items() if own in models}
-    return {}
+    Raises:
+        CheckpointError: its `drafters.json` cannot be used.
+    """
+    from mmspec.pipelines import heads
+
+    return {
+        label: AcceleratorChoice(label, one.accelerator, {"drafter": _shown(one.folder)})
+        for label, one in heads.own_drafters(model).entries.items()
+        if one.folder is not None
+    }
 
 
 def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> AcceleratorChoice:
@@ -81,13 +77,15 @@ def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> 
 
     Args:
         choice: its own option `drafter` comes first.
-        model: folder or hub id of the target; for a reference model, its own drafter comes last.
+        model: folder or hub id of the target; the drafter that its folder names comes last.
         drafter: what the command line names for all accelerators.
 
     Raises:
         InputError: it needs a drafter and there is none, or has no use for the one it names.
+        CheckpointError: the drafter that the model's folder names for it is not there.
     """
     from mmspec.accelerators import find_preset
+    from mmspec.pipelines import heads
 
     preset = find_preset(choice.name)
     named = choice.options.get("drafter")
@@ -95,7 +93,9 @@ def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> 
         if named is not None:
             raise InputError("drafter", named, f"nothing: accelerator {choice.name!r} has no draft model")
         return choice
-    found = named or drafter or own_drafters(model).get(choice.name)
+    found = named or drafter
+    if found is None and (own := heads.own_drafters(model).source_for(choice.name)) is not None:
+        found = _shown(own)
     if found is None:
         raise InputError(
             "--drafter", None, f"the folder or hub id of {preset.needs}, which {choice.name!r} needs"
@@ -108,22 +108,22 @@ def default_choices(model: str, drafter: str | None) -> list[AcceleratorChoice]:
 
     Args:
         model: folder or hub id of the target.
-        drafter: what the command line names; None for what comes with a reference model.
+        drafter: what the command line names; None for what the model's folder names.
     """
     choices = parse_choices("none,copy")
     if drafter is not None:
         return [*choices, with_drafter(parse_choice(drafts_as(drafter)), model, drafter)]
-    return choices + [
-        AcceleratorChoice(label, RUNS_AS.get(label, label), {"drafter": folder})
-        for label, folder in own_drafters(model).items()
-    ]
+    return [*choices, *own_drafters(model).values()]
 
 
 def default_choice(model: str, drafter: str | None) -> AcceleratorChoice:
-    """What to use where nothing is said: the drafter that is named, or the model's own one, or copying."""
-    choices = default_choices(model, drafter)
-    by_speed = choices if drafter is not None else [one for one in choices if one.label in BY_SPEED]
-    return by_speed[-1]
+    """What to use where nothing is said: the drafter that is named, or the model's default, or copying."""
+    from mmspec.pipelines import heads
+
+    if drafter is not None:
+        return default_choices(model, drafter)[-1]
+    own, default = own_drafters(model), heads.own_drafters(model).default
+    return own[default] if default in own else parse_choice("copy")
 
 
 def drafts_as(drafter: str) -> str:
@@ -203,10 +203,10 @@ def takes_pictures(pipe: VisionLanguagePipeline) -> bool:
     return getattr(pipe.processor, "image_processor", None) is not None
 
 
-def _shown(folder: Path) -> str:
-    """A path as the user would write it: reports should not tell where a clone lies."""
-    here = Path.cwd()
-    return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)
+def _shown(folder: str | Path) -> str:
+    """A path as the user would write it, or a hub id: reports should not tell where a clone lies."""
+    here, path = Path.cwd(), Path(folder)
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(folder)
 
 
 def _is_reference(model: str) -> bool:

@@ -33,7 +33,8 @@ Model = Annotated[
 Drafter = Annotated[
     str | None,
     typer.Option(
-        help="Folder or hub id of the draft model or head, for accelerators that need one.",
+        help="Folder or hub id of the draft model or head, for accelerators that need one; by default what "
+        "drafters.json in the model's folder names.",
         show_default=False,
     ),
 ]

@@ -1,6 +1,8 @@
 """A tiny checkpoint, pictures on disk, and a way to run a command in this process."""
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +28,23 @@ def heads(tmp_path_factory) -> dict[str, Path]:
     for name, head in made.items():
         head.save_pretrained(folder / name)
     return {name: folder / name for name in made}
+
+
+@pytest.fixture
+def with_drafters(tiny_folder, tmp_path) -> Callable[..., Path]:
+    """`with_drafters({label: (accelerator, folder)})`: the tiny checkpoint in a folder that names them."""
+
+    def copy(named: dict[str, tuple[str, Path]], **other: object) -> Path:
+        model = tmp_path / "model"
+        shutil.copytree(tiny_folder, model)
+        entries = {
+            label: {"accelerator": accelerator, "drafter": os.path.relpath(folder, model)}
+            for label, (accelerator, folder) in named.items()
+        }
+        (model / "drafters.json").write_text(json.dumps({**entries, **other}))
+        return model
+
+    return copy
 
 
 @pytest.fixture(scope="session")

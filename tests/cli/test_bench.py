@@ -127,11 +127,12 @@ def test_every_accelerator_has_a_drafter_of_its_own(run_json, tiny_folder, heads
     assert [record["identical"] for record in records] == [1.0] * 4
 
 
-def test_a_reference_model_needs_no_more_than_its_name(run_json, tiny_folder, heads, monkeypatch):
-    here = {"scenes-llava": tiny_folder, "scenes-llava-small": tiny_folder}
-    here |= {f"scenes-llava-{name}": folder for name, folder in heads.items()}
-    monkeypatch.setattr("mmspec.evaluation.doctor.reference_models", lambda: here)
-    by_name = run_json("bench", tiny_folder, "--accelerators", "none,copy,draft_model,eagle,flash", *FAST)
+def test_a_model_whose_folder_names_its_drafters_needs_no_more_than_its_name(
+    run_json, fails, tiny_folder, heads, with_drafters
+):
+    named = {"draft_model": ("draft_model", tiny_folder)} | {name: (name, heads[name]) for name in heads}
+    model = with_drafters({**named, "medusa": ("medusa", tiny_folder.parent / "no-such-head")})
+    by_name = run_json("bench", model, "--accelerators", "none,copy,draft_model,eagle,flash", *FAST)
     assert [record["drafter"] for record in by_name] == [
         None,
         None,
@@ -140,8 +141,9 @@ def test_a_reference_model_needs_no_more_than_its_name(run_json, tiny_folder, he
         str(heads["flash"]),
     ]
     assert [record["identical"] for record in by_name] == [1.0] * 5
-    by_default = run_json("bench", tiny_folder, *FAST)
+    by_default = run_json("bench", model, *FAST)
     assert [one["accelerator"] for one in by_default] == [one["accelerator"] for one in by_name]
+    assert "no-such-head is not" in fails("bench", model, "--accelerators", "medusa")
 
 
 @pytest.mark.parametrize(

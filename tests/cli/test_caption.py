@@ -1,5 +1,7 @@
 """`mmspec caption`."""
 
+import json
+
 import pytest
 
 
@@ -41,6 +43,20 @@ def test_without_a_picture_a_scene_is_described(run_json, tiny_folder):
     assert record["image"].startswith("scene ")
 
 
+def test_by_default_the_drafter_is_the_one_that_the_models_folder_names(
+    run_json, heads, pictures, with_drafters
+):
+    named = {name: (name, folder) for name, folder in heads.items()}
+    model = with_drafters(named, default="eagle")
+    asked = ["caption", pictures[0], "--model", model, "--max-new-tokens", 4, "--compare"]
+    (record,) = run_json(*asked)
+    assert (record["accelerator"], record["identical"]) == ("eagle", True)
+    table = json.loads((model / "drafters.json").read_text())
+    table["eagle"]["drafter"] = "../no-such-head"
+    (model / "drafters.json").write_text(json.dumps(table))
+    assert run_json(*asked)[0]["accelerator"] == "copy", "what is not here is left out"
+
+
 def test_a_difference_is_exit_code_1(run, tiny_folder, pictures, monkeypatch):
     from mmspec.acceptance.matching import SampleAndMatch
     from tests.evaluation.planted import accept_everything
@@ -52,8 +68,6 @@ def test_a_difference_is_exit_code_1(run, tiny_folder, pictures, monkeypatch):
 
 
 def test_an_interrupt_keeps_what_is_done(run, tiny_folder, pictures, monkeypatch):
-    import json
-
     from mmspec.cli import caption
 
     decode, calls = caption._decode, []

@@ -9,12 +9,10 @@ from mmspec.evaluation.drafter_table import TASKS
 FAST = ["--samples", 1, "--repeats", 1, "--max-new-tokens", 6]
 
 
-def test_a_table_of_all_drafters_and_tasks(run_json, tiny_folder, heads, monkeypatch, tmp_path):
-    here = {"scenes-llava": tiny_folder, "scenes-llava-small": tiny_folder}
-    here |= {"scenes-llava-flash": heads["flash"], "scenes-llava-vispec": heads["eagle"]}
-    monkeypatch.setattr("mmspec.evaluation.doctor.reference_models", lambda: here)
-    out = tmp_path / "drafters.json"
-    table = run_json("evaluate", "drafters", tiny_folder, "--out", out, *FAST)
+def test_a_table_of_all_drafters_and_tasks(run_json, tiny_folder, heads, with_drafters, tmp_path):
+    named = {"draft_model": ("draft_model", tiny_folder), "vispec": ("eagle", heads["eagle"])}
+    model, out = with_drafters({**named, "flash": ("flash", heads["flash"])}), tmp_path / "table.json"
+    table = run_json("evaluate", "drafters", model, "--out", out, *FAST)
     assert json.loads(out.read_text()) == table
     names = ["none", "copy", "draft_model", "vispec", "flash", "flash:block=1"]
     assert [(row["task"], row["drafter"]) for row in table["rows"]] == [

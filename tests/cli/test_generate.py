@@ -186,16 +186,3 @@ def test_an_interrupt_keeps_what_is_done(run, folders, out, monkeypatch):
     assert result.exit_code == 130
     assert [record["accelerator"] for record in json.loads(result.stdout)] == ["none"]
     assert out.is_file()
-
-
-def test_a_reference_model_comes_with_its_drafter(folders, tmp_path, monkeypatch):
-    from mmspec.cli.loading import own_drafters
-
-    here = {"scenes-llamagen": folders / "caption", "scenes-llava": folders / "class"}
-    monkeypatch.setattr("mmspec.evaluation.doctor.reference_models", lambda: here)
-    model = str(folders / "caption")
-    assert own_drafters(model) == {}
-    here["scenes-llamagen-eagle"] = tmp_path
-    assert own_drafters(model) == {"eagle": str(tmp_path)}
-    assert own_drafters(str(folders / "class")) == {}
-    assert own_drafters(str(tmp_path)) == {}

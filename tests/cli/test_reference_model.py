@@ -1,5 +1,8 @@
 """The main job on the model that ships with the repository."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from mmspec.evaluation.doctor import reference_models
@@ -35,6 +38,43 @@ def test_bench_takes_its_own_draft_model(run_json):
     plain, _, drafted = records
     assert drafted["drafter"].endswith("scenes-llava-small")
     assert plain["target_forwards"] >= 1.5 * drafted["target_forwards"]
+
+
+def copied(name: str, folder: Path) -> Path:
+    """A reference model in another folder, its weights linked."""
+    copy = folder / name
+    shutil.copytree(reference_models()[name], copy, ignore=shutil.ignore_patterns("*.safetensors"))
+    for weights in reference_models()[name].glob("*.safetensors"):
+        (copy / weights.name).symlink_to(weights)
+    return copy
+
+
+def test_a_copy_of_the_model_has_its_drafters(run_json, tmp_path):
+    from mmspec.cli.loading import own_drafters
+
+    model = copied("scenes-llava", tmp_path)
+    found = {label: (one.name, one.options["drafter"]) for label, one in own_drafters(str(model)).items()}
+    heads = {name: name for name in ("eagle", "eagle3", "medusa", "hydra", "vispec", "flash")}
+    expected = {
+        label: (label if label != "vispec" else "eagle", f"assets/scenes-llava-{name}")
+        for label, name in {"draft_model": "small", **heads}.items()
+    }
+    assert found == expected
+    flash = copied("scenes-llava-flash", tmp_path)
+    assert own_drafters(str(model))["flash"].options == {"drafter": str(flash)}, "one of its own comes first"
+    (record,) = run_json("caption", "--model", model, "--compare", "--max-new-tokens", 16)
+    assert (record["accelerator"], record["identical"]) == ("flash", True)
+
+
+@pytest.mark.skipif(
+    "scenes-llamagen" not in reference_models(), reason="the image model is not in assets/ (yet)"
+)
+def test_a_copy_of_the_image_model_has_its_drafter(tmp_path):
+    from mmspec.cli.loading import own_drafters
+
+    (own,) = own_drafters(str(copied("scenes-llamagen", tmp_path))).values()
+    assert (own.label, own.name) == ("eagle", "eagle")
+    assert own.options == {"drafter": "assets/scenes-llamagen-eagle"}
 
 
 @pytest.mark.skipif(

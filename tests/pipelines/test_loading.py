@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from mmspec.errors import CheckpointError, InputError
 from mmspec.pipelines import MMSpecPipeline, VisionLanguagePipeline
 from mmspec.pipelines import base as base_module
-from mmspec.targets import VisionLanguageTarget
+from mmspec.targets import CausalTarget, VisionLanguageTarget
 from tests.drafters import flash_checks
 from tests.drafters.heads_checks import medusa_for
 from tests.tiny_models import tiny_llama, tiny_llava, tiny_picture, tiny_tokenizer
@@ -117,6 +118,52 @@ def test_a_refused_accelerator_leaves_the_one_before(text: VisionLanguagePipelin
     assert (text.accelerator, text.draft_processor) == before
     assert text("red", **RAW).tokens == wanted.tokens
     text.set_accelerator("copy")
+
+
+@pytest.fixture
+def with_drafters(checkpoints: Path, tmp_path: Path) -> Path:
+    """The text model with a draft model beside it, a head within it, and a file that names both."""
+    model = shutil.copytree(checkpoints / "text", tmp_path / "text")
+    shutil.copytree(checkpoints / "draft", tmp_path / "draft")
+    medusa_for(CausalTarget(tiny_llama(vocab=128))).save_pretrained(model / "head")
+    named = {"draft_model": "../draft", "medusa": "head", "flash": "../flash"}
+    entries = {name: {"accelerator": name, "drafter": drafter} for name, drafter in named.items()}
+    (model / "drafters.json").write_text(json.dumps(entries))
+    return model
+
+
+def test_a_pipeline_finds_the_drafters_that_its_folder_names(
+    with_drafters: Path, text: VisionLanguagePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = text.set_accelerator("none")("red blue green", **RAW).tokens
+    monkeypatch.chdir(with_drafters.parent)
+    pipe: Any = MMSpecPipeline.from_pretrained("text", accelerator="draft_model", num_draft_tokens=3)
+    assert pipe.accelerator.drafter.model.model.config.num_hidden_layers == 1
+    assert pipe("red blue green", **RAW).tokens == wanted
+    monkeypatch.chdir("/")
+    assert pipe.set_accelerator("medusa").accelerator.name == "medusa"
+    assert pipe("red blue green", **RAW).tokens == wanted
+    with pytest.raises(CheckpointError, match=r"flash: drafter: got '\.\./flash'"):
+        pipe.set_accelerator("flash")
+    with pytest.raises(InputError, match="a head that was trained for the target, which 'eagle' needs"):
+        pipe.set_accelerator("eagle")
+    own = tiny_llama(vocab=128, layers=3)
+    assert pipe.set_accelerator("draft_model", drafter=own).accelerator.drafter.model.model is own
+
+
+def test_a_drafter_that_is_missing_costs_no_load(
+    with_drafters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(base_module, "load_model")
+    with pytest.raises(CheckpointError, match=r"flash: drafter: got '\.\./flash'"):
+        MMSpecPipeline.from_pretrained(with_drafters, accelerator="flash")
+
+
+def test_a_saved_pipeline_names_no_drafters_that_are_not_beside_it(
+    with_drafters: Path, tmp_path: Path
+) -> None:
+    MMSpecPipeline.from_pretrained(with_drafters, accelerator="medusa").save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved" / "drafters.json").exists()
 
 
 def test_saved_and_loaded_gives_the_same_output(llava: VisionLanguagePipeline, tmp_path: Path) -> None:
