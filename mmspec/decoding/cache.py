@@ -200,7 +200,8 @@ class RaggedCache(Cache):
             steps = torch.arange(path.shape[1], device=path.device).expand_as(path)
             source, destination = self._places(path), self._places(steps)
             for layer in self.ragged:
-                layer.move(source, destination)
+                if layer.is_initialized:  # layers that read another's keys and values never write any
+                    layer.move(source, destination)
         self.lengths += counts
 
     def attention_mask(

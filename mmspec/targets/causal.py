@@ -108,19 +108,19 @@ class CausalTarget:
         prompt = None if memory is None else identify(self.model, inputs)
         if memory is None or prompt is None:
             with tap_hidden_states(self.model, taps) as hidden:
-                return self.forward(inputs, cache, keep=1), hidden, 0
+                return self.forward(inputs, cache, keep=1, whole=bool(taps)), hidden, 0
         known = memory.find(prompt, taps)
         with tap_hidden_states(self.model, taps) as hidden:
             if known is None:
-                logits = self.forward(inputs, cache, keep=1)
+                logits = self.forward(inputs, cache, keep=1, whole=bool(taps))
             else:
-                logits = self._read_rest(inputs, known, cache)
+                logits = self._read_rest(inputs, known, cache, whole=bool(taps))
         if known is not None:
             hidden = {tap: torch.cat([known.taps[tap], hidden[tap]], 1) for tap in taps}
         memory.keep(prompt, cache.row_states(row, len(prompt.tokens)), hidden)
         return logits, hidden, 0 if known is None else known.length
 
-    def _read_rest(self, inputs: Mapping[str, Any], known: Prefix, cache: RaggedCache) -> Tensor:
+    def _read_rest(self, inputs: Mapping[str, Any], known: Prefix, cache: RaggedCache, whole: bool) -> Tensor:
         """Read a prompt from where it is not known any more, as a chain is scored, in a cache of its own.
 
         Returns:
@@ -135,7 +135,7 @@ class CausalTarget:
         alone.begin_score(length - known.length)
         additive = self.dtype if attention_backend(self.model) == "eager" else None
         mask = alone.attention_mask(chain.ancestors, chain.depth, additive)
-        logits = self.forward({**rest, "attention_mask": mask}, alone, keep=1)
+        logits = self.forward({**rest, "attention_mask": mask}, alone, keep=1, whole=whole)
         cache.load(alone.row_states(0, length))
         return logits
 
@@ -179,18 +179,23 @@ class CausalTarget:
         }
         return self.forward(inputs, cache)
 
-    def forward(self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0) -> Tensor:
+    def forward(
+        self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False
+    ) -> Tensor:
         """Run the model: how tokens are embedded, and which head reads the hidden states.
 
         Args:
             inputs: the model's keyword arguments, with `input_ids` [B, n] and `position_ids`.
             cache: told where to write by `begin_prefill`, `begin_score` or `begin_places`.
             keep: 1 for the logits of the last token alone, 0 for all.
+            whole: whether every layer is to read every token, though the logits are of the last one alone.
 
         Returns:
             [B, n or 1, V].
         """
-        output = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=keep)
+        # Gemma 4: told how many, layers that cache nothing read the last token alone; told which, all of them
+        which = torch.tensor([-1]) if whole else keep
+        output = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=which)
         logits: Tensor = output.logits[:, -keep:]
         return logits
 
@@ -254,6 +259,7 @@ def tap_hidden_states(model: PreTrainedModel, taps: Sequence[int]) -> Iterator[d
 
     Raises:
         InputError: there is no such layer.
+        UnsupportedModelError: a layer reads several streams of hidden states (Gemma 3n); in the forward.
     """
     hidden: dict[int, Tensor] = {}
     decoder = model.get_decoder()
@@ -277,7 +283,13 @@ def tap_hidden_states(model: PreTrainedModel, taps: Sequence[int]) -> Iterator[d
 
 def _keep_input(hidden: dict[int, Tensor], tap: int) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        hidden[tap] = args[0] if args else kwargs["hidden_states"]
+        state = args[0] if args else kwargs["hidden_states"]
+        if state.dim() != 3:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} reads several streams of hidden states, {tuple(state.shape)}; "
+                "drafters can read those of one stream, [B, n, d]"
+            )
+        hidden[tap] = state
 
     return hook
 

@@ -34,7 +34,9 @@ class TextPromptTarget(ImageTokenTarget):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [B, n, K + S] of final hidden states [B, n, d], the grammar not yet applied."""
 
-    def forward(self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0) -> Tensor:
+    def forward(
+        self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False
+    ) -> Tensor:
         """Logits [B, n or 1, K + S], the grammar not yet applied."""
         others = {name: value for name, value in inputs.items() if name != "input_ids"}
         output = self.model.get_decoder()(

@@ -13,6 +13,10 @@ import torch
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -34,6 +38,8 @@ __all__ = [
     "REFUSED_TEXT_MODELS",
     "TEXT_MODELS",
     "tiny_gemma2",
+    "tiny_gemma3n",
+    "tiny_gemma4",
     "tiny_gpt2",
     "tiny_llama",
     "tiny_lm",
@@ -111,6 +117,40 @@ def tiny_gemma2(
     return randomise(Gemma2ForCausalLM(config), seed).to(dtype)
 
 
+def tiny_gemma3n(
+    window: int = 8, dtype: torch.dtype = torch.float32, vocab: int = 64, layers: int = 4, seed: int = 12
+) -> PreTrainedModel:
+    """A Gemma 3n: like Gemma 4 below, with several streams of hidden states."""
+    config = Gemma3nTextConfig(
+        **_sizes(vocab, layers),
+        **_shared(vocab, layers, window),
+        laurel_rank=4,
+        altup_num_inputs=2,
+        activation_sparsity_pattern=[0.0] * layers,
+    )
+    return randomise(Gemma3nForCausalLM(config), seed).to(dtype)
+
+
+def tiny_gemma4(
+    window: int = 8, dtype: torch.dtype = torch.float32, vocab: int = 64, layers: int = 4, seed: int = 16
+) -> PreTrainedModel:
+    """A Gemma 4: sliding and full layers of different widths, the last two of which cache nothing."""
+    config = Gemma4TextConfig(**_sizes(vocab, layers), **_shared(vocab, layers, window), global_head_dim=16)
+    return randomise(Gemma4ForCausalLM(config), seed).to(dtype)
+
+
+def _shared(vocab: int, layers: int, window: int) -> dict[str, Any]:
+    """The settings of Gemma 3n and 4: layers behind the first two read the keys and values of those."""
+    return dict(
+        head_dim=8,
+        sliding_window=window,
+        layer_types=["sliding_attention", "full_attention"] * (layers // 2),
+        num_kv_shared_layers=layers - 2,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=vocab,
+    )
+
+
 def tiny_gpt2(
     dtype: torch.dtype = torch.float32, vocab: int = 64, layers: int = 2, seed: int = 9
 ) -> PreTrainedModel:
@@ -177,6 +217,8 @@ TEXT_MODELS = {
     "mistral_sliding": tiny_mistral_sliding,
     "qwen2_mixed_sliding": tiny_qwen2_mixed_sliding,
     "gemma2": tiny_gemma2,
+    "gemma3n": tiny_gemma3n,
+    "gemma4": tiny_gemma4,
     "gpt2": tiny_gpt2,
 }
 
