@@ -30,7 +30,7 @@ train_app = typer.Typer(help="Train models.", no_args_is_help=True)
 
 @train_app.callback()
 def _group() -> None:
-    """Train models; several GPUs through `accelerate launch -m mmspec train ...`."""
+    """Train models; several GPUs, also with FSDP 2, through `accelerate launch -m mmspec train ...`."""
 
 
 @train_app.command()

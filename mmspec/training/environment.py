@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import DistributedType
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from mmspec.errors import InputError, MissingDependencyError
 
@@ -33,8 +35,8 @@ def open_accelerator(accumulate: int = 1, log: tuple[Path, str] | None = None) -
         log: folder for tensorboard, and the name of the run in it.
 
     Raises:
-        InputError: no such number of batches.
-        MissingDependencyError: tensorboard is not installed.
+        InputError: no such number of batches, or weights are to be sharded in a way that Muon cannot bear.
+        MissingDependencyError: tensorboard is not installed, or torch is too old for FSDP.
     """
     if accumulate < 1:
         raise InputError("accumulate", accumulate, "at least 1")
@@ -48,6 +50,16 @@ def open_accelerator(accumulate: int = 1, log: tuple[Path, str] | None = None) -
         # a batch without pictures leaves a compressor without gradients
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
     )
+    kind = accelerator.distributed_type
+    flat = kind == DistributedType.FSDP and not accelerator.is_fsdp2
+    if flat or kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+        allowed = (
+            "several processes with whole weights, or FSDP of version 2 (`--use_fsdp --fsdp_version 2`): the "
+            "optimizer needs matrices, which the others cut into flat pieces"
+        )
+        raise InputError("accelerate launch", f"{kind.value}{', version 1' if flat else ''}", allowed)
+    if accelerator.is_fsdp2 and not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        raise MissingDependencyError("training with FSDP needs torch 2.13: pip install 'torch>=2.13'")
     if log is not None:
         accelerator.init_trackers(log[1])
     return accelerator

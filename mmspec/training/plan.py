@@ -43,8 +43,8 @@ class TrainingPlan:
         resume: go on from the state file of an interrupted run.
         threads: CPU threads; None leaves the number as it is.
         state: file of the training state; by default `<out>.training.pt` beside the folder.
-        checkpoint_s: seconds between two states on disk.
-        check_s: seconds between two looks at held-out data.
+        checkpoint_s: seconds of training between two states on disk.
+        check_s: seconds of training between two looks at held-out data.
         on_step: called with (step, loss) after every step.
 
     Raises:
@@ -86,7 +86,7 @@ class TrainingPlan:
         """The run that writes a folder, begun or resumed.
 
         Raises:
-            CheckpointError: it is to be resumed and there is no state, or a damaged one.
+            CheckpointError: it is to be resumed and there is no state, a damaged one, or another model's.
         """
         path = Path(self.state) if self.state is not None else out.with_name(f"{out.name}.training.pt")
         run = Run(accelerator, model, path, self.checkpoint_s, self.check_s, self.on_step)

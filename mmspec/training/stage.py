@@ -16,10 +16,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from tqdm.auto import tqdm
 
+from mmspec.errors import CheckpointError
 from mmspec.training.checkpointing import save_state
 from mmspec.training.schedule import Budget, learning_rate, muon_and_adamw
+from mmspec.training.sharding import load_whole, twin, whole
 
 __all__ = ["OnStep", "Run", "Stage", "train_stage"]
 
@@ -66,8 +69,8 @@ class Run:
         accelerator: places the learner and averages gradients over processes.
         model: saved whole in every state, besides the learner that wraps it.
         state_path: the file that an interrupted run goes on from.
-        checkpoint_s: seconds between two states on disk.
-        check_s: seconds between two looks at held-out data.
+        checkpoint_s: seconds of training between two states on disk.
+        check_s: seconds of training between two looks at held-out data.
         on_step: called with (step, loss) after every step.
     """
 
@@ -84,9 +87,17 @@ class Run:
     restored: dict[str, Any] | None = field(default=None, repr=False)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over the weights and the place of a saved state."""
-        self.model.load_state_dict(state["model"])
-        self.stage, self.finished, self.restored = state["stage"], state["finished"], state
+        """Take over the weights and the place of a saved state.
+
+        Raises:
+            CheckpointError: it is none of this model's.
+        """
+        try:
+            self.model.load_state_dict(state["model"])
+            self.stage, self.finished, self.restored = state["stage"], state["finished"], state
+        except (KeyError, RuntimeError) as error:
+            allowed = "the state of a training of the same model"
+            raise CheckpointError("resume", str(self.state_path), allowed) from error
 
     def agree(self, seconds: float) -> float:
         """The main process's clock, so that all end after the same step."""
@@ -96,7 +107,13 @@ class Run:
         return float(broadcast(clock))
 
     def save(self, learner: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Write the state, from the main process alone."""
+        """Write the state, from the main process; all take part, for each may hold a part of the optimizers'.
+
+        Args:
+            learner: with whole weights.
+            optimizers: as they are, sharded or not.
+        """
+        states = [whole(optimizer.state_dict()) for optimizer in optimizers]
         if self.accelerator.is_main_process:
             state = {
                 "stage": self.stage,
@@ -105,59 +122,80 @@ class Run:
                 "finished": self.finished,
                 "model": self.model.state_dict(),
                 "learner": learner.state_dict(),
-                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+                "optimizers": states,
             }
             save_state(self.state_path, state)
 
 
 def train_stage(run: Run, stage: Stage, budget: Budget) -> None:
-    """Train until the budget is used up; a state is on disk at the end."""
-    learner = stage.learner
+    """Train until the budget is used up; a state is on disk at the end, and the learner's weights are whole.
+
+    Under FSDP a twin of the learner is sharded and trained. The learner itself stays an ordinary module, and
+    takes over the twin's weights whenever they are looked at; all processes do so after the same steps.
+    """
+    accelerator, learner = run.accelerator, stage.learner.to(run.accelerator.device)
+    run.step, run.seconds = 0, 0.0
+    if run.restored is not None:
+        learner.load_state_dict(run.restored["learner"])
+    trained = twin(learner) if accelerator.is_fsdp2 else learner
     optimizers = muon_and_adamw(
-        learner.named_parameters(),
+        trained.named_parameters(),
         slow=stage.slow,
         slow_factor=stage.slow_factor,
         muon_lr=MUON_RATE,
         adamw_lr=ADAMW_RATE,
     )
-    run.step, run.seconds = 0, 0.0
+    module, *prepared = accelerator.prepare(trained, *optimizers)
+    if isinstance(module, FSDPModule):
+        # a batch without images leaves a compressor without gradients, maybe in one process alone
+        module.set_reduce_scatter_unused_params(True)
     if run.restored is not None:
-        learner.load_state_dict(run.restored["learner"])
         for optimizer, saved in zip(optimizers, run.restored["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+            load_whole(optimizer, saved)
         run.step, run.seconds, run.restored = run.restored["step"], run.restored["seconds"], None
-    module, *prepared = run.accelerator.prepare(learner, *optimizers)
+
+    def gather() -> None:
+        if trained is not learner:
+            learner.load_state_dict(whole(trained.state_dict()))
+
     bar = tqdm(
-        total=100.0, desc=stage.title, unit="%", mininterval=5, disable=not run.accelerator.is_main_process
+        total=100.0, desc=stage.title, unit="%", mininterval=5, disable=not accelerator.is_main_process
     )
-    saved_at = checked_at = time.monotonic()
+    saved_at = checked_at = run.seconds
     shown: dict[str, float] = {}
     while (progress := budget.progress(run.step, run.seconds)) < 1:
         started = time.monotonic()
         loss, figures = _step(run, stage, module, prepared, progress)
-        now = time.monotonic()
-        run.step, run.seconds = run.step + 1, run.agree(run.seconds + now - started)
-        if now - checked_at >= run.check_s and run.accelerator.is_main_process:
-            with torch.no_grad():
-                shown, checked_at = stage.check(module), now
-            run.accelerator.log(shown, step=run.step)
-        run.accelerator.log({"loss": loss, "learning_rate": _rate(prepared), **figures}, step=run.step)
-        if now - saved_at >= run.checkpoint_s:
+        run.step, run.seconds = run.step + 1, run.agree(run.seconds + time.monotonic() - started)
+        if run.seconds - checked_at >= run.check_s:
+            gather()
+            shown, checked_at = _check(run, stage), run.seconds
+        accelerator.log({"loss": loss, "learning_rate": _rate(prepared), **figures}, step=run.step)
+        if run.seconds - saved_at >= run.checkpoint_s:
+            gather()
             run.save(learner, optimizers)
-            saved_at = now
+            saved_at = run.seconds
         bar.set_postfix(step=run.step, loss=f"{loss:.4f}", **shown, refresh=False)
         bar.update(min(100.0, 100 * budget.progress(run.step, run.seconds)) - bar.n)
         if run.on_step is not None:
             run.on_step(run.step, loss)
-    if run.accelerator.is_main_process:
-        with torch.no_grad():
-            shown = stage.check(module)
-        run.accelerator.log(shown, step=run.step)
+    gather()
+    shown = _check(run, stage)
     bar.set_postfix(step=run.step, **shown)
     bar.close()
     run.save(learner, optimizers)
     run.finished.append({"stage": stage.title, "steps": run.step, "seconds": round(run.seconds), **shown})
-    run.accelerator.free_memory()
+    accelerator.free_memory()
+
+
+def _check(run: Run, stage: Stage) -> dict[str, float]:
+    """Log the main process's look at held-out data, and return it; nothing in the others."""
+    if not run.accelerator.is_main_process:
+        return {}
+    with torch.no_grad():
+        shown = stage.check(stage.learner)
+    run.accelerator.log(shown, step=run.step)
+    return shown
 
 
 def _step(

@@ -53,6 +53,9 @@ def train_vq(
 
     Returns:
         The folder. Its `training.json` records how it was made.
+
+    Raises:
+        InputError: an argument that is not allowed, or weights are to be sharded.
     """
     if size not in VQ_SHAPES:
         raise InputError("size", size, did_you_mean(size, VQ_SHAPES))
@@ -61,6 +64,11 @@ def train_vq(
     out = Path(out)
     judge = None if reader is None else load_reader(reader)
     accelerator = open_accelerator()
+    if accelerator.is_fsdp2:
+        allowed = (
+            "processes with whole weights: codes are set, not learnt by gradients, and FSDP would lose them"
+        )
+        raise InputError("accelerate launch", accelerator.distributed_type.value, allowed)
     vq, before = build_vq(size), []
     if start is not None:
         before = _take_weights(vq, Path(start))

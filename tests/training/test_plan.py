@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from accelerate import Accelerator
 from torch import nn
 
 from mmspec.errors import CheckpointError, InputError
+from mmspec.training.checkpointing import save_state
 from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.schedule import Budget
 
@@ -38,3 +40,11 @@ def test_the_state_lies_beside_the_folder(tmp_path: Path) -> None:
     assert made.state_path == tmp_path / "out.training.pt"
     with pytest.raises(CheckpointError, match="start without resume"):
         TrainingPlan(batch_size=1, steps=1, resume=True).run(tmp_path / "out", made.accelerator, made.model)
+
+
+@pytest.mark.parametrize("state", [{}, {"model": nn.Linear(2, 1).state_dict(), "stage": 0, "finished": []}])
+def test_the_state_of_another_model_is_refused(state: dict[str, Any], tmp_path: Path) -> None:
+    save_state(tmp_path / "out.training.pt", state)
+    plan = TrainingPlan(batch_size=1, steps=1, resume=True)
+    with pytest.raises(CheckpointError, match="of the same model"):
+        plan.run(tmp_path / "out", Accelerator(cpu=True), nn.Linear(1, 1))
