@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from diffusers.image_processor import VaeImageProcessor
+from einops import repeat
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
@@ -363,9 +364,9 @@ class Run:
         for part in cells.split(at_once):
             codes = part.clamp(min=0).flatten(1).to(target.device)
             pixels = target.decode_tokens(codes, grid).float().cpu()
-            drawn = (part != UNDRAWN).repeat_interleave(pixels.shape[-2] // grid.rows, 1)
-            drawn = drawn.repeat_interleave(pixels.shape[-1] // grid.columns, 2)
-            pictures.append(pixels * drawn[:, None])
+            height, width = pixels.shape[-2] // grid.rows, pixels.shape[-1] // grid.columns
+            drawn = repeat(part != UNDRAWN, "n rows columns -> n 1 (rows y) (columns x)", y=height, x=width)
+            pictures.append(pixels * drawn)
         painted: Tensor = torch.cat(pictures)
         return painted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from mmspec.compressors.boxes import square_grid
@@ -48,7 +49,7 @@ class Convolution(Compressor):
     def forward(self, pictures: VisualTokens, question: Tensor) -> VisualTokens:
         rows, columns = self.grid
         fine = pool(pictures, rows * self.kernel, columns * self.kernel)
-        places = fine.features.unflatten(1, (rows * self.kernel, columns * self.kernel))
-        mixed = self.depthwise(places.permute(0, 3, 1, 2)).flatten(2).mT
+        places = rearrange(fine.features, "p (rows columns) d -> p d rows columns", rows=rows * self.kernel)
+        mixed = rearrange(self.depthwise(places), "p d rows columns -> p (rows columns) d")
         coarse = pool(pictures, rows, columns)
         return VisualTokens(self.pointwise(mixed), coarse.mask, coarse.boxes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -41,10 +42,10 @@ class QueryAttention(nn.Module):
     def forward(self, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """[P, N, d] keys and values, [P, N] mask -> [P, queries, d]."""
         k, v = (
-            projected.unflatten(-1, (len(self.queries), -1)).transpose(1, 2)
+            rearrange(projected, "p n (heads width) -> p heads n width", heads=len(self.queries))
             for projected in (self.k_proj(keys), self.v_proj(values))
         )
         q = self.queries.expand(len(keys), -1, -1, -1)
         attended = scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])
-        output: Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))
+        output: Tensor = self.o_proj(rearrange(attended, "p heads q width -> p q (heads width)"))
         return output

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from einops import rearrange
 from PIL import Image
 from torch import Tensor
 
@@ -115,7 +116,7 @@ class AttributeJudge:
         """Pictures [n, 3, size, size] in [-1, 1]."""
         if not isinstance(images, Tensor):
             arrays = [np.asarray(image.convert("RGB")) for image in self._resized(images)]
-            images = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2) / 255
+            images = rearrange(torch.from_numpy(np.stack(arrays)), "n h w c -> n c h w") / 255
         if images.dim() != 4 or images.shape[1] != 3:
             raise InputError("images", tuple(images.shape), "pictures [n, 3, H, W] in [0, 1]")
         if images.shape[2:] != (self.size, self.size):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
+from einops import rearrange
 from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, T5EncoderModel
@@ -226,7 +227,7 @@ def _sampler(model: ImageModel, scale: float) -> Sampler:
 
 def _real_pictures(scenes: Sequence[Scene], size: int) -> Tensor:
     pictures = np.stack([render(scene, size) for scene in scenes])
-    return torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255
+    return rearrange(torch.from_numpy(pictures), "n h w c -> n c h w").float() / 255
 
 
 def _judge(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from einops import rearrange
 from PIL import Image, ImageOps
 from torch import Tensor
 from transformers import AutoTokenizer
@@ -100,7 +101,7 @@ class PictureFile(LlamaGenPictures):
         height, width = self.target.image_size
         image = load_image(path, limits=DEFAULT_LIMITS)
         fitted = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
-        return torch.from_numpy(np.array(fitted)).permute(2, 0, 1).float() / 127.5 - 1
+        return rearrange(torch.from_numpy(np.array(fitted)), "h w c -> c h w").float() / 127.5 - 1
 
 
 def read_lines(file: Path) -> list[str]:

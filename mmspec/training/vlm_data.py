@@ -12,6 +12,7 @@ from typing import Self
 
 import numpy as np
 import torch
+from einops import rearrange
 from transformers import PreTrainedTokenizerBase
 
 from mmspec.scenes import (
@@ -212,14 +213,16 @@ def _pack(pixels: torch.Tensor, encoded: list[list[int]], parts: list[_Part], pa
 def picture_pixels(scenes: Sequence[Scene], size: int = CANVAS) -> torch.Tensor:
     """Pictures `[B, 3, size, size]` in [-1, 1]."""
     pictures = np.stack([render(scene, size) for scene in scenes])
-    return torch.from_numpy(pictures).permute(0, 3, 1, 2).float().div_(127.5).sub_(1).contiguous()
+    pixels = rearrange(torch.from_numpy(pictures), "b h w c -> b c h w")
+    return pixels.float().div_(127.5).sub_(1).contiguous()
 
 
 def patch_labels(scene: Scene, patch: int, size: int = CANVAS) -> np.ndarray:
     """Labels of all patches in raster order: int64 `[patches, len(PATCH_CLASSES)]`."""
-    side = size // patch
-    masks = object_masks(scene, size).reshape(len(scene.objects), side, patch, side, patch).mean(axis=(2, 4))
-    owner = np.where(masks.max(0) >= COVERED, masks.argmax(0) + 1, 0).reshape(-1)
+    masks = object_masks(scene, size)
+    pixels = rearrange(masks, "n (rows y) (columns x) -> n (rows columns) (y x)", y=patch, x=patch)
+    shares = pixels.mean(axis=-1)
+    owner = np.where(shares.max(0) >= COVERED, shares.argmax(0) + 1, 0)
     table = np.zeros((1 + len(scene.objects), len(PATCH_CLASSES)), dtype=np.int64)
     for rank, thing in enumerate(scene.objects, start=1):
         table[rank, :5] = (

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
+from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -72,11 +73,14 @@ class Reconstruction(nn.Module):
 
     def forward(self, batch: PixelBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: squared error of the pixels, of the features, codes in use, perplexity."""
-        latents = F.normalize(self.vq.encode(batch.pixels).latents, dim=1)  # [B, 8, rows, columns]
+        latents = F.normalize(self.vq.encode(batch.pixels).latents, dim=1)
         codebook = self.vq.quantize.embedding.weight
-        flat = latents.detach().movedim(1, -1).flatten(0, -2)
+        flat = rearrange(latents.detach(), "b width rows columns -> (b rows columns) width")
         chosen = (flat @ codebook.T).argmax(-1)
-        codes = codebook[chosen].unflatten(0, (len(latents), *latents.shape[2:])).movedim(-1, 1)
+        rows, columns = latents.shape[2:]
+        codes = rearrange(
+            codebook[chosen], "(b rows columns) width -> b width rows columns", rows=rows, columns=columns
+        )
         straight_through = latents + (codes - latents).detach()
         drawn = self.vq.decode(straight_through, force_not_quantize=True).sample
         pixel_error = ((drawn - batch.pixels).square() * batch.weights).mean() / batch.weights.mean()
