@@ -21,9 +21,11 @@ REQUIRED = (
     "diffusers",
     "accelerate",
     "safetensors",
-    "timm",
+    "einops",
+    "num2words",
     "numpy",
     "pillow",
+    "tqdm",
     "typer",
     "rich",
 )
@@ -31,12 +33,9 @@ OPTIONAL = {
     "triton": ("fast kernels on a GPU; the torch twins are used without it", "pip install triton (Linux)"),
     "decord": ("reading videos", "pip install decord, or av where decord has no wheel"),
     "av": ("reading videos where decord has no wheel", "pip install av"),
-    "gradio": ("demos", 'pip install "mmspec[demo]"'),
-    "torch-fidelity": ("image quality", 'pip install "mmspec[eval]"'),
+    "timm": ("the vision towers of Gemma 3n, PerceptionLM and FastVLM", "pip install timm"),
     "matplotlib": ("plots", 'pip install "mmspec[eval]"'),
     "tensorboard": ("training curves", 'pip install "mmspec[train]"'),
-    "fastapi": ("serving", 'pip install "mmspec[serve]"'),
-    "ray": ("many machines", 'pip install "mmspec[ray]"'),
 }
 REFERENCE_MODELS = {  # name -> what it is, and what makes it
     "scenes-llava": ("vision-language", "mmspec train vlm"),

@@ -17,7 +17,6 @@ HEAVY = (
     "numpy",
     "PIL",
     "decord",
-    "gradio",
 )
 
 REPORT = f"import sys; print(*[name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"

@@ -1,9 +1,15 @@
 """What an installation brings, on each platform."""
 
-import pytest
-from packaging.requirements import Requirement
+import ast
 
-from tests.packaging.source_tree import pyproject
+import pytest
+import torch
+from packaging.requirements import Requirement
+from transformers import AutoConfig, AutoModel
+from transformers.utils import import_utils
+
+from mmspec.evaluation.doctor import OPTIONAL, REQUIRED
+from tests.packaging.source_tree import imported_names, modules, pyproject
 
 PLATFORMS = {  # (platform_system, platform_machine) -> the video reader that has wheels there
     ("Linux", "x86_64"): "decord",
@@ -13,6 +19,22 @@ PLATFORMS = {  # (platform_system, platform_machine) -> the video reader that ha
     ("Darwin", "arm64"): "av",
     ("Darwin", "x86_64"): "av",
 }
+
+
+MODULE_OF = {"pillow": "PIL"}  # where a package is not imported by its own name
+NEVER_IMPORTED = {
+    "num2words": "the processor of SmolVLM needs it",
+    "tensorboard": "accelerate writes its files",
+    "torchvision": "the image processors of transformers need it",
+}
+
+
+def every_requirement() -> list[Requirement]:
+    """Of every installation, then of the extras."""
+    project = pyproject()["project"]
+    extras = project["optional-dependencies"].values()
+    named = map(Requirement, [*project["dependencies"], *(name for extra in extras for name in extra)])
+    return [requirement for requirement in named if requirement.name != "mmspec"]
 
 
 def installed_on(system: str, machine: str, python: str) -> set[str]:
@@ -31,6 +53,32 @@ def test_each_platform_gets_the_one_video_reader_that_has_wheels_for_it(system, 
     installed = installed_on(system, machine, python)
     assert installed & {"decord", "av"} == {PLATFORMS[system, machine]}
     assert ("triton" in installed) == (system == "Linux")
+
+
+def test_every_dependency_is_imported_or_needed_by_one_that_is():
+    imported = {
+        name.split(".")[0]
+        for module in modules()
+        for node in ast.walk(module.tree)
+        for name in imported_names(module, node)
+    }
+    names = {requirement.name for requirement in every_requirement()}
+    idle = {name for name in names if MODULE_OF.get(name, name) not in imported}
+    assert idle == set(NEVER_IMPORTED), "no code imports it: remove it from pyproject.toml"
+
+
+def test_doctor_looks_at_every_dependency():
+    always = {Requirement(line).name for line in pyproject()["project"]["dependencies"] if ";" not in line}
+    assert set(REQUIRED) == always
+    assert set(OPTIONAL) == {requirement.name for requirement in every_requirement()} - always | {"timm"}
+
+
+@pytest.mark.parametrize("family", ["gemma3n", "perception_lm", "fast_vlm"])
+def test_the_vision_towers_that_need_timm_ask_for_it(family, monkeypatch):
+    monkeypatch.setitem(import_utils.BACKENDS_MAPPING, "timm", (lambda: False, "it needs timm"))
+    tower = AutoConfig.for_model(family).vision_config
+    with torch.device("meta"), pytest.raises(ImportError, match="it needs timm"):
+        AutoModel.from_config(tower)
 
 
 def test_all_means_every_extra():
