@@ -1,4 +1,4 @@
-"""The shipped image models are what their cards say: standard, small, fit for each other, and skilled."""
+"""The shipped image model is what its card says: standard, small, its parts fit for each other, and skilled."""
 
 import json
 from pathlib import Path
@@ -16,15 +16,14 @@ from mmspec.scenes import IMAGE_TOKENS, caption, render, sample_scene
 from mmspec.training.image_folder import load_vq
 
 ASSETS = Path(__file__).parents[2] / "assets"
-CAPTIONS, CLASSES = ASSETS / "scenes-llamagen", ASSETS / "scenes-llamagen-class"
+CAPTIONS = ASSETS / "scenes-llamagen"
 
 
-@pytest.mark.parametrize("folder", [CAPTIONS, CLASSES], ids=lambda folder: folder.name)
-def test_a_reference_image_model_is_small_and_carries_its_card(folder: Path) -> None:
-    files = [path for path in folder.rglob("*") if path.is_file()]
+def test_the_reference_image_model_is_small_and_carries_its_card() -> None:
+    files = [path for path in CAPTIONS.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 20_000_000
     assert not [path for path in files if path.suffix in (".bin", ".pt", ".pkl")], "safetensors only"
-    card = (folder / "README.md").read_text()
+    card = (CAPTIONS / "README.md").read_text()
     for figure in (
         "mmspec train image",
         "mmspec evaluate image",
@@ -32,16 +31,14 @@ def test_a_reference_image_model_is_small_and_carries_its_card(folder: Path) -> 
         "TV after a redraw",
     ):
         assert figure in card
-    assert all("command" in json.loads(path.read_text()) for path in folder.rglob("training.json"))
+    assert all("command" in json.loads(path.read_text()) for path in CAPTIONS.rglob("training.json"))
 
 
-def test_both_models_draw_in_the_same_tokens() -> None:
-    one, other = (AutoConfig.from_pretrained(folder) for folder in (CAPTIONS, CLASSES))
-    assert (one.condition_type, other.condition_type, other.num_classes) == ("caption", "class", 48)
-    assert one.vocab_size == other.vocab_size == 1024 and one.num_hidden_layers >= 8
-    assert one.image_tokens == other.image_tokens == 256
-    for part in ("vq", "reader"):
-        assert (CLASSES / part).resolve() == (CAPTIONS / part).resolve(), "one copy serves both"
+def test_it_draws_in_the_tokens_of_its_tokenizer() -> None:
+    config, vq = AutoConfig.from_pretrained(CAPTIONS), load_vq(CAPTIONS / "vq")
+    assert config.condition_type == "caption" and config.num_hidden_layers >= 8
+    assert config.vocab_size == vq.config.num_vq_embeddings == 1024
+    assert config.image_tokens == 256
 
 
 def test_words_of_prompts_are_known_and_prompts_are_cut_at_the_slots() -> None:
