@@ -1,6 +1,7 @@
 """The package as files: which folder is which package, and the syntax tree of every module."""
 
 import ast
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,6 +42,14 @@ def package_folders() -> dict[str, Path]:
         name: ROOT / mapped.get(name, name.replace(".", "/"))
         for name in pyproject()["tool"]["setuptools"]["packages"]
     }
+
+
+def committed_files(folder: Path) -> list[str]:
+    """Names in the repository of what git tracks there."""
+    listing = subprocess.run(
+        ["git", "ls-files", str(folder)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return listing.stdout.splitlines()
 
 
 def modules() -> Iterator[Module]:

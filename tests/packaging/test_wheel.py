@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from tests.packaging.source_tree import ROOT, package_folders, pyproject
+from tests.packaging.source_tree import ROOT, committed_files, package_folders, pyproject
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="compares with what is committed")
 
@@ -24,13 +24,6 @@ def distributions(tmp_path_factory):
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return wheel, sdist
-
-
-def committed_files(folder) -> list[str]:
-    listing = subprocess.run(
-        ["git", "ls-files", str(folder)], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return listing.stdout.splitlines()
 
 
 def expected_files() -> dict[str, str]:

@@ -29,6 +29,11 @@ def test_draft_and_target_speak_the_same_tokens() -> None:
     assert large.num_hidden_layers >= 6 > small.num_hidden_layers
 
 
+def test_one_file_holds_the_vision_tower_of_both() -> None:
+    one, other = (ASSETS / name / "vision_tower.safetensors" for name in NAMES)
+    assert other.resolve() == one.resolve()
+
+
 def test_the_reference_model_captions_and_answers() -> None:
     scores: dict[str, Any] = score_vlm(ASSETS / "scenes-llava", scenes=24, descriptions=False, batch_size=24)
     # The card's figures come from 500 scenes; of 24, fewer than 18 right has a chance below 1e-3 at 90 %.
