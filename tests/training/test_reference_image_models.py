@@ -1,4 +1,4 @@
-"""The shipped image model is what its card says: standard, small, its parts fit for each other, and skilled."""
+"""The shipped image model is what its card says: standard, small, of parts that fit, and skilled."""
 
 import json
 from pathlib import Path
