@@ -31,6 +31,7 @@ class WritePlan:
     Attributes:
         rows, capacity: size of the buffers.
         prefill_row: the row whose prompt is being read, or None in a decoding forward.
+        keeps: False if nothing is written at all.
         slots: [B * n] flat buffer places of the new nodes.
         width: number of columns that attention looks at.
     """
@@ -38,6 +39,7 @@ class WritePlan:
     rows: int
     capacity: int
     prefill_row: int | None = None
+    keeps: bool = True
     slots: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     width: int = 0
 
@@ -67,9 +69,11 @@ class RaggedLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Write new states [B, heads, n, head_dim] and return those that attention should see."""
+        plan = self.plan
+        if not plan.keeps:
+            return key_states, value_states
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        plan = self.plan
         if plan.prefill_row is not None:
             length = key_states.shape[2]
             self.keys[plan.prefill_row, :length] = key_states[0].transpose(0, 1)
@@ -145,6 +149,10 @@ class RaggedCache(Cache):
         self.plan.prefill_row = row
         self.lengths[row] = length
         self.longest = max(self.longest, length)
+
+    def begin_reading(self) -> None:
+        """All forwards from now on read whole sequences, and nothing of them is kept."""
+        self.plan.keeps = False
 
     def load(self, states: RowStates) -> None:
         """Write what a forward would have written after `begin_prefill`; it may be less than the prompt."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import RaggedCache, check_layer_types
@@ -16,6 +17,7 @@ from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, UnsupportedModelError
+from mmspec.targets.batches import batches, join
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
 
 MASK_BACKENDS = ("sdpa", "eager")
@@ -51,7 +53,7 @@ class CausalTarget:
     """Adapter from a transformers model to the Target interface.
 
     Prompts are read one row at a time and never padded, so a row of a batch is computed as it is
-    alone; decoding rounds run all rows at once.
+    alone; decoding rounds, and `read`, which is for training, run all rows at once.
 
     Args:
         model: a loaded decoder-only model with an LM head, on its device, in eval mode.
@@ -80,11 +82,7 @@ class CausalTarget:
         cache = RaggedCache(self.config, len(prompts), capacity, self.device)
         offsets, logits, tapped, cached_tokens = [], [], [], 0
         for row, prompt in enumerate(prompts):
-            inputs = to_device(prompt, self.device)
-            positions, offset = self.positions(inputs)
-            # rows are never padded, and plain causal attention is faster
-            inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
-            inputs["position_ids"] = positions
+            inputs, offset = self.arguments(prompt)
             cache.begin_prefill(row, inputs["input_ids"].shape[1])
             last, hidden, known = self._read_prompt(inputs, cache, row, taps)
             logits.append(last)
@@ -95,6 +93,42 @@ class CausalTarget:
         lengths = [prompt["input_ids"].shape[1] for prompt in prompts]
         state = CausalState(cache, torch.tensor(offsets, device=self.device), lengths)
         return state, PromptOutput(torch.cat(logits), rows, cached_tokens)
+
+    def read(self, sequences: Sequence[Mapping[str, Tensor]], taps: Sequence[int]) -> dict[int, Tensor]:
+        """Read whole sequences to learn from; nothing is kept but their hidden states.
+
+        Those that `batches` puts together are read in one forward, padded on the right.
+
+        Returns:
+            Tap -> [B, L, d]; zeros behind the end of a sequence.
+        """
+        lengths = [sequence["input_ids"].shape[1] for sequence in sequences]
+        rows = [self.joinable(self.arguments(sequence)[0]) for sequence in sequences]
+        states: dict[int, dict[int, Tensor]] = {tap: {} for tap in taps}
+        for together in batches(self.model, rows):
+            cache = RaggedCache(self.config, len(together), 0, self.device)
+            cache.begin_reading()
+            with tap_hidden_states(self.model, taps) as hidden:
+                self.forward(join([rows[row] for row in together]), cache, keep=1, whole=True)
+            for tap in taps:
+                states[tap] |= {row: hidden[tap][place, : lengths[row]] for place, row in enumerate(together)}
+        return {
+            tap: pad_sequence([found[row] for row in range(len(rows))], batch_first=True)
+            for tap, found in states.items()
+        }
+
+    def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
+        """The model's arguments for a prompt alone, and the offset of the positions that follow it."""
+        inputs = to_device(prompt, self.device)
+        positions, offset = self.positions(inputs)
+        # rows are never padded, and plain causal attention is faster
+        inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
+        inputs["position_ids"] = positions
+        return inputs, offset
+
+    def joinable(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of one sequence in a form that `join` can put beside others."""
+        return inputs
 
     def _read_prompt(
         self, inputs: Mapping[str, Any], cache: RaggedCache, row: int, taps: Sequence[int]
@@ -186,7 +220,7 @@ class CausalTarget:
 
         Args:
             inputs: the model's keyword arguments, with `input_ids` [B, n] and `position_ids`.
-            cache: told where to write by `begin_prefill`, `begin_score` or `begin_places`.
+            cache: told what to write by `begin_prefill`, `begin_reading`, `begin_score` or `begin_places`.
             keep: 1 for the logits of the last token alone, 0 for all.
             whole: whether every layer is to read every token, though the logits are of the last one alone.
 

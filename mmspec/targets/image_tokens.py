@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,8 +125,7 @@ class ImageTokenTarget(CausalTarget, ABC):
     ) -> tuple[ImageState, PromptOutput]:
         """Read the prompts, and note where the syntax of their pictures stands."""
         grids = [self.grid_of(prompt) for prompt in prompts]
-        inputs = [{name: value for name, value in row.items() if name != CELLS} for row in prompts]
-        state, output = super().prefill(inputs, capacity, taps)
+        state, output = super().prefill(prompts, capacity, taps)
         forced = torch.full((len(grids), max(grid.length for grid in grids) + 1), FREE)
         for row, grid in enumerate(grids):
             forced[row, : grid.length] = torch.tensor(grid.forced)
@@ -137,6 +137,10 @@ class ImageTokenTarget(CausalTarget, ABC):
             torch.tensor(state.prompt_lengths, device=self.device),
         )
         return image_state, replace(output, logits=self.constrain(output.logits, image_state.forced[:, :1]))
+
+    def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
+        """The model's arguments for a prompt alone, which do not tell of its picture's size."""
+        return super().arguments({name: value for name, value in prompt.items() if name != CELLS})
 
     def score(self, state: ImageState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:  # type: ignore[override]
         """Score every node of the draft in one forward, and exclude what the grammar excludes after it."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.targets.batches import EMBEDDINGS
 from mmspec.targets.image_tokens import ImageTokenTarget
 
 __all__ = ["LlamaGenTarget"]
@@ -59,6 +60,12 @@ class LlamaGenTarget(ImageTokenTarget):
             return given, int(given[0, -1]) + 1 - length
         offset = self.config.prefix_length - length
         return offset + torch.arange(length, device=self.device)[None], offset
+
+    def joinable(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Vectors in place of ids and captions, which differ in length where the rest does not."""
+        rest = dict(inputs)
+        ids, features = rest.pop("input_ids"), rest.pop("caption_features", None)
+        return {**rest, EMBEDDINGS: self.model.model.embed(ids, features)}
 
     def grid_for(self, height: int, width: int) -> ImageGrid:
         """The one grid of the checkpoint: the rotation of a token depends on it."""

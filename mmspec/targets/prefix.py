@@ -20,7 +20,16 @@ from mmspec.decoding.cache import RowStates
 from mmspec.decoding.sampling import is_integer
 from mmspec.errors import InputError
 
-__all__ = ["Prefix", "PrefixCache", "PromptIdentity", "identify", "rest_of"]
+__all__ = [
+    "TOKENS",
+    "Prefix",
+    "PrefixCache",
+    "PromptIdentity",
+    "identify",
+    "is_causal",
+    "media_of",
+    "rest_of",
+]
 
 TOKENS = ("input_ids", "position_ids", "mm_token_type_ids")  # [.., L]: as long as the prompt
 MEDIA = frozenset({
@@ -170,12 +179,9 @@ def identify(model: PreTrainedModel, inputs: Mapping[str, Any]) -> PromptIdentit
         model: the target's.
         inputs: its arguments, batch size 1, `position_ids` [.., L] among them.
     """
-    media = {name: value for name, value in inputs.items() if name not in TOKENS}
-    if not media.keys() <= MEDIA or not all(isinstance(value, Tensor) for value in media.values()):
+    if not is_causal(model, inputs):
         return None
-    if "mm_token_type_ids" in inputs and not hasattr(getattr(model, "model", None), "get_rope_index"):
-        return None
-    spans = find_pictures(model.config, inputs)
+    media, spans = media_of(inputs), find_pictures(model.config, inputs)
     if bool(media) != bool(spans):
         return None
     return PromptIdentity(
@@ -185,6 +191,19 @@ def identify(model: PreTrainedModel, inputs: Mapping[str, Any]) -> PromptIdentit
         max((span.stop for span in spans), default=0),
         weights_state(model),
     )
+
+
+def media_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that are not as long as the prompt: pictures, clips and what is said of them."""
+    return {name: value for name, value in inputs.items() if name not in TOKENS}
+
+
+def is_causal(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool:
+    """Whether a prompt's arguments are known here, and tell of no image that attends to what follows it."""
+    media = media_of(inputs)
+    known = media.keys() <= MEDIA and all(isinstance(value, Tensor) for value in media.values())
+    typed = "mm_token_type_ids" in inputs and not hasattr(getattr(model, "model", None), "get_rope_index")
+    return known and not typed
 
 
 def rest_of(inputs: Mapping[str, Any], known: Prefix) -> dict[str, Tensor]:

@@ -38,18 +38,13 @@ class Reading:
 
 @torch.no_grad()
 def read(target: CausalTarget, examples: Sequence[Example], taps: Sequence[int]) -> Reading:
-    """Run the target over sequences, each alone and never padded, as in decoding."""
+    """Run the target over sequences, together where they can be read so (`CausalTarget.read`)."""
     ids = [example.inputs["input_ids"][0] for example in examples]
-    lengths = [len(each) for each in ids]
-    tapped = [
-        target.prefill([example.inputs], length, taps)[1].taps
-        for example, length in zip(examples, lengths, strict=True)
-    ]
     return Reading(
         pad_sequence(ids, batch_first=True),
-        lengths,
+        [len(each) for each in ids],
         pad_sequence([example.learnt for example in examples], batch_first=True),
-        {tap: pad_sequence([each[tap][0][0] for each in tapped], batch_first=True) for tap in taps},
+        target.read([example.inputs for example in examples], taps),
     )
 
 

@@ -1,0 +1,96 @@
+"""Whole sequences in one forward: which of them can be read together, and their arguments joined.
+
+Sequences are padded on the right, where causal attention never looks. Images follow one another along dim 0,
+in the order of the sequences, as processors return those of a batch. Tiles that an image lacks are zeros, and
+the model leaves them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mmspec.compressors.spans import find_pictures
+from mmspec.targets.prefix import TOKENS, is_causal, media_of
+
+__all__ = ["EMBEDDINGS", "batches", "join"]
+
+EMBEDDINGS = "inputs_embeds"  # [1, L, d], in place of ids
+TILED = ("pixel_values", "pixel_attention_mask")  # [images, tiles, ..]
+TILES_TOLD = ("image_sizes", "pixel_attention_mask")  # one of these tells the model which tiles there are
+LEAST_SHARE = 0.75  # of the longest sequence, for padding costs as much as tokens do
+GLOBAL_ROPE = ("dynamic", "longrope")  # frequencies depend on the longest sequence of a forward
+
+
+def batches(model: PreTrainedModel, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Find the sequences that can be read in one forward.
+
+    Together are those of about the same length whose arguments have the same names, and differ in nothing but
+    the numbers of tokens, of images and of tiles. Alone is a sequence with an argument not known here, with
+    images that may attend to what follows them (see `is_causal`) or that stand at no token
+    (cross-attention), and every sequence of a model whose rotary frequencies depend on the longest one.
+
+    Args:
+        model: the target's.
+        rows: its arguments for each sequence alone, `position_ids` [.., 1, L] among them.
+
+    Returns:
+        Indices of rows, in one list for each forward, the longest first.
+    """
+    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    kinds = [part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)]
+    if any(kind in GLOBAL_ROPE for kind in kinds):
+        return [[index] for index in range(len(rows))]
+    lengths = [inputs["position_ids"].shape[-1] for inputs in rows]
+    alike: dict[Any, list[list[int]]] = {}
+    for index in sorted(range(len(rows)), key=lambda row: -lengths[row]):
+        told = {name: value for name, value in rows[index].items() if name != EMBEDDINGS}
+        joinable = is_causal(model, told) and (not media_of(told) or find_pictures(model.config, told))
+        found = alike.setdefault(_form(rows[index]) if joinable else index, [])
+        if not found or lengths[index] < LEAST_SHARE * lengths[found[-1][0]]:
+            found.append([])
+        found[-1].append(index)
+    return [together for found in alike.values() for together in found]
+
+
+def join(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Join the arguments of sequences that `batches` put together."""
+    joined = {}
+    for name in rows[0]:
+        batch, padded = _dims(name, rows[0])
+        values = [row[name] for row in rows]
+        if padded is not None:
+            longest = max(value.shape[padded] for value in values)
+            values = [_pad(value, padded, longest) for value in values]
+        joined[name] = torch.cat(values, batch)
+    return joined
+
+
+def _pad(value: Tensor, dim: int, size: int) -> Tensor:
+    lacking = list(value.shape)
+    lacking[dim] = size - lacking[dim]
+    return torch.cat([value, value.new_zeros(lacking)], dim)
+
+
+def _form(inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """All that has to be alike in sequences that are read together."""
+    form = []
+    for name, value in sorted(inputs.items()):
+        free = {dim % value.dim() for dim in _dims(name, inputs) if dim is not None}
+        fixed = tuple(size for dim, size in enumerate(value.shape) if dim not in free)
+        form.append((name, value.dtype, fixed))
+    return tuple(form)
+
+
+def _dims(name: str, inputs: Mapping[str, Any]) -> tuple[int, int | None]:
+    """The dim of an argument along which sequences are joined, and the one that is padded before."""
+    if name in TOKENS:
+        return -2, -1
+    if name == EMBEDDINGS:
+        return 0, 1
+    tiled = name in TILED and inputs["pixel_values"].dim() == 5 and any(told in inputs for told in TILES_TOLD)
+    return 0, 1 if tiled else None

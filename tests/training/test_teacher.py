@@ -1,0 +1,214 @@
+"""Targets read the sequences of a batch together, and each as if it were alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from mmspec.models.llamagen import caption_prompt, class_prompt
+from mmspec.targets import CausalTarget, VisionLanguageTarget, image_target
+from mmspec.targets.batches import batches
+from mmspec.training.drafter_data import Example
+from mmspec.training.teacher import read
+from tests.contracts.mutation import PlantedBug
+from tests.tiny_models import (
+    HAS_VIDEO,
+    TEXT_MODELS,
+    VISION_LANGUAGE_FAMILIES,
+    encode,
+    randomise,
+    tiny_anole,
+    tiny_clip,
+    tiny_emu3,
+    tiny_janus,
+    tiny_llama,
+    tiny_lumina,
+    tiny_picture,
+    user_message,
+)
+from tests.tiny_models.llamagen import CAPTION_WIDTH, CODES, tiny_llamagen
+
+TAPS = (0, 1, -1)
+LENGTHS = (17, 21, 16, 20)
+DRAWERS = {"janus": tiny_janus, "emu3": tiny_emu3, "anole": tiny_anole, "lumina": tiny_lumina}
+Inputs = dict[str, Tensor]
+
+
+def words(seed: int, length: int, vocabulary: int) -> Tensor:
+    return torch.randint(4, vocabulary, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+def followed(prompt: Inputs, whole: int, seed: int) -> Inputs:
+    """A prompt with a reply of random words, up to a length."""
+    length = whole - prompt["input_ids"].shape[1]
+    more = {"input_ids": words(seed, length, 60), "mm_token_type_ids": torch.zeros(1, length).long()}
+    return {
+        name: torch.cat([value, more[name]], 1) if name in more else value
+        for name, value in prompt.items()
+        if name != "attention_mask"
+    }
+
+
+def forwards_of(target: CausalTarget, sequences: Sequence[Inputs]) -> int:
+    """Read sequences; each has to be read as it is alone. Returns how many forwards it took."""
+    count = 0
+
+    def one_more(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    examples = [Example(sequence, 0) for sequence in sequences]
+    handle = target.model.get_decoder().register_forward_hook(one_more)
+    reading = read(target, examples, TAPS)
+    handle.remove()
+    assert reading.lengths == [sequence["input_ids"].shape[1] for sequence in sequences]
+    for row, (sequence, length) in enumerate(zip(sequences, reading.lengths, strict=True)):
+        _, alone = target.prefill([sequence], length, TAPS)
+        for tap in TAPS:
+            ours, theirs = reading.taps[tap][row], alone.taps[tap][0][0]
+            torch.testing.assert_close(ours[:length], theirs, rtol=1e-4, atol=1e-5)
+            assert not ours[length:].any()
+    return count
+
+
+def of_text(name: str) -> tuple[CausalTarget, list[Inputs]]:
+    target = CausalTarget(TEXT_MODELS[name]())
+    return target, [{"input_ids": words(row, length, 64)} for row, length in enumerate(LENGTHS)]
+
+
+@pytest.mark.parametrize("name", sorted(TEXT_MODELS.keys() - {"gemma3n"}))
+def test_texts_of_any_length_are_read_together(name: str) -> None:
+    assert forwards_of(*of_text(name)) == 1
+
+
+def test_short_texts_are_read_apart_from_long_ones() -> None:
+    """Padding costs as much as tokens do; and every row stays in its place."""
+    target = CausalTarget(tiny_llama())
+    lengths = (6, 40, 5, 36, 1, 31)
+    sequences = [{"input_ids": words(row, length, 64)} for row, length in enumerate(lengths)]
+    assert forwards_of(target, sequences) == 3
+
+
+def with_images(family: str, images: Sequence[Sequence[int]]) -> tuple[CausalTarget, list[Inputs]]:
+    """Sequences with so many images each, by their numbers: sizes and so tiles and patches differ."""
+    model, processor = VISION_LANGUAGE_FAMILIES[family]()
+    sequences = [
+        followed(
+            encode(processor, user_message("what is there ?", images=[tiny_picture(each) for each in shown])),
+            100 + 7 * row,
+            row,
+        )
+        for row, shown in enumerate(images)
+    ]
+    return VisionLanguageTarget(model), sequences
+
+
+@pytest.mark.parametrize("family", VISION_LANGUAGE_FAMILIES)
+def test_sequences_with_images_are_read_together(family: str) -> None:
+    assert forwards_of(*with_images(family, [[1], [0], [2, 3], [3]])) == 1
+
+
+@pytest.mark.parametrize("family", VISION_LANGUAGE_FAMILIES)
+def test_texts_are_read_apart_from_images(family: str) -> None:
+    assert forwards_of(*with_images(family, [[1], [], [0], []])) == 2
+
+
+@pytest.mark.parametrize("family", sorted(HAS_VIDEO))
+def test_sequences_with_clips_are_read_together(family: str) -> None:
+    model, processor = VISION_LANGUAGE_FAMILIES[family]()
+    sequences = [
+        followed(
+            encode(processor, user_message("what is there ?", videos=[tiny_clip(row)])), 120 - 9 * row, row
+        )
+        for row in range(2)
+    ]
+    assert forwards_of(VisionLanguageTarget(model), sequences) == 1
+
+
+def of_captions() -> tuple[CausalTarget, list[Inputs]]:
+    """Captions of several lengths, and whole or begun pictures."""
+    model = tiny_llamagen("caption")
+    target = image_target(model)
+    assert target is not None
+    sequences = []
+    for row, (count, tokens) in enumerate([(3, 36), (8, 36), (1, 36), (3, 32)]):
+        features = torch.randn(1, count, CAPTION_WIDTH, generator=torch.Generator().manual_seed(row))
+        prompt = caption_prompt(model.config, features)
+        _, offset = target.positions(prompt)
+        ids = torch.cat([prompt["input_ids"], words(row, tokens, CODES)], 1)
+        positions = torch.arange(ids.shape[1])[None] + offset
+        sequences.append({**prompt, "input_ids": ids, "position_ids": positions})
+    return target, sequences
+
+
+def test_pictures_after_captions_of_any_length_are_read_together() -> None:
+    assert forwards_of(*of_captions()) == 1
+
+
+def test_pictures_of_classes_are_read_together() -> None:
+    model = tiny_llamagen("class")
+    target = image_target(model)
+    assert target is not None
+    prompts = [class_prompt(model.config, [label]) for label in (0, 3, None)]
+    sequences = [
+        {"input_ids": torch.cat([prompt["input_ids"], words(row, 36 - 4 * row, CODES)], 1)}
+        for row, prompt in enumerate(prompts)
+    ]
+    assert forwards_of(target, sequences) == 1
+
+
+@pytest.mark.parametrize("family", DRAWERS)
+def test_pictures_of_models_that_read_words_are_read_together(family: str) -> None:
+    target = image_target(DRAWERS[family]()[0], family="lumina_mgpt" if family == "lumina" else None)
+    assert target is not None
+    sequences = [
+        {"input_ids": torch.cat([target.vocabulary + words(row, 3 + row, 60), words(row, tokens, 24)], 1)}
+        for row, tokens in enumerate((16, 12, 13))
+    ]
+    assert forwards_of(target, sequences) == 1
+
+
+def of_long_rope() -> tuple[CausalTarget, list[Inputs]]:
+    """A Llama whose rotations are others beyond 8 tokens, and sequences on both sides."""
+    config = tiny_llama().config
+    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "factor": 8.0}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 8}
+    config.rope_parameters = rope | factors
+    target = CausalTarget(randomise(LlamaForCausalLM(config), 0))
+    return target, [{"input_ids": words(row, length, 64)} for row, length in enumerate((7, 9))]
+
+
+def test_no_sequence_lends_its_length_to_the_rotations_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert forwards_of(*of_long_rope()) == 2
+    monkeypatch.setattr("mmspec.targets.batches.GLOBAL_ROPE", ())
+    with pytest.raises(AssertionError, match="not close"):
+        forwards_of(*of_long_rope())
+
+
+def test_what_is_not_known_is_read_alone() -> None:
+    """Unknown arguments, images that see what follows them, and images without a place among the tokens."""
+    target, sequences = with_images("llava", [[0], [1]])
+    rows = [target.arguments(sequence)[0] for sequence in sequences]
+    assert batches(target.model, rows) == [[1, 0]], "the longest first"
+    types = {"mm_token_type_ids": torch.zeros(1, 1).long()}
+    nowhere = [{**row, "input_ids": row["input_ids"].clamp(max=60)} for row in rows]
+    unknown = [{**row, "cross_attention_mask": torch.ones(1, 1)} for row in rows]
+    for alone in ([{**row, **types} for row in rows], nowhere, unknown):
+        assert batches(target.model, alone) == [[1], [0]]
+
+
+@pytest.mark.parametrize(
+    ("function", "old", "new"),
+    [
+        ("_pad", "[value, value.new_zeros(lacking)]", "[value.new_zeros(lacking), value]"),
+        ("_dims", "1 if tiled else None", "None"),
+    ],
+)
+def test_a_planted_bug_of_joining_is_caught(function: str, old: str, new: str) -> None:
+    bug = PlantedBug(f"mmspec.targets.batches:{function}", ((old, new),), lambda: None)
+    with bug.planted(), pytest.raises(AssertionError):
+        assert forwards_of(*with_images("llava_next", [[1], [2], [0]])) == 1
