@@ -31,6 +31,7 @@ class WritePlan:
     Attributes:
         rows, capacity: size of the buffers.
         prefill_row: the row whose prompt is being read, or None in a decoding forward.
+        tokens: number of tokens n of this forward, in every row that it reads.
         keeps: False if nothing is written at all.
         slots: [B * n] flat buffer places of the new nodes.
         width: number of columns that attention looks at.
@@ -39,6 +40,7 @@ class WritePlan:
     rows: int
     capacity: int
     prefill_row: int | None = None
+    tokens: int = 0
     keeps: bool = True
     slots: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     width: int = 0
@@ -68,14 +70,23 @@ class RaggedLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write new states [B, heads, n, head_dim] and return those that attention should see."""
+        """Write new states [B, heads, n, head_dim] and return those that attention should see.
+
+        Raises:
+            UnsupportedModelError: there are more or fewer states than tokens.
+        """
         plan = self.plan
         if not plan.keeps:
             return key_states, value_states
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        length = key_states.shape[2]
+        if length != plan.tokens:
+            raise UnsupportedModelError(
+                f"a layer caches {length} states for {plan.tokens} tokens; only models whose images stand at "
+                "tokens of the prompt can be decoded speculatively"
+            )
         if plan.prefill_row is not None:
-            length = key_states.shape[2]
             self.keys[plan.prefill_row, :length] = key_states[0].transpose(0, 1)
             self.values[plan.prefill_row, :length] = value_states[0].transpose(0, 1)
             return key_states, value_states
@@ -143,10 +154,15 @@ class RaggedCache(Cache):
     def rows(self) -> int:
         return self.plan.rows
 
+    @property
+    def is_initialized(self) -> bool:
+        """False while a prompt is read, whatever other rows hold: so models know that it begins here."""
+        return self.plan.prefill_row is None and any(layer.is_initialized for layer in self.ragged)
+
     def begin_prefill(self, row: int, length: int) -> None:
         """The next forward reads the prompt of one row, `length` tokens."""
         self._reserve(length)
-        self.plan.prefill_row = row
+        self.plan.prefill_row, self.plan.tokens = row, length
         self.lengths[row] = length
         self.longest = max(self.longest, length)
 
@@ -157,6 +173,7 @@ class RaggedCache(Cache):
     def load(self, states: RowStates) -> None:
         """Write what a forward would have written after `begin_prefill`; it may be less than the prompt."""
         for layer, (keys, values) in states.items():
+            self.plan.tokens = len(keys)
             self.ragged[layer].update(keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
 
     def row_states(self, row: int, length: int) -> RowStates:
@@ -178,7 +195,7 @@ class RaggedCache(Cache):
         end = before + nodes
         self._reserve(self.longest + end)
         plan = self.plan
-        plan.prefill_row = None
+        plan.prefill_row, plan.tokens = None, nodes
         plan.width = min(round_up(self.longest + end, WIDTH_BLOCK), plan.capacity)
         plan.slots = self._places(
             torch.arange(before, end, device=self.lengths.device).expand(plan.rows, nodes)
@@ -193,7 +210,7 @@ class RaggedCache(Cache):
         """
         self._reserve(self.longest + extent)
         plan = self.plan
-        plan.prefill_row = None
+        plan.prefill_row, plan.tokens = None, places.shape[1]
         plan.width = min(round_up(self.longest + extent, WIDTH_BLOCK), plan.capacity)
         plan.slots = self._places(places)
 
@@ -273,8 +290,12 @@ def check_layer_types(text: PreTrainedConfig) -> list[str]:
 
     Raises:
         UnsupportedModelError: some layers keep a recurrent state, or attend in chunks; a rejected
-            draft could not be taken back.
+            draft could not be taken back. Or its layers are not counted.
     """
+    if not hasattr(text, "num_hidden_layers"):
+        raise UnsupportedModelError(
+            f"{text.model_type}: it has no single stack of layers (num_hidden_layers)"
+        )
     types = getattr(text, "layer_types", None)
     if types is None:
         types = getattr(text, "layers_block_type", None)

@@ -12,15 +12,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from mmspec.decoding.cache import RaggedCache, check_layer_types
+from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, UnsupportedModelError
+from mmspec.targets.admission import attention_backend, check_lengths, check_model
 from mmspec.targets.batches import batches, join
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
-
-MASK_BACKENDS = ("sdpa", "eager")
 
 
 @dataclass
@@ -79,6 +78,8 @@ class CausalTarget:
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[CausalState, PromptOutput]:
         """Read the prompts, one forward each. Returns the state and the logits [B, 1, V] after them."""
+        lengths = [prompt["input_ids"].shape[1] for prompt in prompts]
+        check_lengths(self.model, min(lengths), max(lengths))
         cache = RaggedCache(self.config, len(prompts), capacity, self.device)
         offsets, logits, tapped, cached_tokens = [], [], [], 0
         for row, prompt in enumerate(prompts):
@@ -90,7 +91,6 @@ class CausalTarget:
             cached_tokens += known
             offsets.append(offset)
         rows = {tap: [hidden[tap] for hidden in tapped] for tap in taps}
-        lengths = [prompt["input_ids"].shape[1] for prompt in prompts]
         state = CausalState(cache, torch.tensor(offsets, device=self.device), lengths)
         return state, PromptOutput(torch.cat(logits), rows, cached_tokens)
 
@@ -177,6 +177,7 @@ class CausalTarget:
         """Score every node of the draft in one forward."""
         cache = state.cache
         draft = draft.repeat_rows(cache.rows // len(draft.tokens))
+        check_lengths(self.model, min(state.prompt_lengths), cache.longest + draft.max_depth + 1)
         cache.begin_score(draft.tokens.shape[1])
         additive = self.dtype if attention_backend(self.model) == "eager" else None
         inputs: dict[str, Any] = {
@@ -254,29 +255,6 @@ class CausalTarget:
         """Position ids of a prompt [1, L] and the offset of the positions that follow it."""
         length = inputs["input_ids"].shape[1]
         return torch.arange(length, device=self.device)[None], 0
-
-
-def check_model(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModelError unless rejected tokens can be taken back and trees can be masked."""
-    name = type(model).__name__
-    if model.config.is_encoder_decoder:
-        raise UnsupportedModelError(f"{name} is an encoder-decoder; only decoder-only models are supported")
-    if getattr(model, "_is_stateful", False):
-        raise UnsupportedModelError(
-            f"{name} keeps a recurrent state, from which rejected draft tokens cannot be taken back"
-        )
-    check_layer_types(model.config.get_text_config(decoder=True))
-    backend = attention_backend(model)
-    if backend not in MASK_BACKENDS:
-        raise UnsupportedModelError(
-            f"{name} was loaded with attn_implementation={backend!r}, which cannot mask a draft tree; "
-            f"load it with attn_implementation='sdpa'"
-        )
-
-
-def attention_backend(model: PreTrainedModel) -> str:
-    """The attention implementation of the language model."""
-    return str(model.get_decoder().config._attn_implementation)
 
 
 def to_device(inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

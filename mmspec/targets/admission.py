@@ -1,0 +1,136 @@
+"""Which transformers models can be targets: those whose cache, masks and positions are understood here.
+
+Any other would not fail but decode other words than `generate`. It is refused when it is adapted, before any
+work, by what it says of itself and never by its name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from mmspec.decoding.cache import check_layer_types
+from mmspec.errors import UnsupportedModelError
+
+__all__ = ["attention_backend", "check_lengths", "check_model"]
+
+MASK_BACKENDS = ("sdpa", "eager")
+PASSED = ("position_ids", "past_key_values")  # with every forward
+# Of `get_rope_index`: what M-RoPE positions are made of. With these, text goes on by 1 on all axes.
+ROPE_ARGUMENTS = {
+    "input_ids",
+    "mm_token_type_ids",
+    "image_grid_thw",
+    "video_grid_thw",
+    "second_per_grid_ts",
+    "attention_mask",
+    "kwargs",
+}
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModelError unless a model can go back on tokens, see trees and be told positions."""
+    if model.config.is_encoder_decoder:
+        raise refusal(model, "is an encoder-decoder; only decoder-only models are supported")
+    if getattr(model, "_is_stateful", False):
+        raise refusal(model, "keeps a recurrent state, from which rejected draft tokens cannot be taken back")
+    text = model.config.get_text_config(decoder=True)
+    check_layer_types(text)
+    decoder = model.get_decoder()
+    if not hasattr(decoder, "config"):
+        raise refusal(model, f"has a {type(decoder).__name__} for its decoder, where the layers should be")
+    backend = attention_backend(model)
+    if backend not in MASK_BACKENDS:
+        raise refusal(
+            model,
+            f"was loaded with attn_implementation={backend!r}, which cannot mask a draft tree; "
+            f"load it with attn_implementation='sdpa'",
+        )
+    for name, module in decoder.named_modules():
+        check_module(model, name, module)
+    if getattr(text, "alibi", False):
+        raise refusal(model, "biases its attention by places in the cache (ALiBi), not by positions")
+    for argument in PASSED:
+        if not takes(model, argument):
+            raise refusal(model, f"takes no `{argument}`, so nodes of a tree cannot be put in their places")
+    caches = [name for name in inspect.signature(model.forward).parameters if "past_key_values" in name]
+    if len(caches) > 1:
+        raise refusal(model, f"keeps more than one cache ({', '.join(caches)})")
+    check_rope_index(model)
+
+
+def check_module(model: PreTrainedModel, name: str, module: nn.Module) -> None:
+    """Raise UnsupportedModelError if a part of the decoder attends, masks or counts in a way of its own."""
+    place = name.rpartition(".")[2]
+    label = (place + type(module).__name__).replace("_", "").lower()
+    if place == "encoder_attn" or "crossatt" in label:
+        raise refusal(model, "attends to what is no token of the prompt (cross-attention)")
+    if hasattr(module, "create_position_ids_from_input_ids"):
+        raise refusal(model, "counts its positions from token ids, not by `position_ids`")
+    for buffer in module.buffers(recurse=False):
+        if buffer.dtype == torch.bool and buffer.dim() == 4 and buffer.shape[-1] == buffer.shape[-2]:
+            raise refusal(model, "masks its attention by places in the cache, with a mask of its own")
+
+
+def check_rope_index(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModelError if positions are made of more than the grids of images and videos."""
+    own, inner = (getattr(part, "get_rope_index", None) for part in (model, getattr(model, "model", None)))
+    count: Callable[..., object] | None = inner if own is None else own
+    if count is None:
+        return
+    unknown = sorted({*inspect.signature(count).parameters} - ROPE_ARGUMENTS)
+    if unknown:
+        made_of = ", ".join(unknown)
+        raise refusal(model, f"counts its positions by {made_of} too, and has no target yet that knows how")
+
+
+def check_lengths(model: PreTrainedModel, shortest: int, longest: int) -> None:
+    """Raise UnsupportedModelError if tokens of one forward are turned by other frequencies than alone.
+
+    Rotary frequencies of type "dynamic" change with every token beyond the length that the model was trained
+    for, those of type "longrope" once, there: a draft, or a longer row, would change them too early.
+
+    Args:
+        model: the target's.
+        shortest, longest: the shortest prompt, and the longest row with its draft, in tokens.
+    """
+    text = model.config.get_text_config(decoder=True)
+    rope = getattr(text, "rope_parameters", None) or {}
+    for part in (rope, *rope.values()):  # some have parameters for every type of layer
+        kind = part.get("rope_type", "") if isinstance(part, dict) else ""
+        if "dynamic" in kind:
+            limit, changes = text.max_position_embeddings, True
+        elif kind == "longrope":
+            limit = part["original_max_position_embeddings"]
+            changes = shortest <= limit
+        else:
+            continue
+        if changes and longest > limit:
+            raise refusal(
+                model,
+                f"has rotary frequencies of type {kind!r}, which change at {limit} tokens; a draft must not "
+                f"reach beyond them, and this one reaches to {longest}",
+            )
+
+
+def takes(model: PreTrainedModel, argument: str) -> bool:
+    """Whether a model's forward takes an argument, or hands it to a decoder that does."""
+    outer = inspect.signature(model.forward).parameters
+    hands_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in outer.values())
+    return argument in outer or (
+        hands_on and argument in inspect.signature(model.get_decoder().forward).parameters
+    )
+
+
+def attention_backend(model: PreTrainedModel) -> str:
+    """The attention implementation of the language model."""
+    return str(model.get_decoder().config._attn_implementation)
+
+
+def refusal(model: PreTrainedModel, reason: str) -> UnsupportedModelError:
+    """The error that names a model and says what is wrong with it."""
+    return UnsupportedModelError(f"{type(model).__name__} {reason}")

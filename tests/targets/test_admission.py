@@ -1,0 +1,191 @@
+"""Models whose cache, masks or positions are not understood are refused before any forward, and say why.
+
+Each of them was decoded wrongly, or failed with an error of another library. They are built without memory,
+so that nothing can run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BartConfig,
+    BartForCausalLM,
+    BloomConfig,
+    BloomForCausalLM,
+    BltConfig,
+    BltForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
+    GitConfig,
+    GitForCausalLM,
+    GlmImageConfig,
+    GlmImageForConditionalGeneration,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    Kosmos2_5Config,
+    Kosmos2_5ForConditionalGeneration,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ModernBertDecoderConfig,
+    ModernBertDecoderForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    PreTrainedModel,
+    Qwen2_5OmniThinkerConfig,
+    Qwen2_5OmniThinkerForConditionalGeneration,
+    VoxtralRealtimeConfig,
+    VoxtralRealtimeForConditionalGeneration,
+)
+
+from mmspec.accelerators import build_accelerator
+from mmspec.decoding.sequences import Stopping
+from mmspec.errors import UnsupportedModelError
+from mmspec.pipelines.base import adapt
+from mmspec.targets import CausalTarget
+from tests.targets.loop import decode, generate, oracle
+from tests.tiny_models import randomise
+
+SIZES: dict[str, Any] = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)
+TEXT: dict[str, Any] = SIZES | dict(intermediate_size=16, num_key_value_heads=1, pad_token_id=0)
+AUDIO: dict[str, Any] = dict(
+    d_model=16, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=16, output_dim=16
+)
+VISION: dict[str, Any] = dict(depth=1, hidden_size=16, num_heads=2, intermediate_size=16)
+ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
+
+
+def tiny_glm_image() -> PreTrainedModel:
+    config = GlmImageConfig(
+        text_config=TEXT | dict(vision_vocab_size=24),
+        vision_config=VISION | dict(image_size=32, patch_size=8),
+        vq_config=dict(embed_dim=8, num_embeddings=8, latent_channels=16),
+    )
+    return GlmImageForConditionalGeneration(config)
+
+
+def tiny_omni() -> PreTrainedModel:
+    text = TEXT | dict(rope_parameters=ROPE | {"mrope_section": [2, 1, 1]})
+    config = Qwen2_5OmniThinkerConfig(
+        audio_config=AUDIO, vision_config=VISION | dict(out_hidden_size=16), text_config=text
+    )
+    return Qwen2_5OmniThinkerForConditionalGeneration(config)
+
+
+def tiny_voxtral_realtime() -> PreTrainedModel:
+    config = VoxtralRealtimeConfig(
+        audio_config=TEXT | dict(num_key_value_heads=2), text_config=TEXT | dict(head_dim=8)
+    )
+    return VoxtralRealtimeForConditionalGeneration(config)
+
+
+def tiny_kosmos() -> PreTrainedModel:
+    config = Kosmos2_5Config(
+        text_config=dict(vocab_size=32, embed_dim=16, layers=1, ffn_dim=16, attention_heads=2),
+        vision_config=dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16),
+    )
+    return Kosmos2_5ForConditionalGeneration(config)
+
+
+def tiny_bart() -> PreTrainedModel:
+    config = BartConfig(
+        d_model=16, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=16, vocab_size=32
+    )
+    return BartForCausalLM(config)
+
+
+def tiny_gpt_neo() -> PreTrainedModel:
+    config = GPTNeoConfig(
+        vocab_size=32, hidden_size=16, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]]
+    )
+    return GPTNeoForCausalLM(config)
+
+
+REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
+    "positions of a table of its own": (tiny_glm_image, "images_per_sample too, and has no target yet"),
+    "positions that sounds are part of": (tiny_omni, "audio_seqlens, .*use_audio_in_video too"),
+    "positions counted from token ids": (tiny_kosmos, "from token ids, not by `position_ids`"),
+    "no positions": (lambda: BloomForCausalLM(BloomConfig(n_layer=1)), "takes no `position_ids`"),
+    "positions that attention does not use": (
+        lambda: FalconForCausalLM(FalconConfig(**SIZES, alibi=True)),
+        "ALiBi",
+    ),
+    "no cache": (
+        lambda: OpenAIGPTLMHeadModel(OpenAIGPTConfig(n_embd=16, n_layer=1, n_head=2)),
+        "takes no `past_key_values`",
+    ),
+    "a second cache": (tiny_voxtral_realtime, r"more than one cache \(.*encoder_past_key_values\)"),
+    "cross-attention": (tiny_bart, "cross-attention"),
+    "a mask of its own": (tiny_gpt_neo, "a mask of its own"),
+    "layers that cannot be found": (
+        lambda: ModernBertDecoderForCausalLM(ModernBertDecoderConfig(**TEXT)),
+        "has a Linear for its decoder",
+    ),
+    "several stacks of layers": (lambda: BltForCausalLM(BltConfig()), "no single stack of layers"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_not_understood_is_refused(what: str) -> None:
+    build, reason = REFUSED[what]
+    with torch.device("meta"):
+        model = build()
+    with pytest.raises(UnsupportedModelError, match=reason):
+        adapt(model)
+
+
+def test_images_that_stand_at_no_token_of_the_prompt_are_refused() -> None:
+    vision = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
+    config = GitConfig(**SIZES, intermediate_size=16, vision_config=vision | dict(intermediate_size=16))
+    inputs = prompt(6) | {"pixel_values": torch.zeros(1, 3, 8, 8)}
+    with pytest.raises(UnsupportedModelError, match="a layer caches 11 states for 6 tokens"):
+        decode(CausalTarget(GitForCausalLM(config).eval()), build_accelerator("none"), [inputs], Stopping(4))
+
+
+def scaled(rope: dict[str, Any], longest: int) -> PreTrainedModel:
+    """A Llama with these rotary frequencies; `longest` is its config's greatest number of positions."""
+    config = LlamaConfig(**TEXT, max_position_embeddings=longest, rope_parameters=ROPE | rope)
+    return randomise(LlamaForCausalLM(config), seed=1)
+
+
+SCALED: dict[str, Callable[[], PreTrainedModel]] = {
+    "dynamic": lambda: scaled({"rope_type": "dynamic", "factor": 4.0}, 32),
+    "longrope": lambda: scaled(
+        {
+            "rope_type": "longrope",
+            "factor": 16.0,
+            "short_factor": [1.0] * 4,
+            "long_factor": [8.0] * 4,
+            "original_max_position_embeddings": 32,
+        },
+        512,
+    ),
+}
+
+
+def prompt(length: int) -> dict[str, Any]:
+    ids = torch.randint(1, 64, (1, length), generator=torch.Generator().manual_seed(length))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_no_row_crosses_the_length_at_which_rotary_frequencies_change(kind: str) -> None:
+    model = SCALED[kind]()
+    below, across = prompt(10), prompt(20)
+    expected = generate(model, below, 16)
+    drafts = oracle([below], [expected], 4, 64, 0.3)
+    assert decode(CausalTarget(model), drafts, [below], Stopping(16)).outputs == [expected]
+    with pytest.raises(UnsupportedModelError, match=f"'{kind}', which change at 32 tokens"):
+        decode(CausalTarget(model), build_accelerator("none"), [across], Stopping(16))
+
+
+def test_rows_beyond_that_length_from_the_start_are_decoded_apart_from_shorter_ones() -> None:
+    model, beyond, below = SCALED["longrope"](), prompt(40), prompt(10)
+    expected = generate(model, beyond, 16)
+    drafts = oracle([beyond], [expected], 4, 64, 0.3)
+    assert decode(CausalTarget(model), drafts, [beyond], Stopping(16)).outputs == [expected]
+    with pytest.raises(UnsupportedModelError, match="longrope"):
+        decode(CausalTarget(model), build_accelerator("none"), [beyond, below], Stopping(16))

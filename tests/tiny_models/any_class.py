@@ -1,0 +1,100 @@
+"""Tiny models of any class that the auto classes know, made by shrinking the values of its default config."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+from .weights import randomise
+
+__all__ = ["FIRST_SPECIAL", "generative_classes", "tiny_of_class"]
+
+VOCABULARY, FIRST_SPECIAL, LAYERS, HEAD = 128, 100, 4, 16
+MOST_PARAMETERS = 20_000_000
+# the last pattern that a name matches counts; values are only ever made smaller
+SIZES = {
+    r".*hidden_size|.*embd|d_model|.*dim|.*embed.*|width": 64,
+    r".*intermediate_size.*|.*ffn_dim|.*ffn_hidden_size|n_inner|d_ff|.*mlp_dim": 96,
+    r".*heads|n_head": 4,
+    r".*rank|.*head_dim|d_kv|.*kv_channels|d_head": HEAD,
+    r"rotary_dim|.*rope_head_dim|hidden_size_per_layer_input|.*window.*": 8,
+    r".*layers|n_layer": LAYERS,
+    r"depth|.*experts_per_tok.*|moe_topk|.*kv_shared_layers": 2,
+    r".*experts": 4,
+    r".*group|first_k_dense_replace": 1,
+    r".*vocab_size.*": VOCABULARY,
+    r".*position_embeddings|n_positions|n_ctx|.*seq_len.*|seq_length": 512,
+}
+SPECIAL = r".*(token_ids?|token_index|_id)"
+
+
+def generative_classes() -> list[str]:
+    """Names of the classes that write text, with or without images."""
+    tables = (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+    names = [name for table in tables for name in table.values()]
+    return sorted({one for name in names for one in ([name] if isinstance(name, str) else name)})
+
+
+def tiny_of_class(name: str) -> PreTrainedModel:
+    """A model of that class with random weights; some cannot be built so, and fail in their own ways."""
+    made: Any = getattr(transformers, name)
+    config = shrink(made.config_class())
+    if hasattr(config, "is_decoder"):
+        config.is_decoder = True
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in made(config).parameters())
+    if size > MOST_PARAMETERS:
+        raise ValueError(f"{name}: {size} parameters after shrinking")
+    return randomise(made(config), seed=1)
+
+
+def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A config of the same class with the same structure and small sizes."""
+    values = {name: value for name, value in vars(config).items() if not name.startswith("_")}
+    for name in ("transformers_version", "architectures", "dtype", "ignore_keys_at_rope_validation"):
+        values.pop(name, None)
+    layers = getattr(config, "num_hidden_layers", None)
+    heads = getattr(config, "num_attention_heads", None)
+    small = {name: smaller(name, value, layers) for name, value in values.items()}
+    for name in ("num_key_value_heads", "num_kv_heads"):
+        if values.get(name) is not None:
+            small[name] = 4 if values[name] == heads else min(values[name], 2)
+    if "qk_rope_head_dim" in small and "head_dim" in small:
+        small["head_dim"] = small["qk_rope_head_dim"]
+    elif small.get("head_dim", HEAD) is None:
+        small["head_dim"] = HEAD
+    return type(config)(**small | {"tie_word_embeddings": False})
+
+
+def smaller(name: str, value: Any, layers: int | None) -> Any:
+    if isinstance(value, PreTrainedConfig):
+        return shrink(value)
+    if isinstance(value, dict):
+        rotated = int(HEAD * (value.get("partial_rotary_factor") or 1.0)) // 2
+        axes = len(value.get("mrope_section") or ())
+        split = {"mrope_section": [(rotated + axis) // axes for axis in range(axes)]} if axes else {}
+        return {key: smaller(str(key), part, layers) for key, part in value.items()} | split
+    if isinstance(value, list) and layers and len(value) == layers:  # one value for every layer
+        kinds = list({str(part): part for part in value}.values())[:LAYERS]
+        return [kinds[index % len(kinds)] for index in range(LAYERS)]
+    if isinstance(value, list) and re.fullmatch(SPECIAL, name):
+        return [special(part) for part in value]
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value
+    if re.fullmatch(SPECIAL, name):
+        return special(value)
+    sizes = [size for pattern, size in SIZES.items() if re.fullmatch(pattern, name)]
+    return min(value, sizes[-1]) if sizes and value > 0 else value
+
+
+def special(token: int) -> int:
+    """A special token's id within the small vocabulary, behind all words."""
+    return token if token < FIRST_SPECIAL else FIRST_SPECIAL + token % (VOCABULARY - FIRST_SPECIAL - 1)
