@@ -129,8 +129,11 @@ def split_rows(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[Request]
     """One request per row, without its padding.
 
     Raises:
-        InputError: several rows with pictures; which picture is whose only the processor knows.
+        InputError: several rows with pictures; which picture is whose only the processor knows. Or a prompt
+            that is not token ids.
     """
+    if model_kwargs.get("inputs_embeds") is not None:
+        raise InputError("inputs_embeds", model_kwargs["inputs_embeds"], "None: prompts are `input_ids`")
     inputs = {
         name: value for name, value in model_kwargs.items() if name not in OF_GENERATE and is_input(value)
     }

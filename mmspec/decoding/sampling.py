@@ -14,13 +14,19 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList
+from transformers import (
+    LogitsProcessorList,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
 
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
 
 NEG_INF = float("-inf")
+# They remember the last token that they were called with, and drafts are not called in the order of tokens.
+STATEFUL_PROCESSORS = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ class Sampler:
             token ids on the node's own path.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value outside its range, or a processor that looks at more than the path.
     """
 
     temperature: float = 0.0
@@ -106,6 +112,10 @@ class Sampler:
         if self.min_p is not None:
             require_number("min_p", self.min_p, 0.0, 1.0, "0 to 1")
         require_number("guidance_scale", self.guidance_scale, 0.0, 1e4, "0 to 10000; 1 is off")
+        for processor in (item for row in self.processors for item in row):
+            if isinstance(processor, STATEFUL_PROCESSORS):
+                allowed = "processors of a token's own path; this one keeps a state from call to call"
+                raise InputError("logits_processor", type(processor).__name__, allowed)
 
     @property
     def greedy(self) -> bool:

@@ -18,6 +18,7 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
+    SynthIDTextWatermarkingConfig,
 )
 
 import mmspec
@@ -263,7 +264,25 @@ def test_what_cannot_be_done_is_named(model: PreTrainedModel) -> None:
             max_new_tokens=4,
             custom_generate=method("copy"),
         )
+    embedded = {"inputs_embeds": model.get_input_embeddings()(ONE["input_ids"])}
+    for given in (embedded, ONE | embedded):
+        with pytest.raises(InputError, match="inputs_embeds"):
+            model.generate(**given, max_new_tokens=4, custom_generate=method("none"))
     vlm, processor = VISION_LANGUAGE_FAMILIES["llava"]()
     inputs = encode(processor, *[user_message("red", [tiny_picture(i)]) for i in range(2)])
     with pytest.raises(InputError, match="one row when there are pictures"):
         vlm.generate(**inputs, max_new_tokens=4, custom_generate=method("copy"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"guidance_scale": 2.0}, "UnbatchedClassifierFreeGuidance"),
+        ({"watermarking_config": SynthIDTextWatermarkingConfig(ngram_len=3, keys=[654, 400])}, "SynthID"),
+    ],
+)
+def test_processors_that_count_on_being_called_token_by_token_are_refused(
+    model: PreTrainedModel, settings: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InputError, match=f"logits_processor: got '{named}"):
+        model.generate(**ONE, **settings, max_new_tokens=4, custom_generate=method("copy"))
