@@ -20,6 +20,8 @@ __all__ = ["attention_backend", "check_lengths", "check_model"]
 
 MASK_BACKENDS = ("sdpa", "eager")
 PASSED = ("position_ids", "past_key_values")  # with every forward
+# Of configs: a bias on the place of a key (Falcon), and the choice of some keys, ties by their places (Doge)
+BY_PLACE = ("alibi", "keep_window_size")
 # Of `get_rope_index`: what M-RoPE positions are made of. With these, text goes on by 1 on all axes.
 ROPE_ARGUMENTS = {
     "input_ids",
@@ -52,8 +54,9 @@ def check_model(model: PreTrainedModel) -> None:
         )
     for name, module in decoder.named_modules():
         check_module(model, name, module)
-    if getattr(text, "alibi", False):
-        raise refusal(model, "biases its attention by places in the cache (ALiBi), not by positions")
+    by_place = [name for name in BY_PLACE if getattr(text, name, None)]
+    if by_place:
+        raise refusal(model, f"attends by places in the cache, not by positions alone ({by_place[0]})")
     for argument in PASSED:
         if not takes(model, argument):
             raise refusal(model, f"takes no `{argument}`, so nodes of a tree cannot be put in their places")

@@ -18,6 +18,8 @@ from transformers import (
     BloomForCausalLM,
     BltConfig,
     BltForCausalLM,
+    DogeConfig,
+    DogeForCausalLM,
     FalconConfig,
     FalconForCausalLM,
     GitConfig,
@@ -109,9 +111,13 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "positions that sounds are part of": (tiny_omni, "audio_seqlens, .*use_audio_in_video too"),
     "positions counted from token ids": (tiny_kosmos, "from token ids, not by `position_ids`"),
     "no positions": (lambda: BloomForCausalLM(BloomConfig(n_layer=1)), "takes no `position_ids`"),
-    "positions that attention does not use": (
+    "biases on places": (
         lambda: FalconForCausalLM(FalconConfig(**SIZES, alibi=True)),
-        "ALiBi",
+        r"places in the cache, not .* \(alibi\)",
+    ),
+    "a choice of keys": (
+        lambda: DogeForCausalLM(DogeConfig(**TEXT)),
+        r"places in the cache, not .* \(keep_window_size\)",
     ),
     "no cache": (
         lambda: OpenAIGPTLMHeadModel(OpenAIGPTConfig(n_embd=16, n_layer=1, n_head=2)),
