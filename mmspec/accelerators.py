@@ -18,11 +18,11 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, is_integer, require_number
 from mmspec.decoding.sequences import Emission, Sequences
 from mmspec.decoding.speculative import speculate
+from mmspec.decoding_orders import SCHEDULES
 from mmspec.drafters import DRAFTERS
-from mmspec.drafters.length import CostModel, PacedDrafter
+from mmspec.drafting.length import CostModel, PacedDrafter
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.registry import did_you_mean
-from mmspec.schedules import SCHEDULES
 
 LENGTHS = ("fixed", "confidence", "cost")
 DEFAULT_STOP = 0.3

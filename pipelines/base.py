@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.accelerators import Accelerator, build_accelerator, find_preset
 from mmspec.drafters.draft_model import DraftModelDrafter
-from mmspec.drafters.head_drafter import HeadDrafter
+from mmspec.drafting.heads import HeadDrafter
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
 from mmspec.models.checkpoint import (

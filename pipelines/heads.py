@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.accelerators import ACCELERATORS
 from mmspec.errors import CheckpointError, InputError
-from mmspec.evaluation.doctor import reference_models
+from mmspec.evaluation.machine import reference_models
 from mmspec.models.checkpoint import bytes_of, check_source, check_weights, first_line, load_config
 from mmspec.models.drafters_file import OwnDrafters, read_drafters
 from mmspec.models.eagle import EagleHead

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.groups import check_group_size, rank_ratio
-from mmspec.acceptance.neighbours import (
+from mmspec.decoding.interfaces import Target
+from mmspec.decoding.sampling import require_number
+from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
+from mmspec.relaxation.groups import check_group_size, rank_ratio
+from mmspec.relaxation.neighbours import (
     NOT_FITTED,
     check_neighbours,
     nearby_mass,
     nearby_mass_at,
     neighbour_table,
 )
-from mmspec.acceptance.relaxation import Judgement, RelaxedSampling
-from mmspec.decoding.interfaces import Target
-from mmspec.decoding.sampling import require_number
-from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
+from mmspec.relaxation.relaxed_sampling import Judgement, RelaxedSampling
 
 RELAXATIONS = ("neighbours", "groups", "omega")
 BISECTIONS = 20

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.relaxation import RelaxedSampling
 from mmspec.decoding.sampling import require_number
+from mmspec.relaxation.relaxed_sampling import RelaxedSampling
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.groups import check_group_size, cluster_codes, cluster_ratio, rank_ratio, window_ratio
-from mmspec.acceptance.neighbours import NOT_FITTED, codebook_of
-from mmspec.acceptance.relaxation import RelaxedSampling
 from mmspec.decoding.interfaces import Target
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
+from mmspec.relaxation.groups import check_group_size, cluster_codes, cluster_ratio, rank_ratio, window_ratio
+from mmspec.relaxation.neighbours import NOT_FITTED, codebook_of
+from mmspec.relaxation.relaxed_sampling import RelaxedSampling
 
 PARTITIONS = ("rank", "codebook")
 

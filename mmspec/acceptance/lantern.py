@@ -9,7 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.neighbours import (
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.interfaces import Target
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Scores, require_number
+from mmspec.decoding.verdict import Verdict, take
+from mmspec.relaxation.neighbours import (
     NOT_FITTED,
     check_neighbours,
     nearby_mass,
@@ -17,13 +22,8 @@ from mmspec.acceptance.neighbours import (
     neighbour_table,
     neighbours_of,
 )
-from mmspec.acceptance.relaxation import Judgement, RelaxedSampling, total_variation
-from mmspec.acceptance.residuals import normalise
-from mmspec.decoding.draft import Draft
-from mmspec.decoding.interfaces import Target
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Scores, require_number
-from mmspec.decoding.verdict import Verdict, take
+from mmspec.relaxation.relaxed_sampling import Judgement, RelaxedSampling, total_variation
+from mmspec.relaxation.residuals import normalise
 
 
 @dataclass

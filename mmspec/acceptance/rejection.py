@@ -11,12 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.residuals import normalise, residual, sampled_law
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Scores, draw
 from mmspec.decoding.verdict import Verdict, take
+from mmspec.relaxation.residuals import normalise, residual, sampled_law
 
 __all__ = ["KSequential", "RecursiveRejection", "SpeculativeSampling", "residual", "walk"]
 

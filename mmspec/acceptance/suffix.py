@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.residuals import residual, sampled_law
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Scores, draw, require_number
 from mmspec.decoding.verdict import Verdict, take
+from mmspec.relaxation.residuals import residual, sampled_law
 
 
 @dataclass(frozen=True)

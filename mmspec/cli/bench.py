@@ -27,8 +27,8 @@ from mmspec.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from mmspec.evaluation.bench_record import BenchRecord
-    from mmspec.evaluation.speed import Run
+    from mmspec.evaluation.speed.bench_record import BenchRecord
+    from mmspec.evaluation.speed.timing import Run
     from mmspec.pipelines import MMSpecPipeline
 
 __all__ = ["bench"]
@@ -94,8 +94,8 @@ def bench(
         with_drafter,
     )
     from mmspec.cli.subject import Question, load_subject
-    from mmspec.evaluation.pictures import describe_accelerator
-    from mmspec.evaluation.speed import BASELINE, batches_of, measure
+    from mmspec.evaluation.image_contender import describe_accelerator
+    from mmspec.evaluation.speed.timing import BASELINE, batches_of, measure
 
     source = model or reference_model(REFERENCE_IMAGE if task == "generate" else REFERENCE)
     choices = [] if accelerators is None else parse_choices(accelerators)
@@ -156,9 +156,9 @@ def _print(
     block: Interruptible,
 ) -> None:
     from mmspec.errors import InputError
-    from mmspec.evaluation.bench_record import summarise
-    from mmspec.evaluation.picture_report import check_context, picture_report
-    from mmspec.evaluation.report import bench_report
+    from mmspec.evaluation.speed.bench_record import summarise
+    from mmspec.evaluation.speed.image_report import check_context, picture_report
+    from mmspec.evaluation.speed.report import bench_report
 
     names = list(own)
     try:
@@ -198,7 +198,7 @@ def environment(pipe: MMSpecPipeline) -> dict[str, Any]:
     import transformers
 
     from mmspec import __version__
-    from mmspec.evaluation.doctor import processor_name
+    from mmspec.evaluation.machine import processor_name
 
     on_gpu = pipe.device.type == "cuda"
     return {

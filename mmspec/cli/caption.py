@@ -12,8 +12,8 @@ from mmspec.cli.console import Interruptible, note, print_json
 from mmspec.cli.options import AsJson, Device, Drafter, Dtype, Seed
 
 if TYPE_CHECKING:
-    from mmspec.evaluation.conversations import Contender
     from mmspec.evaluation.examples import Example
+    from mmspec.evaluation.text_contender import Contender
     from mmspec.pipelines import TextOutput
 
 __all__ = ["caption"]
@@ -69,8 +69,8 @@ def caption(
 
     from mmspec.cli.choice import parse_choice
     from mmspec.cli.loading import default_choice, load_pipeline, reference_model, with_drafter
-    from mmspec.evaluation.conversations import contender
     from mmspec.evaluation.examples import own_examples, scene_examples
+    from mmspec.evaluation.text_contender import contender
 
     choice = parse_choice(accelerator) if accelerator is not None else None
     source = model or reference_model()

@@ -24,7 +24,7 @@ from mmspec.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from mmspec.evaluation.comparison import Comparison
+    from mmspec.evaluation.identity.comparison import Comparison
 
 __all__ = ["check"]
 
@@ -88,9 +88,9 @@ def check(
     )
     from mmspec.cli.subject import Question, load_subject
     from mmspec.errors import InputError
-    from mmspec.evaluation.identity import IdentityCheck
-    from mmspec.evaluation.picture_identity import PictureCheck
-    from mmspec.evaluation.report import identity_report
+    from mmspec.evaluation.identity.images import PictureCheck
+    from mmspec.evaluation.identity.text import IdentityCheck
+    from mmspec.evaluation.speed.report import identity_report
 
     choice = parse_choice(accelerator) if accelerator is not None else None
     source = model or reference_model(REFERENCE_IMAGE if task == "generate" else REFERENCE)

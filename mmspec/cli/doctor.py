@@ -23,7 +23,7 @@ def doctor(as_json: AsJson = False) -> None:
         mmspec doctor
     """
     from mmspec.accelerators import ACCELERATORS
-    from mmspec.evaluation.doctor import examine
+    from mmspec.evaluation.machine import examine
 
     findings = examine(ACCELERATORS)
     if as_json:

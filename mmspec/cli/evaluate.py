@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.console import print_json, show
-from mmspec.cli.drafters import drafters
-from mmspec.cli.methods import methods
+from mmspec.cli.evaluate_drafters import drafters
+from mmspec.cli.evaluate_methods import methods
 from mmspec.cli.options import AsJson, Model
 
 if TYPE_CHECKING:
@@ -44,15 +44,15 @@ def vlm(
         mmspec evaluate vlm assets/scenes-llava --scenes 500
     """
     from mmspec.cli.loading import reference_model
-    from mmspec.evaluation.scenes import FIRST_SEED, score_vlm
     from mmspec.models.checkpoint import load_config
+    from mmspec.reference.scoring.vlm import FIRST_SEED, score_vlm
 
     source = model or reference_model()
     load_config(source)  # refuses what is no checkpoint, in one line
     first = FIRST_SEED if seed is None else seed
     scores = score_vlm(source, scenes, first, descriptions=descriptions, batch_size=batch_size)
     if card:
-        from mmspec.evaluation.vlm_card import write_card
+        from mmspec.reference.scoring.vlm_card import write_card
 
         write_card(source, scores, f"mmspec evaluate vlm {source} --scenes {scenes} --seed {first}")
     if as_json:
@@ -87,7 +87,7 @@ def image(
     """
     from mmspec.cli.loading import REFERENCE_IMAGE, reference_model
     from mmspec.errors import InputError
-    from mmspec.evaluation.image_model import FIRST_SEED, score_image_model
+    from mmspec.reference.scoring.image import FIRST_SEED, score_image_model
 
     source = model or reference_model(REFERENCE_IMAGE)
     first = FIRST_SEED if seed is None else seed
@@ -99,7 +99,7 @@ def image(
         ) from error
     scores = score_image_model(source, scenes, first, guidance_scales=scales, batch_size=batch_size)
     if card:
-        from mmspec.evaluation.image_card import write_card
+        from mmspec.reference.scoring.image_card import write_card
 
         command = f"mmspec evaluate image {source} --scenes {scenes} --seed {first}"
         write_card(source, scores, f"{command} --guidance-scales {guidance_scales}")

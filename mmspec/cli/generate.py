@@ -204,7 +204,7 @@ def check_picture_file(path: Path) -> None:
 
 def samples(pipe: ImagePipeline, seed: int) -> tuple[list[str] | None, list[int] | None]:
     """Captions of held-out scenes, or the first classes."""
-    from mmspec.scenes import IMAGE_TOKENS, caption, sample_scene
+    from mmspec.reference.scenes import IMAGE_TOKENS, caption, sample_scene
 
     classes = getattr(pipe.model.config, "num_classes", 0)
     if getattr(pipe.model.config, "condition_type", None) == "class":
@@ -221,7 +221,7 @@ def save_pictures(path: Path, titles: Sequence[str], drawn: Sequence[Drawn], col
     Raises:
         InputError: the file cannot be written.
     """
-    from mmspec.scenes.contact_sheet import picture_sheet
+    from mmspec.reference.scenes.contact_sheet import picture_sheet
 
     pictures, captions = [], []
     for index, title in enumerate(titles):

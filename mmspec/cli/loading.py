@@ -40,7 +40,7 @@ def reference_model(name: str = REFERENCE) -> str:
     Raises:
         InputError: it is not there; the message says what to do.
     """
-    from mmspec.evaluation.doctor import find_assets, reference_models
+    from mmspec.evaluation.machine import find_assets, reference_models
 
     folder = reference_models().get(name)
     if folder is None:
@@ -210,7 +210,7 @@ def _shown(folder: str | Path) -> str:
 
 
 def _is_reference(model: str) -> bool:
-    from mmspec.evaluation.doctor import reference_models
+    from mmspec.evaluation.machine import reference_models
 
     return Path(model).resolve() in {folder.resolve() for folder in reference_models().values()}
 

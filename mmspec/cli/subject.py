@@ -73,8 +73,8 @@ class Subject:
 
     def contender(self, choice: AcceleratorChoice) -> Any:
         """The pipeline with an accelerator, set up here and only here: a Contender, or Painter for one."""
-        from mmspec.evaluation.conversations import contender
-        from mmspec.evaluation.pictures import painter
+        from mmspec.evaluation.image_contender import painter
+        from mmspec.evaluation.text_contender import contender
 
         set_up = painter if self.draws else contender
         return set_up(self.pipe, choice.name, **choice.options)
@@ -94,9 +94,9 @@ def load_subject(
     Raises:
         InputError: something is asked for that this model does not give.
     """
-    from mmspec.evaluation.conversations import load_pictures
     from mmspec.evaluation.examples import TASKS, scene_examples
-    from mmspec.evaluation.pictures import GENERATE
+    from mmspec.evaluation.image_contender import GENERATE
+    from mmspec.evaluation.text_contender import load_pictures
     from mmspec.pipelines import ImagePipeline
 
     if asked.task not in (None, GENERATE, *TASKS):
@@ -131,7 +131,7 @@ def picture_subject(pipe: ImagePipeline, asked: Question, examples: list[Example
     Raises:
         InputError: pictures to look at, or a number of tokens, which the size of the picture says.
     """
-    from mmspec.evaluation.pictures import GENERATE, picture_examples
+    from mmspec.evaluation.image_contender import GENERATE, picture_examples
     from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 
     if asked.images:

@@ -59,7 +59,7 @@ def vlm(
         mmspec train vlm --out my-scenes-llava --minutes 40
         mmspec train vlm --out my-scenes-llava --minutes 40 --resume
     """
-    from mmspec.training.vlm import train_vlm
+    from mmspec.reference.training.vlm import train_vlm
 
     folder = train_vlm(
         out,
@@ -95,7 +95,7 @@ def reader(
     Example:
         mmspec train reader --out my-reader --minutes 18
     """
-    from mmspec.training.reader import train_reader
+    from mmspec.reference.training.reader import train_reader
 
     folder = train_reader(
         out,
@@ -133,7 +133,7 @@ def vq(
     Example:
         mmspec train vq --out my-vq --reader my-reader --minutes 9
     """
-    from mmspec.training.vq import train_vq
+    from mmspec.reference.training.vq import train_vq
 
     folder = train_vq(
         out,
@@ -177,7 +177,7 @@ def image(
         mmspec train image --out my-scenes --vq my-vq --reader my-reader
         mmspec train image --out my-classes --vq my-vq --condition class --from my-scenes --minutes 8
     """
-    from mmspec.training.image import train_image
+    from mmspec.reference.training.image import train_image
 
     folder = train_image(
         out,
@@ -258,7 +258,7 @@ def drafter(
     """
     from mmspec.cli.choice import parse_options
     from mmspec.training.drafter import train_drafter
-    from mmspec.training.drafter_methods import METHODS
+    from mmspec.training.methods import METHODS
 
     name, settings = parse_options("method", method)
     folder = train_drafter(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mmspec.compressors.boxes import overlap, raster
 from mmspec.compressors.interface import VisualTokens
+from mmspec.visual_tokens.boxes import overlap, raster
 
 __all__ = ["pool"]
 

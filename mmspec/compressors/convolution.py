@@ -6,11 +6,11 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from mmspec.compressors.boxes import square_grid
 from mmspec.compressors.cells import pool
 from mmspec.compressors.interface import Compressor, VisualTokens, check_tokens
 from mmspec.decoding.sampling import is_integer
 from mmspec.errors import InputError
+from mmspec.visual_tokens.boxes import square_grid
 
 __all__ = ["Convolution"]
 

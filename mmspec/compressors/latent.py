@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from mmspec.compressors.boxes import whole
 from mmspec.compressors.interface import Compressor, VisualTokens, check_tokens
 from mmspec.compressors.query_attention import masked_softmax
+from mmspec.visual_tokens.boxes import whole
 
 __all__ = ["Latent", "compress_latent"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mmspec.compressors.boxes import square_grid
 from mmspec.compressors.cells import pool
 from mmspec.compressors.interface import Compressor, VisualTokens, check_tokens
+from mmspec.visual_tokens.boxes import square_grid
 
 __all__ = ["Pooling"]
 

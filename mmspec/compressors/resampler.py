@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from mmspec.compressors.boxes import BOX, whole
 from mmspec.compressors.interface import Compressor, VisualTokens, check_tokens
 from mmspec.compressors.query_attention import QueryAttention
+from mmspec.visual_tokens.boxes import BOX, whole
 
 __all__ = ["Resampler"]
 

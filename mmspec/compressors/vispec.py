@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mmspec.compressors.boxes import whole
 from mmspec.compressors.interface import Compressor, VisualTokens, check_tokens
 from mmspec.compressors.query_attention import QueryAttention
+from mmspec.visual_tokens.boxes import whole
 
 __all__ = ["ViSpec"]
 

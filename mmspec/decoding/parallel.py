@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.image_cells import Picture, Step, lay_out
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import AcceptanceRule, Request, State, Target, list_prompts
-from mmspec.decoding.picture import Picture, Step, lay_out
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, Scores
 from mmspec.decoding.sequences import Emission, Sequences

@@ -16,7 +16,7 @@ from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, check_draft_tokens
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, is_integer
-from mmspec.drafters.length import half_lengths
+from mmspec.drafting.length import half_lengths
 from mmspec.errors import InputError
 
 

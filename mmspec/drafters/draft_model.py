@@ -24,7 +24,7 @@ from mmspec.decoding.interfaces import (
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler, Scores, draw
 from mmspec.decoding.verdict import Verdict
-from mmspec.drafters.length import half_lengths
+from mmspec.drafting.length import half_lengths
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget

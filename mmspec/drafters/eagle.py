@@ -19,9 +19,9 @@ from mmspec.decoding.draft import Draft
 from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, Request
 from mmspec.decoding.sampling import NEG_INF, Sampler, guide
-from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
-from mmspec.drafters.growth import TreeGrowth, gather_rows
-from mmspec.drafters.tree import choose_tree
+from mmspec.drafting.feature_session import FeatureDrafter, FeatureSession
+from mmspec.drafting.growth import TreeGrowth, gather_rows
+from mmspec.drafting.tree import choose_tree
 from mmspec.models.eagle import EagleHead
 from mmspec.models.eagle3 import Eagle3Head
 from mmspec.targets.causal import CausalTarget

@@ -15,9 +15,9 @@ from torch import Tensor
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import PromptOutput, Request
 from mmspec.decoding.sampling import Sampler, guide, is_integer
-from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
-from mmspec.drafters.growth import TreeGrowth, gather_rows
-from mmspec.drafters.tree import choose_tree
+from mmspec.drafting.feature_session import FeatureDrafter, FeatureSession
+from mmspec.drafting.growth import TreeGrowth, gather_rows
+from mmspec.drafting.tree import choose_tree
 from mmspec.errors import InputError
 from mmspec.models.flash import FlashHead
 from mmspec.targets.causal import CausalTarget

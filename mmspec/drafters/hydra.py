@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.sampling import guide
-from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
-from mmspec.drafters.growth import TreeGrowth, gather_rows
-from mmspec.drafters.head_drafter import HeadSession, LevelDrafter, StateSession
+from mmspec.drafting.feature_session import FeatureDrafter, FeatureSession
+from mmspec.drafting.growth import TreeGrowth, gather_rows
+from mmspec.drafting.heads import HeadSession, LevelDrafter, StateSession
 from mmspec.models.hydra import HydraHead
 
 __all__ = ["HydraDrafter"]

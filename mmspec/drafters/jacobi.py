@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.residuals import residual, sampled_law
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, TargetOutput
@@ -25,9 +24,10 @@ from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler, Scores, is_integer
 from mmspec.decoding.sparse_law import SparseLaw
 from mmspec.decoding.verdict import Verdict
-from mmspec.drafters.window import NEIGHBOURS, WindowLayout
+from mmspec.drafting.window import NEIGHBOURS, WindowLayout
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
+from mmspec.relaxation.residuals import residual, sampled_law
 
 MAX_WINDOW = 128
 MAX_TAIL_CHILDREN = 16

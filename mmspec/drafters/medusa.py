@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.sampling import guide
-from mmspec.drafters.growth import TreeGrowth
-from mmspec.drafters.head_drafter import LevelDrafter, StateSession
+from mmspec.drafting.growth import TreeGrowth
+from mmspec.drafting.heads import LevelDrafter, StateSession
 from mmspec.models.medusa import MedusaHead
 
 __all__ = ["MedusaDrafter"]

@@ -16,8 +16,7 @@ import numpy as np
 from PIL import Image
 
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
-from mmspec.scenes import (
+from mmspec.reference.scenes import (
     CAPTION_PROMPTS,
     DESCRIPTION_PROMPTS,
     HELD_OUT_SEEDS,
@@ -27,6 +26,7 @@ from mmspec.scenes import (
     sample_clip,
     sample_scene,
 )
+from mmspec.registry import did_you_mean
 
 __all__ = ["TASKS", "Example", "own_examples", "read_examples", "scene_examples"]
 

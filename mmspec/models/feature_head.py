@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from mmspec.compressors.spans import PictureSpan
+from mmspec.visual_tokens.spans import PictureSpan
 
 __all__ = ["EMBEDDINGS", "HIDDEN", "DraftingHead", "FeatureHead", "PromptRows"]
 

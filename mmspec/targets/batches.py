@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmspec.compressors.spans import find_pictures
 from mmspec.targets.prefix import TOKENS, is_causal, media_of
+from mmspec.visual_tokens.spans import find_pictures
 
 __all__ = ["EMBEDDINGS", "batches", "join"]
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmspec.compressors.spans import find_pictures
 from mmspec.decoding.cache import RowStates
 from mmspec.decoding.sampling import is_integer
 from mmspec.errors import InputError
+from mmspec.visual_tokens.spans import find_pictures
 
 __all__ = [
     "TOKENS",

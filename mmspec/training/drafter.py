@@ -13,15 +13,15 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
 from mmspec.errors import CheckpointError
+from mmspec.reference.training.vlm_folder import half_precision
 from mmspec.targets import CausalTarget
-from mmspec.training.drafter_data import DrafterBatch, DrafterData, acceptance_length
-from mmspec.training.drafter_methods import METHODS, check_method, written
-from mmspec.training.drafter_sources import Rows, open_target
+from mmspec.training.data.sequences import DrafterBatch, DrafterData, acceptance_length
+from mmspec.training.data.sources import Rows, open_target
 from mmspec.training.environment import environment, open_accelerator, prepare_training
+from mmspec.training.methods import METHODS, check_method, written
 from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.schedule import Budget
 from mmspec.training.stage import Run, Stage, train_stage
-from mmspec.training.vlm_folder import half_precision
 
 __all__ = ["train_drafter", "train_on"]
 

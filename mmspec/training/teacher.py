@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.targets import CausalTarget
-from mmspec.training.drafter_data import Example
+from mmspec.training.data.sequences import Example
 
 __all__ = ["Reading", "learnt_pairs", "read"]
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from mmspec.acceptance import ACCEPTANCE_RULES, groups
-from mmspec.acceptance.relaxation import RelaxedSampling, total_variation
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, Scores
+from mmspec.relaxation.relaxed_sampling import RelaxedSampling, total_variation
 from tests.acceptance.codes import fitted
 from tests.acceptance.exact_law import Law, edge_laws, exact_law, point_law
 from tests.contracts import laws

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from mmspec.acceptance import ACCEPTANCE_RULES
-from mmspec.acceptance.groups import cluster_codes, cluster_ratio, rank_ratio
-from mmspec.acceptance.relaxation import RelaxedSampling
+from mmspec.relaxation.groups import cluster_codes, cluster_ratio, rank_ratio
+from mmspec.relaxation.relaxed_sampling import RelaxedSampling
 from tests.acceptance import relaxed_checks as checks
 from tests.acceptance import slow_rules
 from tests.acceptance.codes import random_codes

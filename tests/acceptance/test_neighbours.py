@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from mmspec.acceptance import neighbours
-from mmspec.acceptance.neighbours import find_neighbours, nearby_mass, nearby_mass_at, neighbour_table
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import InputError
+from mmspec.relaxation.neighbours import find_neighbours, nearby_mass, nearby_mass_at, neighbour_table
 from tests.acceptance.codes import Codes, random_codes
 from tests.contracts.toy import dirichlet
 

@@ -11,9 +11,9 @@ from mmspec.acceptance.cool import Cool
 from mmspec.acceptance.grouped import Grouped
 from mmspec.acceptance.lantern import Lantern
 from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.acceptance.relaxation import total_variation
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.relaxation.relaxed_sampling import total_variation
 from tests.acceptance.codes import random_codes
 from tests.contracts.laws import reference_law
 from tests.contracts.running import Run, decode

@@ -36,7 +36,7 @@ def test_own_pictures_and_prompts(run_json, tiny_folder, pictures):
 
 
 def test_an_interrupt_prints_the_comparison_that_is_done(run, tiny_folder, monkeypatch):
-    from mmspec.evaluation.identity import IdentityCheck
+    from mmspec.evaluation.identity.text import IdentityCheck
 
     def interrupted(self):
         raise KeyboardInterrupt

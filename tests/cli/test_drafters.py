@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mmspec.evaluation.drafter_table import TASKS
+from mmspec.evaluation.speed.drafter_table import TASKS
 
 FAST = ["--samples", 1, "--repeats", 1, "--max-new-tokens", 6]
 

@@ -15,7 +15,7 @@ def trained(monkeypatch, tmp_path):
         called.update(options, out=out)
         return out
 
-    monkeypatch.setattr("mmspec.training.vlm.train_vlm", train_vlm)
+    monkeypatch.setattr("mmspec.reference.training.vlm.train_vlm", train_vlm)
     return called
 
 
@@ -33,7 +33,7 @@ def test_training_options_exist(trained, run, tmp_path, monkeypatch):
 
     run("train", "vlm", "--out", tmp_path / "x")
     monkeypatch.undo()
-    from mmspec.training.vlm import train_vlm
+    from mmspec.reference.training.vlm import train_vlm
 
     assert set(trained) <= {*inspect.signature(train_vlm).parameters, *PlanOptions.__annotations__}
 
@@ -95,7 +95,7 @@ def test_options_of_drafters_are_those_of_the_trainer(run, monkeypatch, tmp_path
 
 
 def test_the_help_names_every_method_of_drafters(run):
-    from mmspec.training.drafter_methods import METHODS
+    from mmspec.training.methods import METHODS
 
     shown = " ".join(run("train", "drafter", "--help").stdout.split())
     assert all(name in shown for name in METHODS)

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from mmspec.compressors import VisualTokens, build_compressor, cells
-from mmspec.compressors.boxes import nowhere, overlap, raster, square_grid
 from mmspec.compressors.gate import choose_branch
 from mmspec.compressors.latent import compress_latent
 from mmspec.compressors.similarity_pruning import most_diverse
+from mmspec.visual_tokens.boxes import nowhere, overlap, raster, square_grid
 from tests.contracts.mutation import PlantedBug
 
 WIDTH = 6

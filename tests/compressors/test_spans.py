@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.compressors.boxes import nowhere, raster
-from mmspec.compressors.spans import find_pictures
+from mmspec.visual_tokens.boxes import nowhere, raster
+from mmspec.visual_tokens.spans import find_pictures
 from tests.tiny_models import (
     HAS_VIDEO,
     VISION_LANGUAGE_FAMILIES,

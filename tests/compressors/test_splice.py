@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mmspec.compressors import Compressor, VisualTokens, splice
-from mmspec.compressors.boxes import nowhere, raster
-from mmspec.compressors.spans import PictureSpan
+from mmspec.visual_tokens.boxes import nowhere, raster
+from mmspec.visual_tokens.spans import PictureSpan
 from tests.contracts.mutation import PlantedBug
 
 WIDTH, LONGEST = 3, 24
@@ -136,22 +136,22 @@ def test_gradients_go_to_the_text_that_stayed_and_to_the_compressed_tokens() -> 
 
 BUGS = {
     "text after a picture is cut": PlantedBug(
-        "mmspec.compressors.splice:splice",
+        "mmspec.visual_tokens.splice:splice",
         (("range(place, length)", "range(place, length - tokens)"),),
         splice_equals_the_naive_one,
     ),
     "pictures of the next row": PlantedBug(
-        "mmspec.compressors.splice:gather_pictures",
+        "mmspec.visual_tokens.splice:gather_pictures",
         (("row * rows.shape[1]", "(row + 1) % len(rows) * rows.shape[1]"),),
         gathered_pictures_are_the_rows_of_the_prompts,
     ),
     "every row of the batch counts its pictures from 0": PlantedBug(
-        "mmspec.compressors.splice:splice",
+        "mmspec.visual_tokens.splice:splice",
         (("base, place, newest =", "count = 0\n        base, place, newest ="),),
         splice_equals_the_naive_one,
     ),
     "the first slots of a picture": PlantedBug(
-        "mmspec.compressors.splice:splice",
+        "mmspec.visual_tokens.splice:splice",
         (("place - len(kept[newest])", "span.start"),),
         visual_tokens_take_the_last_slots_of_their_picture,
     ),

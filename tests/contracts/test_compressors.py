@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mmspec.compressors import COMPRESSORS, Compressor, VisualTokens, build_compressor
-from mmspec.compressors.boxes import nowhere, raster
 from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.visual_tokens.boxes import nowhere, raster
 from tests.contracts.mutation import PlantedBug
 
 WIDTH = 8

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.compressors.spans import find_pictures
 from mmspec.decoding.sampling import Sampler, guide
-from mmspec.drafters.tree import DynamicTree
+from mmspec.drafting.tree import DynamicTree
 from mmspec.models.flash import FlashHead
 from mmspec.targets.causal import CausalTarget
+from mmspec.visual_tokens.spans import find_pictures
 from tests.drafters.naive_eagle import Path, read_whole
 
 

@@ -18,7 +18,7 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import Stopping
 from mmspec.drafters.eagle import EagleDrafter, Grammar
 from mmspec.drafters.none import NoDrafter
-from mmspec.drafters.tree import DynamicTree
+from mmspec.drafting.tree import DynamicTree
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.pipelines.image_prompts import image_requests
@@ -49,7 +49,7 @@ from tests.tiny_models.common import Family
 
 SHAPES = [{}, {"tree": "eagle"}, {"num_draft_tokens": 3, "top_k": 1}, {"tree": [0, 0, 0, 1, 2]}]
 SESSION = "mmspec.drafters.eagle:EagleSession"
-READING = "mmspec.drafters.feature_session:FeatureSession"
+READING = "mmspec.drafting.feature_session:FeatureSession"
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
@@ -62,7 +62,7 @@ def test_pictures_are_drafted_as_the_slow_way() -> None:
     eagle_checks.pictures_are_drafted_as_the_slow_way()
 
 
-GROWTH = "mmspec.drafters.growth:TreeGrowth"
+GROWTH = "mmspec.drafting.growth:TreeGrowth"
 HEAD = "mmspec.models.eagle.modeling:EagleHead"
 PATH, GUIDED = "_copied(verdict.path)", "guide(self.head.logits(hidden, self.target.head).float(), "
 BUGS = {

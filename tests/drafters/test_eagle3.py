@@ -41,7 +41,7 @@ def test_drafts_under_guidance() -> None:
     eagle3_checks.guided_drafts_are_those_of_the_slow_way()
 
 
-READING = "mmspec.drafters.feature_session:FeatureSession"
+READING = "mmspec.drafting.feature_session:FeatureSession"
 HEAD = "mmspec.models.eagle3.modeling:Eagle3Head"
 LAYER = "mmspec.models.eagle3.modeling:Eagle3Layer.forward"
 BUGS = {
@@ -66,7 +66,7 @@ BUGS = {
         "gather_rows(output.taps[tap], path if tap else path.roll(1, 1))",
     ),
     "draft ids stand for the target's": (
-        "mmspec.drafters.growth:TreeGrowth.grow",
+        "mmspec.drafting.growth:TreeGrowth.grow",
         "self.names[candidates]",
         "candidates",
     ),

@@ -8,7 +8,7 @@ import torch
 from tests.contracts.mutation import PlantedBug
 from tests.drafters import jacobi_checks as checks
 
-SESSION, LAYOUT = "mmspec.drafters.jacobi:JacobiSession", "mmspec.drafters.window:WindowLayout"
+SESSION, LAYOUT = "mmspec.drafters.jacobi:JacobiSession", "mmspec.drafting.window:WindowLayout"
 LAST = "tokens[:, 0] = root"
 OLD = "torch.where(drafted, node + 1, 0)"
 KEPT = f"(drafted & (tokens == seen.tokens.gather(1, {OLD})))[:, :, None]"

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.compressors.spans import find_pictures
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import EagleDrafter
+from mmspec.visual_tokens.spans import find_pictures
 from tests.drafters.eagle_checks import Examined, Gullible, head_for
 from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.naive_eagle import NaiveEagle

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmspec.decoding.stats import DecodingStats
-from mmspec.evaluation.comparison import compare, first_difference, ulp
+from mmspec.evaluation.identity.comparison import compare, first_difference, ulp
 
 
 @pytest.mark.parametrize(

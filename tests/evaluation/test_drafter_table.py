@@ -6,8 +6,8 @@ import pytest
 
 from mmspec.accelerators import build_accelerator
 from mmspec.errors import InputError
-from mmspec.evaluation.bench_record import summarise
-from mmspec.evaluation.drafter_table import (
+from mmspec.evaluation.speed.bench_record import summarise
+from mmspec.evaluation.speed.drafter_table import (
     TASKS,
     as_rows,
     count_parameters,

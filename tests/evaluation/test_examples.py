@@ -6,7 +6,7 @@ import pytest
 
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import TASKS, own_examples, read_examples, scene_examples
-from mmspec.scenes import HELD_OUT_SEEDS
+from mmspec.reference.scenes import HELD_OUT_SEEDS
 
 PICTURES = {"two_images": 2, "clip": 4}
 

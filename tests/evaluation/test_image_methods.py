@@ -7,7 +7,7 @@ import torch
 
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
-from mmspec.evaluation.image_methods import (
+from mmspec.evaluation.quality.image_methods import (
     REFERENCE_SEEDS,
     Drawing,
     compare_methods,
@@ -15,7 +15,7 @@ from mmspec.evaluation.image_methods import (
     held_out_captions,
     write_records,
 )
-from mmspec.scenes import parse_caption
+from mmspec.reference.scenes import parse_caption
 
 PROMPTS = [f"prompt {index}" for index in range(12)]
 

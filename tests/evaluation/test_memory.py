@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmspec.evaluation import memory
-from mmspec.evaluation.memory import PeakMemory
+from mmspec.evaluation.speed.memory import PeakMemory
 
 MEGABYTE = 2**20
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # A process of its own: one that has run other tests holds memory that a new tensor may take over unseen.
 WATCH = """
 import torch
-from mmspec.evaluation.memory import PeakMemory
+from mmspec.evaluation.speed.memory import PeakMemory
 
 peak = PeakMemory.start(torch.device("cpu"))
 before = peak.read()

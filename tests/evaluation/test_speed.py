@@ -5,9 +5,9 @@ import torch
 
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
-from mmspec.evaluation.bench_record import merge_stats, summarise
 from mmspec.evaluation.examples import Example
-from mmspec.evaluation.speed import Decoded, Run, batches_of, measure
+from mmspec.evaluation.speed.bench_record import merge_stats, summarise
+from mmspec.evaluation.speed.timing import Decoded, Run, batches_of, measure
 
 CPU = torch.device("cpu")
 

@@ -12,13 +12,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2_5_VLConfig
 
-from mmspec.compressors.boxes import raster
-from mmspec.compressors.spans import PictureSpan
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.models.eagle.official import read_official
 from mmspec.targets import CausalTarget
+from mmspec.visual_tokens.boxes import raster
+from mmspec.visual_tokens.spans import PictureSpan
 from tests.contracts.checks import PROMPTS
 from tests.contracts.running import decode, generate
 from tests.models.naive_llama import attention, feed_forward, layer_weights, rms_norm

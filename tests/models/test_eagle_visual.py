@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModel, LlamaConfig
 
-from mmspec.compressors.boxes import raster
-from mmspec.compressors.spans import PictureSpan
 from mmspec.errors import InputError
 from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.models.feature_head import PromptRows
+from mmspec.visual_tokens.boxes import raster
+from mmspec.visual_tokens.spans import PictureSpan
 from tests.contracts.mutation import PlantedBug
 
 WIDTH, LONGEST = 16, 15

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModel, LlamaConfig
 
-from mmspec.compressors.boxes import raster
-from mmspec.compressors.spans import PictureSpan
 from mmspec.errors import InputError
 from mmspec.models.flash import FlashConfig, FlashHead
+from mmspec.visual_tokens.boxes import raster
+from mmspec.visual_tokens.spans import PictureSpan
 
 WIDTH, WORDS = 16, 11
 SPANS = [[PictureSpan(1, raster(2, 2)), PictureSpan(7, raster(1, 3))], []]

@@ -120,7 +120,7 @@ PLUG_INS = {"mmspec.drafters.copy", "mmspec.drafters.eagle"}
             "not on a floor below",
         ),
         ("mmspec.decoding.cache", "def f():\n    from mmspec.cli import main", "not on a floor below"),
-        ("mmspec.training.loop", "import mmspec.evaluation.speed", "not on a floor below"),
+        ("mmspec.training.loop", "import mmspec.evaluation.speed.timing", "not on a floor below"),
         ("mmspec.drafters.copy", "from mmspec.drafters.eagle import Eagle", "another plug-in"),
         ("mmspec.drafters.copy", "from . import eagle", "another plug-in"),
         ("mmspec.registry", "from mmspec.decoding import draft", "above the ground"),

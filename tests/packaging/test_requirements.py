@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 from transformers import AutoConfig, AutoModel
 from transformers.utils import import_utils
 
-from mmspec.evaluation.doctor import OPTIONAL, REQUIRED
+from mmspec.evaluation.machine import OPTIONAL, REQUIRED
 from tests.packaging.source_tree import imported_names, modules, pyproject
 
 PLATFORMS = {  # (platform_system, platform_machine) -> the video reader that has wheels there

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from mmspec.training.drafter_data import DrafterBatch, Example
+from mmspec.training.data.sequences import DrafterBatch, Example
 from tests.drafters.flash_checks import inputs_of, target_of
 from tests.targets import loop
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.targets import VisionLanguageTarget
+from mmspec.training.data.conversation_data import TRIAL_ROWS, ConversationRows
+from mmspec.training.data.conversation_file import read_conversations
+from mmspec.training.data.conversations import ConversationReader
 from mmspec.training.drafter import train_drafter
-from mmspec.training.drafter_conversation_file import TRIAL_ROWS, ConversationRows
-from mmspec.training.drafter_conversations import ConversationReader
-from mmspec.training.drafter_methods import METHODS
-from mmspec.training.drafter_rows import read_conversations
+from mmspec.training.methods import METHODS
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, save_family, tiny_picture
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.compressors.spans import find_pictures
 from mmspec.errors import InputError
 from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.targets import VisionLanguageTarget
-from mmspec.training.drafter_conversations import Conversation, ConversationReader, message
+from mmspec.training.data.conversations import Conversation, ConversationReader, message
+from mmspec.visual_tokens.spans import find_pictures
 from tests.contracts.mutation import PlantedBug
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_pictures
 
@@ -91,7 +91,7 @@ BUGS = {
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_caught(bug: str) -> None:
-    where = "mmspec.training.drafter_conversations:ConversationReader.example"
+    where = "mmspec.training.data.conversations:ConversationReader.example"
     planted = PlantedBug(where, (BUGS[bug],), lambda: None)
     with planted.planted(), pytest.raises(AssertionError):
         replies_are_learnt_and_nothing_else("qwen2_5_vl")

@@ -12,10 +12,10 @@ import pytest
 from mmspec.cli.choice import parse_options
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.targets import CausalTarget
+from mmspec.training.data.sequences import DrafterBatch
 from mmspec.training.drafter import train_drafter
-from mmspec.training.drafter_data import DrafterBatch
-from mmspec.training.drafter_methods import METHODS, Method, check_method, written
-from mmspec.training.eagle_loss import EagleLoss
+from mmspec.training.losses.eagle import EagleLoss
+from mmspec.training.methods import METHODS, Method, check_method, written
 from tests.tiny_models import tiny_llama
 
 

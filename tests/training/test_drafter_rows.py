@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from mmspec.errors import InputError
-from mmspec.training.drafter_conversations import message
-from mmspec.training.drafter_rows import read_conversation, read_conversations
+from mmspec.training.data.conversation_file import read_conversation, read_conversations
+from mmspec.training.data.conversations import message
 
 ASKED, SAID = "what is there ?", "a red circle"
 ROWS: Mapping[str, dict[str, Any]] = {

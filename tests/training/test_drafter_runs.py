@@ -17,10 +17,10 @@ from mmspec.decoding.interfaces import Request
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError, MissingDependencyError
 from mmspec.targets import CausalTarget
+from mmspec.training.data.sequences import DrafterBatch, Example, Trial, acceptance_length
 from mmspec.training.drafter import train_on
-from mmspec.training.drafter_data import DrafterBatch, Example, Trial, acceptance_length
-from mmspec.training.drafter_methods import METHODS
 from mmspec.training.environment import open_accelerator
+from mmspec.training.methods import METHODS
 from mmspec.training.schedule import Budget
 from mmspec.training.stage import Run
 from tests.contracts.mutation import PlantedBug
@@ -111,7 +111,7 @@ def test_two_hundred_steps_accept_half_a_token_more(tmp_path: Path) -> None:
 
 def a_step_of_several_batches_is_one_of_all_their_rows(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mmspec.training.flash_loss.NOISE", 0.0)
+        patch.setattr("mmspec.training.losses.flash.NOISE", 0.0)
         whole, losses = train(folder, 3, rows=6)
         parts, means = train(folder, 3, rows=2, accumulate=3)
     assert losses == pytest.approx(means, rel=1e-4) and losses[0] != losses[1]

@@ -21,25 +21,25 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.eagle import EagleConfig, EagleHead
-from mmspec.targets import CausalTarget
-from mmspec.training import drafter_scenes
-from mmspec.training.drafter import train_drafter, train_on
-from mmspec.training.drafter_data import DrafterBatch, Example, Trial, acceptance_length
-from mmspec.training.drafter_methods import METHODS
-from mmspec.training.drafter_pictures import PictureFile
-from mmspec.training.eagle_loss import EagleLoss, positions_of
-from mmspec.training.image_folder import save_image_model
-from mmspec.training.image_model import (
+from mmspec.reference.training.image_folder import save_image_model
+from mmspec.reference.training.image_model import (
     SHAPES_BY_SIZE,
     build_caption_tokenizer,
     build_text_encoder,
     build_transformer,
 )
+from mmspec.reference.training.vq import save_vq
+from mmspec.reference.training.vq_model import build_vq
+from mmspec.targets import CausalTarget
+from mmspec.training import drafter_scenes
+from mmspec.training.data.image_file import PictureFile
+from mmspec.training.data.sequences import DrafterBatch, Example, Trial, acceptance_length
+from mmspec.training.drafter import train_drafter, train_on
+from mmspec.training.losses.eagle import EagleLoss, positions_of
+from mmspec.training.methods import METHODS
 from mmspec.training.schedule import Budget
 from mmspec.training.stage import Run
 from mmspec.training.teacher import read
-from mmspec.training.vq import save_vq
-from mmspec.training.vq_model import build_vq
 from tests.contracts.mutation import PlantedBug
 from tests.contracts.running import random_prompts
 from tests.tiny_models import randomise, tiny_llama
@@ -132,7 +132,7 @@ def test_a_head_fed_with_states_one_token_off_is_worse(
     monkeypatch.setattr(EagleHead, "fuse", lambda self, tokens, *states: fuse(self, 0 * tokens, *states))
     head, _ = train(tmp_path / "state.pt", 120)
     right, place = accepted(head), "_copied(verdict.path)"
-    where = "mmspec.drafters.feature_session:FeatureSession.observe"
+    where = "mmspec.drafting.feature_session:FeatureSession.observe"
     bug = PlantedBug(where, ((place, f"{place}.roll(1, 1)"),), lambda: None)
     with bug.planted():
         assert accepted(head) < right - 0.2
@@ -164,7 +164,7 @@ def test_padding_and_prompts_do_not_count(trained: tuple[EagleHead, list[float]]
     long, short = Sentences().batch(0, 0).examples[0], Sentences().batch(0, 0).examples[1]
     short = replace(short, inputs={"input_ids": short.inputs["input_ids"][:, : short.answer + 9]})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mmspec.training.eagle_loss.NOISE", 0.0)
+        patch.setattr("mmspec.training.losses.eagle.NOISE", 0.0)
         both, first, second = (
             learner(DrafterBatch(rows, 0))[0] for rows in ((long, short), (long,), (short,))
         )

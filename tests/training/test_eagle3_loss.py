@@ -17,9 +17,9 @@ from mmspec.errors import InputError
 from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
 from mmspec.targets.causal import CausalTarget
 from mmspec.training import eagle3_loss
-from mmspec.training.drafter_data import DrafterBatch, Example, acceptance_length
-from mmspec.training.eagle3_loss import Eagle3Loss
-from mmspec.training.medusa_loss import Blocks
+from mmspec.training.data.sequences import DrafterBatch, Example, acceptance_length
+from mmspec.training.losses.eagle3 import Eagle3Loss
+from mmspec.training.losses.medusa import Blocks
 from mmspec.training.teacher import read
 from tests.contracts.mutation import PlantedBug
 from tests.drafters.eagle3_checks import head_for
@@ -110,7 +110,7 @@ def test_the_loss_is_that_of_drafting_the_slow_way() -> None:
     the_loss_is_that_of_drafting_the_slow_way()
 
 
-UNROLL, LOSS = "mmspec.training.eagle3_loss:unroll", "mmspec.training.eagle3_loss:Eagle3Loss"
+UNROLL, LOSS = "mmspec.training.losses.eagle3:unroll", "mmspec.training.losses.eagle3:Eagle3Loss"
 BUGS = {
     "steps do not see what came before them": (UNROLL, "[seen, own]", "[seen, torch.zeros_like(own)]"),
     "steps see other chains": (UNROLL, "[seen, own]", "[seen, torch.ones_like(own)]"),

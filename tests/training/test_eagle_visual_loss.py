@@ -13,15 +13,15 @@ from torch.nn.functional import smooth_l1_loss
 
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import EagleDrafter
-from mmspec.drafters.feature_session import FeatureSession
+from mmspec.drafting.feature_session import FeatureSession
 from mmspec.errors import InputError
 from mmspec.models.eagle import EagleHead
 from mmspec.targets import VisionLanguageTarget
-from mmspec.training.drafter_data import Example
-from mmspec.training.drafter_methods import METHODS
-from mmspec.training.eagle_loss import EagleLoss, positions_of
+from mmspec.training.data.sequences import Example
+from mmspec.training.losses.eagle import EagleLoss, positions_of
+from mmspec.training.losses.vispec import ViSpecLoss, ranking
+from mmspec.training.methods import METHODS
 from mmspec.training.teacher import read
-from mmspec.training.vispec_loss import ViSpecLoss, ranking
 from tests.contracts.mutation import PlantedBug
 from tests.drafters.eagle_checks import head_for
 from tests.drafters.flash_checks import answer, inputs_of, target_of
@@ -61,7 +61,7 @@ def the_loss_is_that_of_drafting_the_slow_way(kind: str, family: str = "llava", 
     head = head_for(target, **KINDS[kind])
     learner = (EagleLoss if depths == 1 else ViSpecLoss)(head, target)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mmspec.training.eagle_loss.NOISE", 0.0)
+        patch.setattr("mmspec.training.losses.eagle.NOISE", 0.0)
         loss, figures = learner(own_answers(family))
     pairs = [
         foretold_the_slow_way(head, target, example, depth)
@@ -227,10 +227,10 @@ def test_the_head_learns_and_the_target_does_not(method: str) -> None:
     assert all(value.grad is None for value in target.model.parameters())
 
 
-ROWS, GUESSES = "mmspec.training.eagle_loss:EagleLoss.rows", "mmspec.training.vispec_loss:read_guesses"
+ROWS, GUESSES = "mmspec.training.losses.eagle:EagleLoss.rows", "mmspec.training.losses.vispec:read_guesses"
 BUGS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     "later rows are told nothing": (
-        "mmspec.drafters.feature_session:FeatureSession._read",
+        "mmspec.drafting.feature_session:FeatureSession._read",
         "features, self.summary)",
         "features)",
         lambda: training_reads_what_decoding_reads("vispec"),
@@ -266,7 +266,7 @@ BUGS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
         lambda: the_loss_is_that_of_drafting_the_slow_way("vispec", depths=2),
     ),
     "true states stand for guesses": (
-        "mmspec.training.vispec_loss:ViSpecLoss.forward",
+        "mmspec.training.losses.vispec:ViSpecLoss.forward",
         "reading, guessed)",
         "reading, states)",
         lambda: the_loss_is_that_of_drafting_the_slow_way("vispec", depths=2),

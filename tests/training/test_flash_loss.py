@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.nn.functional import smooth_l1_loss
 
-from mmspec.compressors.spans import find_pictures
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.flash import FlashDrafter
 from mmspec.errors import InputError
 from mmspec.models.flash import FlashHead
 from mmspec.targets.causal import tap_hidden_states
 from mmspec.training import flash_loss, teacher
+from mmspec.visual_tokens.spans import find_pictures
 from tests.contracts.mutation import PlantedBug
 from tests.drafters.flash_checks import answer, head_for, inputs_of, target_of
 from tests.drafters.naive_flash import NaiveFlash
@@ -121,7 +121,7 @@ def test_own_guesses_replace_states_of_answers_alone(monkeypatch) -> None:
         flash_loss.FlashLoss(head, target, own_guesses=1.5)
 
 
-LOSS = "mmspec.training.flash_loss:flash_loss"
+LOSS = "mmspec.training.losses.flash:flash_loss"
 BUGS: dict[str, tuple[str, str, str, Any]] = {
     "pairs reach over a gap": (
         "mmspec.training.teacher:learnt_pairs",
@@ -142,13 +142,13 @@ BUGS: dict[str, tuple[str, str, str, Any]] = {
         the_loss_is_that_of_drafting_the_slow_way,
     ),
     "the question is another token": (
-        "mmspec.training.flash_loss:_run",
+        "mmspec.training.losses.flash:_run",
         "argmax(-1) - 1",
         "argmax(-1) - 3",
         the_loss_is_that_of_drafting_the_slow_way,
     ),
     "guesses of another row are fed back": (
-        "mmspec.training.flash_loss:own_states",
+        "mmspec.training.losses.flash:own_states",
         "(row, spliced.source[row, place])",
         "(row, (spliced.source[row, place] - 1).clamp_min(0))",
         own_guesses_are_what_drafting_feeds_back,

@@ -11,16 +11,16 @@ from accelerate import Accelerator
 from torch import nn
 
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.head_drafter import HeadDrafter
 from mmspec.drafters.hydra import HydraDrafter
 from mmspec.drafters.medusa import MedusaDrafter
+from mmspec.drafting.heads import HeadDrafter
 from mmspec.errors import InputError
 from mmspec.models.hydra import HydraHead
 from mmspec.models.medusa import MedusaHead
 from mmspec.targets.causal import tap_hidden_states
 from mmspec.training.drafter import train_on
-from mmspec.training.hydra_loss import HydraLoss
-from mmspec.training.medusa_loss import MedusaLoss, hit_rates
+from mmspec.training.losses.hydra import HydraLoss
+from mmspec.training.losses.medusa import MedusaLoss, hit_rates
 from mmspec.training.schedule import Budget
 from mmspec.training.stage import Run
 from tests.contracts.mutation import PlantedBug
@@ -76,7 +76,7 @@ def test_the_loss_is_that_of_drafting_the_slow_way(kind: str) -> None:
     the_loss_is_that_of_drafting_the_slow_way(kind)
 
 
-MEDUSA, HYDRA = "mmspec.training.medusa_loss", "mmspec.training.hydra_loss"
+MEDUSA, HYDRA = "mmspec.training.losses.medusa", "mmspec.training.losses.hydra"
 BUGS = {
     "the state of the root": ("medusa", f"{MEDUSA}:Blocks.of", "root - 1", "root"),
     "targets are one token late": ("medusa", f"{MEDUSA}:Blocks.of", "root[:, None] +", "root[:, None] + 1 +"),

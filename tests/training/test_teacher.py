@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 from mmspec.models.llamagen import caption_prompt, class_prompt
 from mmspec.targets import CausalTarget, VisionLanguageTarget, image_target
 from mmspec.targets.batches import batches
-from mmspec.training.drafter_data import Example
+from mmspec.training.data.sequences import Example
 from mmspec.training.teacher import read
 from tests.contracts.mutation import PlantedBug
 from tests.tiny_models import (

@@ -15,11 +15,11 @@ from transformers import AutoModel, Emu3TextConfig, PreTrainedConfig, PreTrained
 from transformers.models.emu3.modeling_emu3 import Emu3TextModel
 
 from mmspec.compressors import build_compressor
-from mmspec.compressors.spans import PictureSpan
-from mmspec.compressors.splice import compress_pictures, splice
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.models.eagle.configuration import EagleConfig
 from mmspec.models.feature_head import FeatureHead, PromptRows
+from mmspec.visual_tokens.spans import PictureSpan
+from mmspec.visual_tokens.splice import compress_pictures, splice
 
 __all__ = ["EagleHead"]
 

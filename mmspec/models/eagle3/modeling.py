@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
-from mmspec.compressors.spans import PictureSpan
 from mmspec.errors import InputError
 from mmspec.models.eagle3.configuration import Eagle3Config
 from mmspec.models.feature_head import FeatureHead, PromptRows
 from mmspec.models.llama_layer import one_layer
+from mmspec.visual_tokens.spans import PictureSpan
 
 __all__ = ["Eagle3Head"]
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 
 from mmspec.compressors import build_compressor
-from mmspec.compressors.spans import PictureSpan
-from mmspec.compressors.splice import compress_pictures, splice
 from mmspec.errors import InputError
 from mmspec.models.feature_head import FeatureHead, PromptRows
 from mmspec.models.flash.configuration import FlashConfig
 from mmspec.models.llama_layer import one_layer
+from mmspec.visual_tokens.spans import PictureSpan
+from mmspec.visual_tokens.splice import compress_pictures, splice
 
 __all__ = ["FlashHead"]
 

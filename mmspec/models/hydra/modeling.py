@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 from transformers import Cache
 
-from mmspec.compressors.spans import PictureSpan
 from mmspec.models.feature_head import FeatureHead, PromptRows
 from mmspec.models.hydra.configuration import HydraConfig
 from mmspec.models.llama_layer import one_layer
 from mmspec.models.medusa.modeling import new_blocks
+from mmspec.visual_tokens.spans import PictureSpan
 
 __all__ = ["HydraHead"]
 

@@ -1,0 +1,1 @@
+"""What drafters share: trees, windows, lengths, sessions of heads."""

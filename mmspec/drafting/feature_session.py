@@ -1,0 +1,176 @@
+"""What drafters have in common whose head reads the target's hidden states: EAGLE, FLASH and their kin.
+
+A drafter of this kind adds its tree, and a session of its own that says how the head proposes; everything
+about reading is here.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmspec.decoding.cache import RaggedCache
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import (
+    PromptOutput,
+    Request,
+    TargetOutput,
+    list_prompts,
+)
+from mmspec.decoding.sampling import Sampler, Scores
+from mmspec.decoding.verdict import Verdict, take
+from mmspec.drafting.growth import gather_rows
+from mmspec.drafting.heads import HeadDrafter, HeadSession
+from mmspec.drafting.tree import TreeShape
+from mmspec.models.feature_head import EMBEDDINGS, FeatureHead, PromptRows
+from mmspec.targets.causal import CausalState, CausalTarget, to_device
+from mmspec.visual_tokens.spans import find_pictures
+
+__all__ = ["FeatureDrafter", "FeatureSession"]
+
+
+class FeatureDrafter(HeadDrafter):
+    """A tree of candidates by a head that reads a row for every token."""
+
+    model: FeatureHead
+
+    def __init__(self, model: FeatureHead, shape: TreeShape) -> None:
+        super().__init__(model, shape)
+        self.taps = (EMBEDDINGS, *model.taps)
+
+
+class FeatureSession(HeadSession):
+    """The head's own cache of one batch: the prompt's rows, then a row for every token.
+
+    Rows of committed tokens are made of the target's hidden states, rows of candidates of the head's own
+    guesses. The latter are never committed, and overwritten in the next round.
+
+    Attributes:
+        tokens: [B, D + 1] committed since the head last read; the newest, the root, is filled in when it is
+            known. Rounds that nothing was drafted for make them longer.
+        features: [R, D + 1, d] of the token before each; R = B, or 2B under guidance.
+        accepted: [B] which of them the root is; later ones are padding.
+        has_read: whether the head has read them.
+        summary: [R, s] what the head keeps of the prompts' pictures; None if nothing.
+    """
+
+    head: FeatureHead
+
+    def __init__(
+        self,
+        drafter: HeadDrafter,
+        target: CausalTarget,
+        requests: Sequence[Request],
+        prefill: PromptOutput,
+        sampler: Sampler,
+    ) -> None:
+        super().__init__(drafter, target, requests, prefill, sampler)
+        eager = self.head.decoder.config._attn_implementation == "eager"
+        self.additive = self.head.dtype if eager else None
+        self.prompt_lengths = [request.inputs["input_ids"].shape[1] for request in requests]
+        prompts = list_prompts(requests, sampler)
+        known = [
+            self.head.join([prefill.taps[tap][row] for tap in self.head.taps]) for row in range(len(prompts))
+        ]
+        self.state, self.summary = self._read_prompts(prompts, prefill.taps[EMBEDDINGS], known)
+        last = torch.cat([features[:, -1:] for features in known])
+        self.features = pad(last, (0, 0, 0, self.shape.depth))
+        self.tokens = torch.zeros(len(requests), self.shape.depth + 1, dtype=torch.long, device=last.device)
+        self.accepted = self.tokens[:, 0]
+        self.has_read = False
+
+    @abstractmethod
+    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft: ...
+
+    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+        path = self._copied(verdict.path)
+        tokens = draft.tokens.gather(1, verdict.path)
+        features = self.head.join([gather_rows(output.taps[tap], path) for tap in self.head.taps])
+        if self.has_read:
+            self.tokens, self.features, self.accepted = tokens.roll(-1, 1), features, verdict.accepted
+            self.has_read = False
+            return
+        more = tokens.shape[1]  # the old root and what follows it
+        places = self.accepted[:, None] + torch.arange(more, device=tokens.device)
+        self.tokens = pad(self.tokens, (0, more)).scatter(1, places, tokens)
+        after = self._copied(places + 1)[..., None].expand_as(features)
+        self.features = pad(self.features, (0, 0, 0, more)).scatter(1, after, features)
+        self.accepted = self.accepted + 1 + verdict.accepted
+
+    def _read_prompts(
+        self,
+        prompts: Sequence[Mapping[str, Tensor]],
+        embeddings: Sequence[Tensor],
+        features: Sequence[Tensor],
+    ) -> tuple[CausalState, Tensor | None]:
+        """The cache of the prompts, read one row at a time as the target reads them, and their summary.
+
+        Args:
+            prompts: R.
+            embeddings, features: R tensors [1, L_r, d].
+        """
+        device = self.target.device
+        read = [self._prompt_rows(*each) for each in zip(prompts, embeddings, features, strict=True)]
+        lengths = [made.lengths[0] + 1 for made in read]  # the newest token, whose row follows, counts
+        capacity = max(lengths) + 2 * self.shape.num_draft_tokens
+        cache = RaggedCache(self.head.decoder.config, len(prompts), capacity, device)
+        offsets = []
+        for row, (prompt, made) in enumerate(zip(prompts, read, strict=True)):
+            count = made.lengths[0]
+            positions, offset = torch.arange(count, device=device)[None], 0
+            if not self.head.counts_rows:
+                places, beyond = self.target.positions(to_device(prompt, device))
+                positions, offset = places[..., made.slot[0]], beyond + places.shape[-1] - count
+            offsets.append(offset)
+            if count:
+                cache.begin_prefill(row, count)
+                self.head(made.rows, positions, past_key_values=cache)
+        told = [made.summary for made in read if made.summary is not None]
+        state = CausalState(cache, torch.tensor(offsets, device=device), lengths)
+        return state, torch.cat(told) if told else None
+
+    def _prompt_rows(self, prompt: Mapping[str, Tensor], embeddings: Tensor, features: Tensor) -> PromptRows:
+        """The rows of one prompt [1, L, d]."""
+        length = features.shape[1]
+        spans = [find_pictures(self.target.config, prompt)]
+        question = torch.tensor([length - 1], device=features.device)
+        return self.head.read_prompts(embeddings, features, [length], spans, question)
+
+    def _read_committed(self, root: Tensor, history: Sequence[Sequence[int]]) -> Tensor:
+        """Read what was committed since the last time, the root included; the head's state there, [R, d]."""
+        self.has_read = True
+        tokens = self.tokens.scatter(1, self.accepted[:, None], root[:, None])
+        chain = Draft.chain(tokens, DraftKind.POINT)
+        hidden = self._read(tokens, self.features, chain.ancestors, chain.depth)
+        accepted = self._copied(self.accepted)
+        self.state.cache.commit(None, accepted + 1)
+        lengths = zip(history, self.prompt_lengths, strict=True)
+        self.state.tighten([len(tokens) - length for tokens, length in lengths])
+        return take(hidden, accepted)
+
+    def _read(self, tokens: Tensor, features: Tensor, reached: Tensor, depths: Tensor) -> Tensor:
+        """Read new nodes behind those that were read since the last commit.
+
+        Args:
+            tokens: [B, n]; features: [R, n, d] of the tokens before them.
+            reached: [B, n, m] which of the m nodes, these last, each of them sees.
+            depths: [B, m] of all nodes, counted from the first row that is not committed.
+
+        Returns:
+            [R, n, d] the head's state at them.
+        """
+        self.passes += 1
+        cache, nodes = self.state.cache, tokens.shape[1]
+        cache.begin_score(nodes, depths.shape[1] - nodes)
+        depths = self._copied(depths)
+        hidden: Tensor = self.head(
+            self.head.fuse(self.target.embed(self._copied(tokens)), features, self.summary),
+            (cache.lengths + self.state.offset)[:, None] + depths[:, -nodes:],
+            cache.attention_mask(self._copied(reached), depths, self.additive),
+            cache,
+        )
+        return hidden

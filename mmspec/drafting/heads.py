@@ -1,0 +1,191 @@
+"""What all drafters have in common that are heads on their target's hidden states.
+
+The heads were trained for one target, whose embedding and output matrix they use.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import (
+    Drafter,
+    DraftSession,
+    PromptOutput,
+    Request,
+    Target,
+    TargetOutput,
+    list_prompts,
+)
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler, Scores
+from mmspec.decoding.verdict import Verdict, take
+from mmspec.drafting.tree import DynamicTree, TreeShape, check_depth, choose_tree
+from mmspec.errors import InputError
+from mmspec.models.feature_head import HIDDEN, DraftingHead
+from mmspec.targets.causal import CausalTarget
+
+__all__ = ["HeadDrafter", "HeadSession", "LevelDrafter", "StateSession"]
+
+
+class HeadDrafter(Drafter):
+    """A tree of candidates by a head that reads its target's hidden states.
+
+    Args:
+        model: the trained head.
+        shape: the tree.
+
+    Attributes:
+        title: of its heads, for messages.
+        session: what proposes for a batch.
+    """
+
+    kind = DraftKind.POINT
+    title: ClassVar[str]
+    session: Callable[..., HeadSession]
+
+    def __init__(self, model: DraftingHead, shape: TreeShape) -> None:
+        self.model, self.shape = model, shape
+        self.taps = model.taps
+        self.max_nodes = shape.num_draft_tokens + 1
+        self.branches = shape.max_children > 1
+        self.target: CausalTarget | None = None
+
+    def check(self, target: Target[Any]) -> None:
+        """Raise an InputError unless the head was trained for a target of this kind and size."""
+        config, known = self.model.config, self.model.draft_tokens
+        if not isinstance(target, CausalTarget):
+            raise InputError("drafter", self.title, "a target that is a transformers model")
+        text = target.config.get_text_config(decoder=True)
+        wanted = {
+            "model type": (config.target_type, text.model_type),
+            "hidden size": (config.hidden_size, text.hidden_size),
+            "layers": (config.target_layers, text.num_hidden_layers),
+            "vocabulary": (config.vocabulary, target.vocabulary),
+        }
+        for name, (trained, given) in wanted.items():
+            if trained and trained != given:  # published heads do not tell all
+                allowed = f"a head that was trained for this target, whose {name} is {given}"
+                raise InputError("drafter", f"a head for a target whose {name} is {trained}", allowed)
+        most = target.vocabulary if known is None else len(known)
+        if max(self.shape.branch(level) for level in range(1, self.shape.depth + 1)) > most:
+            raise InputError("top_k", self.shape.max_children, f"at most {most}, the vocabulary")
+
+    def fit(self, target: Target[Any]) -> Self:
+        """This drafter with the target's embedding and output matrix."""
+        self.check(target)
+        fitted = copy.copy(self)
+        fitted.target = target  # type: ignore[assignment]  # checked
+        return fitted
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        if self.target is None:
+            name = type(self).__name__
+            raise InputError("drafter", name, "one that was fitted: `drafter.fit(target)`")
+        return self.session(self, self.target, requests, prefill, sampler)
+
+    @property
+    def sizes(self) -> tuple[TreeShape, ...]:
+        return self.shape.sizes
+
+    def stopping_below(self, probability: float) -> Self:
+        if not isinstance(self.shape, DynamicTree):
+            raise InputError("length", "confidence", "a dynamic tree: a static one always has all its levels")
+        cautious = copy.copy(self)
+        cautious.shape = replace(self.shape, stop_below=probability)
+        return cautious
+
+
+class LevelDrafter(HeadDrafter):
+    """A tree of the likeliest continuations by one head for each of its levels.
+
+    Args:
+        model: the trained heads, whose config is a `LevelHeadsConfig`.
+        num_draft_tokens: nodes of a dynamic tree, the root not counted; what the heads' config says if None.
+        depth: its deepest level, at most the number of heads, which is the default.
+        top_k: nodes that it expands on each level, and children of each; that of the config if None.
+        tree: "dynamic"; or a static one: "measured", the best of its size by what the training measured;
+            "medusa", the published one, or another name in `NAMED_TREES`; or the parents of its nodes, root
+            (0) first.
+
+    Raises:
+        InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
+    """
+
+    def __init__(
+        self,
+        model: DraftingHead,
+        num_draft_tokens: int | None = None,
+        depth: int | None = None,
+        top_k: int | None = None,
+        tree: str | Sequence[int] = "dynamic",
+    ) -> None:
+        shape = choose_tree(model.config, num_draft_tokens, depth, top_k, tree, model.config.hit_rates)
+        super().__init__(model, check_depth(shape, model.config.num_heads))
+
+
+class HeadSession(DraftSession):
+    """A head at work on one batch.
+
+    Attributes:
+        copies: how often the target reads each request: R = copies x B rows, 2B under guidance.
+    """
+
+    def __init__(
+        self,
+        drafter: HeadDrafter,
+        target: CausalTarget,
+        requests: Sequence[Request],
+        prefill: PromptOutput,
+        sampler: Sampler,
+    ) -> None:
+        self.head, self.shape = drafter.model, drafter.shape
+        self.target, self.sampler = target, sampler
+        self.copies = len(list_prompts(requests, sampler)) // len(requests)
+
+    def resize(self, size: TreeShape) -> None:
+        self.shape = size
+
+    def _law(self, logits: Tensor) -> Tensor:
+        """[B, w, V] log-probabilities of guided logits, warped as the target's will be.
+
+        Processors are left out: they look at paths, which costs more than their effect on a guess.
+        """
+        if not self.sampler.greedy:
+            logits = self.sampler.truncate(logits / self.sampler.temperature)
+        return logits.log_softmax(-1)
+
+    def _copied(self, values: Tensor) -> Tensor:
+        """Values [B, ...] for all rows that the target reads, [R, ...]."""
+        return values if self.copies == 1 else values.repeat(self.copies, *[1] * (values.dim() - 1))
+
+
+class StateSession(HeadSession):
+    """A head without a cache: all that it reads of the past is the hidden state before the root.
+
+    Attributes:
+        hidden: [R, d].
+    """
+
+    def __init__(
+        self,
+        drafter: HeadDrafter,
+        target: CausalTarget,
+        requests: Sequence[Request],
+        prefill: PromptOutput,
+        sampler: Sampler,
+    ) -> None:
+        super().__init__(drafter, target, requests, prefill, sampler)
+        self.hidden = torch.cat([hidden[:, -1] for hidden in prefill.taps[HIDDEN]])
+
+    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+        newest = take(verdict.path, verdict.accepted)
+        self.hidden = take(output.taps[HIDDEN], self._copied(newest))

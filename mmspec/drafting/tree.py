@@ -1,0 +1,279 @@
+"""How a tree of candidates grows, level by level, and which of its nodes are proposed.
+
+Pure functions of scores: no model, no tokens. The *pool* holds the root, then the candidates of level 1,
+then those of level 2, and so on; so parents always come before their children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.draft import check_tree
+from mmspec.decoding.interfaces import check_draft_tokens
+from mmspec.decoding.sampling import is_integer
+from mmspec.drafting.measured_tree import best_first
+from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
+
+MAX_LEVELS = 64
+#: Static trees by the ranks along each path: "01" is the second child of the root's first one.
+NAMED_TREES = {
+    # EAGLE-1's 25 nodes (2401.15077): wide at the top, five deep along the likeliest path
+    "eagle": "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001",
+    # Medusa's 63 nodes for Vicuna 7B (2401.10774): the best by how often each rank was right
+    "medusa": "0 1 2 3 4 5 6 7 8 9 00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 20 21 22 30 31 40 50 "
+    "60 70 80 90 000 001 002 003 004 005 006 007 008 009 010 011 012 020 021 030 040 050 060 070 100 101 "
+    "200 0000 0001",
+    # for flat distributions, where depth pays little
+    "wide": "0 1 2 3 4 5 6 7 8 9 00 01 02 03 04 05 10 11 12 13 20 21 22 30 31 40 50 "
+    "000 001 002 003 010 011 020 100 101 200 0000 0001 0010",
+}
+
+
+class TreeShape(Protocol):
+    """How a tree grows. Widths depend on the level alone, so that shapes stay static.
+
+    Attributes:
+        num_draft_tokens: nodes that are proposed, the root not counted.
+        depth: the deepest level; level 1 holds the root's children.
+        max_children: most children that a node can have.
+        stop_below: no level is added where every path is less likely than that; 0 adds all of them.
+    """
+
+    @property
+    def num_draft_tokens(self) -> int: ...
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def max_children(self) -> int: ...
+
+    @property
+    def stop_below(self) -> float: ...
+
+    @property
+    def sizes(self) -> tuple[TreeShape, ...]:
+        """This tree and smaller ones."""
+
+    def branch(self, level: int) -> int:
+        """Candidates of a level under each node that is expanded."""
+
+    def frontier(self, level: int, scores: Tensor) -> Tensor:
+        """Which of a level's candidates are expanded: scores [B, m] -> indices [B, w]."""
+
+    def choose(self, scores: Tensor) -> Tensor:
+        """What is proposed: scores of the pool [B, p] -> ascending indices [B, n], the root's first."""
+
+
+@dataclass(frozen=True)
+class DynamicTree:
+    """The likeliest paths by the draft's own confidence (EAGLE-2, 2406.16858, section 4).
+
+    Each level expands its `top_k` best candidates; the best of all candidates are proposed. Scores are
+    sums of log-probabilities, so a child's never exceeds its parent's; where rounding makes them equal the
+    earlier of the two is taken, which is the parent. Therefore no proposed node is an orphan.
+
+    Args:
+        num_draft_tokens: candidates that are proposed.
+        depth: the deepest level.
+        top_k: nodes expanded on each level, and children of each.
+        stop_below: as in `TreeShape`.
+
+    Raises:
+        InputError: a value outside its range, or fewer candidates than are to be proposed.
+    """
+
+    num_draft_tokens: int
+    depth: int
+    top_k: int
+    stop_below: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_draft_tokens(self.num_draft_tokens)
+        for name in ("depth", "top_k"):
+            value = getattr(self, name)
+            most = min(MAX_LEVELS, self.num_draft_tokens)
+            if not is_integer(value) or not 1 <= value <= most:
+                raise InputError(name, value, f"an integer from 1 to {most}")
+        candidates = self.top_k + (self.depth - 1) * self.top_k**2
+        if self.num_draft_tokens > candidates:
+            raise InputError(
+                "num_draft_tokens",
+                self.num_draft_tokens,
+                f"at most {candidates}, the candidates of depth={self.depth} and top_k={self.top_k}",
+            )
+
+    @property
+    def max_children(self) -> int:
+        return self.top_k
+
+    @property
+    def sizes(self) -> tuple[DynamicTree, ...]:
+        """This tree, a chain of its depth, and both at half the depth."""
+        half = -(-self.depth // 2)
+        few = max(half, min(self.num_draft_tokens // 2, self.top_k + (half - 1) * self.top_k**2))
+        sizes = (
+            (self.num_draft_tokens, self.depth, self.top_k),
+            (self.depth, self.depth, 1),
+            (few, half, min(few, self.top_k)),
+            (half, half, 1),
+        )
+        return tuple(DynamicTree(*size) for size in dict.fromkeys(sizes))
+
+    def branch(self, level: int) -> int:
+        return self.top_k
+
+    def frontier(self, level: int, scores: Tensor) -> Tensor:
+        return best(scores, self.top_k)
+
+    def choose(self, scores: Tensor) -> Tensor:
+        return best(scores, self.num_draft_tokens + 1).sort(-1).values
+
+
+class StaticTree:
+    """The same tree every time: a node with r elder siblings is its parent's (r + 1)-th likeliest child.
+
+    It has one size, and is never cut short.
+
+    Args:
+        parents: as in `Draft.tree`: the parent of each node, the root first and its own parent.
+
+    Raises:
+        InputError: the parents do not describe a tree in that order, or of the root alone.
+    """
+
+    stop_below = 0.0
+
+    def __init__(self, parents: Sequence[int]) -> None:
+        depths = check_tree(parents)
+        self.num_draft_tokens = check_draft_tokens(len(parents) - 1)
+        self.depth = max(depths)
+        children = [[i for i, p in enumerate(parents) if i and p == node] for node in range(len(parents))]
+        self.max_children = max(map(len, children))
+        # candidates are numbered by (expanded node, rank), expanded nodes in the order of their own numbers
+        self._branch, self._frontier, self._chosen = [0], [[0]], [0]
+        expanded, pool = [0], 1
+        while expanded:
+            branch = max(len(children[node]) for node in expanded)
+            places = {
+                child: index * branch + rank
+                for index, node in enumerate(expanded)
+                for rank, child in enumerate(children[node])
+            }
+            self._chosen += [pool + place for place in sorted(places.values())]
+            pool += len(expanded) * branch
+            expanded = sorted((node for node in places if children[node]), key=places.__getitem__)
+            self._branch.append(branch)
+            self._frontier.append([places[node] for node in expanded])
+
+    @classmethod
+    def named(cls, name: str) -> StaticTree:
+        """One of `NAMED_TREES`."""
+        paths = sorted(NAMED_TREES[name].split(), key=lambda path: (len(path), path))
+        number = {path: index for index, path in enumerate(["", *paths])}
+        return cls([0, *(number[path[:-1]] for path in paths)])
+
+    @property
+    def sizes(self) -> tuple[StaticTree, ...]:
+        return (self,)
+
+    def branch(self, level: int) -> int:
+        return self._branch[level]
+
+    def frontier(self, level: int, scores: Tensor) -> Tensor:
+        return torch.tensor(self._frontier[level], device=scores.device).expand(len(scores), -1)
+
+    def choose(self, scores: Tensor) -> Tensor:
+        return torch.tensor(self._chosen, device=scores.device).expand(len(scores), -1)
+
+
+class TreeSizes(Protocol):
+    """The dynamic tree that a head's config asks for."""
+
+    @property
+    def num_draft_tokens(self) -> int: ...
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+
+def choose_tree(
+    usual: TreeSizes,
+    num_draft_tokens: int | None = None,
+    depth: int | None = None,
+    top_k: int | None = None,
+    tree: str | Sequence[int] = "dynamic",
+    rates: Sequence[Sequence[float]] = (),
+) -> TreeShape:
+    """The tree that a drafter's arguments ask for; sizes that were not asked for give way to those that were.
+
+    Args:
+        usual: sizes where nothing is asked for.
+        num_draft_tokens, depth, top_k: of a dynamic tree.
+        tree: "dynamic"; or a static tree: one of `NAMED_TREES`, or the parents of its nodes; or "measured",
+            the best static one of `num_draft_tokens`.
+        rates: of heads whose training measured them; see `best_first`.
+
+    Raises:
+        InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
+    """
+    if tree == "measured" and rates:
+        most = check_draft_tokens(usual.num_draft_tokens if num_draft_tokens is None else num_draft_tokens)
+        tree, num_draft_tokens = best_first(rates, most), None
+    if tree == "dynamic":
+        if num_draft_tokens is not None:
+            most = check_draft_tokens(num_draft_tokens)
+            return DynamicTree(
+                most,
+                min(usual.depth, most) if depth is None else depth,
+                min(usual.top_k, most) if top_k is None else top_k,
+            )
+        depth, top_k = usual.depth if depth is None else depth, usual.top_k if top_k is None else top_k
+        nodes = usual.num_draft_tokens
+        sane = all(is_integer(value) and value >= 1 for value in (depth, top_k))
+        if sane:  # else the tree says what is wrong
+            nodes = max(depth, top_k, min(nodes, top_k + (depth - 1) * top_k**2))
+        return DynamicTree(nodes, depth, top_k)
+    for name, value in (("num_draft_tokens", num_draft_tokens), ("depth", depth), ("top_k", top_k)):
+        if value is not None:
+            raise InputError(name, value, f"nothing: it says how a dynamic tree grows, and tree is {tree!r}")
+    if not isinstance(tree, str):
+        return StaticTree(tree)
+    if tree not in NAMED_TREES:
+        known = ["dynamic", *NAMED_TREES, *(["measured"] if rates else [])]
+        raise InputError("tree", tree, did_you_mean(tree, known))
+    return StaticTree.named(tree)
+
+
+def check_depth(shape: TreeShape, heads: int) -> TreeShape:
+    """Raise InputError if a tree is deeper than there are heads, one for each of its levels."""
+    if shape.depth > heads:
+        raise InputError("depth", shape.depth, f"at most {heads}, the number of heads")
+    return shape
+
+
+def best(scores: Tensor, count: int) -> Tensor:
+    """[B, m] scores -> indices [B, count] of the highest, equal ones in their order."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def renumber(parents: Tensor, chosen: Tensor) -> Tensor:
+    """Parents of the chosen nodes among themselves.
+
+    Args:
+        parents: [B, p] of the pool, by index in the pool; the root is its own.
+        chosen: [B, n] ascending indices that hold every chosen node's parent.
+
+    Returns:
+        [B, n] by index in `chosen`.
+    """
+    return torch.searchsorted(chosen.contiguous(), parents.gather(1, chosen))

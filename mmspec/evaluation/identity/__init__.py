@@ -1,0 +1,1 @@
+"""Is the output that of plain decoding, or of its distribution?"""

@@ -1,0 +1,184 @@
+"""Two lists of tokens, their first difference, and whether rounding explains it.
+
+In float32 every difference counts. In half precision two orders of summation can break a tie either way, so a
+difference is explained where the reference's own two best logits lie within 2 ulp (measured: all flips of
+plain decoding sat at 0 or 1 ulp).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from mmspec.decoding.stats import DecodingStats
+from mmspec.evaluation.identity.distribution import LawTest
+
+__all__ = ["Comparison", "Difference", "IdentityReport", "compare", "first_difference", "ulp"]
+
+EXPLAINED_ULP = 2.0
+HALF_PRECISIONS = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where an output first left its reference.
+
+    Attributes:
+        example: index of the prompt.
+        position: index of the output token.
+        expected, got: token ids; None where that output had ended.
+        gap: distance of the reference's two best logits there (with the noise, when sampling).
+        gap_ulp: the same in units in the last place of the larger of the two, in the model's dtype.
+        explained: half precision, and a gap of at most 2 ulp: plain decoding itself is undecided there.
+    """
+
+    example: int
+    position: int
+    expected: int | None
+    got: int | None
+    gap: float
+    gap_ulp: float
+    explained: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One way of decoding against its reference.
+
+    Attributes:
+        mode: "greedy" or "sampled".
+        reference: what the tokens were compared with.
+        examples, tokens: how much was compared; tokens are the reference's.
+        differences: the first one of each example that has any.
+        stats: what the accelerator did, all examples together.
+        law: the outcome where not tokens but their law was compared.
+    """
+
+    mode: str
+    reference: str
+    examples: int
+    tokens: int
+    differences: list[Difference]
+    stats: DecodingStats
+    law: LawTest | None = None
+
+    @property
+    def equal(self) -> int:
+        """Examples whose outputs are the same token for token."""
+        return self.examples - len(self.differences)
+
+    @property
+    def explained(self) -> int:
+        """Examples that differ, at a tie that half precision cannot decide."""
+        return sum(difference.explained for difference in self.differences)
+
+    @property
+    def passed(self) -> bool:
+        """Every output is equal or explained; and follows its law where that was compared."""
+        lawful = self.law is None or self.law.passed
+        return lawful and self.equal + self.explained == self.examples
+
+
+@dataclass(frozen=True)
+class IdentityReport:
+    """The outcome of a check.
+
+    Attributes:
+        accelerator: its name.
+        exactness: what it promises: "exact", "tv<=x" or "lossy".
+        dtype, device: of the model.
+        comparisons: what was compared.
+        notes: what was not compared, and why.
+    """
+
+    accelerator: str
+    exactness: str
+    dtype: str
+    device: str
+    comparisons: list[Comparison]
+    notes: list[str]
+
+    @property
+    def passed(self) -> bool:
+        """It promises exactness, and every output is equal, or differs where half precision explains it."""
+        return self.exactness == "exact" and all(comparison.passed for comparison in self.comparisons)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        comparisons = [
+            {
+                "mode": one.mode,
+                "reference": one.reference,
+                "passed": one.passed,
+                "examples": one.examples,
+                "equal": one.equal,
+                "explained": one.explained,
+                "tokens": one.tokens,
+                "target_forwards": one.stats.target_forwards,
+                "acceptance_length": one.stats.acceptance_length,
+                "accepted": sum(one.stats.accepted),
+                "drafted": sum(one.stats.drafted),
+                "differences": [asdict(difference) for difference in one.differences],
+                **({} if one.law is None else {"law": asdict(one.law)}),
+            }
+            for one in self.comparisons
+        ]
+        return {**asdict(self), "passed": self.passed, "comparisons": comparisons}
+
+
+def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
+    """Index of the first token that differs, a wrong end included; None if the two are equal."""
+    for index, (one, other) in enumerate(zip(expected, got, strict=False)):
+        if one != other:
+            return index
+    return None if len(expected) == len(got) else min(len(expected), len(got))
+
+
+def ulp(value: float, dtype: torch.dtype) -> float:
+    """The unit in the last place of a number in a dtype: the distance to its neighbour."""
+    info = torch.finfo(dtype)
+    magnitude = max(abs(value), info.tiny)
+    return float(info.eps * 2.0 ** math.floor(math.log2(magnitude)))
+
+
+def compare(
+    mode: str,
+    reference: str,
+    references: list[list[int]],
+    outputs: list[list[int]],
+    gaps: list[list[tuple[float, float, float]]],
+    dtype: torch.dtype,
+    stats: DecodingStats,
+) -> Comparison:
+    """Compare outputs with their references.
+
+    Args:
+        mode: "greedy" or "sampled".
+        reference: what the references are, in words.
+        references: token ids, one list per example.
+        outputs: the same of what is judged.
+        gaps: per example and step of the reference, its two best logits and their largest magnitude.
+        dtype: of the model.
+        stats: of the outputs.
+    """
+    differences = []
+    for index, (expected, got, best) in enumerate(zip(references, outputs, gaps, strict=True)):
+        position = first_difference(expected, got)
+        if position is not None:
+            # Past its own end the reference has decided nothing: such a difference is never explained.
+            first, second, magnitude = best[position] if position < len(best) else (math.inf, 0.0, 1.0)
+            gap = first - second
+            units = gap / ulp(magnitude, dtype)
+            explained = dtype in HALF_PRECISIONS and units <= EXPLAINED_ULP
+            tokens = (_at(expected, position), _at(got, position))
+            differences.append(Difference(index, position, *tokens, gap, units, explained))
+    tokens_compared = sum(map(len, references))
+    return Comparison(mode, reference, len(references), tokens_compared, differences, stats)
+
+
+def _at(tokens: Sequence[int], position: int) -> int | None:
+    return tokens[position] if position < len(tokens) else None

@@ -1,0 +1,181 @@
+"""Is this accelerator really lossless on this model of pictures?
+
+Greedy tokens must be those of plain decoding. Under sampling, rules that promise tokens are compared token
+for token with the same seed; all others are tested against the target's law, at every place of what they
+drew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from mmspec.accelerators import Accelerator
+from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.interfaces import Request
+from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.sampling import Sampler, Scores
+from mmspec.decoding.sequences import Emission, Sequences
+from mmspec.decoding.stats import DecodingStats, merge_stats
+from mmspec.decoding.verdict import Verdict
+from mmspec.drafters.none import NoDrafter
+from mmspec.evaluation.identity.comparison import Comparison, IdentityReport, compare
+from mmspec.evaluation.identity.distribution import check_law
+from mmspec.evaluation.identity.text import IdentityCheck
+from mmspec.evaluation.image_contender import Painter, paint
+
+__all__ = ["PictureCheck"]
+
+
+@dataclass(frozen=True)
+class PictureCheck(IdentityCheck):
+    """A check to be made on pictures, comparison by comparison.
+
+    Args:
+        settings: of the calls (guidance_scale, top_k, ...), but for the temperature.
+    """
+
+    accelerated: Painter
+    plain: Painter
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> int:
+        """How often `on_output` will be called."""
+        batches = -(-len(self.examples) // self.batch_size)
+        return len(self.examples) * (2 if self.is_token_exact else 1) + 2 * batches
+
+    def comparisons(self) -> Iterator[Comparison]:
+        """Greedy; then sampled, by tokens where the rule promises them, else by law."""
+        yield self.greedy()
+        yield self.sampled() if self.is_token_exact else self.law()
+
+    def greedy(self) -> Comparison:
+        """Greedy tokens against those of plain decoding."""
+        return self._against_plain("greedy", "plain decoding", 0.0)
+
+    def sampled(self) -> Comparison:
+        """Sampled tokens against those of plain decoding with the same noise: Gumbel-exact identity."""
+        return self._against_plain(
+            "sampled", f"plain decoding, temperature {self.temperature:g}", self.temperature
+        )
+
+    def law(self) -> Comparison:
+        """Sampled tokens against the target's law of each, given those before it."""
+        pipe = self.accelerated.enter()
+        witness = Witness(**vars(pipe.accelerator))
+        pipe.accelerator = witness
+        outputs, stats = self._draw(pipe, self.temperature)
+        pipe.accelerator = self.accelerated.accelerator
+        if witness.sampler is None:
+            raise RuntimeError("nothing was drawn")
+        test = check_law(pipe.target, witness.sampler, witness.requests, outputs, self.seed)
+        reference = f"the target's law, temperature {self.temperature:g}"
+        return Comparison("law", reference, len(outputs), test.places, [], stats, test)
+
+    def report(self, comparisons: list[Comparison]) -> IdentityReport:
+        """The report on comparisons that were made."""
+        report = super().report(comparisons)
+        notes = [one for one in report.notes if "were not compared" not in one]
+        for test in (one.law for one in comparisons if one.law is not None):
+            notes.append(
+                "sampled tokens are not those of plain decoding, by design: the law of every token given "
+                f"those before it was tested instead; at {test.places} places that finds biases of "
+                f"{test.resolution:.0%} at best, and smaller ones with more samples"
+            )
+        return replace(report, notes=notes)
+
+    def _against_plain(self, mode: str, reference: str, temperature: float) -> Comparison:
+        plain, references, gaps = self.plain.pipe, [], []
+        for index, example in enumerate(self.examples):
+            recorder = Recorder(temperature)
+            plain.accelerator = Accelerator("none", NoDrafter(), recorder)
+            decoded = paint(
+                plain,
+                [example],
+                seeds=[self.seed + index],
+                output_type="latent",
+                **{**self.settings, "temperature": temperature},
+            )
+            references += decoded.tokens
+            gaps.append(recorder.best)
+            self.on_output()
+        outputs, stats = self._draw(self.accelerated.enter(), temperature)
+        return compare(mode, reference, references, outputs, gaps, plain.dtype, stats)
+
+    def _draw(self, pipe: Any, temperature: float) -> tuple[list[list[int]], DecodingStats]:
+        """The accelerator's outputs, in batches."""
+        outputs: list[list[int]] = []
+        stats: list[DecodingStats] = []
+        for start in range(0, len(self.examples), self.batch_size):
+            batch = self.examples[start : start + self.batch_size]
+            seeds = [self.seed + start + row for row in range(len(batch))]
+            settings = {**self.settings, "temperature": temperature}
+            decoded = paint(pipe, batch, seeds=seeds, output_type="latent", **settings)
+            outputs += decoded.tokens
+            stats += decoded.stats
+            self.on_output()
+        return outputs, merge_stats(stats)
+
+
+@dataclass(frozen=True)
+class Recorder(SampleAndMatch):
+    """Plain decoding that notes the two best logits of every step, with the noise that decides.
+
+    Args:
+        temperature: of the sampler, which has divided the logits by it.
+
+    Attributes:
+        best: per token, (best, runner-up, largest magnitude of the two without noise), as guided logits. The
+            first token, of the prompt's own forward, is never undecided.
+    """
+
+    temperature: float
+    best: list[tuple[float, float, float]] = field(
+        default_factory=lambda: [(float("inf"), 0.0, 1.0)], compare=False
+    )
+
+    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+        logits = noisy = scores.logits[0, 0]
+        if not scores.greedy:
+            noise = random.gumbel(emitted[:1, None], Purpose.TARGET, len(logits), logits.dtype)
+            noisy = logits + noise[0, 0]
+        unit = self.temperature or 1.0
+        values, tokens = noisy.topk(2)
+        magnitude = logits[tokens].abs().nan_to_num(posinf=0.0).max()
+        self.best.append((*(unit * values).tolist(), float(unit * magnitude)))
+        return super().verify(draft, scores, random, emitted)
+
+
+@dataclass(frozen=True)
+class Witness(Accelerator):
+    """An accelerator that remembers what it was asked, in the words of the target.
+
+    Attributes:
+        heard: the requests of all batches, and their sampler.
+    """
+
+    heard: list[tuple[Sampler, Sequence[Request]]] = field(default_factory=list)
+
+    @property
+    def sampler(self) -> Sampler | None:
+        return self.heard[0][0] if self.heard else None
+
+    @property
+    def requests(self) -> list[Request]:
+        return [request for _, batch in self.heard for request in batch]
+
+    def decode(
+        self,
+        target: Any,
+        sampler: Sampler,
+        requests: Sequence[Request],
+        sequences: Sequences,
+        random: RandomStream,
+    ) -> Iterator[Emission]:
+        self.heard.append((sampler, requests))
+        return super().decode(target, sampler, requests, sequences, random)

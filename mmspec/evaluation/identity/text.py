@@ -1,0 +1,192 @@
+"""Is this accelerator really lossless on this model?
+
+Two comparisons: greedy decoding with `model.generate` of plain transformers, and sampling with the same seed
+with and without the accelerator, which must be bitwise equal because noise is keyed by output position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.stats import DecodingStats
+from mmspec.evaluation.examples import Example
+from mmspec.evaluation.identity.comparison import Comparison, IdentityReport, compare
+from mmspec.evaluation.speed.bench_record import merge_stats
+from mmspec.evaluation.text_contender import Contender, hold, reference_inputs
+
+__all__ = ["IdentityCheck", "TopTwo", "check_identity"]
+
+
+def check_identity(
+    accelerated: Contender, plain: Contender, examples: Sequence[Example], **settings: Any
+) -> IdentityReport:
+    """Compare an accelerator's tokens with those of plain decoding, greedy and sampled.
+
+    Args:
+        accelerated: the accelerator to check.
+        plain: accelerator "none" on the same pipeline.
+        examples: what to ask; the first turn of each, pictures loaded (`load_pictures`).
+        settings: see `IdentityCheck`.
+    """
+    check = IdentityCheck(accelerated, plain, examples, **settings)
+    return check.report(list(check.comparisons()))
+
+
+@dataclass(frozen=True)
+class IdentityCheck:
+    """A check to be made, comparison by comparison.
+
+    Args:
+        accelerated, plain, examples: as for `check_identity`.
+        max_new_tokens: of each output.
+        temperature: of the sampled comparison.
+        seed: example i samples with seed + i.
+        batch_size: rows that the accelerator decodes at once; references are always taken one by one.
+        on_output: called after every output of a reference or of the accelerator's batch.
+    """
+
+    accelerated: Contender
+    plain: Contender
+    examples: Sequence[Example]
+    max_new_tokens: int = 64
+    temperature: float = 1.0
+    seed: int = 0
+    batch_size: int = 1
+    on_output: Callable[[], None] = lambda: None
+
+    @property
+    def is_token_exact(self) -> bool:
+        """Whether sampling is promised to give plain decoding's very tokens."""
+        return isinstance(self.accelerated.accelerator.rule, SampleAndMatch)
+
+    @property
+    def outputs(self) -> int:
+        """How often `on_output` will be called."""
+        batches = -(-len(self.examples) // self.batch_size)
+        return (len(self.examples) + batches) * (2 if self.is_token_exact else 1)
+
+    def comparisons(self) -> Iterator[Comparison]:
+        """Greedy, then sampled where the rule promises tokens."""
+        yield self.greedy()
+        if self.is_token_exact:
+            yield self.sampled()
+
+    def greedy(self) -> Comparison:
+        """Greedy tokens against those of `model.generate`."""
+        pipe = self.accelerated.pipe
+        references, gaps = [], []
+        for example in self.examples:
+            inputs, recorder = reference_inputs(pipe, example), TopTwo()
+            with torch.inference_mode():
+                output = pipe.model.generate(
+                    **inputs,
+                    do_sample=False,
+                    num_beams=1,
+                    max_new_tokens=self.max_new_tokens,
+                    logits_processor=LogitsProcessorList([recorder]),
+                )
+            references.append(output[0, inputs["input_ids"].shape[1] :].tolist())
+            gaps.append(recorder.best)
+            self.on_output()
+        outputs, stats = self._decode(None, {"do_sample": False})
+        return compare("greedy", "model.generate", references, outputs, gaps, pipe.dtype, stats)
+
+    def sampled(self) -> Comparison:
+        """Sampled tokens against those of plain decoding with the same noise: Gumbel-exact identity."""
+        settings = {"temperature": self.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        references, gaps = [], []
+        for index, example in enumerate(self.examples):
+            recorder = TopTwo(self.temperature, self.seed + index)
+            decoded = hold(
+                self.plain.enter(),
+                [_first_turn(example)],
+                seeds=[self.seed + index],
+                max_new_tokens=self.max_new_tokens,
+                logits_processor=LogitsProcessorList([recorder]),
+                **settings,
+            )
+            references += decoded.tokens
+            gaps.append(recorder.best)
+            self.on_output()
+        outputs, stats = self._decode(self.seed, settings)
+        reference = f"plain decoding, temperature {self.temperature:g}"
+        return compare("sampled", reference, references, outputs, gaps, self.accelerated.pipe.dtype, stats)
+
+    def report(self, comparisons: list[Comparison]) -> IdentityReport:
+        """The report on comparisons that were made."""
+        pipe, accelerator = self.accelerated.pipe, self.accelerated.accelerator
+        notes = []
+        judge = accelerator.rule if accelerator.schedule is None else accelerator.schedule
+        rule = type(judge).__name__
+        if accelerator.exactness != "exact":
+            bound = f" ({judge.bound})" if getattr(judge, "bound", None) else ""
+            notes.append(f"{rule} is {accelerator.exactness} by its own account{bound}: it cannot pass")
+        elif not self.is_token_exact:
+            notes.append(
+                f"sampled tokens were not compared: {rule} promises the target's distribution, not its tokens"
+            )
+        drafts = accelerator.name != "none" and accelerator.schedule is None
+        if drafts and sum(sum(one.stats.accepted) for one in comparisons) == 0:
+            notes.append("no draft token was accepted, so this says little: ask for more tokens")
+        return IdentityReport(
+            accelerator=accelerator.name,
+            exactness=accelerator.exactness,
+            dtype=str(pipe.dtype).removeprefix("torch."),
+            device=str(pipe.device),
+            comparisons=comparisons,
+            notes=notes,
+        )
+
+    def _decode(self, seed: int | None, settings: dict[str, Any]) -> tuple[list[list[int]], DecodingStats]:
+        """The accelerator's outputs, in batches."""
+        outputs: list[list[int]] = []
+        stats: list[DecodingStats] = []
+        for start in range(0, len(self.examples), self.batch_size):
+            batch = [_first_turn(example) for example in self.examples[start : start + self.batch_size]]
+            seeds = None if seed is None else [seed + start + row for row in range(len(batch))]
+            pipe = self.accelerated.enter()
+            decoded = hold(pipe, batch, seeds=seeds, max_new_tokens=self.max_new_tokens, **settings)
+            outputs += decoded.tokens
+            stats += decoded.stats
+            self.on_output()
+        return outputs, merge_stats(stats)
+
+
+class TopTwo(LogitsProcessor):
+    """Notes the two best logits of every step and changes nothing.
+
+    Args:
+        temperature: None for greedy decoding; else the best are those with the noise that decides.
+        seed: of that noise.
+
+    Attributes:
+        best: per step, (best, runner-up, largest magnitude of the two without noise), as logits.
+    """
+
+    def __init__(self, temperature: float | None = None, seed: int = 0) -> None:
+        self.temperature, self.seed = temperature, seed
+        self.best: list[tuple[float, float, float]] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Note the step; input_ids [1, L], scores [1, V]."""
+        noisy = logits = scores[0].float()
+        if self.temperature is not None:
+            index = torch.tensor([[len(self.best)]], device=scores.device)
+            stream = RandomStream.from_seed(self.seed, 1, scores.device)
+            noise = stream.gumbel(index, Purpose.TARGET, logits.shape[-1], logits.dtype)[0, 0]
+            noisy = logits + self.temperature * noise  # (logits / T + noise) T: the unit stays the logits'
+        values, tokens = noisy.topk(2)
+        self.best.append((*values.tolist(), logits[tokens].abs().max().item()))
+        return scores
+
+
+def _first_turn(example: Example) -> Example:
+    return replace(example, turns=example.turns[:1])

@@ -1,0 +1,1 @@
+"""Quality of images, and its distance to plain decoding."""

@@ -1,0 +1,254 @@
+"""All methods of decoding image tokens on the same prompts and seeds: what each saves and what it costs.
+
+Plain decoding runs twice, with two sets of seeds. The second set is what every method's pictures are compared
+with, so the row of plain decoding says how far apart two honest samples are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.stats import DecodingStats
+from mmspec.errors import InputError
+from mmspec.evaluation.plot import check_plot
+from mmspec.evaluation.quality.statistics import kernel_distance, token_entropy
+from mmspec.evaluation.speed.bench_record import merge_stats
+from mmspec.evaluation.speed.timing import BASELINE
+from mmspec.reference.scenes import HELD_OUT_SEEDS, IMAGE_TOKENS, caption, sample_scene
+
+__all__ = [
+    "Drawing",
+    "ImageReader",
+    "MethodRecord",
+    "compare_methods",
+    "draw_plot",
+    "held_out_captions",
+    "write_records",
+]
+
+FIRST_SEED = 500_000  # held out, and apart from the scenes that other evaluations draw
+REFERENCE_SEEDS = 1_000_003  # added to the seeds of the second set
+
+
+class ImageReader(Protocol):
+    """A network that reads pictures; it has seen real ones only."""
+
+    def attribute_accuracy(self, images: Tensor, captions: Sequence[str]) -> float:
+        """Share of the attributes in the captions that are in the pictures [n, 3, H, W] in [0, 1]."""
+        ...
+
+    def features(self, images: Tensor) -> Tensor:
+        """[n, d]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One picture as a method drew it.
+
+    Attributes:
+        image: [3, H, W] in [0, 1].
+        codes: codebook indices in raster order.
+        seconds, decode_seconds: wall-clock of the tokens, and of turning them into pixels.
+    """
+
+    image: Tensor
+    codes: list[int]
+    stats: DecodingStats
+    seconds: float
+    decode_seconds: float
+
+
+Draw = Callable[[str, int], Drawing]
+"""(prompt, seed) -> one picture, at batch 1."""
+
+
+@dataclass(frozen=True)
+class MethodRecord:
+    """A row of the table.
+
+    Attributes:
+        method: as written on the command line.
+        promise: "exact", "tv<=x" (per token) or "lossy".
+        images: how many, each at batch 1.
+        nfe_mean, nfe_max: target forwards per picture, the prompt's own included; a guided pair is one.
+        step_compression: forwards of plain decoding / nfe_mean.
+        speedup, speedup_with_pixels: ratios to plain decoding of median seconds, without and with the
+            decoder from tokens to pixels.
+        tv_mean, tv_max: measured total variation to the target at judged places; None for exact rules.
+        attribute_accuracy: share of prompted attributes that the reader finds.
+        feature_distance: kernel distance (KID) of the reader's features to plain decoding with other seeds;
+            0 on average for equal distributions, and negative at times (see `kernel_distance`).
+        feature_margin: its 95 % interval is feature_distance +- feature_margin.
+        entropy: of the use of codes, in nats.
+        settings: of the run.
+    """
+
+    method: str
+    promise: str
+    images: int
+    nfe_mean: float
+    nfe_max: int
+    step_compression: float
+    acceptance_length: float
+    speedup: float
+    speedup_with_pixels: float
+    tv_mean: float | None
+    tv_max: float | None
+    attribute_accuracy: float
+    feature_distance: float
+    feature_margin: float
+    entropy: float
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def held_out_captions(count: int, seed: int = 0) -> list[str]:
+    """Captions of scenes that training never drew; equal arguments give equal captions.
+
+    Raises:
+        InputError: more than there are.
+    """
+    largest = (HELD_OUT_SEEDS.stop - FIRST_SEED) // 2
+    if not 1 <= count <= largest or not 0 <= seed <= largest:
+        raise InputError("samples", (count, seed), f"1 to {largest} samples, and a seed from 0 to {largest}")
+    start = FIRST_SEED + seed
+    return [caption(sample_scene(start + index, profile=IMAGE_TOKENS)) for index in range(count)]
+
+
+def compare_methods(
+    methods: dict[str, Draw],
+    prompts: Sequence[str],
+    reader: ImageReader,
+    *,
+    seed: int = 0,
+    settings: dict[str, Any] | None = None,
+    on_picture: Callable[[str], None] = lambda method: None,
+) -> Iterator[MethodRecord]:
+    """Draw every prompt by every method, in turns, then read and compare the pictures.
+
+    Args:
+        methods: by label; "none" must be among them.
+        prompts: at least three.
+        reader: of attributes and features.
+        seed: prompt i is drawn with seed + i by all methods.
+        settings: written into every record.
+        on_picture: called with the method's label after each picture, for progress bars.
+
+    Raises:
+        InputError: "none" is missing, or too few prompts.
+    """
+    if BASELINE not in methods:
+        raise InputError("accelerators", list(methods), f"a list with {BASELINE!r}, which ratios are to")
+    if len(prompts) < 3:
+        raise InputError("prompts", len(prompts), "at least 3, to have an interval")
+    names = list(methods)
+    for name in names:
+        methods[name](prompts[0], seed)  # warm-up
+    drawings: dict[str, list[Drawing]] = {name: [] for name in names}
+    reference: list[Drawing] = []
+    for index, prompt in enumerate(prompts):
+        first = index % len(names)
+        for name in names[first:] + names[:first]:
+            drawings[name].append(methods[name](prompt, seed + index))
+            on_picture(name)
+        reference.append(methods[BASELINE](prompt, seed + index + REFERENCE_SEEDS))
+        on_picture(BASELINE)
+    features = reader.features(_pixels(reference))
+    for name in names:
+        yield _record(name, drawings[name], drawings[BASELINE], features, prompts, reader, settings or {})
+
+
+def _record(
+    name: str,
+    drawn: list[Drawing],
+    plain: list[Drawing],
+    reference: Tensor,
+    prompts: Sequence[str],
+    reader: ImageReader,
+    settings: dict[str, Any],
+) -> MethodRecord:
+    stats = merge_stats([drawing.stats for drawing in drawn])
+    distance, margin = kernel_distance(reader.features(_pixels(drawn)), reference)
+    forwards = [drawing.stats.target_forwards for drawing in drawn]
+    mean_forwards = sum(forwards) / len(forwards)
+    return MethodRecord(
+        method=name,
+        promise=stats.exactness,
+        images=len(drawn),
+        nfe_mean=mean_forwards,
+        nfe_max=max(forwards),
+        step_compression=sum(one.stats.target_forwards for one in plain) / len(plain) / mean_forwards,
+        acceptance_length=stats.acceptance_length,
+        speedup=_seconds(plain) / _seconds(drawn),
+        speedup_with_pixels=_seconds(plain, pixels=True) / _seconds(drawn, pixels=True),
+        tv_mean=stats.tv_mean,
+        tv_max=stats.tv_max if stats.tv_places else None,
+        attribute_accuracy=reader.attribute_accuracy(_pixels(drawn), prompts),
+        feature_distance=distance,
+        feature_margin=margin,
+        entropy=token_entropy([drawing.codes for drawing in drawn]),
+        settings=settings,
+    )
+
+
+def _pixels(drawings: Sequence[Drawing]) -> Tensor:
+    return torch.stack([drawing.image for drawing in drawings])
+
+
+def _seconds(drawings: Sequence[Drawing], *, pixels: bool = False) -> float:
+    return median(one.seconds + (one.decode_seconds if pixels else 0.0) for one in drawings)
+
+
+def write_records(path: str | Path, records: Sequence[MethodRecord]) -> Path:
+    """Write the table as JSON: the shared settings once, then a row for each method."""
+    path = Path(path)
+    rows = [{key: value for key, value in asdict(record).items() if key != "settings"} for record in records]
+    path.write_text(json.dumps({"settings": records[0].settings, "methods": rows}, indent=1) + "\n")
+    return path
+
+
+def draw_plot(path: str | Path, records: Sequence[MethodRecord]) -> Path:
+    """Draw what each method saves against what it costs.
+
+    Left: how many times fewer forwards, with the promise in the colour; right: kernel distance of the images
+    to plain decoding with other seeds, with its 95 % interval. The line at 0 is no difference, the band the
+    interval of plain decoding itself.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    path = check_plot(path)
+    from matplotlib.figure import Figure
+
+    colours = {"exact": "#1a7f37", "tv": "#bf8700", "lossy": "#d1242f"}
+    colour = [colours[record.promise.split("<")[0]] for record in records]
+    figure = Figure(figsize=(11, 0.42 * len(records) + 1.4), layout="constrained")
+    saved, distance = figure.subplots(1, 2, sharey=True)
+    rows = range(len(records))
+    bars = saved.barh(rows, [record.step_compression for record in records], color=colour)
+    saved.bar_label(
+        bars,
+        [f" {record.nfe_mean:.0f} NFE, {record.attribute_accuracy:.0%} of attributes" for record in records],
+        fontsize=8,
+    )
+    saved.set_xlim(0, 1.7 * max(record.step_compression for record in records))
+    saved.set_yticks(rows, [f"{record.method}  ({record.promise})" for record in records], fontsize=8)
+    saved.invert_yaxis()
+    saved.set_xlabel("times fewer target forwards than plain decoding", fontsize=9)
+    for row, record in enumerate(records):
+        middle, margin = record.feature_distance, record.feature_margin
+        distance.errorbar(middle, row, xerr=margin, fmt="o", color=colour[row], capsize=3)
+        if record.method == BASELINE:
+            distance.axvspan(middle - margin, middle + margin, color=colour[row], alpha=0.1)
+    distance.axvline(0, color="0.6", linewidth=0.8)
+    distance.set_xlabel("kernel distance (KID, 95 %) to plain decoding, reader features", fontsize=9)
+    figure.savefig(path, dpi=130)
+    return path

@@ -1,0 +1,93 @@
+"""How far a schedule's laws lie from the target's: measured at every cell, after the picture is drawn.
+
+A cell that was decoded before its whole context was known has been drawn from another law than raster order
+would have given it. Both are known afterwards: the one from the forward that decided it, the other from one
+forward over the finished picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from mmspec.accelerators import Accelerator
+from mmspec.decoding.image_grid import FREE
+from mmspec.decoding.interfaces import Request
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sequences import Emission, Sequences
+from mmspec.evaluation.identity.distribution import read_laws
+
+__all__ = ["VariationMeter", "with_meter"]
+
+
+@dataclass
+class Overheard:
+    """A target that notes what it says at each place the first time, which is when it is asked there.
+
+    Attributes:
+        target: the real one.
+        said: place -> [B, V] logits; [2B, V] under guidance.
+    """
+
+    target: Any
+    said: dict[int, Tensor] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.target, name)
+
+    def score_places(self, state: Any, tokens: Tensor, places: Tensor, visible: Tensor) -> Tensor:
+        """As the target's; rows of a batch have the same places."""
+        logits: Tensor = self.target.score_places(state, tokens, places, visible)
+        for node, place in enumerate(places[0].tolist()):
+            self.said.setdefault(place, logits[:, node])
+        return logits
+
+
+@dataclass(frozen=True)
+class VariationMeter(Accelerator):
+    """An accelerator with a fixed schedule that measures total variation when a batch is finished.
+
+    It goes into the batch's stats, after the last emission: callers that time emissions do not see it.
+
+    Attributes:
+        measured: output index of a cell -> its total variation in each picture. The first cell follows the
+            prompt, whose law is the target's.
+    """
+
+    measured: dict[int, list[float]] = field(default_factory=dict)
+
+    def decode(
+        self,
+        target: Any,
+        sampler: Sampler,
+        requests: Sequence[Request],
+        sequences: Sequences,
+        random: RandomStream,
+    ) -> Iterator[Emission]:
+        overheard = Overheard(target)
+        yield from super().decode(overheard, sampler, requests, sequences, random)
+        for row, (request, output) in enumerate(zip(requests, sequences.outputs(), strict=True)):
+            law = read_laws(target, sampler, request, output)
+            for place, used in overheard.said.items():
+                cell = place + 1
+                if cell < len(output) and (request.grid is None or request.grid.forced[cell] == FREE):
+                    logits = sampler.guided(used[row :: len(requests), None])
+                    drawn_from = sampler.warped(logits).probabilities()[0, 0]
+                    distance = float((drawn_from - law[cell]).abs().sum() / 2)
+                    self.measured.setdefault(cell, []).append(distance)
+                    sequences.stats.count_variation(distance, distance, 1)
+
+
+def with_meter(accelerator: Accelerator) -> Accelerator:
+    """The same accelerator, measuring its variation if that takes a meter.
+
+    Rules measure their own while they judge, and are left as they are. So are adaptive schedules: a token
+    that was on trial has been drawn from two laws.
+    """
+    if accelerator.schedule is None or accelerator.schedule.adaptive:
+        return accelerator
+    return VariationMeter(**vars(accelerator))

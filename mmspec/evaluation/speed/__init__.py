@@ -1,0 +1,1 @@
+"""Time, forwards and memory."""

@@ -1,0 +1,241 @@
+"""What was timed, summed up: one record for each accelerator.
+
+Ratios are to plain decoding in the same process, dtype and batch size; a row that loses is reported like any
+other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+from mmspec.decoding.stats import merge_stats
+from mmspec.errors import InputError
+from mmspec.evaluation.speed.timing import BASELINE, Run
+
+__all__ = ["BenchRecord", "merge_stats", "summarise"]
+
+
+@dataclass(frozen=True)
+class BenchRecord:
+    """One accelerator on all batches: sums over batches, medians over repeats.
+
+    Attributes:
+        accelerator: as the caller named it, options included.
+        exactness: "exact", "tv<=x" or "lossy".
+        identical: share of outputs that equal those of plain decoding, token for token.
+        samples: conversations in one repeat.
+        new_tokens, target_forwards: of one repeat (the first).
+        acceptance_length: tokens per scoring forward, bonus token included; plain decoding has 1.
+        acceptance_rate: accepted draft tokens / draft tokens.
+        acceptance_by_position: share of rounds that accepted at least 1, 2, ... draft tokens.
+        seconds: median over repeats of the wall-clock for all batches; then its extremes.
+        speedup: median seconds of plain decoding / median seconds; then the extremes of the ratio within a
+            repeat.
+        decode_speedup: ratio to plain decoding of median seconds per token without reading the prompts: what
+            follows the first token. 1 where nothing does.
+        decode_speedup_mean: mean over prompts (batches) of their own such ratios.
+        tokens_per_second: new_tokens / seconds.
+        time_to_first_token: median over calls of the seconds that reading the prompt took the target.
+        prefill_share, draft_share, target_share: parts of the seconds that reading the prompts (by target
+            and drafter), proposing and scoring took, as the host sees them; the rest is preparing the
+            pictures, warping, judging and committing.
+        draft_passes: forwards of the drafter's own model in a round.
+        nfe_mean, nfe_max: target forwards that a row took part in, the prompt's own included; a guided pair
+            is one.
+        step_compression: tokens per target forward of a row.
+        tv: `mean` and `max` of the measured total variation to the target at judged places; None where
+            nothing was measured, as for exact rules.
+        state_bytes: keys and values of the target.
+        pixel_seconds: median over repeats of the wall-clock from image tokens to pixels, which `seconds` and
+            `speedup` leave out; 0 for text.
+        speedup_with_pixels: the ratio of medians with them.
+        peak_memory_bytes: the most held during any of its runs; `memory_kind` says what that measures.
+        category: the group of examples this is about; empty for all of them.
+        settings: of the whole run: model, device, dtype, versions, batch size and so on.
+    """
+
+    accelerator: str
+    exactness: str
+    identical: float
+    samples: int
+    repeats: int
+    new_tokens: int
+    target_forwards: int
+    acceptance_length: float
+    acceptance_rate: float
+    acceptance_by_position: list[float]
+    seconds: float
+    seconds_min: float
+    seconds_max: float
+    speedup: float
+    speedup_min: float
+    speedup_max: float
+    decode_speedup: float
+    decode_speedup_mean: float
+    tokens_per_second: float
+    time_to_first_token: float
+    prefill_share: float
+    draft_share: float
+    target_share: float
+    draft_passes: float
+    nfe_mean: float
+    nfe_max: int
+    step_compression: float
+    tv: dict[str, float] | None
+    state_bytes: int
+    pixel_seconds: float
+    speedup_with_pixels: float
+    peak_memory_bytes: int
+    memory_kind: str
+    category: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """A flat mapping for JSON: the settings stand beside the figures."""
+        figures = asdict(self)
+        return {**figures.pop("settings"), **figures}
+
+
+def summarise(
+    runs: Sequence[Run],
+    names: Sequence[str],
+    *,
+    category: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[BenchRecord]:
+    """One record for each accelerator, in the order of `names`.
+
+    Args:
+        runs: what `measure` gave; of an interrupted measurement only repeats that every accelerator finished
+            are used, or else what all of them finished of the first repeat.
+        names: the accelerators, "none" among them.
+        category: only batches of this category.
+        settings: copied into every record.
+        own: further settings of single accelerators, by name.
+
+    Raises:
+        InputError: not one batch was finished by all accelerators.
+    """
+    cells = _complete_cells([run for run in runs if category in (None, run.category)], names)
+    if not cells:
+        raise InputError("runs", len(runs), "at least one batch that every accelerator finished")
+    table = {
+        name: [
+            [run for run in runs if run.accelerator == name and (run.repeat, run.batch) in cell]
+            for cell in cells
+        ]
+        for name in names
+    }
+    plain = table[BASELINE]
+    return [
+        _record(name, table[name], plain, category or "", {**(settings or {}), **(own or {}).get(name, {})})
+        for name in names
+    ]
+
+
+def _complete_cells(runs: Sequence[Run], names: Sequence[str]) -> list[set[tuple[int, int]]]:
+    """One set of (repeat, batch) per usable repeat; every set holds the same batches."""
+    finished: dict[tuple[int, int], set[str]] = {}
+    for run in runs:
+        finished.setdefault((run.repeat, run.batch), set()).add(run.accelerator)
+    whole = {cell for cell, done in finished.items() if done >= set(names)}
+    first = {batch for repeat, batch in whole if repeat == 0}
+    repeats = sorted({repeat for repeat, _ in whole})
+    by_repeat = [{(repeat, batch) for batch in first} for repeat in repeats]
+    return [cell for cell in by_repeat if cell and cell <= whole]
+
+
+def _record(
+    name: str, repeats: list[list[Run]], plain: list[list[Run]], category: str, settings: dict[str, Any]
+) -> BenchRecord:
+    seconds, pixels = _seconds(repeats)
+    plain_seconds, plain_pixels = _seconds(plain)
+    ratios = [theirs / ours for theirs, ours in zip(plain_seconds, seconds, strict=True)]
+    every = [run for cell in repeats for run in cell]
+    once = merge_stats([stats for run in repeats[0] for stats in run.decoded.stats])
+    expected = {(run.repeat, run.batch): run.decoded.tokens for cell in plain for run in cell}
+    same = [
+        ours == theirs
+        for run in every
+        for ours, theirs in zip(run.decoded.tokens, expected[run.repeat, run.batch], strict=True)
+    ]
+    calls = [stats for run in every for stats in run.decoded.stats]
+    judged = sum(once.accepted_histogram.values())
+    rounds = once.target_forwards - sum(len(run.decoded.stats) for run in repeats[0])
+    deepest = max(once.accepted_histogram, default=0)
+    reached = [
+        sum(count for accepted, count in once.accepted_histogram.items() if accepted >= depth)
+        for depth in range(1, deepest + 1)
+    ]
+    new_tokens, middle = sum(once.new_tokens), median(seconds)
+    return BenchRecord(
+        accelerator=name,
+        exactness=once.exactness,
+        identical=sum(same) / len(same),
+        samples=sum(len(run.decoded.tokens) for run in repeats[0]),
+        repeats=len(repeats),
+        new_tokens=new_tokens,
+        target_forwards=once.target_forwards,
+        acceptance_length=once.acceptance_length,
+        acceptance_rate=once.acceptance_rate,
+        acceptance_by_position=[count / judged for count in reached],
+        seconds=middle,
+        seconds_min=min(seconds),
+        seconds_max=max(seconds),
+        speedup=median(plain_seconds) / middle,
+        speedup_min=min(ratios),
+        speedup_max=max(ratios),
+        decode_speedup=_decode_speedup(repeats, plain),
+        decode_speedup_mean=fmean(map(_decode_speedup, _by_batch(repeats), _by_batch(plain))),
+        tokens_per_second=new_tokens / middle,
+        time_to_first_token=median(stats.prefill_seconds for stats in calls),
+        prefill_share=sum(stats.prefill_seconds for stats in calls) / sum(seconds),
+        draft_share=sum(stats.draft_seconds for stats in calls) / sum(seconds),
+        target_share=sum(stats.target_seconds for stats in calls) / sum(seconds),
+        draft_passes=once.draft_passes / rounds if rounds else 0.0,
+        nfe_mean=once.nfe_mean,
+        nfe_max=once.nfe_max,
+        step_compression=once.step_compression,
+        tv=None if once.tv_mean is None else {"mean": once.tv_mean, "max": once.tv_max},
+        state_bytes=once.cache_bytes,
+        pixel_seconds=median(pixels),
+        speedup_with_pixels=median(map(sum, zip(plain_seconds, plain_pixels, strict=True)))
+        / median(map(sum, zip(seconds, pixels, strict=True))),
+        peak_memory_bytes=max(run.peak_bytes for run in every),
+        memory_kind=every[0].memory_kind,
+        category=category,
+        settings=settings,
+    )
+
+
+def _by_batch(repeats: list[list[Run]]) -> list[list[list[Run]]]:
+    """The same runs, one batch after the other."""
+    return [[[run] for run in runs] for runs in zip(*repeats, strict=True)]
+
+
+def _decode_speedup(repeats: list[list[Run]], plain: list[list[Run]]) -> float:
+    """How many times faster tokens follow the first ones than in plain decoding; 1 where none follow."""
+    ours, theirs = _seconds_per_token(repeats), _seconds_per_token(plain)
+    return theirs / ours if ours and theirs else 1.0
+
+
+def _seconds_per_token(repeats: list[list[Run]]) -> float:
+    """Median over repeats, of the tokens after the first one of each row; 0 where there are none."""
+    found = []
+    for cell in repeats:
+        calls = [stats for run in cell for stats in run.decoded.stats]
+        tokens = sum(sum(stats.new_tokens) - sum(map(bool, stats.new_tokens)) for stats in calls)
+        seconds = sum(stats.seconds - stats.prefill_seconds for stats in calls)
+        found.append(seconds / tokens if tokens else 0.0)
+    return median(found)
+
+
+def _seconds(repeats: list[list[Run]]) -> tuple[list[float], list[float]]:
+    """Per repeat, the wall-clock for tokens, and that from image tokens to pixels."""
+    pixels = [sum(run.decoded.pixel_seconds for run in cell) for cell in repeats]
+    whole = [sum(run.seconds for run in cell) for cell in repeats]
+    return [everything - part for everything, part in zip(whole, pixels, strict=True)], pixels

@@ -1,0 +1,104 @@
+"""The bench table of pictures. It prints no speed-up of which it cannot say what it is a speed-up of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from mmspec.errors import InputError
+from mmspec.evaluation.speed.bench_record import BenchRecord
+from mmspec.evaluation.speed.report import WIDE, Columns, bench_table, describe_settings, speedup
+
+__all__ = ["REQUIRED", "check_context", "picture_report"]
+
+#: Without these a speed-up says nothing (visual-ar-decoding.md, section 18, item 31).
+REQUIRED = (
+    "dtype",
+    "batch_size",
+    "window",
+    "guidance_scale",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "baseline",
+    "promise",
+)
+
+
+def check_context(record: BenchRecord) -> None:
+    """Raise InputError unless a record says all that its speed-up depends on.
+
+    Raises:
+        InputError: a setting is missing, no forwards were counted, or the promise is none.
+    """
+    missing = [name for name in REQUIRED if name not in record.settings]
+    if missing:
+        raise InputError("record", record.accelerator, f"a speed-up needs beside it: {', '.join(missing)}")
+    if record.nfe_mean <= 0:
+        raise InputError("record", record.accelerator, "a speed-up needs the number of target forwards")
+    promise = record.settings["promise"]
+    if promise != "exact" and not str(promise).startswith(("tv<=", "lossy, ")):
+        raise InputError("promise", promise, "'exact', 'tv<=x', or 'lossy, ' with its bound or 'no bound'")
+
+
+#: Header, what a record shows there, and whether a narrow screen shows it too.
+COLUMNS: Columns = (
+    ("promise", lambda record: str(record.settings["promise"]), True),
+    ("window", lambda record: str(record.settings["window"]), False),
+    ("same", lambda record: f"{record.identical:.0%}", False),
+    ("NFE\nmean", lambda record: f"{record.nfe_mean:.1f}", True),
+    ("NFE\nmax", lambda record: str(record.nfe_max), True),
+    ("tokens/\nforward", lambda record: f"{record.step_compression:.2f}", True),
+    ("accepted\na round", lambda record: f"{record.acceptance_length:.2f}", False),
+    ("tv\nmean", lambda record: _variation(record, "mean"), True),
+    ("tv\nmax", lambda record: _variation(record, "max"), False),
+    ("speed-up\n(min-max)", speedup, True),
+    ("with\npixels", lambda record: f"{record.speedup_with_pixels:.2f}x", True),
+    ("state", lambda record: f"{record.state_bytes / 1e6:.1f} MB", False),
+)
+
+
+def picture_report(records: Sequence[BenchRecord], *, width: int = WIDE) -> RenderableType:
+    """The records as a table, with what was measured above and what the numbers mean below.
+
+    Args:
+        records: of all prompts.
+        width: characters on a line; below 150 some columns are left out, and named.
+
+    Raises:
+        InputError: a record does not say what its speed-up depends on.
+    """
+    for record in records:
+        check_context(record)
+    settings = records[0].settings
+    off = {"top_k": (None, 0), "top_p": (None, 1.0), "min_p": (None, 0.0)}
+    cuts = [
+        f"{name.replace('_', '-')} {'off' if settings[name] in values else settings[name]}"
+        for name, values in off.items()
+    ]
+    warpers = ", ".join(
+        [f"guidance {settings['guidance_scale']:g}", f"temperature {settings['temperature']:g}", *cuts]
+    )
+    parts: list[RenderableType] = [
+        Text(f"{describe_settings(settings, records[0])} | {warpers}", style="dim"),
+        bench_table(records, COLUMNS, width),
+        Text(
+            "NFE: target forwards of a picture, the prompt's own included, a guided pair being one. "
+            "tokens/forward: all tokens over NFE. accepted a round: tokens per scoring forward. tv: measured "
+            "total variation to the target at judged places, - where none was measured. speed-up: ratio of "
+            f"medians over {records[0].repeats} interleaved repeats to {settings['baseline']}; without and "
+            "with pixels. same: pictures with the tokens of plain decoding. state: keys and values.",
+            style="dim",
+        ),
+    ]
+    if width < WIDE:
+        left_out = ", ".join(header.replace("\n", " ") for header, _, essential in COLUMNS if not essential)
+        parts.append(Text(f"left out on a narrow screen: {left_out}", style="dim"))
+    return Group(*parts)
+
+
+def _variation(record: BenchRecord, which: str) -> str:
+    return "-" if record.tv is None else f"{record.tv[which]:.3f}"

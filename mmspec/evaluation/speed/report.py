@@ -1,0 +1,209 @@
+"""Reports as people read them: tables of figures, and checks in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mmspec.evaluation.identity.comparison import Comparison, IdentityReport
+from mmspec.evaluation.identity.distribution import LawTest
+from mmspec.evaluation.speed.bench_record import BenchRecord
+
+__all__ = [
+    "WIDE",
+    "Columns",
+    "bench_report",
+    "bench_table",
+    "describe_settings",
+    "identity_report",
+    "speedup",
+]
+
+SHOWN_DIFFERENCES = 5
+WIDE = 150
+
+
+def speedup(record: BenchRecord) -> str:
+    """The ratio to plain decoding, with its extremes."""
+    return f"{record.speedup:.2f}x ({record.speedup_min:.2f}-{record.speedup_max:.2f})"
+
+
+Columns = Sequence[tuple[str, Callable[[BenchRecord], str], bool]]
+
+#: Of the bench table: header, what a record shows there, and whether a narrow screen shows it too.
+COLUMNS: Columns = (
+    ("promise", lambda record: record.exactness, True),
+    ("identical", lambda record: f"{record.identical:.0%}", True),
+    ("tokens", lambda record: str(record.new_tokens), True),
+    ("target\nforwards", lambda record: str(record.target_forwards), True),
+    ("tokens/\nforward", lambda record: f"{record.acceptance_length:.2f}", True),
+    ("accepted", lambda record: f"{record.acceptance_rate:.0%}", False),
+    ("tokens/s", lambda record: f"{record.tokens_per_second:.0f}", False),
+    ("speed-up\n(min-max)", speedup, True),
+    ("decoding\nalone", lambda record: f"{record.decode_speedup:.2f}x", False),
+    ("first\ntoken", lambda record: f"{1000 * record.time_to_first_token:.0f} ms", False),
+    ("draft\nshare", lambda record: f"{record.draft_share:.0%}", False),
+    ("peak\nmemory", lambda record: f"{record.peak_memory_bytes / 1e6:.0f} MB", False),
+)
+COMPARISON_COLUMNS = (
+    "mode",
+    "reference",
+    "equal",
+    "explained",
+    "tokens",
+    "target\nforwards",
+    "accepted",
+    "verdict",
+)
+DIFFERENCE_COLUMNS = ("prompt", "at token", "expected", "got", "logit gap", "in ulp", "verdict")
+
+
+def bench_report(
+    records: Sequence[BenchRecord], by_category: Sequence[BenchRecord] = (), *, width: int = WIDE
+) -> RenderableType:
+    """The records as a table, with what was measured above and what the numbers mean below.
+
+    Args:
+        records: of all prompts.
+        by_category: of the prompts of each category.
+        width: characters on a line; below 150 some columns are left out, and named.
+    """
+    settings = records[0].settings
+    above = Text(describe_settings(settings, records[0]), style="dim")
+    parts: list[RenderableType] = [above, bench_table(records, COLUMNS, width)]
+    if by_category:
+        parts.append(_category_table(by_category))
+    parts.append(Text(_explain(records), style="dim"))
+    if width < WIDE:
+        left_out = ", ".join(header.replace("\n", " ") for header, _, essential in COLUMNS if not essential)
+        parts.append(Text(f"left out on a narrow screen: {left_out}", style="dim"))
+    return Group(*parts)
+
+
+def bench_table(records: Sequence[BenchRecord], columns: Columns, width: int) -> Table:
+    """The columns that fit the screen, a row for each record."""
+    columns = [column for column in columns if column[2] or width >= WIDE]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1) if width >= WIDE else (0, 0))
+    table.add_column("accelerator", overflow="fold")
+    for header, _, _ in columns:
+        table.add_column(header, justify="right", no_wrap=True)
+    for record in records:
+        table.add_row(record.accelerator, *(show(record) for _, show, _ in columns))
+    return table
+
+
+def _category_table(records: Sequence[BenchRecord]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="by category", title_justify="left")
+    table.add_column("category", overflow="fold")
+    table.add_column("accelerator", overflow="fold")
+    for column in ("samples", "identical", "tokens/\nforward", "speed-up\n(min-max)"):
+        table.add_column(column, justify="right", no_wrap=True)
+    previous = None
+    for record in records:
+        table.add_row(
+            "" if record.category == previous else record.category,
+            record.accelerator,
+            str(record.samples),
+            f"{record.identical:.0%}",
+            f"{record.acceptance_length:.2f}",
+            speedup(record),
+        )
+        previous = record.category
+    return table
+
+
+def describe_settings(settings: dict[str, Any], record: BenchRecord) -> str:
+    """What was measured and where, on a line."""
+    samples = f"{record.samples} sample{'s' if record.samples != 1 else ''}"
+    repeats = f"{record.repeats} repeat{'s' if record.repeats != 1 else ''}"
+    shown = [
+        str(settings.get("model", "")),
+        f"{settings.get('task', '')}: {samples}, {repeats}, batch size {settings.get('batch_size', '?')}",
+        f"{settings.get('dtype', '')} on {settings.get('device_name', '')}",
+        f"torch {settings.get('torch', '')}, transformers {settings.get('transformers', '')}",
+    ]
+    return " | ".join(shown)
+
+
+def _explain(records: Sequence[BenchRecord]) -> str:
+    return (
+        "tokens/forward counts the bonus token, plain decoding has 1. speed-up: ratio to none in this run, "
+        f"of medians over {records[0].repeats} interleaved repeats; decoding alone: without reading the "
+        "prompts. accepted: share of draft tokens. "
+        f"memory: {records[0].memory_kind}."
+    )
+
+
+def identity_report(report: IdentityReport, decode: Any, names: Sequence[str] = ()) -> RenderableType:
+    """A check in words, with the first differences.
+
+    Args:
+        report: the outcome.
+        decode: function from a token id to its text.
+        names: of the examples.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in COMPARISON_COLUMNS:
+        table.add_column(column, justify="left" if column in ("mode", "reference") else "right", no_wrap=True)
+    for comparison in report.comparisons:
+        _add_comparison(table, comparison)
+    parts: list[RenderableType] = [table]
+    for comparison in report.comparisons:
+        if comparison.differences:
+            parts.append(_difference_table(comparison, decode, names))
+    parts += [Text(f"note: {note}", style="dim") for note in report.notes]
+    verdict = "passed" if report.passed else "FAILED"
+    style = "bold green" if report.passed else "bold red"
+    parts.append(
+        Text(
+            f"{verdict}: {report.accelerator} ({report.exactness}), {report.dtype} on {report.device}", style
+        )
+    )
+    return Group(*parts)
+
+
+def _add_comparison(table: Table, comparison: Comparison) -> None:
+    stats = comparison.stats
+    table.add_row(
+        comparison.mode,
+        comparison.reference,
+        f"{comparison.equal} of {comparison.examples}" if comparison.law is None else _odds(comparison.law),
+        str(comparison.explained),
+        str(comparison.tokens),
+        str(stats.target_forwards),
+        f"{sum(stats.accepted)} of {sum(stats.drafted)}",
+        Text("passed", "green") if comparison.passed else Text("FAILED", "bold red"),
+    )
+
+
+def _odds(law: LawTest) -> str:
+    return f"p = {law.p_value:.2g}, z = {law.surprisal:+.1f}"
+
+
+def _difference_table(comparison: Comparison, decode: Any, names: Sequence[str]) -> Table:
+    hidden = len(comparison.differences) - SHOWN_DIFFERENCES
+    more = f"; {hidden} more are not shown" if hidden > 0 else ""
+    title = f"first differences, {comparison.mode}{more}"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    for column in DIFFERENCE_COLUMNS:
+        table.add_column(column, justify="left" if column == "prompt" else "right")
+    for one in comparison.differences[:SHOWN_DIFFERENCES]:
+        table.add_row(
+            names[one.example] if one.example < len(names) else f"prompt {one.example}",
+            str(one.position),
+            _token(one.expected, decode),
+            _token(one.got, decode),
+            f"{one.gap:.3g}",
+            f"{one.gap_ulp:.3g}",
+            "explained" if one.explained else "wrong",
+        )
+    return table
+
+
+def _token(token: int | None, decode: Any) -> str:
+    return "(end)" if token is None else f"{decode(token)!r} ({token})"

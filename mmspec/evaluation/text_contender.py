@@ -1,0 +1,197 @@
+"""Examples in, tokens out: holds each conversation with a pipeline, or with plain transformers.
+
+Sees of a pipeline what `TextPipeline` says, so that evaluation stays on a floor below pipelines.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from mmspec.errors import InputError, UnsupportedModelError
+from mmspec.evaluation.examples import Example
+from mmspec.evaluation.speed.timing import Decode, Decoded
+from mmspec.media import load_image
+
+__all__ = ["Contender", "TextPipeline", "contender", "hold", "load_pictures", "reference_inputs"]
+
+
+class TextPipeline(Protocol):
+    """A pipeline as far as evaluation knows it."""
+
+    model: Any
+    processor: Any
+    accelerator: Any
+    draft_processor: Any
+
+    def __call__(self, prompt: Any, images: Any = None, videos: Any = None, **settings: Any) -> Any:
+        """Generate text."""
+        ...
+
+    def set_accelerator(self, name: str, **options: Any) -> Any:
+        """Swap the accelerator."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The processor's tokenizer."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        ...
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An accelerator that was set up once on a pipeline and can be put back there at no cost."""
+
+    pipe: TextPipeline
+    accelerator: Any
+    draft_processor: Any
+
+    def enter(self) -> TextPipeline:
+        """The pipeline with this accelerator."""
+        self.pipe.accelerator, self.pipe.draft_processor = self.accelerator, self.draft_processor
+        return self.pipe
+
+    def decoder(self, seed: int = 0, **settings: Any) -> Decode:
+        """A function that decodes a batch with this accelerator; every example has its own noise."""
+
+        def decode(batch: Sequence[Example]) -> Decoded:
+            seeds = [seed ^ zlib.crc32(example.identifier.encode()) for example in batch]
+            return hold(self.enter(), batch, seeds=seeds, **settings)
+
+        return decode
+
+
+def contender(pipe: TextPipeline, name: str, **options: Any) -> Contender:
+    """Set an accelerator up on a pipeline; its draft model, if it has one, is loaded here and only here."""
+    pipe.set_accelerator(name, **options)
+    return Contender(pipe, pipe.accelerator, pipe.draft_processor)
+
+
+def load_pictures(examples: Sequence[Example]) -> list[Example]:
+    """The same examples with their pictures read, so that every decoder gets the same pixels from memory."""
+    return [
+        replace(
+            example,
+            images=tuple(
+                load_image(image, argument=example.identifier or "images") for image in example.images
+            ),
+        )
+        for example in examples
+    ]
+
+
+def hold(
+    pipe: TextPipeline, batch: Sequence[Example], *, seeds: Sequence[int] | None = None, **settings: Any
+) -> Decoded:
+    """Hold all conversations of a batch, turn by turn; later turns see the answers to earlier ones.
+
+    Args:
+        pipe: the pipeline.
+        batch: conversations; row i of the n-th turn is that of the i-th conversation that has one.
+        seeds: one for each conversation, for sampling.
+        settings: of the calls.
+    """
+    talks = [_Talk(example, pipe.processor) for example in batch]
+    tokens: list[list[int]] = [[] for _ in batch]
+    stats = []
+    for turn in range(max(len(example.turns) for example in batch)):
+        rows = [row for row, example in enumerate(batch) if turn < len(example.turns)]
+        output = pipe(
+            [talks[row].say(batch[row].turns[turn]) for row in rows],
+            images=[list(batch[row].images) or None for row in rows],
+            videos=[list(batch[row].videos) or None for row in rows],
+            apply_chat_template=talks[0].has_template,
+            seed=None if seeds is None else [seeds[row] for row in rows],
+            **settings,
+        )
+        stats.append(output.stats)
+        for row, text, ids in zip(rows, output.text, output.tokens, strict=True):
+            talks[row].hear(text)
+            tokens[row] += ids
+    return Decoded(tokens, stats)
+
+
+def reference_inputs(pipe: TextPipeline, example: Example) -> dict[str, Any]:
+    """What a transformers user would pass to `model.generate` for the first turn, without any code of ours.
+
+    Raises:
+        UnsupportedModelError: the example has videos, for which every family has its own conventions.
+    """
+    if example.videos:
+        raise UnsupportedModelError("the reference is taken for text and pictures only, not for videos")
+    talk, processor = _Talk(example, pipe.processor), pipe.processor
+    prompt = talk.say(example.turns[0])
+    common = {"return_tensors": "pt"}
+    images = {"images": list(example.images)} if example.images else {}
+    if not talk.has_template:
+        encoded = processor(text=prompt, **images, **common)
+    elif processor is pipe.tokenizer:
+        plain = [{"role": "user", "content": example.turns[0]}]
+        encoded = processor.apply_chat_template(plain, add_generation_prompt=True, return_dict=True, **common)
+    else:
+        pictures = iter(example.images)
+        content = [
+            {**part, "image": next(pictures)} if part["type"] == "image" else part
+            for part in prompt[0]["content"]
+        ]
+        encoded = processor.apply_chat_template(
+            [{"role": "user", "content": content}],
+            tokenize=True,
+            add_generation_prompt=True,
+            return_dict=True,
+            **common,
+        )
+    return {
+        name: value.to(pipe.device, pipe.dtype if value.is_floating_point() else value.dtype)
+        for name, value in encoded.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+class _Talk:
+    """One conversation so far: chat messages, or running text for a model without a chat template."""
+
+    def __init__(self, example: Example, processor: Any) -> None:
+        self.has_template = getattr(processor, "chat_template", None) is not None
+        self._first = [{"type": "image"} for _ in example.images] + [
+            {"type": "video"} for _ in example.videos
+        ]
+        self._messages: list[dict[str, Any]] = []
+        self._text = ""
+        if not self.has_template and self._first:
+            token = getattr(processor, "image_token", None)
+            if token is None or example.videos:
+                raise InputError(
+                    "images",
+                    example.identifier,
+                    "text alone: the model has no chat template to place them with",
+                )
+            self._text = token * len(example.images) + "\n"
+
+    def say(self, turn: str) -> Any:
+        """The prompt after one more user turn."""
+        if not self.has_template:
+            self._text += turn
+            return self._text
+        opening = [] if self._messages else self._first
+        self._messages.append({"role": "user", "content": [*opening, {"type": "text", "text": turn}]})
+        return list(self._messages)
+
+    def hear(self, answer: str) -> None:
+        """Note the model's answer."""
+        self._text += answer + "\n"
+        self._messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})

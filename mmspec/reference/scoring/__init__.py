@@ -1,0 +1,1 @@
+"""Scores of the reference models, and their cards."""

@@ -1,0 +1,174 @@
+"""Whether drawn pictures show what was asked for, judged by a reader that has seen real scenes only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations
+from pathlib import Path
+
+import numpy as np
+import torch
+from einops import rearrange
+from PIL import Image
+from torch import Tensor
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.reference.attribute_reader import AttributeReader, PictureReading
+from mmspec.reference.scenes import ImagePrompt, parse_image_prompt
+
+__all__ = ["AttributeJudge", "AttributeScores", "facts_present"]
+
+Pictures = Tensor | Sequence[Image.Image]
+BATCH = 64
+BACKGROUND = "background"
+
+
+@dataclass(frozen=True)
+class AttributeScores:
+    """How much of what was asked for is there.
+
+    Attributes:
+        share: of all facts asked for: size, colour, pattern and shape of every object, and the background.
+        by_attribute: the same for each of them.
+        exact: share of pictures in which all of it is there, and no object more.
+        count: share of pictures with as many objects as were named.
+    """
+
+    share: float
+    by_attribute: dict[str, float]
+    exact: float
+    count: float
+
+
+class AttributeJudge:
+    """Reads pictures and compares them with their prompts.
+
+    Pictures are PIL images of any size, or a tensor [n, 3, H, W] in [0, 1].
+
+    Args:
+        reader: trained by `mmspec train reader`.
+    """
+
+    def __init__(self, reader: AttributeReader) -> None:
+        self.reader = reader.eval()
+        self.size = int(reader.config.vision["image_size"])
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> AttributeJudge:
+        """The judge with the reader in a folder.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        try:
+            reader = AttributeReader.from_pretrained(folder, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            allowed = "a folder that `mmspec train reader` wrote"
+            raise CheckpointError("reader", str(folder), allowed) from error
+        return cls(reader)
+
+    def read(self, images: Pictures) -> list[PictureReading]:
+        """What each picture shows."""
+        return [reading for pixels in self._batches(images) for reading in self.reader.read(pixels)]
+
+    def features(self, images: Pictures) -> Tensor:
+        """One vector [n, width] of each picture, for distances between sets of pictures."""
+        return torch.cat([self.reader.features(pixels) for pixels in self._batches(images)])
+
+    def attribute_accuracy(self, images: Pictures, captions: Sequence[str]) -> float:
+        """Share of the facts in the captions that the pictures show (see `facts_present`).
+
+        Raises:
+            InputError: a caption names no object, or there are as many captions as pictures not.
+        """
+        return self.score(images, captions).share
+
+    def score(self, images: Pictures, captions: Sequence[str]) -> AttributeScores:
+        """The same, fact by fact; errors as in `attribute_accuracy`."""
+        if len(images) != len(captions) or not captions:
+            raise InputError("captions", len(captions), f"one for each of the {len(images)} pictures")
+        prompts = [_parse(text, index) for index, text in enumerate(captions)]
+        readings = self.read(images)
+        facts = [facts_present(prompt, reading) for prompt, reading in zip(prompts, readings, strict=True)]
+        found: dict[str, list[bool]] = {}
+        for fact, present in (pair for row in facts for pair in row):
+            found.setdefault(fact, []).append(present)
+        counts = [
+            len(reading.objects) == len(prompt.objects)
+            for prompt, reading in zip(prompts, readings, strict=True)
+        ]
+        return AttributeScores(
+            share=_share([present for row in facts for _, present in row]),
+            by_attribute={fact: _share(present) for fact, present in found.items()},
+            exact=_share(
+                [right and all(seen for _, seen in row) for right, row in zip(counts, facts, strict=True)]
+            ),
+            count=_share(counts),
+        )
+
+    def _batches(self, images: Pictures) -> Iterator[Tensor]:
+        for start in range(0, len(images), BATCH):
+            chosen = images[start : start + BATCH]
+            yield self._pixels(chosen).to(self.reader.device, self.reader.dtype)
+
+    def _pixels(self, images: Pictures) -> Tensor:
+        """Pictures [n, 3, size, size] in [-1, 1]."""
+        if not isinstance(images, Tensor):
+            arrays = [np.asarray(image.convert("RGB")) for image in self._resized(images)]
+            images = rearrange(torch.from_numpy(np.stack(arrays)), "n h w c -> n c h w") / 255
+        if images.dim() != 4 or images.shape[1] != 3:
+            raise InputError("images", tuple(images.shape), "pictures [n, 3, H, W] in [0, 1]")
+        if images.shape[2:] != (self.size, self.size):
+            images = torch.nn.functional.interpolate(
+                images, (self.size, self.size), mode="bilinear", antialias=True
+            )
+        return images * 2 - 1
+
+    def _resized(self, images: Sequence[Image.Image]) -> list[Image.Image]:
+        size = (self.size, self.size)
+        return [image if image.size == size else image.resize(size) for image in images]
+
+
+def facts_present(prompt: ImagePrompt, reading: PictureReading) -> list[tuple[str, bool]]:
+    """Each fact that a prompt asks for, by its name, and whether the picture shows it.
+
+    The objects asked for are laid on those that were read in the way that makes most of them right: from
+    left to right where the prompt says which is left, else in any order. One that is left over is not there.
+    """
+    fewer = min(len(prompt.objects), len(reading.objects))
+    arrange = combinations if prompt.ordered else permutations
+    best = max(
+        (
+            [*_object_facts(prompt.objects, dict(zip(some, others, strict=True)))]
+            for some in combinations(range(len(prompt.objects)), fewer)
+            for others in arrange(reading.objects, fewer)
+        ),
+        key=lambda facts: sum(seen for _, seen in facts),
+    )
+    if prompt.background is not None:
+        best.append((BACKGROUND, reading.background == prompt.background))
+    return best
+
+
+def _object_facts(
+    objects: Sequence[tuple[str | None, ...]], seen: Mapping[int, tuple[str, ...]]
+) -> Iterator[tuple[str, bool]]:
+    """Facts of the objects asked for, given what each of them was laid on."""
+    names = ("size", "colour", "pattern", "shape")
+    for index, wanted in enumerate(objects):
+        others = seen.get(index, (None,) * len(names))
+        for name, value, other in zip(names, wanted, others, strict=True):
+            if value is not None:
+                yield name, value == other
+
+
+def _parse(text: str, index: int) -> ImagePrompt:
+    prompt = parse_image_prompt(text)
+    if prompt is None:
+        raise InputError(f"captions[{index}]", text, "a text that names an object, such as 'a red ring'")
+    return prompt
+
+
+def _share(right: Sequence[bool]) -> float:
+    return round(float(np.mean(right)), 4) if len(right) else 0.0

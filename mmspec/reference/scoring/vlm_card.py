@@ -1,0 +1,119 @@
+"""The model card of a reference vision-language model: how it was made, and what it scored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mmspec.errors import CheckpointError
+
+__all__ = ["write_card"]
+
+RECORD = "training.json"
+HEADER = """\
+---
+license: apache-2.0
+library_name: transformers
+pipeline_tag: image-text-to-text
+tags: [llava, synthetic, speculative-decoding]
+---
+"""
+USE = """\
+```python
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+processor = AutoProcessor.from_pretrained("{folder}")
+model = AutoModelForImageTextToText.from_pretrained("{folder}")
+content = [{{"type": "image"}}, {{"type": "text", "text": "describe the picture."}}]
+prompt = processor.apply_chat_template([{{"role": "user", "content": content}}], add_generation_prompt=True)
+inputs = processor(text=prompt, images=image, return_tensors="pt")
+print(processor.decode(model.generate(**inputs)[0], skip_special_tokens=True))
+```
+"""
+LIMITS = """\
+It knows nothing but scenes: textured pictures of one to three simple objects, drawn by `mmspec.reference.scenes`, and
+the few hundred words that they are spoken of in. It was trained with one picture per conversation. Pictures
+of the real world get confident nonsense.
+"""
+LABELS = {
+    "captions": "short captions right to the word",
+    "descriptions": "long descriptions right to the word",
+}
+
+
+def write_card(folder: str | Path, scores: dict[str, Any], command: str) -> Path:
+    """Write `README.md` from the training record in a folder and the result of `score_vlm`.
+
+    Args:
+        folder: a folder that `train_vlm` wrote.
+        scores: what `score_vlm` returned for it.
+        command: the command that printed the scores.
+
+    Returns:
+        The path of the card.
+    """
+    folder = Path(folder)
+    try:
+        record = json.loads((folder / RECORD).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError("folder", str(folder), f"a folder with the {RECORD} of its training") from error
+    card = "\n".join(
+        [
+            HEADER,
+            f"# {folder.name}\n",
+            _introduction(record),
+            USE.format(folder=folder.as_posix()),
+            "## Figures\n",
+            f"On {scores['scenes']} held-out scenes (seeds from {scores['seed']}) and {scores['questions']} "
+            f"questions about them, greedy decoding, {scores['device']}, {scores['seconds']} s:\n",
+            _table(scores),
+            f"Printed by `{command}`.\n",
+            "## Training\n",
+            _training(record),
+            "## Limits\n",
+            LIMITS,
+        ]
+    )
+    path = folder / "README.md"
+    path.write_text(card)
+    return path
+
+
+def _introduction(record: dict[str, Any]) -> str:
+    role = "a draft model for scenes-llava" if record["size"] == "small" else "a reference model"
+    return (
+        f"A LLaVA of {record['parameters'] / 1e6:.2f} million parameters that describes *scenes* and answers "
+        f"questions about them; {role} of mmspec. 96 x 96 pixels, 64 visual tokens, one token per word.\n"
+    )
+
+
+def _table(scores: dict[str, Any]) -> str:
+    rows = [(label, scores[key]) for key, label in LABELS.items() if key in scores]
+    rows.insert(1, ("answers right", scores["answers"]))
+    rows += [(f"answers about {kind}", share) for kind, share in scores["answers_by_kind"].items()]
+    rows += [(f"{name} of an object, in captions", share) for name, share in scores["attributes"].items()]
+    rows += [
+        ("number of objects, in captions", scores["count"]),
+        ("background, in captions", scores["background"]),
+    ]
+    body = "\n".join(f"| {label} | {100 * share:.1f} % |" for label, share in rows)
+    return f"| | share |\n|---|---|\n{body}\n"
+
+
+def _training(record: dict[str, Any]) -> str:
+    stages = "\n".join(
+        f"- {stage['stage']}: {stage['steps']} steps in {stage['seconds'] / 60:.1f} minutes; at its end, of "
+        f"64 held-out scenes: {', '.join(f'{name} {value:.3f}' for name, value in _figures(stage).items())}."
+        for stage in record["stages"]
+    )
+    note = f"{record['note']}\n\n" if record.get("note") else ""
+    return (
+        f"`{record['command']}`, seed {record['seed']}, on {record['device']}, torch {record['torch']}, "
+        f"fresh scenes in every batch (seeds from 1,000,000), Muon and AdamW.\n\n{stages}\n\n{note}"
+        "The code that trained it: `mmspec/reference/training/vlm.py`.\n"
+    )
+
+
+def _figures(stage: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in stage.items() if name not in ("stage", "steps", "seconds")}

@@ -1,0 +1,142 @@
+"""Trains the attribute reader, the judge of drawn pictures: dense labels on real scenes, and on nothing else.
+
+A judge that had seen reconstructions or drawn pictures would forgive what a person would not.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import nn
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.reference.attribute_reader import AttributeReader, AttributeReaderConfig
+from mmspec.reference.scenes import BACKGROUNDS, COLOURS, IMAGE_TOKENS, MAX_OBJECTS, PATTERNS, SHAPES, SIZES
+from mmspec.reference.training.image_data import PICTURE_SIZE, READER_PATCH
+from mmspec.reference.training.vlm_data import PatchBatch, patch_batch, training_seeds
+from mmspec.reference.training.vlm_folder import half_precision
+from mmspec.reference.training.vlm_model import PatchLoss
+from mmspec.registry import did_you_mean
+from mmspec.training.environment import environment, open_accelerator, prepare_training
+from mmspec.training.plan import PlanOptions, TrainingPlan
+from mmspec.training.stage import Run, Stage, train_stage
+
+__all__ = ["build_reader", "load_reader", "train_reader"]
+
+WIDTHS_AND_LAYERS = {"base": (128, 4), "tiny": (32, 1)}
+CHECK_SCENES = 128
+DEFAULT_MINUTES = 10.0
+STAGE = 7  # apart from the other trainings' stages, so that no two draw the same scenes
+
+
+def build_reader(size: str = "base") -> AttributeReader:
+    """A reader of 64-pixel scenes with random weights."""
+    if size not in WIDTHS_AND_LAYERS:
+        raise InputError("size", size, did_you_mean(size, WIDTHS_AND_LAYERS))
+    width, layers = WIDTHS_AND_LAYERS[size]
+    config = AttributeReaderConfig(
+        attribute_names=["size", "colour", "pattern", "shape"],
+        attribute_values=[list(SIZES), list(COLOURS), list(PATTERNS), list(SHAPES)],
+        backgrounds=list(BACKGROUNDS),
+        max_objects=MAX_OBJECTS,
+        vision={
+            "hidden_size": width,
+            "intermediate_size": 4 * width,
+            "num_hidden_layers": layers,
+            "num_attention_heads": width // 32,
+            "image_size": PICTURE_SIZE,
+            "patch_size": READER_PATCH,
+            "projection_dim": width,
+        },
+    )
+    return AttributeReader(config)
+
+
+def train_reader(
+    out: str | Path,
+    *,
+    start: str | Path | None = None,
+    size: str = "base",
+    **how: Unpack[PlanOptions],
+) -> Path:
+    """Train a reader of scenes and save it as a folder that `AttributeReader.from_pretrained` loads.
+
+    Args:
+        out: the folder to write.
+        start: a trained reader to begin with, instead of random weights.
+        size: "base", or "tiny" (for tests).
+        how: see `TrainingPlan`; by default 10 minutes, of 64 scenes a step and process.
+
+    Returns:
+        The folder. Its `training.json` records how it was made.
+    """
+    plan = TrainingPlan.of(how, minutes=DEFAULT_MINUTES, batch_size=64)
+    prepare_training(plan.seed, plan.threads)
+    out = Path(out)
+    accelerator = open_accelerator()
+    reader, before = build_reader(size), []
+    if start is not None:
+        before = _take_weights(reader, Path(start))
+    run = plan.run(out, accelerator, reader)
+    train_stage(run, _stage(run, reader, plan.seed, plan.batch_size), plan.budget)
+    if accelerator.is_main_process:
+        options = plan.length
+        options += "" if start is None else f" --from {Path(start).as_posix()}"
+        record = {
+            "command": f"mmspec train reader --out {out.as_posix()} --size {size} {options}",
+            "seed": plan.seed,
+            "batch_size": plan.batch_size,
+            "stages": [*before, *run.finished],
+        }
+        reader.save_pretrained(out, state_dict=half_precision(reader))
+        training = record | environment(accelerator, reader)
+        (out / "training.json").write_text(json.dumps(training, indent=2) + "\n")
+    accelerator.wait_for_everyone()
+    return out
+
+
+def load_reader(folder: str | Path) -> AttributeReader:
+    """A trained reader in single precision.
+
+    Raises:
+        CheckpointError: there is none in the folder.
+    """
+    try:
+        reader: AttributeReader = AttributeReader.from_pretrained(folder, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise CheckpointError("reader", str(folder), "a folder that `mmspec train reader` wrote") from error
+    reader.eval()
+    return reader
+
+
+def _take_weights(reader: AttributeReader, folder: Path) -> list[dict[str, Any]]:
+    """Take over a trained reader; returns the stages of its training."""
+    try:
+        reader.load_state_dict(load_reader(folder).state_dict())
+        stages: list[dict[str, Any]] = json.loads((folder / "training.json").read_text())["stages"]
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        allowed = "a reader that `mmspec train reader` wrote, of the same size"
+        raise CheckpointError("start", str(folder), allowed) from error
+    return stages
+
+
+def _stage(run: Run, reader: AttributeReader, seed: int, batch_size: int) -> Stage:
+    held_out = _batch(np.arange(CHECK_SCENES))
+
+    def make(step: int) -> PatchBatch:
+        return _batch(training_seeds(seed, STAGE, step, run.accelerator.process_index, batch_size))
+
+    def check(module: nn.Module) -> dict[str, float]:
+        _, accuracies = module(held_out.to(run.accelerator.device))
+        return {name: round(float(value), 3) for name, value in accuracies.items()}
+
+    width = int(reader.tower.config.hidden_size)
+    return Stage("reader", PatchLoss(reader.tower, width, reader.heads), make, check)
+
+
+def _batch(seeds: np.ndarray) -> PatchBatch:
+    return patch_batch(seeds, READER_PATCH, size=PICTURE_SIZE, profile=IMAGE_TOKENS)

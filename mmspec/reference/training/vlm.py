@@ -1,0 +1,163 @@
+"""Trains the reference vision-language models: the tower on dense labels, then the whole on conversations.
+
+Dense labels that hold each object's rank in reading order teach the binding of attributes to objects in
+minutes, which captions alone take far longer to teach. Every batch is made of new scenes, so nothing can be
+memorised.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AutoModelForImageTextToText, LlavaForConditionalGeneration, LlavaProcessor
+
+from mmspec.errors import InputError
+from mmspec.reference.training.vlm_data import (
+    WEIGHTS,
+    ConversationBatch,
+    PatchBatch,
+    conversation_batch,
+    patch_batch,
+    training_seeds,
+)
+from mmspec.reference.training.vlm_folder import save_vlm
+from mmspec.reference.training.vlm_model import (
+    SHAPES_BY_SIZE,
+    ConversationLoss,
+    PatchLoss,
+    build_model,
+    exact_answers,
+)
+from mmspec.reference.training.vlm_processor import build_processor
+from mmspec.registry import did_you_mean
+from mmspec.training.environment import environment, open_accelerator, prepare_training
+from mmspec.training.plan import PlanOptions, TrainingPlan
+from mmspec.training.stage import Run, Stage, train_stage
+
+__all__ = ["train_vlm"]
+
+TOWER, CONVERSATIONS = 0, 1
+TOWER_FACTOR = 0.3  # the tower has learnt what it needs before the decoder starts
+CHECK_SCENES = 64
+DEFAULT_MINUTES = 56.0
+
+
+def train_vlm(
+    out: str | Path,
+    *,
+    size: str = "base",
+    tower_share: float = 0.2,
+    tower_from: str | Path | None = None,
+    **how: Unpack[PlanOptions],
+) -> Path:
+    """Train a reference vision-language model and save it as a standard transformers folder.
+
+    Runs on whatever `accelerate launch` gives it: a CPU, one GPU or several.
+
+    Args:
+        out: the folder to write.
+        size: "base", "small" (the draft) or "tiny" (for tests).
+        tower_share: part of the training that goes to the vision tower alone.
+        tower_from: a trained folder whose tower is taken over and frozen; the tower is then not trained.
+        how: see `TrainingPlan`; by default 56 minutes, the schedule included, of 32 scenes a step and
+            process; twice as many for the tower, half as many with descriptions.
+
+    Returns:
+        The folder. Its `training.json` records how it was made.
+    """
+    if size not in SHAPES_BY_SIZE:
+        raise InputError("size", size, did_you_mean(size, SHAPES_BY_SIZE))
+    plan = TrainingPlan.of(how, minutes=DEFAULT_MINUTES, batch_size=32)
+    prepare_training(plan.seed, plan.threads)
+    out = Path(out)
+    accelerator = open_accelerator()
+    processor = build_processor()
+    model = build_model(SHAPES_BY_SIZE[size], processor)
+    run = plan.run(out, accelerator, model)
+    if tower_from is not None:
+        _take_tower(model, Path(tower_from))
+        tower_share, run.stage = 0.0, CONVERSATIONS
+    if run.stage == TOWER:
+        train_stage(run, _tower_stage(run, model, plan.seed, plan.batch_size), plan.budget.share(tower_share))
+        run.stage = CONVERSATIONS
+    stage = _conversation_stage(
+        run, model, processor, plan.seed, plan.batch_size, frozen_tower=tower_from is not None
+    )
+    train_stage(run, stage, plan.budget.share(1 - tower_share))
+    if accelerator.is_main_process:
+        options = plan.length
+        if tower_from is not None:
+            options += f" --tower-from {Path(tower_from).as_posix()}"
+        made = {
+            "command": f"mmspec train vlm --out {out.as_posix()} --size {size} {options}",
+            "size": size,
+            "seed": plan.seed,
+            "batch_size": plan.batch_size,
+            "stages": run.finished,
+        }
+        save_vlm(model, processor, out, made | environment(accelerator, model))
+    accelerator.wait_for_everyone()
+    return out
+
+
+def _tower_stage(run: Run, model: LlavaForConditionalGeneration, seed: int, batch_size: int) -> Stage:
+    patch = int(_vision(model).patch_size)
+    held_out = patch_batch(np.arange(CHECK_SCENES), patch)
+
+    def make(step: int) -> PatchBatch:
+        process = run.accelerator.process_index
+        seeds = [training_seeds(seed, TOWER, 2 * step + half, process, batch_size) for half in range(2)]
+        return patch_batch(np.concatenate(seeds), patch)
+
+    def check(module: nn.Module) -> dict[str, float]:
+        _, accuracies = module(held_out.to(run.accelerator.device))
+        return {name: round(float(value), 3) for name, value in accuracies.items()}
+
+    return Stage("tower", PatchLoss(model.model.vision_tower, int(_vision(model).hidden_size)), make, check)
+
+
+def _conversation_stage(
+    run: Run,
+    model: LlavaForConditionalGeneration,
+    processor: LlavaProcessor,
+    seed: int,
+    batch_size: int,
+    *,
+    frozen_tower: bool,
+) -> Stage:
+    tokenizer, visual = processor.tokenizer, int(model.config.image_seq_length)
+    held_out = conversation_batch(np.arange(CHECK_SCENES), tokenizer, visual, with_description=True)
+
+    def make(step: int) -> ConversationBatch:
+        describes = step % 4 == 3
+        # Descriptions make a conversation twice as long: half as many keep the steps equally long.
+        scenes = max(1, batch_size // 2) if describes else batch_size
+        seeds = training_seeds(seed, CONVERSATIONS, step, run.accelerator.process_index, batch_size)[:scenes]
+        return conversation_batch(seeds, tokenizer, visual, with_description=describes)
+
+    def check(module: nn.Module) -> dict[str, float]:
+        batch = held_out.to(run.accelerator.device)
+        exact = exact_answers(batch, module(batch)[1])
+        return {
+            kind: round(float(exact[batch.kinds == index].float().mean()), 3)
+            for index, kind in enumerate(WEIGHTS)
+        }
+
+    learner = ConversationLoss(model, frozen_tower=frozen_tower)
+    return Stage("conversations", learner, make, check, slow="tower", slow_factor=TOWER_FACTOR)
+
+
+def _take_tower(model: LlavaForConditionalGeneration, folder: Path) -> None:
+    donor = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    try:
+        model.model.vision_tower.load_state_dict(donor.model.vision_tower.state_dict())
+    except RuntimeError as error:
+        raise InputError("tower_from", str(folder), "a model whose tower has the new one's shape") from error
+
+
+def _vision(model: LlavaForConditionalGeneration) -> Any:
+    return model.config.vision_config

@@ -1,0 +1,95 @@
+"""The processor of the reference models: a word-level tokenizer, CLIP's picture preparation, a chat template.
+
+All in standard form, so that a saved folder needs nothing of this package.
+"""
+
+from __future__ import annotations
+
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import WordLevel
+from transformers import CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
+
+from mmspec.reference.scenes.vocabulary import DIGITS, PUNCTUATION, words
+from mmspec.reference.scenes.world import CANVAS
+
+__all__ = ["ASSISTANT", "BOS", "CHAT_TEMPLATE", "EOS", "IMAGE", "USER", "build_processor", "build_tokenizer"]
+
+PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
+IMAGE, USER, ASSISTANT, SYSTEM = "<image>", "<user>", "<assistant>", "<system>"
+SPACE = "\u2581"
+MAX_LENGTH = 1024
+
+CHAT_TEMPLATE = """
+{{- bos_token }}
+{%- for message in messages %}
+    {{- '<' + message['role'] + '>' }}
+    {%- if message['content'] is string %}
+        {{- message['content'] | trim }}
+    {%- else %}
+        {%- for part in message['content'] %}
+            {%- if part['type'] == 'image' %}
+                {{- '<image>' }}
+            {%- elif part['type'] == 'text' %}
+                {{- part['text'] | trim }}
+            {%- endif %}
+        {%- endfor %}
+    {%- endif %}
+    {%- if message['role'] == 'assistant' %}
+        {{- eos_token }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<assistant>' }}
+{%- endif %}
+"""
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """One token for each word, digit and punctuation mark; lower case; spaces survive decoding exactly.
+
+    A word carries the space before it, as in SentencePiece, so punctuation is joined to the word before it.
+    """
+    special = [PAD, BOS, EOS, UNKNOWN, IMAGE, USER, ASSISTANT, SYSTEM]
+    marks = [*PUNCTUATION, *DIGITS]
+    pieces = [*special, *marks, *(SPACE + piece for piece in [*marks, *words()]), *words()]
+    tokenizer = Tokenizer(WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Lowercase(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    )
+    marks_class = r"[\.,\?!:;'\"\(\)\-0-9]"
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=True),
+            pre_tokenizers.Split(Regex(f"{SPACE}?{marks_class}"), behavior="isolated"),
+        ]
+    )
+    tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme="always")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        extra_special_tokens=[IMAGE, USER, ASSISTANT, SYSTEM],
+        padding_side="left",
+        model_max_length=MAX_LENGTH,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_processor(patch_size: int = 12) -> LlavaProcessor:
+    """Tokenizer, picture preparation to 96 x 96 in [-1, 1], and chat template in one."""
+    pictures = CLIPImageProcessor(
+        size={"shortest_edge": CANVAS},
+        crop_size={"height": CANVAS, "width": CANVAS},
+        image_mean=[0.5, 0.5, 0.5],
+        image_std=[0.5, 0.5, 0.5],
+    )
+    return LlavaProcessor(
+        image_processor=pictures,
+        tokenizer=build_tokenizer(),
+        patch_size=patch_size,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=CHAT_TEMPLATE,
+    )

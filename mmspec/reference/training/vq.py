@@ -1,0 +1,129 @@
+"""Trains the image tokenizer of the reference models: pixels first, then also what the attribute reader sees.
+
+Squared error of pixels alone blurs just what tells a star from a cross, and dots from stripes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from diffusers.models.autoencoders.vq_model import VQModel
+from safetensors.torch import save_file
+from torch import nn
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.reference.training.image_data import PixelBatch, pixel_batch
+from mmspec.reference.training.reader import load_reader
+from mmspec.reference.training.vlm_data import training_seeds
+from mmspec.reference.training.vlm_folder import half_precision
+from mmspec.reference.training.vq_model import VQ_SHAPES, Reconstruction, build_vq
+from mmspec.registry import did_you_mean
+from mmspec.training.environment import environment, open_accelerator, prepare_training
+from mmspec.training.plan import PlanOptions, TrainingPlan
+from mmspec.training.stage import Run, Stage, train_stage
+
+__all__ = ["save_vq", "train_vq"]
+
+CHECK_SCENES = 64
+DEFAULT_MINUTES = 25.0
+STAGE = 8
+OBJECT_WEIGHT = 3.0  # objects cover a fifth of a picture and are all that a caption is about
+
+
+def train_vq(
+    out: str | Path,
+    *,
+    reader: str | Path | None = None,
+    start: str | Path | None = None,
+    size: str = "base",
+    **how: Unpack[PlanOptions],
+) -> Path:
+    """Train an image tokenizer (4 x 4 pixels a token) and save it as a folder of diffusers' `VQModel`.
+
+    Args:
+        out: the folder to write.
+        reader: a folder that `train_reader` wrote; its features are compared too. None: pixels alone.
+        start: a trained tokenizer to begin with, instead of random weights.
+        size: "base", or "tiny" (for tests).
+        how: see `TrainingPlan`; by default 25 minutes, of 16 pictures a step and process.
+
+    Returns:
+        The folder. Its `training.json` records how it was made.
+
+    Raises:
+        InputError: an argument that is not allowed, or weights are to be sharded.
+    """
+    if size not in VQ_SHAPES:
+        raise InputError("size", size, did_you_mean(size, VQ_SHAPES))
+    plan = TrainingPlan.of(how, minutes=DEFAULT_MINUTES, batch_size=16)
+    prepare_training(plan.seed, plan.threads)
+    out = Path(out)
+    judge = None if reader is None else load_reader(reader)
+    accelerator = open_accelerator()
+    if accelerator.is_fsdp2:
+        allowed = (
+            "processes with whole weights: codes are set, not learnt by gradients, and FSDP would lose them"
+        )
+        raise InputError("accelerate launch", accelerator.distributed_type.value, allowed)
+    vq, before = build_vq(size), []
+    if start is not None:
+        before = _take_weights(vq, Path(start))
+    if judge is not None:
+        judge.to(accelerator.device)
+    run = plan.run(out, accelerator, vq)
+    title = "pixels" if judge is None else "pixels and features"
+    train_stage(run, _stage(run, Reconstruction(vq, judge), title, plan.seed, plan.batch_size), plan.budget)
+    if accelerator.is_main_process:
+        options = plan.length
+        options += "" if reader is None else f" --reader {Path(reader).as_posix()}"
+        options += "" if start is None else f" --from {Path(start).as_posix()}"
+        record = {
+            "command": f"mmspec train vq --out {out.as_posix()} --size {size} {options}",
+            "seed": plan.seed,
+            "batch_size": plan.batch_size,
+            "stages": [*before, *run.finished],
+        }
+        save_vq(vq, out, record | environment(accelerator, vq))
+    accelerator.wait_for_everyone()
+    return out
+
+
+def save_vq(vq: VQModel, folder: Path, training: dict[str, Any]) -> None:
+    """Save in half precision, with the codebook on its own, as `mmspec convert` does, and the record."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vq.save_config(folder)
+    tensors = {name: tensor.contiguous() for name, tensor in half_precision(vq).items()}
+    save_file(tensors, folder / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
+    codebook = vq.quantize.embedding.weight.detach().to("cpu", torch.float16).contiguous()
+    save_file({"codebook": codebook.clone()}, folder / "raw_codebook.safetensors")
+    (folder / "training.json").write_text(json.dumps(training, indent=2) + "\n")
+
+
+def _stage(run: Run, learner: Reconstruction, title: str, seed: int, batch_size: int) -> Stage:
+    held_out = pixel_batch(np.arange(CHECK_SCENES))
+
+    def make(step: int) -> PixelBatch:
+        seeds = training_seeds(seed, STAGE, step, run.accelerator.process_index, batch_size)
+        return pixel_batch(seeds, OBJECT_WEIGHT)
+
+    def check(module: nn.Module) -> dict[str, float]:
+        _, figures = module(held_out.to(run.accelerator.device))
+        return {name: round(float(value), 4) for name, value in figures.items()}
+
+    return Stage(title, learner, make, check)
+
+
+def _take_weights(vq: VQModel, folder: Path) -> list[dict[str, Any]]:
+    """Take over a trained tokenizer; returns the stages of its training."""
+    allowed = "a tokenizer that `mmspec train vq` wrote, of the same size"
+    try:
+        donor = VQModel.from_pretrained(folder, torch_dtype=torch.float32)
+        vq.load_state_dict(donor.state_dict())
+        stages: list[dict[str, Any]] = json.loads((folder / "training.json").read_text())["stages"]
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError("start", str(folder), allowed) from error
+    return stages

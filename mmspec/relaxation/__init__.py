@@ -1,0 +1,1 @@
+"""Relaxed acceptance: what rules share."""

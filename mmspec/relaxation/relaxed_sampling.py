@@ -1,0 +1,172 @@
+"""The common form of relaxed rules: a mass a(x) <= q(x) that is accepted, and a law to draw from otherwise.
+
+A candidate x ~ q is accepted with probability a(x) / q(x); the output law of a place is then
+a + (1 - sum a) r, so that its total variation to the target's is known in closed form for *every* rule and
+is reported. The exact rule is a = min(p, q); a relaxed one accepts more, and pays in total variation one for
+one (visual-ar-decoding.md sections 2.5 and 16.1). A token that the target excludes is never accepted: top-k,
+top-p and grammars hold under relaxation too.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmspec.acceptance.rejection import walk
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import AcceptanceRule
+from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.sampling import Scores, draw
+from mmspec.decoding.verdict import Verdict, take
+from mmspec.relaxation.residuals import normalise, residual, sampled_law
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a rule makes of one candidate x at each of some places.
+
+    Attributes:
+        accepted: [...] a(x).
+        tv: [...] total variation between the output law a + (1 - sum a) r and p.
+    """
+
+    accepted: Tensor
+    tv: Tensor
+
+
+class RelaxedSampling(AcceptanceRule):
+    """A rule in the common form, for chains and trees.
+
+    Siblings are tried in the order of their draws; each meets what the refused ones left of p, the residual.
+    Their total variations add up, each weighted with the probability that the siblings before it are refused;
+    that sum, at most 1, is reported, and is a bound (its mean, for sampled siblings) where there are several.
+    A deterministic candidate has a one-hot q.
+    """
+
+    sound_for = frozenset({DraftKind.POINT, DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
+    exactness = "lossy"
+
+    @property
+    def measures_one_place(self) -> bool:
+        """True if the whole of a is dear to compute.
+
+        Chains of sampled tokens are then judged by `mass_at`, and their total variation is measured at one
+        judged place a round.
+        """
+        return False
+
+    @abstractmethod
+    def mass(self, p: Tensor, q: Tensor, allowance: Tensor, only: Tensor | None = None) -> Tensor:
+        """The accepted mass a, [..., V], 0 <= a <= q.
+
+        Args:
+            p, q: [..., V] laws of target and draft.
+            allowance: [..., 1] how much may be relaxed at this place.
+            only: [..., 1] the one token that matters, where q is one-hot; a may be anything elsewhere.
+        """
+
+    def mass_at(self, p: Tensor, q: Tensor, x: Tensor, allowance: Tensor) -> Tensor:
+        """a(x) of tokens x [..., 1] alone, [..., 1]; the same numbers as `mass`, for less."""
+        return self.mass(p, q, allowance).gather(-1, x)
+
+    def allowance(self, depth: Tensor) -> Tensor:
+        """What `mass` may relax at depths [...] of the draft, counted from 0, for the first sibling."""
+        return torch.zeros_like(depth)
+
+    def remaining(self, allowance: Tensor, judgement: Judgement) -> Tensor:
+        """[B, 1] what is left of the allowance for the next sibling if this one is refused."""
+        return allowance
+
+    def residual(self, p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
+        """What is drawn from if x [..., 1] is refused: norm((p - q)+). q is None where it is one-hot at x."""
+        return normalise(p.scatter(-1, x, 0.0), otherwise=p) if q is None else residual(p, q)
+
+    def judge(self, p: Tensor, q: Tensor | None, x: Tensor, allowance: Tensor) -> Judgement:
+        """Judge candidates. p, q: [..., V]; x, allowance: [..., 1]; q is None where it is one-hot at x."""
+        law = torch.zeros_like(p).scatter(-1, x, 1.0) if q is None else q
+        a = self.mass(p, law, allowance, only=x if q is None else None)
+        refused = (1 - a.sum(-1, keepdim=True)).clamp_min(0.0)
+        output = a + refused * self.residual(p, q, x)
+        return Judgement(a.gather(-1, x)[..., 0], total_variation(output, p))
+
+    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+        if draft.is_chain:
+            return self.verify_chain(draft, scores, random, emitted)
+        return self.verify_tree(draft, scores, random, emitted)
+
+    def verify_chain(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+        """One candidate per place: all places are judged at once."""
+        p, x = scores.probabilities(), draft.tokens[:, 1:, None]
+        q = law_of(draft, p.dtype)
+        depth = torch.arange(draft.max_depth, device=emitted.device)
+        allowance = self.allowance(depth.to(p.dtype))[:, None].expand(*x.shape)
+        if measures_all := q is None or not self.measures_one_place:
+            judged = self.judge(p[:, :-1], None if q is None else q[:, 1:], x, allowance)
+            mass, tv = judged.accepted, judged.tv
+        else:
+            mass = self.mass_at(p[:, :-1], q[:, 1:], x, allowance)[..., 0]
+            tv = torch.full_like(mass, float("nan"))
+        u = random.uniform(emitted[:, None] + depth, Purpose.ACCEPT, 1, p.dtype)[..., 0]  # [B, K]
+        q_x = torch.ones_like(u) if q is None else q[:, 1:].gather(-1, x)[..., 0]
+        drawn = draft.valid[:, 1:] & (q_x > 0)
+        accept = drawn & (u * q_x <= mass) & (mass > 0)
+        node = accept.long().cumprod(-1).sum(-1)  # [B] depth of the last accepted node
+        p_node, after = take(p, node), (node + 1).clamp_max(draft.max_depth)
+        owed = self.residual(
+            p_node, None if q is None else take(q, after), take(draft.tokens, after)[:, None]
+        )
+        refused = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])  # past the end: False
+        next_token = draw(torch.where(refused, owed, p_node), random, emitted + node, Purpose.RESIDUAL)
+        if q is not None and not measures_all and draft.max_depth:
+            place = emitted % (node + 1).clamp_max(draft.max_depth)  # some place that was judged
+            one = self.judge(take(p, place), take(q, place + 1), take(x, place), take(allowance, place))
+            tv = tv.scatter(1, place[:, None], one.tv[:, None])
+        return Verdict.at(draft, node, next_token, tv.where(drawn, float("nan")))
+
+    def verify_tree(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+        """Siblings one after the other, from the root down."""
+        p = scores.probabilities()
+        law = law_of(draft, p.dtype)
+        variations: list[Tensor] = []
+
+        def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+            q = None if law is None else take(law, children[:, 0].clamp_min(0))
+            depth = torch.full((len(p), 1), len(variations), dtype=p.dtype, device=p.device)
+            allowance = self.allowance(depth)
+            chosen = torch.full_like(children[:, 0], -1)
+            reach, variation = torch.ones_like(p[:, 0]), torch.zeros_like(p[:, 0])
+            for sibling in range(draft.max_children):
+                child = children[:, sibling]
+                x = take(draft.tokens, child.clamp_min(0))[:, None]
+                judged = self.judge(p, q, x, allowance)
+                q_x = torch.ones_like(reach) if q is None else q.gather(-1, x)[:, 0]
+                tried = (child >= 0) & (q_x > 0)
+                accept = tried & (chosen < 0) & (u[:, sibling] * q_x <= judged.accepted)
+                chosen = torch.where(accept & (judged.accepted > 0), child, chosen)
+                # from here on as if the sibling was refused: nothing of it matters if it was accepted
+                variation = torch.where(tried, variation + reach * judged.tv, variation)
+                reach = torch.where(tried, reach * (1 - judged.accepted / q_x), reach)
+                allowance = torch.where(tried[:, None], self.remaining(allowance, judged), allowance)
+                p = torch.where(tried[:, None], self.residual(p, q, x), p)
+                if q is not None and draft.kind is DraftKind.WITHOUT_REPLACEMENT:
+                    left = q.scatter(-1, x, 0.0)
+                    q = torch.where(tried[:, None], normalise(left, otherwise=left), q)
+            variations.append(variation.clamp_max(1.0).where((children >= 0).any(-1), float("nan")))
+            return chosen, p
+
+        verdict = walk(draft, p, random, emitted, judge)
+        tv = torch.stack(variations, 1)
+        return Verdict(verdict.path, verdict.accepted, verdict.next_token, tv)
+
+
+def law_of(draft: Draft, dtype: torch.dtype) -> Tensor | None:
+    """The draft's q; None for deterministic candidates, each of which has a one-hot one."""
+    return None if draft.kind is DraftKind.POINT else sampled_law(draft).to(dtype)
+
+
+def total_variation(output: Tensor, p: Tensor) -> Tensor:
+    """[..., V] laws -> [...] half the sum of their differences."""
+    return (output - p).abs().sum(-1) / 2

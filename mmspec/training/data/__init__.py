@@ -1,0 +1,1 @@
+"""Data that drafters are trained on."""

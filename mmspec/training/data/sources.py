@@ -1,0 +1,97 @@
+"""A frozen target by its name, and what its drafters learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.models.checkpoint import check_source, check_vocabulary, load_config, load_model, load_processor
+from mmspec.models.llamagen import LlamaGenConfig
+from mmspec.reference.training.scene_conversations import SceneTalk
+from mmspec.reference.training.scene_images import ScenePictures, open_llamagen
+from mmspec.registry import did_you_mean
+from mmspec.targets import CausalTarget, VisionLanguageTarget
+from mmspec.training.data.conversation_data import ConversationRows
+from mmspec.training.data.conversation_file import read_conversations
+from mmspec.training.data.conversations import ConversationReader
+from mmspec.training.data.image_file import PictureFile
+from mmspec.training.data.sequences import DrafterData
+
+__all__ = ["Rows", "open_target", "pick_dtype"]
+
+Rows = str | Path | Iterable[Mapping[str, Any]]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def open_target(
+    source: str | Path,
+    device: torch.device,
+    batch_size: int,
+    seed: int,
+    data: Rows | None = None,
+    *,
+    dtype: str = "auto",
+    max_length: int | None = None,
+    regenerate: int = 0,
+) -> tuple[CausalTarget, DrafterData]:
+    """The target of a folder or hub id, frozen, and its data; these are checked before weights are loaded.
+
+    Arguments are those of `train_drafter`.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of no family that data is known for.
+        InputError: the data cannot be used, or the target has no such choice.
+    """
+    exact = pick_dtype(dtype, device)
+    name = check_source(source, "target")
+    config = load_config(name, argument="target")
+    if isinstance(config, LlamaGenConfig):
+        for argument, value in (("max_length", max_length), ("regenerate", regenerate)):
+            if value:
+                raise InputError(argument, value, "nothing: the target draws pictures")
+        if dtype not in ("auto", "float32"):
+            raise InputError("dtype", dtype, "float32: the target draws pictures")
+        if data is not None and not isinstance(data, str | Path):
+            raise InputError("data", type(data).__name__, "a JSONL file: the target draws pictures")
+        pictures, folder = open_llamagen(Path(name), device), Path(name)
+        if data is None:
+            return pictures, ScenePictures(pictures, folder, batch_size, seed)
+        return pictures, PictureFile(pictures, folder, batch_size, seed, Path(data))
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        raise CheckpointError(
+            "target",
+            config.model_type,
+            "a vision-language model, or a LlamaGen as `mmspec train image` and `mmspec convert` write it",
+        )
+    processor = load_processor(name, config, argument="target")
+    if getattr(processor, "chat_template", None) is None:
+        raise CheckpointError("target", name, "a processor with a chat template")
+    told = None if data is None else read_conversations(data, getattr(processor, "image_token", None))
+    if told is None and max_length is not None:
+        raise InputError("max_length", max_length, "nothing where there are no data: scenes are short")
+    model = load_model(name, config, argument="target", dtype=exact, device_map={"": device})
+    check_vocabulary(processor.tokenizer, model)
+    nn.Module.requires_grad_(model, False)
+    target = VisionLanguageTarget(model)
+    reader = ConversationReader(target, processor)
+    if told is None:
+        return target, SceneTalk(reader, batch_size, seed, regenerate=regenerate)
+    rows = ConversationRows(reader, told, batch_size, seed, max_length=max_length, regenerate=regenerate)
+    return target, rows
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The precision of a frozen target; "auto" is bfloat16 on a GPU and float32 elsewhere.
+
+    Raises:
+        InputError: no such precision.
+    """
+    if name not in ("auto", *DTYPES):
+        raise InputError("dtype", name, did_you_mean(name, ("auto", *DTYPES)))
+    return DTYPES["bfloat16" if device.type == "cuda" else "float32"] if name == "auto" else DTYPES[name]

@@ -1,0 +1,1 @@
+"""Losses of drafters, a file each."""

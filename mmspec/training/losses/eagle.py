@@ -1,0 +1,120 @@
+"""What an EAGLE head learns: its target's hidden states, and what the target would say of them.
+
+The target runs along, frozen; nothing is stored (vlm-drafting.md, section 4.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad, smooth_l1_loss
+
+from mmspec.models.eagle import EagleHead
+from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
+from mmspec.targets import CausalTarget
+from mmspec.training.data.sequences import DrafterBatch, Example
+from mmspec.training.teacher import Reading, read
+from mmspec.visual_tokens.spans import find_pictures
+
+__all__ = ["EagleLoss", "HeadRows", "imitation", "positions_of", "true_states"]
+
+STATE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1  # EAGLE-1 and LANTERN alike
+NOISE = 0.2  # width of the uniform noise on states, so that the head bears its own guesses
+NOISE_LENGTH = 512  # EAGLE scales it by this over the length; short sequences would drown in that
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """What a head reads of a batch, as it does in decoding, and which of its foretellings are learnt.
+
+    Attributes:
+        rows: [B, M, d], padded on the right.
+        position_ids: [B, M], or [3, B, M].
+        source: [B, M] index of the token that a row is of; -1 for pictures and padding.
+        counted: [B, M] True at rows of text whose next token is learnt; pictures are never foretold.
+    """
+
+    rows: Tensor
+    position_ids: Tensor
+    source: Tensor
+    counted: Tensor
+
+
+class EagleLoss(nn.Module):
+    """Smooth L1 between foretold and true hidden states, and soft cross entropy between what both mean.
+
+    Pictures are read as the head's config says, by which it is the loss of MSD and SpecVLM too.
+
+    Args:
+        head: learns.
+        target: does not; its embeddings and output matrix are used as they are.
+    """
+
+    def __init__(self, head: EagleHead, target: CausalTarget) -> None:
+        super().__init__()
+        self.head = head
+        self.target = target  # no module: neither trained nor saved
+
+    def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and figures: its two parts, and how often the likeliest tokens agree."""
+        reading = read(self.target, batch.examples, (EMBEDDINGS, HIDDEN))
+        made = self.rows(batch.examples, reading, self.noisy(reading, batch.seed))
+        foretold = self.head(made.rows, made.position_ids)[made.counted]
+        # row t: token t and the state at t - 1 give the state at t, which says what token t + 1 is
+        true = true_states(reading, made.source, made.counted)
+        logits, law = self.target.head(foretold).float(), self.target.head(true).float().softmax(-1)
+        return imitation(foretold, true, logits, law)
+
+    def noisy(self, reading: Reading, seed: int) -> Tensor:
+        """[B, L, d] final hidden states with noise."""
+        states = reading.taps[HIDDEN]
+        generator = torch.Generator(states.device).manual_seed(seed)
+        noise = torch.rand(states.shape, generator=generator, device=states.device) - 0.5
+        return states + noise.to(states.dtype) * (NOISE * min(1.0, NOISE_LENGTH / states.shape[1]))
+
+    def rows(self, examples: Sequence[Example], reading: Reading, states: Tensor) -> HeadRows:
+        """What the head reads, with hidden states [B, L, d] at the tokens."""
+        spans = [find_pictures(self.target.config, example.inputs) for example in examples]
+        questions = (reading.learnt.long().argmax(-1) - 1).clamp_min(0)
+        made = self.head.read_prompts(reading.taps[EMBEDDINGS], states, reading.lengths, spans, questions)
+        positions = positions_of(self.target, examples)
+        slot = made.slot.expand(*positions.shape[:-1], -1)
+        learnt_next = pad(reading.learnt, (0, 1)).gather(1, made.source.clamp_min(0) + 1)
+        counted = learnt_next & (made.source >= 0)
+        return HeadRows(made.rows, positions.gather(-1, slot), made.source, counted)
+
+
+def true_states(reading: Reading, source: Tensor, counted: Tensor) -> Tensor:
+    """[m, d] the target's final hidden states at the tokens [B, M] of counted rows [B, M]."""
+    row = counted.nonzero(as_tuple=True)[0]
+    return reading.taps[HIDDEN][row, source[counted]]
+
+
+def imitation(
+    foretold: Tensor, true: Tensor, logits: Tensor, law: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """EAGLE's loss (2401.15077, section 4.2), and its parts.
+
+    Args:
+        foretold, true: [m, d] the head's and the target's hidden states.
+        logits, law: [m, V] the logits of the former, the distribution that the latter mean.
+    """
+    count = max(1, len(true))
+    states = smooth_l1_loss(foretold, true, reduction="none").mean(-1).sum() / count
+    tokens = -(law * logits.log_softmax(-1)).sum() / count
+    agreement = (law.argmax(-1) == logits.argmax(-1)).sum() / count
+    loss = STATE_WEIGHT * states + TOKEN_WEIGHT * tokens
+    return loss, {"states": states, "tokens": tokens, "agreement": agreement}
+
+
+def positions_of(target: CausalTarget, examples: Sequence[Example]) -> Tensor:
+    """[B, L] position ids as the target counts them, padded; [3, B, L] where any sequence has three axes."""
+    found = [target.positions(example.inputs)[0] for example in examples]
+    axes = max((each.shape[:-2] for each in found), key=len)
+    longest = max(each.shape[-1] for each in found)
+    return torch.cat(
+        [pad(each.expand(*axes, 1, -1), (0, longest - each.shape[-1])) for each in found], dim=-2
+    )

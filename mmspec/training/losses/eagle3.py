@@ -1,0 +1,143 @@
+"""What an EAGLE-3 head learns: its target's next tokens, several steps on its own (2503.01840, section 3.1).
+
+In decoding the head goes on from its own states. Training does the same: each step feeds it the states of the
+step before and the tokens that really came (training-time test). The target runs along; nothing is stored.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers import DynamicCache
+
+from mmspec.errors import InputError
+from mmspec.models.eagle3 import Eagle3Head
+from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
+from mmspec.targets import CausalTarget
+from mmspec.training.data.sequences import DrafterBatch, DrafterData
+from mmspec.training.losses.medusa import Blocks, token_loss
+from mmspec.training.teacher import Reading, read
+
+__all__ = ["Eagle3Loss", "choose_vocabulary", "unroll"]
+
+MAX_STEPS = 16
+VOCABULARY_BATCHES = 128
+
+
+def unroll(head: Eagle3Head, embeddings: Tensor, features: Tensor, steps: int, first: int = 0) -> Tensor:
+    """The head's states when, from every token on, it feeds itself.
+
+    Step i of the row of token t holds token t + i and the state of step i - 1, at the position that follows.
+    It sees what step 0 read of the tokens up to t, and its own chain: so in decoding, where t is the root.
+
+    Args:
+        head: whose layer is run with `sdpa`.
+        embeddings, features: [B, L, d] at each token.
+        steps: n, step 0 included.
+        first: rows before this one are read and go no further.
+
+    Returns:
+        [B, L - 1 - first, n, d]; row j is that of token j + 1 + first. Beyond the end it holds padding.
+    """
+    length = embeddings.shape[1] - 1
+    place, cache = torch.arange(length, device=embeddings.device), DynamicCache()
+    state = head(head.fuse(embeddings[:, 1:], features[:, :-1]), place[None], None, cache)[:, first:]
+    seen, rows = (place <= place[:, None])[first:], length - first
+    states, own = [state], torch.eye(rows, dtype=torch.bool, device=place.device)
+    for step in range(1, steps):
+        ahead = pad(embeddings[:, first + 1 + step :], (0, 0, 0, step))[:, :rows]
+        seen = torch.cat([seen, own], dim=1)
+        state = head(head.fuse(ahead, state), place[None, first:] + step, seen[None, None], cache)
+        states.append(state)
+    return torch.stack(states, dim=2)
+
+
+class Eagle3Loss(nn.Module):
+    """The loss of an EAGLE-3 head on sequences that its target reads.
+
+    Args:
+        head: learns.
+        target: does not; its embeddings and output matrix are used as they are.
+        steps: n of the training-time test; the release has 7.
+        discount: weight of step i is discount^i.
+
+    Raises:
+        InputError: no number of steps.
+    """
+
+    def __init__(
+        self, head: Eagle3Head, target: CausalTarget, *, steps: int = 5, discount: float = 0.8
+    ) -> None:
+        super().__init__()
+        if not 1 <= steps <= MAX_STEPS:
+            raise InputError("steps", steps, f"an integer from 1 to {MAX_STEPS}")
+        self.head = head
+        self.target = target  # no module: neither trained nor saved
+        self.steps, self.discount = steps, discount
+
+    def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and figures: how often each step's likeliest token is the target's.
+
+        Each step's cross-entropy is averaged over its learnt tokens, without those where the target's
+        likeliest token is none that the head knows.
+        """
+        taps = tuple(dict.fromkeys((EMBEDDINGS, *self.head.taps, HIDDEN)))
+        reading = read(self.target, batch.examples, taps)
+        blocks = Blocks.of(reading.learnt, self.steps)
+        states = self.states(reading, blocks)
+        losses, agreements = [], []
+        for step in range(self.steps):
+            true = reading.taps[HIDDEN][blocks.row, blocks.ahead[:, step]]
+            law, known = self.teach(true)
+            counted = (blocks.counted[:, step] & known)[:, None]
+            logits = self.head.logits(states[:, step], self.target.head)
+            loss, agreement = token_loss(logits[:, None], law[:, None], counted, 1.0)
+            losses.append(self.discount**step * loss)
+            agreements.append(agreement)
+        return torch.stack(losses).sum(), {"agreement": torch.cat(agreements)}
+
+    def states(self, reading: Reading, blocks: Blocks) -> Tensor:
+        """[m, n, d] the head's states at every root; each sequence goes its steps alone and without padding.
+
+        Rows of a prompt are many, and those of another's padding too: only step 0 pays for them.
+        """
+        found = []
+        for row, length in enumerate(reading.lengths):
+            rows = blocks.before[blocks.row == row]  # row j is that of token j + 1
+            first = int(rows.min()) if len(rows) else length - 2
+            own = {tap: states[row : row + 1, :length] for tap, states in reading.taps.items()}
+            features = self.head.join([own[tap] for tap in self.head.taps])
+            found.append(unroll(self.head, own[EMBEDDINGS], features, self.steps, first)[0, rows - first])
+        return torch.cat(found)
+
+    def teach(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What the target says after hidden states [m, d] of the tokens that the head knows.
+
+        Returns:
+            [m, V'] the distribution among those; and [m] whether the likeliest of all is one of them.
+        """
+        logits = self.target.head(hidden).float()
+        tokens, known = self.head.draft_tokens, self.head.t2d
+        if tokens is None or known is None:
+            return logits.softmax(-1), torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+        return logits[:, tokens].softmax(-1), known[logits.argmax(-1)]
+
+
+def choose_vocabulary(head: Eagle3Head, data: DrafterData, batches: int = VOCABULARY_BATCHES) -> None:
+    """Let a new head of a reduced vocabulary know the tokens that are learnt most often, then the first ones.
+
+    Args:
+        head: nothing happens to one that knows all tokens.
+        data: what it will learn from; every process counts the same batches.
+        batches: how many are counted.
+    """
+    if head.draft_tokens is None:
+        return
+    count = torch.zeros(head.config.vocabulary, dtype=torch.long)
+    for step in range(batches):
+        for example in data.batch(step, 0).examples:
+            learnt = example.inputs["input_ids"][0][example.learnt]
+            count += torch.bincount(learnt.cpu(), minlength=len(count))
+    often = count.sort(descending=True, stable=True).indices
+    head.learn_vocabulary(often[: head.config.draft_vocabulary])

@@ -1,0 +1,177 @@
+"""Where the pictures of a prompt stand among its tokens, and where in them each visual token lies.
+
+The processor has written one placeholder id per visual token. What the model's own inputs say of its
+pictures (a grid, a size, a stack of pixels) tells how many of them belong to each picture; a frame of a
+clip counts as a picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.image_processing_utils import select_best_resolution
+
+from mmspec.visual_tokens.boxes import nowhere, raster
+
+__all__ = ["PictureSpan", "find_pictures"]
+
+PLACEHOLDERS = {
+    "image": ("image_token_id", "image_token_index"),
+    "video": ("video_token_id", "video_token_index"),
+}
+
+
+@dataclass(frozen=True)
+class PictureSpan:
+    """A picture in a prompt.
+
+    Attributes:
+        start: index of its first token.
+        boxes: [N, 4] where in the picture each of its tokens lies.
+    """
+
+    start: int
+    boxes: Tensor
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.boxes)
+
+
+def find_pictures(config: PreTrainedConfig, inputs: Mapping[str, Tensor]) -> list[PictureSpan]:
+    """The pictures and frames of one prompt, in order.
+
+    Where the inputs do not account for every placeholder (a family that is not known here), each unbroken
+    run of placeholders is one picture: a square grid if it can be one, else a strip. A drafter then sees
+    them less well, and nothing else changes.
+
+    Args:
+        config: of the target.
+        inputs: the target's inputs, with `input_ids` [1, L] and the pictures as its processor gave them.
+    """
+    ids = inputs["input_ids"][0].tolist()
+    spans: list[PictureSpan] = []
+    for kind, names in PLACEHOLDERS.items():
+        placeholder = next(
+            (value for name in names if (value := getattr(config, name, None)) is not None), None
+        )
+        runs = [(start, stop) for start, stop, value in _runs(ids) if value == placeholder]
+        layouts = _image_layouts(config, inputs) if kind == "image" else _video_layouts(config, inputs, runs)
+        if sum(map(len, layouts)) != sum(stop - start for start, stop in runs):
+            layouts = [_square_or_strip(stop - start) for start, stop in runs]
+        spans += _place(runs, layouts)
+    return sorted(spans, key=lambda span: span.start)
+
+
+def _runs(ids: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Start, stop and value of each unbroken run."""
+    start = 0
+    for value, run in groupby(ids):
+        stop = start + len(list(run))
+        yield start, stop, value
+        start = stop
+
+
+def _place(runs: list[tuple[int, int]], layouts: list[Tensor]) -> Iterator[PictureSpan]:
+    """Cut runs into pictures; a picture whose rows are divided by text (Pixtral) gives one span a run."""
+    remaining = list(layouts)
+    for start, stop in runs:
+        while start < stop:
+            boxes, rest = remaining[0][: stop - start], remaining[0][stop - start :]
+            yield PictureSpan(start, boxes)
+            start += len(boxes)
+            remaining[:1] = [rest] if len(rest) else []
+
+
+def _image_layouts(config: Any, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """The boxes of every image, by what its family passes to the model."""
+    if (grids := inputs.get("image_grid_thw")) is not None:
+        return _grids(config, grids)
+    pixels = inputs.get("pixel_values", inputs.get("pixel_values_images"))
+    patch = getattr(getattr(config, "vision_config", None), "patch_size", None)
+    if pixels is None or not isinstance(patch, int):
+        return []
+    rows, columns = pixels.shape[-2] // patch, pixels.shape[-1] // patch
+    if pixels.dim() == 4:
+        return [_with_class_token(config, rows, columns)] * len(pixels)
+    if inputs.get("image_sizes") is None or not hasattr(config, "image_grid_pinpoints"):
+        return []
+    several = inputs.get("batch_num_images")
+    if several is not None and int(several.max()) > 1:  # LLaVA-OneVision does not tile several pictures
+        return [torch.cat([raster(rows, columns), nowhere(1)])] * len(pixels)
+    side = int(config.vision_config.image_size)
+    base = _with_class_token(config, rows, columns)
+    return [
+        torch.cat([base, _tiles(config, (int(height), int(width)), side, rows)])
+        for height, width in inputs["image_sizes"].tolist()
+    ]
+
+
+def _video_layouts(config: Any, inputs: Mapping[str, Tensor], runs: list[tuple[int, int]]) -> list[Tensor]:
+    """The boxes of every frame."""
+    if (grids := inputs.get("video_grid_thw")) is not None:
+        return _grids(config, grids)
+    pixels = inputs.get("pixel_values_videos")
+    if pixels is None or pixels.dim() != 5 or not runs:
+        return []
+    clips, frames = pixels.shape[:2]
+    placeholders = sum(stop - start for start, stop in runs)
+    tokens, left = divmod(placeholders // clips, frames)
+    frame = _square_or_strip(tokens)
+    return [*[frame] * (frames - 1), torch.cat([frame, nowhere(left)])] * clips
+
+
+def _grids(config: Any, grids: Tensor) -> list[Tensor]:
+    """Qwen-VL: time, height and width in patches, merged in squares; a step of time is a frame."""
+    merge = int(config.vision_config.spatial_merge_size)
+    return [
+        raster(height // merge, width // merge) for time, height, width in grids.tolist() for _ in range(time)
+    ]
+
+
+def _with_class_token(config: Any, rows: int, columns: int) -> Tensor:
+    grid = raster(rows, columns)
+    keeps_it = getattr(config, "vision_feature_select_strategy", "default") == "full"
+    has_one = getattr(config.vision_config, "model_type", "").startswith("clip")
+    return torch.cat([nowhere(1), grid]) if keeps_it and has_one else grid
+
+
+def _square_or_strip(tokens: int) -> Tensor:
+    """A square grid, with a class token in front if that makes it one; else a strip."""
+    side = math.isqrt(tokens)
+    if side * side == tokens:
+        return raster(side, side)
+    side = math.isqrt(tokens - 1)
+    if side > 1 and side * side == tokens - 1:
+        return torch.cat([nowhere(1), raster(side, side)])
+    return raster(1, tokens)
+
+
+def _tiles(config: Any, size: tuple[int, int], side: int, patches: int) -> Tensor:
+    """The unpadded grid of all tiles with a newline after each row (LLaVA-NeXT, LLaVA-OneVision).
+
+    Args:
+        config: with the pinpoints.
+        size: height and width of the picture as it came.
+        side: of a tile, in pixels.
+        patches: of a tile, per side.
+    """
+    height, width = size
+    best = select_best_resolution(size, config.image_grid_pinpoints)
+    rows, columns = best[0] // side * patches, best[1] // side * patches
+    if width / height > columns / rows:
+        rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
+    else:
+        columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
+    limit = str(getattr(config, "vision_aspect_ratio", "")).removeprefix("anyres_max_")
+    if limit.isdigit() and (ratio := math.sqrt(rows * columns / (int(limit) * patches**2))) > 1.1:
+        rows, columns = int(rows // ratio), int(columns // ratio)
+    grid = raster(rows, columns).view(rows, columns, -1)
+    return torch.cat([grid, torch.zeros_like(grid[:, :1])], 1).flatten(0, 1)

@@ -1,0 +1,139 @@
+"""The judge of drawn pictures: what counts as present, and that a perfect reader gives a perfect score."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.reference.attribute_reader import AttributeReader, PictureReading
+from mmspec.reference.scenes import (
+    IMAGE_TOKENS,
+    ImagePrompt,
+    caption,
+    parse_image_prompt,
+    render,
+    sample_scene,
+)
+from mmspec.reference.scoring.attributes import AttributeJudge, facts_present
+from mmspec.reference.training.image_data import PICTURE_SIZE, READER_PATCH, image_scenes
+from mmspec.reference.training.reader import build_reader
+from mmspec.reference.training.vlm_data import PATCH_CLASSES, patch_labels, picture_pixels
+
+RING = ("small", "red", "plain", "ring")
+STAR = ("large", "blue", "dotted", "star")
+
+
+def prompt(text: str) -> ImagePrompt:
+    read = parse_image_prompt(text)
+    assert read is not None
+    return read
+
+
+def found(text: str, *objects: tuple[str, ...], background: str = "grass") -> dict[str, list[bool]]:
+    facts: dict[str, list[bool]] = {}
+    for name, present in facts_present(prompt(text), PictureReading(objects, background)):
+        facts.setdefault(name, []).append(present)
+    return facts
+
+
+def test_objects_are_matched_from_left_to_right() -> None:
+    text = "a small red ring left of a blue star on grass"
+    assert found(text, RING, STAR) == {
+        "size": [True],
+        "colour": [True, True],
+        "shape": [True, True],
+        "background": [True],
+    }
+    assert found(text, STAR, RING, background="sand") == {
+        "size": [False],
+        "colour": [False, False],
+        "shape": [False, False],
+        "background": [False],
+    }, "each is there, but on the other's side"
+
+
+def test_without_an_order_the_better_match_counts() -> None:
+    assert found("a blue star and a red ring", RING, STAR) == {"colour": [True, True], "shape": [True, True]}
+
+
+def test_an_object_too_many_takes_nothing_from_the_others() -> None:
+    facts = found("a red ring left of a blue star", RING, ("large", "green", "plain", "cross"), STAR)
+    assert facts == {"colour": [True, True], "shape": [True, True]}
+
+
+def test_a_missing_object_has_no_attribute_right() -> None:
+    assert found("a ring left of a star", RING) == {"shape": [True, False]}
+    assert found("a ring left of a star", STAR) == {"shape": [False, True]}
+    assert found("a ring") == {"shape": [False]}
+
+
+class Oracle(AttributeReader):
+    """A reader whose logits are the dense labels of known scenes, whatever it is shown."""
+
+    labels: torch.Tensor
+
+    def forward(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+        labels = self.labels[: len(pixels)]
+        return {
+            name: 10.0 * torch.nn.functional.one_hot(labels[..., index], classes).float()
+            for index, (name, classes) in enumerate(PATCH_CLASSES.items())
+        }
+
+
+def test_dense_labels_give_back_every_fact_of_a_scene() -> None:
+    scenes = image_scenes(np.arange(40))
+    oracle = Oracle(build_reader("tiny").config)
+    oracle.labels = torch.from_numpy(
+        np.stack([patch_labels(scene, READER_PATCH, PICTURE_SIZE) for scene in scenes])
+    )
+    images = (picture_pixels(scenes, PICTURE_SIZE) + 1) / 2
+    scores = AttributeJudge(oracle).score(images, [caption(scene) for scene in scenes])
+    assert scores.share == scores.exact == scores.count == 1.0
+    assert set(scores.by_attribute) == {"size", "colour", "pattern", "shape", "background"}
+    wrong = AttributeJudge(oracle).score(images, [caption(scene) for scene in scenes[1:] + scenes[:1]])
+    assert 0.1 < wrong.share < 0.6
+
+
+@pytest.fixture(scope="module")
+def judge() -> AttributeJudge:
+    torch.manual_seed(0)
+    return AttributeJudge(build_reader("tiny"))
+
+
+def test_pictures_may_be_images_or_tensors_of_any_size(judge: AttributeJudge) -> None:
+    arrays = [render(sample_scene(seed, profile=IMAGE_TOKENS), 64) for seed in range(3)]
+    images = [Image.fromarray(array) for array in arrays]
+    tensor = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2) / 255
+    features = judge.features(tensor)
+    assert features.shape == (3, 32)
+    assert torch.equal(features, judge.features(images))
+    larger = judge.features([image.resize((128, 128)) for image in images])
+    assert (larger - features).norm() < 0.2 * features.norm()
+    assert len(judge.read(images)) == 3
+
+
+def test_a_saved_reader_reads_the_same(judge: AttributeJudge, tmp_path: Path) -> None:
+    judge.reader.save_pretrained(tmp_path)
+    again = AttributeJudge.from_folder(tmp_path)
+    pixels = torch.rand(2, 3, 64, 64)
+    assert torch.equal(again.features(pixels), judge.features(pixels))
+    assert again.read(pixels) == judge.read(pixels)
+    assert again.reader.config.attribute_names == ["size", "colour", "pattern", "shape"]
+
+
+def test_what_cannot_be_judged_is_refused(judge: AttributeJudge, tmp_path: Path) -> None:
+    pixels = torch.rand(2, 3, 64, 64)
+    calls: list[Any] = [
+        lambda: judge.attribute_accuracy(pixels, ["a ring"]),
+        lambda: judge.attribute_accuracy(pixels, ["a ring", "a corgi"]),
+        lambda: judge.features(torch.rand(2, 64, 64)),
+    ]
+    for call in calls:
+        with pytest.raises(InputError):
+            call()
+    with pytest.raises(CheckpointError):
+        AttributeJudge.from_folder(tmp_path)

@@ -1,0 +1,57 @@
+"""Sheets of pictures: where each stands, how large it is, and what is written under it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmspec.reference.scenes.contact_sheet import MARGIN, picture_sheet
+
+RED, BLUE = (255, 0, 0), (0, 0, 255)
+
+
+def extent(sheet: Image.Image, colour: tuple[int, int, int]) -> tuple[int, int, int, int]:
+    """Left, top, width and height of what has that colour."""
+    rows, columns = np.nonzero((np.asarray(sheet) == colour).all(-1))
+    left, top = columns.min(), rows.min()
+    return int(left), int(top), int(columns.max() - left + 1), int(rows.max() - top + 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        ((10, 10), (60, 60)),
+        ((7, 7), (63, 63)),
+        ((20, 10), (60, 30)),
+        ((128, 128), (64, 64)),
+        ((256, 64), (64, 16)),
+    ],
+)
+def test_pictures_fit_their_square(size: tuple[int, int], shown: tuple[int, int]) -> None:
+    sheet = picture_sheet([Image.new("RGB", size, RED)], [""], side=64)
+    assert extent(sheet, RED) == (MARGIN, MARGIN, *shown)
+
+
+def test_pictures_stand_in_lines() -> None:
+    pictures = [Image.new("RGB", (8, 8), colour) for colour in ("green", "green", RED, "green", BLUE)]
+    sheet = picture_sheet(pictures, [""] * 5, columns=2, side=64)
+    assert sheet.width == 2 * (64 + MARGIN) + MARGIN
+    left, top, *_ = extent(sheet, RED)
+    assert left == MARGIN and top > 64
+    assert extent(sheet, BLUE)[0] == MARGIN and extent(sheet, BLUE)[1] > 2 * 64
+
+
+def test_captions_are_wrapped_and_keep_their_lines() -> None:
+    def ink(words: str) -> tuple[int, int]:
+        """How far right and down the letters reach."""
+        picture = Image.new("RGB", (64, 64), RED)
+        pixels = np.asarray(picture_sheet([picture], [words], side=64).convert("L"))[64 + MARGIN :]
+        rows, columns = np.nonzero(pixels < 128)
+        return int(columns.max()), int(rows.max())
+
+    one, two = ink("aaa"), ink("aaa\naaa")
+    assert two[0] == one[0] and two[1] > one[1]
+    wrapped = ink("aaa " * 9)
+    assert wrapped[0] < 64 + 2 * MARGIN and wrapped[1] > two[1]
+    assert ink("aaa " * 500)[1] == ink("aaa\n" * 500)[1]  # what has no room is left out

@@ -1,0 +1,61 @@
+"""The shipped heads of scenes-llava: small, documented, made for the shipped model, and of use to it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from mmspec import MMSpecPipeline
+from mmspec.reference.scenes import render, sample_scene
+
+ASSETS = Path(__file__).parents[2] / "assets"
+RUN_BY = {
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "vispec": "eagle",
+    "flash": "flash",
+    "medusa": "medusa",
+    "hydra": "hydra",
+}
+LEAST = 3.0  # tokens a forward; heads of random weights get 1.0 to 1.1
+NEW_TOKENS = 64
+
+
+@functools.cache
+def pipeline() -> MMSpecPipeline:
+    return MMSpecPipeline.from_pretrained(
+        str(ASSETS / "scenes-llava"), accelerator="none", dtype=torch.float32
+    )
+
+
+def answer(name: str):
+    pipe = pipeline()
+    if name == "none":
+        pipe.set_accelerator("none")
+    else:
+        pipe.set_accelerator(RUN_BY[name], drafter=str(ASSETS / f"scenes-llava-{name}"))
+    picture = Image.fromarray(render(sample_scene(21_001)))
+    return pipe("describe the picture in detail.", images=picture, max_new_tokens=NEW_TOKENS)
+
+
+@pytest.mark.parametrize("name", RUN_BY)
+def test_it_is_small_and_carries_its_card(name: str) -> None:
+    folder = ASSETS / f"scenes-llava-{name}"
+    files = [path for path in folder.iterdir() if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 3_000_000
+    assert not [path for path in files if path.suffix in (".bin", ".pt", ".pkl")], "safetensors only"
+    record, card = json.loads((folder / "training.json").read_text()), (folder / "README.md").read_text()
+    assert record["method"] == name and record["target"] == "scenes-llava"
+    assert all(str(stage["steps"]) in card for stage in record["stages"]), "the card is of these weights"
+
+
+@pytest.mark.parametrize("name", RUN_BY)
+def test_it_says_the_same_in_fewer_forwards(name: str) -> None:
+    plain, fast = answer("none"), answer(name)
+    assert fast.tokens == plain.tokens
+    assert fast.stats.acceptance_length > LEAST

@@ -1,0 +1,74 @@
+"""The shipped image model is what its card says: standard, small, of parts that fit, and skilled."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoTokenizer
+
+from mmspec.decoding.sampling import Sampler
+from mmspec.models.llamagen.vq import encode_image
+from mmspec.reference.scenes import IMAGE_TOKENS, caption, render, sample_scene
+from mmspec.reference.scoring.attributes import AttributeJudge
+from mmspec.reference.scoring.image import ImageModel
+from mmspec.reference.training.image_folder import load_vq
+
+ASSETS = Path(__file__).parents[2] / "assets"
+CAPTIONS = ASSETS / "scenes-llamagen"
+
+
+def test_the_reference_image_model_is_small_and_carries_its_card() -> None:
+    files = [path for path in CAPTIONS.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 20_000_000
+    assert not [path for path in files if path.suffix in (".bin", ".pt", ".pkl")], "safetensors only"
+    card = (CAPTIONS / "README.md").read_text()
+    for figure in (
+        "mmspec train image",
+        "mmspec evaluate image",
+        "entropy of the conditionals",
+        "TV after a redraw",
+    ):
+        assert figure in card
+    assert all("command" in json.loads(path.read_text()) for path in CAPTIONS.rglob("training.json"))
+
+
+def test_it_draws_in_the_tokens_of_its_tokenizer() -> None:
+    config, vq = AutoConfig.from_pretrained(CAPTIONS), load_vq(CAPTIONS / "vq")
+    assert config.condition_type == "caption" and config.num_hidden_layers >= 8
+    assert config.vocab_size == vq.config.num_vq_embeddings == 1024
+    assert config.image_tokens == 256
+
+
+def test_words_of_prompts_are_known_and_prompts_are_cut_at_the_slots() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(CAPTIONS / "tokenizer")
+    ids = tokenizer("a red ring left of a small blue square", add_special_tokens=False)["input_ids"]
+    assert len(ids) == 9 and tokenizer.unk_token_id not in ids
+    assert tokenizer.model_max_length == AutoConfig.from_pretrained(CAPTIONS).caption_length
+
+
+def test_the_reader_reads_and_the_tokenizer_keeps_what_it_reads() -> None:
+    scenes = [sample_scene(seed, profile=IMAGE_TOKENS) for seed in range(30_000, 30_096)]
+    pictures = np.stack([render(scene, 64) for scene in scenes])
+    real = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255
+    judge = AttributeJudge.from_folder(CAPTIONS / "reader")
+    captions = [caption(scene) for scene in scenes]
+    assert min(judge.score(real, captions).by_attribute.values()) >= 0.95
+    vq = load_vq(CAPTIONS / "vq")
+    tokens = encode_image(vq, real * 2 - 1)
+    assert len(tokens.unique()) > 900, "the codebook is in use"
+    model = ImageModel.from_folder(CAPTIONS)
+    assert judge.attribute_accuracy(model.pixels(tokens.flatten(1)), captions) >= 0.96
+
+
+@pytest.mark.slow
+def test_drawn_pictures_show_what_was_asked_for() -> None:
+    model = ImageModel.from_folder(CAPTIONS)
+    scenes = [sample_scene(seed, profile=IMAGE_TOKENS) for seed in range(40_000, 40_032)]
+    captions = [caption(scene) for scene in scenes]
+    settings = model.target.model.generation_config
+    sampler = Sampler(settings.temperature, settings.top_k or None, guidance_scale=model.guidance_scale)
+    pictures = model.pixels(model.draw(captions, sampler, range(32)))
+    # The card says 75 %; the facts of a picture go wrong together, so 32 pictures may be far from that.
+    assert model.judge.attribute_accuracy(pictures, captions) >= 0.62

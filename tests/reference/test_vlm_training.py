@@ -1,0 +1,176 @@
+"""Training on a model of 90,000 parameters: what holds for it holds for the shipped ones, skill apart."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.reference.scenes import HELD_OUT_SEEDS
+from mmspec.reference.scoring.vlm import score_vlm
+from mmspec.reference.scoring.vlm_card import write_card
+from mmspec.reference.training.vlm import train_vlm
+from mmspec.reference.training.vlm_data import (
+    QUESTIONS_PER_SCENE,
+    conversation_batch,
+    patch_batch,
+    training_seeds,
+)
+from mmspec.reference.training.vlm_model import SHAPES_BY_SIZE, ConversationLoss, build_model, exact_answers
+from mmspec.reference.training.vlm_processor import build_processor
+from mmspec.training.checkpointing import load_state, save_state
+from mmspec.training.schedule import Budget, learning_rate
+
+STEPS = {"size": "tiny", "steps": 40, "batch_size": 4, "tower_share": 0.25}
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, float]]]:
+    losses: list[tuple[int, float]] = []
+    folder = tmp_path_factory.mktemp("vlm") / "tiny"
+    train_vlm(folder, **STEPS, on_step=lambda step, loss: losses.append((step, loss)))  # type: ignore[arg-type]
+    return folder, losses
+
+
+def test_training_lowers_both_losses(trained: tuple[Path, list[tuple[int, float]]]) -> None:
+    _, losses = trained
+    tower, conversations = losses[:10], losses[10:]
+    assert [step for step, _ in tower] == list(range(1, 11))
+    assert tower[-1][1] < tower[0][1] - 0.05
+    assert conversations[-1][1] < conversations[0][1] - 0.2
+
+
+@pytest.mark.parametrize(
+    "interrupted_after", [6, 25]
+)  # within the tower's stage, and within the conversations'
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
+    trained: tuple[Path, list[tuple[int, float]]], tmp_path: Path, interrupted_after: int
+) -> None:
+    folder, expected = trained
+    losses: list[tuple[int, float]] = []
+
+    def record(step: int, loss: float) -> None:
+        losses.append((step, loss))
+        if len(losses) == interrupted_after:
+            raise Interrupted
+
+    out = tmp_path / "again"
+    with pytest.raises(Interrupted):
+        train_vlm(out, **STEPS, checkpoint_s=0, on_step=record)  # type: ignore[arg-type]
+    train_vlm(out, **STEPS, resume=True, on_step=record)  # type: ignore[arg-type]
+    assert losses == expected
+    one, other = load_file(folder / "model.safetensors"), load_file(out / "model.safetensors")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_trained_folder_loads_as_any_other(trained: tuple[Path, list[tuple[int, float]]]) -> None:
+    folder, _ = trained
+    model = AutoModelForImageTextToText.from_pretrained(folder)
+    processor = AutoProcessor.from_pretrained(folder)
+    assert type(model).__name__ == "LlavaForConditionalGeneration"
+    assert model.dtype == torch.float32
+    assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.float16}
+    assert model.generation_config.eos_token_id == processor.tokenizer.eos_token_id
+    assert model.config.text_config.max_position_embeddings >= 1024
+    assert model.config.text_config.vocab_size == len(processor.tokenizer)
+
+
+def test_scores_and_card_come_from_the_folder_alone(trained: tuple[Path, list[tuple[int, float]]]) -> None:
+    folder, _ = trained
+    scores = score_vlm(folder, scenes=3, descriptions=False)
+    assert scores["captions"] == 0, "a model trained for seconds cannot caption"
+    assert 0 <= scores["answers"] <= 1 and scores["questions"] == 12
+    card = write_card(folder, scores, "mmspec evaluate vlm tiny").read_text()
+    record = json.loads((folder / "training.json").read_text())
+    assert record["stages"][1]["steps"] == 30
+    assert "| short captions right to the word | 0.0 % |" in card and record["command"] in card
+
+
+def test_a_small_model_can_take_over_a_tower(
+    trained: tuple[Path, list[tuple[int, float]]], tmp_path: Path
+) -> None:
+    folder, _ = trained
+    out = train_vlm(tmp_path / "draft", size="tiny", steps=2, batch_size=2, tower_from=folder, seed=1)
+    one, other = load_file(folder / "model.safetensors"), load_file(out / "model.safetensors")
+    kept = [name for name in one if "vision_tower" in name]
+    assert kept and all(torch.equal(one[name], other[name]) for name in kept)
+    with pytest.raises(InputError, match="tower_from"):
+        train_vlm(tmp_path / "never", size="small", steps=1, tower_from=folder)
+
+
+def test_the_loss_is_that_of_the_plain_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmspec.reference.training.vlm_model.MENTION_WEIGHT", 0.0)
+    processor = build_processor()
+    model = build_model(SHAPES_BY_SIZE["tiny"], processor).eval()
+    batch = conversation_batch(np.arange(3), processor.tokenizer, 64, with_description=True)
+    loss, right = ConversationLoss(model)(batch)
+    logits = model(input_ids=batch.tokens, pixel_values=batch.pixels).logits[:, :-1]
+    weights = batch.weights[:, 1:]
+    losses = F.cross_entropy(logits.transpose(1, 2), batch.tokens[:, 1:], reduction="none")
+    # Both sum some thousand fp32 terms in another order.
+    torch.testing.assert_close(loss, (losses * weights).sum() / weights.sum(), rtol=1e-5, atol=1e-5)
+    assert len(exact_answers(batch, right)) == len(batch.kinds) == 3 * (2 + QUESTIONS_PER_SCENE)
+    assert exact_answers(batch, torch.ones_like(right)).all()
+
+
+def test_batches_depend_on_their_seeds_alone_and_never_hold_held_out_scenes() -> None:
+    seeds = training_seeds(0, 1, 5, 0, 16)
+    assert (seeds >= HELD_OUT_SEEDS.stop).all()
+    assert not np.array_equal(seeds, training_seeds(0, 1, 5, 1, 16)), (
+        "two processes must not see the same scenes"
+    )
+    one, other = patch_batch(seeds, 12), patch_batch(training_seeds(0, 1, 5, 0, 16), 12)
+    assert torch.equal(one.pixels, other.pixels) and torch.equal(one.labels, other.labels)
+    assert one.labels.shape == (16, 64, 6)
+
+
+def test_the_learning_rate_warms_up_and_ends_at_five_per_cent() -> None:
+    assert learning_rate(1.0, 0, 0.0) == pytest.approx(1 / 20)
+    assert learning_rate(1.0, 100, 0.0) == 1.0
+    assert learning_rate(1.0, 100, 1.0) == pytest.approx(0.05)
+
+
+def test_a_state_is_whole_or_absent(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    save_state(path, {"step": 1})
+    assert load_state(path) == {"step": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["state.pt"]
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(CheckpointError, match="resume"):
+        load_state(path)
+    with pytest.raises(CheckpointError, match="start without resume"):
+        load_state(tmp_path / "absent.pt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "argument"),
+    [
+        ({"size": "bse"}, "size"),
+        ({"steps": 1, "minutes": 1.0}, "steps"),
+        ({"steps": 0}, "steps"),
+        ({"minutes": -1.0}, "minutes"),
+    ],
+)
+def test_a_bad_argument_of_training_is_named(tmp_path: Path, arguments: dict, argument: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(InputError) as caught:
+        train_vlm(tmp_path / "out", **arguments)
+    assert caught.value.argument == argument
+
+
+def test_scoring_refuses_scenes_that_training_may_have_seen(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="held-out"):
+        score_vlm(tmp_path, scenes=10, seed=HELD_OUT_SEEDS.stop - 5)
+
+
+def test_a_budget_is_shared_between_stages() -> None:
+    assert Budget(steps=100).share(0.2) == Budget(steps=20)
+    assert Budget(seconds=60.0).share(0.5).progress(0, 15.0) == 0.5
