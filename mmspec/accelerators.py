@@ -39,7 +39,7 @@ class Preset:
         needs_draft_model: True if it needs `drafter=`, the folder or id of a draft model.
         otherwise: the default rules, in this order, where options of the drafter change what it proposes and
             `acceptance` is not sound for that.
-        schedule: the name of an order of cells, for pictures that are not decoded token after token.
+        schedule: the name of an order of cells, for images that are not decoded token after token.
         options: defaults of the preset, for whichever of drafter, rule and schedule has such an option.
     """
 
@@ -96,7 +96,7 @@ ACCELERATORS: dict[str, Preset] = {
     "flash": Preset(
         "flash",
         "sample_and_match",
-        "a trained head reads compressed pictures and drafts a block of tokens in each pass, as a tree",
+        "a trained head reads compressed images and drafts a block of tokens in each pass, as a tree",
         "2505.12728",
         True,
     ),
@@ -117,7 +117,7 @@ ACCELERATORS: dict[str, Preset] = {
     "zipar": Preset(
         "none",
         "speculative_sampling",
-        "nothing: rows of a picture run as a staircase, `zipar_window` cells apart",
+        "nothing: rows of an image run as a staircase, `zipar_window` cells apart",
         "2412.04062",
         schedule="staircase",
     ),

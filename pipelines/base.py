@@ -46,10 +46,10 @@ class MMSpecPipeline:
     Attributes:
         default_accelerator: what is used where none is named.
         model: the transformers model.
-        processor: its processor, or tokenizer for a model without pictures.
+        processor: its processor, or tokenizer for a model without images.
         target: the model behind the Target interface.
         accelerator: what `set_accelerator` made.
-        media_limits: limits on pictures and videos; replace it to change them.
+        media_limits: limits on images and videos; replace it to change them.
     """
 
     default_accelerator: ClassVar[str] = "copy"
@@ -268,14 +268,14 @@ class MMSpecPipeline:
         return self
 
     def enable_prefix_cache(self, max_bytes: int = DEFAULT_PREFIX_BYTES) -> None:
-        """Keep what prompts were read into; later ones that begin alike, pictures included, read the rest.
+        """Keep what prompts were read into; later ones that begin alike, images included, read the rest.
 
-        Made for conversations, and for several questions about one picture. Outputs are those of a fresh
+        Made for conversations, and for several questions about one image. Outputs are those of a fresh
         run, up to the rounding of the rest being read by itself. A draft model has a cache of the same size
         of its own. `to` empties them, and changed weights make them miss.
 
         Args:
-            max_bytes: memory for keys, values, hidden states and pictures; what was used longest ago goes
+            max_bytes: memory for keys, values, hidden states and images; what was used longest ago goes
                 first.
 
         Raises:

@@ -129,7 +129,7 @@ def split_rows(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[Request]
     """One request per row, without its padding.
 
     Raises:
-        InputError: several rows with pictures; which picture is whose only the processor knows. Or a prompt
+        InputError: several rows with images; which image is whose only the processor knows. Or a prompt
             that is not token ids.
     """
     if model_kwargs.get("inputs_embeds") is not None:
@@ -148,11 +148,11 @@ def split_rows(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[Request]
             inputs["position_ids"] = positions[..., kept]  # the grids they were made from may be gone by now
         per_token = {name: value[:, kept] for name, value in aligned.items()}
         return [Request({"input_ids": input_ids[:, kept], **inputs, **per_token})]
-    if pictures := sorted(inputs.keys() - aligned.keys()):
+    if images := sorted(inputs.keys() - aligned.keys()):
         raise InputError(
             "inputs",
-            pictures,
-            "one row when there are pictures; VisionLanguagePipeline takes batches of them",
+            images,
+            "one row when there are images; VisionLanguagePipeline takes batches of them",
         )
     rows = []
     for index, tokens in enumerate(input_ids):
@@ -162,7 +162,7 @@ def split_rows(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[Request]
 
 
 def is_input(value: object) -> bool:
-    """True for tensors, and for the pictures that newer versions of generate have encoded already."""
+    """True for tensors, and for the images that newer versions of generate have encoded already."""
     return isinstance(value, Tensor) or (isinstance(value, dict) and len(value) > 0)
 
 

@@ -1,4 +1,4 @@
-"""What users ask a picture of -> one request per row: the prompt, its unconditional twin, the grid.
+"""What users ask an image of -> one request per row: the prompt, its unconditional twin, the grid.
 
 Each family has its own template and its own idea of "no prompt" under classifier-free guidance. Nothing here
 runs the target; the text encoder of LlamaGen is run, one caption at a time, so that rows are never padded.
@@ -65,7 +65,7 @@ def image_requests(
             the family's own unconditional prompt.
         height, width: pixels; None is the size that the model was made for.
         guided: whether to make unconditional prompts, which a guidance scale other than 1 needs.
-        num_images_per_prompt: pictures of each prompt.
+        num_images_per_prompt: images of each prompt.
         tokenizer: of the text encoder, or of the model that reads text itself.
         text_encoder: of LlamaGen: a T5 encoder.
 

@@ -27,7 +27,7 @@ OF_CALLS = {
     "return_dict",
 }
 ROWS_AT_ONCE = 16
-MAX_PICTURES = 10_000
+MAX_IMAGES = 10_000
 SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
 #: What the authors sample with: LlamaGen by its condition, the others by their `model_type`.
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -47,12 +47,12 @@ class ImageSettings:
         guidance_scale: classifier-free guidance, u + s (c - u); 1 is off and halves the work.
         temperature: 0 takes the likeliest token everywhere.
         top_k, top_p, min_p: truncation, in that order; 0 keeps every token.
-        seed: integer, or a list. Row i of an integer seed has its own stream; rows are the pictures of the
+        seed: integer, or a list. Row i of an integer seed has its own stream; rows are the images of the
             first prompt, then those of the second. A list with one seed per prompt gives what single calls
-            give; with one per picture, picture i is the first one of seed i. None draws a seed.
+            give; with one per image, image i is the first one of seed i. None draws a seed.
         generator: torch generator(s), diffusers' way; their initial seeds are taken.
-        num_images_per_prompt: pictures of each prompt.
-        batch_size: pictures decoded together; the pictures do not depend on it.
+        num_images_per_prompt: images of each prompt.
+        batch_size: images decoded together; the images do not depend on it.
         output_type: "pil", "pt", "np", or "latent" for the codes alone.
     """
 
@@ -70,8 +70,8 @@ class ImageSettings:
     def __post_init__(self) -> None:
         for name in ("num_images_per_prompt", "batch_size"):
             value = getattr(self, name)
-            if not is_integer(value) or not 1 <= value <= MAX_PICTURES:
-                raise InputError(name, value, f"an integer from 1 to {MAX_PICTURES:,}")
+            if not is_integer(value) or not 1 <= value <= MAX_IMAGES:
+                raise InputError(name, value, f"an integer from 1 to {MAX_IMAGES:,}")
         if not isinstance(self.output_type, str) or self.output_type not in OUTPUT_TYPES:
             raise InputError("output_type", self.output_type, did_you_mean(self.output_type, OUTPUT_TYPES))
 
@@ -100,10 +100,10 @@ class ImageSettings:
         )
 
     def random(self, prompts: int, device: torch.device) -> RandomStream:
-        """The random numbers of all pictures.
+        """The random numbers of all images.
 
         Raises:
-            InputError: seeds that are no integers, or a list that fits neither prompts nor pictures.
+            InputError: seeds that are no integers, or a list that fits neither prompts nor images.
         """
         copies = self.num_images_per_prompt
         rows = prompts * copies
@@ -116,7 +116,7 @@ class ImageSettings:
 
 
 def sampling_defaults(model: PreTrainedModel) -> dict[str, Any]:
-    """How a model samples pictures where the caller does not say.
+    """How a model samples images where the caller does not say.
 
     The generation config of a LlamaGen counts before what was published. That of a model which also answers
     is about its answers, and does not count.

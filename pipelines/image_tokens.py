@@ -1,4 +1,4 @@
-"""ImagePipeline: pictures from models that draw them token by token."""
+"""ImagePipeline: images from models that draw them token by token."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ UNDRAWN = -1
 
 
 class ImagePipeline(MMSpecPipeline):
-    """Draws pictures of prompts or class labels.
+    """Draws images of prompts or class labels.
 
     `MMSpecPipeline.from_pretrained` returns one for LlamaGen. Models that also answer (Janus, Emu3,
     Chameleon) draw by `ImagePipeline.from_pretrained`.
@@ -66,7 +66,7 @@ class ImagePipeline(MMSpecPipeline):
 
     Example:
         >>> pipe = MMSpecPipeline.from_pretrained("assets/scenes-llamagen")  # doctest: +SKIP
-        >>> pipe("a red ring left of a small blue cross").images[0].save("picture.png")  # doctest: +SKIP
+        >>> pipe("a red ring left of a small blue cross").images[0].save("image.png")  # doctest: +SKIP
     """
 
     default_accelerator = "sjd"
@@ -132,7 +132,7 @@ class ImagePipeline(MMSpecPipeline):
 
     def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[CausalTarget, Any]:
         # a smaller model would have to read the condition again, of which tokens alone do not tell
-        raise InputError("accelerator", "draft_model", "one for pictures: sjd, or a head that drafts (eagle)")
+        raise InputError("accelerator", "draft_model", "one for images: sjd, or a head that drafts (eagle)")
 
     def _check_parts(self) -> None:
         if self.vq is None and self.model.config.model_type in HAVE_VQ_APART:
@@ -184,19 +184,19 @@ class ImagePipeline(MMSpecPipeline):
             negative_prompt: what guidance leads away from; None takes the model's own "no prompt".
             height, width: pixels; None is the size that the model was trained for.
             callback_on_step_end: called after every round with the pipeline, the number of the round, the
-                tokens committed so far, and a dict: `rows` (a range: which pictures are at work), `tokens`
+                tokens committed so far, and a dict: `rows` (a range: which images are at work), `tokens`
                 (of each) and `preview`, a function that decodes what there is of them to PIL images.
             return_dict: False returns the tuple (images,).
             settings: see `ImageSettings` (guidance_scale, num_images_per_prompt, temperature, top_k, top_p,
                 seed, generator, output_type, ...).
 
         Returns:
-            ImageOutput(images, tokens, stats, ...). Pictures that were interrupted are grey where nothing
+            ImageOutput(images, tokens, stats, ...). Images that were interrupted are grey where nothing
             has been drawn.
 
         Raises:
             InputError: an argument cannot be used; raised before any forward pass of the transformer.
-            NumericalError: a picture's logits were not finite. The others are finished first; the
+            NumericalError: an image's logits were not finite. The others are finished first; the
                 exception's `output` holds the whole ImageOutput.
             PipelineBusyError: the pipeline is in use.
         """
@@ -256,18 +256,18 @@ def reads_captions(config: PreTrainedConfig) -> bool:
 
 
 def draws_nothing(name: str) -> UnsupportedModelError:
-    """The error for a model that draws no pictures."""
+    """The error for a model that draws no images."""
     families = "LlamaGen, Janus, Emu3, Chameleon and Lumina-mGPT"
-    return UnsupportedModelError(f"{name} draws no pictures token by token; models that do are {families}")
+    return UnsupportedModelError(f"{name} draws no images token by token; models that do are {families}")
 
 
 class Run:
     """One call: the requests, and what has been drawn of them so far.
 
     Attributes:
-        requests: one for each picture.
+        requests: one for each image.
         stats: of each batch that was begun.
-        committed: tokens of all pictures so far.
+        committed: tokens of all images so far.
     """
 
     def __init__(
@@ -320,7 +320,7 @@ class Run:
         }
 
     def errors(self) -> Iterator[tuple[int, NumericalError]]:
-        """The pictures that ended in one."""
+        """The images that ended in one."""
         found = [error for batch in self._batches for error in batch.errors]
         return ((index, error) for index, error in enumerate(found) if error is not None)
 
@@ -346,7 +346,7 @@ class Run:
 
     @property
     def grid(self) -> ImageGrid:
-        """The layout of the pictures."""
+        """The layout of the images."""
         grid = self.requests[0].grid  # one call has one size
         return self._pipeline.target.grid if grid is None else grid
 
@@ -356,18 +356,18 @@ class Run:
 
     @torch.inference_mode()
     def _paint(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        """[n, 3, H, W] in [-1, 1] on the CPU: the pictures, grey where nothing has been drawn."""
+        """[n, 3, H, W] in [-1, 1] on the CPU: the images, grey where nothing has been drawn."""
         target, grid = self._pipeline.target, self.grid
         at_once = max(1, PIXELS_AT_ONCE // (grid.cells * target.stride**2))
         cells = cells_of(grid, tokens)
-        pictures = []
+        images = []
         for part in cells.split(at_once):
             codes = part.clamp(min=0).flatten(1).to(target.device)
             pixels = target.decode_tokens(codes, grid).float().cpu()
             height, width = pixels.shape[-2] // grid.rows, pixels.shape[-1] // grid.columns
             drawn = repeat(part != UNDRAWN, "n rows columns -> n 1 (rows y) (columns x)", y=height, x=width)
-            pictures.append(pixels * drawn)
-        painted: Tensor = torch.cat(pictures)
+            images.append(pixels * drawn)
+        painted: Tensor = torch.cat(images)
         return painted
 
 

@@ -34,16 +34,16 @@ class TextOutput:
 
 @dataclass
 class ImageOutput:
-    """Generated pictures.
+    """Generated images.
 
     Attributes:
         images: in the form of `output_type`: PIL images ("pil"), [n, 3, H, W] in [0, 1] ("pt"), [n, H, W, 3]
-            ("np"), or the codes [n, rows, columns] ("latent"), -1 where a picture was not finished.
-        tokens: the output tokens of each picture: codes in raster order and, from the codebook's size on, the
+            ("np"), or the codes [n, rows, columns] ("latent"), -1 where an image was not finished.
+        tokens: the output tokens of each image: codes in raster order and, from the codebook's size on, the
             syntax between them.
         stats: what happened, without the decoder from codes to pixels.
-        finish_reasons: "length" (it is whole), "interrupted" or "error" for each picture.
-        drafted: for each output token of each picture, whether it came from the draft.
+        finish_reasons: "length" (it is whole), "interrupted" or "error" for each image.
+        drafted: for each output token of each image, whether it came from the draft.
         decode_seconds: wall-clock time from codes to pixels.
     """
 
@@ -56,9 +56,9 @@ class ImageOutput:
 
     def __str__(self) -> str:
         stats = self.stats
-        pictures = "1 picture" if len(self.tokens) == 1 else f"{len(self.tokens)} pictures"
+        images = "1 image" if len(self.tokens) == 1 else f"{len(self.tokens)} images"
         return (
-            f"{pictures}, {stats.nfe_mean:.1f} target forwards each (at most {stats.nfe_max}), "
+            f"{images}, {stats.nfe_mean:.1f} target forwards each (at most {stats.nfe_max}), "
             f"{stats.step_compression:.2f} tokens per forward, {stats.seconds:.2f} s and "
             f"{self.decode_seconds:.2f} s for pixels, {stats.accelerator}: {stats.exactness}"
         )

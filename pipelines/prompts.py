@@ -1,7 +1,7 @@
-"""What users pass -> one conversation per row, with its pictures and videos loaded and counted.
+"""What users pass -> one conversation per row, with its images and videos loaded and counted.
 
 Nothing here runs the model. Media are loaded by `mmspec.media`, never by a processor, so limits and
-address checks hold for pictures inside messages too.
+address checks hold for images inside messages too.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def read_prompts(
 
     Args:
         prompt: a string, chat messages, or a list of either (one per row).
-        images: for one prompt, a picture or a list of pictures; for a list of prompts, a list with
-            one entry per prompt (a picture, a list of pictures, or None).
+        images: for one prompt, an image or a list of images; for a list of prompts, a list with
+            one entry per prompt (an image, a list of images, or None).
         videos: likewise.
         num_frames: frames to sample from each video; None leaves it to the limits.
         tokenizer: its special tokens may not stand in the text of a message.
@@ -61,7 +61,7 @@ def read_prompts(
 
     Raises:
         InputError: something cannot be used; the message names the argument and the row.
-        MediaError: a picture or video cannot be read.
+        MediaError: an image or video cannot be read.
     """
     rows = split_rows(prompt)
     is_batch = isinstance(prompt, Sequence) and not isinstance(prompt, str) and not is_message_list(prompt)
@@ -88,7 +88,7 @@ def read_prompts(
             if apply_chat_template:
                 check_special_tokens(row, where, tokenizer)
                 if not row.strip() and not loaded and not clips:
-                    raise InputError(where, row, "some text, a picture or a video")
+                    raise InputError(where, row, "some text, an image or a video")
                 read.append(from_string(row, loaded, clips))
             else:
                 for kind, media in (("image", loaded), ("video", clips)):
@@ -102,7 +102,7 @@ def read_prompts(
 def read_negatives(
     negative_prompt: object, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
 ) -> list[Prompt]:
-    """The unconditional prompts of guidance: another text, or none, under the same pictures.
+    """The unconditional prompts of guidance: another text, or none, under the same images.
 
     Raises:
         InputError: neither one string nor one (or None) per prompt.
@@ -165,7 +165,7 @@ def is_clip(media: Sequence[object], argument: str) -> bool:
 
 
 def from_string(text: str, images: list[Image.Image], videos: list[Video]) -> Prompt:
-    """One user turn, the pictures in front."""
+    """One user turn, the images in front."""
     parts: list[dict[str, Any]] = [{"type": "image"} for _ in images] + [{"type": "video"} for _ in videos]
     parts.append({"type": "text", "text": text})
     return Prompt([{"role": "user", "content": parts}], images=images, videos=videos)
@@ -260,7 +260,7 @@ def check_special_tokens(text: str, where: str, tokenizer: PreTrainedTokenizerBa
 
 
 def count_placeholders(text: str, where: str, kind: str, given: int, placeholder: str | None) -> None:
-    """Raise InputError unless a templated prompt has one placeholder per picture."""
+    """Raise InputError unless a templated prompt has one placeholder per image."""
     found = text.count(placeholder) if placeholder else 0
     if found != given:
         raise InputError(

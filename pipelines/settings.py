@@ -128,7 +128,7 @@ class GenerationSettings:
             raise InputError(
                 "prompt",
                 longest_prompt,
-                f"at most {positions} tokens, pictures included: the model has no more positions",
+                f"at most {positions} tokens, images included: the model has no more positions",
             )
         new_tokens = min(DEFAULT_NEW_TOKENS, room) if self.max_new_tokens is None else self.max_new_tokens
         stopping = Stopping(new_tokens, frozenset(self.end_token_ids()), self._criteria(tokenizer))

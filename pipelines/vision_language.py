@@ -1,4 +1,4 @@
-"""VisionLanguagePipeline: text out of text, pictures and videos."""
+"""VisionLanguagePipeline: text out of text, images and videos."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
 
     Example:
         >>> pipe = MMSpecPipeline.from_pretrained("assets/scenes-llava")  # doctest: +SKIP
-        >>> pipe("What is in the picture?", images="scene.png").text[0]  # doctest: +SKIP
+        >>> pipe("What is in the image?", images="scene.png").text[0]  # doctest: +SKIP
     """
 
     def __call__(
@@ -49,8 +49,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
 
         Args:
             prompt: a string, chat messages, or a list of either. Strings become one user turn with
-                the pictures in front.
-            images: path, PIL image, array, tensor, bytes or https URL; a list is several pictures of
+                the images in front.
+            images: path, PIL image, array, tensor, bytes or https URL; a list is several images of
                 the one prompt, or one entry per prompt if prompts are a list.
             videos: path, bytes, or frames [T, H, W, 3]; lists likewise.
             num_frames: frames sampled from each video.
@@ -167,7 +167,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         return Run(self, requests, settings)
 
     def _check_media(self, images: object, videos: object) -> None:
-        """Raise InputError for pictures or videos that this model does not take."""
+        """Raise InputError for images or videos that this model does not take."""
         for kind, given in (("image", images), ("video", videos)):
             taken = getattr(self.processor, f"{kind}_processor", None) is not None
             if not taken and holds_media(given):
@@ -208,9 +208,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 "video_metadata": [video.metadata for video in prompt.videos],
                 "do_sample_frames": False,
             }
-        # nested, one list for the one row: some processors tile a picture only if it is alone in its row
-        pictures = [prompt.images] if prompt.images else None
-        encoded: BatchFeature = processor(text=[text], images=pictures, **arguments)
+        # nested, one list for the one row: some processors tile an image only if it is alone in its row
+        images = [prompt.images] if prompt.images else None
+        encoded: BatchFeature = processor(text=[text], images=images, **arguments)
         return {
             name: value.to(self.dtype) if value.is_floating_point() else value
             for name, value in encoded.items()
@@ -218,7 +218,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         }
 
     def _draft_inputs(self, prompt: Prompt) -> dict[str, Tensor] | None:
-        """What a draft model reads: its own view of the prompt, or the text alone if it takes no pictures."""
+        """What a draft model reads: its own view of the prompt, or the text alone if it takes no images."""
         drafter_model = getattr(self.accelerator.drafter, "model", None)
         if drafter_model is None or self.draft_processor is None:
             return None

@@ -168,16 +168,16 @@ class RandomTreeDrafter(SimpleDrafter):
 
 
 class SampledTreeDrafter(SimpleDrafter):
-    """Siblings drawn honestly from a fixed law of the token before.
+    """Siblings drawn honestly from a fixed distribution of the token before.
 
     Args:
-        law: [V, V] row-stochastic; row x is q after token x.
+        distribution: [V, V] row-stochastic; row x is q after token x.
         widths: children of each node at depth 0, 1, ...; (1, 1, 1) is a chain.
         kind: IID, or WITHOUT_REPLACEMENT by the Gumbel top-k trick (Kool et al., 1903.06059).
     """
 
-    def __init__(self, law: Tensor, widths: Sequence[int], kind: DraftKind) -> None:
-        self.law, self.widths, self.kind = law, widths, kind
+    def __init__(self, distribution: Tensor, widths: Sequence[int], kind: DraftKind) -> None:
+        self.distribution, self.widths, self.kind = distribution, widths, kind
         self.branches = max(widths) > 1
         self.parents = [0]
         level = [0]
@@ -189,12 +189,12 @@ class SampledTreeDrafter(SimpleDrafter):
 
     def session(self, requests: Sequence[Request], random: RandomStream) -> Proposal:
         def propose(root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-            tokens, laws = [root[:, None]], [torch.zeros_like(self.law[root])[:, None]]
+            tokens, distributions = [root[:, None]], [torch.zeros_like(self.distribution[root])[:, None]]
             for depth, width in enumerate(self.widths):
-                law = self.law[tokens[-1]]  # [B, nodes of this level, V]
-                tokens.append(self.siblings(law, width, random, emitted + depth))
-                laws.append(law.repeat_interleave(width, 1))
-            q, flat = torch.cat(laws, 1), torch.cat(tokens, 1)
+                distribution = self.distribution[tokens[-1]]  # [B, nodes of this level, V]
+                tokens.append(self.siblings(distribution, width, random, emitted + depth))
+                distributions.append(distribution.repeat_interleave(width, 1))
+            q, flat = torch.cat(distributions, 1), torch.cat(tokens, 1)
             draft = Draft.tree(flat, self.parents, self.kind, q)
             drawable = q.gather(-1, flat[:, :, None])[..., 0] > 0  # fewer tokens may be left than siblings
             drawable[:, 0] = True
@@ -206,17 +206,17 @@ class SampledTreeDrafter(SimpleDrafter):
         """[B, n] which nodes stand; a hook for planted bugs."""
         return drawable
 
-    def perturb(self, law: Tensor, noise: Tensor) -> Tensor:
-        """Log-law plus noise, whose arg-max is a draw; a hook for planted bugs."""
-        return law.log() + noise
+    def perturb(self, distribution: Tensor, noise: Tensor) -> Tensor:
+        """Log-distribution plus noise, whose arg-max is a draw; a hook for planted bugs."""
+        return distribution.log() + noise
 
-    def siblings(self, law: Tensor, width: int, random: RandomStream, index: Tensor) -> Tensor:
-        """[B, m, V] laws -> [B, m * width] children in the order of their draws."""
-        rows, nodes, vocabulary = law.shape
+    def siblings(self, distribution: Tensor, width: int, random: RandomStream, index: Tensor) -> Tensor:
+        """[B, m, V] distributions -> [B, m * width] children in the order of their draws."""
+        rows, nodes, vocabulary = distribution.shape
         copies = width if self.kind is DraftKind.IID else 1
-        noise = random.gumbel(index[:, None], Purpose.DRAFT, nodes * copies * vocabulary, law.dtype)
+        noise = random.gumbel(index[:, None], Purpose.DRAFT, nodes * copies * vocabulary, distribution.dtype)
         noise = noise.view(rows, nodes, copies, vocabulary)
-        noisy = self.perturb(law[:, :, None].expand_as(noise), noise)
+        noisy = self.perturb(distribution[:, :, None].expand_as(noise), noise)
         if self.kind is DraftKind.IID:
             return noisy.argmax(-1).flatten(1)
         return noisy[:, :, 0].topk(width, dim=-1).indices.flatten(1)

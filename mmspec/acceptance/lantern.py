@@ -44,9 +44,9 @@ class Lantern(RelaxedSampling):
         metric: "l2" or "cosine".
         reference: behave as the code released for LlamaGen (section 2.2): if any neighbour was added, all
             k + 1 nearest leave p when a deterministic candidate is refused, and leave q when a sampled one
-            is, so that they keep their mass in p; a law with nothing left becomes uniform over the codes; a
-            token of probability zero may be accepted; at temperature 0, x is accepted if p(x) + c(x) is the
-            largest of all.
+            is, so that they keep their mass in p; a distribution with nothing left becomes uniform over the
+            codes; a token of probability zero may be accepted; at temperature 0, x is accepted if p(x) + c(x)
+            is the largest of all.
 
     Raises:
         InputError: a value outside its range.
@@ -121,19 +121,19 @@ class Lantern(RelaxedSampling):
         return ids.flatten(-2), (added & (x < len(self.nearest))[..., None]).flatten(-2)
 
     def uniform(self, p: Tensor) -> Tensor:
-        """[..., V] the law that draws every code alike."""
-        law = torch.zeros_like(p)
-        law[..., : len(self.nearest)] = 1 / len(self.nearest)
-        return law
+        """[..., V] the distribution that draws every code alike."""
+        distribution = torch.zeros_like(p)
+        distribution[..., : len(self.nearest)] = 1 / len(self.nearest)
+        return distribution
 
     def judge(self, p: Tensor, q: Tensor | None, x: Tensor, allowance: Tensor) -> Judgement:
         judged = super().judge(p, q, x, allowance)
         if q is None or not self.reference:
             return judged
-        return Judgement(judged.accepted, total_variation(self.reference_law(p, q), p))
+        return Judgement(judged.accepted, total_variation(self.reference_distribution(p, q), p))
 
-    def reference_law(self, p: Tensor, q: Tensor) -> Tensor:
-        """[..., V] output law of the released rule for one sampled candidate, whose residual depends on it.
+    def reference_distribution(self, p: Tensor, q: Tensor) -> Tensor:
+        """[..., V] output distribution of the released rule for one sampled candidate, whose residual depends on it.
 
         With N the neighbours of x, that residual is norm(b + 1_N m) for b = (p - q)+ and m = min(p, q), if a
         neighbour was added to x, and norm(b) if none was; so the sum over x costs k + 1 terms a token.

@@ -16,7 +16,7 @@ from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Scores, draw
 from mmspec.decoding.verdict import Verdict, take
-from mmspec.relaxation.residuals import normalise, residual, sampled_law
+from mmspec.relaxation.residuals import normalise, residual, sampled_distribution
 
 __all__ = ["KSequential", "RecursiveRejection", "SpeculativeSampling", "residual", "walk"]
 
@@ -34,7 +34,7 @@ class SpeculativeSampling(AcceptanceRule):
     chains_only = True
 
     def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
-        q, p = sampled_law(draft), scores.probabilities()
+        q, p = sampled_distribution(draft), scores.probabilities()
         steps = torch.arange(draft.max_depth, device=emitted.device)
         u = random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, 1, p.dtype)[..., 0]  # [B, K]
         x = draft.tokens[:, 1:, None]
@@ -62,7 +62,7 @@ class RecursiveRejection(AcceptanceRule):
         without_replacement = draft.kind is DraftKind.WITHOUT_REPLACEMENT
 
         def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            q = take(law, children[:, 0].clamp_min(0))
+            q = take(distribution, children[:, 0].clamp_min(0))
             chosen = torch.full_like(children[:, 0], -1)
             for sibling in range(draft.max_children):
                 child = children[:, sibling]
@@ -78,7 +78,7 @@ class RecursiveRejection(AcceptanceRule):
                     q = torch.where(rejected, normalise(left, otherwise=left), q)
             return chosen, p
 
-        law = sampled_law(draft)
+        distribution = sampled_distribution(draft)
         return walk(draft, scores.probabilities(), random, emitted, judge)
 
 
@@ -93,10 +93,10 @@ class KSequential(AcceptanceRule):
     bisections = 40
 
     def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
-        law = sampled_law(draft)
+        distribution = sampled_distribution(draft)
 
         def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            q = take(law, children[:, 0].clamp_min(0))
+            q = take(distribution, children[:, 0].clamp_min(0))
             x = draft.tokens.gather(1, children.clamp_min(0))
             drawn = (children >= 0) & (q.gather(-1, x) > 0)
             count = drawn.sum(-1, keepdim=True).to(p.dtype)  # [B, 1] k of this node
@@ -128,7 +128,7 @@ def walk(draft: Draft, p: Tensor, random: RandomStream, emitted: Tensor, judge: 
     """Descend from the root, letting `judge` choose among the children of each node on the way.
 
     Args:
-        p: [B, n, V] the target's law after each node.
+        p: [B, n, V] the target's distribution after each node.
         judge: (p [B, V], children [B, K] or -1, u [B, K]) -> (chosen child [B] or -1, what to draw
             from if none was chosen [B, V]).
     """

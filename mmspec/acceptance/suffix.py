@@ -12,7 +12,7 @@ from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Scores, draw, require_number
 from mmspec.decoding.verdict import Verdict, take
-from mmspec.relaxation.residuals import residual, sampled_law
+from mmspec.relaxation.residuals import residual, sampled_distribution
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Suffix(AcceptanceRule):
     `confidence`; its tail is trimmed until that holds. If no part of several tokens passes, x is replaced by
     a draw from norm((p - q)+).
 
-    So a token that is refused may pass with those after it, and the output law is not the target's. It has no
-    closed form per place and is not measured. Where p(x) falls from token to token, the rule is speculative
-    sampling.
+    So a token that is refused may pass with those after it, and the output distribution is not the target's.
+    It has no closed form per place and is not measured. Where p(x) falls from token to token, the rule is
+    speculative sampling.
 
     Args:
         confidence: the least product of ratios of a run, 0 to 1.
@@ -46,7 +46,7 @@ class Suffix(AcceptanceRule):
         require_number("confidence", self.confidence, 0.0, 1.0, "0 to 1")
 
     def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
-        q, p = sampled_law(draft), scores.probabilities()
+        q, p = sampled_distribution(draft), scores.probabilities()
         steps = torch.arange(draft.max_depth, device=emitted.device)
         u = random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, 1, p.dtype)[..., 0]  # [B, K]
         x = draft.tokens[:, 1:, None]

@@ -19,7 +19,7 @@ class Typical(AcceptanceRule):
     """Accept a candidate if p(x) > min(epsilon, delta exp(-H(p))) (Medusa, 2401.10774, section 2.3.1).
 
     Candidates that pass are taken without a draw, the one with the deepest accepted path winning; so
-    for a token that was accepted the output law is a point mass at it, and its total variation to p
+    for a token that was accepted the output distribution is a point mass at it, and its total variation to p
     is 1 - p(x), less than 1 - min(epsilon, delta exp(-H(p))).
 
     Args:

@@ -22,7 +22,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="mmspec",
-    help="Speculative decoding of multimodal models: the same words and pictures in fewer steps.",
+    help="Speculative decoding of multimodal models: the same words and images in fewer steps.",
     epilog="Try: mmspec caption picture.png",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

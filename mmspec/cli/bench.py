@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["bench"]
 
 OF_WORDS = {"task": "describe", "max_new_tokens": 128, "temperature": 0.0}
-OF_PICTURES = "none,sjd,gsd,lantern,zipar"
+OF_IMAGES = "none,sjd,gsd,lantern,zipar"
 
 
 def bench(
@@ -60,9 +60,7 @@ def bench(
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(
-            min=0.0, help="0 takes the likeliest token.", show_default="0; for pictures the model's"
-        ),
+        typer.Option(min=0.0, help="0 takes the likeliest token.", show_default="0; for images the model's"),
     ] = None,
     guidance: GuidanceScale = None,
     top_k: TopK = None,
@@ -76,7 +74,7 @@ def bench(
 
     Reports target forwards, acceptance length, the ratio of medians to plain
     decoding, the share of outputs that are the same, memory and more; of
-    pictures also the measured distance to the target's law. Rows that lose stay
+    images also the measured distance to the target's distribution. Rows that lose stay
     in.
 
     Example:
@@ -110,7 +108,7 @@ def bench(
     asked = Question(task, prompts, images, jsonl, samples, seed, settings)
     subject = load_subject(source, asked, OF_WORDS, dtype=dtype, device=device)
     if not choices:
-        choices = parse_choices(OF_PICTURES) if subject.draws else default_choices(source, drafter)
+        choices = parse_choices(OF_IMAGES) if subject.draws else default_choices(source, drafter)
     if BASELINE not in {choice.label for choice in choices}:
         choices.insert(0, parse_choice(BASELINE))
     batches = batches_of(subject.examples, batch_size)
@@ -157,7 +155,7 @@ def _print(
 ) -> None:
     from mmspec.errors import InputError
     from mmspec.evaluation.speed.bench_record import summarise
-    from mmspec.evaluation.speed.image_report import check_context, picture_report
+    from mmspec.evaluation.speed.image_report import check_context, image_report
     from mmspec.evaluation.speed.report import bench_report
 
     names = list(own)
@@ -180,7 +178,7 @@ def _print(
     if as_json:
         print_json([_with_categories(record, parts) for record in records])
     elif draws:
-        show(picture_report(records, width=line_width()))
+        show(image_report(records, width=line_width()))
     else:
         show(bench_report(records, parts, width=line_width()))
 

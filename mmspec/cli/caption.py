@@ -1,4 +1,4 @@
-"""`mmspec caption`: pictures in, words out."""
+"""`mmspec caption`: images in, words out."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def caption(
         ),
     ] = None,
     drafter: Drafter = None,
-    max_new_tokens: Annotated[int, typer.Option(min=0, help="Most tokens per picture.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=0, help="Most tokens per image.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
     seed: Seed = 0,
     stream: Annotated[bool, typer.Option("--stream", help="Print the words as they come.")] = False,
@@ -52,17 +52,17 @@ def caption(
     figure: Annotated[
         Path | None,
         typer.Option(
-            help="Draw the first picture beside its words, coloured by who found them.", show_default=False
+            help="Draw the first image beside its words, coloured by who found them.", show_default=False
         ),
     ] = None,
     dtype: Dtype = "auto",
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Describe pictures, or answer a question about them.
+    """Describe images, or answer a question about them.
 
     Example:
-        mmspec caption picture.png --compare
+        mmspec caption image.png --compare
         mmspec caption a.jpg --prompt "What is this?" --model path/to/model
     """
     from dataclasses import replace
@@ -82,7 +82,7 @@ def caption(
     else:
         examples = [replace(example, turns=(prompt,)) for example in scene_examples("caption", 1, seed)]
         seen = examples[0].identifier.replace("scene", "scenes --seed")
-        note(f"no picture named: a held-out scene is taken, which mmspec {seen} --count 1 draws")
+        note(f"no image named: a held-out scene is taken, which mmspec {seen} --count 1 draws")
     pipe = load_pipeline(source, dtype=dtype, device=device)
     plain = contender(pipe, "none")
     accelerated = contender(pipe, choice.name, **choice.options)
@@ -118,7 +118,7 @@ def _decode(
 
 
 def _draw(path: Path, example: Example, output: TextOutput, tokenizer: Any) -> None:
-    """Which words came from the draft, as a picture."""
+    """Which words came from the draft, as an image."""
     from mmspec.evaluation.figure import draw_decoding
     from mmspec.media import load_image
     from mmspec.pipelines.text_stream import TextDeltas

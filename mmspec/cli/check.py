@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["check"]
 
 OF_WORDS = {"task": "mixed", "max_new_tokens": 128, "temperature": 1.0}
-OF_PICTURES = "sjd"
+OF_IMAGES = "sjd"
 
 
 def check(
@@ -52,7 +52,7 @@ def check(
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(min=1e-4, help="Of the sampled comparison.", show_default="1; for pictures the model's"),
+        typer.Option(min=1e-4, help="Of the sampled comparison.", show_default="1; for images the model's"),
     ] = None,
     guidance: GuidanceScale = None,
     seed: Seed = 0,
@@ -70,7 +70,7 @@ def check(
     decide, and is called explained.
 
     Models that draw are compared with plain decoding alike; an exact accelerator
-    that gives other tokens of the same law has that law tested instead, at every
+    that gives other tokens of the same distribution has that distribution tested instead, at every
     place of what it drew.
 
     Example:
@@ -88,7 +88,7 @@ def check(
     )
     from mmspec.cli.subject import Question, load_subject
     from mmspec.errors import InputError
-    from mmspec.evaluation.identity.images import PictureCheck
+    from mmspec.evaluation.identity.images import ImageCheck
     from mmspec.evaluation.identity.text import IdentityCheck
     from mmspec.evaluation.speed.report import identity_report
 
@@ -100,14 +100,14 @@ def check(
     asked = Question(task, prompts, images, jsonl, samples, seed, settings)
     subject = load_subject(source, asked, OF_WORDS, dtype=dtype, device=device)
     if choice is None:
-        choice = parse_choice(OF_PICTURES) if subject.draws else default_choice(source, drafter)
+        choice = parse_choice(OF_IMAGES) if subject.draws else default_choice(source, drafter)
     accelerated = subject.contender(choice)
     plain = subject.contender(parse_choice("none"))
     common: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
     identity: IdentityCheck
     if subject.draws:
         temperature = subject.described["temperature"]
-        identity = PictureCheck(
+        identity = ImageCheck(
             accelerated,
             plain,
             subject.examples,

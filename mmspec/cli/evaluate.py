@@ -73,13 +73,13 @@ def image(
         int | None, typer.Option(min=0, help="Seed of the first scene.", show_default="20000")
     ] = None,
     guidance_scales: Annotated[str, typer.Option(help="Guidance scales to try.")] = "1,2,3,4,5",
-    batch_size: Annotated[int, typer.Option(min=1, help="Pictures drawn together.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images drawn together.")] = 32,
     card: Annotated[bool, typer.Option("--card", help="Write the model card with the figures.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Score an image model of scenes on held-out prompts.
 
-    A network that has seen real scenes only says what the pictures show.
+    A network that has seen real scenes only says what the images show.
     Entropy and context sensitivity say how hard the model is to speed up.
 
     Example:

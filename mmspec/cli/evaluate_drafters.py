@@ -37,7 +37,7 @@ def drafters(
     batch_size: BatchSize = 1,
     out: Annotated[Path | None, typer.Option(help="JSON file to write as well.", show_default=False)] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Picture of the table to write (matplotlib).", show_default=False)
+        Path | None, typer.Option(help="Image of the table to write (matplotlib).", show_default=False)
     ] = None,
     seed: Seed = 0,
     dtype: Dtype = "auto",

@@ -53,7 +53,7 @@ def methods(
     samples: Annotated[int, typer.Option(min=3, help="How many held-out captions.")] = 128,
     out: Annotated[Path | None, typer.Option(help="JSON file to write as well.", show_default=False)] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Picture of the table to write (matplotlib).", show_default=False)
+        Path | None, typer.Option(help="Image of the table to write (matplotlib).", show_default=False)
     ] = None,
     seed: Seed = 0,
     dtype: Dtype = "auto",
@@ -63,7 +63,7 @@ def methods(
     """Compare the ways of decoding image tokens: what each saves, and what it costs.
 
     Draws held-out captions one by one with the same seeds by every method, in turns,
-    and reads the pictures with a network that has seen real scenes only.
+    and reads the images with a network that has seen real scenes only.
 
     Example:
         mmspec evaluate methods --samples 16 --accelerators none,sjd,gsd
@@ -108,7 +108,7 @@ def methods(
             reader,
             seed=seed,
             settings=settings_of(pipe, source, samples, seed),
-            on_picture=lambda label: bar.update(work, advance=1, description=label),
+            on_image=lambda label: bar.update(work, advance=1, description=label),
         )
     if out is not None:
         note(f"written: {write_records(out, records)}")
@@ -121,7 +121,7 @@ def methods(
 
 
 def drawer(pipe: ImagePipeline, name: str, options: dict[str, Any]) -> Draw:
-    """A function that draws one picture with an accelerator, which is set up here and only here."""
+    """A function that draws one image with an accelerator, which is set up here and only here."""
     from mmspec.evaluation.quality.image_methods import Drawing
     from mmspec.evaluation.quality.variation import with_meter
 

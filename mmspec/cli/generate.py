@@ -1,4 +1,4 @@
-"""`mmspec generate`: words in, pictures out."""
+"""`mmspec generate`: words in, images out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["generate"]
 SAMPLES = 4  # without a prompt
 ACCELERATOR = "sjd"
 COLUMNS_ON_SHEET = 6
-SMALLEST_SIDE, LARGEST_SIDE = 192, 512  # of a picture on a sheet
+SMALLEST_SIDE, LARGEST_SIDE = 192, 512  # of an image on a sheet
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def generate(
         int | None,
         typer.Option(help="Places drafted at once, for accelerators that have a window.", show_default=False),
     ] = None,
-    n: Annotated[int, typer.Option("--n", min=1, help="Pictures of each prompt.")] = 1,
-    out: Annotated[Path, typer.Option(help="Picture file to write.")] = Path("picture.png"),
+    n: Annotated[int, typer.Option("--n", min=1, help="Images of each prompt.")] = 1,
+    out: Annotated[Path, typer.Option(help="Image file to write.")] = Path("picture.png"),
     negative_prompt: Annotated[
         str | None, typer.Option(help="What guidance leads away from.", show_default=False)
     ] = None,
@@ -93,15 +93,15 @@ def generate(
     width: Annotated[
         int | None, typer.Option(help="Pixels, for models of several sizes.", show_default="the model's")
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Pictures decoded together.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images decoded together.")] = 1,
     seed: Seed = 0,
     dtype: Dtype = "auto",
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw pictures from prompts, in fewer forwards of the model.
+    """Draw images from prompts, in fewer forwards of the model.
 
-    One picture is written as it is, several as a sheet with captions. What each
+    One image is written as it is, several as a sheet with captions. What each
     accelerator promises is said with its figures: exact, a bound on the total
     variation of every token (tv<=0.1), or lossy.
 
@@ -114,7 +114,7 @@ def generate(
     choices = with_window(chosen(accelerator, compare), window)
     source = model or reference_model(REFERENCE_IMAGE)
     choices = [with_drafter(choice, source, drafter) for choice in choices]
-    check_picture_file(out)
+    check_image_file(out)
     pipe = load_image_pipeline(source, dtype=dtype, device=device)
     if not prompts and not classes:
         prompts, classes = samples(pipe, seed)
@@ -146,7 +146,7 @@ def generate(
             output: Any = pipe(**what, callback_on_step_end=count)
             drawn.append(Drawn(choice.label, output))
     if drawn:
-        save_pictures(out, titles, drawn, columns=n if len(titles) > n > 1 else COLUMNS_ON_SHEET)
+        save_images(out, titles, drawn, columns=n if len(titles) > n > 1 else COLUMNS_ON_SHEET)
         records = [record(one, drawn[0], titles, seed, out) for one in drawn]
         if as_json:
             print_json(records)
@@ -191,8 +191,8 @@ def with_window(choices: Sequence[AcceleratorChoice], window: int | None) -> lis
     ]
 
 
-def check_picture_file(path: Path) -> None:
-    """Raise InputError for what is no picture file, or in a folder that cannot be written."""
+def check_image_file(path: Path) -> None:
+    """Raise InputError for what is no image file, or in a folder that cannot be written."""
     from PIL import Image
 
     if path.is_dir() or path.suffix.lower() not in Image.registered_extensions():
@@ -215,33 +215,33 @@ def samples(pipe: ImagePipeline, seed: int) -> tuple[list[str] | None, list[int]
     return [caption(scene) for scene in scenes], None
 
 
-def save_pictures(path: Path, titles: Sequence[str], drawn: Sequence[Drawn], columns: int) -> None:
-    """Write the one picture, or a sheet: a column for each accelerator where there are several.
+def save_images(path: Path, titles: Sequence[str], drawn: Sequence[Drawn], columns: int) -> None:
+    """Write the one image, or a sheet: a column for each accelerator where there are several.
 
     Raises:
         InputError: the file cannot be written.
     """
-    from mmspec.reference.scenes.contact_sheet import picture_sheet
+    from mmspec.reference.scenes.contact_sheet import image_sheet
 
-    pictures, captions = [], []
+    images, captions = [], []
     for index, title in enumerate(titles):
         for column, one in enumerate(drawn):
-            pictures.append(one.output.images[index])
+            images.append(one.output.images[index])
             forwards = f"NFE {one.output.stats.nfe[index]}"
             words = f"{one.label}\n{forwards}" if len(drawn) > 1 else forwards
             captions.append(words if column else f"{words}\n{title}")
-    side = min(max(SMALLEST_SIDE, *pictures[0].size), LARGEST_SIDE)
+    side = min(max(SMALLEST_SIDE, *images[0].size), LARGEST_SIDE)
     columns = len(drawn) if len(drawn) > 1 else columns
-    picture = pictures[0] if len(pictures) == 1 else picture_sheet(pictures, captions, columns, side)
+    image = images[0] if len(images) == 1 else image_sheet(images, captions, columns, side)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        picture.save(path)
+        image.save(path)
     except OSError as error:
         raise InputError("--out", str(path), f"a file that can be written ({error})") from error
 
 
 def record(drawn: Drawn, first: Drawn, titles: Sequence[str], seed: int, out: Path) -> dict[str, Any]:
-    """The figures of one accelerator; `identical` counts the pictures with the same tokens as the first's."""
+    """The figures of one accelerator; `identical` counts the images with the same tokens as the first's."""
     output, stats = drawn.output, drawn.output.stats
     return {
         "accelerator": drawn.label,
@@ -257,7 +257,7 @@ def record(drawn: Drawn, first: Drawn, titles: Sequence[str], seed: int, out: Pa
         "identical": sum(map(list.__eq__, output.tokens, first.output.tokens)),
         "seed": seed,
         "out": str(out),
-        "pictures": [
+        "images": [
             {"title": title, "nfe": nfe, "new_tokens": len(tokens), "finish_reason": reason}
             for title, nfe, tokens, reason in zip(
                 titles, stats.nfe, output.tokens, output.finish_reasons, strict=True

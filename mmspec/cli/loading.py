@@ -26,7 +26,7 @@ __all__ = [
     "load_pipeline",
     "own_drafters",
     "reference_model",
-    "takes_pictures",
+    "takes_images",
     "with_drafter",
 ]
 
@@ -198,7 +198,7 @@ def given_examples(
     return own_examples(prompts or (), images or ()) if prompts or images else []
 
 
-def takes_pictures(pipe: VisionLanguagePipeline) -> bool:
+def takes_images(pipe: VisionLanguagePipeline) -> bool:
     """Whether the model is a vision-language model."""
     return getattr(pipe.processor, "image_processor", None) is not None
 

@@ -45,7 +45,7 @@ Prompts = Annotated[
 Images = Annotated[
     list[str] | None,
     typer.Option(
-        "--image", "--images", help="Picture to ask about (path or URL); may be repeated.", show_default=False
+        "--image", "--images", help="Image to ask about (path or URL); may be repeated.", show_default=False
     ),
 ]
 JsonLines = Annotated[

@@ -1,4 +1,4 @@
-"""`mmspec scenes`: a contact sheet of the pictures that reference models are trained on."""
+"""`mmspec scenes`: a contact sheet of the images that reference models are trained on."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["scenes"]
 
 
 def scenes(
-    out: Annotated[Path, typer.Option(help="Picture file to write.")] = Path("scenes.png"),
+    out: Annotated[Path, typer.Option(help="Image file to write.")] = Path("scenes.png"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first scene.")] = 0,
     count: Annotated[int, typer.Option(min=1, help="How many scenes.")] = 24,
     as_json: AsJson = False,
 ) -> None:
-    """Draw scenes with their captions to a picture file.
+    """Draw scenes with their captions to an image file.
 
     Example:
         mmspec scenes --out sheet.png --count 12
@@ -32,7 +32,7 @@ def scenes(
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError("--out", str(out), f"a picture file that can be written ({error})") from error
+        raise InputError("--out", str(out), f"an image file that can be written ({error})") from error
     if as_json:
         print_json({"path": str(path), "seed": seed, "count": count})
     else:

@@ -1,4 +1,4 @@
-"""What `bench` and `check` work on: a loaded model and what it is asked, be it for words or for pictures."""
+"""What `bench` and `check` work on: a loaded model and what it is asked, be it for words or for images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmspec.cli.loading import (
     given_examples,
     load_any_pipeline,
     load_image_pipeline,
-    takes_pictures,
+    takes_images,
 )
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
@@ -28,7 +28,7 @@ class Question:
     """What the command line asks of a model; None where it says nothing.
 
     Attributes:
-        task: of the scenes; "generate" asks for pictures.
+        task: of the scenes; "generate" asks for images.
         prompts, images, jsonl, samples, seed: as the options of that name.
         settings: keywords of every call.
     """
@@ -59,7 +59,7 @@ class Subject:
 
     Attributes:
         pipe: the pipeline.
-        draws: whether it gives pictures.
+        draws: whether it gives images.
         examples: what it is asked.
         settings: keywords of every call.
         described: what they come to, for records.
@@ -96,7 +96,7 @@ def load_subject(
     """
     from mmspec.evaluation.examples import TASKS, scene_examples
     from mmspec.evaluation.image_contender import GENERATE
-    from mmspec.evaluation.text_contender import load_pictures
+    from mmspec.evaluation.text_contender import load_images
     from mmspec.pipelines import ImagePipeline
 
     if asked.task not in (None, GENERATE, *TASKS):
@@ -104,23 +104,23 @@ def load_subject(
     # a file that cannot be used should not cost a load
     examples = given_examples(asked.prompts, asked.images, asked.jsonl, asked.samples)
     if asked.task == GENERATE:
-        return picture_subject(load_image_pipeline(source, dtype=dtype, device=device), asked, examples)
+        return image_subject(load_image_pipeline(source, dtype=dtype, device=device), asked, examples)
     pipe = load_any_pipeline(source, dtype=dtype, device=device)
     if isinstance(pipe, ImagePipeline):
         if asked.task is not None:
-            raise InputError("task", asked.task, f"{GENERATE}: this model draws pictures")
+            raise InputError("task", asked.task, f"{GENERATE}: this model draws images")
         pipe.set_progress_bar_config(disable=True)
-        return picture_subject(pipe, asked, examples)
+        return image_subject(pipe, asked, examples)
     settings = {name: value for name, value in defaults.items() if name != "task"} | asked.given
     if not examples:
         examples = scene_examples(asked.task or defaults["task"], asked.samples, asked.seed)
-        if not takes_pictures(pipe):
+        if not takes_images(pipe):
             examples = [replace(example, images=()) for example in examples]
     described = {"task": asked.name or defaults["task"], **settings}
-    return Subject(pipe, False, load_pictures(examples), settings, described)
+    return Subject(pipe, False, load_images(examples), settings, described)
 
 
-def picture_subject(pipe: ImagePipeline, asked: Question, examples: list[Example]) -> Subject:
+def image_subject(pipe: ImagePipeline, asked: Question, examples: list[Example]) -> Subject:
     """A model that draws, with captions, classes, or prompts of one's own.
 
     Args:
@@ -129,20 +129,20 @@ def picture_subject(pipe: ImagePipeline, asked: Question, examples: list[Example
         examples: the user's own; [] takes captions or classes.
 
     Raises:
-        InputError: pictures to look at, or a number of tokens, which the size of the picture says.
+        InputError: images to look at, or a number of tokens, which the size of the image says.
     """
-    from mmspec.evaluation.image_contender import GENERATE, picture_examples
+    from mmspec.evaluation.image_contender import GENERATE, image_examples
     from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 
     if asked.images:
-        raise InputError("--image", list(asked.images), "no pictures: this model draws them")
+        raise InputError("--image", list(asked.images), "no images: this model draws them")
     if "max_new_tokens" in asked.given:
         raise InputError(
             "--max-new-tokens",
             asked.given["max_new_tokens"],
-            f"nothing: a picture of this model has {pipe.target.grid.length} tokens",
+            f"nothing: an image of this model has {pipe.target.grid.length} tokens",
         )
-    examples = examples or picture_examples(pipe, asked.samples, asked.seed)
+    examples = examples or image_examples(pipe, asked.samples, asked.seed)
     sampler = ImageSettings.from_keywords(sampling_defaults(pipe.model), asked.given).sampler()
     warpers = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
     described = {"task": asked.name or GENERATE} | {name: getattr(sampler, name) for name in warpers}

@@ -90,7 +90,7 @@ def reader(
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train the reader of attributes that judges drawn pictures, on real scenes only.
+    """Train the reader of attributes that judges drawn images, on real scenes only.
 
     Example:
         mmspec train reader --out my-reader --minutes 18
@@ -122,7 +122,7 @@ def vq(
     size: Annotated[str, typer.Option(help="base or tiny.")] = "base",
     minutes: Minutes = None,
     steps: Steps = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Pictures a step and process.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images a step and process.")] = 16,
     seed: TrainingSeed = 0,
     threads: Threads = None,
     resume: Resume = False,
@@ -163,7 +163,7 @@ def image(
     size: Annotated[str, typer.Option(help="base or tiny.")] = "base",
     minutes: Minutes = None,
     steps: Steps = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Pictures a step and process.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images a step and process.")] = 16,
     seed: TrainingSeed = 0,
     threads: Threads = None,
     resume: Resume = False,
@@ -220,8 +220,8 @@ def drafter(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Conversations with pictures: JSONL, or LLaVA's JSON. For image models a JSONL file of "
-            "pictures: image, and prompt or class. Scenes if not given.",
+            help="Conversations with images: JSONL, or LLaVA's JSON. For image models a JSONL file of "
+            "images: image, and prompt or class. Scenes if not given.",
             show_default=False,
         ),
     ] = None,
@@ -254,7 +254,7 @@ def drafter(
         mmspec train drafter --target assets/scenes-llava --out my-flash --method flash:block=10:bias_rank=64
         mmspec train drafter --target assets/scenes-llamagen --out my-eagle --minutes 8
         mmspec train drafter --target assets/scenes-llamagen --out my-eagle --minutes 8 --resume
-        mmspec train drafter --target my-llamagen --out my-eagle --data pictures.jsonl --minutes 60
+        mmspec train drafter --target my-llamagen --out my-eagle --data images.jsonl --minutes 60
     """
     from mmspec.cli.choice import parse_options
     from mmspec.training.drafter import train_drafter

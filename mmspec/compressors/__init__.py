@@ -33,7 +33,7 @@ def build_compressor(name: str, width: int, **options: object) -> Compressor:
     Args:
         name: in the registry.
         width: d, of the features.
-        options: such as `tokens`, the number of tokens per picture.
+        options: such as `tokens`, the number of tokens per image.
 
     Raises:
         InputError: no such compressor, or a value outside its range.

@@ -10,17 +10,17 @@ from mmspec.compressors.interface import Compressor, VisualTokens, check_tokens
 __all__ = ["AttentionPruning", "attended_most"]
 
 
-def attended_most(pictures: VisualTokens, question: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+def attended_most(images: VisualTokens, question: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     """Which tokens to keep: indices [P, C] in reading order, and where there is one at all.
 
     The score is the question's dot product with each normalised token. DREAM reads the attention maps of
     the target's last layer instead, which only eager attention gives.
     """
-    count = pictures.features.shape[1]
-    scores = (rms_norm(pictures.features, (question.shape[-1],)) @ question[..., None])[..., 0]
+    count = images.features.shape[1]
+    scores = (rms_norm(images.features, (question.shape[-1],)) @ question[..., None])[..., 0]
     kept = min(tokens, count)
-    index = scores.masked_fill(~pictures.mask, float("-inf")).topk(kept, dim=-1).indices
-    index = index.where(pictures.mask.gather(1, index), count).sort(-1).values  # padding goes last
+    index = scores.masked_fill(~images.mask, float("-inf")).topk(kept, dim=-1).indices
+    index = index.where(images.mask.gather(1, index), count).sort(-1).values  # padding goes last
     mask = index < count
     missing = (0, tokens - kept)
     return pad(index.where(mask, 0), missing), pad(mask, missing)
@@ -38,5 +38,5 @@ class AttentionPruning(Compressor):
         super().__init__(width, check_tokens(tokens))
         self.kept = tokens
 
-    def forward(self, pictures: VisualTokens, question: Tensor) -> VisualTokens:
-        return pictures.take(*attended_most(pictures, question, self.kept))
+    def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
+        return images.take(*attended_most(images, question, self.kept))

@@ -8,16 +8,16 @@ from mmspec.visual_tokens.boxes import overlap, raster
 __all__ = ["pool"]
 
 
-def pool(pictures: VisualTokens, rows: int, columns: int) -> VisualTokens:
+def pool(images: VisualTokens, rows: int, columns: int) -> VisualTokens:
     """The mean of the tokens in each cell of a grid, weighted by how much of the cell they cover.
 
     Equals `avg_pool2d` where the grids divide each other. A base view and its tiles weigh the same; tokens
     without a place are left out; cells that no token covers are padding.
     """
-    cells = raster(rows, columns).to(pictures.boxes)
-    weights = overlap(pictures.boxes, cells) * pictures.mask[:, None]
+    cells = raster(rows, columns).to(images.boxes)
+    weights = overlap(images.boxes, cells) * images.mask[:, None]
     covered = weights.sum(-1)
     mask = covered > 0
     shares = weights / covered.where(mask, 1.0)[..., None]
-    mean = shares.to(pictures.features) @ pictures.features
+    mean = shares.to(images.features) @ images.features
     return VisualTokens(mean, mask, cells.expand(len(mean), -1, -1))

@@ -1,4 +1,4 @@
-"""A strided convolution over the picture (SpecVLM's Conv, 2509.11815), for any grid."""
+"""A strided convolution over the image (SpecVLM's Conv, 2509.11815), for any grid."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Convolution"]
 class Convolution(Compressor):
     """C cells, each a learned mixture of its own `kernel` x `kernel` places.
 
-    The picture is first read onto a grid of the size that the stride asks for, so that any grid gives
+    The image is first read onto a grid of the size that the stride asks for, so that any grid gives
     exactly C tokens. The convolution is depthwise, then across channels (a dense one would have
     (d * kernel)^2 weights, 150 million in a 7B model), and starts as average pooling.
 
@@ -46,10 +46,10 @@ class Convolution(Compressor):
                 if layer.bias is not None:
                     layer.bias.zero_()
 
-    def forward(self, pictures: VisualTokens, question: Tensor) -> VisualTokens:
+    def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
         rows, columns = self.grid
-        fine = pool(pictures, rows * self.kernel, columns * self.kernel)
+        fine = pool(images, rows * self.kernel, columns * self.kernel)
         places = rearrange(fine.features, "p (rows columns) d -> p d rows columns", rows=rows * self.kernel)
         mixed = rearrange(self.depthwise(places), "p d rows columns -> p (rows columns) d")
-        coarse = pool(pictures, rows, columns)
+        coarse = pool(images, rows, columns)
         return VisualTokens(self.pointwise(mixed), coarse.mask, coarse.boxes)

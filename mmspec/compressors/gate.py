@@ -1,4 +1,4 @@
-"""SpecVLM's elastic compressor: the question chooses how each picture is compressed (2509.11815)."""
+"""SpecVLM's elastic compressor: the question chooses how each image is compressed (2509.11815)."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def choose_branch(logits: Tensor, training: bool) -> Tensor:
 
 
 class Gate(Compressor):
-    """Several compressors, of which each picture goes through the one that its question asks for.
+    """Several compressors, of which each image goes through the one that its question asks for.
 
     C is that of the largest branch and the rest is padding, so shapes stay static. "none" is the branch of
-    questions that need no picture.
+    questions that need no image.
 
     Args:
         width: d, of the features.
         branches: compressor name -> options; by default the paper's four operators, and none.
 
     Raises:
-        InputError: no branches, or one whose number of tokens depends on the picture.
+        InputError: no branches, or one whose number of tokens depends on the image.
     """
 
     def __init__(self, width: int, branches: Mapping[str, Mapping[str, object]] = BRANCHES) -> None:
@@ -60,9 +60,9 @@ class Gate(Compressor):
         hidden = max(1, width // 4)
         self.score = nn.Sequential(nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, len(made)))
 
-    def forward(self, pictures: VisualTokens, question: Tensor) -> VisualTokens:
+    def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
         weights = choose_branch(self.score(rms_norm(question, (self.width,))), self.training)
-        made = [branch(pictures, question).padded(self.largest) for branch in self.branches.values()]
+        made = [branch(images, question).padded(self.largest) for branch in self.branches.values()]
         rows, chosen = torch.arange(len(weights), device=weights.device), weights.argmax(-1)
         features, mask, boxes = (
             torch.stack(parts, 1)

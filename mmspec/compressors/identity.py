@@ -15,5 +15,5 @@ class Identity(Compressor):
     def __init__(self, width: int) -> None:
         super().__init__(width, tokens=None)
 
-    def forward(self, pictures: VisualTokens, question: Tensor) -> VisualTokens:
-        return pictures
+    def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
+        return images

@@ -1,6 +1,6 @@
 """Compressor: fewer visual tokens for the drafter. The target always sees all of them.
 
-A picture (or a frame of a clip) is a row of its own, so pictures cannot mix, however many a prompt has.
+An image (or a frame of a clip) is a row of its own, so images cannot mix, however many a prompt has.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MAX_TOKENS = 4096
 
 @dataclass(frozen=True)
 class VisualTokens:
-    """Visual tokens of P pictures, padded to the picture with the most.
+    """Visual tokens of P images, padded to the image with the most.
 
     Attributes:
         features: [P, N, d].
         mask: [P, N] True where there is a token.
-        boxes: [P, N, 4] float32, where in the picture it lies (`boxes.py`).
-        summary: [P, d] one vector for the whole picture, for drafters that hand it to every text row
+        boxes: [P, N, 4] float32, where in the image it lies (`boxes.py`).
+        summary: [P, d] one vector for the whole image, for drafters that hand it to every text row
             (ViSpec's global vector); None from all other compressors.
     """
 
@@ -45,7 +45,7 @@ class VisualTokens:
         return VisualTokens(kept, mask, self.boxes[rows, index].where(mask[..., None], 0.0))
 
     def padded(self, tokens: int) -> VisualTokens:
-        """The same with room for that many tokens a picture; `tokens` is at least N."""
+        """The same with room for that many tokens an image; `tokens` is at least N."""
         more = tokens - self.features.shape[1]
         return VisualTokens(
             pad(self.features, (0, 0, 0, more)), pad(self.mask, (0, more)), pad(self.boxes, (0, 0, 0, more))
@@ -53,15 +53,15 @@ class VisualTokens:
 
     @classmethod
     def empty(cls, like: VisualTokens) -> VisualTokens:
-        """No token of any picture."""
+        """No token of any image."""
         return cls(like.features[:, :0], like.mask[:, :0], like.boxes[:, :0])
 
 
 class Compressor(nn.Module, ABC):
-    """Makes C tokens of the N tokens of each picture.
+    """Makes C tokens of the N tokens of each image.
 
     What it must hold to, and `tests/compressors` check of every registered one: C is known without
-    looking at the features; padding changes nothing; a picture depends on itself and its question alone;
+    looking at the features; padding changes nothing; an image depends on itself and its question alone;
     gradients reach the features that were kept and all parameters.
 
     Args:
@@ -80,21 +80,21 @@ class Compressor(nn.Module, ABC):
         self.tokens = tokens
 
     @abstractmethod
-    def forward(self, pictures: VisualTokens, question: Tensor) -> VisualTokens:
+    def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
         """Compress.
 
         Args:
-            pictures: [P, N, d]; P may be 0.
-            question: [P, d] what the prompt wants to know of each picture, in the same space: its last
+            images: [P, N, d]; P may be 0.
+            question: [P, d] what the prompt wants to know of each image, in the same space: its last
                 row. Compressors that do not look at it ignore it.
 
         Returns:
-            [P, C, d]. Where a picture has fewer tokens than are kept, the rest is padding.
+            [P, C, d]. Where an image has fewer tokens than are kept, the rest is padding.
         """
 
 
 def check_tokens(tokens: int) -> int:
     """Raise InputError unless `tokens` is an integer from 1 to 4096."""
     if not is_integer(tokens) or not 1 <= tokens <= MAX_TOKENS:
-        raise InputError("tokens", tokens, f"an integer from 1 to {MAX_TOKENS} per picture")
+        raise InputError("tokens", tokens, f"an integer from 1 to {MAX_TOKENS} per image")
     return tokens

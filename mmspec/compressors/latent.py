@@ -25,7 +25,7 @@ def compress_latent(queries: Tensor, features: Tensor, mask: Tensor) -> Tensor:
 
 
 class Latent(Compressor):
-    """C mixtures of each picture's tokens, whatever their number and order.
+    """C mixtures of each image's tokens, whatever their number and order.
 
     Args:
         width: d, of the features.
@@ -36,7 +36,7 @@ class Latent(Compressor):
         super().__init__(width, check_tokens(tokens))
         self.queries = nn.Parameter(torch.randn(tokens, width))  # scores of variance one at first
 
-    def forward(self, pictures: VisualTokens, question: Tensor) -> VisualTokens:
-        latent = compress_latent(self.queries, pictures.features, pictures.mask)
-        mask = pictures.mask.new_ones(latent.shape[:2])
+    def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
+        latent = compress_latent(self.queries, images.features, images.mask)
+        mask = images.mask.new_ones(latent.shape[:2])
         return VisualTokens(latent, mask, whole(latent))

@@ -1,4 +1,4 @@
-"""No visual tokens at all: the target's features at the text rows carry the picture (HiViS, 2509.23928)."""
+"""No visual tokens at all: the target's features at the text rows carry the image (HiViS, 2509.23928)."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ class NoTokens(Compressor):
     def __init__(self, width: int) -> None:
         super().__init__(width, tokens=0)
 
-    def forward(self, pictures: VisualTokens, question: Tensor) -> VisualTokens:
-        return VisualTokens.empty(pictures)
+    def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
+        return VisualTokens.empty(images)

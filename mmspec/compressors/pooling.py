@@ -1,4 +1,4 @@
-"""Average pooling over the picture's own grid (SpecVLM's Pool, 2509.11815), for any grid."""
+"""Average pooling over the image's own grid (SpecVLM's Pool, 2509.11815), for any grid."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class Pooling(Compressor):
         super().__init__(width, check_tokens(tokens))
         self.grid = square_grid(tokens)
 
-    def forward(self, pictures: VisualTokens, question: Tensor) -> VisualTokens:
-        return pool(pictures, *self.grid)
+    def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
+        return pool(images, *self.grid)

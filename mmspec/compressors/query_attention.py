@@ -1,4 +1,4 @@
-"""Attention of learned queries over the tokens of a picture."""
+"""Attention of learned queries over the tokens of an image."""
 
 from __future__ import annotations
 

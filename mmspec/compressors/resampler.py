@@ -1,4 +1,4 @@
-"""A few learned queries look at the picture once (SpecVLM's Resampler, 2509.11815: two of them)."""
+"""A few learned queries look at the image once (SpecVLM's Resampler, 2509.11815: two of them)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Resampler"]
 
 
 class Resampler(Compressor):
-    """One layer of cross-attention with projections; keys know where in the picture they lie.
+    """One layer of cross-attention with projections; keys know where in the image they lie.
 
     Unlike `latent`, which mixes the tokens themselves, it can say something of its own, and has 4 d^2
     weights to learn it.
@@ -29,7 +29,7 @@ class Resampler(Compressor):
         self.place = nn.Linear(BOX, width, bias=False)
         self.attention = QueryAttention(width, tokens, heads)
 
-    def forward(self, pictures: VisualTokens, question: Tensor) -> VisualTokens:
-        values = rms_norm(pictures.features, (self.width,))
-        sampled = self.attention(values + self.place(pictures.boxes.to(values)), values, pictures.mask)
-        return VisualTokens(sampled, pictures.mask.new_ones(sampled.shape[:2]), whole(sampled))
+    def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
+        values = rms_norm(images.features, (self.width,))
+        sampled = self.attention(values + self.place(images.boxes.to(values)), values, images.mask)
+        return VisualTokens(sampled, images.mask.new_ones(sampled.shape[:2]), whole(sampled))

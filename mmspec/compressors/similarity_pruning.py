@@ -11,23 +11,23 @@ from mmspec.compressors.interface import Compressor, VisualTokens, check_tokens
 __all__ = ["SimilarityPruning", "most_diverse"]
 
 
-def most_diverse(pictures: VisualTokens, tokens: int) -> tuple[Tensor, Tensor]:
+def most_diverse(images: VisualTokens, tokens: int) -> tuple[Tensor, Tensor]:
     """Which tokens to keep: indices [P, C] in reading order, and where there is one at all.
 
-    Starts from the token least like the mean of its picture and adds, again and again, the one whose
+    Starts from the token least like the mean of its image and adds, again and again, the one whose
     nearest kept neighbour is farthest, by cosine. DivPrune starts from the farthest pair, at the cost of
     all N * N similarities; here a step costs N.
     """
-    unit = normalize(pictures.features, dim=-1)
+    unit = normalize(images.features, dim=-1)
     rows, count, _ = unit.shape
-    mean = (unit * pictures.mask[..., None]).sum(1)
+    mean = (unit * images.mask[..., None]).sum(1)
     nearest = (unit @ mean[..., None])[..., 0]
-    free = pictures.mask.clone()
+    free = images.mask.clone()
     chosen = []
     each = torch.arange(rows, device=unit.device)
     for step in range(min(tokens, count)):
         pick = nearest.masked_fill(~free, float("inf")).argmin(-1)
-        chosen.append(pick.where(free[each, pick], count))  # a picture may have fewer tokens
+        chosen.append(pick.where(free[each, pick], count))  # an image may have fewer tokens
         free[each, pick] = False
         similarity = (unit @ unit[each, pick][..., None])[..., 0]
         nearest = similarity if step == 0 else torch.maximum(nearest, similarity)
@@ -49,7 +49,7 @@ class SimilarityPruning(Compressor):
         super().__init__(width, check_tokens(tokens))
         self.kept = tokens
 
-    def forward(self, pictures: VisualTokens, question: Tensor) -> VisualTokens:
+    def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
         with torch.no_grad():
-            index, mask = most_diverse(pictures, self.kept)
-        return pictures.take(index, mask)
+            index, mask = most_diverse(images, self.kept)
+        return images.take(index, mask)

@@ -1,4 +1,4 @@
-"""ViSpec's image adaptor: one token per picture and one vector for all text after it (2509.15235)."""
+"""ViSpec's image adaptor: one token per image and one vector for all text after it (2509.15235)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ViSpec"]
 
 
 class ViSpec(Compressor):
-    """C tokens, and a summary that the drafter adds to every text row up to the next picture.
+    """C tokens, and a summary that the drafter adds to every text row up to the next image.
 
     Args:
         width: d, of the features.
@@ -26,7 +26,7 @@ class ViSpec(Compressor):
         super().__init__(width, check_tokens(tokens))
         self.attention = QueryAttention(width, tokens + 1, heads)
 
-    def forward(self, pictures: VisualTokens, question: Tensor) -> VisualTokens:
-        queried = self.attention(pictures.features, pictures.features, pictures.mask)
+    def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
+        queried = self.attention(images.features, images.features, images.mask)
         tokens, summary = queried[:, :-1], queried[:, -1]
-        return VisualTokens(tokens, pictures.mask.new_ones(tokens.shape[:2]), whole(tokens), summary)
+        return VisualTokens(tokens, images.mask.new_ones(tokens.shape[:2]), whole(tokens), summary)

@@ -1,4 +1,4 @@
-"""The host's side of a picture whose cells are decoded out of order: what stands where, what is fed next."""
+"""The host's side of an image whose cells are decoded out of order: what stands where, what is fed next."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmspec.decoding.image_grid import FREE, ImageGrid
 
 
 class Order(Protocol):
-    """What a picture asks of a schedule."""
+    """What an image asks of a schedule."""
 
     def open_rows(self, decoded: Sequence[int], columns: int) -> list[int]:
         """The rows whose next cell may be decoded now."""
@@ -24,7 +24,7 @@ class Order(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """What one forward feeds and asks, for one picture. Nodes are what it feeds.
+    """What one forward feeds and asks, for one image. Nodes are what it feeds.
 
     Attributes:
         places: output index of each node, ascending.
@@ -45,8 +45,8 @@ class Step:
     judged: int | None
 
 
-class Picture:
-    """The state of one picture.
+class Image:
+    """The state of one image.
 
     Attributes:
         grid: its layout.
@@ -80,7 +80,7 @@ class Picture:
         begun = [row for row in rows if self.decoded[row] == 0]
         trials = [row for row in begun if order.puts_on_trial(row, self.decoded, columns)]
         asked = [cell - 1 for cell in [*cells, *([] if self.trial is None else [self.trial])]]
-        places = sorted({*self.fresh, *asked}) or [0]  # a finished picture still needs a node
+        places = sorted({*self.fresh, *asked}) or [0]  # a finished image still needs a node
         return Step(
             places,
             [self.latest(place) for place in places],
@@ -122,7 +122,7 @@ class Picture:
 
 
 def lay_out(steps: Sequence[Step], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, places and which are known of all pictures, [B, n] each; the last node fills short rows up."""
+    """Tokens, places and which are known of all images, [B, n] each; the last node fills short rows up."""
     nodes = max(len(step.places) for step in steps)
     tokens, places, known = (
         torch.tensor([row + row[-1:] * (nodes - len(row)) for row in rows], device=device)

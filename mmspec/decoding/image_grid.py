@@ -1,4 +1,4 @@
-"""The layout of a picture as a sequence of tokens: cells in raster order, with the syntax between them.
+"""The layout of an image as a sequence of tokens: cells in raster order, with the syntax between them.
 
 Knows nothing of models. Tokens are codebook indices; syntax tokens are numbered from the codebook's size on.
 """
@@ -16,10 +16,10 @@ FREE = -1
 
 @dataclass(frozen=True)
 class ImageGrid:
-    """Which token of the output is which cell of the picture, and which tokens the grammar forces.
+    """Which token of the output is which cell of the image, and which tokens the grammar forces.
 
     Attributes:
-        rows, columns: cells of the picture.
+        rows, columns: cells of the image.
         codebook_size: K; a cell holds a code from 0 to K - 1.
         row_end: the syntax token after each row of cells, K or more; None if there is none.
         ending: the syntax tokens after the last cell (and its row end), K or more.

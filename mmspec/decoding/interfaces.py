@@ -30,7 +30,7 @@ class Request:
         draft_inputs: the same for a draft model that reads the prompt in its own way; None if it
             reads `inputs`.
         negative_inputs: the unconditional prompt, needed when the guidance scale is not 1.
-        grid: the layout of the picture that the output is, for image tokens.
+        grid: the layout of the image that the output is, for image tokens.
     """
 
     inputs: Mapping[str, Tensor]
@@ -207,7 +207,8 @@ class AcceptanceRule(ABC):
 
     Attributes:
         sound_for: the kinds of draft for which the claim in `exactness` holds.
-        exactness: "exact" if the output law is the target's, "bounded" if its distance to it is; or "lossy".
+        exactness: "exact" if the output distribution is the target's, "bounded" if its distance to it is; or
+            "lossy".
         bound: for other rules, the stated bound on the total variation per token, in words.
         greedy_only: True if the claim holds at temperature 0 alone.
         chains_only: True if the rule judges one candidate per place.

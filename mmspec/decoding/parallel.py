@@ -1,4 +1,4 @@
-"""The parallel loop: predict, choose, commit; several cells of a picture in one forward.
+"""The parallel loop: predict, choose, commit; several cells of an image in one forward.
 
 It knows no schedule and no model by name. A cell is asked for where its predecessor in raster order is fed,
 and sees what is decoded by then and comes before it. What raster order would have shown it besides is
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.image_cells import Picture, Step, lay_out
+from mmspec.decoding.image_cells import Image, Step, lay_out
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import AcceptanceRule, Request, State, Target, list_prompts
 from mmspec.decoding.random_stream import RandomStream
@@ -43,10 +43,10 @@ class PlaceTarget(Target[State], Protocol[State]):
 
 
 class Schedule(ABC):
-    """Which cells of a picture are decoded together. Rows run from left to right.
+    """Which cells of an image are decoded together. Rows run from left to right.
 
     Attributes:
-        kind: of a token that is put on trial: it was drawn from the law of its first asking.
+        kind: of a token that is put on trial: it was drawn from the distribution of its first asking.
         branches: never; a token on trial has no sibling.
         exactness: what decoding in this order promises.
         adaptive: whether tokens are put on trial, so that the order depends on them.
@@ -59,7 +59,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def open_rows(self, decoded: Sequence[int], columns: int) -> list[int]:
-        """The rows of the picture whose next cell may be decoded now.
+        """The rows of the image whose next cell may be decoded now.
 
         Args:
             decoded: number of cells that each row has, from the left.
@@ -68,7 +68,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def window(self, columns: int) -> int:
-        """How many cells a row is behind the one above, in a picture of that many columns."""
+        """How many cells a row is behind the one above, in an image of that many columns."""
 
     def puts_on_trial(self, row: int, decoded: Sequence[int], columns: int) -> bool:
         """Whether the first token of that row is asked for once more, when there is more to see."""
@@ -78,7 +78,7 @@ class Schedule(ABC):
         """This schedule for that target.
 
         Raises:
-            InputError: the target draws no pictures, or none that this schedule fits.
+            InputError: the target draws no images, or none that this schedule fits.
         """
         return self
 
@@ -93,7 +93,7 @@ def decode_cells(
     sequences: Sequences,
     random: RandomStream,
 ) -> Iterator[Emission]:
-    """Decode a batch of pictures, yielding what every forward completes in raster order.
+    """Decode a batch of images, yielding what every forward completes in raster order.
 
     Args:
         target: the model.
@@ -113,24 +113,26 @@ def decode_cells(
     if not requests or sequences.stopping.max_new_tokens == 0:
         return
     stats, started = sequences.stats, perf_counter()
-    pictures = [Picture(grid) for grid in check_grids(requests, sampler, sequences)]
-    length = max(picture.grid.length for picture in pictures)
+    images = [Image(grid) for grid in check_grids(requests, sampler, sequences)]
+    length = max(image.grid.length for image in images)
     capacity = max(map(len, sequences.tokens)) + length
     state, prefill = target.prefill(list_prompts(requests, sampler), capacity)
     scores = sampler.warped(sampler.guided(prefill.logits))
     choice = scores.choose_at(sequences.emitted[:, None], random)
     first = torch.cat([choice, scores.are_finite()], dim=1).tolist()
-    for picture, (token, _) in zip(pictures, first, strict=True):
-        picture.put({0: token})
-    kept = torch.zeros(len(pictures), length, dtype=torch.bool, device=choice.device)
-    offered = scores.probabilities()[:, 0]  # [B, V] later: the law that the token on trial was drawn from
+    for image, (token, _) in zip(images, first, strict=True):
+        image.put({0: token})
+    kept = torch.zeros(len(images), length, dtype=torch.bool, device=choice.device)
+    offered = scores.probabilities()[
+        :, 0
+    ]  # [B, V] later: the distribution that the token on trial was drawn from
     stats.target_forwards += 1
     stats.cached_prompt_tokens = prefill.cached_tokens
     stats.prefill_seconds = perf_counter() - started
-    yield sequences.extend([picture.ready() for picture in pictures], [bool(usable) for _, usable in first])
+    yield sequences.extend([image.ready() for image in images], [bool(usable) for _, usable in first])
 
     while not sequences.finished:
-        steps = [picture.step(schedule) for picture in pictures]
+        steps = [image.step(schedule) for image in images]
         tokens, places, known = lay_out(steps, choice.device)
         kept.scatter_(1, places, known)
         clock = perf_counter()
@@ -144,13 +146,13 @@ def decode_cells(
             node = torch.tensor([step.proposed or 0 for step in steps], device=places.device)
             offered = Scores(take(scores.logits, node), scores.greedy).probabilities()
         usable = []
-        for picture, step, row in zip(pictures, steps, torch.cat(report, dim=1).tolist(), strict=True):
+        for image, step, row in zip(images, steps, torch.cat(report, dim=1).tolist(), strict=True):
             nodes = places.shape[1]
-            picture.commit(step, chosen=row[:nodes], verdict=row[2 * nodes :])
+            image.commit(step, chosen=row[:nodes], verdict=row[2 * nodes :])
             usable.append(all(row[nodes + node] for node in step.asked))
         stats.target_forwards += 1
         stats.cache_bytes = state.nbytes()
-        yield sequences.extend([picture.ready() for picture in pictures], usable)
+        yield sequences.extend([image.ready() for image in images], usable)
 
 
 def see(kept: Tensor, places: Tensor, steps: Sequence[Step]) -> Tensor:
@@ -159,7 +161,7 @@ def see(kept: Tensor, places: Tensor, steps: Sequence[Step]) -> Tensor:
     Args:
         kept: [B, length] places that hold the keys of the token that stands there.
         places: [B, n] of the nodes.
-        steps: of the pictures.
+        steps: of the images.
     """
     column = torch.arange(1 + max(step.places[-1] for step in steps), device=places.device)
     here = places[:, :, None]
@@ -180,7 +182,7 @@ def judge(
     Args:
         tokens, places: [B, n] of the nodes.
         scores: of the nodes.
-        offered: [B, V] the laws that the tokens on trial were drawn from.
+        offered: [B, V] the distributions that the tokens on trial were drawn from.
 
     Returns:
         [B, 2] whether each was accepted, and the token after it or in its stead; junk for rows without one.
@@ -207,5 +209,5 @@ def check_grids(requests: Sequence[Request], sampler: Sampler, sequences: Sequen
         raise InputError("accelerator", "a schedule of cells", "a model of image tokens")
     shortest, asked = min(grid.length for grid in grids), sequences.stopping.max_new_tokens
     if asked > shortest:
-        raise InputError("max_new_tokens", asked, f"at most {shortest}, the tokens of a picture")
+        raise InputError("max_new_tokens", asked, f"at most {shortest}, the tokens of an image")
     return grids

@@ -22,7 +22,7 @@ class DecodingStats:
         drafted: draft tokens proposed while a row was active, per row.
         accepted: draft tokens accepted, per row; those cut off by a stop are not counted.
         accepted_histogram: how many rounds accepted 0, 1, 2, ... draft tokens, all rows together.
-        tv_sum, tv_max, tv_places: total variation between the emitted law and the target's, over the
+        tv_sum, tv_max, tv_places: total variation between the emitted distribution and the target's, over the
             places that were judged and measured; zero places for exact rules.
         draft_faults: rounds in which a drafter's numbers were not finite and its draft was dropped.
         draft_passes: forwards of a model of the drafter's own, those over the prompts not counted.
@@ -63,7 +63,7 @@ class DecodingStats:
         self.accepted_histogram[accepted] = self.accepted_histogram.get(accepted, 0) + 1
 
     def count_variation(self, total: float, largest: float, places: int) -> None:
-        """Count what a lossy rule did to the law of the places that it judged in a round."""
+        """Count what a lossy rule did to the distribution of the places that it judged in a round."""
         self.tv_sum += total
         self.tv_max = max(self.tv_max, largest)
         self.tv_places += places

@@ -18,9 +18,9 @@ class Verdict:
         path: [B, max_depth + 1] accepted nodes from the root down; entries past `accepted` are padding.
         accepted: [B] number of accepted draft tokens, the root not counted.
         next_token: [B] the target's token after the last accepted node (bonus or residual).
-        tv: [B, max_depth] total variation between the law of what is emitted and the target's, at the
-            place of each depth, for rules that are not exact; NaN at places that were not measured.
-            None for exact rules.
+        tv: [B, max_depth] total variation between the distribution of what is emitted and the target's, at
+            the place of each depth, for rules that are not exact; NaN at places that were not measured. None
+            for exact rules.
     """
 
     path: Tensor

@@ -1,4 +1,4 @@
-"""Schedules: which cells of a picture are decoded together."""
+"""Schedules: which cells of an image are decoded together."""
 
 from mmspec.decoding.parallel import Schedule
 from mmspec.registry import Registry

@@ -22,12 +22,12 @@ class Staircase(Schedule):
     decoding. Lossy otherwise, without a bound: cells miss the right end of the row above.
 
     Args:
-        zipar_window: s, from 1 to the columns of the picture; None is a third of them, as published (8 of
+        zipar_window: s, from 1 to the columns of the image; None is a third of them, as published (8 of
             LlamaGen's 24, 16 of Lumina-mGPT's 48).
         adaptive: ask for the first token of a row twice, one forward apart, and let an acceptance rule judge
-            what the first asking drew by the law of the second (the paper's adaptive window, judging once).
-            The law of that token is then the second one; a row that fails is one forward late. Takes s of 2
-            or more.
+            what the first asking drew by the distribution of the second (the paper's adaptive window, judging
+            once). The distribution of that token is then the second one; a row that fails is one forward
+            late. Takes s of 2 or more.
 
     Raises:
         InputError: a window outside that range.
@@ -63,8 +63,8 @@ class Staircase(Schedule):
     def fit(self, target: Target[Any]) -> Staircase:
         grid = getattr(target, "grid", None)
         if grid is None:
-            raise InputError("accelerator", "zipar", "a model of image tokens: cells of a picture have rows")
+            raise InputError("accelerator", "zipar", "a model of image tokens: cells of an image have rows")
         if self.window(grid.columns) > grid.columns:
-            allowed = f"1 to {grid.columns}, the columns of the picture"
+            allowed = f"1 to {grid.columns}, the columns of the image"
             raise InputError("zipar_window", self.zipar_window, allowed)
         return self

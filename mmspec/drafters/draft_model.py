@@ -95,7 +95,7 @@ class DraftModelSession(DraftSession):
         self.drafter = drafter
         self.num_draft_tokens, self.unread = drafter.num_draft_tokens, 1
         self.vocabulary = vocabulary
-        # q may be any law as long as it is the one drawn from: guidance and path grammars stay the target's
+        # q may be any distribution as long as it is the one drawn from: guidance and path grammars stay the target's
         self.sampler = replace(
             sampler,
             guidance_scale=1.0,
@@ -127,27 +127,29 @@ class DraftModelSession(DraftSession):
         # finished rows may have accepted more than they kept, or stopped before there were so many
         cache.lengths.copy_((self.prompt_lengths + emitted - newest).clamp(0, cache.longest))
         recent = [[row[0]] * (newest - len(row)) + list(row[-newest:]) for row in history]
-        tokens, laws, sound = [root], [], torch.ones_like(root, dtype=torch.bool)
+        tokens, distributions, sound = [root], [], torch.ones_like(root, dtype=torch.bool)
         step, valid = torch.tensor(recent, device=root.device), [sound]
         step[:, -1] = root
         likely, going = torch.ones_like(root, dtype=torch.float32), sound
         for depth in range(self.num_draft_tokens):
             last = Draft.chain(step[:, -1:], DraftKind.POINT)
             scores = self.sampler(self._read(step), last, history)
-            if self.drafter.stop_below:  # decided by the law alone: what was drawn from it would bias it
+            if (
+                self.drafter.stop_below
+            ):  # decided by the distribution alone: what was drawn from it would bias it
                 likely = likely * scores.logits[:, 0].softmax(-1).amax(-1)
                 going = going & (likely >= self.drafter.stop_below) if depth else going
                 if not going.any():
                     break
             if self.drafter.kind is DraftKind.IID:
-                laws.append(scores.probabilities()[:, 0])
-                tokens.append(draw(laws[-1], self.random, emitted + depth, Purpose.DRAFT))
+                distributions.append(scores.probabilities()[:, 0])
+                tokens.append(draw(distributions[-1], self.random, emitted + depth, Purpose.DRAFT))
             else:
                 tokens.append(scores.choose(last, self.random, emitted + depth)[:, 0])
             sound = sound & scores.are_finite()[:, 0]
             valid.append(sound & going)
             step = tokens[-1][:, None]
-        q = torch.stack([torch.zeros_like(laws[0]), *laws], 1) if laws else None
+        q = torch.stack([torch.zeros_like(distributions[0]), *distributions], 1) if distributions else None
         return Draft.chain(torch.stack(tokens, 1), self.drafter.kind, q, torch.stack(valid, 1), ~sound)
 
     def resize(self, size: int) -> None:

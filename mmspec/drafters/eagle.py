@@ -1,6 +1,6 @@
 """EAGLE: a one-layer head on the target's hidden states grows a tree of candidates.
 
-EAGLE-1 (Li et al., 2401.15077) with static trees, EAGLE-2 (2406.16858) with dynamic ones; for pictures as in
+EAGLE-1 (Li et al., 2401.15077) with static trees, EAGLE-2 (2406.16858) with dynamic ones; for images as in
 LANTERN (2410.03355, section 2.3 of visual-ar-decoding.md). One head serves both, and every target whose
 hidden states can be tapped; EAGLE-3 (2503.01840) grows the same trees with another head.
 
@@ -49,7 +49,7 @@ class EagleSession(FeatureSession):
         growth = TreeGrowth(self.shape, root, self.names)
         hidden = self._read_committed(root, history)[:, None]  # [R, w, d] at the nodes expanded last
         while True:
-            parent = growth.grow(self._law(self._guided(hidden, emitted + growth.level)))
+            parent = growth.grow(self._distribution(self._guided(hidden, emitted + growth.level)))
             if growth.is_grown:
                 return growth.draft()
             before = gather_rows(hidden, self._copied(parent))
@@ -63,7 +63,7 @@ class EagleSession(FeatureSession):
 
 
 class EagleDrafter(FeatureDrafter):
-    """A tree of the likeliest continuations by a head that foretells the target's hidden states.
+    """A tree of the likeliest continuations by a head that predicts the target's hidden states.
 
     Args:
         model: the trained head.
@@ -101,7 +101,7 @@ class Eagle3Drafter(EagleDrafter):
 
 
 class Grammar:
-    """What the layout of a picture allows at each place of the output.
+    """What the layout of an image allows at each place of the output.
 
     Args:
         grids: one for each row.
@@ -112,7 +112,7 @@ class Grammar:
     def __init__(self, grids: Sequence[ImageGrid], device: torch.device, names: Tensor | None = None) -> None:
         self.names = names
         self.codes = grids[0].codebook_size
-        length = max(grid.length for grid in grids) + 1  # one place more stands for all beyond the picture
+        length = max(grid.length for grid in grids) + 1  # one place more stands for all beyond the image
         rows = [[*grid.forced, *[FREE] * (length - grid.length)] for grid in grids]
         self.forced = torch.tensor(rows, device=device)
 

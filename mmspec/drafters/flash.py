@@ -1,4 +1,4 @@
-"""FLASH: a head that reads compressed pictures and foretells a block of tokens in each pass.
+"""FLASH: a head that reads compressed images and predicts a block of tokens in each pass.
 
 FLASH (2505.12728) as vlm-drafting.md, section 2.3, completes it: grouped-query attention with a cache, one
 transform for each offset of a block, a light bias from each token of a block to the next, and blocks that
@@ -26,7 +26,7 @@ __all__ = ["FlashDrafter"]
 
 
 class FlashSession(FeatureSession):
-    """A head that foretells a block in each pass, as a chain or as a tree."""
+    """A head that predicts a block in each pass, as a chain or as a tree."""
 
     head: FlashHead
 
@@ -51,15 +51,15 @@ class FlashSession(FeatureSession):
         tokens, sound, depth = [root], torch.ones_like(root, dtype=torch.bool), self.shape.depth
         steps = torch.arange(depth + 1, device=root.device)
         for start in range(0, depth, self.block):
-            foretold = self.head.foretell(hidden[:, 0], min(self.block, depth - start))  # [R, K, d]
-            for logits in self.target.head(foretold).unbind(1):
+            predicted = self.head.predict(hidden[:, 0], min(self.block, depth - start))  # [R, K, d]
+            for logits in self.target.head(predicted).unbind(1):
                 likeliest = self._guided(logits[:, None], tokens[-1][:, None])[:, 0].max(-1)
                 sound = sound & likeliest.values.isfinite()
                 tokens.append(likeliest.indices)
             if start + self.block < depth:
                 read, nodes = torch.stack(tokens[start + 1 :], 1), steps[: start + self.block]
                 reached = (nodes <= nodes[start:, None]).expand(len(root), -1, -1)
-                hidden = self._read(read, foretold, reached, nodes.expand(len(root), -1))[:, -1:]
+                hidden = self._read(read, predicted, reached, nodes.expand(len(root), -1))[:, -1:]
         valid = sound[:, None] | (steps == 0)
         return Draft.chain(torch.stack(tokens, 1), DraftKind.POINT, valid=valid, faulty=~sound)
 
@@ -77,13 +77,13 @@ class FlashSession(FeatureSession):
                     base = torch.arange(hidden.shape[1], device=root.device).expand(len(root), -1)
                     unread = []
                 ahead = min(self.block, self.shape.depth - growth.level)
-                foretold = self.head.foretell(hidden, ahead)  # [R, w, K, d]
-                logits = self.target.head(foretold)  # [R, w, K, V]
+                predicted = self.head.predict(hidden, ahead)  # [R, w, K, d]
+                logits = self.target.head(predicted)  # [R, w, K, V]
             guided = self._guided(gather_rows(logits[:, :, offset], self._copied(base)), growth.tokens)
-            parent = growth.grow(self._law(guided))
+            parent = growth.grow(self._distribution(guided))
             base = base.gather(1, parent)
             if growth.level <= last_pass:
-                before = gather_rows(foretold[:, :, offset], self._copied(base))
+                before = gather_rows(predicted[:, :, offset], self._copied(base))
                 unread.append((growth.tokens, before))
         return growth.draft()
 
@@ -99,7 +99,7 @@ class FlashSession(FeatureSession):
 
 
 class FlashDrafter(FeatureDrafter):
-    """A tree of the likeliest continuations by a head that foretells blocks of hidden states.
+    """A tree of the likeliest continuations by a head that predicts blocks of hidden states.
 
     Args:
         model: the trained head.

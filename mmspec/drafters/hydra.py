@@ -34,8 +34,8 @@ class HydraGrowth(HeadSession):
         while True:
             self.passes += 1
             state = hidden[:, None].expand(-1, path.shape[1], -1)
-            logits = self.head.foretell(state, path, self.target.head)
-            parent = growth.grow(self._law(guide(logits.float(), self.sampler.guidance_scale)))
+            logits = self.head.predict(state, path, self.target.head)
+            parent = growth.grow(self._distribution(guide(logits.float(), self.sampler.guidance_scale)))
             if growth.is_grown:
                 return growth.draft()
             before = gather_rows(path.flatten(2), self._copied(parent)).unflatten(2, path.shape[2:])

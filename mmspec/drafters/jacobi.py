@@ -4,8 +4,8 @@ SJD (2410.01699); its redraw by maximal coupling (MC-SJD, 2510.24211; SJD-PAC, 2
 Gumbel noise (GS, 2510.24211); the tree of SJD-PAC. See visual-ar-decoding.md, sections 3, 4 and 16.
 
 Every round the target scores the window, the rule commits a part of it, and every place that is left is drawn
-anew from what the target has just said of it. The new draft is labelled with that law however it was coupled
-with the old one. Commit and redraw are separate decisions with random numbers of their own.
+anew from what the target has just said of it. The new draft is labelled with that distribution however it was
+coupled with the old one. Commit and redraw are separate decisions with random numbers of their own.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler, Scores, is_integer
-from mmspec.decoding.sparse_law import SparseLaw
+from mmspec.decoding.sparse_distribution import SparseDistribution
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.window import NEIGHBOURS, WindowLayout
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
-from mmspec.relaxation.residuals import residual, sampled_law
+from mmspec.relaxation.residuals import residual, sampled_distribution
 
 MAX_WINDOW = 128
 MAX_TAIL_CHILDREN = 16
@@ -45,21 +45,22 @@ class JacobiDrafter(Drafter):
 
     Args:
         window: nodes fed per forward, the root included and those of the tree not; 1 is plain decoding.
-        coupling: how a place is drawn anew from its new law. "fresh": independently (SJD). "maximal": the old
-            draft is kept with the largest probability that leaves the new one distributed as the new law
-            (MC-SJD). "gumbel": with noise that belongs to the place and is the same in every round (GS).
-            "exact": with the noise of the target itself, so that the output is bitwise that of plain
-            decoding with the same seed.
-        init: what newly uncovered places hold. "edge": a draw from the target's law at the last free place of
-            the window. "uniform": any code, or any token where there is no grid. "repeat": the cell before,
-            "above": the one in the row above, as published. Where the grammar forces a token, that token.
+        coupling: how a place is drawn anew from its new distribution. "fresh": independently (SJD).
+            "maximal": the old draft is kept with the largest probability that leaves the new one distributed
+            as the new distribution (MC-SJD). "gumbel": with noise that belongs to the place and is the same
+            in every round (GS). "exact": with the noise of the target itself, so that the output is bitwise
+            that of plain decoding with the same seed.
+        init: what newly uncovered places hold. "edge": a draw from the target's distribution at the last free
+            place of the window. "uniform": any code, or any token where there is no grid. "repeat": the cell
+            before, "above": the one in the row above, as published. Where the grammar forces a token, that
+            token.
         tail_depth: for how many places from the front of the window there are further candidates (SJD-PAC,
             published with 3); 0 for none.
         tail_children: candidates at each of these places, the window's own included, drawn without
-            replacement from the law of the place (published with 4).
+            replacement from the distribution of the place (published with 4).
 
-    Between rounds a session keeps two laws for each place of the window: 4 MB a row at a window of 32 and
-    16,384 codes in float32, or 0.5 MB as pairs under a top-k of 1000.
+    Between rounds a session keeps two distributions for each place of the window: 4 MB a row at a window of
+    32 and 16,384 codes in float32, or 0.5 MB as pairs under a top-k of 1000.
 
     Raises:
         InputError: a value outside its range, or a tail of depth without children or the reverse.
@@ -106,9 +107,9 @@ class JacobiDrafter(Drafter):
 
     def _require_room(self, grid: ImageGrid | None, vocabulary: int) -> None:
         if grid is None and self.init in NEIGHBOURS:
-            raise InputError("init", self.init, "edge or uniform; only cells of pictures have neighbours")
+            raise InputError("init", self.init, "edge or uniform; only cells of images have neighbours")
         if grid is not None and self.window > grid.length:
-            raise InputError("window", self.window, f"1 to {grid.length}, the tokens of the picture")
+            raise InputError("window", self.window, f"1 to {grid.length}, the tokens of the image")
         if self.tail_children > vocabulary:
             raise InputError("tail_children", self.tail_children, f"at most {vocabulary}, the vocabulary")
 
@@ -117,9 +118,10 @@ class JacobiSession(DraftSession):
     """The window of one batch.
 
     Attributes:
-        support: k where laws are kept as k pairs a place between rounds, None where they are kept whole.
-        observed: the last draft, its laws, the target's, whether those are finite, and [B] how many tokens
-            were accepted.
+        support: k where distributions are kept as k pairs a place between rounds, None where they are kept
+            whole.
+        observed: the last draft, its distributions, the target's, whether those are finite, and [B] how many
+            tokens were accepted.
         round: how often the window was drawn; it keys the random numbers of places drawn again and again.
     """
 
@@ -136,13 +138,15 @@ class JacobiSession(DraftSession):
         self.layout = WindowLayout([request.grid for request in requests], vocabulary, device)
         self.steps = torch.arange(drafter.window, device=device)
         self.parents = torch.tensor(drafter.parents, device=device)
-        # The prompt is a window of one node, whose law is the edge of the first real window.
+        # The prompt is a window of one node, whose distribution is the edge of the first real window.
         token = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
         draft = Draft.chain(token, drafter.kind)
         scores = sampler(prefill.logits, draft, [request.prompt_tokens for request in requests])
         support = 1 if sampler.greedy else sampler.top_k or vocabulary
         # an initial draft that is uniform has mass everywhere
-        pays = drafter.init != "uniform" and SparseLaw.pays(support, vocabulary, scores.logits.element_size())
+        pays = drafter.init != "uniform" and SparseDistribution.pays(
+            support, vocabulary, scores.logits.element_size()
+        )
         self.support = support if pays else None
         self._keep(replace(draft, q=scores.probabilities()), scores, token[:, 0])
 
@@ -150,52 +154,54 @@ class JacobiSession(DraftSession):
         self._keep(draft, scores, verdict.accepted)
 
     def _keep(self, draft: Draft, scores: Scores, accepted: Tensor) -> None:
-        """What the next round needs: laws as pairs where that takes less memory."""
+        """What the next round needs: distributions as pairs where that takes less memory."""
         q = None if draft.q is None else self._pack(draft.q)
-        law = self._pack(scores.probabilities())
-        self.observed = replace(draft, q=None), q, law, scores.are_finite(), accepted
+        distribution = self._pack(scores.probabilities())
+        self.observed = replace(draft, q=None), q, distribution, scores.are_finite(), accepted
 
-    def _pack(self, law: Tensor) -> Tensor | SparseLaw:
-        return law if self.support is None else SparseLaw.of(law, self.support)
+    def _pack(self, distribution: Tensor) -> Tensor | SparseDistribution:
+        return distribution if self.support is None else SparseDistribution.of(distribution, self.support)
 
     def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        drafter, (old_draft, old_q, old_law, finite, accepted) = self.drafter, self.observed
+        drafter, (old_draft, old_q, old_distribution, finite, accepted) = self.drafter, self.observed
         seen = replace(old_draft, q=None if old_q is None else unpack(old_q))
         self.round += 1
         place = emitted[:, None] - 1 + self.steps  # [B, W] output index of each node of the new window
-        # A node gives the law of the place after its own. Each row has moved on by what it accepted; beyond
+        # A node gives the distribution of the place after its own. Each row has moved on by what it accepted; beyond
         # the last scored node nothing is known of a place, and the edge stands in.
         scored = min(seen.tokens.shape[1], drafter.window)
         node = accepted[:, None] + self.steps
         covered, drafted = node < scored, node + 1 < scored
         node = torch.where(covered, node, self._edge(place[:, :1] - accepted[:, None], scored))
-        law, sound = take_nodes(unpack(old_law), node), finite.gather(1, node)
+        distribution, sound = take_nodes(unpack(old_distribution), node), finite.gather(1, node)
         if drafter.init == "uniform":
-            law = torch.where(covered[:, :, None], law, self.layout.uniform.to(law.dtype))
+            distribution = torch.where(
+                covered[:, :, None], distribution, self.layout.uniform.to(distribution.dtype)
+            )
             sound = sound | ~covered
-        tokens = self._redraw(law, place, seen, torch.where(drafted, node + 1, 0))
+        tokens = self._redraw(distribution, place, seen, torch.where(drafted, node + 1, 0))
         tokens[:, 0] = root
         if self.layout.has_syntax or drafter.init in NEIGHBOURS:
             first = place[:, :1] + scored - accepted[:, None]
             known = torch.where(covered, FREE, self._standing(place, first, tokens, history))
             tokens, sound = torch.where(known == FREE, tokens, known), sound | (known != FREE)
-            one_hot = torch.zeros_like(law).scatter(-1, tokens[:, :, None], 1.0)
-            law = torch.where((known == FREE)[:, :, None], law, one_hot)
+            one_hot = torch.zeros_like(distribution).scatter(-1, tokens[:, :, None], 1.0)
+            distribution = torch.where((known == FREE)[:, :, None], distribution, one_hot)
         inside = place < self.layout.length
         valid = (inside & sound) | (self.steps == 0)
         faulty = (inside & ~sound)[:, 1:].any(-1)
         if drafter.branches:
-            tokens, valid, law = self._branch(place, tokens, valid, law)
-        q = None if drafter.kind is DraftKind.COUPLED else law
+            tokens, valid, distribution = self._branch(place, tokens, valid, distribution)
+        q = None if drafter.kind is DraftKind.COUPLED else distribution
         depth, children = drafter.window - 1, max(drafter.tail_children, min(1, drafter.window - 1))
         parents = self.parents.expand_as(tokens)
         return Draft(tokens, parents, valid, drafter.kind, q, depth, children, faulty)
 
     def _edge(self, place: Tensor, scored: int) -> Tensor:
-        """[B, 1] the last scored node that gave the law of a free place: a forced one says nothing of others.
+        """[B, 1] the last scored node that gave the distribution of a free place: a forced one says nothing of others.
 
         Args:
-            place: [B, 1] the place that node 0 gave the law of.
+            place: [B, 1] the place that node 0 gave the distribution of.
             scored: number of scored nodes.
         """
         nodes = torch.arange(scored, device=place.device)
@@ -211,55 +217,57 @@ class JacobiSession(DraftSession):
         copied = self.layout.copy(self.drafter.init, place, first, tokens, history)
         return torch.where(forced == FREE, copied, forced)
 
-    def _redraw(self, law: Tensor, place: Tensor, seen: Draft, old: Tensor) -> Tensor:
-        """[B, W] a token from each law [B, W, V].
+    def _redraw(self, distribution: Tensor, place: Tensor, seen: Draft, old: Tensor) -> Tensor:
+        """[B, W] a token from each distribution [B, W, V].
 
         Args:
             place: [B, W] output indices.
             seen: the draft that holds the old tokens.
             old: [B, W] the node that held the place's old token; 0 where it had none.
         """
-        coupling, vocabulary = self.drafter.coupling, law.shape[-1]
+        coupling, vocabulary = self.drafter.coupling, distribution.shape[-1]
         if coupling in ("gumbel", "exact"):
             purpose = Purpose.TARGET if coupling == "exact" else Purpose.REDRAW
-            return (law.log() + self.random.gumbel(place, purpose, vocabulary, law.dtype)).argmax(-1)
+            return (
+                distribution.log() + self.random.gumbel(place, purpose, vocabulary, distribution.dtype)
+            ).argmax(-1)
         u = self.random.at(self.round).uniform(place, Purpose.REDRAW, 3, torch.float64)
         if coupling == "fresh":
-            return pick(law, u[..., 1:])
-        x, q = seen.tokens.gather(1, old), take_nodes(sampled_law(seen), old)
-        p_x, q_x = (values.gather(-1, x[:, :, None])[..., 0] for values in (law, q))
+            return pick(distribution, u[..., 1:])
+        x, q = seen.tokens.gather(1, old), take_nodes(sampled_distribution(seen), old)
+        p_x, q_x = (values.gather(-1, x[:, :, None])[..., 0] for values in (distribution, q))
         tried = (old > 0) & seen.valid.gather(1, old)
         keep = tried & (u[..., 0] * q_x <= p_x) & (p_x > 0)
-        owed = torch.where((tried & ~keep)[:, :, None], residual(law, q), law)
+        owed = torch.where((tried & ~keep)[:, :, None], residual(distribution, q), distribution)
         return torch.where(keep, x, pick(owed, u[..., 1:]))
 
     def _branch(
-        self, place: Tensor, tokens: Tensor, valid: Tensor, law: Tensor
+        self, place: Tensor, tokens: Tensor, valid: Tensor, distribution: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, validity and laws with the further candidates of the first places appended.
+        """Tokens, validity and distributions with the further candidates of the first places appended.
 
         Without replacement by the Gumbel top-k trick (Kool et al., 1903.06059), the window's own token taken
         out first. The target's own noise finds the candidates that it is likeliest to choose.
         """
         head = slice(1, self.drafter.tail_depth + 1)
-        q, extra = law[:, head], self.drafter.tail_children - 1
+        q, extra = distribution[:, head], self.drafter.tail_children - 1
         exact = self.drafter.coupling == "exact"
         random = self.random if exact else self.random.at(self.round)
         purpose = Purpose.TARGET if exact else Purpose.DRAFT
-        noise = random.gumbel(place[:, head], purpose, law.shape[-1], law.dtype)
+        noise = random.gumbel(place[:, head], purpose, distribution.shape[-1], distribution.dtype)
         left = q.scatter(-1, tokens[:, head, None], 0.0)
         siblings = (left.log() + noise).topk(extra, dim=-1).indices
         drawable = (left.gather(-1, siblings) > 0) & valid[:, head, None]
         return (
             torch.cat([tokens, siblings.flatten(1)], 1),
             torch.cat([valid, drawable.flatten(1)], 1),
-            torch.cat([law, q.repeat_interleave(extra, 1)], 1),
+            torch.cat([distribution, q.repeat_interleave(extra, 1)], 1),
         )
 
 
-def unpack(law: Tensor | SparseLaw) -> Tensor:
+def unpack(distribution: Tensor | SparseDistribution) -> Tensor:
     """[B, n, V]."""
-    return law.dense() if isinstance(law, SparseLaw) else law
+    return distribution.dense() if isinstance(distribution, SparseDistribution) else distribution
 
 
 def take_nodes(values: Tensor, node: Tensor) -> Tensor:
@@ -267,13 +275,13 @@ def take_nodes(values: Tensor, node: Tensor) -> Tensor:
     return values.gather(1, node[:, :, None].expand(-1, -1, values.shape[-1]))
 
 
-def pick(law: Tensor, u: Tensor) -> Tensor:
-    """[B, n] tokens from laws [B, n, V], by inversion: two numbers a place, where Gumbel noise would need V.
+def pick(distribution: Tensor, u: Tensor) -> Tensor:
+    """[B, n] tokens from distributions [B, n, V], by inversion: two numbers a place, where Gumbel noise would need V.
 
     Args:
-        law: weights of at least 0; they need not sum to one.
+        distribution: weights of at least 0; they need not sum to one.
         u: [B, n, 2] uniforms of 24 bits each; together they resolve any probability that float32 can hold.
     """
-    cumulative = law.double().cumsum(-1)
+    cumulative = distribution.double().cumsum(-1)
     target = (u[..., :1] + (u[..., 1:] - 0.5) * 2**-24) * cumulative[..., -1:]
-    return torch.searchsorted(cumulative, target, right=True)[..., 0].clamp_max(law.shape[-1] - 1)
+    return torch.searchsorted(cumulative, target, right=True)[..., 0].clamp_max(distribution.shape[-1] - 1)

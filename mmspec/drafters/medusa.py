@@ -1,4 +1,4 @@
-"""Medusa: several heads on one hidden state each foretell a token of their own.
+"""Medusa: several heads on one hidden state each predict a token of their own.
 
 Medusa (2401.10774) with exact acceptance in place of its typical one. Heads do not know what the others
 chose, so that the tree is a product of what each says; all of it is known after one small pass, and nothing
@@ -27,18 +27,18 @@ class MedusaSession(StateSession):
 
     def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
         self.passes += 1
-        foretold = self.head(self.hidden, self.shape.depth)  # [R, D, d]
-        logits = self.head.logits(foretold, self.target.head)
-        laws = self._law(guide(logits.float(), self.sampler.guidance_scale))  # [B, D, V]
+        predicted = self.head(self.hidden, self.shape.depth)  # [R, D, d]
+        logits = self.head.logits(predicted, self.target.head)
+        distributions = self._distribution(guide(logits.float(), self.sampler.guidance_scale))  # [B, D, V]
         growth = TreeGrowth(self.shape, root)
         while not growth.is_grown:
-            law = laws[:, growth.level, None]
-            growth.grow(law.expand(-1, growth.tokens.shape[1], -1))
+            distribution = distributions[:, growth.level, None]
+            growth.grow(distribution.expand(-1, growth.tokens.shape[1], -1))
         return growth.draft()
 
 
 class MedusaDrafter(LevelDrafter):
-    """A tree by heads that each foretell one token.
+    """A tree by heads that each predict one token.
 
     Args: as of `LevelDrafter`.
     """

@@ -28,7 +28,7 @@ from mmspec.drafting.heads import HeadDrafter, HeadSession
 from mmspec.drafting.tree import TreeShape
 from mmspec.models.feature_head import EMBEDDINGS, FeatureHead, PromptRows
 from mmspec.targets.causal import CausalState, CausalTarget, to_device
-from mmspec.visual_tokens.spans import find_pictures
+from mmspec.visual_tokens.spans import find_images
 
 __all__ = ["FeatureDrafter", "FeatureSession"]
 
@@ -55,7 +55,7 @@ class FeatureSession(HeadSession):
         features: [R, D + 1, d] of the token before each; R = B, or 2B under guidance.
         accepted: [B] which of them the root is; later ones are padding.
         has_read: whether the head has read them.
-        summary: [R, s] what the head keeps of the prompts' pictures; None if nothing.
+        summary: [R, s] what the head keeps of the prompts' images; None if nothing.
     """
 
     head: FeatureHead
@@ -136,7 +136,7 @@ class FeatureSession(HeadSession):
     def _prompt_rows(self, prompt: Mapping[str, Tensor], embeddings: Tensor, features: Tensor) -> PromptRows:
         """The rows of one prompt [1, L, d]."""
         length = features.shape[1]
-        spans = [find_pictures(self.target.config, prompt)]
+        spans = [find_images(self.target.config, prompt)]
         question = torch.tensor([length - 1], device=features.device)
         return self.head.read_prompts(embeddings, features, [length], spans, question)
 

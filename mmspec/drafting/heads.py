@@ -154,7 +154,7 @@ class HeadSession(DraftSession):
     def resize(self, size: TreeShape) -> None:
         self.shape = size
 
-    def _law(self, logits: Tensor) -> Tensor:
+    def _distribution(self, logits: Tensor) -> Tensor:
         """[B, w, V] log-probabilities of guided logits, warped as the target's will be.
 
         Processors are left out: they look at paths, which costs more than their effect on a guess.

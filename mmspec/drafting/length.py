@@ -54,7 +54,7 @@ class CostModel:
         self.depths = (0, *depths)
         self._seconds: list[deque[float]] = [deque(maxlen=WINDOW) for _ in self.depths]
         self._reached, self._accepted = ([0.0] * max(self.depths) for _ in range(2))
-        self._surplus = [1.0] * len(self.depths)  # tokens that were given / that depth alone foretold
+        self._surplus = [1.0] * len(self.depths)  # tokens that were given / that depth alone predicted
         self._pause, self._next_pause = 0, PAUSE
         self._tried, self._lost = 0, 0.0  # rounds since the last pause, and the plain rounds they cost
         self._drafted = 0
@@ -134,7 +134,10 @@ class PacedDrafter(Drafter):
         depths = [getattr(size, "depth", size) for size in self.inner.sizes]  # of a chain, its length
         model = self.models.setdefault(len(requests), CostModel(depths))
         nothing = None
-        if self.kind in (DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT):  # sampled kinds say their laws
+        if self.kind in (
+            DraftKind.IID,
+            DraftKind.WITHOUT_REPLACEMENT,
+        ):  # sampled kinds say their distributions
             nothing = prefill.logits.new_zeros(len(requests), 1, prefill.logits.shape[-1])
         return PacedSession(self, session, model, nothing)
 

@@ -1,7 +1,7 @@
 """Places of a Jacobi window: which are free, and what stands there before the target has spoken of them.
 
-Initial drafts after visual-ar-decoding.md sections 3.2 and 4.4. Each is labelled with a law that is really
-its own: one-hot only where the token is a function of the tokens before it.
+Initial drafts after visual-ar-decoding.md sections 3.2 and 4.4. Each is labelled with a distribution that is
+really its own: one-hot only where the token is a function of the tokens before it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class WindowLayout:
     """
 
     def __init__(self, grids: Sequence[ImageGrid | None], vocabulary: int, device: torch.device) -> None:
-        pictures = {row: grid for row, grid in enumerate(grids) if grid is not None}
-        places = 1 + max((grid.length for grid in pictures.values()), default=0)
+        images = {row: grid for row, grid in enumerate(grids) if grid is not None}
+        places = 1 + max((grid.length for grid in images.values()), default=0)
         forced = torch.full((len(grids), places), FREE)
         length = torch.full((len(grids), 1), torch.iinfo(torch.long).max)
         stride, codes = torch.ones_like(length), torch.full_like(length, vocabulary)
-        for row, grid in pictures.items():
+        for row, grid in images.items():
             forced[row, : grid.length] = torch.tensor(grid.forced)
             length[row], stride[row], codes[row] = grid.length, grid.stride, grid.codebook_size
-        self.has_syntax = any(token != FREE for grid in pictures.values() for token in grid.forced)
+        self.has_syntax = any(token != FREE for grid in images.values() for token in grid.forced)
         self.reach = 1 + int(stride.max())  # back to the cell above the next place, or before a row's end
         free = torch.arange(places).where(forced == FREE, 0)
         self._left = free.cummax(-1).values.roll(1, -1).to(device)  # [B, places] the last free one before

@@ -1,4 +1,4 @@
-"""What a model is asked when it is checked or timed: scenes, the user's own pictures, or a JSON-lines file.
+"""What a model is asked when it is checked or timed: scenes, the user's own images, or a JSON-lines file.
 
 Knows nothing of models.
 """
@@ -37,7 +37,7 @@ FRAMES = 4
 
 @dataclass(frozen=True)
 class Example:
-    """One conversation to hold: its user turns, and the pictures and videos that come with the first one.
+    """One conversation to hold: its user turns, and the images and videos that come with the first one.
 
     Attributes:
         turns: what the user says, one string per turn; the model's answers come in between.
@@ -60,8 +60,8 @@ def scene_examples(task: str, count: int, seed: int = 0) -> list[Example]:
 
     Args:
         task: "caption" (one sentence), "describe" (over 100 tokens), "question" (a word or two), "two_images"
-            (a description of two scenes), "clip" (of four frames as four pictures) or "mixed" (the first
-            three in turn). The reference model has learnt from single pictures; what it says of several is
+            (a description of two scenes), "clip" (of four frames as four images) or "mixed" (the first
+            three in turn). The reference model has learnt from single images; what it says of several is
             fluent and often wrong, and as good as any text to decode.
         count: how many.
         seed: other seeds give other scenes.
@@ -93,12 +93,12 @@ def _scene_example(task: str, seed: int, index: int) -> Example:
     else:
         prompts = CAPTION_PROMPTS if task == "caption" else DESCRIPTION_PROMPTS
         prompt = prompts[index % len(prompts)]
-    pictures = tuple(Image.fromarray(render(scene)) for scene in scenes)
-    return Example((prompt,), pictures, category=task, identifier=name)
+    images = tuple(Image.fromarray(render(scene)) for scene in scenes)
+    return Example((prompt,), images, category=task, identifier=name)
 
 
 def own_examples(prompts: Sequence[str], images: Sequence[str]) -> list[Example]:
-    """The user's prompts and pictures: one each, or as many of one as of the other, or one of one for all.
+    """The user's prompts and images: one each, or as many of one as of the other, or one of one for all.
 
     Raises:
         InputError: their numbers do not fit.

@@ -1,4 +1,4 @@
-"""A picture of a decoded text: which words the draft had right, and which cost a forward of the target."""
+"""An image of a decoded text: which words the draft had right, and which cost a forward of the target."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 WIDTH = 900
-PICTURE = 288
+IMAGE = 288
 MARGIN = 24
 LINE_HEIGHT = 26
 DRAFTED, OWN = "#1a7f37", "#d1242f"
 
 
 def draw_decoding(
-    path: str | Path, picture: Image.Image, pieces: Sequence[str], drafted: Sequence[bool], remark: str
+    path: str | Path, image: Image.Image, pieces: Sequence[str], drafted: Sequence[bool], remark: str
 ) -> Path:
-    """Draw the picture beside its text, every token coloured by its origin.
+    """Draw the image beside its text, every token coloured by its origin.
 
     Args:
         path: file to write.
-        picture: what was described.
+        image: what was described.
         pieces: the text of each token, joining to the whole.
         drafted: for each token, True if it came from the draft.
         remark: a line under the text.
     """
     font = ImageFont.load_default(size=18)
-    left = MARGIN * 2 + PICTURE
+    left = MARGIN * 2 + IMAGE
     placed, x, y = [], left, MARGIN
     for piece, is_drafted in zip(pieces, drafted, strict=True):
         width = int(font.getlength(piece))
@@ -37,8 +37,8 @@ def draw_decoding(
         placed.append((x, y, piece, DRAFTED if is_drafted else OWN))
         x += width
     text_bottom = y + 2 * LINE_HEIGHT
-    sheet = Image.new("RGB", (WIDTH, max(text_bottom + 3 * LINE_HEIGHT, PICTURE + 2 * MARGIN)), "white")
-    sheet.paste(picture.resize((PICTURE, PICTURE), Image.Resampling.NEAREST), (MARGIN, MARGIN))
+    sheet = Image.new("RGB", (WIDTH, max(text_bottom + 3 * LINE_HEIGHT, IMAGE + 2 * MARGIN)), "white")
+    sheet.paste(image.resize((IMAGE, IMAGE), Image.Resampling.NEAREST), (MARGIN, MARGIN))
     pen = ImageDraw.Draw(sheet)
     for x, y, piece, colour in placed:
         pen.text((x, y), piece, fill=colour, font=font)

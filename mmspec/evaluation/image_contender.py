@@ -26,14 +26,14 @@ __all__ = [
     "describe_accelerator",
     "paint",
     "painter",
-    "picture_examples",
+    "image_examples",
 ]
 
 GENERATE = "generate"
 
 
 class DrawingPipeline(Protocol):
-    """A pipeline of pictures as far as evaluation knows it."""
+    """A pipeline of images as far as evaluation knows it."""
 
     model: Any
     target: Any
@@ -61,7 +61,7 @@ class DrawingPipeline(Protocol):
 
 @dataclass(frozen=True)
 class Painter(Contender):
-    """An accelerator that was set up once on a pipeline of pictures."""
+    """An accelerator that was set up once on a pipeline of images."""
 
     pipe: Any
 
@@ -118,7 +118,7 @@ def paint(
     return Decoded(output.tokens, [output.stats], output.decode_seconds)
 
 
-def picture_examples(pipe: DrawingPipeline, count: int, seed: int = 0) -> list[Example]:
+def image_examples(pipe: DrawingPipeline, count: int, seed: int = 0) -> list[Example]:
     """What to draw where nothing is said: captions of held-out scenes; or classes in turn, from `seed` on.
 
     Raises:
@@ -140,7 +140,7 @@ def describe_accelerator(accelerator: Accelerator, columns: int) -> dict[str, An
 
     Args:
         accelerator: fitted.
-        columns: of the picture.
+        columns: of the image.
 
     Returns:
         `window`: of a drafter, nodes that one forward feeds at most; of a schedule, columns between rows.

@@ -17,7 +17,7 @@ from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.timing import Decode, Decoded
 from mmspec.media import load_image
 
-__all__ = ["Contender", "TextPipeline", "contender", "hold", "load_pictures", "reference_inputs"]
+__all__ = ["Contender", "TextPipeline", "contender", "hold", "load_images", "reference_inputs"]
 
 
 class TextPipeline(Protocol):
@@ -81,8 +81,8 @@ def contender(pipe: TextPipeline, name: str, **options: Any) -> Contender:
     return Contender(pipe, pipe.accelerator, pipe.draft_processor)
 
 
-def load_pictures(examples: Sequence[Example]) -> list[Example]:
-    """The same examples with their pictures read, so that every decoder gets the same pixels from memory."""
+def load_images(examples: Sequence[Example]) -> list[Example]:
+    """The same examples with their images read, so that every decoder gets the same pixels from memory."""
     return [
         replace(
             example,
@@ -132,7 +132,7 @@ def reference_inputs(pipe: TextPipeline, example: Example) -> dict[str, Any]:
         UnsupportedModelError: the example has videos, for which every family has its own conventions.
     """
     if example.videos:
-        raise UnsupportedModelError("the reference is taken for text and pictures only, not for videos")
+        raise UnsupportedModelError("the reference is taken for text and images only, not for videos")
     talk, processor = _Talk(example, pipe.processor), pipe.processor
     prompt = talk.say(example.turns[0])
     common = {"return_tensors": "pt"}
@@ -143,9 +143,9 @@ def reference_inputs(pipe: TextPipeline, example: Example) -> dict[str, Any]:
         plain = [{"role": "user", "content": example.turns[0]}]
         encoded = processor.apply_chat_template(plain, add_generation_prompt=True, return_dict=True, **common)
     else:
-        pictures = iter(example.images)
+        images = iter(example.images)
         content = [
-            {**part, "image": next(pictures)} if part["type"] == "image" else part
+            {**part, "image": next(images)} if part["type"] == "image" else part
             for part in prompt[0]["content"]
         ]
         encoded = processor.apply_chat_template(

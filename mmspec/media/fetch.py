@@ -1,4 +1,4 @@
-"""Download one picture or video from a public address, with every known way to abuse that closed.
+"""Download one image or video from a public address, with every known way to abuse that closed.
 
 The name is resolved once, every answer must be a public address, and the connection goes to that very
 address: a second lookup, a redirect or a proxy could point elsewhere (vLLM CVE-2025-6242, CVE-2026-24779,

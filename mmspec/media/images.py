@@ -1,4 +1,4 @@
-"""Pictures of every usual kind, as RGB images of one kind, refused by their headers where they are too large.
+"""Images of every usual kind, as RGB images of one kind, refused by their headers where they are too large.
 
 Knows five file formats and no others; transparent places become white, EXIF rotation is applied. Embedded
 colour profiles are ignored, and CMYK is converted by Pillow's plain formula, as every processor of
@@ -75,7 +75,7 @@ _WARNINGS_LOCK = threading.Lock()
 def load_image(
     source: object, *, argument: str = "images", limits: MediaLimits = DEFAULT_LIMITS
 ) -> Image.Image:
-    """Load one picture.
+    """Load one image.
 
     Args:
         source: a path, bytes, a `data:` URL or a public http(s) URL of a JPEG, PNG, WEBP, GIF or BMP file; or
@@ -106,25 +106,25 @@ def load_image(
         raise MediaError(argument, Described(f"{name} data"), f"allowed are {', '.join(_PLUGINS)} files")
     if name == "WEBP":  # its decoder allocates the canvas while it reads the header
         width, height = _webp_size(data)
-        check_size(width, height, "a WEBP picture", argument=argument, limits=limits)
+        check_size(width, height, "a WEBP image", argument=argument, limits=limits)
     try:
         with _quietly():
             image = _PLUGINS[name](io.BytesIO(data))
     except _DAMAGED as error:
         raise MediaError(argument, Described(f"a {name} file"), "its header is damaged") from error
     with image:
-        return _to_rgb(image, f"a {name} picture", argument, limits)
+        return _to_rgb(image, f"a {name} image", argument, limits)
 
 
 def load_images(
     sources: object, *, argument: str = "images", limits: MediaLimits = DEFAULT_LIMITS
 ) -> list[Image.Image]:
-    """Load several pictures; errors name the place in the list (`images[2]`).
+    """Load several images; errors name the place in the list (`images[2]`).
 
     Args:
         sources: a list or tuple of what `load_image` takes, or one of these alone.
         argument: the argument that errors name.
-        limits: the limits to keep, each for every picture.
+        limits: the limits to keep, each for every image.
 
     Raises:
         MediaError: an empty list, or what `load_image` raises.
@@ -132,7 +132,7 @@ def load_images(
     if not isinstance(sources, list | tuple):
         return [load_image(sources, argument=argument, limits=limits)]
     if not sources:
-        raise MediaError(argument, sources, "pass at least one picture")
+        raise MediaError(argument, sources, "pass at least one image")
     return [
         load_image(source, argument=f"{argument}[{i}]", limits=limits) for i, source in enumerate(sources)
     ]
@@ -164,7 +164,7 @@ def _orientation(image: Image.Image) -> int:
     try:
         with _quietly():
             value = image.getexif().get(_ORIENTATION, 1)
-    except _DAMAGED:  # damaged EXIF data are no reason to refuse an intact picture
+    except _DAMAGED:  # damaged EXIF data are no reason to refuse an intact image
         return 1
     return value if isinstance(value, int) else 1
 

@@ -1,4 +1,4 @@
-"""How large a picture, a video or a download may be, and the words in which a refusal says so.
+"""How large an image, a video or a download may be, and the words in which a refusal says so.
 
 Knows nothing of formats, files or networks.
 """
@@ -17,12 +17,12 @@ __all__ = ["DEFAULT_LIMITS", "Described", "MediaLimits", "check_size"]
 class MediaLimits:
     """The limits that every function of `mmspec.media` keeps; each refusal names the field to raise.
 
-    The defaults bound the memory for one picture by about 0.4 GB and refuse every known decompression bomb
+    The defaults bound the memory for one image by about 0.4 GB and refuse every known decompression bomb
     from its header alone. `dataclasses.replace(limits, max_pixels=...)` changes one of them.
 
     Args:
-        max_bytes: size of one picture as a file, as bytes or in a `data:` URL.
-        max_pixels: width x height of one picture or of one video frame (2**25: 100 MB as RGB).
+        max_bytes: size of one image as a file, as bytes or in a `data:` URL.
+        max_pixels: width x height of one image or of one video frame (2**25: 100 MB as RGB).
         max_aspect: long side over short side; the image processors of Qwen-VL refuse more than 200.
         max_video_bytes: size of one video as a file or as bytes.
         max_video_seconds: length of one video.
@@ -78,12 +78,12 @@ class Described:
 
 
 def check_size(width: int, height: int, what: str, *, argument: str, limits: MediaLimits) -> None:
-    """Refuse a picture by its size in pixels and its aspect ratio, before anything is decoded.
+    """Refuse an image by its size in pixels and its aspect ratio, before anything is decoded.
 
     Args:
         width: columns.
         height: rows.
-        what: what has this size, with its article ("a PNG picture").
+        what: what has this size, with its article ("a PNG image").
         argument: the argument that the error names.
         limits: `max_pixels` and `max_aspect` apply.
 

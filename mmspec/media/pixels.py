@@ -34,7 +34,7 @@ def is_array(value: object) -> bool:
 
 
 def to_pixels(array: Any, *, argument: str, limits: MediaLimits) -> np.ndarray:
-    """Bring one picture to 8 bits, channels last.
+    """Bring one image to 8 bits, channels last.
 
     Args:
         array: numpy array or torch tensor, [H, W], [H, W, C] or [C, H, W], with C = 1, 3 or 4. Where both

@@ -75,7 +75,7 @@ def file_format(data: bytes) -> str:
 
 
 def read_source(source: object, *, argument: str, limits: MediaLimits, max_bytes: str, kind: str) -> bytes:
-    """Read a picture or a video as bytes.
+    """Read an image or a video as bytes.
 
     Args:
         source: a path (str or Path), bytes, a `data:` URL, or an http(s) URL.

@@ -99,7 +99,7 @@ def load_video(
     if isinstance(source, list | tuple) or is_array(source):
         return _from_frames(source, num_frames, fps, argument, limits)
     if isinstance(source, Image.Image):
-        raise MediaError(argument, Described("one picture"), "pass a video, or a list of frames")
+        raise MediaError(argument, Described("one image"), "pass a video, or a list of frames")
     data = read_source(source, argument=argument, limits=limits, max_bytes="max_video_bytes", kind="video")
     name = file_format(data)
     if name not in _FORMATS:  # also keeps playlists out, with which FFmpeg would open other files

@@ -1,7 +1,7 @@
 """What all heads have in common that draft from their target's hidden states.
 
 One layer reads a row for every token: what the token is, and what the target made of the token before it. A
-head says how such rows come about, of whole prompts (pictures may be compressed there) and of later tokens.
+head says how such rows come about, of whole prompts (images may be compressed there) and of later tokens.
 It knows no target: whoever runs it hands over what the target computed.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from mmspec.visual_tokens.spans import PictureSpan
+from mmspec.visual_tokens.spans import ImageSpan
 
 __all__ = ["EMBEDDINGS", "HIDDEN", "DraftingHead", "FeatureHead", "PromptRows"]
 
@@ -34,7 +34,7 @@ class PromptRows:
             for padding.
         slot: [B, M] index in the prompt of the token whose position id a row has. Not read of heads that
             count their rows.
-        summary: [B, s] what every later row is told of the prompt's pictures; None if there is no such thing.
+        summary: [B, s] what every later row is told of the prompt's images; None if there is no such thing.
     """
 
     rows: Tensor
@@ -97,16 +97,16 @@ class FeatureHead(DraftingHead):
         embeddings: Tensor,
         features: Tensor,
         lengths: Sequence[int],
-        spans: Sequence[Sequence[PictureSpan]],
+        spans: Sequence[Sequence[ImageSpan]],
         questions: Tensor,
     ) -> PromptRows:
-        """The rows of whole prompts, their pictures compressed if the head does that.
+        """The rows of whole prompts, their images compressed if the head does that.
 
         Args:
             embeddings, features: [B, L, d] at each token, padded on the right; unlike in `fuse`, both
                 belong to the same token.
             lengths: B.
-            spans: B lists of pictures.
+            spans: B lists of images.
             questions: [B] index of the token that asks about them: the last before the answer.
         """
 
@@ -130,7 +130,7 @@ class FeatureHead(DraftingHead):
             [B, n, d] the head's state at the rows.
         """
         if attention_mask is None and past_key_values is None:
-            # else transformers takes a gap between positions, where a picture was, for two sequences in one
+            # else transformers takes a gap between positions, where an image was, for two sequences in one
             attention_mask = torch.ones(rows.shape[:2], dtype=torch.long, device=rows.device)
         output = self.decoder(
             inputs_embeds=rows,
@@ -147,7 +147,7 @@ class FeatureHead(DraftingHead):
         """What a state says of the next token.
 
         Args:
-            hidden: [..., d] features that the head foretells.
+            hidden: [..., d] features that the head predicts.
             read_out: the target's output matrix.
 
         Returns:

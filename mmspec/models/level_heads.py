@@ -1,4 +1,4 @@
-"""What Medusa's and Hydra's heads have in common: each foretells the tokens of one level of the tree."""
+"""What Medusa's and Hydra's heads have in common: each predicts the tokens of one level of the tree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LevelHeadsConfig(PreTrainedConfig):
             published checkpoint does not say.
         vocabulary: tokens that the target knows.
         hidden_size: of the target.
-        num_heads: tokens foretold beyond the root.
+        num_heads: tokens predicted beyond the root.
         own_lm_heads: whether each head has an output matrix [V, d] of its own, as published ones do, which is
             0.5 GB a head at 7 B; else all use the target's.
         num_draft_tokens, top_k: the dynamic tree that is grown where nothing else is asked for; its depth is

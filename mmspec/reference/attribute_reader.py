@@ -1,6 +1,6 @@
-"""A small vision transformer that reads pictures: what each patch shows, then what each object is.
+"""A small vision transformer that reads images: what each patch shows, then what each object is.
 
-It knows attributes by the names in its config; it does not know where pictures come from.
+It knows attributes by the names in its config; it does not know where images come from.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import CLIPVisionConfig, CLIPVisionModel, PreTrainedConfig, PreTrainedModel
 
-__all__ = ["AttributeReader", "AttributeReaderConfig", "PictureReading"]
+__all__ = ["AttributeReader", "AttributeReaderConfig", "ImageReading"]
 
 PRESENT = 0.5  # probability of an object's rank on its best patch, from which on the object is there
 
 
 @dataclass(frozen=True, slots=True)
-class PictureReading:
+class ImageReading:
     """What is seen: the attributes of each object, in reading order, and the background."""
 
     objects: tuple[tuple[str, ...], ...]
@@ -58,7 +58,7 @@ class AttributeReaderConfig(PreTrainedConfig):
 
 
 class AttributeReader(PreTrainedModel):
-    """Reads pictures [B, 3, H, W] in [-1, 1].
+    """Reads images [B, 3, H, W] in [-1, 1].
 
     Example:
         >>> reader = AttributeReader.from_pretrained("assets/scenes-llamagen/reader")
@@ -86,13 +86,13 @@ class AttributeReader(PreTrainedModel):
 
     @torch.inference_mode()
     def features(self, pixels: Tensor) -> Tensor:
-        """One vector [B, width] of each picture: the mean over its patches, for distances between sets."""
+        """One vector [B, width] of each image: the mean over its patches, for distances between sets."""
         features: Tensor = self.tower(pixels).last_hidden_state[:, 1:].mean(dim=1)
         return features
 
     @torch.inference_mode()
-    def read(self, pixels: Tensor) -> list[PictureReading]:
-        """What each picture shows. Patches vote on the object that they most probably lie on."""
+    def read(self, pixels: Tensor) -> list[ImageReading]:
+        """What each image shows. Patches vote on the object that they most probably lie on."""
         logits = self(pixels)
         ranks = logits["rank"].softmax(-1)[..., 1:]  # [B, patches, objects]
         present = (ranks.amax(1) > PRESENT).tolist()
@@ -105,7 +105,7 @@ class AttributeReader(PreTrainedModel):
         ).tolist()  # [B, objects, attributes]
         backgrounds = logits["background"].log_softmax(-1).sum(1).argmax(-1).tolist()
         return [
-            PictureReading(
+            ImageReading(
                 tuple(self._words(vote) for vote, there in zip(voted, seen, strict=True) if there),
                 self.config.backgrounds[background],
             )

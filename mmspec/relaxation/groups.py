@@ -34,7 +34,10 @@ def rank_ratio(p: Tensor, q: Tensor, size: int) -> Tensor:
     ordered, order = p.sort(dim=-1, descending=True, stable=True)
     allowed = q.gather(-1, order).where(ordered > 0, 0.0)
     surplus = -p.shape[-1] % size
-    sums = [pad(law, (0, surplus)).unflatten(-1, (-1, size)).sum(-1) for law in (ordered, allowed)]
+    sums = [
+        pad(distribution, (0, surplus)).unflatten(-1, (-1, size)).sum(-1)
+        for distribution in (ordered, allowed)
+    ]
     ratio = bounded_ratio(*sums).repeat_interleave(size, -1)[..., : p.shape[-1]]
     return torch.zeros_like(p).scatter(-1, order, ratio.where(ordered > 0, 0.0))
 
@@ -44,7 +47,7 @@ def cluster_ratio(p: Tensor, q: Tensor, cluster: Tensor, count: int) -> Tensor:
     syntax = torch.arange(count, count + p.shape[-1] - len(cluster), device=p.device)
     index = torch.cat([cluster.long(), syntax]).expand(p.shape)
     empty = p.new_zeros(*p.shape[:-1], count + len(syntax))
-    sums = [empty.scatter_add(-1, index, law) for law in (p, q.where(p > 0, 0.0))]
+    sums = [empty.scatter_add(-1, index, distribution) for distribution in (p, q.where(p > 0, 0.0))]
     return bounded_ratio(*sums).gather(-1, index).where(p > 0, 0.0)
 
 

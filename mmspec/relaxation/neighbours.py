@@ -159,7 +159,7 @@ def nearby_mass(p: Tensor, table: Tensor, limit: Tensor | None = None) -> Tensor
     """For every token, the mass of its nearest neighbours: c(x) of LANTERN.
 
     Args:
-        p: [..., V] a law over the K codes and then the syntax tokens, which have no neighbours.
+        p: [..., V] a distribution over the K codes and then the syntax tokens, which have no neighbours.
         table: [K, k] neighbours, nearest first.
         limit: [..., 1] or [..., V]; neighbours are added, nearest first, as long as their mass stays within
             it: the sum stops at the first one that does not fit (m* = 0: none). All k if None.

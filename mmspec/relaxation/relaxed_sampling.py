@@ -1,6 +1,6 @@
-"""The common form of relaxed rules: a mass a(x) <= q(x) that is accepted, and a law to draw from otherwise.
+"""The common form of relaxed rules: a mass a(x) <= q(x) that is accepted, and a distribution to draw from otherwise.
 
-A candidate x ~ q is accepted with probability a(x) / q(x); the output law of a place is then
+A candidate x ~ q is accepted with probability a(x) / q(x); the output distribution of a place is then
 a + (1 - sum a) r, so that its total variation to the target's is known in closed form for *every* rule and
 is reported. The exact rule is a = min(p, q); a relaxed one accepts more, and pays in total variation one for
 one (visual-ar-decoding.md sections 2.5 and 16.1). A token that the target excludes is never accepted: top-k,
@@ -21,7 +21,7 @@ from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Scores, draw
 from mmspec.decoding.verdict import Verdict, take
-from mmspec.relaxation.residuals import normalise, residual, sampled_law
+from mmspec.relaxation.residuals import normalise, residual, sampled_distribution
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Judgement:
 
     Attributes:
         accepted: [...] a(x).
-        tv: [...] total variation between the output law a + (1 - sum a) r and p.
+        tv: [...] total variation between the output distribution a + (1 - sum a) r and p.
     """
 
     accepted: Tensor
@@ -63,7 +63,7 @@ class RelaxedSampling(AcceptanceRule):
         """The accepted mass a, [..., V], 0 <= a <= q.
 
         Args:
-            p, q: [..., V] laws of target and draft.
+            p, q: [..., V] distributions of target and draft.
             allowance: [..., 1] how much may be relaxed at this place.
             only: [..., 1] the one token that matters, where q is one-hot; a may be anything elsewhere.
         """
@@ -86,8 +86,8 @@ class RelaxedSampling(AcceptanceRule):
 
     def judge(self, p: Tensor, q: Tensor | None, x: Tensor, allowance: Tensor) -> Judgement:
         """Judge candidates. p, q: [..., V]; x, allowance: [..., 1]; q is None where it is one-hot at x."""
-        law = torch.zeros_like(p).scatter(-1, x, 1.0) if q is None else q
-        a = self.mass(p, law, allowance, only=x if q is None else None)
+        distribution = torch.zeros_like(p).scatter(-1, x, 1.0) if q is None else q
+        a = self.mass(p, distribution, allowance, only=x if q is None else None)
         refused = (1 - a.sum(-1, keepdim=True)).clamp_min(0.0)
         output = a + refused * self.residual(p, q, x)
         return Judgement(a.gather(-1, x)[..., 0], total_variation(output, p))
@@ -100,7 +100,7 @@ class RelaxedSampling(AcceptanceRule):
     def verify_chain(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
         """One candidate per place: all places are judged at once."""
         p, x = scores.probabilities(), draft.tokens[:, 1:, None]
-        q = law_of(draft, p.dtype)
+        q = distribution_of(draft, p.dtype)
         depth = torch.arange(draft.max_depth, device=emitted.device)
         allowance = self.allowance(depth.to(p.dtype))[:, None].expand(*x.shape)
         if measures_all := q is None or not self.measures_one_place:
@@ -129,11 +129,11 @@ class RelaxedSampling(AcceptanceRule):
     def verify_tree(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
         """Siblings one after the other, from the root down."""
         p = scores.probabilities()
-        law = law_of(draft, p.dtype)
+        distribution = distribution_of(draft, p.dtype)
         variations: list[Tensor] = []
 
         def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            q = None if law is None else take(law, children[:, 0].clamp_min(0))
+            q = None if distribution is None else take(distribution, children[:, 0].clamp_min(0))
             depth = torch.full((len(p), 1), len(variations), dtype=p.dtype, device=p.device)
             allowance = self.allowance(depth)
             chosen = torch.full_like(children[:, 0], -1)
@@ -162,11 +162,11 @@ class RelaxedSampling(AcceptanceRule):
         return Verdict(verdict.path, verdict.accepted, verdict.next_token, tv)
 
 
-def law_of(draft: Draft, dtype: torch.dtype) -> Tensor | None:
+def distribution_of(draft: Draft, dtype: torch.dtype) -> Tensor | None:
     """The draft's q; None for deterministic candidates, each of which has a one-hot one."""
-    return None if draft.kind is DraftKind.POINT else sampled_law(draft).to(dtype)
+    return None if draft.kind is DraftKind.POINT else sampled_distribution(draft).to(dtype)
 
 
 def total_variation(output: Tensor, p: Tensor) -> Tensor:
-    """[..., V] laws -> [...] half the sum of their differences."""
+    """[..., V] distributions -> [...] half the sum of their differences."""
     return (output - p).abs().sum(-1) / 2

@@ -1,4 +1,4 @@
-"""What is left of the target's law when a candidate is refused."""
+"""What is left of the target's distribution when a candidate is refused."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return normalise((p - q).clamp_min(0.0), otherwise=p)
 
 
-def sampled_law(draft: Draft) -> Tensor:
+def sampled_distribution(draft: Draft) -> Tensor:
     """The draft's q, which the registry has already made sure of."""
     if draft.q is None:
         raise TypeError(
-            f"a {draft.kind.value} draft has no q; rejection rules need the law it was drawn from"
+            f"a {draft.kind.value} draft has no q; rejection rules need the distribution it was drawn from"
         )
     return draft.q

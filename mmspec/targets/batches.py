@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmspec.targets.prefix import TOKENS, is_causal, media_of
-from mmspec.visual_tokens.spans import find_pictures
+from mmspec.visual_tokens.spans import find_images
 
 __all__ = ["EMBEDDINGS", "batches", "join"]
 
@@ -49,7 +49,7 @@ def batches(model: PreTrainedModel, rows: Sequence[Mapping[str, Any]]) -> list[l
     alike: dict[Any, list[list[int]]] = {}
     for index in sorted(range(len(rows)), key=lambda row: -lengths[row]):
         told = {name: value for name, value in rows[index].items() if name != EMBEDDINGS}
-        joinable = is_causal(model, told) and (not media_of(told) or find_pictures(model.config, told))
+        joinable = is_causal(model, told) and (not media_of(told) or find_images(model.config, told))
         found = alike.setdefault(_form(rows[index]) if joinable else index, [])
         if not found or lengths[index] < LEAST_SHARE * lengths[found[-1][0]]:
             found.append([])

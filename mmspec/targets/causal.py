@@ -258,7 +258,7 @@ class CausalTarget:
 
 
 def to_device(inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The tensors on that device; what is not a tensor (pictures encoded by `generate`) is there already."""
+    """The tensors on that device; what is not a tensor (images encoded by `generate`) is there already."""
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
 
 

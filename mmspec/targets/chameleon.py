@@ -1,6 +1,6 @@
 """Chameleon's kin as targets: Anole (2407.06135) and Lumina-mGPT (2408.02657), which draw with its weights.
 
-Both are `ChameleonForConditionalGeneration` of transformers, which has no decoder of pictures: theirs is a
+Both are `ChameleonForConditionalGeneration` of transformers, which has no decoder of images: theirs is a
 diffusers `VQModel` (`mmspec.models.chameleon_vq`). Tested on random tiny models in transformers' layout (keys
 `model.*`, `model.vqmodel.*`, `lm_head`), not on published weights. Files of Lumina-mGPT may store query and
 key norms as [1, head_dim] where transformers has [heads, head_dim]: `mmspec convert` repeats them.
@@ -36,7 +36,7 @@ def size_token(pixels: int) -> str:
 
 
 class AnoleTarget(TextVocabularyTarget):
-    """Adapter from a Chameleon that draws, as Anole does: one square picture, no syntax.
+    """Adapter from a Chameleon that draws, as Anole does: one square image, no syntax.
 
     Args:
         model: a loaded `ChameleonForConditionalGeneration`.
@@ -78,7 +78,7 @@ class AnoleTarget(TextVocabularyTarget):
         return self.grid
 
     def decode(self, cells: Tensor) -> Tensor:
-        """Pictures [B, 3, H, W] of codes [B, rows, columns]."""
+        """Images [B, 3, H, W] of codes [B, rows, columns]."""
         from mmspec.models.llamagen.vq import decode_tokens
 
         if self.vq is None:

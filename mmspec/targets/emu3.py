@@ -57,6 +57,6 @@ class Emu3Target(TextVocabularyTarget):
         return ImageGrid(rows, columns, self.grid.codebook_size, self.grid.row_end, self.grid.ending)
 
     def decode(self, cells: Tensor) -> Tensor:
-        """Pictures [B, 3, H, W] of codes [B, rows, columns]."""
-        pictures: Tensor = self.vq.decode(cells.to(self.vq.device))
-        return pictures
+        """Images [B, 3, H, W] of codes [B, rows, columns]."""
+        images: Tensor = self.vq.decode(cells.to(self.vq.device))
+        return images

@@ -31,7 +31,7 @@ IMAGE_FAMILIES: Registry[type[Any]] = Registry(
 def image_target(
     model: PreTrainedModel, vq: Any = None, *, codebook: Tensor | None = None, family: str | None = None
 ) -> ImageTokenTarget | None:
-    """The target that draws pictures with this model; None if the model draws none.
+    """The target that draws images with this model; None if the model draws none.
 
     Args:
         model: a loaded model.

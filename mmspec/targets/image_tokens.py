@@ -1,8 +1,8 @@
-"""Models that draw a picture token by token, as targets: a compact vocabulary, a grid, a grammar.
+"""Models that draw an image token by token, as targets: a compact vocabulary, a grid, a grammar.
 
 Outputs are counted in the compact vocabulary: token t < K is entry t of the codebook, tokens from K on are
 the family's syntax (end of row, end of image, ...). Ids of a prompt come after those, so that no drafter
-takes a prompt for a piece of picture: `vocabulary` plus the id that the family's own tokenizer gives. What a
+takes a prompt for a piece of image: `vocabulary` plus the id that the family's own tokenizer gives. What a
 family adds is how it embeds and reads tokens, which sizes it draws, and its image tokenizer.
 """
 
@@ -25,7 +25,7 @@ from mmspec.targets.causal import CausalState, CausalTarget
 
 __all__ = ["CELLS", "ImageState", "ImageTokenTarget"]
 
-CELLS = "image_cells"  # of a prompt: [1, 2] rows and columns of its picture, where they are not the default
+CELLS = "image_cells"  # of a prompt: [1, 2] rows and columns of its image, where they are not the default
 
 
 @dataclass
@@ -34,7 +34,7 @@ class ImageState(CausalState):
 
     Attributes:
         forced: [rows, L + 1] the syntax token at each place of the output, or FREE; the last column is FREE
-            and stands for all places beyond the picture, where a draft may end up.
+            and stands for all places beyond the image, where a draft may end up.
         starts: [rows] prompt lengths.
     """
 
@@ -49,12 +49,12 @@ class ImageState(CausalState):
 class ImageTokenTarget(CausalTarget, ABC):
     """Adapter from a model of image tokens to the Target interface.
 
-    Logits are [B, n, K + S] with the grammar applied: -inf for what it excludes. Positions beyond the picture
+    Logits are [B, n, K + S] with the grammar applied: -inf for what it excludes. Positions beyond the image
     do no harm: rotations are computed, not looked up, and such places are never kept.
 
     Args:
         model: a loaded model in eval mode.
-        grid: the picture that it draws when nothing else is asked for; its codebook size is K.
+        grid: the image that it draws when nothing else is asked for; its codebook size is K.
         syntax: number of syntax tokens S.
         stride: pixels per cell, in either direction.
         codebook: [K, d] the code vectors, where an image tokenizer is at hand.
@@ -90,12 +90,12 @@ class ImageTokenTarget(CausalTarget, ABC):
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Height and width in pixels of a picture on the default grid."""
+        """Height and width in pixels of an image on the default grid."""
         return self.grid.rows * self.stride, self.grid.columns * self.stride
 
     @abstractmethod
     def grid_for(self, height: int, width: int) -> ImageGrid:
-        """The grid of a picture of that many pixels.
+        """The grid of an image of that many pixels.
 
         Raises:
             InputError: the model was not made for this size.
@@ -103,11 +103,11 @@ class ImageTokenTarget(CausalTarget, ABC):
 
     @abstractmethod
     def decode(self, cells: Tensor) -> Tensor:
-        """Pictures [B, 3, H, W], about [-1, 1], of codes [B, rows, columns]."""
+        """Images [B, 3, H, W], about [-1, 1], of codes [B, rows, columns]."""
 
     @torch.no_grad()
     def decode_tokens(self, codes: Tensor, grid: ImageGrid | None = None) -> Tensor:
-        """Pictures [B, 3, H, W] in [-1, 1] of codes [B, cells] in raster order.
+        """Images [B, 3, H, W] in [-1, 1] of codes [B, cells] in raster order.
 
         Raises:
             InputError: another number of cells than the grid has, or a token that is no code.
@@ -123,7 +123,7 @@ class ImageTokenTarget(CausalTarget, ABC):
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[ImageState, PromptOutput]:
-        """Read the prompts, and note where the syntax of their pictures stands."""
+        """Read the prompts, and note where the syntax of their images stands."""
         grids = [self.grid_of(prompt) for prompt in prompts]
         state, output = super().prefill(prompts, capacity, taps)
         forced = torch.full((len(grids), max(grid.length for grid in grids) + 1), FREE)
@@ -139,7 +139,7 @@ class ImageTokenTarget(CausalTarget, ABC):
         return image_state, replace(output, logits=self.constrain(output.logits, image_state.forced[:, :1]))
 
     def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
-        """The model's arguments for a prompt alone, which do not tell of its picture's size."""
+        """The model's arguments for a prompt alone, which do not tell of its image's size."""
         return super().arguments({name: value for name, value in prompt.items() if name != CELLS})
 
     def score(self, state: ImageState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:  # type: ignore[override]

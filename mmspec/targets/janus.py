@@ -56,6 +56,6 @@ class JanusTarget(TextPromptTarget):
         return self.grid
 
     def decode(self, cells: Tensor) -> Tensor:
-        """Pictures [B, 3, H, W] of codes [B, rows, columns]."""
-        pictures: Tensor = self.vq.decode(cells.flatten(1).to(self.vq.device))
-        return pictures
+        """Images [B, 3, H, W] of codes [B, rows, columns]."""
+        images: Tensor = self.vq.decode(cells.flatten(1).to(self.vq.device))
+        return images

@@ -52,7 +52,7 @@ class LlamaGenTarget(ImageTokenTarget):
     def positions(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
         """Positions counted from the image back: a caption of any length ends where the image begins.
 
-        `position_ids` [1, L] are taken as they are: of prompts that hold a part of the picture already.
+        `position_ids` [1, L] are taken as they are: of prompts that hold a part of the image already.
         """
         length = inputs["input_ids"].shape[1]
         given = inputs.get("position_ids")
@@ -77,7 +77,7 @@ class LlamaGenTarget(ImageTokenTarget):
         return self.grid
 
     def decode(self, cells: Tensor) -> Tensor:
-        """Pictures [B, 3, H, W] of codes [B, rows, columns], in the tokenizer's dtype."""
+        """Images [B, 3, H, W] of codes [B, rows, columns], in the tokenizer's dtype."""
         from mmspec.models.llamagen.vq import decode_tokens
 
         if self.vq is None:

@@ -1,7 +1,7 @@
-"""Prompts that were read before, so that a conversation's later turns do not read its pictures again.
+"""Prompts that were read before, so that a conversation's later turns do not read its images again.
 
 What is kept is what reading a prompt gave: keys, values and tapped hidden states of each of its tokens. A new
-prompt that begins alike, pictures included, takes over what the two share. Keys of the reply are not kept:
+prompt that begins alike, images included, takes over what the two share. Keys of the reply are not kept:
 it is read again in one pass, as the part of the next prompt that it is.
 """
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from mmspec.decoding.cache import RowStates
 from mmspec.decoding.sampling import is_integer
 from mmspec.errors import InputError
-from mmspec.visual_tokens.spans import find_pictures
+from mmspec.visual_tokens.spans import find_images
 
 __all__ = [
     "TOKENS",
@@ -47,8 +47,8 @@ class PromptIdentity:
     Attributes:
         tokens: [L].
         positions: [.., L].
-        media: pictures and clips by the name of the model's argument, the first along dim 0 first.
-        media_end: index of the first token behind all pictures; 0 if there are none.
+        media: images and clips by the name of the model's argument, the first along dim 0 first.
+        media_end: index of the first token behind all images; 0 if there are none.
         weights: state of the model's weights.
     """
 
@@ -59,7 +59,7 @@ class PromptIdentity:
     weights: int
 
     def shared_with(self, prompt: PromptIdentity) -> int:
-        """How many leading tokens of `prompt` can be taken over from this one: 0, or all of its pictures."""
+        """How many leading tokens of `prompt` can be taken over from this one: 0, or all of its images."""
         if self.weights != prompt.weights or self.positions.shape[:-1] != prompt.positions.shape[:-1]:
             return 0
         for name, own in self.media.items():
@@ -101,11 +101,11 @@ class Prefix:
     def replaces(self, other: Prefix) -> bool:
         """True if nothing could be taken over from the other that this one does not have.
 
-        With fewer pictures the other fits prompts that this one does not.
+        With fewer images the other fits prompts that this one does not.
         """
         is_beginning = other.prompt.shared_with(self.prompt) == other.length
-        has_its_pictures = other.prompt.media_end == self.prompt.media_end
-        return is_beginning and has_its_pictures and other.taps.keys() <= self.taps.keys()
+        has_its_images = other.prompt.media_end == self.prompt.media_end
+        return is_beginning and has_its_images and other.taps.keys() <= self.taps.keys()
 
     def nbytes(self) -> int:
         states = sum(keys.nbytes + values.nbytes for keys, values in self.states.values())
@@ -116,7 +116,7 @@ class PrefixCache:
     """The prompts that a model has read last, within a limit of memory. For one model.
 
     Args:
-        max_bytes: of keys, values, hidden states and pictures; what was used longest ago goes first.
+        max_bytes: of keys, values, hidden states and images; what was used longest ago goes first.
 
     Raises:
         InputError: the limit is no positive integer.
@@ -171,9 +171,9 @@ class PrefixCache:
 def identify(model: PreTrainedModel, inputs: Mapping[str, Any]) -> PromptIdentity | None:
     """What a prompt's keys depend on; None if the prompt cannot be read in two parts.
 
-    That is so if pictures attend to what follows them (Gemma 3 and PaliGemma say so by `token_type_ids`,
+    That is so if images attend to what follows them (Gemma 3 and PaliGemma say so by `token_type_ids`,
     Gemma 4 by token types without M-RoPE), if they stand at no token of the prompt (cross-attention), if a
-    placeholder stands for no picture, or if an argument is not known here.
+    placeholder stands for no image, or if an argument is not known here.
 
     Args:
         model: the target's.
@@ -181,7 +181,7 @@ def identify(model: PreTrainedModel, inputs: Mapping[str, Any]) -> PromptIdentit
     """
     if not is_causal(model, inputs):
         return None
-    media, spans = media_of(inputs), find_pictures(model.config, inputs)
+    media, spans = media_of(inputs), find_images(model.config, inputs)
     if bool(media) != bool(spans):
         return None
     return PromptIdentity(
@@ -194,7 +194,7 @@ def identify(model: PreTrainedModel, inputs: Mapping[str, Any]) -> PromptIdentit
 
 
 def media_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that are not as long as the prompt: pictures, clips and what is said of them."""
+    """The arguments that are not as long as the prompt: images, clips and what is said of them."""
     return {name: value for name, value in inputs.items() if name not in TOKENS}
 
 
@@ -207,7 +207,7 @@ def is_causal(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool:
 
 
 def rest_of(inputs: Mapping[str, Any], known: Prefix) -> dict[str, Tensor]:
-    """The arguments for what comes behind a known beginning: tokens, positions, and pictures not seen yet."""
+    """The arguments for what comes behind a known beginning: tokens, positions, and images not seen yet."""
     media = known.prompt.media
     rest = {
         name: value[..., known.length :] if name in TOKENS else value[len(media.get(name, ())) :]

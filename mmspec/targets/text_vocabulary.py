@@ -50,7 +50,7 @@ class TextVocabularyTarget(TextPromptTarget):
 
     Args:
         model: with `lm_head`.
-        grid: the default picture.
+        grid: the default image.
         codes: the K model ids of the codebook's entries.
         syntax_ids: the S model ids of the syntax tokens, in the order of the compact ones.
         stride, codebook: as for `ImageTokenTarget`.
@@ -107,7 +107,5 @@ def token_ids(model: PreTrainedModel, names: Sequence[str]) -> list[int]:
     table: Mapping[str, int] = model.config.vocabulary_map
     missing = [name for name in names if name not in table]
     if missing:
-        raise CheckpointError(
-            "vocabulary_map", f"no {', '.join(missing)}", "the tokens of a picture's syntax"
-        )
+        raise CheckpointError("vocabulary_map", f"no {', '.join(missing)}", "the tokens of an image's syntax")
     return [table[name] for name in names]

@@ -44,7 +44,7 @@ class VisionLanguageTarget(CausalTarget):
             [1, L], or [3, 1, L] for M-RoPE; and the next position minus L.
 
         Raises:
-            InputError: an M-RoPE prompt with pictures lacks `mm_token_type_ids`.
+            InputError: an M-RoPE prompt with images lacks `mm_token_type_ids`.
         """
         given = inputs.get("position_ids")
         if given is not None:
@@ -58,7 +58,7 @@ class VisionLanguageTarget(CausalTarget):
             raise InputError(
                 "inputs",
                 sorted(inputs),
-                "a prompt with pictures needs `mm_token_type_ids` (0 text, 1 image, 2 video), as the "
+                "a prompt with images needs `mm_token_type_ids` (0 text, 1 image, 2 video), as the "
                 "processor returns it; without it the positions would silently be wrong",
             )
         arguments = {name: inputs[name] for name in accepted if name in inputs}

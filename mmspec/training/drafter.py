@@ -56,7 +56,7 @@ def train_drafter(
         method: a name in `METHODS`.
         settings: of the drafter and its loss, such as `{"block": 10}`.
         data: conversations, as a file or as rows (see `read_conversations`); for image models a JSONL file
-            of pictures (see `PictureFile`); None for scenes.
+            of images (see `ImageFile`); None for scenes.
         max_length: conversations of more tokens are skipped; None takes as many as the target can.
         regenerate: longest reply, in tokens, that the target writes itself in place of those of the data; 0
             learns the data's. A drafter imitates its target, whoever wrote the data.

@@ -47,7 +47,7 @@ def open_accelerator(accumulate: int = 1, log: tuple[Path, str] | None = None) -
         gradient_accumulation_steps=accumulate,
         log_with=None if log is None else "tensorboard",
         project_dir=None if log is None else log[0],
-        # a batch without pictures leaves a compressor without gradients
+        # a batch without images leaves a compressor without gradients
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
     )
     kind = accelerator.distributed_type

@@ -36,7 +36,7 @@ from mmspec.training.losses.vispec import ViSpecLoss
 
 __all__ = ["METHODS", "Method", "check_method", "written"]
 
-PICTURE_TREE = {"num_draft_tokens": 60, "depth": 3, "top_k": 40}  # best of nine for scenes-llamagen
+IMAGE_TREE = {"num_draft_tokens": 60, "depth": 3, "top_k": 40}  # best of nine for scenes-llamagen
 FROM_TARGET = ("layer", "vocabulary", "hidden_size")  # and all that begins with `target_`
 
 
@@ -51,7 +51,7 @@ class Method:
             be set, as can what the config has.
         drafter: the model as a drafter, for the acceptance length on held-out prompts.
         settings: where nothing else is asked for.
-        pictures: where nothing else is asked for and the target draws pictures.
+        images: where nothing else is asked for and the target draws images.
         prepare: `prepare(model, data)` is done once, before a new model learns; None is nothing.
         measure: `measure(learner, batches)`, of batches that were not learnt, is what the config of a trained
             model says besides; None is nothing.
@@ -61,7 +61,7 @@ class Method:
     learner: Callable[..., nn.Module]
     drafter: Callable[[Any], Drafter]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    pictures: Mapping[str, Any] = field(default_factory=dict)
+    images: Mapping[str, Any] = field(default_factory=dict)
     prepare: Callable[[Any, DrafterData], None] | None = None
     measure: Callable[[Any, Iterable[DrafterBatch]], dict[str, Any]] | None = None
 
@@ -76,8 +76,8 @@ class Method:
         Raises:
             InputError: a value that it cannot be built with.
         """
-        pictures = self.pictures if isinstance(target, ImageTokenTarget) else {}
-        made = {**self.settings, **pictures, **settings}
+        images = self.images if isinstance(target, ImageTokenTarget) else {}
+        made = {**self.settings, **images, **settings}
         shape = {name: value for name, value in made.items() if name in self.of_head()}
         config: Any = self.head.config_class
         try:
@@ -111,8 +111,8 @@ def measure_heads(learner: Any, batches: Iterable[DrafterBatch]) -> dict[str, An
 
 
 METHODS = {
-    "eagle": Method(EagleHead, EagleLoss, EagleDrafter, pictures=PICTURE_TREE),
-    "eagle3": Method(Eagle3Head, Eagle3Loss, Eagle3Drafter, pictures=PICTURE_TREE, prepare=choose_vocabulary),
+    "eagle": Method(EagleHead, EagleLoss, EagleDrafter, images=IMAGE_TREE),
+    "eagle3": Method(Eagle3Head, Eagle3Loss, Eagle3Drafter, images=IMAGE_TREE, prepare=choose_vocabulary),
     "flash": Method(FlashHead, FlashLoss, FlashDrafter),
     "medusa": Method(MedusaHead, MedusaLoss, MedusaDrafter, measure=measure_heads),
     "hydra": Method(HydraHead, HydraLoss, HydraDrafter, measure=measure_heads),
@@ -120,7 +120,7 @@ METHODS = {
     "specvlm": Method(EagleHead, EagleLoss, EagleDrafter, {"compressor": "gate"}),
     "vispec": Method(EagleHead, ViSpecLoss, EagleDrafter, {"visual": "embedded", "compressor": "vispec"}),
 }
-"""By name: that of the drafter in the registry, or of a way to read pictures that is EAGLE's otherwise."""
+"""By name: that of the drafter in the registry, or of a way to read images that is EAGLE's otherwise."""
 
 
 def check_method(name: str, settings: Mapping[str, Any]) -> None:

@@ -51,7 +51,7 @@ def read(target: CausalTarget, examples: Sequence[Example], taps: Sequence[int])
 def learnt_pairs(learnt: Tensor, block: int) -> Tensor:
     """Which (row t, offset i) are learnt: [B, L] learnt tokens -> [B, L, K].
 
-    Offset i of row t foretells what follows token t + i. It counts if all of the tokens t + 1 ... t + i + 1
+    Offset i of row t predicts what follows token t + i. It counts if all of the tokens t + 1 ... t + i + 1
     are learnt ones, so that a block never reaches past its answer, into the next turn or into padding.
     """
     following = pad(learnt, (0, block)).unfold(1, block, 1)[:, 1 : learnt.shape[1] + 1]

@@ -1,6 +1,6 @@
-"""Where visual tokens lie in their picture: boxes, so that every grid is one case.
+"""Where visual tokens lie in their image: boxes, so that every grid is one case.
 
-A box is (top, left, bottom, right) in units of the picture, from 0 to 1. Tokens that stand for no place
+A box is (top, left, bottom, right) in units of the image, from 0 to 1. Tokens that stand for no place
 (newlines, class tokens) have an empty box. A base view with its tiles is then simply two layers of boxes.
 """
 
@@ -28,7 +28,7 @@ def nowhere(count: int) -> Tensor:
 
 
 def whole(like: Tensor) -> Tensor:
-    """[..., 4] boxes of the whole picture, for as many tokens as `like` [..., d] has."""
+    """[..., 4] boxes of the whole image, for as many tokens as `like` [..., d] has."""
     return torch.tensor([0.0, 0.0, 1.0, 1.0], device=like.device).expand(*like.shape[:-1], BOX)
 
 

@@ -1,8 +1,8 @@
-"""Where the pictures of a prompt stand among its tokens, and where in them each visual token lies.
+"""Where the images of a prompt stand among its tokens, and where in them each visual token lies.
 
 The processor has written one placeholder id per visual token. What the model's own inputs say of its
-pictures (a grid, a size, a stack of pixels) tells how many of them belong to each picture; a frame of a
-clip counts as a picture.
+images (a grid, a size, a stack of pixels) tells how many of them belong to each image; a frame of a
+clip counts as an image.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers.image_processing_utils import select_best_resolution
 
 from mmspec.visual_tokens.boxes import nowhere, raster
 
-__all__ = ["PictureSpan", "find_pictures"]
+__all__ = ["ImageSpan", "find_images"]
 
 PLACEHOLDERS = {
     "image": ("image_token_id", "image_token_index"),
@@ -29,12 +29,12 @@ PLACEHOLDERS = {
 
 
 @dataclass(frozen=True)
-class PictureSpan:
-    """A picture in a prompt.
+class ImageSpan:
+    """An image in a prompt.
 
     Attributes:
         start: index of its first token.
-        boxes: [N, 4] where in the picture each of its tokens lies.
+        boxes: [N, 4] where in the image each of its tokens lies.
     """
 
     start: int
@@ -45,19 +45,19 @@ class PictureSpan:
         return self.start + len(self.boxes)
 
 
-def find_pictures(config: PreTrainedConfig, inputs: Mapping[str, Tensor]) -> list[PictureSpan]:
-    """The pictures and frames of one prompt, in order.
+def find_images(config: PreTrainedConfig, inputs: Mapping[str, Tensor]) -> list[ImageSpan]:
+    """The images and frames of one prompt, in order.
 
     Where the inputs do not account for every placeholder (a family that is not known here), each unbroken
-    run of placeholders is one picture: a square grid if it can be one, else a strip. A drafter then sees
+    run of placeholders is one image: a square grid if it can be one, else a strip. A drafter then sees
     them less well, and nothing else changes.
 
     Args:
         config: of the target.
-        inputs: the target's inputs, with `input_ids` [1, L] and the pictures as its processor gave them.
+        inputs: the target's inputs, with `input_ids` [1, L] and the images as its processor gave them.
     """
     ids = inputs["input_ids"][0].tolist()
-    spans: list[PictureSpan] = []
+    spans: list[ImageSpan] = []
     for kind, names in PLACEHOLDERS.items():
         placeholder = next(
             (value for name in names if (value := getattr(config, name, None)) is not None), None
@@ -79,13 +79,13 @@ def _runs(ids: list[int]) -> Iterator[tuple[int, int, int]]:
         start = stop
 
 
-def _place(runs: list[tuple[int, int]], layouts: list[Tensor]) -> Iterator[PictureSpan]:
-    """Cut runs into pictures; a picture whose rows are divided by text (Pixtral) gives one span a run."""
+def _place(runs: list[tuple[int, int]], layouts: list[Tensor]) -> Iterator[ImageSpan]:
+    """Cut runs into images; an image whose rows are divided by text (Pixtral) gives one span a run."""
     remaining = list(layouts)
     for start, stop in runs:
         while start < stop:
             boxes, rest = remaining[0][: stop - start], remaining[0][stop - start :]
-            yield PictureSpan(start, boxes)
+            yield ImageSpan(start, boxes)
             start += len(boxes)
             remaining[:1] = [rest] if len(rest) else []
 
@@ -104,7 +104,7 @@ def _image_layouts(config: Any, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     if inputs.get("image_sizes") is None or not hasattr(config, "image_grid_pinpoints"):
         return []
     several = inputs.get("batch_num_images")
-    if several is not None and int(several.max()) > 1:  # LLaVA-OneVision does not tile several pictures
+    if several is not None and int(several.max()) > 1:  # LLaVA-OneVision does not tile several images
         return [torch.cat([raster(rows, columns), nowhere(1)])] * len(pixels)
     side = int(config.vision_config.image_size)
     base = _with_class_token(config, rows, columns)
@@ -159,7 +159,7 @@ def _tiles(config: Any, size: tuple[int, int], side: int, patches: int) -> Tenso
 
     Args:
         config: with the pinpoints.
-        size: height and width of the picture as it came.
+        size: height and width of the image as it came.
         side: of a tile, in pixels.
         patches: of a tile, per side.
     """

@@ -14,10 +14,15 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, Scores
 from mmspec.relaxation.relaxed_sampling import RelaxedSampling, total_variation
 from tests.acceptance.codes import fitted
-from tests.acceptance.exact_law import Law, edge_laws, exact_law, point_law
-from tests.contracts import laws
+from tests.acceptance.exact_distribution import (
+    Distribution,
+    edge_distributions,
+    exact_distribution,
+    point_distribution,
+)
+from tests.contracts import distributions
 from tests.contracts.running import decode
-from tests.contracts.toy import dirichlet, toy_law, toy_target
+from tests.contracts.toy import dirichlet, toy_distribution, toy_target
 from tests.oracles import SampledTreeDrafter
 
 POINT, IID, WITHOUT = DraftKind.POINT, DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
@@ -29,7 +34,9 @@ def rule_of(name: str, vocabulary: int = VOCABULARY, syntax: int = 0, **options:
     return fitted(ACCEPTANCE_RULES[name](**options), vocabulary, syntax)  # type: ignore[call-arg]
 
 
-def random_laws(count: int = 20, vocabulary: int = VOCABULARY, seed: int = 5) -> tuple[Tensor, Tensor]:
+def random_distributions(
+    count: int = 20, vocabulary: int = VOCABULARY, seed: int = 5
+) -> tuple[Tensor, Tensor]:
     """p and q; a third of p's tokens are excluded, as by top-k, and some of q's."""
     p, q = dirichlet(2, count, vocabulary, seed=seed)
     excluded = p.argsort(-1) < vocabulary // 3
@@ -49,56 +56,58 @@ def budgets(delta: float) -> list[AcceptanceRule]:
 
 def budgets_hold(deltas: Sequence[float] = (0.05, 0.2, 0.6)) -> None:
     """Section 18, item 14: TV = s O <= delta and acceptance = 1 - tau + s O, by the rule's own decisions."""
-    for p, q in (random_laws(), edge_laws()):
+    for p, q in (random_distributions(), edge_distributions()):
         for delta in deltas:
             for rule in budgets(delta):
                 if rule.relaxation == "neighbours" and p.shape[-1] != VOCABULARY:  # type: ignore[attr-defined]
                     continue
-                law = exact_law(rule, p, q, 1, IID)
-                distance = total_variation(law.output, p)
+                distribution = exact_distribution(rule, p, q, 1, IID)
+                distance = total_variation(distribution.output, p)
                 assert (distance <= delta + ROUNDING).all(), f"{rule}: {distance.max()}"
-                torch.testing.assert_close(law.tv, distance, rtol=0, atol=ROUNDING)
+                torch.testing.assert_close(distribution.tv, distance, rtol=0, atol=ROUNDING)
                 exact = torch.minimum(p, q).sum(-1)
-                torch.testing.assert_close(law.acceptance, exact + distance, rtol=0, atol=ROUNDING)
+                torch.testing.assert_close(distribution.acceptance, exact + distance, rtol=0, atol=ROUNDING)
 
 
 def siblings_share_the_budget(delta: float = 0.2) -> None:
     """Two siblings, three where they are deterministic, spend one delta between them."""
-    p, q = random_laws(4)
+    p, q = random_distributions(4)
     tokens = torch.randint(VOCABULARY, (16, 3), generator=torch.Generator().manual_seed(1))
     spent = 0.0
     for rule in budgets(delta):
         for kind in (IID, WITHOUT):
-            spent = max(spent, check_spent(rule, exact_law(rule, p, q, 2, kind), p, delta))
+            spent = max(spent, check_spent(rule, exact_distribution(rule, p, q, 2, kind), p, delta))
         points = p.repeat(4, 1)
-        spent = max(spent, check_spent(rule, point_law(rule, points, tokens), points, delta))
+        spent = max(spent, check_spent(rule, point_distribution(rule, points, tokens), points, delta))
     assert spent > 0.9 * delta, "the budget is used"
 
 
-def check_spent(rule: AcceptanceRule, law: Law, p: Tensor, delta: float) -> float:
-    distance = total_variation(law.output, p)
-    assert law.tv is not None
-    assert (distance <= law.tv + ROUNDING).all(), f"{rule}: what is reported is less than what was done"
-    assert (law.tv <= delta + ROUNDING).all(), f"{rule}: {law.tv.max()} was spent"
+def check_spent(rule: AcceptanceRule, distribution: Distribution, p: Tensor, delta: float) -> float:
+    distance = total_variation(distribution.output, p)
+    assert distribution.tv is not None
+    assert (distance <= distribution.tv + ROUNDING).all(), (
+        f"{rule}: what is reported is less than what was done"
+    )
+    assert (distribution.tv <= delta + ROUNDING).all(), f"{rule}: {distribution.tv.max()} was spent"
     return float(distance.max())
 
 
 def lantern_removes_little(delta: float = 0.15) -> None:
     """Item 13: one deterministic candidate, only what was aggregated leaves: TV <= delta at every place."""
-    p = random_laws(60)[0]
+    p = random_distributions(60)[0]
     tokens = torch.arange(VOCABULARY).repeat(10)[:, None]
     for rule in (rule_of("lantern", delta=delta), rule_of("lantern", delta=delta, syntax=2, neighbours=2)):
-        law = point_law(rule, p, tokens)
-        distance = total_variation(law.output, p)
+        distribution = point_distribution(rule, p, tokens)
+        distance = total_variation(distribution.output, p)
         assert distance.max() > 0.5 * delta, "neighbours were aggregated"
         assert (distance <= delta + ROUNDING).all(), f"{rule}: {distance.max()}"
-        torch.testing.assert_close(law.tv, distance, rtol=0, atol=ROUNDING)
+        torch.testing.assert_close(distribution.tv, distance, rtol=0, atol=ROUNDING)
 
 
 def groups_accept_at_least_the_exact_mass(count: int = 1000, vocabulary: int = 32) -> None:
     """Item 16: the triangle inequality, which holds for partitions; x is in its own group."""
     for size in (3, 7):
-        p, q = random_laws(count, vocabulary, seed=size)
+        p, q = random_distributions(count, vocabulary, seed=size)
         for draft in (q, 0.9 * p + 0.1 * q, 0.8 * p + 0.2 * p.roll(1, -1)):
             accepted = draft * groups.rank_ratio(p, draft, size)
             assert (accepted <= draft).all()
@@ -108,14 +117,14 @@ def groups_accept_at_least_the_exact_mass(count: int = 1000, vocabulary: int = 3
 
 def excluded_tokens_stay_excluded() -> None:
     """Nothing that the target excludes is ever emitted, whatever was drafted."""
-    p, q = random_laws(4)
+    p, q = random_distributions(4)
     every, points = torch.arange(VOCABULARY).repeat(4)[:, None], p.repeat_interleave(VOCABULARY, 0)
     for name, rule in relaxed_rules():
-        for law, target in (
-            (exact_law(rule, p, q, 2, WITHOUT), p),
-            (point_law(rule, points, every), points),
+        for distribution, target in (
+            (exact_distribution(rule, p, q, 2, WITHOUT), p),
+            (point_distribution(rule, points, every), points),
         ):
-            assert (law.output[target == 0] == 0).all(), f"{name} emits what the target excludes"
+            assert (distribution.output[target == 0] == 0).all(), f"{name} emits what the target excludes"
 
 
 def relaxed_rules() -> list[tuple[str, AcceptanceRule]]:
@@ -140,18 +149,18 @@ def reference_rules() -> list[tuple[str, AcceptanceRule]]:
 
 def acceptance_is_paid_for() -> None:
     """Item 15: acceptance - (1 - tau) <= TV for every rule; and what is reported is what was done."""
-    p, q = random_laws()
+    p, q = random_distributions()
     exact = torch.minimum(p, q).sum(-1)
     for name, rule in (*relaxed_rules(), *reference_rules()):
         assert isinstance(rule, RelaxedSampling)
-        law = exact_law(rule, p, q, 1, IID)
-        distance = total_variation(law.output, p)
-        assert (law.acceptance - exact <= distance + ROUNDING).all(), name
-        torch.testing.assert_close(law.tv, distance, rtol=0, atol=ROUNDING, msg=f"{name} misreports")
+        distribution = exact_distribution(rule, p, q, 1, IID)
+        distance = total_variation(distribution.output, p)
+        assert (distribution.acceptance - exact <= distance + ROUNDING).all(), name
+        torch.testing.assert_close(distribution.tv, distance, rtol=0, atol=ROUNDING, msg=f"{name} misreports")
 
 
 def loops_stay_within_the_budget(delta: float = 0.1, samples: int = 10_000) -> None:
-    """Through the real loop: the law of the second token, given the first, is within delta of the target's.
+    """Through the real loop: the distribution of the second token, given the first, is within delta of the target's.
 
     With n samples the measured total variation exceeds the true one by at most half the sum of the standard
     deviations on average, and by a further 2 / sqrt(n) with probability e^-8 (McDiarmid).
@@ -162,21 +171,23 @@ def loops_stay_within_the_budget(delta: float = 0.1, samples: int = 10_000) -> N
         (rule_of("budget", delta=delta, relaxation="omega"), (3,), WITHOUT),
         (rule_of("budget", delta=delta, relaxation="groups", group_size=2), (3, 2), IID),
     ):
-        drafter = SampledTreeDrafter(toy_law(), widths, kind)
+        drafter = SampledTreeDrafter(toy_distribution(), widths, kind)
         run = decode(target, [(1, 2)] * samples, drafter, rule, sampler, max_new_tokens=3, seed=4)
         outputs = torch.tensor(run.outputs)
-        p = laws.reference_law(target.logits[0, 2][None], sampler)
+        p = distributions.reference_distribution(target.logits[0, 2][None], sampler)
         for first in range(VOCABULARY):
             second = outputs[outputs[:, 0] == first, 1]
             share = torch.bincount(second, minlength=VOCABULARY) / len(second)
             noise = (p[first] / len(second)).sqrt().sum() / 2 + 2 / len(second) ** 0.5
             distance = total_variation(share, p[first])
             assert distance <= delta + noise, f"{rule} after token {first}: {distance} > {delta} + {noise}"
-        joint = target.joint([(1, 2)], 3, lambda logits: laws.reference_law(logits, sampler))
+        joint = target.joint(
+            [(1, 2)], 3, lambda logits: distributions.reference_distribution(logits, sampler)
+        )
         shares = torch.bincount(outputs @ torch.tensor([36, 6, 1]), minlength=216) / samples
         noise = (joint / samples).sqrt().sum() / 2 + 2 / samples**0.5
         distance = total_variation(shares, joint.flatten())
-        assert distance <= 1 - (1 - delta) ** 2 + noise, f"{rule}, joint law of three: {distance}"
+        assert distance <= 1 - (1 - delta) ** 2 + noise, f"{rule}, joint distribution of three: {distance}"
         assert 0 < run.stats.tv_max <= delta + 1e-6 and run.stats.tv_places > samples
 
 

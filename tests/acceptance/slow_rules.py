@@ -1,22 +1,22 @@
 """The relaxed rules once more, token by token and with loops: what the vectorised ones are compared with.
 
-A law is a list of floats. Each function gives the output law of one place for siblings that are known, by
-walking down the siblings: `reach` is the probability that a sibling is tried.
+A distribution is a list of floats. Each function gives the output distribution of one place for siblings that
+are known, by walking down the siblings: `reach` is the probability that a sibling is tried.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-Law = list[float]
+Distribution = list[float]
 
 
-def scaled(weights: Sequence[float], otherwise: Law) -> Law:
+def scaled(weights: Sequence[float], otherwise: Distribution) -> Distribution:
     total = sum(weights)
     return [weight / total for weight in weights] if total > 0 else otherwise
 
 
-def prefix(p: Law, ids: Sequence[int], limit: float) -> tuple[float, int]:
+def prefix(p: Distribution, ids: Sequence[int], limit: float) -> tuple[float, int]:
     """c_{m*} and m*."""
     total, count = 0.0, 0
     for neighbour in ids:
@@ -27,17 +27,17 @@ def prefix(p: Law, ids: Sequence[int], limit: float) -> tuple[float, int]:
 
 
 def released_lantern(
-    p: Law,
+    p: Distribution,
     siblings: Sequence[int],
-    q: Law | None,
+    q: Distribution | None,
     nearest: Sequence[Sequence[int]],
     k: int,
     limit: Callable[[float], float],
-) -> Law:
+) -> Distribution:
     """Section 2.2, dynamic trees (q None) and static ones, as `evaluate_posterior` of LANTERN 3a56e45 does.
 
     Args:
-        q: the draft's law; the siblings were drawn from it without replacement.
+        q: the draft's distribution; the siblings were drawn from it without replacement.
         nearest: k + 1 neighbours of each code; syntax tokens have no entry.
     """
     output, reach, uniform = [0.0] * len(p), 1.0, [1 / len(nearest)] * len(nearest)
@@ -58,7 +58,7 @@ def released_lantern(
     return [mass + reach * rest for mass, rest in zip(output, p, strict=True)]
 
 
-def lantern_of_one_point(p: Law, x: int, near: Sequence[int], limit: float) -> Law:
+def lantern_of_one_point(p: Distribution, x: int, near: Sequence[int], limit: float) -> Distribution:
     """Only x and the neighbours that were added leave p."""
     c, count = prefix(p, near, limit)
     leaving = {x, *near[:count]} if p[x] > 0 else {x}
@@ -69,7 +69,7 @@ def lantern_of_one_point(p: Law, x: int, near: Sequence[int], limit: float) -> L
     return [(1 - accept) * rest[v] + (accept if v == x else 0.0) for v in range(len(p))]
 
 
-def released_groups(p: Law, q: Law, vectors: Sequence[Sequence[float]]) -> list[float]:
+def released_groups(p: Distribution, q: Distribution, vectors: Sequence[Sequence[float]]) -> list[float]:
     """Section 5.2: acceptance probability of each token, rank by rank."""
     order = sorted(range(len(p)), key=lambda v: (p[v], v))
     ratios = [0.0] * len(p)
@@ -87,7 +87,7 @@ def released_groups(p: Law, q: Law, vectors: Sequence[Sequence[float]]) -> list[
     return ratios
 
 
-def ranked_groups(p: Law, q: Law, size: int) -> list[float]:
+def ranked_groups(p: Distribution, q: Distribution, size: int) -> list[float]:
     """Acceptance probability of each token under the partition by rank."""
     order = [v for v in sorted(range(len(p)), key=lambda v: (-p[v], v)) if p[v] > 0]
     ratios = [0.0] * len(p)
@@ -99,7 +99,7 @@ def ranked_groups(p: Law, q: Law, size: int) -> list[float]:
     return ratios
 
 
-def joint_runs(p_x: Law, q_x: Law, u: Sequence[float], confidence: float) -> int:
+def joint_runs(p_x: Distribution, q_x: Distribution, u: Sequence[float], confidence: float) -> int:
     """SJD-SV as we read it: how many tokens of a chain are accepted."""
     accepted = 0
     while accepted < len(p_x):

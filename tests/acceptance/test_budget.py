@@ -14,9 +14,9 @@ from mmspec.errors import InputError
 from mmspec.relaxation.relaxed_sampling import RelaxedSampling
 from tests.acceptance import relaxed_checks as checks
 from tests.acceptance.codes import fitted
-from tests.acceptance.exact_law import exact_law
+from tests.acceptance.exact_distribution import exact_distribution
 from tests.contracts.running import decode
-from tests.contracts.toy import dirichlet, toy_law, toy_target
+from tests.contracts.toy import dirichlet, toy_distribution, toy_target
 from tests.oracles import SampledTreeDrafter
 
 IID, WITHOUT = DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
@@ -39,7 +39,7 @@ def test_without_a_budget_it_is_the_exact_rule_token_for_token(relaxation: str, 
         (RecursiveRejection(), (3, 2), IID),
         (RecursiveRejection(), (2, 2), WITHOUT),
     ):
-        drafter = SampledTreeDrafter(toy_law(), widths, kind)
+        drafter = SampledTreeDrafter(toy_distribution(), widths, kind)
         runs = [
             decode(toy_target(), [(1, 2)] * 300, drafter, each, sampler, max_new_tokens=12, seed=8)
             for each in (exact, rule)
@@ -49,7 +49,7 @@ def test_without_a_budget_it_is_the_exact_rule_token_for_token(relaxation: str, 
 
 
 def test_with_the_whole_budget_it_accepts_all_that_lantern_does() -> None:
-    p, q = checks.random_laws(50)
+    p, q = checks.random_distributions(50)
     whole, lantern = (fitted(rule, 6) for rule in (Budget(1.0, neighbours=3), Lantern(1.0, neighbours=3)))
     assert isinstance(whole, RelaxedSampling) and isinstance(lantern, RelaxedSampling)
     allowance = torch.ones_like(p[:, :1])
@@ -59,10 +59,10 @@ def test_with_the_whole_budget_it_accepts_all_that_lantern_does() -> None:
 
 
 def test_more_budget_accepts_more() -> None:
-    p, q = checks.random_laws(50)
+    p, q = checks.random_distributions(50)
     for relaxation in ("neighbours", "groups", "omega"):
         rates = [
-            exact_law(budget_rules(delta)[relaxation], p, q, 1, IID).acceptance.mean()
+            exact_distribution(budget_rules(delta)[relaxation], p, q, 1, IID).acceptance.mean()
             for delta in (0.0, 0.05, 0.2, 1.0)
         ]
         assert rates == sorted(rates) and rates[0] < rates[-1], relaxation

@@ -7,7 +7,7 @@ import torch
 from mmspec.acceptance.cool import Cool
 from mmspec.decoding.draft import DraftKind
 from tests.acceptance import relaxed_checks as checks
-from tests.acceptance.exact_law import exact_law
+from tests.acceptance.exact_distribution import exact_distribution
 
 IID = DraftKind.IID
 
@@ -19,8 +19,8 @@ def test_cools_schedule_falls_and_never_below_the_exact_rule() -> None:
     assert torch.allclose(
         Cool(2.0, nu=0.0, mu=0.1).allowance(depth), torch.full((4,), 2.0).double() * 0.904837418
     )
-    p, q = checks.random_laws(50)
-    torch.testing.assert_close(exact_law(Cool(1.0), p, q, 1, IID).output, p, rtol=0, atol=1e-11)
-    gained = exact_law(Cool(2.0), p, q, 1, IID)
+    p, q = checks.random_distributions(50)
+    torch.testing.assert_close(exact_distribution(Cool(1.0), p, q, 1, IID).output, p, rtol=0, atol=1e-11)
+    gained = exact_distribution(Cool(2.0), p, q, 1, IID)
     assert (gained.acceptance >= torch.minimum(p, q).sum(-1) - 1e-11).all()
     assert torch.allclose(gained.acceptance, torch.minimum(q, 2 * p).sum(-1), rtol=0, atol=1e-11)

@@ -13,11 +13,12 @@ from tests.acceptance.codes import random_codes
 
 
 def test_groups_by_rank_equal_the_loop_and_are_a_partition() -> None:
-    p, q = checks.random_laws(40, 23)
+    p, q = checks.random_distributions(40, 23)
     for size in (1, 4, 14, 40):
         ratios = rank_ratio(p, q, size)
         expected = [
-            slow_rules.ranked_groups(*laws, size) for laws in zip(p.tolist(), q.tolist(), strict=True)
+            slow_rules.ranked_groups(*distributions, size)
+            for distributions in zip(p.tolist(), q.tolist(), strict=True)
         ]
         torch.testing.assert_close(ratios, torch.tensor(expected, dtype=p.dtype), rtol=0, atol=1e-12)
     exact = torch.minimum(p, q)
@@ -30,14 +31,15 @@ def test_released_groups_equal_the_loop() -> None:
     codes = random_codes(vocabulary, syntax)
     rule = ACCEPTANCE_RULES["grouped"](reference=True).fit(codes)
     assert isinstance(rule, RelaxedSampling)
-    p, q = checks.random_laws(30, vocabulary)
+    p, q = checks.random_distributions(30, vocabulary)
     p = p.masked_fill(p < 0.02, 0.0)
     p, q = p / p.sum(-1, keepdim=True), q.clamp_min(1e-4) / q.clamp_min(1e-4).sum(-1, keepdim=True)
     accepted = rule.mass(p, q, p[:, :1]) / q
     assert codes.codebook is not None
     vectors = codes.codebook.double().tolist()
     expected = [
-        slow_rules.released_groups(*laws, vectors) for laws in zip(p.tolist(), q.tolist(), strict=True)
+        slow_rules.released_groups(*distributions, vectors)
+        for distributions in zip(p.tolist(), q.tolist(), strict=True)
     ]
     torch.testing.assert_close(accepted, torch.tensor(expected, dtype=p.dtype), rtol=0, atol=1e-9)
     assert (accepted[p == 0] > 0).any(), "as released, a token of probability zero may be accepted"
@@ -51,7 +53,7 @@ def test_clusters_of_codes_hold_near_codes_and_judge_syntax_alone() -> None:
     assert [len(set(part.tolist())) for part in cluster.split(10)] == [1] * 4 and len(
         set(cluster.tolist())
     ) == 4
-    p, q = checks.random_laws(200, 43)
+    p, q = checks.random_distributions(200, 43)
     accepted = q * cluster_ratio(p, q, cluster, 4)
     assert (accepted.sum(-1) >= torch.minimum(p, q).sum(-1) - 1e-12).all()
     torch.testing.assert_close(accepted[:, 40:], torch.minimum(p, q)[:, 40:], rtol=0, atol=1e-15)

@@ -12,7 +12,7 @@ from mmspec.decoding.sampling import Scores
 from tests.acceptance import relaxed_checks as checks
 from tests.acceptance import slow_rules
 from tests.acceptance.codes import fitted
-from tests.acceptance.exact_law import exact_law, point_law
+from tests.acceptance.exact_distribution import exact_distribution, point_distribution
 from tests.contracts.toy import dirichlet
 
 IID, WITHOUT = DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
@@ -27,16 +27,16 @@ def test_lantern_of_one_deterministic_candidate_equals_the_loop(limit: str, synt
     rule = checks.rule_of("lantern", syntax=syntax, neighbours=3, **LIMITS[limit])
     assert isinstance(rule, Lantern)
     table = rule.nearest.tolist()
-    p = checks.random_laws(48)[0]
+    p = checks.random_distributions(48)[0]
     tokens = torch.arange(6).repeat(8)
-    output = point_law(rule, p, tokens[:, None]).output
+    output = point_distribution(rule, p, tokens[:, None]).output
     added = 0
-    for row, (law, x) in enumerate(zip(p.tolist(), tokens.tolist(), strict=True)):
-        top = rule.delta if rule.lam is None else (rule.lam - 1) * law[x]
+    for row, (distribution, x) in enumerate(zip(p.tolist(), tokens.tolist(), strict=True)):
+        top = rule.delta if rule.lam is None else (rule.lam - 1) * distribution[x]
         near = table[x] if x < len(table) else []
-        expected = slow_rules.lantern_of_one_point(law, x, near, top)
+        expected = slow_rules.lantern_of_one_point(distribution, x, near, top)
         torch.testing.assert_close(output[row].tolist(), expected, rtol=0, atol=1e-10)
-        added += slow_rules.prefix(law, near, top)[0] > 0
+        added += slow_rules.prefix(distribution, near, top)[0] > 0
     assert added > 5
 
 
@@ -45,11 +45,13 @@ def test_lantern_of_one_deterministic_candidate_equals_the_loop(limit: str, synt
 def test_released_lantern_of_deterministic_siblings_equals_the_loop(limit: str, siblings: int) -> None:
     rule = checks.rule_of("lantern", syntax=1, neighbours=2, reference=True, **LIMITS[limit])
     assert isinstance(rule, Lantern) and rule.nearest.shape[1] == 3, "k + 1"
-    p = checks.random_laws(40)[0]
+    p = checks.random_distributions(40)[0]
     tokens = torch.rand(40, 6, generator=torch.Generator().manual_seed(2)).argsort(-1)[:, :siblings]
-    output = point_law(rule, p, tokens).output
-    for row, (law, tuple_) in enumerate(zip(p.tolist(), tokens.tolist(), strict=True)):
-        expected = slow_rules.released_lantern(law, tuple_, None, rule.nearest.tolist(), 2, limit_of(rule))
+    output = point_distribution(rule, p, tokens).output
+    for row, (distribution, tuple_) in enumerate(zip(p.tolist(), tokens.tolist(), strict=True)):
+        expected = slow_rules.released_lantern(
+            distribution, tuple_, None, rule.nearest.tolist(), 2, limit_of(rule)
+        )
         torch.testing.assert_close(output[row].tolist(), expected, rtol=0, atol=1e-9)
 
 
@@ -58,16 +60,16 @@ def test_released_lantern_of_deterministic_siblings_equals_the_loop(limit: str, 
 def test_released_lantern_of_sampled_siblings_equals_the_loop(limit: str, siblings: int) -> None:
     rule = checks.rule_of("lantern", syntax=1, neighbours=2, reference=True, **LIMITS[limit])
     assert isinstance(rule, Lantern)
-    p, q = checks.random_laws(6)
-    output = exact_law(rule, p, q, siblings, WITHOUT).output
+    p, q = checks.random_distributions(6)
+    output = exact_distribution(rule, p, q, siblings, WITHOUT).output
     for case in range(6):
         draws = draws_without_replacement(q[case].tolist(), siblings)
         expected = torch.zeros(6, dtype=torch.float64)
         for tokens, weight in draws:
-            law = slow_rules.released_lantern(
+            distribution = slow_rules.released_lantern(
                 p[case].tolist(), tokens, q[case].tolist(), rule.nearest.tolist(), 2, limit_of(rule)
             )
-            expected += weight * torch.tensor(law, dtype=torch.float64)
+            expected += weight * torch.tensor(distribution, dtype=torch.float64)
         torch.testing.assert_close(output[case], expected, rtol=0, atol=1e-9)
 
 
@@ -118,12 +120,12 @@ def test_a_dear_rule_measures_one_judged_place_a_round() -> None:
     """LANTERN over a chain of sampled tokens: the place is one that was judged, and the others are NaN."""
     rule = fitted(Lantern(0.3, neighbours=2), 6)
     rows = 300
-    laws = dirichlet(rows, 5, 6, seed=1)
-    q = dirichlet(rows, 5, 6, seed=2) * 0.3 + 0.7 * laws.roll(1, 1)
+    distributions = dirichlet(rows, 5, 6, seed=1)
+    q = dirichlet(rows, 5, 6, seed=2) * 0.3 + 0.7 * distributions.roll(1, 1)
     random = RandomStream.from_seed(2, rows)
     tokens = (q.log() + random.gumbel(torch.arange(5).expand(rows, 5), Purpose.DRAFT, 6, q.dtype)).argmax(-1)
     emitted = torch.arange(rows)
-    verdict = rule.verify(Draft.chain(tokens, IID, q), Scores(laws.log(), False), random, emitted)
+    verdict = rule.verify(Draft.chain(tokens, IID, q), Scores(distributions.log(), False), random, emitted)
     assert verdict.tv is not None
     measured = ~verdict.tv.isnan()
     assert measured.sum(-1).tolist() == [1] * rows
@@ -131,5 +133,5 @@ def test_a_dear_rule_measures_one_judged_place_a_round() -> None:
     assert (place <= verdict.accepted).all() and len(set(place.tolist())) == 4
     for row in range(0, rows, 20):
         at = int(place[row])
-        law = exact_law(rule, laws[row, at][None], q[row, at + 1][None], 1, IID)
-        assert law.tv is not None and abs(float(law.tv - verdict.tv[row, at])) < 1e-9
+        distribution = exact_distribution(rule, distributions[row, at][None], q[row, at + 1][None], 1, IID)
+        assert distribution.tv is not None and abs(float(distribution.tv - verdict.tv[row, at])) < 1e-9

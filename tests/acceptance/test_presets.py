@@ -15,7 +15,7 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.relaxation.relaxed_sampling import total_variation
 from tests.acceptance.codes import random_codes
-from tests.contracts.laws import reference_law
+from tests.contracts.distributions import reference_distribution
 from tests.contracts.running import Run, decode
 from tests.contracts.toy import TableTarget, dirichlet
 
@@ -23,8 +23,8 @@ VOCABULARY = 48
 SAMPLER = Sampler(temperature=1.0)
 
 
-def picture_like_target(vocabulary: int = VOCABULARY) -> TableTarget:
-    """Flat laws that depend on what came before, though not much, with a codebook."""
+def image_like_target(vocabulary: int = VOCABULARY) -> TableTarget:
+    """Flat distributions that depend on what came before, though not much, with a codebook."""
     flat = dirichlet(vocabulary, seed=3, concentration=2.0)
     target = TableTarget((0.5 * dirichlet(1, *[vocabulary] * 3, seed=0) + 0.5 * flat).log())
     target.codebook = random_codes(vocabulary).codebook  # type: ignore[attr-defined]
@@ -32,7 +32,7 @@ def picture_like_target(vocabulary: int = VOCABULARY) -> TableTarget:
 
 
 def draw(accelerator: Accelerator, rows: int = 8, length: int = 64, vocabulary: int = VOCABULARY) -> Run:
-    target = picture_like_target(vocabulary)
+    target = image_like_target(vocabulary)
     fitted = accelerator.fit(target)
     prompts = [(1, 2)] * rows
     return decode(target, prompts, fitted.drafter, fitted.rule, SAMPLER, max_new_tokens=length, seed=6)
@@ -104,10 +104,10 @@ def test_a_budget_saves_forwards_and_more_saves_more() -> None:
         assert rounds[1] < rounds[0] < exact, f"{name}: {exact} exact, {rounds}"
 
 
-def test_the_law_of_a_relaxed_window_is_within_the_budget() -> None:
-    """Relaxed commits, exact redraws: each token's law, given those before it, is within delta."""
+def test_the_distribution_of_a_relaxed_window_is_within_the_budget() -> None:
+    """Relaxed commits, exact redraws: each token's distribution, given those before it, is within delta."""
     size, rows, delta = 6, 10_000, 0.15
-    target = picture_like_target(size)
+    target = image_like_target(size)
     for name, options in (("gsd", {"group_size": 2}), ("lantern", {"neighbours": 2})):
         accelerator = build_accelerator(name, delta=delta, window=3, **options)
         outputs = torch.tensor(draw(accelerator, rows, 4, size).outputs)
@@ -116,7 +116,9 @@ def test_the_law_of_a_relaxed_window_is_within_the_budget() -> None:
             pair = before * size + outputs[:, place - 1]
             for context in pair.unique().tolist():
                 seen = outputs[pair == context, place]
-                p = reference_law(target.logits[0, context // size, context % size][None, None], SAMPLER)[0]
+                p = reference_distribution(
+                    target.logits[0, context // size, context % size][None, None], SAMPLER
+                )[0]
                 share = torch.bincount(seen, minlength=size) / len(seen)
                 # as in `loops_stay_within_the_budget`; 3 / sqrt(n) is exceeded with probability e^-18
                 noise = (p / len(seen)).sqrt().sum() / 2 + 3 / len(seen) ** 0.5

@@ -23,9 +23,9 @@ RULES = [Typical(), Typical(epsilon=0.3, delta=0.3), Typical(epsilon=0.9, delta=
 def test_the_measured_distance_per_token_is_within_the_stated_bound(
     rule: Typical, temperature: float
 ) -> None:
-    """Every token offered to every law: an accepted one is a point mass, at 1 - p(x) from p."""
-    laws = dirichlet(200, 6, seed=8)
-    p = (laws.log() / temperature).softmax(-1).repeat_interleave(6, 0)
+    """Every token offered to every distribution: an accepted one is a point mass, at 1 - p(x) from p."""
+    distributions = dirichlet(200, 6, seed=8)
+    p = (distributions.log() / temperature).softmax(-1).repeat_interleave(6, 0)
     offered = torch.arange(6).repeat(200)
     draft = Draft.chain(torch.stack([torch.zeros_like(offered), offered], 1), DraftKind.POINT)
     scores = Scores(p.log()[:, None].expand(-1, 2, -1), greedy=False)
@@ -59,7 +59,7 @@ def test_by_default_the_hard_threshold_caps_where_the_target_is_sure_and_entropy
     assert verdict.accepted.tolist() == [int(p_x > threshold) for p_x in p]
 
 
-def test_a_refused_candidate_leaves_the_targets_law() -> None:
+def test_a_refused_candidate_leaves_the_targets_distribution() -> None:
     p = torch.tensor([0.05, 0.5, 0.45], dtype=torch.float64)
     rows = 20_000
     draft = Draft.chain(torch.zeros(rows, 2, dtype=torch.long), DraftKind.POINT)

@@ -1,4 +1,4 @@
-"""Bad requests for pictures, and bad checkpoints of models that draw: rows 33 to 56, as data."""
+"""Bad requests for images, and bad checkpoints of models that draw: rows 33 to 56, as data."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def quiet(pipe: ImagePipeline) -> ImagePipeline:
 
 
 def label(number: int, argument: str, *expected: str, **call: Any) -> Row:
-    """A row that asks a model of classes for pictures."""
+    """A row that asks a model of classes for images."""
     return Row(number, f"class {call}"[:60], lambda b: drawing(b).classes(**call), argument, tuple(expected))
 
 
@@ -73,7 +73,7 @@ def text(
     prompt: object = "red",
     **call: Any,
 ) -> Row:
-    """A row that asks a model of captions for pictures."""
+    """A row that asks a model of captions for images."""
     title = f"caption {dict(prompt=prompt, **call)}"[:60]
     return Row(number, title, lambda b: drawing(b).captions(prompt, **call), argument, tuple(expected), error)
 
@@ -124,7 +124,7 @@ def replaced_vq(folder: Path) -> None:
 
 
 def poisoned(bench: Bench) -> object:
-    """A picture of a class whose embedding is lost."""
+    """An image of a class whose embedding is lost."""
     pipe = drawing(bench).classes
     table = pipe.model.model.cls_embedding.embedding_table.weight
     before = table.detach().clone()
@@ -178,7 +178,7 @@ IMAGES = [
     *[method(44, "sjd", "window", window=v) for v in (0, -1, 1.5, "8", TOKENS + 1, 200)],
     *[method(44, name, "delta", window=8, delta=v)
       for name in ("gsd", "lantern") for v in (-0.1, 1.1, NAN, "0.1", True)],
-    method(43, "draft_model", "accelerator", "for pictures", drafter="a"),
+    method(43, "draft_model", "accelerator", "for images", drafter="a"),
     *[text(45, "seed", seed=v) for v in (-1, 2**64, "5", 1.5, True, [1, 2], [])],
     text(45, "seed", "3 prompts, or 6", prompt=["red", "blue", "a"], seed=[1, 2], num_images_per_prompt=2),
     text(45, "generator", "torch.Generator", generator=5),

@@ -1,4 +1,4 @@
-"""Bad pictures, videos and URLs: rows 1 to 32 of the table of bad inputs, as data.
+"""Bad images, videos and URLs: rows 1 to 32 of the table of bad inputs, as data.
 
 `python -O -m tests.bad_inputs.media_rows` tries them all without pytest: no check may hide in an `assert`.
 """
@@ -105,7 +105,7 @@ def unreadable(folder: Path) -> Path:
 
 
 def closed(image: Image.Image) -> Image.Image:
-    """The picture after `close`."""
+    """The image after `close`."""
     image.close()
     return image
 
@@ -118,7 +118,7 @@ def long_text_chunk() -> bytes:
 
 
 def lazy_and_closed(folder: Path) -> Image.Image:
-    """A picture opened from a file, closed before it was read."""
+    """An image opened from a file, closed before it was read."""
     return closed(Image.open(file("a.png", PNG)(folder)))
 
 
@@ -217,7 +217,7 @@ IMAGES = [
     *[image(19, f"object {i}: {type(thing).__name__}", thing, "pass a path, bytes")
       for i, thing in enumerate(NOT_SOURCES)],
     image(19, "a word", "hello", "'hello'", "no such file"),
-    Row(19, "empty list", lambda folder: load_images([]), ("at least one picture",)),
+    Row(19, "empty list", lambda folder: load_images([]), ("at least one image",)),
     Row(19, "list in a list", lambda folder: load_images([noise(), [noise()]]), ("class list",), "images[1]"),
     Row(19, "dictionary in place of a list", lambda folder: load_images({"a": 1}), ("class dict",)),
     image(20, "closed image", lambda folder: closed(noise()), "a PIL image", DAMAGED),
@@ -232,9 +232,9 @@ VIDEOS = [
     video(21, "text", file("a.mp4", b"hello\n"), "text data", "allowed are MP4"),
     video(21, "playlist", b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", "HLS playlist data",
           "allowed are MP4"),
-    video(21, "picture", PNG, "PNG data", "allowed are MP4"),
+    video(21, "image", PNG, "PNG data", "allowed are MP4"),
     video(21, "number", 42, "class int", "list or array of frames"),
-    video(21, "data URL of a picture", data_url(PNG), "must start with video/"),
+    video(21, "data URL of an image", data_url(PNG), "must start with video/"),
     video(22, "MP4 without index", cut(CLIP, 50), "cut short"),
     video(22, "MP4 cut in the last bytes", CLIP[:-400], NOT_DECODED),
     video(22, "random bytes after a signature", CLIP[:48] + bytes(range(256)) * 20, NOT_DECODED),

@@ -21,10 +21,10 @@ def prompt(number: int, name: str, value: object, argument: str, *expected: str,
 def pictured(
     number: int, name: str, value: object, count: int, argument: str, *expected: str, **keywords: Any
 ) -> Row:
-    """A row that passes a prompt and so many pictures."""
+    """A row that passes a prompt and so many images."""
 
     def call(bench: Bench) -> object:
-        return bench.vlm(value, images=[bench.picture] * count, **{**SHORT, **keywords})
+        return bench.vlm(value, images=[bench.image] * count, **{**SHORT, **keywords})
 
     return Row(number, name, call, argument, tuple(expected))
 
@@ -41,8 +41,8 @@ LONG = "red " * 1_000_000
 NOT_PROMPTS: list[object] = [None, 42, 1.5, b"red", {"role": "user", "content": "red"}, {1, 2}, object()]
 
 PROMPTS = [
-    prompt(33, "empty", "", "prompt", "some text, a picture or a video"),
-    prompt(33, "whitespace", " \n\t", "prompt", "some text, a picture or a video"),
+    prompt(33, "empty", "", "prompt", "some text, an image or a video"),
+    prompt(33, "whitespace", " \n\t", "prompt", "some text, an image or a video"),
     prompt(33, "whitespace in a batch", ["red", " "], "prompt[1]", "some text"),
     prompt(33, "empty templated prompt", "", "prompt", "at least one token", **RAW),
     *[
@@ -62,29 +62,29 @@ PROMPTS = [
     prompt(33, "text part of None", turn([{"type": "text", "text": None}]), "prompt[0]", "a string"),
     prompt(33, "text part without text", turn([{"type": "text"}]), "prompt[0]", "a string"),
     prompt(33, "role is a number", turn("red", 5), "prompt[0]['role']", "a string"),
-    Row(33, "picture for a text model", lambda b: b.text("red", images=b.picture, **RAW, **SHORT), "images",
+    Row(33, "image for a text model", lambda b: b.text("red", images=b.image, **RAW, **SHORT), "images",
         ("LlamaForCausalLM does not take images",)),
-    Row(33, "picture in a message for a text model",
-        lambda b: b.text(turn([{"type": "image", "image": b.picture}]), **SHORT), "images",
+    Row(33, "image in a message for a text model",
+        lambda b: b.text(turn([{"type": "image", "image": b.image}]), **SHORT), "images",
         ("does not take images",)),
-    Row(33, "video for a model of pictures", lambda b: b.vlm("red", videos=[[b.picture] * 2], **SHORT),
+    Row(33, "video for a model of images", lambda b: b.vlm("red", videos=[[b.image] * 2], **SHORT),
         "videos", ("does not take videos",)),
     Row(33, "no chat template", lambda b: b.text("red", **SHORT), "apply_chat_template",
         ("no chat template",)),
-    pictured(34, "more parts than pictures", turn([IMAGE, IMAGE, TEXT]), 1, "images", "got '1 images'",
+    pictured(34, "more parts than images", turn([IMAGE, IMAGE, TEXT]), 1, "images", "got '1 images'",
              "more image parts"),
-    pictured(34, "fewer parts than pictures", turn([IMAGE, TEXT]), 2, "images", "2 images", "1 image parts"),
-    prompt(34, "part without a picture", turn([IMAGE, TEXT]), "images", "0 images"),
-    pictured(34, "templated, none for a picture", "user : red", 1, "images", "1 images", "<image>", ": 0",
+    pictured(34, "fewer parts than images", turn([IMAGE, TEXT]), 2, "images", "2 images", "1 image parts"),
+    prompt(34, "part without an image", turn([IMAGE, TEXT]), "images", "0 images"),
+    pictured(34, "templated, none for an image", "user : red", 1, "images", "1 images", "<image>", ": 0",
              **RAW),
-    pictured(34, "templated, two for a picture", "<image> <image> red", 1, "images", "1 images", ": 2",
+    pictured(34, "templated, two for an image", "<image> <image> red", 1, "images", "1 images", ": 2",
              **RAW),
     prompt(34, "templated, one for none", "<image> red", "images", "0 images", ": 1", **RAW),
-    pictured(34, "three pictures for two prompts", ["red", "blue"], 3, "images", "3 entries", "2 prompts"),
-    Row(34, "one picture for two prompts", lambda b: b.vlm(["a", "b"], images=b.picture, **SHORT), "images",
+    pictured(34, "three images for two prompts", ["red", "blue"], 3, "images", "3 entries", "2 prompts"),
+    Row(34, "one image for two prompts", lambda b: b.vlm(["a", "b"], images=b.image, **SHORT), "images",
         ("2 prompts",)),
-    Row(34, "bad picture in a row",
-        lambda b: b.vlm(["a", "b"], images=[None, [b.picture, 5]], **SHORT), "images[1]",
+    Row(34, "bad image in a row",
+        lambda b: b.vlm(["a", "b"], images=[None, [b.image, 5]], **SHORT), "images[1]",
         ("class int",)),
     prompt(35, "placeholder", "what is <image> red", "prompt", "special token '<image>'",
            "apply_chat_template=False"),

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from mmspec.errors import InputError, MMSpecError
 from mmspec.pipelines import VisionLanguagePipeline
-from tests.tiny_models import tiny_llama, tiny_llava, tiny_picture, tiny_tokenizer
+from tests.tiny_models import tiny_image, tiny_llama, tiny_llava, tiny_tokenizer
 
 MAX_MESSAGE = 500
 
@@ -60,9 +60,9 @@ class Bench:
         return VisionLanguagePipeline(tiny_llama(vocab=128), tiny_tokenizer(), "copy")
 
     @cached_property
-    def picture(self) -> Image.Image:
-        """A picture."""
-        return tiny_picture()
+    def image(self) -> Image.Image:
+        """An image."""
+        return tiny_image()
 
     @cached_property
     def sound(self) -> Path:

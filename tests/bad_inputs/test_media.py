@@ -1,4 +1,4 @@
-"""Bad pictures, videos and URLs are refused: by our class and name, in few words, at once, without memory."""
+"""Bad images, videos and URLs are refused: by our class and name, in few words, at once, without memory."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def drawing_bench(bench: Bench) -> DrawingBench:
 
 
 @pytest.mark.parametrize("row", IMAGES, ids=str)
-def test_bad_request_for_a_picture_is_refused(row: Row, drawing_bench: DrawingBench, tmp_path: Path) -> None:
+def test_bad_request_for_a_image_is_refused(row: Row, drawing_bench: DrawingBench, tmp_path: Path) -> None:
     drawing_bench.folder = tmp_path
     assert problems(row, drawing_bench) == []
 
@@ -69,7 +69,7 @@ def test_the_whole_table_holds_without_assertions() -> None:
 
 Call = Callable[[Bench], Any]
 ACCEPTED: dict[str, Call] = {
-    "a picture without words": lambda b: b.vlm("", images=b.picture, max_new_tokens=4),
+    "an image without words": lambda b: b.vlm("", images=b.image, max_new_tokens=4),
     "marks of right-to-left text": lambda b: b.vlm("\u202ered\u202c \u200f", max_new_tokens=4),
     "emoji": lambda b: b.vlm("😀👩‍👩‍👧 red", max_new_tokens=4),
     "max_new_tokens=None": lambda b: b.vlm("red", max_new_tokens=None, max_time=0.001),

@@ -1,4 +1,4 @@
-"""A tiny checkpoint, pictures on disk, and a way to run a command in this process."""
+"""A tiny checkpoint, images on disk, and a way to run a command in this process."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.tiny_models import save_family, tiny_pictures
+from tests.tiny_models import save_family, tiny_images
 
 
 @pytest.fixture(scope="session")
@@ -48,11 +48,11 @@ def with_drafters(tiny_folder, tmp_path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory) -> list[str]:
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("images")
     paths = [folder / f"{index}.png" for index in range(2)]
-    for picture, path in zip(tiny_pictures(2), paths, strict=True):
-        picture.save(path)
+    for image, path in zip(tiny_images(2), paths, strict=True):
+        image.save(path)
     return [str(path) for path in paths]
 
 

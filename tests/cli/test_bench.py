@@ -54,11 +54,11 @@ def test_sampling_gives_the_same_tokens_too(run_json, tiny_folder):
     assert [record["identical"] for record in records] == [1.0, 1.0]
 
 
-def test_a_file_of_the_mmspec_benchmark_in_batches(run_json, tiny_folder, pictures, tmp_path):
+def test_a_file_of_the_mmspec_benchmark_in_batches(run_json, tiny_folder, images, tmp_path):
     lines = [
-        {"id": "a", "image": pictures[0], "turns": ["what is there ?", "how many ?"], "category": "chart"},
-        {"id": "b", "image": pictures[1], "turns": ["what is there ?"], "category": "chart"},
-        {"id": "c", "image": pictures[1], "turns": ["which colour ?"], "category": "table"},
+        {"id": "a", "image": images[0], "turns": ["what is there ?", "how many ?"], "category": "chart"},
+        {"id": "b", "image": images[1], "turns": ["what is there ?"], "category": "chart"},
+        {"id": "c", "image": images[1], "turns": ["which colour ?"], "category": "table"},
     ]
     path = tmp_path / "bench.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
@@ -73,10 +73,10 @@ def test_a_file_of_the_mmspec_benchmark_in_batches(run_json, tiny_folder, pictur
         assert [part["samples"] for part in record["categories"]] == [2, 1]
 
 
-def test_the_mmspec_benchmark_as_it_is_published(run_json, fails, tiny_folder, pictures, tmp_path):
+def test_the_mmspec_benchmark_as_it_is_published(run_json, fails, tiny_folder, images, tmp_path):
     data = tmp_path / "testmini"
     (data / "images").mkdir(parents=True)
-    shutil.copy(pictures[0], data / "images" / "gqa_1.png")
+    shutil.copy(images[0], data / "images" / "gqa_1.png")
     turns = ["what is there ?", "how many ?"]
     line = {"id": "1", "image": "gqa_1.png", "turns": turns, "category": "a", "topic": "general vqa"}
     path = data / "mmspec.jsonl"

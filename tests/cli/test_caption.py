@@ -6,12 +6,12 @@ import pytest
 
 
 @pytest.mark.parametrize("accelerator", ["none", "copy", "draft_model:num_draft_tokens=3"])
-def test_captions_are_those_of_plain_decoding(run_json, tiny_folder, pictures, accelerator):
+def test_captions_are_those_of_plain_decoding(run_json, tiny_folder, images, accelerator):
     records = run_json(
-        "caption", *pictures, "--model", tiny_folder, "--accelerator", accelerator, "--drafter", tiny_folder,
+        "caption", *images, "--model", tiny_folder, "--accelerator", accelerator, "--drafter", tiny_folder,
         "--compare", "--max-new-tokens", 16,
     )  # fmt: skip
-    assert [record["image"] for record in records] == pictures
+    assert [record["image"] for record in records] == images
     for record in records:
         assert record["identical"] is True
         assert record["new_tokens"] == 16
@@ -20,35 +20,35 @@ def test_captions_are_those_of_plain_decoding(run_json, tiny_folder, pictures, a
         assert record["exactness"] == "exact"
 
 
-def test_text_goes_to_stdout_and_figures_to_stderr(run, tiny_folder, pictures):
-    result = run("caption", pictures[0], "--model", tiny_folder, "--max-new-tokens", 8)
+def test_text_goes_to_stdout_and_figures_to_stderr(run, tiny_folder, images):
+    result = run("caption", images[0], "--model", tiny_folder, "--max-new-tokens", 8)
     assert len(result.stdout.split()) >= 4
     assert "forwards" not in result.stdout
     assert "target forwards" in result.stderr
 
 
-def test_several_pictures_are_told_apart(run, tiny_folder, pictures):
-    result = run("caption", *pictures, "--model", tiny_folder, "--max-new-tokens", 8)
+def test_several_images_are_told_apart(run, tiny_folder, images):
+    result = run("caption", *images, "--model", tiny_folder, "--max-new-tokens", 8)
     lines = result.stdout.splitlines()
-    assert [line.split(": ")[0] for line in lines] == pictures
+    assert [line.split(": ")[0] for line in lines] == images
 
 
-def test_the_stream_joins_to_the_text(run, tiny_folder, pictures):
-    common = ["caption", pictures[0], "--model", tiny_folder, "--max-new-tokens", 12]
+def test_the_stream_joins_to_the_text(run, tiny_folder, images):
+    common = ["caption", images[0], "--model", tiny_folder, "--max-new-tokens", 12]
     assert run(*common, "--stream").stdout == run(*common).stdout
 
 
-def test_without_a_picture_a_scene_is_described(run_json, tiny_folder):
+def test_without_a_image_a_scene_is_described(run_json, tiny_folder):
     (record,) = run_json("caption", "--model", tiny_folder, "--max-new-tokens", 4)
     assert record["image"].startswith("scene ")
 
 
 def test_by_default_the_drafter_is_the_one_that_the_models_folder_names(
-    run_json, heads, pictures, with_drafters
+    run_json, heads, images, with_drafters
 ):
     named = {name: (name, folder) for name, folder in heads.items()}
     model = with_drafters(named, default="eagle")
-    asked = ["caption", pictures[0], "--model", model, "--max-new-tokens", 4, "--compare"]
+    asked = ["caption", images[0], "--model", model, "--max-new-tokens", 4, "--compare"]
     (record,) = run_json(*asked)
     assert (record["accelerator"], record["identical"]) == ("eagle", True)
     table = json.loads((model / "drafters.json").read_text())
@@ -57,17 +57,17 @@ def test_by_default_the_drafter_is_the_one_that_the_models_folder_names(
     assert run_json(*asked)[0]["accelerator"] == "copy", "what is not here is left out"
 
 
-def test_a_difference_is_exit_code_1(run, tiny_folder, pictures, monkeypatch):
+def test_a_difference_is_exit_code_1(run, tiny_folder, images, monkeypatch):
     from mmspec.acceptance.matching import SampleAndMatch
     from tests.evaluation.planted import accept_everything
 
     monkeypatch.setattr(SampleAndMatch, "verify", accept_everything)
-    result = run("caption", *pictures, "--model", tiny_folder, "--compare", "--max-new-tokens", 32)
+    result = run("caption", *images, "--model", tiny_folder, "--compare", "--max-new-tokens", 32)
     assert result.exit_code == 1
     assert "NOT the tokens of plain decoding" in result.stderr
 
 
-def test_an_interrupt_keeps_what_is_done(run, tiny_folder, pictures, monkeypatch):
+def test_an_interrupt_keeps_what_is_done(run, tiny_folder, images, monkeypatch):
     from mmspec.cli import caption
 
     decode, calls = caption._decode, []
@@ -79,6 +79,6 @@ def test_an_interrupt_keeps_what_is_done(run, tiny_folder, pictures, monkeypatch
         return decode(*arguments, **options)
 
     monkeypatch.setattr(caption, "_decode", interrupted)
-    result = run("caption", *pictures, "--model", tiny_folder, "--max-new-tokens", 4, "--json")
+    result = run("caption", *images, "--model", tiny_folder, "--max-new-tokens", 4, "--json")
     assert result.exit_code == 130
-    assert [record["image"] for record in json.loads(result.stdout)] == pictures[:1]
+    assert [record["image"] for record in json.loads(result.stdout)] == images[:1]

@@ -29,8 +29,8 @@ def test_a_wrong_accelerator_is_exit_code_1_and_shows_the_first_difference(run, 
     assert "wrong" in result.stdout
 
 
-def test_own_pictures_and_prompts(run_json, tiny_folder, pictures):
-    arguments = ["--image", pictures[0], "--image", pictures[1], "--prompt", "what is there ?"]
+def test_own_images_and_prompts(run_json, tiny_folder, images):
+    arguments = ["--image", images[0], "--image", images[1], "--prompt", "what is there ?"]
     report = run_json("check", tiny_folder, *arguments, "--max-new-tokens", 8)
     assert report["comparisons"][0]["examples"] == 2
 

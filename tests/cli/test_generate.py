@@ -20,7 +20,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A model whose pictures have fewer tokens than the default window."""
+    """A model whose images have fewer tokens than the default window."""
     return save_llamagen(tmp_path_factory.mktemp("small") / "class", "class", grid=5)
 
 
@@ -29,11 +29,11 @@ def out(tmp_path):
     return tmp_path / "new" / "picture.png"
 
 
-def test_one_picture_is_written_as_it_is(run, folders, out):
+def test_one_image_is_written_as_it_is(run, folders, out):
     result = run("generate", "a red circle", "--model", folders / "caption", "--out", out, "--window", 8)
     assert result.exit_code == 0
-    with Image.open(out) as picture:
-        assert picture.size == (SIDE, SIDE)
+    with Image.open(out) as image:
+        assert image.size == (SIDE, SIDE)
     assert result.stdout.splitlines()[-1] == str(out)
     (row,) = [line for line in result.stdout.splitlines() if line.strip().startswith("sjd")]
     promise, mean, most = row.split()[1:4]
@@ -41,14 +41,14 @@ def test_one_picture_is_written_as_it_is(run, folders, out):
     assert 1 < float(mean) == int(most) <= CELLS
 
 
-def test_several_pictures_become_a_sheet(run_json, folders, out):
+def test_several_images_become_a_sheet(run_json, folders, out):
     (record,) = run_json(
         "generate", "a red circle", "a blue star", "--model", folders / "caption", "--n", 3, "--out", out,
         "--accelerator", "sjd:window=8:coupling=gumbel", "--batch-size", 4,
     )  # fmt: skip
-    assert [one["title"] for one in record["pictures"]] == ["a red circle"] * 3 + ["a blue star"] * 3
-    assert [one["new_tokens"] for one in record["pictures"]] == [CELLS] * 6
-    forwards = [one["nfe"] for one in record["pictures"]]
+    assert [one["title"] for one in record["images"]] == ["a red circle"] * 3 + ["a blue star"] * 3
+    assert [one["new_tokens"] for one in record["images"]] == [CELLS] * 6
+    forwards = [one["nfe"] for one in record["images"]]
     assert record["nfe_max"] == max(forwards)
     assert record["nfe_mean"] == pytest.approx(sum(forwards) / 6)
     assert record["step_compression"] == pytest.approx(CELLS * 6 / sum(forwards))
@@ -64,10 +64,10 @@ def test_compared_accelerators_draw_the_same_seeds_side_by_side(run_json, folder
         "--compare", "none,sjd:coupling=exact,sjd", "--window", 8,
     )  # fmt: skip
     plain, exact, maximal = records
-    assert [one["nfe"] for one in plain["pictures"]] == [CELLS] * 2
+    assert [one["nfe"] for one in plain["images"]] == [CELLS] * 2
     assert plain["step_compression"] == 1.0
     assert exact["identical"] == 2  # coupled with the noise of plain decoding
-    assert maximal["identical"] < 2  # exact in law, with other draws
+    assert maximal["identical"] < 2  # exact in distribution, with other draws
     assert all(record["exactness"] == "exact" for record in records)
     assert all(record["seed"] == 5 for record in records)
     with Image.open(out) as sheet:
@@ -76,7 +76,7 @@ def test_compared_accelerators_draw_the_same_seeds_side_by_side(run_json, folder
     assert 2 * 192 < height < 3 * 192
 
 
-def test_pictures_do_not_depend_on_the_command_line_batch(run_json, folders, tmp_path):
+def test_images_do_not_depend_on_the_command_line_batch(run_json, folders, tmp_path):
     common = ["generate", "--class", 1, "--model", folders / "class", "--n", 3, "--window", 8]
     for size in (1, 3):
         run_json(*common, "--out", tmp_path / f"{size}.png", "--batch-size", size)
@@ -92,8 +92,8 @@ def test_without_a_prompt_there_are_samples(run, folders, out, condition, titles
         "generate", "--model", folders / condition, "--out", out, "--accelerator", "sjd:window=8", "--json"
     )
     (record,) = json.loads(result.stdout)
-    assert len(record["pictures"]) == 4
-    assert record["pictures"][0]["title"].startswith(titles)
+    assert len(record["images"]) == 4
+    assert record["images"][0]["title"].startswith(titles)
     assert "no prompt" in result.stderr or "no class" in result.stderr
 
 
@@ -136,8 +136,8 @@ ONE = ["--class", "1"]
         (["--window", "0", *ONE], "window: got 0"),
         (["--window", "26", *ONE], "window: got 26"),
         (["--out", "/dev/null/x.png", *ONE], "--out"),
-        (["--out", "picture.txt", *ONE], "a picture file"),
-        (["--out", ".", *ONE], "a picture file"),
+        (["--out", "image.txt", *ONE], "an image file"),
+        (["--out", ".", *ONE], "an image file"),
         (["--class", "9"], "class_labels[0]: got 9"),
         (["a red circle"], "class_labels"),
         (["a red circle", *ONE], "not both"),
@@ -159,10 +159,8 @@ def test_what_cannot_be_drawn_is_one_line_and_exit_code_2(fails, small, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_that_draws_no_pictures_is_refused(fails, tiny_folder, tmp_path):
-    assert "draws no pictures" in fails(
-        "generate", "red", "--model", tiny_folder, "--out", tmp_path / "x.png"
-    )
+def test_a_model_that_draws_no_images_is_refused(fails, tiny_folder, tmp_path):
+    assert "draws no images" in fails("generate", "red", "--model", tiny_folder, "--out", tmp_path / "x.png")
 
 
 def test_without_the_reference_model_the_error_says_where_it_comes_from(fails, no_reference_models):

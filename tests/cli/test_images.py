@@ -20,7 +20,7 @@ def captions(tmp_path_factory) -> Path:
     return save_llamagen(tmp_path_factory.mktemp("image") / "captions", "caption")
 
 
-def test_bench_records_have_the_figures_of_pictures(run_json, classes):
+def test_bench_records_have_the_figures_of_images(run_json, classes):
     records = run_json(
         "bench", classes, "--accelerators", "sjd:coupling=exact:window=8,zipar:zipar_window=2",
         "--samples", 2, "--repeats", 1, "--guidance", 1.5, "--batch-size", 2,
@@ -55,9 +55,13 @@ def test_bench_draws_own_prompts(run, captions):
 def test_check_passes_what_is_exact(run_json, captions):
     report = run_json("check", captions, "--accelerator", "sjd:window=8", "--samples", 4, "--batch-size", 4)
     assert report["passed"] is True
-    greedy, law = report["comparisons"]
+    greedy, distribution = report["comparisons"]
     assert (greedy["mode"], greedy["equal"]) == ("greedy", 4)
-    assert law["mode"] == "law" and law["law"]["places"] == 4 * CELLS and law["law"]["p_value"] > 1e-6
+    assert (
+        distribution["mode"] == "distribution"
+        and distribution["distribution"]["places"] == 4 * CELLS
+        and distribution["distribution"]["p_value"] > 1e-6
+    )
 
 
 def test_check_fails_what_is_not(run, classes):
@@ -69,14 +73,14 @@ def test_check_fails_what_is_not(run, classes):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--max-new-tokens", 12], f"a picture of this model has {CELLS} tokens"),
+        (["--max-new-tokens", 12], f"an image of this model has {CELLS} tokens"),
         (["--task", "caption"], "generate"),
         (["--task", "generat"], "did you mean 'generate'"),
         (["--image", "a.png"], "this model draws them"),
         (["--accelerators", "zipar:zipar_window=99"], "zipar_window"),
     ],
 )
-def test_what_a_picture_does_not_have_is_refused(run, classes, arguments, named):
+def test_what_a_image_does_not_have_is_refused(run, classes, arguments, named):
     with pytest.raises(InputError, match=named):
         run("bench", classes, *arguments)
 

@@ -33,7 +33,7 @@ def test_a_misspelt_option_of_an_accelerator_is_named(fails, tiny_folder):
     assert "allowed" in message
 
 
-def test_a_missing_picture_is_named(fails, tiny_folder):
+def test_a_missing_image_is_named(fails, tiny_folder):
     assert "zz.png" in fails("caption", "zz.png", "--model", tiny_folder)
 
 
@@ -41,8 +41,8 @@ def test_without_reference_models_the_error_says_where_they_come_from(fails, no_
     assert "comes with a clone" in fails("bench")
 
 
-def test_a_real_process_from_another_folder(tiny_folder, pictures, tmp_path):
-    command = [sys.executable, "-m", "mmspec", "caption", pictures[0], "--model", str(tiny_folder)]
+def test_a_real_process_from_another_folder(tiny_folder, images, tmp_path):
+    command = [sys.executable, "-m", "mmspec", "caption", images[0], "--model", str(tiny_folder)]
     done = subprocess.run(
         [*command, "--max-new-tokens", "8", "--compare", "--json"],
         cwd=tmp_path,

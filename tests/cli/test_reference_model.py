@@ -80,13 +80,13 @@ def test_a_copy_of_the_image_model_has_its_drafter(tmp_path):
 @pytest.mark.skipif(
     "scenes-llamagen" not in reference_models(), reason="the image model is not in assets/ (yet)"
 )
-def test_pictures_take_a_third_of_the_forwards(run_json, tmp_path):
+def test_images_take_a_third_of_the_forwards(run_json, tmp_path):
     from PIL import Image
 
     out = tmp_path / "rings.png"
     (record,) = run_json("generate", "a red ring left of a small blue cross", "--n", 2, "--out", out)
     assert record["exactness"] == "exact"
-    assert [one["new_tokens"] for one in record["pictures"]] == [256, 256]
+    assert [one["new_tokens"] for one in record["images"]] == [256, 256]
     assert record["nfe_mean"] <= 256 / 3
     with Image.open(out) as sheet:
         assert sheet.width > 2 * 192

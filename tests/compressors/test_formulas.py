@@ -17,13 +17,13 @@ from tests.contracts.mutation import PlantedBug
 WIDTH = 6
 
 
-def picture(boxes: Tensor, seed: int = 0) -> VisualTokens:
+def image(boxes: Tensor, seed: int = 0) -> VisualTokens:
     features = torch.randn(1, len(boxes), WIDTH, generator=torch.Generator().manual_seed(seed))
     return VisualTokens(features, torch.ones(1, len(boxes), dtype=torch.bool), boxes[None])
 
 
 def test_latent_is_the_closed_form() -> None:
-    given = picture(raster(3, 3))
+    given = image(raster(3, 3))
     queries = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1))
     features = given.features[0]
     normed = features / features.pow(2).mean(-1, keepdim=True).sqrt()
@@ -39,7 +39,7 @@ def test_latent_is_the_closed_form() -> None:
 
 
 def pooling_is_average_pooling() -> None:
-    given = picture(torch.cat([raster(4, 6), raster(1, 2)]))
+    given = image(torch.cat([raster(4, 6), raster(1, 2)]))
     given.mask[0, 24:] = False
     due = avg_pool2d(given.features[0, :24].T.view(WIDTH, 4, 6), 2).flatten(1).T
     torch.testing.assert_close(cells.pool(given, 2, 3).features[0], due)
@@ -48,7 +48,7 @@ def pooling_is_average_pooling() -> None:
 def test_pooling_is_average_pooling_where_the_grids_divide() -> None:
     pooling_is_average_pooling()
     for edit in (
-        (" * pictures.mask[:, None]", ""),
+        (" * images.mask[:, None]", ""),
         ("covered.where(mask, 1.0)[..., None]", "weights.shape[-1]"),
     ):
         bug = PlantedBug("mmspec.compressors.cells:pool", (edit,), pooling_is_average_pooling)
@@ -57,10 +57,10 @@ def test_pooling_is_average_pooling_where_the_grids_divide() -> None:
 
 
 def test_pooling_halves_the_weight_between_a_base_view_and_its_tiles() -> None:
-    given = picture(torch.cat([raster(1, 1), raster(2, 2), nowhere(2)]))
+    given = image(torch.cat([raster(1, 1), raster(2, 2), nowhere(2)]))
     base, tiles = given.features[0, 0], given.features[0, 1:5]
     torch.testing.assert_close(cells.pool(given, 1, 1).features[0, 0], (base + tiles.mean(0)) / 2)
-    assert cells.pool(picture(nowhere(3)), 1, 2).mask.tolist() == [[False, False]]
+    assert cells.pool(image(nowhere(3)), 1, 2).mask.tolist() == [[False, False]]
 
 
 def test_overlap_of_grids_that_do_not_divide() -> None:
@@ -74,13 +74,13 @@ def test_grids_are_as_square_as_they_can_be(cells: int, grid: tuple[int, int]) -
 
 
 def test_convolution_starts_as_pooling() -> None:
-    given, question = picture(raster(6, 6)), torch.zeros(1, WIDTH)
+    given, question = image(raster(6, 6)), torch.zeros(1, WIDTH)
     convolution = build_compressor("convolution", WIDTH, tokens=9)
     torch.testing.assert_close(convolution(given, question).features, cells.pool(given, 3, 3).features)
 
 
 def test_attention_keeps_what_the_question_points_at_in_reading_order() -> None:
-    given = picture(raster(3, 3))
+    given = image(raster(3, 3))
     wanted = [2, 5, 7]
     given.features[0, wanted] = given.features[0, wanted].abs() + 3
     kept = build_compressor("attention_pruning", WIDTH, tokens=3)(given, torch.ones(1, WIDTH))
@@ -96,7 +96,7 @@ def test_similarity_keeps_one_of_each_kind() -> None:
 
 
 def test_similarity_adds_the_farthest_token_each_time() -> None:
-    given = picture(raster(4, 5))
+    given = image(raster(4, 5))
     unit = given.features[0] / given.features[0].norm(dim=-1, keepdim=True)
     chosen = [int((unit @ unit.sum(0)).argmin())]
     while len(chosen) < 6:
@@ -105,11 +105,11 @@ def test_similarity_adds_the_farthest_token_each_time() -> None:
     assert most_diverse(given, 6)[0][0].tolist() == sorted(chosen)
 
 
-def test_the_gate_sends_each_picture_through_the_branch_of_its_question() -> None:
+def test_the_gate_sends_each_image_through_the_branch_of_its_question() -> None:
     torch.manual_seed(0)
     branches = {"pooling": {"tokens": 4}, "latent": {"tokens": 2}, "none": {}}
     gate = build_compressor("gate", WIDTH, branches=branches).eval()
-    one = picture(raster(4, 4))
+    one = image(raster(4, 4))
     many = VisualTokens(*(part.expand(64, *part.shape[1:]) for part in (one.features, one.mask, one.boxes)))
     questions = torch.randn(64, WIDTH)
     made = gate(many, questions)
@@ -130,7 +130,7 @@ def test_the_gate_draws_its_branch_in_training_and_stays_one_hot() -> None:
     torch.testing.assert_close(weights.mean(0), share, rtol=0, atol=0.04)  # five standard deviations
 
 
-def test_vispec_gives_a_token_and_a_summary_for_each_picture() -> None:
-    made = build_compressor("vispec", WIDTH)(picture(raster(4, 4)), torch.zeros(1, WIDTH))
+def test_vispec_gives_a_token_and_a_summary_for_each_image() -> None:
+    made = build_compressor("vispec", WIDTH)(image(raster(4, 4)), torch.zeros(1, WIDTH))
     assert made.features.shape == (1, 1, WIDTH) and made.summary is not None
     assert made.summary.shape == (1, WIDTH) and not torch.equal(made.summary, made.features[:, 0])

@@ -1,4 +1,4 @@
-"""Every picture and frame of every family is found, with as many boxes as it has placeholders."""
+"""Every image and frame of every family is found, with as many boxes as it has placeholders."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from mmspec.visual_tokens.boxes import nowhere, raster
-from mmspec.visual_tokens.spans import find_pictures
+from mmspec.visual_tokens.spans import find_images
 from tests.tiny_models import (
     HAS_VIDEO,
     VISION_LANGUAGE_FAMILIES,
     encode,
     tiny_clip,
-    tiny_picture,
-    tiny_pictures,
+    tiny_image,
+    tiny_images,
     user_message,
 )
 
-PICTURES = tiny_pictures()
+IMAGES = tiny_images()
 AREA_OF = {"llava_next": 2.0, "llava_onevision": 2.0}  # a base view and its tiles
 
 
@@ -40,14 +40,14 @@ def area(boxes: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_every_placeholder_belongs_to_one_picture(family: tuple[str, Any, Any], count: int) -> None:
+def test_every_placeholder_belongs_to_one_image(family: tuple[str, Any, Any], count: int) -> None:
     name, model, processor = family
-    message = user_message("what is there ?", PICTURES[1 : 1 + count])
+    message = user_message("what is there ?", IMAGES[1 : 1 + count])
     inputs = encode(processor, message)
-    spans = find_pictures(model.config, inputs)
+    spans = find_images(model.config, inputs)
     covered = [index for span in spans for index in range(span.start, span.stop)]
     assert covered == placeholders(model.config, inputs["input_ids"][0].tolist())
-    if name not in ("smolvlm", "idefics3"):  # each tile of theirs is a picture
+    if name not in ("smolvlm", "idefics3"):  # each tile of theirs is an image
         assert len(spans) == count
     tiled = name == "llava_onevision" and count > 1
     for span in spans:
@@ -55,27 +55,27 @@ def test_every_placeholder_belongs_to_one_picture(family: tuple[str, Any, Any], 
         assert (span.boxes >= 0).all() and (span.boxes <= 1 + 1e-6).all()
 
 
-def test_adjacent_pictures_are_told_apart(family: tuple[str, Any, Any]) -> None:
-    """No token between two pictures: one run of placeholders."""
+def test_adjacent_images_are_told_apart(family: tuple[str, Any, Any]) -> None:
+    """No token between two images: one run of placeholders."""
     name, model, processor = family
-    inputs = dict(encode(processor, user_message("what is there ?", PICTURES[1:3])))
-    two = find_pictures(model.config, inputs)
+    inputs = dict(encode(processor, user_message("what is there ?", IMAGES[1:3])))
+    two = find_images(model.config, inputs)
     ids = inputs["input_ids"][0].tolist()
     visual = placeholders(model.config, ids)
     inputs["input_ids"] = torch.tensor([[1, 5, *(ids[index] for index in visual), 6]])
-    adjacent = find_pictures(model.config, inputs)
+    adjacent = find_images(model.config, inputs)
     if name in ("smolvlm", "idefics3"):
         assert len(adjacent) == 1, "their inputs do not tell"
     else:
         assert [len(span.boxes) for span in adjacent] == [len(span.boxes) for span in two]
 
 
-def test_frames_of_a_clip_are_pictures(family: tuple[str, Any, Any]) -> None:
+def test_frames_of_a_clip_are_images(family: tuple[str, Any, Any]) -> None:
     name, model, processor = family
     if name not in HAS_VIDEO:
         pytest.skip("no clips")
     inputs = encode(processor, user_message("what is there ?", videos=[tiny_clip(frames=4)]))
-    spans = find_pictures(model.config, inputs)
+    spans = find_images(model.config, inputs)
     covered = [index for span in spans for index in range(span.start, span.stop)]
     assert covered == placeholders(model.config, inputs["input_ids"][0].tolist())
     steps = int(inputs["video_grid_thw"][0, 0]) if "video_grid_thw" in inputs else 4
@@ -86,21 +86,21 @@ def test_frames_of_a_clip_are_pictures(family: tuple[str, Any, Any]) -> None:
 
 def test_a_dynamic_resolution_gives_its_own_grid() -> None:
     model, processor = VISION_LANGUAGE_FAMILIES["qwen2_5_vl"]()
-    inputs = encode(processor, user_message("what is there ?", [tiny_picture(0, (112, 56))]))
+    inputs = encode(processor, user_message("what is there ?", [tiny_image(0, (112, 56))]))
     _, height, width = inputs["image_grid_thw"][0].tolist()
-    (span,) = find_pictures(model.config, inputs)
+    (span,) = find_images(model.config, inputs)
     assert height != width and torch.equal(span.boxes, raster(height // 2, width // 2))
 
 
 def test_newlines_and_class_tokens_lie_nowhere() -> None:
     model, processor = VISION_LANGUAGE_FAMILIES["llava_next"]()
-    inputs = encode(processor, user_message("what is there ?", [tiny_picture(0, (56, 28))]))
-    (span,) = find_pictures(model.config, inputs)
+    inputs = encode(processor, user_message("what is there ?", [tiny_image(0, (56, 28))]))
+    (span,) = find_images(model.config, inputs)
     expected = [raster(2, 2)]
     for row in raster(2, 4).view(2, 4, 4):
         expected += [row, nowhere(1)]
     assert torch.equal(span.boxes, torch.cat(expected))
     model, processor = VISION_LANGUAGE_FAMILIES["video_llava"]()
     inputs = encode(processor, user_message("what is there ?", videos=[tiny_clip()]))
-    for span in find_pictures(model.config, inputs):
+    for span in find_images(model.config, inputs):
         assert torch.equal(span.boxes, torch.cat([nowhere(1), raster(2, 2)]))

@@ -1,4 +1,4 @@
-"""Pictures out of prompts and compressed tokens back in: no text is lost, and none moves past another."""
+"""Images out of prompts and compressed tokens back in: no text is lost, and none moves past another."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from torch import Tensor
 
 from mmspec.compressors import Compressor, VisualTokens, splice
 from mmspec.visual_tokens.boxes import nowhere, raster
-from mmspec.visual_tokens.spans import PictureSpan
+from mmspec.visual_tokens.spans import ImageSpan
 from tests.contracts.mutation import PlantedBug
 
 WIDTH, LONGEST = 3, 24
 LENGTHS = [24, 9, 15, 12]
 SPANS = [
-    [PictureSpan(2, raster(2, 3)), PictureSpan(8, raster(2, 2)), PictureSpan(20, nowhere(1))],
+    [ImageSpan(2, raster(2, 3)), ImageSpan(8, raster(2, 2)), ImageSpan(20, nowhere(1))],
     [],
-    [PictureSpan(0, raster(1, 15))],
-    [PictureSpan(9, raster(3, 1))],
+    [ImageSpan(0, raster(1, 15))],
+    [ImageSpan(9, raster(3, 1))],
 ]
 ROWS = torch.arange(4 * LONGEST * WIDTH, dtype=torch.float32).view(4, LONGEST, WIDTH) + 1
 
 
 def compressed(counts: list[int], tokens: int) -> VisualTokens:
-    """Tokens whose features are minus the number of their picture."""
+    """Tokens whose features are minus the number of their image."""
     features = -torch.arange(1.0, len(counts) + 1)[:, None, None].expand(-1, tokens, WIDTH).clone()
     mask = torch.arange(tokens) < torch.tensor(counts)[:, None]
     return VisualTokens(features, mask, torch.zeros(len(counts), tokens, 4))
 
 
 def naive(counts: list[int]) -> list[list[list[float]]]:
-    made, picture = [], 0
+    made, image = [], 0
     for row, spans in enumerate(SPANS):
         sequence, place = [], 0
         while place < LENGTHS[row]:
@@ -41,8 +41,8 @@ def naive(counts: list[int]) -> list[list[list[float]]]:
                 sequence.append(ROWS[row, place].tolist())
                 place += 1
             else:
-                sequence += [[-(picture + 1.0)] * WIDTH] * counts[picture]
-                picture, place = picture + 1, place + len(span.boxes)
+                sequence += [[-(image + 1.0)] * WIDTH] * counts[image]
+                image, place = image + 1, place + len(span.boxes)
         made.append(sequence)
     return made
 
@@ -59,48 +59,48 @@ def splice_equals_the_naive_one() -> None:
             assert text == [t for t in range(LENGTHS[row]) if t not in inside], "all text stays, in order"
 
 
-def every_row_knows_its_newest_picture() -> None:
+def every_row_knows_its_newest_image() -> None:
     made = splice.splice(ROWS, LENGTHS, SPANS, compressed([1] * 5, 1))
-    assert made.picture[0, : made.lengths[0]].tolist() == [-1, -1, 0, 1] + [1] * 8 + [2] * 4
-    assert made.picture[1, :9].tolist() == [-1] * 9
-    assert made.picture[2, : made.lengths[2]].tolist() == [3]
-    assert made.picture[3, : made.lengths[3]].tolist() == [-1] * 9 + [4]
+    assert made.image[0, : made.lengths[0]].tolist() == [-1, -1, 0, 1] + [1] * 8 + [2] * 4
+    assert made.image[1, :9].tolist() == [-1] * 9
+    assert made.image[2, : made.lengths[2]].tolist() == [3]
+    assert made.image[3, : made.lengths[3]].tolist() == [-1] * 9 + [4]
 
 
-def visual_tokens_take_the_last_slots_of_their_picture() -> None:
+def visual_tokens_take_the_last_slots_of_their_image() -> None:
     made = splice.splice(ROWS, LENGTHS, SPANS, compressed([3, 4, 1, 0, 4], 4))
     before, after = list(range(12, 20)), list(range(21, 24))
     assert made.slot[0, : made.lengths[0]].tolist() == [0, 1, 5, 6, 7, 8, 9, 10, 11, *before, 20, *after]
     assert made.slot[3, : made.lengths[3]].tolist() == [*range(9), 9, 9, 10, 11], "four tokens of three"
 
 
-def pictures_are_compressed_for_their_own_question() -> None:
+def images_are_compressed_for_their_own_question() -> None:
     class Asked(Compressor):
-        def forward(self, pictures: VisualTokens, question: Tensor) -> VisualTokens:
-            return VisualTokens(question[:, None], pictures.mask[:, :1], pictures.boxes[:, :1])
+        def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
+            return VisualTokens(question[:, None], images.mask[:, :1], images.boxes[:, :1])
 
     questions = torch.arange(4.0)[:, None].expand(-1, WIDTH)
-    made = splice.compress_pictures(Asked(WIDTH, 1), ROWS, SPANS, questions)
+    made = splice.compress_images(Asked(WIDTH, 1), ROWS, SPANS, questions)
     assert made.features[:, 0, 0].tolist() == [0, 0, 0, 2, 3]
 
 
-def gathered_pictures_are_the_rows_of_the_prompts() -> None:
-    made = splice.gather_pictures(ROWS, SPANS)
+def gathered_images_are_the_rows_of_the_prompts() -> None:
+    made = splice.gather_images(ROWS, SPANS)
     found = [(row, span) for row, spans in enumerate(SPANS) for span in spans]
     assert made.features.shape == (5, 15, WIDTH)
-    for picture, (row, span) in enumerate(found):
+    for image, (row, span) in enumerate(found):
         count = len(span.boxes)
-        assert torch.equal(made.features[picture, :count], ROWS[row, span.start : span.stop])
-        assert made.mask[picture].sum() == count and not made.features[picture, count:].any()
-        assert torch.equal(made.boxes[picture, :count], span.boxes)
+        assert torch.equal(made.features[image, :count], ROWS[row, span.start : span.stop])
+        assert made.mask[image].sum() == count and not made.features[image, count:].any()
+        assert torch.equal(made.boxes[image, :count], span.boxes)
 
 
 CHECKS = [
     splice_equals_the_naive_one,
-    every_row_knows_its_newest_picture,
-    gathered_pictures_are_the_rows_of_the_prompts,
-    visual_tokens_take_the_last_slots_of_their_picture,
-    pictures_are_compressed_for_their_own_question,
+    every_row_knows_its_newest_image,
+    gathered_images_are_the_rows_of_the_prompts,
+    visual_tokens_take_the_last_slots_of_their_image,
+    images_are_compressed_for_their_own_question,
 ]
 
 
@@ -109,9 +109,9 @@ def test_splice(check: Callable[[], None]) -> None:
     check()
 
 
-def test_no_pictures_in_the_whole_batch() -> None:
-    none: list[list[PictureSpan]] = [[], []]
-    gathered = splice.gather_pictures(ROWS[:2], none)
+def test_no_images_in_the_whole_batch() -> None:
+    none: list[list[ImageSpan]] = [[], []]
+    gathered = splice.gather_images(ROWS[:2], none)
     assert gathered.features.shape == (0, 0, WIDTH)
     made = splice.splice(ROWS[:2], [24, 9], none, gathered)
     assert torch.equal(made.rows, ROWS[:2].where(made.source[..., None] >= 0, ROWS[0, 0]))
@@ -119,7 +119,7 @@ def test_no_pictures_in_the_whole_batch() -> None:
 
 
 def test_prompts_without_a_row() -> None:
-    made = splice.splice(ROWS[:2, :0], [0, 0], [[], []], splice.gather_pictures(ROWS[:2], [[], []]))
+    made = splice.splice(ROWS[:2, :0], [0, 0], [[], []], splice.gather_images(ROWS[:2], [[], []]))
     assert made.rows.shape == (2, 0, WIDTH) and made.slot.shape == (2, 0)
 
 
@@ -135,25 +135,25 @@ def test_gradients_go_to_the_text_that_stayed_and_to_the_compressed_tokens() -> 
 
 
 BUGS = {
-    "text after a picture is cut": PlantedBug(
+    "text after an image is cut": PlantedBug(
         "mmspec.visual_tokens.splice:splice",
         (("range(place, length)", "range(place, length - tokens)"),),
         splice_equals_the_naive_one,
     ),
-    "pictures of the next row": PlantedBug(
-        "mmspec.visual_tokens.splice:gather_pictures",
+    "images of the next row": PlantedBug(
+        "mmspec.visual_tokens.splice:gather_images",
         (("row * rows.shape[1]", "(row + 1) % len(rows) * rows.shape[1]"),),
-        gathered_pictures_are_the_rows_of_the_prompts,
+        gathered_images_are_the_rows_of_the_prompts,
     ),
-    "every row of the batch counts its pictures from 0": PlantedBug(
+    "every row of the batch counts its images from 0": PlantedBug(
         "mmspec.visual_tokens.splice:splice",
         (("base, place, newest =", "count = 0\n        base, place, newest ="),),
         splice_equals_the_naive_one,
     ),
-    "the first slots of a picture": PlantedBug(
+    "the first slots of an image": PlantedBug(
         "mmspec.visual_tokens.splice:splice",
         (("place - len(kept[newest])", "span.start"),),
-        visual_tokens_take_the_last_slots_of_their_picture,
+        visual_tokens_take_the_last_slots_of_their_image,
     ),
 }
 

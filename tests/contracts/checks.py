@@ -18,9 +18,9 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import Sequences
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.targets import CausalTarget
-from tests.contracts import laws
+from tests.contracts import distributions
 from tests.contracts.running import FanOutTarget, Prompt, Recorder, decode, futures, generate, random_prompts
-from tests.contracts.toy import toy_law, toy_target
+from tests.contracts.toy import toy_distribution, toy_target
 from tests.oracles import OracleDrafter, RandomTreeDrafter, SampledTreeDrafter, ragged_tree
 from tests.tiny_models import tiny_llama, tiny_lm, tiny_lm_v8, tiny_mistral_sliding
 
@@ -41,38 +41,44 @@ def precise() -> CausalTarget:
 
 
 def one_seed(rule: AcceptanceRule, widths: Sequence[int], kind: DraftKind, sampler: Sampler) -> None:
-    laws.check_law(
-        toy_target(), SampledTreeDrafter(toy_law(), widths, kind), rule, sampler, seeds=laws.SEEDS[:1]
+    distributions.check_distribution(
+        toy_target(),
+        SampledTreeDrafter(toy_distribution(), widths, kind),
+        rule,
+        sampler,
+        seeds=distributions.SEEDS[:1],
     )
 
 
-def speculative_law() -> None:
+def speculative_distribution() -> None:
     one_seed(SpeculativeSampling(), (1, 1, 1), IID, Sampler(1.0))
 
 
-def speculative_law_at_low_temperature() -> None:
+def speculative_distribution_at_low_temperature() -> None:
     one_seed(SpeculativeSampling(), (1, 1, 1), IID, Sampler(0.6))
 
 
-def recursive_law_of_iid_siblings() -> None:
+def recursive_distribution_of_iid_siblings() -> None:
     one_seed(RecursiveRejection(), (3, 2), IID, Sampler(1.0))
 
 
-def recursive_law_without_replacement() -> None:
+def recursive_distribution_without_replacement() -> None:
     one_seed(RecursiveRejection(), (3, 2), WITHOUT, Sampler(1.0))
 
 
-def k_sequential_law() -> None:
+def k_sequential_distribution() -> None:
     one_seed(KSequential(), (3, 2), IID, Sampler(1.0))
 
 
 def joint_of(target: CausalTarget, prompt: Prompt, length: int, sampler: Sampler) -> Tensor:
-    """[V] * length: the exact law of a real model's next tokens, every prefix read without a cache."""
+    """[V] * length: the exact distribution of a real model's next tokens, every prefix read without a cache."""
     size = target.vocabulary
     tails = torch.cartesian_prod(*[torch.arange(size)] * (length - 1))
     ids = torch.cat([torch.tensor([list(prompt)]).expand(len(tails), -1), tails], 1)
     logits = target.model(ids).logits[:, len(prompt) - 1 :]
-    steps = laws.reference_law(logits.flatten(0, 1)[None], sampler).view(len(tails), length, size)
+    steps = distributions.reference_distribution(logits.flatten(0, 1)[None], sampler).view(
+        len(tails), length, size
+    )
     shape = [size] * (length - 1)
     joint = torch.ones(*shape, dtype=steps.dtype)
     for index in range(length - 1):
@@ -80,7 +86,7 @@ def joint_of(target: CausalTarget, prompt: Prompt, length: int, sampler: Sampler
     return joint[..., None] * steps[:, -1].view(*shape, size)
 
 
-def real_model_law(
+def real_model_distribution(
     sampling: str = "sampled",
     rule: AcceptanceRule | None = None,
     sampler: Sampler | None = None,
@@ -97,7 +103,7 @@ def real_model_law(
         run = decode(
             target, [prompt] * rows, drafter, rule or SpeculativeSampling(), sampler, max_new_tokens=5, seed=7
         )
-    laws.check_outputs(run, joint, f"{sampling} draft model, {sampler}")
+    distributions.check_outputs(run, joint, f"{sampling} draft model, {sampler}")
 
 
 def identity_on_trees() -> None:

@@ -1,4 +1,4 @@
-"""The laws of every registered compressor, and bugs that they catch."""
+"""The distributions of every registered compressor, and bugs that they catch."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def build(name: str) -> Compressor:
     return build_compressor(name, WIDTH, **OPTIONS[name]).eval()
 
 
-def pictures(*names: str, longest: int = 0) -> VisualTokens:
-    """Pictures of these grids with features keyed by the grid, padded with noise to at least `longest`."""
+def images(*names: str, longest: int = 0) -> VisualTokens:
+    """Images of these grids with features keyed by the grid, padded with noise to at least `longest`."""
     longest = max([longest, *(len(GRIDS[name]) for name in names)])
     features = random(len(names), longest, WIDTH, seed=99)
     mask = torch.zeros(len(names), longest, dtype=torch.bool)
     boxes = torch.rand(len(names), longest, 4)
-    for picture, name in enumerate(names):
+    for image, name in enumerate(names):
         count = len(GRIDS[name])
-        features[picture, :count] = random(count, WIDTH, seed=list(GRIDS).index(name))
-        mask[picture, :count], boxes[picture, :count] = True, GRIDS[name]
+        features[image, :count] = random(count, WIDTH, seed=list(GRIDS).index(name))
+        mask[image, :count], boxes[image, :count] = True, GRIDS[name]
     return VisualTokens(features, mask, boxes)
 
 
@@ -63,7 +63,7 @@ def questions(*names: str) -> Tensor:
 
 
 def compress(compressor: Compressor, *names: str, longest: int = 0) -> VisualTokens:
-    return compressor(pictures(*names, longest=longest), questions(*names))
+    return compressor(images(*names, longest=longest), questions(*names))
 
 
 def assert_same(got: VisualTokens, due: VisualTokens, label: object = None) -> None:
@@ -104,10 +104,10 @@ def padding_changes_nothing() -> None:
             assert_same(VisualTokens(*part, summary), alone, (name, grid))
 
 
-def pictures_do_not_mix() -> None:
-    """Changing one picture leaves the others' tokens bitwise as they were."""
+def images_do_not_mix() -> None:
+    """Changing one image leaves the others' tokens bitwise as they were."""
     for name in OPTIONS:
-        compressor, given = build(name), pictures(*GRIDS)
+        compressor, given = build(name), images(*GRIDS)
         asked = questions(*GRIDS)
         before = compressor(given, asked)
         other = VisualTokens(given.features.clone(), given.mask, given.boxes)
@@ -121,7 +121,7 @@ def pictures_do_not_mix() -> None:
             assert not torch.equal(before.features[1], changed.features[1]), name
 
 
-def order_of_pictures_is_kept() -> None:
+def order_of_images_is_kept() -> None:
     for name in OPTIONS:
         compressor, order = build(name), ["wide", "square", "base and tiles"]
         forwards, backwards = compress(compressor, *order), compress(compressor, *reversed(order))
@@ -132,7 +132,7 @@ def order_of_pictures_is_kept() -> None:
 def gradients_flow() -> None:
     for name in OPTIONS:
         compressor = build(name).train()
-        given, asked = pictures("square", "base and tiles"), questions("square", "base and tiles")
+        given, asked = images("square", "base and tiles"), questions("square", "base and tiles")
         features = given.features.requires_grad_()
         for attempt in range(8):  # a gate in training draws its branch
             torch.manual_seed(attempt)
@@ -155,7 +155,7 @@ def gradients_flow() -> None:
 
 def half_precision_stays() -> None:
     for name in OPTIONS:
-        given, asked = pictures(*GRIDS), questions(*GRIDS)
+        given, asked = images(*GRIDS), questions(*GRIDS)
         precise = build(name)(given, asked)
         coarse = build(name).bfloat16()(
             VisualTokens(given.features.bfloat16(), given.mask, given.boxes), asked.bfloat16()
@@ -165,7 +165,7 @@ def half_precision_stays() -> None:
             torch.testing.assert_close(coarse.features.float(), precise.features, rtol=0.05, atol=0.05)
 
 
-def no_pictures_at_all() -> None:
+def no_images_at_all() -> None:
     for name in OPTIONS:
         nothing = VisualTokens(
             torch.zeros(0, 0, WIDTH), torch.zeros(0, 0, dtype=torch.bool), torch.zeros(0, 0, 4)
@@ -174,20 +174,20 @@ def no_pictures_at_all() -> None:
         assert len(made.features) == 0 and made.features.shape[2] == WIDTH, name
 
 
-LAWS = [
+DISTRIBUTIONS = [
     shape_is_known_without_looking,
     padding_changes_nothing,
-    pictures_do_not_mix,
-    order_of_pictures_is_kept,
+    images_do_not_mix,
+    order_of_images_is_kept,
     gradients_flow,
     half_precision_stays,
-    no_pictures_at_all,
+    no_images_at_all,
 ]
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_every_compressor_obeys(law: Callable[[], None]) -> None:
-    law()
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=lambda distribution: distribution.__name__)
+def test_every_compressor_obeys(distribution: Callable[[], None]) -> None:
+    distribution()
 
 
 def test_every_registered_compressor_is_tested_here() -> None:
@@ -195,8 +195,8 @@ def test_every_registered_compressor_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("name", ["latent", "resampler", "vispec", "similarity_pruning", "attention_pruning"])
-def test_order_within_a_picture_does_not_matter(name: str) -> None:
-    compressor, given = build(name), pictures("base and tiles")
+def test_order_within_a_image_does_not_matter(name: str) -> None:
+    compressor, given = build(name), images("base and tiles")
     order = torch.randperm(given.mask.shape[1], generator=torch.Generator().manual_seed(1))
     shuffled = VisualTokens(given.features[:, order], given.mask[:, order], given.boxes[:, order])
     asked = questions("square")
@@ -239,26 +239,26 @@ BUGS = {
     ),
     "padding is kept for its score": PlantedBug(
         f"{ROOM}.attention_pruning:attended_most",
-        (('scores.masked_fill(~pictures.mask, float("-inf"))', "scores"),),
+        (('scores.masked_fill(~images.mask, float("-inf"))', "scores"),),
         padding_changes_nothing,
     ),
-    "softmax over pictures": PlantedBug(
-        f"{ROOM}.latent:masked_softmax", (("softmax(-1)", "softmax(0)"),), pictures_do_not_mix
+    "softmax over images": PlantedBug(
+        f"{ROOM}.latent:masked_softmax", (("softmax(-1)", "softmax(0)"),), images_do_not_mix
     ),
-    "one mean for all pictures": PlantedBug(
+    "one mean for all images": PlantedBug(
         f"{ROOM}.similarity_pruning:most_diverse",
         ((".sum(1)", ".sum(1).mean(0, keepdim=True).expand(rows, -1)"),),
         padding_changes_nothing,
     ),
-    "one question for all pictures": PlantedBug(
+    "one question for all images": PlantedBug(
         f"{ROOM}.attention_pruning:attended_most",
         (("question[..., None]", "question.mean(0)[..., None]"),),
-        pictures_do_not_mix,
+        images_do_not_mix,
     ),
     "the gate's choice has no gradient": PlantedBug(
         f"{ROOM}.gate:choose_branch", (("(soft - soft.detach())", "0 * soft.detach()"),), gradients_flow
     ),
-    "fewer tokens where a picture is small": PlantedBug(
+    "fewer tokens where an image is small": PlantedBug(
         f"{ROOM}.attention_pruning:attended_most",
         (("missing = (0, tokens - kept)", "missing = (0, 0)"),),
         shape_is_known_without_looking,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.acceptance.exact_law import check_edges
+from tests.acceptance.exact_distribution import check_edges
 from tests.contracts import checks, edge_checks
 from tests.contracts.mutation import PlantedBug
 
@@ -28,12 +28,14 @@ def bug(check: Callable[[], None], where: str, *edits: tuple[str, str]) -> Plant
 
 BUGS = {
     # reliability.md section 3
-    "residual is p": bug(checks.speculative_law, f"{REJECTION}:residual", ("(p - q).clamp_min(0.0)", "p")),
+    "residual is p": bug(
+        checks.speculative_distribution, f"{REJECTION}:residual", ("(p - q).clamp_min(0.0)", "p")
+    ),
     "residual is |p - q|": bug(
-        checks.speculative_law, f"{REJECTION}:residual", ("(p - q).clamp_min(0.0)", "(p - q).abs()")
+        checks.speculative_distribution, f"{REJECTION}:residual", ("(p - q).clamp_min(0.0)", "(p - q).abs()")
     ),
     "bonus drawn from q": bug(
-        checks.speculative_law,
+        checks.speculative_distribution,
         SPECULATIVE,
         (
             f"{RESIDUAL}, p_node)",
@@ -41,59 +43,70 @@ BUGS = {
         ),
     ),
     "bonus from the position before": bug(
-        checks.speculative_law,
+        checks.speculative_distribution,
         SPECULATIVE,
         ("take(p, node)", "take(p, node - (node == draft.max_depth).long())"),
     ),
-    "ratio is q / p": bug(checks.speculative_law, SPECULATIVE, ("(u * q_x <= p_x)", "(u * p_x <= q_x)")),
+    "ratio is q / p": bug(
+        checks.speculative_distribution, SPECULATIVE, ("(u * q_x <= p_x)", "(u * p_x <= q_x)")
+    ),
     "draft by arg-max, q reported soft": bug(
-        checks.real_model_law,
+        checks.real_model_distribution,
         f"{DRAFTING}.propose",
-        ("draw(laws[-1], self.random, emitted + depth, Purpose.DRAFT)", "laws[-1].argmax(-1)"),
+        (
+            "draw(distributions[-1], self.random, emitted + depth, Purpose.DRAFT)",
+            "distributions[-1].argmax(-1)",
+        ),
     ),
     "draft at temperature 0.7, q reported at 1": bug(
-        checks.real_model_law, f"{DRAFTING}.propose", ("draw(laws[-1], ", "draw(laws[-1] ** (1 / 0.7), ")
+        checks.real_model_distribution,
+        f"{DRAFTING}.propose",
+        ("draw(distributions[-1], ", "draw(distributions[-1] ** (1 / 0.7), "),
     ),
     "one uniform for the whole round": bug(
-        checks.speculative_law, SPECULATIVE, ("emitted[:, None] + steps", "emitted[:, None] + 0 * steps")
+        checks.speculative_distribution,
+        SPECULATIVE,
+        ("emitted[:, None] + steps", "emitted[:, None] + 0 * steps"),
     ),
     "accept uniform reused for the residual": bug(
-        checks.speculative_law, SPECULATIVE, ("Purpose.RESIDUAL", "Purpose.ACCEPT")
+        checks.speculative_distribution, SPECULATIVE, ("Purpose.RESIDUAL", "Purpose.ACCEPT")
     ),
     "accepting beyond the first rejection": bug(
-        checks.speculative_law, SPECULATIVE, (ACCEPTED, "accept.long().sum(-1)")
+        checks.speculative_distribution, SPECULATIVE, (ACCEPTED, "accept.long().sum(-1)")
     ),
     "cache keeps the rejected token": bug(
         checks.cache_equals_a_fresh_prefill,
         f"{TARGET}:CausalTarget.commit",
         ("verdict.accepted + 1", "verdict.accepted + 2"),
     ),
-    "lenience 1.2": bug(checks.speculative_law, SPECULATIVE, ("(u * q_x <= p_x)", "(u * q_x <= 1.2 * p_x)")),
+    "lenience 1.2": bug(
+        checks.speculative_distribution, SPECULATIVE, ("(u * q_x <= p_x)", "(u * q_x <= 1.2 * p_x)")
+    ),
     "last accepted token treated as rejected": bug(
-        checks.speculative_law, SPECULATIVE, (ACCEPTED, f"{ACCEPTED}.clamp_max(draft.max_depth - 1)")
+        checks.speculative_distribution, SPECULATIVE, (ACCEPTED, f"{ACCEPTED}.clamp_max(draft.max_depth - 1)")
     ),
     # visual-ar-decoding.md section 18, item 8
     "q of an older step": bug(
-        checks.real_model_law,
+        checks.real_model_distribution,
         f"{DRAFTING}.propose",
-        ("*laws], 1)", "laws[0], *laws[:-1]], 1)"),
+        ("*distributions], 1)", "distributions[0], *distributions[:-1]], 1)"),
     ),
     "all rows advance by the least of the batch": bug(
-        checks.speculative_law, SPECULATIVE, (ACCEPTED, f"{ACCEPTED}.amin().expand_as(emitted)")
+        checks.speculative_distribution, SPECULATIVE, (ACCEPTED, f"{ACCEPTED}.amin().expand_as(emitted)")
     ),
     "temperature applied twice": bug(
-        checks.speculative_law_at_low_temperature,
+        checks.speculative_distribution_at_low_temperature,
         f"{SAMPLING}:Sampler.warped",
         ("logits / self.temperature", "logits / self.temperature**2"),
     ),
     # text-speculation.md section 2.3
     "deterministic top-k judged with the ratio of q": bug(
-        checks.recursive_law_without_replacement,
+        checks.recursive_distribution_without_replacement,
         "tests.oracles:SampledTreeDrafter.perturb",
-        ("law.log() + noise", "law.log()"),
+        ("distribution.log() + noise", "distribution.log()"),
     ),
     "a sampled token dropped for its own low q": bug(
-        checks.speculative_law,
+        checks.speculative_distribution,
         "tests.oracles:SampledTreeDrafter.keep",
         (
             "return drawable",
@@ -101,14 +114,14 @@ BUGS = {
         ),
     ),
     "siblings tried with the same p": bug(
-        checks.recursive_law_of_iid_siblings,
+        checks.recursive_distribution_of_iid_siblings,
         RECURSIVE,
         ("p = torch.where(rejected, residual(p, q), p)", "p = p"),
         ("return chosen, p", "return chosen, residual(p, q)"),
     ),
     # vlm-drafting.md
     "residual of the raw softmax at T = 0.6": bug(
-        checks.speculative_law_at_low_temperature,
+        checks.speculative_distribution_at_low_temperature,
         SPECULATIVE,
         (RESIDUAL, "residual(normalise(p_node**0.6, p_node), take(q, after))"),
     ),
@@ -183,20 +196,20 @@ BUGS = {
         ("draft.depth[:, :, None]", "0 * draft.depth[:, :, None]"),
     ),
     "noise of the draft reused for the residual": bug(
-        checks.speculative_law,
+        checks.speculative_distribution,
         "tests.oracles:SampledTreeDrafter.siblings",
         ("Purpose.DRAFT", "Purpose.RESIDUAL"),
     ),
     "noise of the draft reused to accept it": bug(
-        checks.real_model_law, f"{DRAFTING}.propose", ("Purpose.DRAFT", "Purpose.ACCEPT")
+        checks.real_model_distribution, f"{DRAFTING}.propose", ("Purpose.DRAFT", "Purpose.ACCEPT")
     ),
     "k-SEQ without rho": bug(
-        checks.k_sequential_law,
+        checks.k_sequential_distribution,
         f"{REJECTION}:KSequential.verify",
         ("self.solve(p, q, count)", "torch.ones_like(count)"),
     ),
     "drawn sibling not removed from q": bug(
-        checks.recursive_law_without_replacement, RECURSIVE, ("q.scatter(-1, x, 0.0)", "q")
+        checks.recursive_distribution_without_replacement, RECURSIVE, ("q.scatter(-1, x, 0.0)", "q")
     ),
     # bugs that the loop once had
     "a sibling that q cannot draw is accepted": bug(check_edges, RECURSIVE, (" & (q_x > 0)", "")),

@@ -13,10 +13,10 @@ from mmspec.decoding.interfaces import AcceptanceRule, Drafter
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, Scores
 from tests.acceptance.codes import fitted
-from tests.contracts import laws
+from tests.contracts import distributions
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama
 from tests.contracts.running import decode, generate
-from tests.contracts.toy import dirichlet, toy_law, toy_target
+from tests.contracts.toy import dirichlet, toy_distribution, toy_target
 from tests.oracles import OracleDrafter, RandomTreeDrafter, SampledTreeDrafter
 
 IID, WITHOUT = DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
@@ -41,8 +41,8 @@ def rule_of(name: str, vocabulary: int) -> AcceptanceRule:
 def drafters_of(kind: DraftKind, vocabulary: int) -> list[Drafter]:
     """Chains and trees of one kind."""
     if kind in (IID, WITHOUT):
-        law = toy_law() if vocabulary == 6 else dirichlet(vocabulary, vocabulary, seed=3)
-        return [SampledTreeDrafter(law, widths, kind) for widths in ((1, 1, 1), (3, 2))]
+        distribution = toy_distribution() if vocabulary == 6 else dirichlet(vocabulary, vocabulary, seed=3)
+        return [SampledTreeDrafter(distribution, widths, kind) for widths in ((1, 1, 1), (3, 2))]
     random_trees = RandomTreeDrafter(6, vocabulary)
     random_trees.kind = kind
     if vocabulary == 6:
@@ -63,10 +63,12 @@ def test_greedy_decoding_gives_the_arg_max_whatever_was_drafted(name: str, kind:
 
 
 @pytest.mark.parametrize(("name", "kind"), EXACT)
-def test_exact_rules_keep_the_targets_law(name: str, kind: DraftKind) -> None:
+def test_exact_rules_keep_the_targets_distribution(name: str, kind: DraftKind) -> None:
     rule = rule_of(name, 6)
     drafter = [d for d in drafters_of(kind, 6) if is_sound(type(rule), d)][-1]
-    laws.check_law(toy_target(), drafter, rule, Sampler(temperature=0.8, top_k=5), seeds=laws.SEEDS[1:2])
+    distributions.check_distribution(
+        toy_target(), drafter, rule, Sampler(temperature=0.8, top_k=5), seeds=distributions.SEEDS[1:2]
+    )
 
 
 @pytest.mark.parametrize("name", list(ACCEPTANCE_RULES))
@@ -103,7 +105,7 @@ def test_a_rule_that_is_not_exact_measures_what_it_does_at_the_places_it_judged(
     name: str, kind: DraftKind
 ) -> None:
     rule = rule_of(name, 6)
-    if rule.exactness == "exact" or name in ("typical", "suffix"):  # these two have no law per place
+    if rule.exactness == "exact" or name in ("typical", "suffix"):  # these two have no distribution per place
         return
     for drafter in drafters_of(kind, 6):
         run = decode(toy_target(), [(1, 2)] * 50, drafter, rule, Sampler(1.0), max_new_tokens=8)
@@ -123,7 +125,7 @@ def test_padding_is_never_accepted(name: str, kind: DraftKind) -> None:
     assert verdict.accepted.tolist() == [0] * 4 and verdict.next_token.tolist() == [2] * 4
 
 
-def test_a_rejection_rule_refuses_a_draft_without_its_law() -> None:
+def test_a_rejection_rule_refuses_a_draft_without_its_distribution() -> None:
     """Greedy and coupled drafts have no q: a ratio would be made up."""
     draft = Draft.chain(torch.zeros(1, 2, dtype=torch.long), DraftKind.POINT)
     scores = Scores(torch.zeros(1, 2, 3), greedy=False)

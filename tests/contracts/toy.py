@@ -1,4 +1,4 @@
-"""A table as a target: a Markov chain of order two whose joint law is known exactly."""
+"""A table as a target: a Markov chain of order two whose joint distribution is known exactly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 
 VOCABULARY = 6
-Law = Callable[[Tensor], Tensor]
+Distribution = Callable[[Tensor], Tensor]
 
 
 def dirichlet(*shape: int, seed: int, concentration: float = 0.7) -> Tensor:
@@ -49,7 +49,7 @@ class TableTarget:
     """A target whose logits are a table of the last two tokens on the node's path.
 
     The token before the root is read from the cache, so a commit that keeps a rejected token, or drops an
-    accepted one, changes the law of what follows.
+    accepted one, changes the distribution of what follows.
 
     Args:
         logits: [T, V, V, V]; [t, a, b] is the distribution after ... a, b. The first token of a prompt,
@@ -95,12 +95,12 @@ class TableTarget:
         assert (draft.valid.gather(1, verdict.path) | ~kept).all(), "padding is never accepted"
         assert (verdict.accepted <= draft.max_depth).all(), "a path is no longer than the draft"
 
-    def joint(self, prompts: Sequence[Sequence[int]], length: int, law: Law) -> Tensor:
-        """[V] * length: the exact joint law of the next tokens, by enumeration.
+    def joint(self, prompts: Sequence[Sequence[int]], length: int, distribution: Distribution) -> Tensor:
+        """[V] * length: the exact joint distribution of the next tokens, by enumeration.
 
         Args:
             prompts: one prompt; or the conditional and the unconditional one.
-            law: a reference for the warping: logits [1 or 2, m, V] -> probabilities [m, V].
+            distribution: a reference for the warping: logits [1 or 2, m, V] -> probabilities [m, V].
         """
         size = self.vocabulary
         joint = torch.ones((), dtype=torch.float64)
@@ -111,7 +111,7 @@ class TableTarget:
                 path = [*(torch.tensor(token) for token in prompt), *places]
                 logits.append(self.logits[prompt[0] % len(self.logits), path[-2], path[-1]])
             flat = torch.stack([rows.expand(*[size] * (index + 1)).reshape(-1, size) for rows in logits])
-            joint = joint[..., None] * law(self.constrain(flat, torch.tensor(index))).view(
+            joint = joint[..., None] * distribution(self.constrain(flat, torch.tensor(index))).view(
                 *[size] * (index + 1)
             )
         return joint
@@ -125,7 +125,7 @@ def toy_target(tables: int = 1, vocabulary: int = VOCABULARY) -> TableTarget:
     return TableTarget(dirichlet(tables, vocabulary, vocabulary, vocabulary, seed=0).log())
 
 
-def toy_law(seed: int = 1, vocabulary: int = VOCABULARY) -> Tensor:
-    """[V, V] a draft law: half the target's mean, half noise, so that about 0.7 of the draws are accepted."""
+def toy_distribution(seed: int = 1, vocabulary: int = VOCABULARY) -> Tensor:
+    """[V, V] a draft distribution: half the target's mean, half noise, so that about 0.7 of the draws are accepted."""
     target = dirichlet(1, vocabulary, vocabulary, vocabulary, seed=0)[0].mean(0)
     return 0.5 * target + 0.5 * dirichlet(vocabulary, vocabulary, seed=seed)

@@ -18,7 +18,7 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
 from tests.contracts import checks, edge_checks
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama
-from tests.contracts.laws import reference_law
+from tests.contracts.distributions import reference_distribution
 from tests.contracts.running import decode, generate
 from tests.oracles import OracleDrafter, RandomTreeDrafter
 
@@ -39,7 +39,7 @@ def warp(sampler: Sampler, logits: Tensor) -> Tensor:
     top_p=st.one_of(st.none(), st.floats(0.01, 1.0)),
     min_p=st.one_of(st.none(), st.floats(0.0, 1.0)),
 )
-def test_the_law_is_that_of_transformers_warpers(
+def test_the_distribution_is_that_of_transformers_warpers(
     size: int, seed: int, temperature: float, top_k: int | None, top_p: float | None, min_p: float | None
 ) -> None:
     logits = 3 * torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -51,7 +51,7 @@ def test_the_law_is_that_of_transformers_warpers(
     nucleus = warp(Sampler(temperature, top_k, top_p), logits)
     assume(not min_p or ((nucleus / nucleus.max() - min_p).abs() > 1e-9).all())
     sampler = Sampler(temperature, top_k, top_p, min_p)
-    expected = reference_law(logits[None, None], sampler)[0]
+    expected = reference_distribution(logits[None, None], sampler)[0]
     assert torch.allclose(warp(sampler, logits), expected, rtol=0, atol=1e-12)
 
 
@@ -60,9 +60,9 @@ def test_the_law_is_that_of_transformers_warpers(
 def test_guidance_is_u_plus_s_times_c_minus_u(seed: int, scale: float) -> None:
     logits = torch.randn(2, 1, 9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     sampler = Sampler(0.7, top_k=5, guidance_scale=scale)
-    law = sampler(logits, ROOT, [[0]]).probabilities()[0, 0]
-    expected = reference_law(logits if scale != 1.0 else logits[:1], sampler)[0]
-    assert torch.allclose(law, expected, rtol=0, atol=1e-12)
+    distribution = sampler(logits, ROOT, [[0]]).probabilities()[0, 0]
+    expected = reference_distribution(logits if scale != 1.0 else logits[:1], sampler)[0]
+    assert torch.allclose(distribution, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -162,10 +162,10 @@ def test_processors_come_before_temperature_and_after_guidance() -> None:
     bias = lp.SequenceBiasLogitsProcessor({(1,): 1.0})
     logits = torch.randn(2, 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     sampler = Sampler(0.5, guidance_scale=2.0, processors=[LogitsProcessorList([bias])])
-    law = sampler(logits, ROOT, [[0]]).probabilities()[0, 0]
+    distribution = sampler(logits, ROOT, [[0]]).probabilities()[0, 0]
     conditional, unconditional = logits.log_softmax(-1)[:, 0]
     guided = unconditional + 2.0 * (conditional - unconditional) + torch.tensor([0.0, 1.0, 0.0])
-    assert torch.allclose(law, (guided / 0.5).softmax(-1))
+    assert torch.allclose(distribution, (guided / 0.5).softmax(-1))
 
 
 def test_guidance_gives_what_generate_gives_with_a_longer_and_a_shorter_negative_prompt() -> None:

@@ -25,18 +25,18 @@ class Node:
     seen: list[int]
 
 
-def naive_picture(
+def naive_image(
     forwards: Sequence[Forward],
     prompts: Sequence[Sequence[int]],
     grid: ImageGrid,
     window: int,
     choose: Choose,
 ) -> tuple[list[int], int]:
-    """The tokens of a picture, and how many forwards it took.
+    """The tokens of an image, and how many forwards it took.
 
     Args:
         forwards, prompts: the model, with the conditional prompt and perhaps the unconditional one.
-        grid: of the picture; tokens are those of the model.
+        grid: of the image; tokens are those of the model.
         window: s.
         choose: how a token is drawn.
     """

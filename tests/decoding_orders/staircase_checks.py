@@ -26,13 +26,13 @@ from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
 from mmspec.targets import ImageTokenTarget
 from mmspec.targets.image_tokens import ImageState
 from mmspec.targets.llamagen import LlamaGenTarget
-from tests.contracts import laws
+from tests.contracts import distributions
 from tests.contracts.checks import joint_of
-from tests.decoding_orders.naive_staircase import naive_picture
+from tests.decoding_orders.naive_staircase import naive_image
 from tests.tiny_models import randomise, tiny_lm
 
 CODES, GRID, CLASSES = 24, 4, 3
-SAMPLES = 4_000  # each is a picture with a host's side of its own; the planted bugs show at p < 1e-20
+SAMPLES = 4_000  # each is an image with a host's side of its own; the planted bugs show at p < 1e-20
 SAMPLED = Sampler(0.9, top_k=12, top_p=0.95)
 GUIDED = Sampler(0.9, top_k=12, guidance_scale=2.5)
 
@@ -52,7 +52,7 @@ def rasters() -> ImageTokenTarget:
 
 
 class LinedTarget(ImageTokenTarget):
-    """A language model as a model of pictures of 3 x 5 cells, with a token at the end of each row."""
+    """A language model as a model of images of 3 x 5 cells, with a token at the end of each row."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model, ImageGrid(3, 5, 62, row_end=62, ending=(63,)), syntax=2)
@@ -114,7 +114,7 @@ def draw(
     tokens: int | None = None,
     seed: int = 5,
 ) -> tuple[list[list[int]], DecodingStats]:
-    """Decode a batch to its end: its pictures, and what happened."""
+    """Decode a batch to its end: its images, and what happened."""
     sequences = begin(target, requests, tokens)
     emissions = list(run(target, accelerator, requests, sequences, sampler, seed))
     assert sequences.errors == [None] * len(requests)
@@ -131,7 +131,7 @@ def zipar(window: int, **options: object) -> Accelerator:
 def equals_naive(
     target: ImageTokenTarget, window: int, sampler: Sampler, rows: int = 2, sliding: int | None = None
 ) -> None:
-    """The loop's pictures are those of the rule, recomputed without a cache under an explicit mask."""
+    """The loop's images are those of the rule, recomputed without a cache under an explicit mask."""
     requests = requests_of(target, rows)
     outputs, stats = draw(target, zipar(window), requests, sampler)
     stream = RandomStream.from_seed(5, rows)
@@ -149,17 +149,17 @@ def equals_naive(
 
         def choose(logits: list[Tensor], index: int, row: int = row) -> int:
             codes = torch.stack(logits)[:, None, : target.grid.codebook_size]
-            law = laws.reference_law(codes, sampler)[0]
+            distribution = distributions.reference_distribution(codes, sampler)[0]
             noise = stream.gumbel(
                 torch.full((rows, 1), index), Purpose.TARGET, target.vocabulary, torch.float64
             )
-            return int((law.log() + noise[row, 0, : len(law)]).argmax())
+            return int((distribution.log() + noise[row, 0, : len(distribution)]).argmax())
 
         prompts = [request.prompt_tokens]
         if sampler.guidance_scale != 1:
             assert request.negative_inputs is not None
             prompts.append(request.negative_inputs["input_ids"][0].tolist())
-        expected, forwards = naive_picture([forward] * len(prompts), prompts, target.grid, window, choose)
+        expected, forwards = naive_image([forward] * len(prompts), prompts, target.grid, window, choose)
         assert outputs[row] == expected, f"window {window}, row {row}"
         assert stats.target_forwards == forwards
 
@@ -245,7 +245,7 @@ class FanOut(LlamaGenTarget):
 
 
 def first_tokens_follow_the_wider_window(**options: object) -> None:
-    """With s = C - 1 the second asking sees the whole row above: the law is that of raster order."""
+    """With s = C - 1 the second asking sees the whole row above: the distribution is that of raster order."""
     codes, columns = 4, 3
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache_module, "CAPACITY_BLOCK", 16)
@@ -255,5 +255,5 @@ def first_tokens_follow_the_wider_window(**options: object) -> None:
         outputs, _ = draw(target, accelerator, requests, Sampler(1.0), tokens=columns + 1)
     joint = joint_of(target, requests[0].prompt_tokens, columns + 1, Sampler(1.0))
     cells = (torch.tensor(outputs) * codes ** torch.arange(columns, -1, -1)).sum(-1)
-    fit = laws.chi_square(torch.bincount(cells, minlength=joint.numel()), joint.flatten())
-    assert fit.p_value > laws.ALARM, fit
+    fit = distributions.chi_square(torch.bincount(cells, minlength=joint.numel()), joint.flatten())
+    assert fit.p_value > distributions.ALARM, fit

@@ -89,7 +89,7 @@ def test_additive_masks_and_sliding_windows_reach_the_places(attention: str) -> 
     checks.equals_naive(target, 2, Sampler(0.7), sliding=model.config.sliding_window)
 
 
-def test_rows_of_a_batch_are_the_pictures_drawn_alone() -> None:
+def test_rows_of_a_batch_are_the_images_drawn_alone() -> None:
     for target in (rasters(), lines()):
         for accelerator in (zipar(2), zipar(2, adaptive=True)):
             requests = requests_of(target, 3)
@@ -111,7 +111,7 @@ def test_places_without_keys_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("acceptance", ["speculative_sampling", "sample_and_match"])
-def test_a_judged_first_token_has_the_law_of_the_wider_window(acceptance: str) -> None:
+def test_a_judged_first_token_has_the_distribution_of_the_wider_window(acceptance: str) -> None:
     checks.first_tokens_follow_the_wider_window(acceptance=acceptance)
 
 
@@ -122,13 +122,13 @@ def test_an_adaptive_window_lies_between_two_fixed_ones() -> None:
     assert narrow <= forwards <= wide
 
 
-def test_greedy_pictures_need_no_noise() -> None:
+def test_greedy_images_need_no_noise() -> None:
     requests = requests_of(rasters(), 2)
-    pictures = [draw(rasters(), zipar(2), requests, Sampler(), seed=seed)[0] for seed in (0, 1)]
-    assert pictures[0] == pictures[1]
+    images = [draw(rasters(), zipar(2), requests, Sampler(), seed=seed)[0] for seed in (0, 1)]
+    assert images[0] == images[1]
 
 
-def test_a_picture_cut_short_is_the_beginning_of_the_whole() -> None:
+def test_a_image_cut_short_is_the_beginning_of_the_whole() -> None:
     requests = requests_of(lines(), 2)
     whole, _ = draw(lines(), zipar(2), requests)
     assert draw(lines(), zipar(2), requests, tokens=8)[0] == [row[:8] for row in whole]
@@ -139,7 +139,7 @@ def test_it_is_labelled_lossy_without_a_bound() -> None:
 
 
 @pytest.mark.parametrize("window", [0, -1, 5, 2.0, True, "8"])
-def test_windows_outside_the_picture_are_refused(window: object) -> None:
+def test_windows_outside_the_image_are_refused(window: object) -> None:
     with pytest.raises(InputError, match="zipar_window"):
         build_accelerator("zipar", zipar_window=window).fit(rasters())
 
@@ -192,7 +192,7 @@ def test_a_cell_whose_logits_are_no_numbers_ends_its_row_alone(monkeypatch: pyte
     assert outputs[1] == whole[1][: len(outputs[1])] and len(outputs[1]) < 16
 
 
-LOOP, PICTURE = "mmspec.decoding.parallel", "mmspec.decoding.image_cells:Picture"
+LOOP, IMAGE = "mmspec.decoding.parallel", "mmspec.decoding.image_cells:Image"
 BUGS = {
     "zero keys take part": (
         checks.rasters_equal_naive,
@@ -211,17 +211,17 @@ BUGS = {
     ),
     "a stand-in stays": (
         checks.rasters_equal_naive,
-        f"{PICTURE}.step",
+        f"{IMAGE}.step",
         ("[self.tokens[place] != FREE for place in places]", "[True for place in places]"),
     ),
     "the stand-in is the first of its row": (
         checks.rasters_equal_naive,
-        f"{PICTURE}.latest",
+        f"{IMAGE}.latest",
         ("place -= 1", "place -= place % self.grid.stride"),
     ),
     "a row's last token is never fed": (
         checks.rasters_equal_naive,
-        f"{PICTURE}.put",
+        f"{IMAGE}.put",
         ("sorted(decided)\n", "sorted(p for p in decided if (p + 1) % self.grid.stride)\n"),
     ),
     "rows begin a step early": (
@@ -244,7 +244,7 @@ BUGS = {
         "mmspec.decoding_orders.staircase:Staircase.puts_on_trial",
         ("return self.adaptive", "return False"),
     ),
-    "judged by the law that they were drawn from": (
+    "judged by the distribution that they were drawn from": (
         checks.first_tokens_follow_the_wider_window,
         f"{LOOP}:judge",
         (
@@ -252,7 +252,7 @@ BUGS = {
             "rule.verify(draft, Scores(draft.q.log(), False)",
         ),
     ),
-    "the offered law is that of the second asking": (
+    "the offered distribution is that of the second asking": (
         checks.first_tokens_follow_the_wider_window,
         f"{LOOP}:judge",
         (

@@ -33,7 +33,7 @@ def head_for(target: CausalTarget, seed: int = 3, **settings: Any) -> Eagle3Head
 
 
 def drafts_are_those_of_the_slow_way(family: str = "llava", tree: str = "dynamic", words: int = 0) -> None:
-    """Ragged prompts with pictures and accepted paths, in float64.
+    """Ragged prompts with images and accepted paths, in float64.
 
     Args:
         words: of the draft vocabulary; 0 for all.

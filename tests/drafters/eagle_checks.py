@@ -60,7 +60,7 @@ def few_words() -> CausalTarget:
 
 @functools.cache
 def llamagen(dtype: torch.dtype = torch.float64) -> LlamaGenTarget:
-    """Pictures of 4 x 4 cells out of 48 codes, of five classes."""
+    """Images of 4 x 4 cells out of 48 codes, of five classes."""
     config = LlamaGenConfig(
         vocab_size=48,
         hidden_size=32,
@@ -159,7 +159,7 @@ def drafts_are_those_of_the_slow_way(scale: float = 1.0, tree: str = "dynamic") 
     assert max(run.stats.accepted_histogram) >= 2, "a path of several candidates was accepted"
 
 
-def pictures_are_drafted_as_the_slow_way() -> None:
+def images_are_drafted_as_the_slow_way() -> None:
     """The same on LlamaGen: prompts of one condition slot, positions of a raster, guidance."""
     target = llamagen()
     drafter = EagleDrafter(head_for(target), num_draft_tokens=12, depth=2, top_k=6).fit(target)

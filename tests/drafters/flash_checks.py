@@ -31,18 +31,18 @@ from mmspec.targets.causal import CausalTarget
 from tests.contracts.running import decode, random_prompts
 from tests.drafters.eagle_checks import WORDS, Gullible, few_words, paths_of
 from tests.drafters.naive_flash import NaiveFlash
-from tests.tiny_models import VISION_LANGUAGE_FAMILIES, encode, tiny_pictures, user_message
+from tests.tiny_models import VISION_LANGUAGE_FAMILIES, encode, tiny_images, user_message
 
 QUESTION = "what is there ?"
-PICTURES = tiny_pictures()
+IMAGES = tiny_images()
 MESSAGES = {
-    "one image": user_message(QUESTION, PICTURES[:1]),
-    "two images": user_message("which one is red ?", PICTURES[1:3]),
+    "one image": user_message(QUESTION, IMAGES[:1]),
+    "two images": user_message("which one is red ?", IMAGES[1:3]),
     "no image": user_message(QUESTION),
     "several turns": [
-        *user_message(QUESTION, PICTURES[:1]),
+        *user_message(QUESTION, IMAGES[:1]),
         {"role": "assistant", "content": [{"type": "text", "text": "a red circle"}]},
-        *user_message("and there ?", PICTURES[2:3]),
+        *user_message("and there ?", IMAGES[2:3]),
     ],
 }
 
@@ -86,7 +86,7 @@ def answer(
     rule: AcceptanceRule | None = None,
     seed: int | Sequence[int] = 5,
 ) -> Sequences:
-    """Run the loop on prompts with pictures."""
+    """Run the loop on prompts with images."""
     requests = [Request(each) for each in inputs]
     prompts = [request.prompt_tokens for request in requests]
     sequences = Sequences(prompts, Stopping(new_tokens), DecodingStats(), target.device)
@@ -134,7 +134,7 @@ class Examined(Drafter, DraftSession):
 def drafts_are_those_of_the_slow_way(
     family: str = "llava", block: int = 2, top_k: int = 2, **settings: Any
 ) -> None:
-    """Ragged prompts with pictures and accepted paths, in float64: rows, positions and masks are right."""
+    """Ragged prompts with images and accepted paths, in float64: rows, positions and masks are right."""
     target = target_of(family, torch.float64)
     head = head_for(target, **settings)
     nodes = 5 if top_k == 1 else 9

@@ -64,7 +64,7 @@ def drafter_for(kind: str, target: CausalTarget, **shape: Any) -> HeadDrafter:
 def drafts_are_those_of_the_slow_way(
     kind: str = "hydra", family: str = "llava", tree: str = "dynamic"
 ) -> None:
-    """Ragged prompts with pictures and accepted paths, in float64: states, rows and paths are right."""
+    """Ragged prompts with images and accepted paths, in float64: states, rows and paths are right."""
     target = target_of(family, torch.float64)
     sizes = {"num_draft_tokens": 9, "depth": 3, "top_k": 3} if tree == "dynamic" else {"tree": tree}
     drafter = drafter_for(kind, target, **sizes)

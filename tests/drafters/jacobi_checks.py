@@ -1,7 +1,7 @@
 """What must hold of the Jacobi drafter, as functions: tests run them on the code, planted bugs on mutations.
 
-A picture of 2 x 2 cells over five codes with forced row ends, whose law is a table: 625 outputs, all of whose
-probabilities are known (dossier T0).
+An image of 2 x 2 cells over five codes with forced row ends, whose distribution is a table: 625 outputs, all
+of whose probabilities are known (dossier T0).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafting.window import WindowLayout
 from mmspec.targets import ImageTokenTarget
-from tests.contracts.laws import ALARM, chi_square, reference_law
+from tests.contracts.distributions import ALARM, chi_square, reference_distribution
 from tests.contracts.toy import TableState, TableTarget, dirichlet
 
 PROMPTS = ((1, 2), (0, 4))  # conditional, unconditional; the first token says which table
@@ -31,8 +31,8 @@ GRID = ImageGrid(rows=2, columns=2, codebook_size=5, row_end=5)
 ROWS = 25_000
 
 
-class PictureTable(TableTarget):
-    """A table of the last two tokens whose outputs are pictures: syntax where forced, codes elsewhere."""
+class ImageTable(TableTarget):
+    """A table of the last two tokens whose outputs are images: syntax where forced, codes elsewhere."""
 
     def __init__(self, logits: Tensor, grid: ImageGrid = GRID) -> None:
         super().__init__(logits)
@@ -61,13 +61,13 @@ class PictureTable(TableTarget):
         )
 
 
-def picture(tables: int = 1) -> PictureTable:
-    """Laws that lean on what stands before: 0.4 of total variation between two of them."""
-    return PictureTable(dirichlet(tables, 6, 6, 6, seed=0, concentration=1.0).log())
+def image(tables: int = 1) -> ImageTable:
+    """Distributions that lean on what stands before: 0.4 of total variation between two of them."""
+    return ImageTable(dirichlet(tables, 6, 6, 6, seed=0, concentration=1.0).log())
 
 
-class ToyPictures(ImageTokenTarget):
-    """Pictures of 62 codes from a small language model in float64: row ends are 62, the end is 63."""
+class ToyImages(ImageTokenTarget):
+    """Images of 62 codes from a small language model in float64: row ends are 62, the end is 63."""
 
     def __init__(self, model: PreTrainedModel, grid: ImageGrid) -> None:
         super().__init__(model, grid, syntax=2)
@@ -86,7 +86,7 @@ def rule_for(drafter: Drafter) -> AcceptanceRule:
 
 
 def sample(
-    target: PictureTable, drafter: Drafter, sampler: Sampler, rows: int = ROWS, seed: int = 11
+    target: ImageTable, drafter: Drafter, sampler: Sampler, rows: int = ROWS, seed: int = 11
 ) -> tuple[Tensor, Tensor]:
     """The loop without its host: outputs [rows, length] and forwards [rows], the prompt's among them.
 
@@ -126,11 +126,13 @@ def sample(
     return outputs[:, :length], forwards
 
 
-def check_law(drafter: JacobiDrafter, sampler: Sampler, rows: int = ROWS, seed: int = 11) -> None:
-    """All 625 pictures come as often as the table says, in between N / W and N forwards."""
+def check_distribution(drafter: JacobiDrafter, sampler: Sampler, rows: int = ROWS, seed: int = 11) -> None:
+    """All 625 images come as often as the table says, in between N / W and N forwards."""
     guided = sampler.guidance_scale != 1.0
-    target = picture(tables=2)
-    joint = target.joint(PROMPTS[: 1 + guided], GRID.length, lambda logits: reference_law(logits, sampler))
+    target = image(tables=2)
+    joint = target.joint(
+        PROMPTS[: 1 + guided], GRID.length, lambda logits: reference_distribution(logits, sampler)
+    )
     outputs, forwards = sample(target, drafter, sampler, rows, seed)
     cells = outputs @ 6 ** torch.arange(GRID.length - 1, -1, -1)
     fit = chi_square(torch.bincount(cells, minlength=joint.numel()), joint.flatten())
@@ -138,28 +140,28 @@ def check_law(drafter: JacobiDrafter, sampler: Sampler, rows: int = ROWS, seed: 
     assert forwards.min() >= -(-GRID.length // drafter.window) and forwards.max() <= GRID.length
 
 
-def maximal_law() -> None:
-    check_law(JacobiDrafter(4), Sampler(1.0), rows=40_000)
+def maximal_distribution() -> None:
+    check_distribution(JacobiDrafter(4), Sampler(1.0), rows=40_000)
 
 
-def maximal_law_at_low_temperature() -> None:
-    check_law(JacobiDrafter(4), Sampler(0.6))
+def maximal_distribution_at_low_temperature() -> None:
+    check_distribution(JacobiDrafter(4), Sampler(0.6))
 
 
 def repeated_cells_are_scored_as_they_are() -> None:
-    check_law(JacobiDrafter(4, init="repeat"), Sampler(1.0))
+    check_distribution(JacobiDrafter(4, init="repeat"), Sampler(1.0))
 
 
-def law_with_a_tail() -> None:
-    check_law(JacobiDrafter(4, tail_depth=2, tail_children=3), Sampler(1.0))
+def distribution_with_a_tail() -> None:
+    check_distribution(JacobiDrafter(4, tail_depth=2, tail_children=3), Sampler(1.0))
 
 
-def flat_target(sensitivity: float = 0.43) -> PictureTable:
+def flat_target(sensitivity: float = 0.43) -> ImageTable:
     """64 codes, 8 x 16 cells, total variation 0.24 between contexts: the simulation of the dossier's 15."""
     generator = torch.Generator().manual_seed(0)
     shared = torch.randn(64, generator=generator)
     own = torch.randn(1, 64, 64, 64, generator=generator)
-    return PictureTable(shared + sensitivity * own, ImageGrid(rows=8, columns=16, codebook_size=64))
+    return ImageTable(shared + sensitivity * own, ImageGrid(rows=8, columns=16, codebook_size=64))
 
 
 def mean_forwards(drafter: JacobiDrafter, rows: int = 64) -> float:
@@ -174,7 +176,7 @@ def coupled_drafts_save_forwards() -> None:
 
 
 def neighbours_are_the_nearest_covered_cells() -> None:
-    """Against a walk over the picture, with and without row ends, from every place."""
+    """Against a walk over the image, with and without row ends, from every place."""
     for grid in (ImageGrid(3, 4, 9, row_end=9, ending=(10,)), ImageGrid(3, 4, 9)):
         layout = WindowLayout([grid], 11, torch.device("cpu"))
         cells = [index for index, token in enumerate(grid.forced) if token == FREE]

@@ -17,7 +17,7 @@ from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.drafting.heads import HeadDrafter
 from mmspec.drafting.length import CostModel, PacedDrafter
-from tests.contracts import laws
+from tests.contracts import distributions
 from tests.contracts.checks import PROMPTS, joint_of, llama
 from tests.contracts.running import FanOutTarget, decode, random_prompts
 from tests.drafters.eagle_checks import WORDS, Examined, Gullible, few_words, head_for
@@ -101,8 +101,8 @@ def resized_drafts_are_those_of_the_slow_way(kind: str = "eagle", scale: float =
     assert len(run.stats.accepted_histogram) >= 3
 
 
-def confident_law(stop_below: float = 0.3, pace: Iterable[int] = (1,)) -> None:
-    """Chains that end where the draft model is unsure, and sizes that change: the law is the target's."""
+def confident_distribution(stop_below: float = 0.3, pace: Iterable[int] = (1,)) -> None:
+    """Chains that end where the draft model is unsure, and sizes that change: the distribution is the target's."""
     sampler, prompt, rows = Sampler(1.0), (3, 1, 4), 6_000
     target, small = FanOutTarget(tiny_lm_v8()), FanOutTarget(tiny_lm_v8(seed=5))
     drafter = DraftModelDrafter(small, 3, "sampled").stopping_below(stop_below)
@@ -117,14 +117,14 @@ def confident_law(stop_below: float = 0.3, pace: Iterable[int] = (1,)) -> None:
             max_new_tokens=4,
             seed=7,
         )
-    laws.check_outputs(run, joint_of(target, prompt, 4, sampler), f"stopping below {stop_below}")
+    distributions.check_outputs(run, joint_of(target, prompt, 4, sampler), f"stopping below {stop_below}")
     drafted = sum(run.stats.drafted) / sum(run.stats.rounds)
     assert 0.2 < drafted < 2.8, "some chains were cut short, others were not"
 
 
 @dataclass
 class Device:
-    """Where rounds take what it says, on a text whose tokens are foretold at some rate.
+    """Where rounds take what it says, on a text whose tokens are predicted at some rate.
 
     Attributes:
         seconds: of a round of each choice.

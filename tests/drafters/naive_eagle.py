@@ -43,7 +43,7 @@ class NaiveEagle:
         self.head, self.target, self.prompts, self.sampler = head, target, prompts, sampler
         self.known: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor | None]] = {}
 
-    def law(self, output: list[int], path: Path) -> Tensor:
+    def distribution(self, output: list[int], path: Path) -> Tensor:
         """[V] the head's log-probabilities after the emitted tokens and a path of candidates."""
         logits = torch.stack([self.logits(prompt, output, path) for prompt in self.prompts])
         if len(self.prompts) == 2:
@@ -85,7 +85,7 @@ class NaiveEagle:
         for _ in range(shape.depth):
             level = []
             for path, score in frontier:
-                values, tokens = self.law(output, path).topk(shape.top_k)
+                values, tokens = self.distribution(output, path).topk(shape.top_k)
                 level += [
                     ((*path, token), score + value)
                     for value, token in zip(values.tolist(), tokens.tolist(), strict=True)
@@ -98,6 +98,6 @@ class NaiveEagle:
         """The proposed paths of a static tree, given by the ranks along each."""
         found: dict[str, Path] = {"": ()}
         for name in sorted(ranks, key=len):
-            law = self.law(output, found[name[:-1]])
-            found[name] = (*found[name[:-1]], int(law.topk(int(name[-1]) + 1).indices[-1]))
+            distribution = self.distribution(output, found[name[:-1]])
+            found[name] = (*found[name[:-1]], int(distribution.topk(int(name[-1]) + 1).indices[-1]))
         return {path for path in found.values() if path}

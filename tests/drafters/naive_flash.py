@@ -11,7 +11,7 @@ from mmspec.decoding.sampling import Sampler, guide
 from mmspec.drafting.tree import DynamicTree
 from mmspec.models.flash import FlashHead
 from mmspec.targets.causal import CausalTarget
-from mmspec.visual_tokens.spans import find_pictures
+from mmspec.visual_tokens.spans import find_images
 from tests.drafters.naive_eagle import Path, read_whole
 
 
@@ -34,7 +34,7 @@ class NaiveFlash:
         self.head, self.target, self.prompts, self.sampler, self.block = head, target, prompts, sampler, block
         self.known: dict[tuple[int, int], Tensor] = {}
 
-    def law(self, output: list[int], path: Path) -> Tensor:
+    def distribution(self, output: list[int], path: Path) -> Tensor:
         """[V] the head's log-probabilities after the emitted tokens and a path of candidates."""
         logits = torch.cat([self.logits(prompt, output, path) for prompt in self.prompts])
         logits = guide(logits[:, None], self.sampler.guidance_scale)[0, 0]
@@ -47,13 +47,13 @@ class NaiveFlash:
         rows = self.committed(prompt, output)
         drafted = self.target.embed(torch.tensor([path], dtype=torch.long)) if path else rows[:, :0]
         for start in range(0, len(path) - self.block + 1, self.block):
-            foretold = self.head.foretell(self.state(rows), self.block)
+            predicted = self.head.predict(self.state(rows), self.block)
             stretch = drafted[:, start : start + self.block]
-            rows = torch.cat([rows, self.head.fuse(stretch, foretold)], 1)
+            rows = torch.cat([rows, self.head.fuse(stretch, predicted)], 1)
         offset = len(path) % self.block
-        foretold = self.head.foretell(self.state(rows), offset + 1)[:, offset]
+        predicted = self.head.predict(self.state(rows), offset + 1)[:, offset]
         newest = path[-1] if path else output[-1]
-        return self.target.head(foretold) + self.head.bias(torch.tensor([newest]))
+        return self.target.head(predicted) + self.head.bias(torch.tensor([newest]))
 
     def state(self, rows: Tensor) -> Tensor:
         """[1, d] at the last row."""
@@ -61,11 +61,11 @@ class NaiveFlash:
         return hidden[:, -1]
 
     def committed(self, prompt: dict[str, Any], output: list[int]) -> Tensor:
-        """The rows of prompt and output, pictures compressed, by one forward of the target over all."""
+        """The rows of prompt and output, images compressed, by one forward of the target over all."""
         key = id(prompt), len(output)
         if key not in self.known:
             taps, _ = read_whole(self.target, prompt, output)
-            spans = [find_pictures(self.target.config, prompt)]
+            spans = [find_images(self.target.config, prompt)]
             question = torch.tensor([prompt["input_ids"].shape[1] - 1])
             made = self.head.read_prompts(taps[0], taps[-1], [taps[0].shape[1]], spans, question)
             self.known[key] = made.rows
@@ -78,7 +78,7 @@ class NaiveFlash:
         for _ in range(shape.depth):
             level = []
             for path, score in frontier:
-                values, tokens = self.law(output, path).topk(shape.top_k)
+                values, tokens = self.distribution(output, path).topk(shape.top_k)
                 level += [
                     ((*path, token), score + value)
                     for value, token in zip(values.tolist(), tokens.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Drafting with a smaller model: laws through a real cache, other vocabularies, prompts of its own."""
+"""Drafting with a smaller model: distributions through a real cache, other vocabularies, prompts of its own."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tests.contracts.running import decode, generate
 from tests.tiny_models import tiny_llama
 
 
-def test_a_sampled_chain_keeps_the_law_through_the_whole_loop() -> None:
+def test_a_sampled_chain_keeps_the_distribution_through_the_whole_loop() -> None:
     """V = 8, 12,000 rows, three drafts a round, five tokens; the exact joint by reading every prefix."""
-    checks.real_model_law(sampler=Sampler(0.7, top_k=6))
+    checks.real_model_distribution(sampler=Sampler(0.7, top_k=6))
 
 
-def test_coupled_drafts_keep_the_law() -> None:
-    checks.real_model_law("coupled", SampleAndMatch(), Sampler(1.3), rows=6_000)
+def test_coupled_drafts_keep_the_distribution() -> None:
+    checks.real_model_distribution("coupled", SampleAndMatch(), Sampler(1.3), rows=6_000)
 
 
-def test_recursive_rejection_keeps_the_law_of_a_chain() -> None:
-    checks.real_model_law("sampled", RecursiveRejection(), Sampler(1.0, top_p=0.9), rows=6_000)
+def test_recursive_rejection_keeps_the_distribution_of_a_chain() -> None:
+    checks.real_model_distribution("sampled", RecursiveRejection(), Sampler(1.0, top_p=0.9), rows=6_000)
 
 
 def test_a_copy_of_the_target_is_always_right() -> None:
@@ -42,7 +42,7 @@ def test_a_copy_of_the_target_is_always_right() -> None:
 
 
 def test_coupling_accepts_more_than_drawing_apart() -> None:
-    """Where the two laws agree, shared noise draws the same token."""
+    """Where the two distributions agree, shared noise draws the same token."""
     other = CausalTarget(tiny_llama())
     with torch.no_grad():
         for parameter in other.model.parameters():
@@ -72,7 +72,7 @@ def test_a_fitted_vocabulary_gives_no_mass_to_what_the_draft_lacks() -> None:
 
 
 def test_a_draft_may_read_a_prompt_of_its_own() -> None:
-    """Longer or shorter than the target's: text alone beside pictures, say."""
+    """Longer or shorter than the target's: text alone beside images, say."""
     expected = [generate(llama().model, prompt, 24) for prompt in PROMPTS]
     extra = [[9] * 40, [], [5]]
     requests = [

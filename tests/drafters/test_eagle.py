@@ -36,12 +36,12 @@ from tests.tiny_models import (
     tiny_emu3,
     tiny_gemma2,
     tiny_gpt2,
+    tiny_images,
     tiny_janus,
     tiny_llama,
     tiny_llava,
     tiny_lumina,
     tiny_mistral_sliding,
-    tiny_pictures,
     tiny_qwen2_vl,
     user_message,
 )
@@ -58,8 +58,8 @@ def test_drafts_are_those_of_the_slow_way(tree: str, scale: float) -> None:
     eagle_checks.drafts_are_those_of_the_slow_way(scale, tree)
 
 
-def test_pictures_are_drafted_as_the_slow_way() -> None:
-    eagle_checks.pictures_are_drafted_as_the_slow_way()
+def test_images_are_drafted_as_the_slow_way() -> None:
+    eagle_checks.images_are_drafted_as_the_slow_way()
 
 
 GROWTH = "mmspec.drafting.growth:TreeGrowth"
@@ -109,7 +109,7 @@ def test_greedy_output_is_that_of_generate(shape: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_pictures_are_those_of_plain_decoding(shape: dict[str, object], scale: float) -> None:
+def test_images_are_those_of_plain_decoding(shape: dict[str, object], scale: float) -> None:
     """Bitwise, greedy and sampled, alone and in a batch."""
     target = llamagen()
     eagle = Accelerator("eagle", EagleDrafter(head_for(target), **shape), SampleAndMatch()).fit(target)  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def test_pictures_are_those_of_plain_decoding(shape: dict[str, object], scale: f
 
 
 @pytest.mark.parametrize("family", [tiny_janus, tiny_emu3, tiny_anole, tiny_lumina])
-def test_pictures_with_syntax_are_those_of_plain_decoding(family: Callable[[], Any]) -> None:
+def test_images_with_syntax_are_those_of_plain_decoding(family: Callable[[], Any]) -> None:
     """Heads of their own for codes, rows that end, forced tokens: drafted for free, and never missed."""
     model, tokenizer, *_ = family()
     target = image_target(model, family="lumina_mgpt" if family is tiny_lumina else None)
@@ -142,12 +142,12 @@ def test_pictures_with_syntax_are_those_of_plain_decoding(family: Callable[[], A
 
 
 @pytest.mark.parametrize("family", [tiny_llava, tiny_qwen2_vl])
-def test_pictures_in_the_prompt(family: Callable[[], Family]) -> None:
-    """The head reads what the target made of the picture: its embeddings and its positions, M-RoPE too."""
+def test_images_in_the_prompt(family: Callable[[], Family]) -> None:
+    """The head reads what the target made of the image: its embeddings and its positions, M-RoPE too."""
     model, processor = family()
     target = VisionLanguageTarget(model)
     inputs = [
-        dict(encode(processor, [user_message(text, images=tiny_pictures(count))]))
+        dict(encode(processor, [user_message(text, images=tiny_images(count))]))
         for text, count in (("what is there ?", 1), ("which one is red ?", 2), ("hello there", 0))
     ]
     expected = [loop.generate(model, row, 16) for row in inputs]
@@ -246,7 +246,7 @@ def test_tokens_that_sampling_excludes_are_not_drafted() -> None:
     )
 
 
-def test_the_grammar_of_a_picture() -> None:
+def test_the_grammar_of_a_image() -> None:
     """Codes at cells, the row end alone after a row, the ending alone at the end, nothing beyond it."""
     grid = ImageGrid(2, 2, codebook_size=3, row_end=3, ending=(4,))
     grammar = Grammar([grid, grid], torch.device("cpu"))

@@ -121,7 +121,7 @@ def test_long_output_is_that_of_plain_decoding(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["llamagen", "emu3"])
 @pytest.mark.parametrize("words", [None, 13])
-def test_pictures_are_those_of_plain_decoding(family: str, words: int | None) -> None:
+def test_images_are_those_of_plain_decoding(family: str, words: int | None) -> None:
     """Under guidance; syntax that the head does not know costs its drafts."""
     if family == "emu3":
         model, tokenizer, *_ = tiny_emu3()

@@ -20,7 +20,7 @@ from tests.tiny_models import (
     VISION_LANGUAGE_FAMILIES,
     encode,
     tiny_clip,
-    tiny_pictures,
+    tiny_images,
     user_message,
 )
 
@@ -58,10 +58,10 @@ def test_sampled_output_is_bitwise_that_of_plain_decoding(kind: str, family: str
 
 @pytest.mark.parametrize("family", sorted(VISION_LANGUAGE_FAMILIES))
 def test_every_family_and_clips(family: str) -> None:
-    """Tiles, newlines, frames, three axes of positions: every family's pictures are compressed."""
+    """Tiles, newlines, frames, three axes of positions: every family's images are compressed."""
     model, processor = VISION_LANGUAGE_FAMILIES[family]()
     target = VisionLanguageTarget(model)
-    messages = [user_message("what is there ?", tiny_pictures(2))]
+    messages = [user_message("what is there ?", tiny_images(2))]
     if family in HAS_VIDEO:
         messages.append(user_message("and there ?", videos=[tiny_clip()]))
     inputs = [dict(encode(processor, each)) for each in messages]
@@ -73,7 +73,7 @@ def test_every_family_and_clips(family: str) -> None:
 SESSION = "mmspec.drafting.feature_session:FeatureSession"
 BUGS = {
     "later rows are told nothing": (f"{SESSION}._read", "features, self.summary)", "features)"),
-    "every row is told of the first row's picture": (
+    "every row is told of the first row's image": (
         f"{SESSION}._read",
         "features, self.summary)",
         "features, self.summary[:1].expand(len(features), -1))",

@@ -74,7 +74,7 @@ BUGS = {
     ),
     "the question is the first token": (f"{READING}._prompt_rows", "[length - 1]", "[0]"),
     "every offset of a block is the first": (TREE, "logits[:, :, offset]", "logits[:, :, 0]"),
-    "features of another offset": (TREE, "foretold[:, :, offset]", "foretold[:, :, 0]"),
+    "features of another offset": (TREE, "predicted[:, :, offset]", "predicted[:, :, 0]"),
     "all nodes descend from the first": (TREE, "base = base.gather(1, parent)", "base = 0 * parent"),
     "the bias of one token for all": (
         f"{SESSION}._guided",
@@ -153,7 +153,7 @@ def test_sampled_output_is_bitwise_that_of_plain_decoding(family: str, shape: di
 
 
 @pytest.mark.parametrize("build", [tiny_mistral_sliding, tiny_llama])
-def test_targets_without_pictures(build: Callable[..., Any]) -> None:
+def test_targets_without_images(build: Callable[..., Any]) -> None:
     target = CausalTarget(build())
     drafter = FlashDrafter(head_for(target)).fit(target)
     expected = [generate(target.model, prompt, 24) for prompt in PROMPTS]

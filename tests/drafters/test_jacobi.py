@@ -1,4 +1,4 @@
-"""The Jacobi drafter: its law, its identity with plain decoding, its forwards, and what it refuses."""
+"""The Jacobi drafter: its distribution, its identity with plain decoding, its forwards, and what it refuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mmspec.decoding.interfaces import Drafter, PromptOutput, Request, TargetOut
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import Sequences, Stopping
-from mmspec.decoding.sparse_law import SparseLaw
+from mmspec.decoding.sparse_distribution import SparseDistribution
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafters.jacobi import INITS, KIND_OF_COUPLING, JacobiDrafter, JacobiSession, pick
@@ -29,16 +29,16 @@ from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import CausalTarget
 from mmspec.targets.causal import CausalState
 from mmspec.targets.llamagen import LlamaGenTarget
-from tests.contracts import laws
+from tests.contracts import distributions
 from tests.contracts.checks import PROMPTS, joint_of, precise
 from tests.contracts.running import FanOutTarget, decode
 from tests.decoding.test_rounds import counted_reads
 from tests.drafters import jacobi_checks as checks
-from tests.drafters.jacobi_checks import ToyPictures, check_law, mean_forwards, rule_for
+from tests.drafters.jacobi_checks import ToyImages, check_distribution, mean_forwards, rule_for
 from tests.models.converted import convert_and_load
 from tests.models.naive_llamagen import class_prefix, naive_greedy
 from tests.models.official_layout import CLASSES, HEADS, transformer_state
-from tests.targets.image_loop import draw as draw_pictures
+from tests.targets.image_loop import draw as draw_images
 from tests.tiny_models import tiny_lm, tiny_lm_v8
 
 GRID = ImageGrid(rows=5, columns=6, codebook_size=62, row_end=62, ending=(63,))
@@ -51,12 +51,12 @@ def draw(
     drafter: Drafter,
     rows: Sequence[int] = (0, 1, 2),
     sampler: Sampler = SAMPLER,
-    target: ToyPictures | None = None,
+    target: ToyImages | None = None,
     grid: ImageGrid = GRID,
     end: Sequence[int] = (),
 ) -> tuple[list[list[int]], DecodingStats, Sequences]:
-    """Pictures of some of the prompts, each with its own seed."""
-    target = target or pictures()
+    """Images of some of the prompts, each with its own seed."""
+    target = target or images()
     negative = {"input_ids": torch.tensor([list(PROMPTS[0])])}
     requests = [
         Request({"input_ids": torch.tensor([list(PROMPTS[row])])}, negative_inputs=negative, grid=grid)
@@ -74,8 +74,8 @@ def draw(
 
 
 @functools.cache
-def pictures() -> ToyPictures:
-    return ToyPictures(tiny_lm(), GRID)
+def images() -> ToyImages:
+    return ToyImages(tiny_lm(), GRID)
 
 
 @functools.cache
@@ -83,7 +83,7 @@ def plain(sampler: Sampler = SAMPLER) -> list[list[int]]:
     return draw(NoDrafter(), sampler=sampler)[0]
 
 
-LAWS = {
+DISTRIBUTIONS = {
     "fresh, 2": (JacobiDrafter(2, "fresh"), Sampler(1.0)),
     "fresh, 4, top-k": (JacobiDrafter(4, "fresh", "uniform"), Sampler(1.0, top_k=3)),
     "maximal, 2, top-p": (JacobiDrafter(2, "maximal", "above"), Sampler(1.0, top_p=0.8)),
@@ -95,11 +95,11 @@ LAWS = {
 }
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
 @torch.inference_mode()
-def test_pictures_follow_the_targets_law(name: str) -> None:
-    drafter, sampler = LAWS[name]
-    check_law(drafter, sampler)
+def test_images_follow_the_targets_distribution(name: str) -> None:
+    drafter, sampler = DISTRIBUTIONS[name]
+    check_distribution(drafter, sampler)
 
 
 @pytest.mark.slow
@@ -107,16 +107,18 @@ def test_pictures_follow_the_targets_law(name: str) -> None:
 @pytest.mark.parametrize("coupling", KIND_OF_COUPLING)
 @pytest.mark.parametrize("window", [1, 2, 4, 6])
 @torch.inference_mode()
-def test_every_window_coupling_and_init_follows_the_law(window: int, coupling: str, init: str) -> None:
-    check_law(JacobiDrafter(window, coupling, init), Sampler(1.0), rows=100_000)
+def test_every_window_coupling_and_init_follows_the_distribution(
+    window: int, coupling: str, init: str
+) -> None:
+    check_distribution(JacobiDrafter(window, coupling, init), Sampler(1.0), rows=100_000)
     if window > 1:
         tail = JacobiDrafter(window, coupling, init, window - 1, 3)
-        check_law(tail, Sampler(0.8, top_k=4, guidance_scale=1.5))
+        check_distribution(tail, Sampler(0.8, top_k=4, guidance_scale=1.5))
 
 
 @pytest.mark.parametrize("name", ["cold", "tail, top-k"])
 @torch.inference_mode()
-def test_tokens_of_a_transformer_follow_its_law(name: str) -> None:
+def test_tokens_of_a_transformer_follow_its_distribution(name: str) -> None:
     """Every prefix read without a cache is the judge; rows of one batch are the sample."""
     drafter, sampler = {
         "cold": (JacobiDrafter(4), Sampler(0.6)),
@@ -127,11 +129,11 @@ def test_tokens_of_a_transformer_follow_its_law(name: str) -> None:
         patch.setattr(cache, "CAPACITY_BLOCK", 16)  # thousands of rows of 256 places would be gigabytes
         rule = rule_for(drafter)
         run = decode(target, [prompt] * 8_000, drafter, rule, sampler, max_new_tokens=5, seed=7)
-    laws.check_outputs(run, joint_of(target, prompt, 5, sampler), name)
+    distributions.check_outputs(run, joint_of(target, prompt, 5, sampler), name)
 
 
-def test_pictures_of_llamagen(tmp_path: Path) -> None:
-    """A checkpoint in the official layout: the greedy picture of a naive loop, draws as plain ones."""
+def test_images_of_llamagen(tmp_path: Path) -> None:
+    """A checkpoint in the official layout: the greedy image of a naive loop, draws as plain ones."""
     state = transformer_state(seed=9, **CLASSES)
     target = LlamaGenTarget(convert_and_load(tmp_path, state))
     side = target.grid.columns
@@ -139,23 +141,23 @@ def test_pictures_of_llamagen(tmp_path: Path) -> None:
     greedy = [naive_greedy(state, HEADS, side, class_prefix(state, label), side**2) for label in (0, 4)]
     for options in ({}, {"coupling": "exact"}, {"init": "above"}):
         accelerator = build_accelerator("sjd", window=6, **options).fit(target)
-        assert draw_pictures(target, accelerator, requests)[0] == greedy
-    expected, _ = draw_pictures(target, build_accelerator("none"), requests, temperature=1.0)
+        assert draw_images(target, accelerator, requests)[0] == greedy
+    expected, _ = draw_images(target, build_accelerator("none"), requests, temperature=1.0)
     exact = build_accelerator("sjd", window=side**2, coupling="exact").fit(target)
-    assert draw_pictures(target, exact, requests, temperature=1.0)[0] == expected
+    assert draw_images(target, exact, requests, temperature=1.0)[0] == expected
 
 
 def test_inversion_draws_every_token_with_its_own_probability() -> None:
     """On an even grid of uniforms the shares are the probabilities; what has none is never drawn."""
-    law = torch.tensor([0.0, 0.125, 0.0, 0.5, 0.375, 0.0]).expand(1, 800, 6)
+    distribution = torch.tensor([0.0, 0.125, 0.0, 0.5, 0.375, 0.0]).expand(1, 800, 6)
     u = torch.stack([(torch.arange(800) + 0.5) / 800, torch.full((800,), 0.5)], -1).double()[None]
-    assert torch.bincount(pick(law, u)[0], minlength=6).tolist() == [0, 100, 0, 400, 300, 0]
+    assert torch.bincount(pick(distribution, u)[0], minlength=6).tolist() == [0, 100, 0, 400, 300, 0]
     edges = torch.tensor([[[2**-25, 2**-25], [1 - 2**-25, 1 - 2**-25]]], dtype=torch.float64)
-    assert pick(law[:, :2], edges).tolist() == [[1, 4]]
+    assert pick(distribution[:, :2], edges).tolist() == [[1, 4]]
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 8, 32])
-def test_the_targets_own_noise_gives_the_pictures_of_plain_decoding(window: int) -> None:
+def test_the_targets_own_noise_gives_the_images_of_plain_decoding(window: int) -> None:
     """Bitwise, for every init and with a tail, in batches of one and of three; in fewer forwards."""
     tails = [{}] if window == 1 else [{}, TAIL | {"tail_depth": min(3, window - 1)}]
     for init in INITS:
@@ -170,13 +172,13 @@ def test_the_targets_own_noise_gives_the_pictures_of_plain_decoding(window: int)
 
 
 @pytest.mark.parametrize("coupling", KIND_OF_COUPLING)
-def test_greedy_pictures_are_those_of_plain_decoding(coupling: str) -> None:
+def test_greedy_images_are_those_of_plain_decoding(coupling: str) -> None:
     for options in (*({"init": init} for init in INITS), TAIL):
         drafter = JacobiDrafter(8, coupling, **options)
         assert draw(drafter, sampler=Sampler())[0] == plain(Sampler()), options
 
 
-def test_guided_pictures_are_those_of_plain_decoding() -> None:
+def test_guided_images_are_those_of_plain_decoding() -> None:
     for sampler in (Sampler(guidance_scale=2.0), Sampler(0.9, guidance_scale=2.0)):
         expected = draw(NoDrafter(), sampler=sampler)[0]
         for tail in ({}, TAIL):
@@ -194,7 +196,7 @@ def test_a_row_of_a_batch_is_drawn_as_it_is_alone(coupling: str) -> None:
         assert [draw(drafter, [row])[0][0] for row in (2, 0, 1)] == together, options
 
 
-def test_pictures_of_several_sizes_share_a_batch() -> None:
+def test_images_of_several_sizes_share_a_batch() -> None:
     """Each row has its own places, grammar and neighbours."""
     small = ImageGrid(rows=3, columns=2, codebook_size=62, row_end=62, ending=(63,))
     for init in INITS:
@@ -298,7 +300,7 @@ def test_proposing_reads_nothing_from_the_device(init: str) -> None:
         assert not reads
 
 
-class Poisoned(ToyPictures):
+class Poisoned(ToyImages):
     """Row 1 has NaN for the token at output index `at`; or, `ahead`, for all from two places on."""
 
     def __init__(self, at: int, ahead: bool = False) -> None:
@@ -331,7 +333,7 @@ def test_no_numbers_ahead_are_no_error() -> None:
 
 
 def test_a_row_that_ends_at_once_leaves_the_others_alone() -> None:
-    """It goes on accepting padding from its first place; nothing is looked up before the picture."""
+    """It goes on accepting padding from its first place; nothing is looked up before the image."""
     first = plain()[1][0]
     for init in INITS:
         outputs, _, sequences = draw(JacobiDrafter(8, "exact", init), end=[first])
@@ -362,12 +364,12 @@ def test_values_outside_their_range_are_refused(options: dict[str, object], mess
         build_accelerator("sjd", **options)
 
 
-def test_what_does_not_fit_the_picture_is_refused() -> None:
+def test_what_does_not_fit_the_image_is_refused() -> None:
     small = ImageGrid(rows=2, columns=3, codebook_size=5)
     with pytest.raises(InputError, match="window: got 7; 1 to 6"):
         draw(JacobiDrafter(7), grid=small)
     with pytest.raises(InputError, match="window: got 37; 1 to 36"):
-        JacobiDrafter(37).fit(pictures())
+        JacobiDrafter(37).fit(images())
     for init in ("repeat", "above"):
         with pytest.raises(InputError, match="init"):
             JacobiDrafter(4, init=init).fit(precise())
@@ -396,7 +398,7 @@ def test_the_default_rule_is_sound_for_what_the_options_propose() -> None:
 
 
 @pytest.mark.parametrize("coupling", ["maximal", "fresh", "exact"])
-def test_laws_kept_as_pairs_give_the_tokens_of_laws_kept_whole(coupling, monkeypatch):
+def test_distributions_kept_as_pairs_give_the_tokens_of_distributions_kept_whole(coupling, monkeypatch):
     """The tokens of both are equal, and only where it pays are there pairs."""
     drafter, sampler = JacobiDrafter(4, coupling), Sampler(1.0, top_k=2)
     kept = []
@@ -406,8 +408,8 @@ def test_laws_kept_as_pairs_give_the_tokens_of_laws_kept_whole(coupling, monkeyp
     )
     runs = []
     for pays in (True, False):
-        monkeypatch.setattr(SparseLaw, "pays", lambda *sizes, pays=pays: pays)
-        runs.append(checks.sample(checks.picture(), drafter, sampler, rows=500)[0])
-        assert all(isinstance(law, SparseLaw) is pays for law in kept) and kept
+        monkeypatch.setattr(SparseDistribution, "pays", lambda *sizes, pays=pays: pays)
+        runs.append(checks.sample(checks.image(), drafter, sampler, rows=500)[0])
+        assert all(isinstance(distribution, SparseDistribution) is pays for distribution in kept) and kept
         kept.clear()
     assert torch.equal(*runs)

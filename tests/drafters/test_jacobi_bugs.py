@@ -14,36 +14,36 @@ OLD = "torch.where(drafted, node + 1, 0)"
 KEPT = f"(drafted & (tokens == seen.tokens.gather(1, {OLD})))[:, :, None]"
 
 BUGS = {
-    "a kept draft labelled with its old law (SCD)": PlantedBug(
+    "a kept draft labelled with its old distribution (SCD)": PlantedBug(
         f"{SESSION}.propose",
-        ((LAST, f"law = torch.where({KEPT}, take_nodes(seen.q, {OLD}), law); {LAST}"),),
-        checks.maximal_law,
+        ((LAST, f"distribution = torch.where({KEPT}, take_nodes(seen.q, {OLD}), distribution); {LAST}"),),
+        checks.maximal_distribution,
     ),
     "rows advance by the least that any accepted (SJD)": PlantedBug(
         f"{SESSION}.propose",
         (("node = accepted[:, None] +", "node = accepted.amin() + torch.zeros_like(place) +"),),
-        checks.maximal_law,
+        checks.maximal_distribution,
     ),
     "what is rejected is drawn from p, not the residual (Lumina-mGPT 2.0)": PlantedBug(
-        f"{SESSION}._redraw", (("residual(law, q)", "law"),), checks.maximal_law
+        f"{SESSION}._redraw", (("residual(distribution, q)", "distribution"),), checks.maximal_distribution
     ),
     "the residual warped a second time (SJD)": PlantedBug(
         f"{SESSION}._redraw",
         (("x, pick(owed,", "x, pick(owed ** (1 / 0.6),"),),
-        checks.maximal_law_at_low_temperature,
+        checks.maximal_distribution_at_low_temperature,
     ),
     "noise not keyed by round": PlantedBug(
-        f"{SESSION}._redraw", ((".at(self.round)", ""),), checks.maximal_law
+        f"{SESSION}._redraw", ((".at(self.round)", ""),), checks.maximal_distribution
     ),
     "one uniform keeps and draws": PlantedBug(
-        f"{SESSION}._redraw", (("u[..., 0] *", "u[..., 1] *"),), checks.maximal_law
+        f"{SESSION}._redraw", (("u[..., 0] *", "u[..., 1] *"),), checks.maximal_distribution
     ),
     "candidates drawn with the noise of the redraw": PlantedBug(
-        f"{SESSION}._branch", (("Purpose.DRAFT", "Purpose.REDRAW"),), checks.law_with_a_tail
+        f"{SESSION}._branch", (("Purpose.DRAFT", "Purpose.REDRAW"),), checks.distribution_with_a_tail
     ),
     "a copied cell scored as if it were drawn": PlantedBug(
         f"{SESSION}.propose",
-        (("torch.where((known == FREE)[:, :, None], law, one_hot)", "law"),),
+        (("torch.where((known == FREE)[:, :, None], distribution, one_hot)", "distribution"),),
         checks.repeated_cells_are_scored_as_they_are,
     ),
     "every place drawn independently": PlantedBug(

@@ -146,8 +146,8 @@ def test_guided_drafts_of_changing_sizes():
 
 
 @pytest.mark.parametrize("pace", [(1,), (0, 2, 1)])
-def test_the_law_is_kept_where_chains_stop_early(pace):
-    length_checks.confident_law(pace=pace)
+def test_the_distribution_is_kept_where_chains_stop_early(pace):
+    length_checks.confident_distribution(pace=pace)
 
 
 def test_a_higher_threshold_drafts_less():
@@ -202,7 +202,7 @@ BUGS = {
             ),
             (" if depth else going", ""),
         ),
-        length_checks.confident_law,
+        length_checks.confident_distribution,
     ),
     "the draft model misses rounds that were left out": PlantedBug(
         f"{MODEL}.propose",

@@ -129,7 +129,7 @@ def test_sampled_output_is_bitwise_that_of_plain_decoding(family: str, kind: str
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("build", [tiny_mistral_sliding, tiny_llama])
-def test_targets_without_pictures(build: Callable[..., Any], kind: str) -> None:
+def test_targets_without_images(build: Callable[..., Any], kind: str) -> None:
     target = CausalTarget(build())
     expected = [generate(target.model, prompt, 16) for prompt in PROMPTS]
     assert decode(target, PROMPTS, drafter_for(kind, target), max_new_tokens=16).outputs == expected

@@ -1,4 +1,4 @@
-"""What must hold of EAGLE heads that read pictures in ways of their own, for tests and planted bugs."""
+"""What must hold of EAGLE heads that read images in ways of their own, for tests and planted bugs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import EagleDrafter
-from mmspec.visual_tokens.spans import find_pictures
+from mmspec.visual_tokens.spans import find_images
 from tests.drafters.eagle_checks import Examined, Gullible, head_for
 from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.naive_eagle import NaiveEagle
@@ -29,14 +29,14 @@ class NaiveVisual(NaiveEagle):
     def rows(
         self, prompt: dict[str, Any], taps: dict[int, Tensor], positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        spans = [find_pictures(self.target.config, prompt)]
+        spans = [find_images(self.target.config, prompt)]
         question = torch.tensor([prompt["input_ids"].shape[1] - 1])
         made = self.head.read_prompts(taps[0], taps[-1], [taps[0].shape[1]], spans, question)
         return made.rows, positions[..., made.slot[0]], made.summary
 
 
 def drafts_are_those_of_the_slow_way(kind: str = "vispec", family: str = "llava") -> None:
-    """Ragged prompts with pictures and accepted paths, in float64: rows, positions, summaries are right."""
+    """Ragged prompts with images and accepted paths, in float64: rows, positions, summaries are right."""
     target, inputs = target_of(family, torch.float64), inputs_of(family, torch.float64)
     drafter = EagleDrafter(head_for(target, **KINDS[kind]), 6, depth=3, top_k=2).fit(target)
     examined = Examined(drafter, 8, NaiveVisual)

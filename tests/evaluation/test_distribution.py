@@ -1,4 +1,4 @@
-"""The test of sampled tokens against laws: right samples pass, and every bias that is planted shows."""
+"""The test of sampled tokens against distributions: right samples pass, and every bias that is planted shows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mmspec.evaluation.identity.distribution import (
     ALARM,
     BINS,
     CRITICAL,
-    LawTest,
-    check_law,
+    DistributionTest,
+    check_distribution,
     mass_before,
-    read_laws,
+    read_distributions,
 )
 from tests.contracts.checks import precise
 from tests.contracts.running import as_request, decode, random_prompts
@@ -30,29 +30,29 @@ def uniforms(count: int, seed: int = 0) -> Tensor:
 
 
 def test_the_mass_before_a_token_counts_likelier_ones_and_a_share_of_its_own() -> None:
-    law = torch.tensor([[0.1, 0.4, 0.4, 0.1]], dtype=torch.float64).expand(4, 4)
-    got = mass_before(law, torch.arange(4), torch.tensor([0.5, 0.0, 1.0, 0.5], dtype=torch.float64))
+    distribution = torch.tensor([[0.1, 0.4, 0.4, 0.1]], dtype=torch.float64).expand(4, 4)
+    got = mass_before(distribution, torch.arange(4), torch.tensor([0.5, 0.0, 1.0, 0.5], dtype=torch.float64))
     assert got.tolist() == pytest.approx([0.85, 0.0, 0.8, 0.95])
 
 
-def test_it_is_uniform_for_draws_from_the_laws() -> None:
-    law = torch.rand(20_000, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64) ** 3
-    law /= law.sum(-1, keepdim=True)
-    tokens = law.multinomial(1, generator=torch.Generator().manual_seed(2))[:, 0]
-    values = mass_before(law, tokens, uniforms(20_000)).sort().values
+def test_it_is_uniform_for_draws_from_the_distributions() -> None:
+    distribution = torch.rand(20_000, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64) ** 3
+    distribution /= distribution.sum(-1, keepdim=True)
+    tokens = distribution.multinomial(1, generator=torch.Generator().manual_seed(2))[:, 0]
+    values = mass_before(distribution, tokens, uniforms(20_000)).sort().values
     gap = (values - torch.linspace(0, 1, 20_000, dtype=torch.float64)).abs().max()
     assert gap < 2.5 / 20_000**0.5  # Kolmogorov-Smirnov: 7e-6 beyond 2.5
 
 
 @pytest.mark.parametrize("sampler", [SAMPLED, GUIDED])
-def test_laws_of_a_finished_output_are_those_of_its_prefixes(sampler: Sampler) -> None:
+def test_distributions_of_a_finished_output_are_those_of_its_prefixes(sampler: Sampler) -> None:
     target = rasters()
     (request,) = requests_of(target, 1)
     ((output,), _) = draw(target, build_accelerator("none"), [request], sampler)
-    laws = read_laws(target, sampler, request, output)
+    distributions = read_distributions(target, sampler, request, output)
     for place in (0, 1, 9, 15):
-        alone = read_laws(target, sampler, request, output[: place + 1])[place]
-        torch.testing.assert_close(laws[place], alone)
+        alone = read_distributions(target, sampler, request, output[: place + 1])[place]
+        torch.testing.assert_close(distributions[place], alone)
 
 
 @pytest.mark.parametrize("build", [rasters, lines])
@@ -60,7 +60,7 @@ def test_plain_decoding_passes_with_its_syntax_left_out(build) -> None:  # type:
     target = build()
     requests = requests_of(target, 30)
     outputs, _ = draw(target, build_accelerator("none"), requests, SAMPLED)
-    test = check_law(target, SAMPLED, requests, outputs)
+    test = check_distribution(target, SAMPLED, requests, outputs)
     assert test.passed and test.places == 30 * target.grid.cells
 
 
@@ -74,37 +74,37 @@ BIASES = {
 
 
 @pytest.mark.parametrize("name", BIASES)
-def test_another_law_is_found_out(name: str) -> None:
+def test_another_distribution_is_found_out(name: str) -> None:
     target = rasters()
     requests = requests_of(target, 100)
     outputs, _ = draw(target, build_accelerator("none"), requests, BIASES[name])
-    assert not check_law(target, SAMPLED, requests, outputs).passed
+    assert not check_distribution(target, SAMPLED, requests, outputs).passed
 
 
 def test_zipar_is_found_out() -> None:
     requests = requests_of(rasters(), 40)
     outputs, _ = draw(rasters(), zipar(1), requests, SAMPLED)
-    assert not check_law(rasters(), SAMPLED, requests, outputs).passed
+    assert not check_distribution(rasters(), SAMPLED, requests, outputs).passed
 
 
 def test_text_has_no_grid_and_may_be_tested_too() -> None:
     target, sampler = precise(), Sampler(1.0)
     prompts = random_prompts(4) * 3
     outputs = decode(target, prompts, sampler=sampler, max_new_tokens=20, seed=3).outputs
-    assert check_law(target, sampler, [as_request(prompt) for prompt in prompts], outputs).passed
+    assert check_distribution(target, sampler, [as_request(prompt) for prompt in prompts], outputs).passed
 
 
 def test_a_token_without_mass_fails_alone() -> None:
-    assert not LawTest(1000, 1, 0.5, 0.0).passed
-    assert LawTest(1000, 0, 0.5, -4.9).passed
-    assert not LawTest(1000, 0, 0.5, -5.1).passed
-    assert not LawTest(1000, 0, 1e-7, 0.0).passed
+    assert not DistributionTest(1000, 1, 0.5, 0.0).passed
+    assert DistributionTest(1000, 0, 0.5, -4.9).passed
+    assert not DistributionTest(1000, 0, 0.5, -5.1).passed
+    assert not DistributionTest(1000, 0, 1e-7, 0.0).passed
 
 
 def test_the_resolution_is_what_the_chi_square_can_see() -> None:
     half = torch.tensor([(BINS - 1) / 2, CRITICAL / 2], dtype=torch.float64)
     assert torch.special.gammaincc(half[0], half[1]).item() == pytest.approx(ALARM, rel=0.02)
-    few, many = LawTest(1000, 0, 0.5, 0.0), LawTest(4000, 0, 0.5, 0.0)
+    few, many = DistributionTest(1000, 0, 0.5, 0.0), DistributionTest(4000, 0, 0.5, 0.0)
     assert few.resolution == pytest.approx(2 * many.resolution) == pytest.approx(0.105, abs=0.001)
 
 
@@ -112,6 +112,6 @@ def test_too_little_and_greedy_are_refused() -> None:
     requests = requests_of(rasters(), 1)
     outputs, _ = draw(rasters(), build_accelerator("none"), requests, SAMPLED)
     with pytest.raises(InputError, match="samples"):
-        check_law(rasters(), SAMPLED, requests, outputs)
+        check_distribution(rasters(), SAMPLED, requests, outputs)
     with pytest.raises(InputError, match="temperature"):
-        check_law(rasters(), Sampler(), requests, outputs)
+        check_distribution(rasters(), Sampler(), requests, outputs)

@@ -8,7 +8,7 @@ from mmspec.errors import InputError
 from mmspec.evaluation.examples import TASKS, own_examples, read_examples, scene_examples
 from mmspec.reference.scenes import HELD_OUT_SEEDS
 
-PICTURES = {"two_images": 2, "clip": 4}
+IMAGES = {"two_images": 2, "clip": 4}
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -19,9 +19,9 @@ def test_scenes_are_held_out_and_the_same_every_time(task):
         [image.tobytes() for image in example.images] for example in other
     ]
     assert all(int(example.identifier.removeprefix("scene ")) in HELD_OUT_SEEDS for example in one)
-    assert all(len(example.images) == PICTURES.get(task, 1) for example in one)
+    assert all(len(example.images) == IMAGES.get(task, 1) for example in one)
     pixels = [image.tobytes() for example in one for image in example.images]
-    assert len(set(pixels)) == len(pixels), "every prompt has pictures of its own"
+    assert len(set(pixels)) == len(pixels), "every prompt has images of its own"
 
 
 def test_mixed_scenes_have_three_categories():
@@ -40,7 +40,7 @@ def test_impossible_scenes_are_refused(task, count, seed):
         scene_examples(task, count, seed)
 
 
-def test_prompts_and_pictures_are_paired():
+def test_prompts_and_images_are_paired():
     assert [(e.turns[0], e.images) for e in own_examples(["p"], ["a", "b"])] == [("p", ("a",)), ("p", ("b",))]
     assert [(e.turns[0], e.images) for e in own_examples(["p", "q"], ["a"])] == [("p", ("a",)), ("q", ("a",))]
     assert [(e.turns[0], e.images) for e in own_examples(["p"], [])] == [("p", ())]
@@ -50,18 +50,18 @@ def test_prompts_and_pictures_are_paired():
 
 def test_lines_of_a_file(tmp_path):
     path = tmp_path / "x.jsonl"
-    for name in ("pictures/a.png", "b.png"):
+    for name in ("images/a.png", "b.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     lines = [
-        {"id": 7, "image": "pictures/a.png", "turns": ["one", "two"], "category": "chart", "topic": "sales"},
+        {"id": 7, "image": "images/a.png", "turns": ["one", "two"], "category": "chart", "topic": "sales"},
         {"prompt": "three", "image": None},
         {"turns": ["four"], "image": ["https://example.com/a.png", "b.png"], "topic": "sales"},
     ]
     path.write_text("\n\n".join(map(json.dumps, lines)) + "\n")
     first, second, third = read_examples(path)
     assert first.turns == ("one", "two")
-    assert first.images == (str(tmp_path / "pictures/a.png"),)
+    assert first.images == (str(tmp_path / "images/a.png"),)
     assert (first.category, first.identifier) == ("chart", "7")
     assert (second.turns, second.images) == (("three",), ())
     assert third.images == ("https://example.com/a.png", str(tmp_path / "b.png"))

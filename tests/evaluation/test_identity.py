@@ -9,7 +9,7 @@ from mmspec.evaluation.identity.text import check_identity
 from mmspec.evaluation.text_contender import contender
 from mmspec.pipelines import VisionLanguagePipeline
 from tests.evaluation.planted import accept_everything, stale_noise
-from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_llama, tiny_pictures, tiny_tokenizer
+from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_images, tiny_llama, tiny_tokenizer
 
 SETTINGS = {"max_new_tokens": 32, "seed": 3}
 
@@ -24,9 +24,9 @@ def pipeline(family):
 
 def examples(pipe, count=2):
     prompts = ["what is there ?", "how many circle and square ?", "compare"][:count]
-    pictures = tiny_pictures(count) if hasattr(pipe.processor, "image_processor") else []
+    images = tiny_images(count) if hasattr(pipe.processor, "image_processor") else []
     return [
-        Example((prompt,), tuple(pictures[i : i + 1]), identifier=prompt) for i, prompt in enumerate(prompts)
+        Example((prompt,), tuple(images[i : i + 1]), identifier=prompt) for i, prompt in enumerate(prompts)
     ]
 
 
@@ -103,7 +103,7 @@ def test_half_precision_passes_or_explains():
         assert comparison.equal + comparison.explained == comparison.examples
 
 
-def test_a_rule_that_promises_the_law_alone_is_compared_greedily_and_said_so():
+def test_a_rule_that_promises_the_distribution_alone_is_compared_greedily_and_said_so():
     pipe = pipeline("llava")
     options = {"drafter": pipe.model, "sampling": "sampled", "acceptance": "speculative_sampling"}
     report = check(pipe, "draft_model", options=options)

@@ -16,11 +16,11 @@ from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.identity.comparison import IdentityReport
-from mmspec.evaluation.identity.images import PictureCheck, Witness
-from mmspec.evaluation.image_contender import Painter, describe_accelerator, paint, painter, picture_examples
+from mmspec.evaluation.identity.images import ImageCheck, Witness
+from mmspec.evaluation.image_contender import Painter, describe_accelerator, image_examples, paint, painter
 from mmspec.evaluation.quality.variation import VariationMeter
 from mmspec.evaluation.speed.bench_record import BenchRecord, summarise
-from mmspec.evaluation.speed.image_report import REQUIRED, check_context, picture_report
+from mmspec.evaluation.speed.image_report import REQUIRED, check_context, image_report
 from mmspec.evaluation.speed.timing import Decoded, Run
 from mmspec.pipelines import MMSpecPipeline
 from tests.evaluation.planted import accept_everything, stale_noise
@@ -37,7 +37,7 @@ def pipe(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def check(pipe: Any, name: str, samples: int = 4, **options: Any) -> IdentityReport:
     accelerated, plain = painter(pipe, name, **options), painter(pipe, "none")
-    made = PictureCheck(accelerated, plain, picture_examples(pipe, samples), batch_size=3, seed=2)
+    made = ImageCheck(accelerated, plain, image_examples(pipe, samples), batch_size=3, seed=2)
     calls: list[int] = []
     made = replace(made, on_output=lambda: calls.append(1))
     report = made.report(list(made.comparisons()))
@@ -51,7 +51,7 @@ def check(pipe: Any, name: str, samples: int = 4, **options: Any) -> IdentityRep
         ("none", {}, ["greedy", "sampled"]),
         ("copy", {"min_match": 1}, ["greedy", "sampled"]),
         ("sjd", {"coupling": "exact", "window": 8}, ["greedy", "sampled"]),
-        ("sjd", {"window": 8}, ["greedy", "law"]),
+        ("sjd", {"window": 8}, ["greedy", "distribution"]),
     ],
 )
 def test_exact_accelerators_pass(pipe: Any, name: str, options: dict[str, Any], modes: list[str]) -> None:
@@ -59,7 +59,7 @@ def test_exact_accelerators_pass(pipe: Any, name: str, options: dict[str, Any], 
     assert report.passed and report.exactness == "exact"
     assert [one.mode for one in report.comparisons] == modes
     assert all(one.tokens == 4 * GRID**2 for one in report.comparisons)
-    assert any("by design" in note for note in report.notes) == ("law" in modes)
+    assert any("by design" in note for note in report.notes) == ("distribution" in modes)
 
 
 @pytest.mark.parametrize("window", [2, GRID])
@@ -72,13 +72,13 @@ def test_a_schedule_is_lossy_by_its_own_account(pipe: Any, window: int) -> None:
 
 def test_planted_bugs_are_found(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SpeculativeSampling, "verify", accept_everything)
-    greedy, law = check(pipe, "sjd", window=8).comparisons
-    assert not greedy.passed and not law.passed and law.law is not None
+    greedy, distribution = check(pipe, "sjd", window=8).comparisons
+    assert not greedy.passed and not distribution.passed and distribution.distribution is not None
     monkeypatch.undo()
     monkeypatch.setattr(SampleAndMatch, "verify", stale_noise)
     accelerated = painter(pipe, "sjd", coupling="exact", window=8)
-    examples = picture_examples(pipe, 2)
-    made = PictureCheck(accelerated, painter(pipe, "none"), examples)
+    examples = image_examples(pipe, 2)
+    made = ImageCheck(accelerated, painter(pipe, "none"), examples)
     assert made.greedy().passed
     assert not made.sampled().passed
 
@@ -91,7 +91,7 @@ def test_half_precision_ties_are_told_from_bugs(pipe: Any) -> None:
 
 
 def test_a_witness_decodes_as_the_accelerator_does(pipe: Any) -> None:
-    examples = picture_examples(pipe, 2)
+    examples = image_examples(pipe, 2)
     made = painter(pipe, "sjd", window=8)
     plain = paint(made.enter(), examples, seeds=[1, 2], output_type="latent")
     pipe.accelerator = witness = Witness(**vars(made.accelerator))
@@ -104,16 +104,16 @@ def test_a_witness_decodes_as_the_accelerator_does(pipe: Any) -> None:
 def test_a_schedule_is_measured_against_raster_order(pipe: Any, window: int, nothing: bool) -> None:
     made = painter(pipe, "zipar", zipar_window=window)
     for scale in (1.0, 2.0):
-        found = made.measure_variation(picture_examples(pipe, 3), guidance_scale=scale)
+        found = made.measure_variation(image_examples(pipe, 3), guidance_scale=scale)
         assert found is not None
         assert (found["max"] < 1e-5) == nothing
         assert found["mean"] <= found["max"] <= 1
 
 
-def test_the_variation_is_that_of_the_laws_used(pipe: Any) -> None:
+def test_the_variation_is_that_of_the_distributions_used(pipe: Any) -> None:
     """The first row is in raster order; the second begins without the end of the first."""
     made = painter(pipe, "zipar", zipar_window=2)
-    batch = picture_examples(pipe, 2)
+    batch = image_examples(pipe, 2)
     meter = VariationMeter(**vars(made.accelerator))
     paint(Painter(pipe, meter, None).enter(), batch, seeds=[0, 1], output_type="latent")
     assert sorted(meter.measured) == list(range(1, GRID**2))
@@ -125,7 +125,7 @@ def test_the_variation_is_that_of_the_laws_used(pipe: Any) -> None:
 
 
 def test_examples_are_classes_in_turn(pipe: Any) -> None:
-    examples = picture_examples(pipe, 7, seed=4)
+    examples = image_examples(pipe, 7, seed=4)
     assert [example.label for example in examples] == [4, 0, 1, 2, 3, 4, 0]
     assert len({example.identifier for example in examples}) == 7
 
@@ -175,7 +175,7 @@ def test_a_record_has_ratios_with_and_without_pixels() -> None:
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_the_table_says_what_was_measured(width: int) -> None:
-    shown = text(picture_report(records(), width=width), width)
+    shown = text(image_report(records(), width=width), width)
     assert "…" not in shown
     for part in ("2.00x", "lossy, no", "tv<=0.1", "0.050", "guidance 2", "top-k off", "16.0"):
         assert part in shown, part
@@ -187,7 +187,7 @@ def test_no_speed_up_without_what_it_depends_on(name: str) -> None:
     record = records()[1]
     silent = replace(record, settings={key: value for key, value in record.settings.items() if key != name})
     with pytest.raises(InputError, match=name):
-        picture_report([records()[0], silent])
+        image_report([records()[0], silent])
 
 
 @pytest.mark.parametrize("promise", ["lossy", "", "nearly exact", None])
@@ -206,7 +206,7 @@ def test_prompts_are_drawn_as_they_are_written(tmp_path: Path) -> None:
     pipe.set_progress_bar_config(disable=True)
     drawn = paint(pipe, [Example(("a red circle",))], seeds=[3], output_type="latent")
     assert drawn.tokens == pipe("a red circle", seed=3, output_type="latent").tokens
-    assert len(picture_examples(pipe, 2)) == 2
+    assert len(image_examples(pipe, 2)) == 2
 
 
 def test_the_table_of_methods_holds_a_schedules_variation(tmp_path: Path) -> None:

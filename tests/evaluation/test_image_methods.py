@@ -21,7 +21,7 @@ PROMPTS = [f"prompt {index}" for index in range(12)]
 
 
 class MeanReader:
-    """Features are the means of the colour planes; an attribute is present where the picture is bright."""
+    """Features are the means of the colour planes; an attribute is present where the image is bright."""
 
     def attribute_accuracy(self, images, captions):
         assert len(images) == len(captions)
@@ -53,7 +53,7 @@ def run():
         "same": artist(4, 1.0),
         "dark": artist(2, 0.25, brightness=0.1, promise="tv<=0.1", tv=0.05),
     }
-    records = list(compare_methods(methods, PROMPTS, MeanReader(), seed=5, on_picture=seen.append))
+    records = list(compare_methods(methods, PROMPTS, MeanReader(), seed=5, on_image=seen.append))
     return records, log, seen
 
 
@@ -69,7 +69,7 @@ def test_figures_of_each_method(run):
     assert same.acceptance_length == 15 / 3
 
 
-def test_equal_pictures_are_as_far_from_the_second_set_as_plain_ones_and_dark_ones_are_farther(run):
+def test_equal_images_are_as_far_from_the_second_set_as_plain_ones_and_dark_ones_are_farther(run):
     plain, same, dark = run[0]
     assert same.feature_distance == plain.feature_distance
     assert same.entropy == plain.entropy

@@ -1,4 +1,4 @@
-"""Small pictures and clips for the tests, and ways to spoil them."""
+"""Small images and clips for the tests, and ways to spoil them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ONE = 1 << 16
 
 
 def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
-    """The picture as a file."""
+    """The image as a file."""
     buffer = io.BytesIO()
     image.save(buffer, format, **options)
     return buffer.getvalue()
 
 
 def noise(width: int = 64, height: int = 48, seed: int = 0) -> Image.Image:
-    """A picture that compresses badly, so that a cut takes something away."""
+    """An image that compresses badly, so that a cut takes something away."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
 
@@ -73,7 +73,7 @@ def brightness(index: int) -> int:
 
 
 def sound_only() -> bytes:
-    """An MP4 file without pictures."""
+    """An MP4 file without images."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as file:
         stream: Any = file.add_stream("aac", rate=16000)
@@ -112,7 +112,7 @@ def fading_gif(durations_ms: Sequence[int], size: tuple[int, int] = (20, 10)) ->
 
 
 def webp_canvas(width: int, height: int) -> bytes:
-    """A WEBP file of one tiny picture whose header asks for a canvas of this size."""
+    """A WEBP file of one tiny image whose header asks for a canvas of this size."""
     tiny = encoded(Image.new("RGBA", (8, 8)), "WEBP", lossless=True)[12:]
     sides = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
     body = b"WEBPVP8X" + struct.pack("<I", 10) + b"\x10\0\0\0" + sides + tiny

@@ -148,14 +148,14 @@ def test_offline_mode_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("local_is_public")
-def test_a_picture_is_fetched_with_the_right_request() -> None:
-    picture, seen = encoded(Image.new("RGB", (3, 2), (1, 2, 3)), "PNG"), []
+def test_a_image_is_fetched_with_the_right_request() -> None:
+    image, seen = encoded(Image.new("RGB", (3, 2), (1, 2, 3)), "PNG"), []
 
     def handle(connection: socket.socket) -> None:
         seen.append(connection.recv(65536).decode())
         connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        for start in range(0, len(picture), 10):
-            part = picture[start : start + 10]
+        for start in range(0, len(image), 10):
+            part = image[start : start + 10]
             connection.sendall(f"{len(part):x}\r\n".encode() + part + b"\r\n")
         connection.sendall(b"0\r\n\r\n")
 

@@ -1,4 +1,4 @@
-"""Every kind of picture that is accepted, by exact pixel values; and fuzzed files."""
+"""Every kind of image that is accepted, by exact pixel values; and fuzzed files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.media.files import encoded, fading_gif, noise
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 LOSSLESS: dict[str, dict[str, Any]] = {"PNG": {}, "BMP": {}, "WEBP": {"lossless": True}}
-PICTURE = noise(8, 6)
+IMAGE = noise(8, 6)
 
 
 def pixels(source: object, **options: Any) -> np.ndarray:
@@ -33,18 +33,18 @@ def pixels(source: object, **options: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("format", LOSSLESS)
 def test_files_bytes_and_data_urls_of_lossless_formats_keep_every_pixel(format: str, tmp_path: Path) -> None:
-    data = encoded(PICTURE, format, **LOSSLESS[format])
-    path = tmp_path / "picture with any suffix.txt"
+    data = encoded(IMAGE, format, **LOSSLESS[format])
+    path = tmp_path / "image with any suffix.txt"
     path.write_bytes(data)
     url = "data:image/any;base64," + base64.b64encode(data).decode()
     for source in (path, str(path), data, bytearray(data), memoryview(data), url, url.replace("+", "%2B")):
-        assert np.array_equal(pixels(source), np.asarray(PICTURE))
+        assert np.array_equal(pixels(source), np.asarray(IMAGE))
 
 
 def test_percent_encoded_data_urls_are_read() -> None:
-    data = encoded(PICTURE, "PNG")
+    data = encoded(IMAGE, "PNG")
     url = "data:image/png," + "".join(f"%{byte:02x}" for byte in data)
-    assert np.array_equal(pixels(url), np.asarray(PICTURE))
+    assert np.array_equal(pixels(url), np.asarray(IMAGE))
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -82,7 +82,7 @@ def test_bfloat16_tensors_with_gradient_are_read() -> None:
 
 
 def test_layouts_of_arrays() -> None:
-    last = np.asarray(PICTURE)  # [6, 8, 3]
+    last = np.asarray(IMAGE)  # [6, 8, 3]
     first = np.moveaxis(last, -1, 0)
     mirrored_twice = last[:, ::-1][:, ::-1]  # negative strides
     for same in (last, first, torch.tensor(last), torch.tensor(first), last.astype(np.int64), mirrored_twice):
@@ -123,8 +123,8 @@ def test_transparent_places_become_white() -> None:
 def test_exif_rotations_are_applied_once(orientation: int, format: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = encoded(PICTURE, format, exif=exif, **LOSSLESS[format])
-    upright = np.asarray(PICTURE)
+    data = encoded(IMAGE, format, exif=exif, **LOSSLESS[format])
+    upright = np.asarray(IMAGE)
     expected = {
         1: upright,
         2: upright[:, ::-1],
@@ -159,7 +159,7 @@ def test_damaged_exif_is_ignored_without_a_warning(exif: bytes) -> None:
 def test_colour_models_follow_pillow() -> None:
     assert pixels(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"))[0, 0].tolist() == [255, 0, 0]
     for mode in ("1", "L", "P", "YCbCr", "HSV", "CMYK"):
-        image = PICTURE.convert(mode)
+        image = IMAGE.convert(mode)
         assert np.array_equal(pixels(image), np.asarray(image.convert("RGB")))
 
 
@@ -180,35 +180,35 @@ def test_the_current_frame_of_an_animated_pil_image_is_read() -> None:
 
 
 def test_the_result_is_an_own_copy(tmp_path: Path) -> None:
-    original = PICTURE.copy()
+    original = IMAGE.copy()
     array = np.array(original)
     from_image, from_array = load_image(original), load_image(array)
     original.putpixel((0, 0), (7, 7, 7))
     array[:] = 7
     for loaded in (from_image, from_array):
-        assert np.array_equal(np.asarray(loaded), np.asarray(PICTURE))
+        assert np.array_equal(np.asarray(loaded), np.asarray(IMAGE))
 
     path = tmp_path / "deleted.png"
-    PICTURE.save(path)
+    IMAGE.save(path)
     lazy = Image.open(path)
     os.unlink(path)
-    assert np.array_equal(pixels(lazy), np.asarray(PICTURE))
-    loaded_from_file = load_image(encoded(PICTURE, "PNG"))
+    assert np.array_equal(pixels(lazy), np.asarray(IMAGE))
+    loaded_from_file = load_image(encoded(IMAGE, "PNG"))
     loaded_from_file.putpixel((0, 0), (1, 1, 1))  # not read-only
 
 
 def test_lists_name_the_place_of_the_bad_one() -> None:
-    assert [image.size for image in load_images([PICTURE, np.zeros((2, 3))])] == [(8, 6), (3, 2)]
-    assert len(load_images(PICTURE)) == 1
-    with pytest.raises(MediaError, match=r"^pictures\[2\]: got 'missing.png'") as caught:
-        load_images((PICTURE, PICTURE, "missing.png"), argument="pictures")
-    assert caught.value.argument == "pictures[2]"
+    assert [image.size for image in load_images([IMAGE, np.zeros((2, 3))])] == [(8, 6), (3, 2)]
+    assert len(load_images(IMAGE)) == 1
+    with pytest.raises(MediaError, match=r"^images\[2\]: got 'missing.png'") as caught:
+        load_images((IMAGE, IMAGE, "missing.png"), argument="images")
+    assert caught.value.argument == "images[2]"
 
 
 def test_limits_can_be_raised_and_lowered() -> None:
     with pytest.raises(MediaError, match=r"8 x 6 pixels; at most 47 pixels; MediaLimits\(max_pixels"):
-        load_image(PICTURE, limits=MediaLimits(max_pixels=47))
-    load_image(PICTURE, limits=MediaLimits(max_pixels=48))
+        load_image(IMAGE, limits=MediaLimits(max_pixels=47))
+    load_image(IMAGE, limits=MediaLimits(max_pixels=48))
     load_image(np.zeros((1, 500)), limits=MediaLimits(max_aspect=500))
     # above the size at which Pillow itself warns or refuses: our limit alone decides
     data = encoded(Image.new("1", (13400, 13400)), "PNG")
@@ -239,8 +239,8 @@ def accept_or_refuse(data: bytes) -> None:
 def seeds() -> dict[str, bytes]:
     exif = Image.Exif()
     exif[0x0112], exif[0x010E] = 6, "a description"
-    files = {f: encoded(PICTURE, f, **({} if f in ("GIF", "BMP") else {"exif": exif})) for f in FORMATS}
-    return files | {"animated": fading_gif([100, 100]), "palette": encoded(PICTURE.convert("P"), "PNG")}
+    files = {f: encoded(IMAGE, f, **({} if f in ("GIF", "BMP") else {"exif": exif})) for f in FORMATS}
+    return files | {"animated": fading_gif([100, 100]), "palette": encoded(IMAGE.convert("P"), "PNG")}
 
 
 EDITS = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=6)

@@ -115,10 +115,10 @@ def test_one_frame_is_a_video() -> None:
 
 
 def test_frames_as_lists_and_arrays() -> None:
-    pictures = [noise(8, 6, seed) for seed in range(5)]
-    array = np.stack([np.asarray(picture) for picture in pictures])
+    images = [noise(8, 6, seed) for seed in range(5)]
+    array = np.stack([np.asarray(image) for image in images])
     channels_first = torch.tensor(array).permute(0, 3, 1, 2)
-    for source in (pictures, tuple(array), array, channels_first, channels_first / 255):
+    for source in (images, tuple(array), array, channels_first, channels_first / 255):
         video = load_video(source, num_frames=2)
         assert np.array_equal(video.frames, array[[0, 2]])
         assert (video.timestamps, video.fps, video.total_num_frames, video.backend) == (
@@ -127,7 +127,7 @@ def test_frames_as_lists_and_arrays() -> None:
             5,
             "frames",
         )
-    assert load_video(pictures).frames.shape == (5, 6, 8, 3)
+    assert load_video(images).frames.shape == (5, 6, 8, 3)
 
 
 def test_uniform_sampling_agrees_with_transformers() -> None:
@@ -282,5 +282,5 @@ def test_three_hundred_mutated_clips_raise_nothing_but_media_errors(
 
 
 def test_pil_images_are_not_videos() -> None:
-    with pytest.raises(MediaError, match="one picture"):
+    with pytest.raises(MediaError, match="one image"):
         load_video(Image.new("RGB", (8, 8)))

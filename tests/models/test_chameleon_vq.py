@@ -83,12 +83,12 @@ def as_anole(model, state, folder):
     return folder
 
 
-def test_pictures_are_those_of_an_independent_decoder(model, state, tmp_path):
+def test_images_are_those_of_an_independent_decoder(model, state, tmp_path):
     vq = load_chameleon_vq(as_anole(model, state, tmp_path))
     tokens = torch.randint(CODES, (2, 3, 4), generator=torch.Generator().manual_seed(0))
-    pictures = decode_tokens(vq, tokens)
-    assert pictures.shape == (2, 3, 24, 32)
-    torch.testing.assert_close(pictures, naive_decode(state, tokens), rtol=1e-4, atol=1e-4)
+    images = decode_tokens(vq, tokens)
+    assert images.shape == (2, 3, 24, 32)
+    torch.testing.assert_close(images, naive_decode(state, tokens), rtol=1e-4, atol=1e-4)
 
 
 def test_a_target_draws_with_it(model, state, tmp_path):

@@ -18,7 +18,7 @@ from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.models.eagle.official import read_official
 from mmspec.targets import CausalTarget
 from mmspec.visual_tokens.boxes import raster
-from mmspec.visual_tokens.spans import PictureSpan
+from mmspec.visual_tokens.spans import ImageSpan
 from tests.contracts.checks import PROMPTS
 from tests.contracts.running import decode, generate
 from tests.models.naive_llama import attention, feed_forward, layer_weights, rms_norm
@@ -145,7 +145,7 @@ def test_msd_is_known_by_its_name_or_its_config(
     head = read(store(tmp_path / folder, weights, config))
     assert head.config.visual == visual
     embeddings, features = torch.randn(2, 1, 6, WIDTH)
-    made = head.read_prompts(embeddings, features, [6], [[PictureSpan(2, raster(1, 2))]], torch.tensor([5]))
+    made = head.read_prompts(embeddings, features, [6], [[ImageSpan(2, raster(1, 2))]], torch.tensor([5]))
     expected = fused(weights, embeddings[0, 1:], features[0, :-1])
     if visual == "embedded":
         expected[1:3] = embeddings[0, 2:4]
@@ -157,7 +157,7 @@ def test_vispec_is_read(tmp_path: Path, queries: int) -> None:
     weights = with_adaptor(queries)
     head = read(store(tmp_path, weights))
     embeddings, features = torch.randn(2, 1, 8, WIDTH)
-    made = head.read_prompts(embeddings, features, [8], [[PictureSpan(2, raster(2, 2))]], torch.tensor([7]))
+    made = head.read_prompts(embeddings, features, [8], [[ImageSpan(2, raster(2, 2))]], torch.tensor([7]))
     k, v = (
         (embeddings[0, 2:6] @ weights[f"imadpt.{name}_proj.weight"].T).unflatten(-1, (HEADS, -1))
         for name in "kv"

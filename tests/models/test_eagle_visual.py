@@ -1,4 +1,4 @@
-"""How an EAGLE head reads pictures: fused, embedded (MSD), compressed (SpecVLM), summed up (ViSpec)."""
+"""How an EAGLE head reads images: fused, embedded (MSD), compressed (SpecVLM), summed up (ViSpec)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mmspec.errors import InputError
 from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.models.feature_head import PromptRows
 from mmspec.visual_tokens.boxes import raster
-from mmspec.visual_tokens.spans import PictureSpan
+from mmspec.visual_tokens.spans import ImageSpan
 from tests.contracts.mutation import PlantedBug
 
 WIDTH, LONGEST = 16, 15
 LENGTHS = [15, 8]
-SPANS = [[PictureSpan(1, raster(2, 2)), PictureSpan(7, raster(1, 3)), PictureSpan(12, raster(1, 2))], []]
+SPANS = [[ImageSpan(1, raster(2, 2)), ImageSpan(7, raster(1, 3)), ImageSpan(12, raster(1, 2))], []]
 TEXT = [[0, 5, 6, 10, 11, 14], list(range(8))]
 NEWEST = [[-1, 0, 0, 1, 1, 2], [-1] * 8]
 KINDS: dict[str, dict[str, Any]] = {
@@ -76,7 +76,7 @@ def read(model: EagleHead, embeddings: Tensor | None = None, features: Tensor | 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_text_stays_at_its_places(kind: str) -> None:
-    """Every token but the first has its row, in order; visual rows lie in their own picture's slots."""
+    """Every token but the first has its row, in order; visual rows lie in their own image's slots."""
     model = head(**KINDS[kind])
     made = read(model)
     for row, text in enumerate(TEXT):
@@ -95,7 +95,7 @@ def test_all_text_stays_at_its_places(kind: str) -> None:
                 torch.testing.assert_close(made.rows[row, place], alone[0, 0], msg=f"{row}, {t}")
 
 
-def test_pictures_as_text_are_rows_like_all_others() -> None:
+def test_images_as_text_are_rows_like_all_others() -> None:
     model = head()
     made = read(model)
     torch.testing.assert_close(
@@ -134,16 +134,16 @@ def test_a_vispec_head_begins_as_if_it_were_told_nothing() -> None:
     assert torch.equal(fused, plain.fuse(states(1), states(2)))
 
 
-def text_is_told_of_its_newest_picture() -> None:
-    """Each row of text by hand, for one to three pictures and none; later rows hear of the last one."""
+def text_is_told_of_its_newest_image() -> None:
+    """Each row of text by hand, for one to three images and none; later rows hear of the last one."""
     for count in (0, 1, 2, 3):
         model, spans = told(), [SPANS[0][:count], []]
         made = model.read_prompts(states(1), states(2), LENGTHS, spans, torch.tensor([14, 7]))
         summaries = []
         for span in spans[0]:
-            pictures = states(1)[:1, span.start : span.stop]
-            mask = torch.ones(pictures.shape[:2], dtype=torch.bool)
-            queried = model.compressor.attention(pictures, pictures, mask)
+            images = states(1)[:1, span.start : span.stop]
+            mask = torch.ones(images.shape[:2], dtype=torch.bool)
+            queried = model.compressor.attention(images, images, mask)
             place = made.slot[0].tolist().index(span.stop - 1)
             torch.testing.assert_close(made.rows[0, place], queried[0, 0], msg="a token enters as it is")
             summaries.append(queried[0, 1])
@@ -156,18 +156,18 @@ def text_is_told_of_its_newest_picture() -> None:
                 g = summaries[begun - 1] if begun else torch.zeros(WIDTH)
                 h = model.img_fc(torch.cat([states(2)[row, t - 1], g]))  # type: ignore[misc]
                 due = model.fc(torch.cat([states(1)[row, t], h]))
-                torch.testing.assert_close(made.rows[row, place], due, msg=f"{count} pictures, token {t}")
+                torch.testing.assert_close(made.rows[row, place], due, msg=f"{count} images, token {t}")
         if count:
             assert made.summary is not None
             torch.testing.assert_close(made.summary[0], summaries[-1])
             assert not made.summary[1].any()
 
 
-def test_text_is_told_of_its_newest_picture() -> None:
-    text_is_told_of_its_newest_picture()
+def test_text_is_told_of_its_newest_image() -> None:
+    text_is_told_of_its_newest_image()
 
 
-def test_what_comes_later_is_told_of_the_last_picture() -> None:
+def test_what_comes_later_is_told_of_the_last_image() -> None:
     """A row of decoding is the row that the same token would have had in the prompt."""
     model = told()
     whole = read(model)
@@ -177,7 +177,7 @@ def test_what_comes_later_is_told_of_the_last_picture() -> None:
 
 
 def rows_after_a_gap_see_those_before_it() -> None:
-    """Positions jump where a picture was; transformers would take that for the start of another sequence."""
+    """Positions jump where an image was; transformers would take that for the start of another sequence."""
     model, places = head(), torch.tensor([[1, 2, 8, 9]])
     rows = states(1)[:1, :4]
     changed = rows.clone()
@@ -193,7 +193,7 @@ def test_rows_after_a_gap_see_those_before_it() -> None:
 def test_the_gate_hears_the_question(visual: str) -> None:
     """Another question may choose another branch, for its own prompt alone; no text moves."""
     model = head(seed=3, visual=visual, compressor="gate")
-    spans, embeddings = [SPANS[0], [PictureSpan(2, raster(2, 2))]], states(1)
+    spans, embeddings = [SPANS[0], [ImageSpan(2, raster(2, 2))]], states(1)
     found = set()
     for seed in range(24):
         asked = states(2)
@@ -243,7 +243,7 @@ def test_summaries_are_of_embeddings() -> None:
     assert caught.value.argument == "visual"
 
 
-def test_an_unknown_way_to_read_pictures_is_refused() -> None:
+def test_an_unknown_way_to_read_images_is_refused() -> None:
     with pytest.raises((ValueError, StrictDataclassClassValidationError), match="visual"):
         head(visual="decoupled")
 
@@ -256,23 +256,23 @@ BUGS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
         "rows",
         embedded_rows_bypass_the_fusion,
     ),
-    "the first picture is all there is": (
+    "the first image is all there is": (
         READING,
-        "[spliced.picture + 1]",
-        "[(spliced.picture + 1).clamp(max=1)]",
-        text_is_told_of_its_newest_picture,
+        "[spliced.image + 1]",
+        "[(spliced.image + 1).clamp(max=1)]",
+        text_is_told_of_its_newest_image,
     ),
-    "text before a picture hears of it": (
+    "text before an image hears of it": (
         READING,
-        "[spliced.picture + 1]",
-        "[(spliced.picture + 1).clamp(min=1)]",
-        text_is_told_of_its_newest_picture,
+        "[spliced.image + 1]",
+        "[(spliced.image + 1).clamp(min=1)]",
+        text_is_told_of_its_newest_image,
     ),
     "states are not shifted": (
         READING,
         "pad(features[:, :-1], (0, 0, 1, 0))",
         "features",
-        text_is_told_of_its_newest_picture,
+        text_is_told_of_its_newest_image,
     ),
     "gaps part sequences": (
         "mmspec.models.feature_head:FeatureHead.forward",

@@ -15,10 +15,10 @@ from transformers import AutoModel, LlamaConfig
 from mmspec.errors import InputError
 from mmspec.models.flash import FlashConfig, FlashHead
 from mmspec.visual_tokens.boxes import raster
-from mmspec.visual_tokens.spans import PictureSpan
+from mmspec.visual_tokens.spans import ImageSpan
 
 WIDTH, WORDS = 16, 11
-SPANS = [[PictureSpan(1, raster(2, 2)), PictureSpan(7, raster(1, 3))], []]
+SPANS = [[ImageSpan(1, raster(2, 2)), ImageSpan(7, raster(1, 3))], []]
 
 
 def head(seed: int = 0, **settings: Any) -> FlashHead:
@@ -58,19 +58,19 @@ def test_grouped_heads_equal_repeated_ones() -> None:
 
 def test_offsets_share_the_state_and_nothing_else() -> None:
     model, hidden = head(), rows()[0]
-    block = model.foretell(hidden, 3)
+    block = model.predict(hidden, 3)
     assert block.shape == (12, 3, WIDTH)
-    torch.testing.assert_close(model.foretell(hidden, 1), block[:, :1])
+    torch.testing.assert_close(model.predict(hidden, 1), block[:, :1])
     for offset in range(3):
         weight, bias = (part.view(3, 8, -1)[offset] for part in (model.up.weight, model.up.bias))
         inner = torch.nn.functional.silu(hidden @ weight.T + bias[:, 0])
         torch.testing.assert_close(block[:, offset], hidden + inner @ model.down[offset])
 
 
-def test_a_new_head_foretells_its_state_and_has_no_bias() -> None:
+def test_a_new_head_predicts_its_state_and_has_no_bias() -> None:
     torch.manual_seed(0)
     new = FlashHead(head().config)
-    assert torch.equal(new.foretell(rows(), 2), rows()[:, :, None].expand(-1, -1, 2, -1))
+    assert torch.equal(new.predict(rows(), 2), rows()[:, :, None].expand(-1, -1, 2, -1))
     assert not new.bias(torch.arange(WORDS)).any()
     assert head(bias_rank=0).bias(torch.arange(WORDS)).eq(0).all()
 
@@ -89,12 +89,12 @@ def test_a_compressed_prompt_keeps_all_text() -> None:
     assert made.source[0].tolist() == [0, -1, -1, 5, 6, -1, -1, 10, 11]
 
 
-def test_pictures_see_their_own_rows_question() -> None:
+def test_images_see_their_own_rows_question() -> None:
     model = head(compressor="attention_pruning")
     embeddings, features = rows(2), rows(3)
     one = model.read_prompts(embeddings, features, [12, 8], SPANS, torch.tensor([11, 4]))
     other = model.read_prompts(embeddings, features, [12, 8], SPANS, torch.tensor([11, 2]))
-    assert torch.equal(one.rows, other.rows), "the second prompt has no picture"
+    assert torch.equal(one.rows, other.rows), "the second prompt has no image"
     moved = [
         model.read_prompts(embeddings, features, [12, 8], SPANS, torch.tensor([at, 4])).rows
         for at in range(12)

@@ -48,14 +48,14 @@ def a_head_sees_the_state_and_its_own_tokens() -> None:
     model, hidden, path = head(), vectors(), vectors(HEADS, seed=5)
     for index in range(HEADS):
         seen = path[: index + 1]
-        before = model.foretell(hidden, seen, output)
-        assert not torch.allclose(before, model.foretell(hidden + 1, seen, output)), "the state"
+        before = model.predict(hidden, seen, output)
+        assert not torch.allclose(before, model.predict(hidden + 1, seen, output)), "the state"
         for place in range(index + 1):
             changed = seen.clone()
             changed[place] += 1
-            assert not torch.allclose(before, model.foretell(hidden, changed, output)), (index, place)
+            assert not torch.allclose(before, model.predict(hidden, changed, output)), (index, place)
         if index:
-            assert not torch.allclose(before, model.foretell(hidden, seen.flip(0), output)), "their order"
+            assert not torch.allclose(before, model.predict(hidden, seen.flip(0), output)), "their order"
 
 
 def a_state_sees_the_past_alone() -> None:
@@ -89,7 +89,7 @@ BUGS = {
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_caught(name: str) -> None:
     old, new, check = BUGS[name]
-    with PlantedBug(f"{HEAD}.foretell", ((old, new),), check).planted(), pytest.raises(AssertionError):
+    with PlantedBug(f"{HEAD}.predict", ((old, new),), check).planted(), pytest.raises(AssertionError):
         check()
 
 
@@ -111,7 +111,7 @@ def test_heads_come_back_from_their_folder(tmp_path: Path, settings: dict[str, b
     again = AutoModel.from_pretrained(tmp_path)
     assert type(again) is HydraHead
     torch.testing.assert_close(again(vectors(1, 4), places), saved(vectors(1, 4), places))
-    said = [each.foretell(vectors(), vectors(2, seed=5), output) for each in (saved, again)]
+    said = [each.predict(vectors(), vectors(2, seed=5), output) for each in (saved, again)]
     torch.testing.assert_close(*said, rtol=1e-4, atol=1e-4)
 
 
@@ -192,7 +192,7 @@ def test_published_heads_are_read(tmp_path: Path, prefix: bool, file: str) -> No
         name = f"hydra_lm_head.{index}{'.1' if prefix else ''}"
         logits = weights[f"{name}.weight"] @ state + weights[f"{name}.bias"]
         torch.testing.assert_close(
-            read.foretell(hidden, path[: index + 1], output), logits, rtol=1e-4, atol=1e-4
+            read.predict(hidden, path[: index + 1], output), logits, rtol=1e-4, atol=1e-4
         )
 
 

@@ -43,8 +43,8 @@ def output(hidden: Tensor) -> Tensor:
 
 def heads_are_those_of_the_slow_way() -> None:
     model, hidden = head(), states()
-    foretold = model(hidden, HEADS)
-    assert foretold.shape == (5, HEADS, WIDTH)
+    predicted = model(hidden, HEADS)
+    assert predicted.shape == (5, HEADS, WIDTH)
     for index in range(HEADS):
         state = hidden
         for layer in range(LAYERS):
@@ -52,7 +52,7 @@ def heads_are_those_of_the_slow_way() -> None:
             inner = state @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
             state = state + inner / (1 + torch.exp(-inner))
         state = state @ weights[f"maps.{index}.weight"].T + weights[f"maps.{index}.bias"]
-        torch.testing.assert_close(foretold[:, index], state, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(predicted[:, index], state, rtol=1e-4, atol=1e-4)
 
 
 def no_block_is_shared() -> None:
@@ -102,21 +102,21 @@ def test_a_planted_bug_is_caught(name: str) -> None:
 
 def test_new_blocks_change_nothing_and_learn() -> None:
     new = MedusaHead(head(own_lm_heads=True).config)
-    foretold = new(states(), HEADS)
-    assert torch.equal(foretold, states()[:, None].expand(-1, HEADS, -1))
-    foretold.pow(2).sum().backward()
+    predicted = new(states(), HEADS)
+    assert torch.equal(predicted, states()[:, None].expand(-1, HEADS, -1))
+    predicted.pow(2).sum().backward()
     first = [blocks[0].weight.grad for blocks in new.blocks]  # type: ignore[index]
     assert all(grad is not None and grad.any() for grad in first)
 
 
 def test_logits_are_the_targets_or_each_heads_own() -> None:
     shared, own = head(), head(own_lm_heads=True)
-    foretold = shared(states(), 2)
-    torch.testing.assert_close(shared.logits(foretold, output), output(foretold))
-    logits = own.logits(foretold, output)
+    predicted = shared(states(), 2)
+    torch.testing.assert_close(shared.logits(predicted, output), output(predicted))
+    logits = own.logits(predicted, output)
     for index in range(2):
         weight = own.lm_heads[index].weight
-        torch.testing.assert_close(logits[:, index], foretold[:, index] @ weight.T)  # type: ignore[operator]
+        torch.testing.assert_close(logits[:, index], predicted[:, index] @ weight.T)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -1,4 +1,4 @@
-"""The image tokenizers in diffusers' class: the tokens and pictures of an independent forward."""
+"""The image tokenizers in diffusers' class: the tokens and images of an independent forward."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_it_has_the_official_number_of_keys(case):
     assert len(vq_shapes(STRIDES[stride])) == KEYS[stride]
 
 
-def test_tokens_and_pictures_are_those_of_an_independent_forward(case):
+def test_tokens_and_images_are_those_of_an_independent_forward(case):
     stride, state, folder = case
     vq = VQModel.from_pretrained(folder)
     generator = torch.Generator().manual_seed(0)
@@ -41,9 +41,9 @@ def test_tokens_and_pictures_are_those_of_an_independent_forward(case):
     assert tokens.shape == (2, 3, 2)
     assert torch.equal(tokens, naive_encode(state, pixels))
     tokens = torch.randint(64, (2, 3, 2), generator=generator)
-    pictures = decode_tokens(vq, tokens)
-    assert pictures.shape == pixels.shape
-    torch.testing.assert_close(pictures, naive_decode(state, tokens), rtol=1e-4, atol=1e-4)
+    images = decode_tokens(vq, tokens)
+    assert images.shape == pixels.shape
+    torch.testing.assert_close(images, naive_decode(state, tokens), rtol=1e-4, atol=1e-4)
 
 
 def test_the_codebook_is_stored_normalised_and_as_it_was_trained(case):
@@ -54,12 +54,12 @@ def test_the_codebook_is_stored_normalised_and_as_it_was_trained(case):
 
 
 @torch.no_grad()
-def test_pictures_do_not_depend_on_the_length_of_codebook_rows(tmp_path):
+def test_images_do_not_depend_on_the_length_of_codebook_rows(tmp_path):
     state = vq_state(STRIDES[8])
     scaled = {**state, BOOK: state[BOOK] * torch.linspace(0.1, 9, 64)[:, None]}
     tokens = torch.arange(4).reshape(1, 2, 2)
-    pictures = [decode_tokens(vq_from_official(tmp_path, one)[0], tokens) for one in (state, scaled)]
-    torch.testing.assert_close(*pictures, rtol=1e-4, atol=1e-5)
+    images = [decode_tokens(vq_from_official(tmp_path, one)[0], tokens) for one in (state, scaled)]
+    torch.testing.assert_close(*images, rtol=1e-4, atol=1e-5)
 
 
 def test_averaged_weights_come_before_the_last_ones(tmp_path):

@@ -14,9 +14,9 @@ from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.pipelines import MMSpecPipeline, TextOutput, VisionLanguagePipeline
 from tests.bad_inputs.refusals import no_forward
 from tests.media.files import encoded
-from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_clip, tiny_picture, user_message
+from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_clip, tiny_image, user_message
 
-PICTURE = tiny_picture()
+IMAGE = tiny_image()
 SHORT: dict[str, Any] = {"max_new_tokens": 8}
 
 
@@ -35,26 +35,26 @@ def reference(pipe: VisionLanguagePipeline, messages: list[dict[str, Any]], **ke
 
 
 def forms(folder: Path) -> dict[str, object]:
-    """One picture in every form that is taken."""
+    """One image in every form that is taken."""
     path = folder / "picture.png"
-    PICTURE.save(path)
-    array = np.asarray(PICTURE)
+    IMAGE.save(path)
+    array = np.asarray(IMAGE)
     return {
         "path": path,
         "string": str(path),
-        "PIL": PICTURE,
+        "PIL": IMAGE,
         "array": array,
         "array of channels first": array.transpose(2, 0, 1),
         "array of floats": array.astype(np.float32) / 255,
         "tensor": torch.from_numpy(array.transpose(2, 0, 1).copy()),
-        "bytes": encoded(PICTURE, "PNG"),
-        "list": [PICTURE],
+        "bytes": encoded(IMAGE, "PNG"),
+        "list": [IMAGE],
         "tuple": (str(path),),
     }
 
 
-def test_every_form_of_a_picture_gives_one_answer(llava: VisionLanguagePipeline, tmp_path: Path) -> None:
-    wanted = reference(llava, user_message("describe the picture", [PICTURE]))
+def test_every_form_of_a_image_gives_one_answer(llava: VisionLanguagePipeline, tmp_path: Path) -> None:
+    wanted = reference(llava, user_message("describe the picture", [IMAGE]))
     for name, form in forms(tmp_path).items():
         output = llava("describe the picture", images=form, **SHORT)
         assert output.tokens == [wanted], name
@@ -63,28 +63,28 @@ def test_every_form_of_a_picture_gives_one_answer(llava: VisionLanguagePipeline,
 def test_every_form_of_a_prompt_gives_one_answer(llava: VisionLanguagePipeline) -> None:
     text = "describe the picture"
     parts = [{"type": "image"}, {"type": "text", "text": text}]
-    inline = [{"type": "image", "image": PICTURE}, {"type": "text", "text": text}]
+    inline = [{"type": "image", "image": IMAGE}, {"type": "text", "text": text}]
     raw = llava.processor.apply_chat_template(
         [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
     )
-    wanted = reference(llava, user_message(text, [PICTURE]))
+    wanted = reference(llava, user_message(text, [IMAGE]))
     calls: list[tuple[object, dict[str, Any]]] = [
-        (text, {"images": PICTURE}),
-        ([text], {"images": [PICTURE]}),
-        ([text], {"images": [[PICTURE]]}),
-        ([{"role": "user", "content": parts}], {"images": PICTURE}),
+        (text, {"images": IMAGE}),
+        ([text], {"images": [IMAGE]}),
+        ([text], {"images": [[IMAGE]]}),
+        ([{"role": "user", "content": parts}], {"images": IMAGE}),
         ([{"role": "user", "content": inline}], {}),
         ([[{"role": "user", "content": inline}]], {}),
-        ([{"role": "user", "content": text}], {"images": [PICTURE]}),
-        (raw, {"images": PICTURE, "apply_chat_template": False}),
-        ([raw], {"images": [PICTURE], "apply_chat_template": False}),
+        ([{"role": "user", "content": text}], {"images": [IMAGE]}),
+        (raw, {"images": IMAGE, "apply_chat_template": False}),
+        ([raw], {"images": [IMAGE], "apply_chat_template": False}),
     ]
     for prompt, keywords in calls:
         assert llava(prompt, **keywords, **SHORT).tokens == [wanted], prompt
 
 
-def test_several_turns_keep_their_pictures_in_order(qwen: VisionLanguagePipeline) -> None:
-    one, two, three = (tiny_picture(i) for i in range(3))
+def test_several_turns_keep_their_images_in_order(qwen: VisionLanguagePipeline) -> None:
+    one, two, three = (tiny_image(i) for i in range(3))
     turns = [
         *user_message("describe the picture", [one]),
         {"role": "assistant", "content": [{"type": "text", "text": "a red circle"}]},
@@ -106,10 +106,10 @@ def test_several_turns_keep_their_pictures_in_order(qwen: VisionLanguagePipeline
 
 
 def test_messages_of_the_caller_are_left_as_they_were(llava: VisionLanguagePipeline) -> None:
-    messages = user_message("describe", [PICTURE])
+    messages = user_message("describe", [IMAGE])
     before = repr(messages)
     llava(messages, **SHORT)
-    llava([{"role": "user", "content": "red"}], images=PICTURE, **SHORT)
+    llava([{"role": "user", "content": "red"}], images=IMAGE, **SHORT)
     assert repr(messages) == before
 
 
@@ -136,7 +136,7 @@ def test_a_language_model_runs_through_the_same_call(text: Any) -> None:
 
 
 def test_the_output_prints_as_one_readable_line(llava: VisionLanguagePipeline) -> None:
-    output = llava(["describe the picture", "red"], images=[PICTURE, None], **SHORT)
+    output = llava(["describe the picture", "red"], images=[IMAGE, None], **SHORT)
     assert isinstance(output, TextOutput)
     line = str(output)
     assert "\n" not in line and line.startswith(output.text[0]) and "(+1 more)" in line
@@ -149,7 +149,7 @@ def test_the_output_prints_as_one_readable_line(llava: VisionLanguagePipeline) -
 
 SEEDS = [5, 7, 5, 2**64 - 1]
 PROMPTS = ["describe the picture", "red", "what colour is the large circle", "a blue star"]
-IMAGES = [PICTURE, None, [tiny_picture(1), tiny_picture(2)], tiny_picture(3)]
+IMAGES = [IMAGE, None, [tiny_image(1), tiny_image(2)], tiny_image(3)]
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])

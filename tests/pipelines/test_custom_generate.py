@@ -26,7 +26,7 @@ from mmspec.errors import InputError, NumericalError
 from mmspec.targets import VisionLanguageTarget
 from tests.drafters import eagle_checks, flash_checks
 from tests.pipelines.byte_level import byte_level_tokenizer
-from tests.tiny_models import VISION_LANGUAGE_FAMILIES, encode, tiny_llama, tiny_picture, user_message
+from tests.tiny_models import VISION_LANGUAGE_FAMILIES, encode, tiny_image, tiny_llama, user_message
 
 TOKENIZER = byte_level_tokenizer()
 VOCABULARY = 300
@@ -218,16 +218,16 @@ def test_a_dictionary_is_returned_when_asked_for(model: PreTrainedModel, name: s
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "smolvlm"])
 @pytest.mark.parametrize("name", METHODS)
-def test_vision_language_models_are_equal_with_pictures(family: str, name: str) -> None:
+def test_vision_language_models_are_equal_with_images(family: str, name: str) -> None:
     model, processor = VISION_LANGUAGE_FAMILIES[family]()
     options: dict[str, Any] = {"drafter": VISION_LANGUAGE_FAMILIES[family]()[0]} if name == METHODS[2] else {}
-    for pictures in ([tiny_picture()], [tiny_picture(1), tiny_picture(2)], []):
-        inputs = encode(processor, user_message("describe the picture", pictures))
+    for images in ([tiny_image()], [tiny_image(1), tiny_image(2)], []):
+        inputs = encode(processor, user_message("describe the picture", images))
         for keywords in ({}, {"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 3}):
             function = mmspec.accelerate(name, **options)
             wanted = model.generate(**inputs, max_new_tokens=24, **keywords)
             got = model.generate(**inputs, max_new_tokens=24, custom_generate=function, **keywords)
-            assert torch.equal(got, wanted), (pictures, keywords)
+            assert torch.equal(got, wanted), (images, keywords)
             assert name != METHODS[2] or function.stats.acceptance_rate > 0.5 or keywords
 
 
@@ -236,7 +236,7 @@ def test_a_loaded_head_drafts(name: str) -> None:
     model, processor = VISION_LANGUAGE_FAMILIES["llava"]()
     target = VisionLanguageTarget(model)
     head = (eagle_checks if name == "eagle" else flash_checks).head_for(target)
-    inputs = encode(processor, user_message("what is there ?", [tiny_picture()]))
+    inputs = encode(processor, user_message("what is there ?", [tiny_image()]))
     wanted = model.generate(**inputs, max_new_tokens=24)
     function = mmspec.accelerate(name, drafter=head)
     assert torch.equal(model.generate(**inputs, max_new_tokens=24, custom_generate=function), wanted)
@@ -269,8 +269,8 @@ def test_what_cannot_be_done_is_named(model: PreTrainedModel) -> None:
         with pytest.raises(InputError, match="inputs_embeds"):
             model.generate(**given, max_new_tokens=4, custom_generate=method("none"))
     vlm, processor = VISION_LANGUAGE_FAMILIES["llava"]()
-    inputs = encode(processor, *[user_message("red", [tiny_picture(i)]) for i in range(2)])
-    with pytest.raises(InputError, match="one row when there are pictures"):
+    inputs = encode(processor, *[user_message("red", [tiny_image(i)]) for i in range(2)])
+    with pytest.raises(InputError, match="one row when there are images"):
         vlm.generate(**inputs, max_new_tokens=4, custom_generate=method("copy"))
 
 

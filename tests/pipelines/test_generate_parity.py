@@ -13,7 +13,7 @@ import torch
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from mmspec.pipelines import MMSpecPipeline, VisionLanguagePipeline
-from tests.tiny_models import tiny_llama, tiny_picture
+from tests.tiny_models import tiny_image, tiny_llama
 
 PROMPT = "the red thé red the red"
 NEW = 40
@@ -164,9 +164,9 @@ def test_guidance_mixes_two_prompts_as_generate_does(pipe: Any) -> None:
     assert batch.tokens[0] == wanted
 
 
-def test_guidance_keeps_the_picture_for_both_prompts(llava: VisionLanguagePipeline) -> None:
+def test_guidance_keeps_the_image_for_both_prompts(llava: VisionLanguagePipeline) -> None:
     call: dict[str, Any] = {"max_new_tokens": 16, "guidance_scale": 3.0, "negative_prompt": ["blue", None]}
-    prompts, images = ["describe", "what is red"], [tiny_picture(), tiny_picture(1)]
+    prompts, images = ["describe", "what is red"], [tiny_image(), tiny_image(1)]
     batch = llava(prompts, images=images, **call)
     plain = llava.set_accelerator("none")(prompts, images=images, **call)
     llava.set_accelerator("copy")
@@ -179,10 +179,10 @@ def test_stop_strings_work_with_a_tokenizer_of_whole_words(
     accelerator: str, llava: VisionLanguagePipeline
 ) -> None:
     llava.set_accelerator(accelerator)
-    whole = llava("describe", images=tiny_picture(), max_new_tokens=24)
+    whole = llava("describe", images=tiny_image(), max_new_tokens=24)
     words = whole.text[0].split()
     for stop in (words[5], " ".join(words[8:10]), words[0][:1]):
-        output = llava("describe", images=tiny_picture(), max_new_tokens=24, stop_strings=stop)
+        output = llava("describe", images=tiny_image(), max_new_tokens=24, stop_strings=stop)
         assert output.text[0] == whole.text[0][: len(output.text[0])]
         assert stop in output.text[0] and stop not in " ".join(output.text[0].split()[:-1])
         assert output.finish_reasons == ["stop"]

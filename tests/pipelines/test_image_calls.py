@@ -1,4 +1,4 @@
-"""ImagePipeline: what goes in, what comes out, and that accelerators draw the same pictures."""
+"""ImagePipeline: what goes in, what comes out, and that accelerators draw the same images."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_llamagen_folder_becomes_an_image_pipeline(condition: str, folders: Pa
     assert torch.equal(pipe.target.codebook, pipe.vq.quantize.embedding.weight * 1.5)  # the raw one
 
 
-def test_every_output_type_is_the_same_picture(classes: Any) -> None:
+def test_every_output_type_is_the_same_image(classes: Any) -> None:
     asked: dict[str, Any] = {"class_labels": [0, 3], "seed": 5}
     codes = classes(**asked, output_type="latent").images
     assert codes.shape == (2, GRID, GRID)
@@ -79,14 +79,14 @@ def test_every_output_type_is_the_same_picture(classes: Any) -> None:
     torch.testing.assert_close(tensor, pixels)
     array = classes(**asked, output_type="np").images
     assert np.array_equal(array, tensor.permute(0, 2, 3, 1).numpy())
-    for picture, values in zip(output.images, array, strict=True):
-        assert isinstance(picture, Image.Image)
-        assert np.array_equal(np.asarray(picture), (values * 255).round().astype(np.uint8))
+    for image, values in zip(output.images, array, strict=True):
+        assert isinstance(image, Image.Image)
+        assert np.array_equal(np.asarray(image), (values * 255).round().astype(np.uint8))
     assert (codes[0] != codes[1]).any()
     assert classes(**asked, return_dict=False)[0][0].tobytes() == output.images[0].tobytes()
     assert output.finish_reasons == ["length", "length"]
     assert output.stats.nfe == [CELLS, CELLS]
-    assert str(output).startswith(f"2 pictures, {CELLS}.0 target forwards each")
+    assert str(output).startswith(f"2 images, {CELLS}.0 target forwards each")
 
 
 def test_seeds_of_a_list_give_what_single_calls_give(captions: Any) -> None:
@@ -98,13 +98,13 @@ def test_seeds_of_a_list_give_what_single_calls_give(captions: Any) -> None:
     assert captions(PROMPTS, seed=3).tokens[1] != wanted[1]
 
 
-def test_pictures_of_one_prompt_are_rows_of_their_own(captions: Any) -> None:
+def test_images_of_one_prompt_are_rows_of_their_own(captions: Any) -> None:
     four = captions(PROMPTS, seed=[3, 9], num_images_per_prompt=2)
     assert len({tuple(row) for row in four.tokens}) == 4
     for index, seed in enumerate((3, 9)):
         alone = captions(PROMPTS[index], seed=seed, num_images_per_prompt=2)
         assert four.tokens[2 * index : 2 * index + 2] == alone.tokens
-    firsts = captions(PROMPTS[0], seed=[3, 9, 4], num_images_per_prompt=3)  # one seed per picture
+    firsts = captions(PROMPTS[0], seed=[3, 9, 4], num_images_per_prompt=3)  # one seed per image
     assert firsts.tokens == [captions(PROMPTS[0], seed=seed).tokens[0] for seed in (3, 9, 4)]
 
 
@@ -115,7 +115,7 @@ def test_calls_without_a_seed_differ_and_leave_torch_alone(classes: Any) -> None
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_pictures_do_not_depend_on_the_batch(classes: Any) -> None:
+def test_images_do_not_depend_on_the_batch(classes: Any) -> None:
     asked: dict[str, Any] = {"class_labels": [0, 1, 2], "seed": 2}
     whole = classes(**asked)
     parts = classes(**asked, batch_size=2)
@@ -152,7 +152,7 @@ def test_a_trained_head_drafts_by_its_folder(captions: Any, tmp_path: Path) -> N
     found = captions(**asked)
     assert found.tokens == wanted.tokens  # sample and match: bitwise that of plain sampling
     assert found.stats.accelerator == "eagle" and sum(found.stats.drafted) > 0
-    with pytest.raises(InputError, match="for pictures"):
+    with pytest.raises(InputError, match="for images"):
         captions.set_accelerator("draft_model", drafter=tmp_path / "head")
 
 
@@ -166,7 +166,7 @@ def test_a_rule_that_accepts_everything_draws_something_else(
     assert classes(**asked).tokens != wanted.tokens
 
 
-def test_greedy_pictures_are_the_same_by_every_coupling(classes: Any) -> None:
+def test_greedy_images_are_the_same_by_every_coupling(classes: Any) -> None:
     wanted = classes(class_labels=[1, 2], temperature=0).tokens
     for coupling in ("fresh", "maximal", "gumbel"):
         classes.set_accelerator("sjd", coupling=coupling, window=8)
@@ -228,7 +228,7 @@ def test_the_callback_sees_every_round_and_may_look(classes: Any, monkeypatch: p
     assert len(np.unique(drawn.reshape(-1, 3), axis=0)) > STRIDE
 
 
-def test_an_interrupted_picture_is_grey_where_nothing_was_drawn(classes: Any) -> None:
+def test_an_interrupted_image_is_grey_where_nothing_was_drawn(classes: Any) -> None:
     def stop(pipe: Any, step: int, committed: int, kwargs: dict[str, Any]) -> None:
         if len(kwargs["tokens"][0]) == 2 * GRID and kwargs["rows"].start == 1:
             pipe.interrupt()
@@ -302,7 +302,7 @@ def test_pixels_are_decoded_in_bounded_parts_and_timed_apart(
     assert output.stats.seconds < output.stats.seconds + output.decode_seconds
 
 
-def test_a_failed_picture_leaves_the_others_whole(folders: Path) -> None:
+def test_a_failed_image_leaves_the_others_whole(folders: Path) -> None:
     pipe = load(folders / "class")
     wanted = pipe(class_labels=[0, 3, 2], seed=1)
     with torch.no_grad():
@@ -334,7 +334,7 @@ def test_moving_to_another_dtype_moves_every_part(folders: Path) -> None:
     assert pipe(PROMPTS[0], seed=1).images[0].size == (SIDE, SIDE)
 
 
-def test_a_window_larger_than_the_picture_is_refused(classes: Any) -> None:
+def test_a_window_larger_than_the_image_is_refused(classes: Any) -> None:
     for window in (0, CELLS + 1):
         with pytest.raises(InputError, match="window"):
             classes.set_accelerator("sjd", window=window)

@@ -20,9 +20,9 @@ def test_a_model_that_only_draws_does_not_answer(tmp_path: Path) -> None:
 def test_a_model_that_only_answers_does_not_draw(tmp_path: Path) -> None:
     tiny_llama(vocab=128).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="model type 'llama' draws no pictures"):
+    with pytest.raises(UnsupportedModelError, match="model type 'llama' draws no images"):
         ImagePipeline.from_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM draws no pictures"):
+    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM draws no images"):
         ImagePipeline(tiny_llama(vocab=128), tiny_tokenizer())
     with pytest.raises(InputError, match="vq: got .*no such part"):
         MMSpecPipeline.from_pretrained(tmp_path, vq=tmp_path)

@@ -47,7 +47,7 @@ def words(name: str) -> Any:
     return {"janus": tiny_janus, "emu3": tiny_emu3, "anole": tiny_anole, "lumina": tiny_lumina}[name]()[1]
 
 
-def test_pictures_of_one_prompt_stand_side_by_side(targets: dict[str, Any]) -> None:
+def test_images_of_one_prompt_stand_side_by_side(targets: dict[str, Any]) -> None:
     requests = image_requests(targets["classes"], class_labels=[3, None], num_images_per_prompt=2)
     assert [request.prompt_tokens for request in requests] == [[8 + 3], [8 + 3], [8 + 5], [8 + 5]]
     assert all(request.negative_inputs["input_ids"].tolist() == [[8 + 5]] for request in requests)
@@ -169,7 +169,7 @@ def test_a_negative_prompt_is_written_like_a_prompt(targets: dict[str, Any], nam
 
 
 def test_size_tokens_of_lumina_are_those_of_its_tokenizer() -> None:
-    # <reservedNNNNN> has id NNNNN + 4; 8828 twice stands before a picture of 768 x 768
+    # <reservedNNNNN> has id NNNNN + 4; 8828 twice stands before an image of 768 x 768
     assert size_token(768) == f"<reserved{8828 - 4:05}>" and size_token(512) == f"<reserved{8820 - 4:05}>"
 
 

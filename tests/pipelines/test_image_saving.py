@@ -1,4 +1,4 @@
-"""ImagePipeline on disk: what is saved draws the same pictures when it is loaded again."""
+"""ImagePipeline on disk: what is saved draws the same images when it is loaded again."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from mmspec.pipelines import base as base_module
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from tests.drafters import flash_checks
 from tests.drafters.heads_checks import medusa_for
-from tests.tiny_models import tiny_llama, tiny_llava, tiny_picture, tiny_tokenizer
+from tests.tiny_models import tiny_image, tiny_llama, tiny_llava, tiny_tokenizer
 
 RAW: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 8}
 
@@ -40,7 +40,7 @@ def test_a_folder_becomes_the_pipeline_of_its_kind(family: str, checkpoints: Pat
     assert pipe.model.get_decoder().config._attn_implementation == "eager"
     assert (pipe.accelerator.name, pipe.accelerator.drafter.max_nodes) == ("copy", 4)
     assert set(pipe.components) == {"model", "processor"}
-    output = pipe("describe the picture", images=tiny_picture(), max_new_tokens=8)
+    output = pipe("describe the picture", images=tiny_image(), max_new_tokens=8)
     assert len(output.tokens[0]) == 8
 
 
@@ -97,9 +97,9 @@ def test_a_draft_model_comes_as_a_folder_or_loaded(text: VisionLanguagePipeline,
 
 
 @pytest.mark.parametrize("draft", ["llava", "draft", "loaded"])
-def test_a_draft_sees_the_picture_itself_or_reads_the_text_alone(draft: str, checkpoints: Path) -> None:
+def test_a_draft_sees_the_image_itself_or_reads_the_text_alone(draft: str, checkpoints: Path) -> None:
     pipe = MMSpecPipeline.from_pretrained(checkpoints / "llava", accelerator="none")
-    call: dict[str, Any] = {"images": [[tiny_picture()], None], "max_new_tokens": 12}
+    call: dict[str, Any] = {"images": [[tiny_image()], None], "max_new_tokens": 12}
     prompts = ["describe the picture", "what is red"]
     wanted = pipe(prompts, **call)  # type: ignore[operator]
     drafter: Any = tiny_llama(vocab=128) if draft == "loaded" else checkpoints / draft
@@ -167,7 +167,7 @@ def test_a_saved_pipeline_names_no_drafters_that_are_not_beside_it(
 
 
 def test_saved_and_loaded_gives_the_same_output(llava: VisionLanguagePipeline, tmp_path: Path) -> None:
-    call: dict[str, Any] = {"images": tiny_picture(), "max_new_tokens": 16, "temperature": 1.0, "seed": 3}
+    call: dict[str, Any] = {"images": tiny_image(), "max_new_tokens": 16, "temperature": 1.0, "seed": 3}
     llava.save_pretrained(tmp_path / "deep" / "saved")
     loaded = MMSpecPipeline.from_pretrained(tmp_path / "deep" / "saved")
     assert loaded("describe", **call).tokens == llava("describe", **call).tokens  # type: ignore[operator]
@@ -230,4 +230,4 @@ def test_moving_the_pipeline_moves_the_draft_model(name: str) -> None:
     pipe = VisionLanguagePipeline(model, processor, name, drafter=heads[name](VisionLanguageTarget(model)))
     pipe.to(torch.bfloat16)
     assert pipe.target.dtype == pipe.accelerator.drafter.model.dtype == torch.bfloat16  # type: ignore[attr-defined]
-    assert len(pipe("red", images=tiny_picture(), max_new_tokens=4).tokens[0]) == 4  # type: ignore[union-attr]
+    assert len(pipe("red", images=tiny_image(), max_new_tokens=4).tokens[0]) == 4  # type: ignore[union-attr]

@@ -11,9 +11,9 @@ import torch
 
 from mmspec.errors import InputError, PipelineBusyError
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline, TextOutput
-from tests.tiny_models import tiny_janus, tiny_picture, user_message
+from tests.tiny_models import tiny_image, tiny_janus, user_message
 
-PICTURE, ANOTHER = tiny_picture(), tiny_picture(7, tiny_picture().size)
+IMAGE, ANOTHER = tiny_image(), tiny_image(7, tiny_image().size)
 SHORT: dict[str, Any] = {"max_new_tokens": 12}
 
 
@@ -23,12 +23,12 @@ def pipe(request: pytest.FixtureRequest, checkpoints: Path) -> Iterator[Any]:
 
 
 def converse(pipe: Any, **settings: Any) -> list[TextOutput]:
-    """Three turns, the replies being those of the model, the last with a new picture."""
-    turns = user_message("what is there ?", [PICTURE])
+    """Three turns, the replies being those of the model, the last with a new image."""
+    turns = user_message("what is there ?", [IMAGE])
     outputs = [pipe(turns, **SHORT, **settings)]
     for following in (
         user_message("which colour is it ?"),
-        user_message("and there ?", [tiny_picture(2)]),
+        user_message("and there ?", [tiny_image(2)]),
     ):
         reply = {"role": "assistant", "content": [{"type": "text", "text": outputs[-1].text[0]}]}
         turns = [*turns, reply, *following]
@@ -53,18 +53,18 @@ def test_a_conversation_says_the_same(pipe: Any, settings: dict[str, Any]) -> No
     assert known(*expected) == [0, 0, 0], "off unless it is asked for"
 
 
-def test_questions_about_one_picture(pipe: Any) -> None:
+def test_questions_about_one_image(pipe: Any) -> None:
     questions = ["what is there ?", "which colour is it ?", "why ?"]
-    expected = pipe(questions, images=[PICTURE, PICTURE, ANOTHER], **SHORT)
+    expected = pipe(questions, images=[IMAGE, IMAGE, ANOTHER], **SHORT)
     pipe.enable_prefix_cache(max_bytes=2**24)
-    output = pipe(questions, images=[PICTURE, PICTURE, ANOTHER], **SHORT)
+    output = pipe(questions, images=[IMAGE, IMAGE, ANOTHER], **SHORT)
     assert output.tokens == expected.tokens and output.stats.cached_prompt_tokens > 0
     pieces = list(pipe.stream(questions[2], images=ANOTHER, **SHORT))
     assert "".join(pieces) == expected.text[2]
 
 
 def test_switching_off_moving_and_new_weights_forget(pipe: Any) -> None:
-    ask = {"prompt": "what is there ?", "images": PICTURE, **SHORT}
+    ask = {"prompt": "what is there ?", "images": IMAGE, **SHORT}
     pipe.enable_prefix_cache()
     assert known(pipe(**ask), pipe(**ask))[1] > 0
     cache = pipe.target.prefix_cache
@@ -88,13 +88,13 @@ def test_another_accelerator_keeps_it_and_a_draft_model_has_its_own(pipe: Any, c
     pipe.enable_prefix_cache()
     converse(pipe)
     pipe.set_accelerator("none")
-    assert known(pipe(user_message("what is there ?", [PICTURE]), **SHORT))[0] > 0
+    assert known(pipe(user_message("what is there ?", [IMAGE]), **SHORT))[0] > 0
     pipe.set_accelerator("draft_model", drafter=pipe.model)
     outputs = converse(pipe)
     assert [output.tokens for output in outputs] == [output.tokens for output in expected]
     draft = pipe.accelerator.drafter.model
     assert draft.prefix_cache.entries and draft.prefix_cache is not pipe.target.prefix_cache
-    again = pipe(user_message("what is there ?", [PICTURE]), **SHORT)
+    again = pipe(user_message("what is there ?", [IMAGE]), **SHORT)
     assert again.stats.acceptance_rate == outputs[0].stats.acceptance_rate > 0.9
     pipe.disable_prefix_cache()
     assert draft.prefix_cache is None
@@ -120,7 +120,7 @@ def test_words_alone(text: Any) -> None:
 
 
 @pytest.mark.parametrize("accelerator", ["none", "sjd"])
-def test_pictures_are_drawn_from_prompts_that_are_known(accelerator: str) -> None:
+def test_images_are_drawn_from_prompts_that_are_known(accelerator: str) -> None:
     """Under guidance: the unconditional prompt is the same in every call."""
     options = {"window": 8} if accelerator == "sjd" else {}
     pipe = ImagePipeline(*tiny_janus(), accelerator=accelerator, **options)

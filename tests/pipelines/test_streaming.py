@@ -17,7 +17,7 @@ from mmspec.errors import PipelineBusyError
 from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.pipelines.text_stream import TextDeltas, decode
 from tests.pipelines.byte_level import byte_level_tokenizer
-from tests.tiny_models import tiny_picture
+from tests.tiny_models import tiny_image
 
 RAW: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 24}
 BYTES = byte_level_tokenizer()
@@ -92,7 +92,7 @@ def test_a_streamer_gets_the_prompt_and_then_one_token_a_put(
 ) -> None:
     streamer: Any = Recorder()
     llava.set_accelerator(accelerator)
-    output = llava("describe", images=tiny_picture(), streamer=streamer, max_new_tokens=24)
+    output = llava("describe", images=tiny_image(), streamer=streamer, max_new_tokens=24)
     llava.set_accelerator("copy")
     assert streamer.puts[1:] == [[token] for token in output.tokens[0]]
     assert len(streamer.puts[0]) > 1
@@ -166,7 +166,7 @@ def test_an_interrupted_stream_ends_with_what_it_has(text: VisionLanguagePipelin
 def test_whatever_stops_a_call_leaves_the_pipeline_usable(
     error: type[BaseException], where: str, llava: VisionLanguagePipeline
 ) -> None:
-    wanted = llava("describe", images=tiny_picture(), max_new_tokens=12).tokens
+    wanted = llava("describe", images=tiny_image(), max_new_tokens=12).tokens
     calls = itertools.count()
 
     def fail(*arguments: Any) -> Any:
@@ -176,8 +176,8 @@ def test_whatever_stops_a_call_leaves_the_pipeline_usable(
 
     callback: Any = Recorder(fail) if where == "streamer" else [fail]
     with pytest.raises(error):
-        llava("describe", images=tiny_picture(), max_new_tokens=12, **{where: callback})
-    assert llava("describe", images=tiny_picture(), max_new_tokens=12).tokens == wanted
+        llava("describe", images=tiny_image(), max_new_tokens=12, **{where: callback})
+    assert llava("describe", images=tiny_image(), max_new_tokens=12).tokens == wanted
 
 
 def test_calls_from_a_callback_or_another_thread_are_refused(text: VisionLanguagePipeline) -> None:

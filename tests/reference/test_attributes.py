@@ -1,4 +1,4 @@
-"""The judge of drawn pictures: what counts as present, and that a perfect reader gives a perfect score."""
+"""The judge of drawn images: what counts as present, and that a perfect reader gives a perfect score."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.reference.attribute_reader import AttributeReader, PictureReading
+from mmspec.reference.attribute_reader import AttributeReader, ImageReading
 from mmspec.reference.scenes import (
     IMAGE_TOKENS,
     ImagePrompt,
@@ -19,9 +19,9 @@ from mmspec.reference.scenes import (
     sample_scene,
 )
 from mmspec.reference.scoring.attributes import AttributeJudge, facts_present
-from mmspec.reference.training.image_data import PICTURE_SIZE, READER_PATCH, image_scenes
+from mmspec.reference.training.image_data import IMAGE_SIZE, READER_PATCH, image_scenes
 from mmspec.reference.training.reader import build_reader
-from mmspec.reference.training.vlm_data import PATCH_CLASSES, patch_labels, picture_pixels
+from mmspec.reference.training.vlm_data import PATCH_CLASSES, image_pixels, patch_labels
 
 RING = ("small", "red", "plain", "ring")
 STAR = ("large", "blue", "dotted", "star")
@@ -35,7 +35,7 @@ def prompt(text: str) -> ImagePrompt:
 
 def found(text: str, *objects: tuple[str, ...], background: str = "grass") -> dict[str, list[bool]]:
     facts: dict[str, list[bool]] = {}
-    for name, present in facts_present(prompt(text), PictureReading(objects, background)):
+    for name, present in facts_present(prompt(text), ImageReading(objects, background)):
         facts.setdefault(name, []).append(present)
     return facts
 
@@ -88,9 +88,9 @@ def test_dense_labels_give_back_every_fact_of_a_scene() -> None:
     scenes = image_scenes(np.arange(40))
     oracle = Oracle(build_reader("tiny").config)
     oracle.labels = torch.from_numpy(
-        np.stack([patch_labels(scene, READER_PATCH, PICTURE_SIZE) for scene in scenes])
+        np.stack([patch_labels(scene, READER_PATCH, IMAGE_SIZE) for scene in scenes])
     )
-    images = (picture_pixels(scenes, PICTURE_SIZE) + 1) / 2
+    images = (image_pixels(scenes, IMAGE_SIZE) + 1) / 2
     scores = AttributeJudge(oracle).score(images, [caption(scene) for scene in scenes])
     assert scores.share == scores.exact == scores.count == 1.0
     assert set(scores.by_attribute) == {"size", "colour", "pattern", "shape", "background"}
@@ -104,7 +104,7 @@ def judge() -> AttributeJudge:
     return AttributeJudge(build_reader("tiny"))
 
 
-def test_pictures_may_be_images_or_tensors_of_any_size(judge: AttributeJudge) -> None:
+def test_images_may_be_images_or_tensors_of_any_size(judge: AttributeJudge) -> None:
     arrays = [render(sample_scene(seed, profile=IMAGE_TOKENS), 64) for seed in range(3)]
     images = [Image.fromarray(array) for array in arrays]
     tensor = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2) / 255

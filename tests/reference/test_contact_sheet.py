@@ -1,4 +1,4 @@
-"""Sheets of pictures: where each stands, how large it is, and what is written under it."""
+"""Sheets of images: where each stands, how large it is, and what is written under it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmspec.reference.scenes.contact_sheet import MARGIN, picture_sheet
+from mmspec.reference.scenes.contact_sheet import MARGIN, image_sheet
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
@@ -28,14 +28,14 @@ def extent(sheet: Image.Image, colour: tuple[int, int, int]) -> tuple[int, int, 
         ((256, 64), (64, 16)),
     ],
 )
-def test_pictures_fit_their_square(size: tuple[int, int], shown: tuple[int, int]) -> None:
-    sheet = picture_sheet([Image.new("RGB", size, RED)], [""], side=64)
+def test_images_fit_their_square(size: tuple[int, int], shown: tuple[int, int]) -> None:
+    sheet = image_sheet([Image.new("RGB", size, RED)], [""], side=64)
     assert extent(sheet, RED) == (MARGIN, MARGIN, *shown)
 
 
-def test_pictures_stand_in_lines() -> None:
-    pictures = [Image.new("RGB", (8, 8), colour) for colour in ("green", "green", RED, "green", BLUE)]
-    sheet = picture_sheet(pictures, [""] * 5, columns=2, side=64)
+def test_images_stand_in_lines() -> None:
+    images = [Image.new("RGB", (8, 8), colour) for colour in ("green", "green", RED, "green", BLUE)]
+    sheet = image_sheet(images, [""] * 5, columns=2, side=64)
     assert sheet.width == 2 * (64 + MARGIN) + MARGIN
     left, top, *_ = extent(sheet, RED)
     assert left == MARGIN and top > 64
@@ -45,8 +45,8 @@ def test_pictures_stand_in_lines() -> None:
 def test_captions_are_wrapped_and_keep_their_lines() -> None:
     def ink(words: str) -> tuple[int, int]:
         """How far right and down the letters reach."""
-        picture = Image.new("RGB", (64, 64), RED)
-        pixels = np.asarray(picture_sheet([picture], [words], side=64).convert("L"))[64 + MARGIN :]
+        image = Image.new("RGB", (64, 64), RED)
+        pixels = np.asarray(image_sheet([image], [words], side=64).convert("L"))[64 + MARGIN :]
         rows, columns = np.nonzero(pixels < 128)
         return int(columns.max()), int(rows.max())
 

@@ -1,4 +1,4 @@
-"""Prompts for pictures: what is sampled can be read, and what people write means what they mean."""
+"""Prompts for images: what is sampled can be read, and what people write means what they mean."""
 
 import numpy as np
 import pytest

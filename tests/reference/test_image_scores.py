@@ -11,7 +11,7 @@ import torch
 from mmspec.cli.application import app
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
-from mmspec.reference.scoring.image import ImageModel, _laws, score_image_model
+from mmspec.reference.scoring.image import ImageModel, _distributions, score_image_model
 from mmspec.reference.scoring.image_card import write_card
 from mmspec.reference.training.image import train_image
 from mmspec.reference.training.reader import train_reader
@@ -49,8 +49,10 @@ def test_scores_and_card(folders: dict[str, Path], condition: str) -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
-def test_measured_laws_are_those_that_pictures_are_drawn_from(folders: dict[str, Path], scale: float) -> None:
-    """Greedy pictures of the loop are the arg-max of the measured laws, place by place."""
+def test_measured_distributions_are_those_that_images_are_drawn_from(
+    folders: dict[str, Path], scale: float
+) -> None:
+    """Greedy images of the loop are the arg-max of the measured distributions, place by place."""
     model = ImageModel.from_folder(folders["caption"])
     prompts = ["a red ring left of a small blue square", "a large star on sand."]
     with torch.no_grad():
@@ -58,11 +60,11 @@ def test_measured_laws_are_those_that_pictures_are_drawn_from(folders: dict[str,
     tokens = model.draw(prompts, Sampler(guidance_scale=scale), [0, 1])
     for prompt, row in zip(prompts, tokens, strict=True):
         with torch.inference_mode():
-            laws = _laws(model, model.request(prompt), row[None], scale)[0]
-        assert torch.equal(laws.argmax(-1), row)
+            distributions = _distributions(model, model.request(prompt), row[None], scale)[0]
+        assert torch.equal(distributions.argmax(-1), row)
 
 
-def test_equal_seeds_draw_equal_pictures_whatever_the_batch(folders: dict[str, Path]) -> None:
+def test_equal_seeds_draw_equal_images_whatever_the_batch(folders: dict[str, Path]) -> None:
     model = ImageModel.from_folder(folders["class"])
     sampler = Sampler(1.0, guidance_scale=2.0)
     together = model.draw([3, 17, 40], sampler, [5, 6, 7])

@@ -74,7 +74,7 @@ def test_training_lowers_the_loss(trained: Trained, name: str) -> None:
 
 
 def test_training_lowers_the_loss_of_image_tokens(trained: Trained, tmp_path: Path) -> None:
-    """Few pictures a step are noisy: it takes more steps to see."""
+    """Few images a step are noisy: it takes more steps to see."""
     losses: list[float] = []
     train_image(
         tmp_path / "model",
@@ -194,7 +194,7 @@ def test_training_and_inference_give_a_caption_the_same_distribution() -> None:
     torch.testing.assert_close(nats, torch.stack(expected).mean(), rtol=1e-5, atol=1e-5)
 
 
-def test_prompts_without_pictures_are_there_for_the_text_encoder_alone() -> None:
+def test_prompts_without_images_are_there_for_the_text_encoder_alone() -> None:
     tokenizer = build_caption_tokenizer()
     batch = image_batch(np.arange(10), tokenizer, only_prompts=7)
     assert len(batch.pixels) == len(batch.place_labels) == len(batch.class_labels) == 3
@@ -204,7 +204,7 @@ def test_prompts_without_pictures_are_there_for_the_text_encoder_alone() -> None
     assert torch.equal(alone.pixels, batch.pixels) and torch.equal(alone.words, batch.words[:3])
 
 
-def test_pictures_and_labels_are_those_of_the_scenes() -> None:
+def test_images_and_labels_are_those_of_the_scenes() -> None:
     batch = image_batch(np.arange(6), build_caption_tokenizer(), dropped=0.0)
     scenes = image_scenes(np.arange(6))
     assert torch.equal(batch.pixels, pixel_batch(np.arange(6)).pixels)
@@ -228,7 +228,7 @@ def test_dead_codes_come_to_life() -> None:
     assert torch.allclose(lengths, torch.ones_like(lengths), atol=1e-5)
 
 
-def test_looking_at_held_out_pictures_moves_no_code() -> None:
+def test_looking_at_held_out_images_moves_no_code() -> None:
     learner = Reconstruction(build_vq("tiny"))
     before = learner.vq.quantize.embedding.weight.clone()
     with torch.no_grad():

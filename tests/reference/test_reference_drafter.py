@@ -1,4 +1,4 @@
-"""The shipped drafter of pictures: small, documented, made for the shipped model, and of use to it."""
+"""The shipped drafter of images: small, documented, made for the shipped model, and of use to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import AutoModel
 
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.models.eagle import EagleHead
-from mmspec.reference.training.scene_images import ScenePictures, open_llamagen
+from mmspec.reference.training.scene_images import SceneImages, open_llamagen
 from mmspec.training.data.sequences import acceptance_length
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -34,6 +34,6 @@ def test_it_saves_forwards_of_its_target() -> None:
     target = open_llamagen(folder, torch.device("cpu"))
     head = AutoModel.from_pretrained(FOLDER).eval()
     assert isinstance(head, EagleHead)
-    trial = replace(ScenePictures(target, folder, batch_size=1, seed=0).trial(), new_tokens=48)
+    trial = replace(SceneImages(target, folder, batch_size=1, seed=0).trial(), new_tokens=48)
     drafter = EagleDrafter(head, num_draft_tokens=24, depth=3, top_k=8)
     assert acceptance_length(target, drafter, trial) > 1.1

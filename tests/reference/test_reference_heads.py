@@ -39,8 +39,8 @@ def answer(name: str):
         pipe.set_accelerator("none")
     else:
         pipe.set_accelerator(RUN_BY[name], drafter=str(ASSETS / f"scenes-llava-{name}"))
-    picture = Image.fromarray(render(sample_scene(21_001)))
-    return pipe("describe the picture in detail.", images=picture, max_new_tokens=NEW_TOKENS)
+    image = Image.fromarray(render(sample_scene(21_001)))
+    return pipe("describe the picture in detail.", images=image, max_new_tokens=NEW_TOKENS)
 
 
 @pytest.mark.parametrize("name", RUN_BY)

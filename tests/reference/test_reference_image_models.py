@@ -50,8 +50,8 @@ def test_words_of_prompts_are_known_and_prompts_are_cut_at_the_slots() -> None:
 
 def test_the_reader_reads_and_the_tokenizer_keeps_what_it_reads() -> None:
     scenes = [sample_scene(seed, profile=IMAGE_TOKENS) for seed in range(30_000, 30_096)]
-    pictures = np.stack([render(scene, 64) for scene in scenes])
-    real = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255
+    images = np.stack([render(scene, 64) for scene in scenes])
+    real = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
     judge = AttributeJudge.from_folder(CAPTIONS / "reader")
     captions = [caption(scene) for scene in scenes]
     assert min(judge.score(real, captions).by_attribute.values()) >= 0.95
@@ -63,12 +63,12 @@ def test_the_reader_reads_and_the_tokenizer_keeps_what_it_reads() -> None:
 
 
 @pytest.mark.slow
-def test_drawn_pictures_show_what_was_asked_for() -> None:
+def test_drawn_images_show_what_was_asked_for() -> None:
     model = ImageModel.from_folder(CAPTIONS)
     scenes = [sample_scene(seed, profile=IMAGE_TOKENS) for seed in range(40_000, 40_032)]
     captions = [caption(scene) for scene in scenes]
     settings = model.target.model.generation_config
     sampler = Sampler(settings.temperature, settings.top_k or None, guidance_scale=model.guidance_scale)
-    pictures = model.pixels(model.draw(captions, sampler, range(32)))
-    # The card says 75 %; the facts of a picture go wrong together, so 32 pictures may be far from that.
-    assert model.judge.attribute_accuracy(pictures, captions) >= 0.62
+    images = model.pixels(model.draw(captions, sampler, range(32)))
+    # The card says 75 %; the facts of an image go wrong together, so 32 images may be far from that.
+    assert model.judge.attribute_accuracy(images, captions) >= 0.62

@@ -17,7 +17,7 @@ from mmspec.reference.training.vlm_processor import build_processor
 from mmspec.targets import VisionLanguageTarget
 from mmspec.training.data.conversations import ConversationReader
 from mmspec.training.drafter import train_drafter
-from mmspec.visual_tokens.spans import find_pictures
+from mmspec.visual_tokens.spans import find_images
 
 
 @functools.cache
@@ -37,12 +37,12 @@ def test_equal_steps_give_equal_sequences_and_others_do_not() -> None:
 
 
 @pytest.mark.parametrize("kind", SHARES)
-def test_a_sequence_is_a_prompt_with_its_pictures_and_a_reply_that_ends(kind: str) -> None:
+def test_a_sequence_is_a_prompt_with_its_images_and_a_reply_that_ends(kind: str) -> None:
     tokenizer = data().reader.processor.tokenizer
     for seed in range(10_000_000, 10_000_006):
         example = data().reader.example(scene_talk(seed, kind))
         ids = example.inputs["input_ids"][0]
-        spans = find_pictures(data().reader.target.config, example.inputs)
+        spans = find_images(data().reader.target.config, example.inputs)
         assert len(spans) == {"two images": 2, "clip": 4}.get(kind, 1)
         assert spans[-1].stop <= example.answer < len(ids)
         assert example.learnt.tolist() == [place >= example.answer for place in range(len(ids))]
@@ -55,22 +55,22 @@ def test_a_sequence_is_a_prompt_with_its_pictures_and_a_reply_that_ends(kind: st
 def test_kinds_have_their_shares() -> None:
     assert sum(SHARES.values()) == pytest.approx(1)
     counts = [
-        len(find_pictures(data().reader.target.config, example.inputs))
+        len(find_images(data().reader.target.config, example.inputs))
         for step in range(8)
         for example in data().batch(step, 0).examples
     ]
     assert counts.count(1) > counts.count(2) > 1 and counts.count(4) > 1
 
 
-def test_of_several_pictures_the_target_may_speak_itself() -> None:
+def test_of_several_images_the_target_may_speak_itself() -> None:
     own = SceneTalk(data().reader, batch_size=6, seed=3, regenerate=4)
     ours, right = own.batch(0, 0).examples, data().batch(0, 0).examples
     several = 0
     for one, other in zip(ours, right, strict=True):
-        pictures = len(find_pictures(data().reader.target.config, one.inputs))
+        images = len(find_images(data().reader.target.config, one.inputs))
         alike = one.inputs["input_ids"].tolist() == other.inputs["input_ids"].tolist()
-        assert alike == (pictures == 1) and (pictures == 1 or len(one.learnt) - one.answer <= 5)
-        several += pictures > 1
+        assert alike == (images == 1) and (images == 1 or len(one.learnt) - one.answer <= 5)
+        several += images > 1
     assert several
 
 

@@ -11,7 +11,7 @@ from transformers import AutoProcessor, LlavaProcessor
 from mmspec.reference.scenes import CAPTION_PROMPTS, caption, describe, questions, render, sample_scene
 from mmspec.reference.training.vlm_processor import build_processor
 
-PICTURE = {"type": "image"}
+IMAGE = {"type": "image"}
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +49,17 @@ def test_a_saved_processor_loads_without_this_package(processor: LlavaProcessor,
     processor.save_pretrained(tmp_path)
     loaded = AutoProcessor.from_pretrained(tmp_path)
     assert type(loaded).__name__ == "LlavaProcessor"
-    messages = [{"role": "user", "content": [PICTURE, {"type": "text", "text": CAPTION_PROMPTS[0]}]}]
+    messages = [{"role": "user", "content": [IMAGE, {"type": "text", "text": CAPTION_PROMPTS[0]}]}]
     assert loaded.apply_chat_template(messages, add_generation_prompt=True) == (
         f"<bos><user><image>{CAPTION_PROMPTS[0]}<assistant>"
     )
     assert loaded.tokenizer.get_vocab() == processor.tokenizer.get_vocab()
 
 
-def test_the_template_handles_turns_systems_and_several_pictures(processor: LlavaProcessor) -> None:
+def test_the_template_handles_turns_systems_and_several_images(processor: LlavaProcessor) -> None:
     messages: list[Any] = [
         {"role": "system", "content": "be brief."},
-        {"role": "user", "content": [PICTURE, PICTURE, {"type": "text", "text": "what do you see? "}]},
+        {"role": "user", "content": [IMAGE, IMAGE, {"type": "text", "text": "what do you see? "}]},
         {"role": "assistant", "content": [{"type": "text", "text": "a star."}]},
         {"role": "user", "content": "where is it?"},
     ]
@@ -68,8 +68,8 @@ def test_the_template_handles_turns_systems_and_several_pictures(processor: Llav
         "<bos><system>be brief.<user><image><image>what do you see?<assistant>a star.<eos>"
         "<user>where is it?<assistant>"
     )
-    pictures = [Image.fromarray(render(sample_scene(seed))) for seed in range(2)]
-    inputs = processor(text=text, images=pictures, return_tensors="pt")
+    images = [Image.fromarray(render(sample_scene(seed))) for seed in range(2)]
+    inputs = processor(text=text, images=images, return_tensors="pt")
     ids = inputs["input_ids"][0].tolist()
     assert ids.count(processor.image_token_id) == 2 * 64
     assert ids.count(processor.tokenizer.bos_token_id) == 1

@@ -63,7 +63,7 @@ def test_scenes_import_no_torch() -> None:
 
 @given(SEEDS)
 @settings(max_examples=200, deadline=None)
-def test_objects_are_apart_inside_the_picture_and_in_reading_order(seed: int) -> None:
+def test_objects_are_apart_inside_the_image_and_in_reading_order(seed: int) -> None:
     scene = sample_scene(seed)
     masks = object_masks(scene)
     assert masks.sum(axis=0).max() == 1, "two objects share a pixel"
@@ -79,18 +79,18 @@ def test_objects_are_apart_inside_the_picture_and_in_reading_order(seed: int) ->
 @settings(max_examples=50, deadline=None)
 def test_every_object_can_be_seen(seed: int) -> None:
     scene = sample_scene(seed)
-    picture = render(scene).astype(int)
+    image = render(scene).astype(int)
     without = render(type(scene)((), scene.background, scene.seed)).astype(int)
     for mask in object_masks(scene):
-        assert np.abs(picture - without)[mask].mean() > 12
+        assert np.abs(image - without)[mask].mean() > 12
 
 
-def test_a_picture_is_textured_bytes_of_the_size_asked_for() -> None:
+def test_a_image_is_textured_bytes_of_the_size_asked_for() -> None:
     for size in (48, 64, CANVAS, 128):
-        picture = render(sample_scene(3), size)
-        assert picture.shape == (size, size, 3)
-        assert picture.dtype == np.uint8
-        assert len(np.unique(picture.reshape(-1, 3), axis=0)) > size * size / 3
+        image = render(sample_scene(3), size)
+        assert image.shape == (size, size, 3)
+        assert image.dtype == np.uint8
+        assert len(np.unique(image.reshape(-1, 3), axis=0)) > size * size / 3
 
 
 def test_the_number_of_objects_can_be_chosen() -> None:
@@ -126,7 +126,7 @@ def test_a_clip_has_as_many_frames_as_asked_and_things_move_in_it() -> None:
     assert (frames[0] != frames[-1]).any()
 
 
-def test_the_contact_sheet_is_a_picture_of_all_scenes(tmp_path: Path) -> None:
+def test_the_contact_sheet_is_a_image_of_all_scenes(tmp_path: Path) -> None:
     path = draw_contact_sheet(tmp_path / "new" / "sheet.png", seed=5, count=8)
     with Image.open(path) as sheet:
         assert sheet.width > 6 * 2 * CANVAS and sheet.height > 2 * 2 * CANVAS

@@ -1,4 +1,4 @@
-"""Pictures drawn by the real loop, and by a naive one: full recomputation, guidance and grammar by hand."""
+"""Images drawn by the real loop, and by a naive one: full recomputation, guidance and grammar by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mmspec.decoding.stats import DecodingStats
 from mmspec.targets import ImageTokenTarget
 from tests.oracles import OracleDrafter
 
-__all__ = ["DEPTH", "DRAFTERS", "CodeLogits", "accelerator", "draw", "naive_picture"]
+__all__ = ["DEPTH", "DRAFTERS", "CodeLogits", "accelerator", "draw", "naive_image"]
 
 #: Logits [K] of the codes at the next place, given the output so far (in compact tokens).
 CodeLogits = Callable[[Sequence[int]], Tensor]
@@ -29,7 +29,7 @@ DEPTH = (
 )
 
 
-def naive_picture(
+def naive_image(
     grid: ImageGrid, conditional: CodeLogits, unconditional: CodeLogits | None = None, scale: float = 1.0
 ) -> list[int]:
     """The greedy output, token by token: the syntax where the grid says so, else the likeliest code."""

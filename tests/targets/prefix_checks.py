@@ -17,16 +17,16 @@ from tests.drafters.flash_checks import answer
 from tests.tiny_models import (
     VISION_LANGUAGE_FAMILIES,
     encode,
+    tiny_image,
+    tiny_images,
     tiny_llama,
-    tiny_picture,
-    tiny_pictures,
     user_message,
 )
 
 FAMILIES = ["llava", "qwen2_5_vl"]
 PLENTY = 2**30
-PICTURE, ANOTHER, *_ = tiny_pictures()
-FIRST = user_message("what is there ?", [PICTURE])
+IMAGE, ANOTHER, *_ = tiny_images()
+FIRST = user_message("what is there ?", [IMAGE])
 
 
 def after(turns: list[dict[str, Any]], reply: str, following: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -38,14 +38,14 @@ SECOND = after(FIRST, "a red circle", user_message("which colour is it ?"))
 MESSAGES = {
     "first": FIRST,
     "second": SECOND,
-    "third, with a new picture": after(SECOND, "red", user_message("and there ?", [ANOTHER])),
-    "another question": user_message("what colour is it ?", [PICTURE]),
-    "another picture": user_message("what is there ?", [tiny_picture(7, PICTURE.size)]),
-    "the picture twice": user_message("what is there ?", [PICTURE, PICTURE]),
-    "no picture": user_message("what is there ?"),
-    "no picture, second": after(user_message("what is there ?"), "a red circle", user_message("why ?")),
+    "third, with a new image": after(SECOND, "red", user_message("and there ?", [ANOTHER])),
+    "another question": user_message("what colour is it ?", [IMAGE]),
+    "another image": user_message("what is there ?", [tiny_image(7, IMAGE.size)]),
+    "the image twice": user_message("what is there ?", [IMAGE, IMAGE]),
+    "no image": user_message("what is there ?"),
+    "no image, second": after(user_message("what is there ?"), "a red circle", user_message("why ?")),
 }
-CONVERSATION = ("first", "second", "third, with a new picture")
+CONVERSATION = ("first", "second", "third, with a new image")
 
 
 def target_of(family: str, dtype: torch.dtype = torch.float32, limit: int | None = PLENTY) -> CausalTarget:
@@ -59,9 +59,9 @@ def target_of(family: str, dtype: torch.dtype = torch.float32, limit: int | None
 
 
 def inputs_of(family: str, dtype: torch.dtype = torch.float32) -> dict[str, dict[str, Any]]:
-    """The model's inputs for every one of `MESSAGES`; for text alone, of those without a picture."""
+    """The model's inputs for every one of `MESSAGES`; for text alone, of those without an image."""
     _, processor = VISION_LANGUAGE_FAMILIES["llava" if family == "text" else family]()
-    cases = [case for case in MESSAGES if family != "text" or case.startswith("no picture")]
+    cases = [case for case in MESSAGES if family != "text" or case.startswith("no image")]
     return {
         case: {
             name: value.to(dtype) if value.is_floating_point() else value
@@ -111,26 +111,26 @@ def a_conversation_is_read_as_afresh(family: str = "qwen2_5_vl") -> None:
         before = length
 
 
-def another_picture_is_no_hit(family: str = "llava") -> None:
-    """The same words about another picture of the same size."""
+def another_image_is_no_hit(family: str = "llava") -> None:
+    """The same words about another image of the same size."""
     inputs = inputs_of(family, torch.float64)
     target, fresh = (target_of(family, torch.float64, limit) for limit in (PLENTY, None))
     assert_states_agree(target, fresh, [inputs["first"]])
-    *_, known = assert_states_agree(target, fresh, [inputs["another picture"]])
+    *_, known = assert_states_agree(target, fresh, [inputs["another image"]])
     assert known == 0
 
 
 def rows_of_a_batch_share(family: str = "llava") -> None:
-    """Three rows: the second knows the picture of the first; a later batch hits in two rows of three."""
+    """Three rows: the second knows the image of the first; a later batch hits in two rows of three."""
     inputs = inputs_of(family, torch.float64)
     target, fresh = (target_of(family, torch.float64, limit) for limit in (PLENTY, None))
-    names = ["first", "another question", "no picture"]
+    names = ["first", "another question", "no image"]
     *_, known = assert_states_agree(target, fresh, [inputs[case] for case in names], (-1,))
     shared = common(inputs["first"], inputs["another question"])
     assert known == shared
-    names = ["second", "another picture", "no picture, second"]
+    names = ["second", "another image", "no image, second"]
     *_, known = assert_states_agree(target, fresh, [inputs[case] for case in names], (-1,))
-    assert known == inputs["first"]["input_ids"].shape[1] + inputs["no picture"]["input_ids"].shape[1]
+    assert known == inputs["first"]["input_ids"].shape[1] + inputs["no image"]["input_ids"].shape[1]
 
 
 def common(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> int:
@@ -152,13 +152,13 @@ def changed_weights_are_no_hit() -> None:
 
 
 def callers_may_write_into_their_tensors() -> None:
-    """Prompts in a buffer that is used again, for another picture and with other words."""
+    """Prompts in a buffer that is used again, for another image and with other words."""
     inputs = inputs_of("llava", torch.float64)
     target, fresh = (target_of("llava", torch.float64, limit) for limit in (PLENTY, None))
     buffer = {name: value.clone() for name, value in inputs["first"].items()}
     assert_states_agree(target, fresh, [buffer])
     for name, value in buffer.items():
-        value.copy_(inputs["another picture"][name])
+        value.copy_(inputs["another image"][name])
     *_, known = assert_states_agree(target, fresh, [buffer])
     assert known == 0
 
@@ -170,26 +170,26 @@ def other_taps_are_no_hit() -> None:
     assert assert_states_agree(target, fresh, [inputs["first"]])[-1] == 0
     assert assert_states_agree(target, fresh, [inputs["second"]], (0, -1))[-1] == 0
     expected = inputs["second"]["input_ids"].shape[1]
-    assert assert_states_agree(target, fresh, [inputs["third, with a new picture"]], (-1,))[-1] == expected
+    assert assert_states_agree(target, fresh, [inputs["third, with a new image"]], (-1,))[-1] == expected
 
 
 @contextmanager
 def counted(model: nn.Module) -> Iterator[dict[str, list[int]]]:
     """What the model is run on meanwhile: tokens per forward, and calls of the vision tower."""
-    seen: dict[str, list[int]] = {"tokens": [], "pictures": []}
+    seen: dict[str, list[int]] = {"tokens": [], "images": []}
     parts: Any = model.model
     tower = getattr(parts, "vision_tower", getattr(parts, "visual", None))
 
     def count_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         seen["tokens"].append((args[0] if args else kwargs["hidden_states"]).shape[1])
 
-    def count_pictures(module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+    def count_images(module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         pixels = args[0] if args else next(iter(kwargs.values()))
-        seen["pictures"].append(len(kwargs["grid_thw"]) if "grid_thw" in kwargs else len(pixels))
+        seen["images"].append(len(kwargs["grid_thw"]) if "grid_thw" in kwargs else len(pixels))
 
     handles = [
         model.get_decoder().layers[0].register_forward_pre_hook(count_tokens, with_kwargs=True),
-        tower.register_forward_pre_hook(count_pictures, with_kwargs=True),
+        tower.register_forward_pre_hook(count_images, with_kwargs=True),
     ]
     try:
         yield seen
@@ -198,14 +198,12 @@ def counted(model: nn.Module) -> Iterator[dict[str, list[int]]]:
             handle.remove()
 
 
-def known_pictures_are_not_read(family: str = "qwen2_5_vl") -> None:
-    """The model is run on what is new alone: tokens, and pictures."""
+def known_images_are_not_read(family: str = "qwen2_5_vl") -> None:
+    """The model is run on what is new alone: tokens, and images."""
     inputs, target = inputs_of(family), target_of(family)
     lengths = [inputs[case]["input_ids"].shape[1] for case in CONVERSATION]
     with counted(target.model) as seen:
         for case in CONVERSATION:
             answer(target, NoDrafter(), [inputs[case]], Sampler(), 1)
     assert seen["tokens"] == [lengths[0], lengths[1] - lengths[0], lengths[2] - lengths[1]]
-    assert seen["pictures"] == [1, 1], (
-        "one for the first turn, none for the second, the new one for the third"
-    )
+    assert seen["images"] == [1, 1], "one for the first turn, none for the second, the new one for the third"

@@ -20,7 +20,7 @@ from mmspec.decoding.interfaces import Request
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import ImageTokenTarget, image_target
 from mmspec.targets.image_tokens import ImageState
-from tests.targets.image_loop import DEPTH, DRAFTERS, accelerator, draw, naive_picture
+from tests.targets.image_loop import DEPTH, DRAFTERS, accelerator, draw, naive_image
 from tests.tiny_models import CODES, tiny_anole, tiny_emu3, tiny_janus, tiny_lumina
 
 TEXTS = ["a red circle", "blue", "the small green star on a large square"]
@@ -34,7 +34,7 @@ class Family:
 
     Attributes:
         size: height and width to ask for.
-        rows, columns: what the picture then has.
+        rows, columns: what the image then has.
         row_end, ending: the syntax, in compact tokens.
         syntax: names of the compact tokens from K on.
         prompt, no_prompt: words of a text -> its prompt, token by token, and what guidance sets against it.
@@ -54,12 +54,14 @@ class Family:
     logits: Callable[[Any, list[int], list[int]], Tensor]
 
     def answer(self, text: str, scale: float) -> list[int]:
-        """The greedy picture of a text, naively."""
+        """The greedy image of a text, naively."""
         grid = ImageGrid(self.rows, self.columns, K, self.row_end, self.ending)
         words = text.split()
         sides = [self.tokenizer.convert_tokens_to_ids(side(words)) for side in (self.prompt, self.no_prompt)]
-        laws = [lambda output, ids=ids: self.logits(self.target.model, ids, list(output)) for ids in sides]
-        return naive_picture(grid, laws[0], laws[1] if scale != 1 else None, scale)
+        distributions = [
+            lambda output, ids=ids: self.logits(self.target.model, ids, list(output)) for ids in sides
+        ]
+        return naive_image(grid, distributions[0], distributions[1] if scale != 1 else None, scale)
 
     def requests(self, texts: list[str], **settings: Any) -> list[Request]:
         height, width = (None, None) if self.size is None else self.size
@@ -185,33 +187,33 @@ def family(request) -> Family:
 
 @pytest.fixture(scope="module", params=[1.0, 3.0])
 def answers(request, family) -> tuple[float, list[list[int]]]:
-    """A guidance scale, and the naive pictures of all texts under it."""
-    pictures = [family.answer(text, request.param) for text in TEXTS]
-    assert all(len(set(picture)) > 4 for picture in pictures)
-    return request.param, pictures
+    """A guidance scale, and the naive images of all texts under it."""
+    images = [family.answer(text, request.param) for text in TEXTS]
+    assert all(len(set(image)) > 4 for image in images)
+    return request.param, images
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_pictures_are_those_of_the_naive_loop(family, answers, name):
-    scale, pictures = answers
+def test_images_are_those_of_the_naive_loop(family, answers, name):
+    scale, images = answers
     requests = family.requests(TEXTS, guided=scale != 1)
-    outputs, stats = draw(family.target, accelerator(name, requests, pictures, K), requests, scale)
-    assert outputs == pictures
+    outputs, stats = draw(family.target, accelerator(name, requests, images, K), requests, scale)
+    assert outputs == images
     if name == "none":
-        assert stats.target_forwards == len(pictures[0])
+        assert stats.target_forwards == len(images[0])
     if name == "oracle 0 %":
-        assert stats.target_forwards == 1 + -(-(len(pictures[0]) - 1) // (DEPTH + 1))
-    made = accelerator(name, requests[1:2], pictures[1:2], K)
-    assert draw(family.target, made, requests[1:2], scale)[0] == pictures[1:2]
+        assert stats.target_forwards == 1 + -(-(len(images[0]) - 1) // (DEPTH + 1))
+    made = accelerator(name, requests[1:2], images[1:2], K)
+    assert draw(family.target, made, requests[1:2], scale)[0] == images[1:2]
 
 
 def test_eager_attention_draws_the_same(family, answers):
-    scale, pictures = answers
+    scale, images = answers
     family.target.model.set_attn_implementation("eager")
     try:
         requests = family.requests(TEXTS, guided=scale != 1)
-        made = accelerator("oracle 30 %", requests, pictures, K)
-        assert draw(family.target, made, requests, scale)[0] == pictures
+        made = accelerator("oracle 30 %", requests, images, K)
+        assert draw(family.target, made, requests, scale)[0] == images
     finally:
         family.target.model.set_attn_implementation("sdpa")
 
@@ -229,18 +231,18 @@ def test_sampled_rows_are_what_they_are_alone_and_drafts_do_not_change_them(fami
 
 def test_a_window_over_the_syntax_draws_the_same(family, answers):
     """Jacobi decoding, greedy; and sampled with the very noise that plain decoding has."""
-    scale, pictures = answers
+    scale, images = answers
     requests = family.requests(TEXTS, guided=scale != 1)
     window = build_accelerator("sjd", window=6, coupling="exact", acceptance="sample_and_match")
     outputs, stats = draw(family.target, window.fit(family.target), requests, scale)
-    assert outputs == pictures
+    assert outputs == images
     if family.row_end is not None:
-        assert stats.target_forwards < len(pictures[0])
+        assert stats.target_forwards < len(images[0])
     plain, _ = draw(family.target, build_accelerator("none"), requests, scale, temperature=1.0)
     assert draw(family.target, window.fit(family.target), requests, scale, temperature=1.0)[0] == plain
 
 
-def test_pictures_of_several_sizes_in_one_batch():
+def test_images_of_several_sizes_in_one_batch():
     family = lumina()
     requests = []
     for text, size in zip(TEXTS, [(32, 64), (32, 32), (64, 32)], strict=True):
@@ -255,7 +257,7 @@ def test_pictures_of_several_sizes_in_one_batch():
     assert draw(family.target, made, requests, 3.0)[0] == alone
 
 
-def test_codes_become_the_pictures_of_the_models_own_decoder():
+def test_codes_become_the_images_of_the_models_own_decoder():
     codes = torch.randint(K, (2, 16), generator=torch.Generator().manual_seed(0))
     family = janus()
     theirs = family.target.model.decode_image_tokens(codes).permute(0, 3, 1, 2)
@@ -266,10 +268,10 @@ def test_codes_become_the_pictures_of_the_models_own_decoder():
 
     family = emu3()
     (request,) = family.requests(TEXTS[:1])
-    picture = family.answer(TEXTS[0], 1.0)
-    ids = family.target.model_ids[torch.tensor([picture])]
+    image = family.answer(TEXTS[0], 1.0)
+    ids = family.target.model_ids[torch.tensor([image])]
     theirs = family.target.model.decode_image_tokens(image_tokens=ids, height=4, width=3)
-    own = family.target.decode_tokens(torch.tensor([request.grid.codes(picture)]), request.grid)
+    own = family.target.decode_tokens(torch.tensor([request.grid.codes(image)]), request.grid)
     assert own.shape == (1, 3, 8, 6)
     assert torch.equal(own, theirs.clamp(-1, 1))
 
@@ -369,7 +371,7 @@ def ids_taken_for_a_run(target):
 
 
 BUGS = {
-    "positions of the picture begin one too late": (off_by_one, FAMILIES),
+    "positions of the image begin one too late": (off_by_one, FAMILIES),
     "guidance takes the unconditional rows for the conditional ones": (halves_swapped, FAMILIES),
     "codes are shifted": (first_code_off_by_one, FAMILIES),
     "ends of rows are not fed to the model": (syntax_not_fed, ["emu3", "lumina"]),
@@ -395,7 +397,7 @@ def test_a_grammar_that_is_one_place_late_is_caught(monkeypatch):
     assert draw(family.target, accelerator("none", requests, [], K), requests)[0] != [expected]
 
 
-def test_prompts_are_no_pieces_of_pictures(family):
+def test_prompts_are_no_pieces_of_images(family):
     """Ids of prompts lie behind the vocabulary, so `copy` cannot propose one."""
     requests = family.requests(TEXTS)
     for request in requests:

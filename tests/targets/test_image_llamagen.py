@@ -14,18 +14,18 @@ from tests.models.converted import convert_and_load
 from tests.models.naive_vq import naive_decode
 from tests.models.official_layout import CAPTIONS, CLASSES, GRID, VOCABULARY, fill, vq_shapes
 from tests.models.official_layout import transformer_state as official_state
-from tests.targets.image_loop import DRAFTERS, accelerator, draw, naive_picture
+from tests.targets.image_loop import DRAFTERS, accelerator, draw, naive_image
 from tests.tiny_models import tiny_llama, tiny_tokenizer
 
-CAPTION_SEED = 15  # of 16 tried: at least 7 different tokens in every greedy picture
+CAPTION_SEED = 15  # of 16 tried: at least 7 different tokens in every greedy image
 LABELS = (0, 4, 2)
 NULL = 5
 TEXTS = ["a red circle", "blue", "the small green star on a large square"]  # the last one is cut
 SLOTS, WIDTH = CAPTIONS["slots"], CAPTIONS["caption_width"]
 
 
-def picture(model, condition, negative, scale):
-    """The greedy picture by the model's own forward over all so far; both conditions are inputs of it."""
+def image(model, condition, negative, scale):
+    """The greedy image by the model's own forward over all so far; both conditions are inputs of it."""
 
     def logits(inputs):
         def of_next(output):
@@ -39,7 +39,7 @@ def picture(model, condition, negative, scale):
 
     other = logits(negative) if scale != 1 else None
     with torch.no_grad():
-        return naive_picture(ImageGrid(GRID, GRID, VOCABULARY), logits(condition), other, scale)
+        return naive_image(ImageGrid(GRID, GRID, VOCABULARY), logits(condition), other, scale)
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +68,11 @@ def reader():
 
 @pytest.fixture(scope="module", params=[1.0, 3.0])
 def class_answers(classes, request):
-    """A guidance scale, and the naive pictures under it."""
+    """A guidance scale, and the naive images under it."""
     prompts = [{"input_ids": torch.tensor([[VOCABULARY + label]])} for label in (*LABELS, NULL)]
-    pictures = [picture(classes.model, prompt, prompts[-1], request.param) for prompt in prompts[:-1]]
-    assert all(len(set(row)) > 3 for row in pictures)
-    return request.param, pictures
+    images = [image(classes.model, prompt, prompts[-1], request.param) for prompt in prompts[:-1]]
+    assert all(len(set(row)) > 3 for row in images)
+    return request.param, images
 
 
 @pytest.fixture(scope="module", params=[1.0, 3.0])
@@ -80,7 +80,7 @@ def caption_answers(captions, reader, request):
     """The same for captions, which are padded on the left here: both halves are masked alike."""
     ids = torch.full((1, SLOTS), VOCABULARY)
     null = captions.model.model.cls_embedding.uncond_embedding[None]
-    pictures = []
+    images = []
     for text in TEXTS:
         words = reader["tokenizer"](text, truncation=True, max_length=SLOTS, return_tensors="pt").input_ids
         pads = SLOTS - words.shape[1]
@@ -88,32 +88,30 @@ def caption_answers(captions, reader, request):
         features[:, pads:] = reader["text_encoder"](words).last_hidden_state
         own = {"input_ids": ids, "caption_features": features, "pads": pads}
         other = {"input_ids": ids, "caption_features": null, "pads": pads}
-        pictures.append(picture(captions.model, own, other, request.param))
-    assert all(len(set(row)) > 3 for row in pictures)
-    return request.param, pictures
+        images.append(image(captions.model, own, other, request.param))
+    assert all(len(set(row)) > 3 for row in images)
+    return request.param, images
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_classes(classes, class_answers, name):
-    scale, pictures = class_answers
+    scale, images = class_answers
     requests = image_requests(classes, class_labels=LABELS, guided=scale != 1)
-    assert draw(classes, accelerator(name, requests, pictures, VOCABULARY), requests, scale)[0] == pictures
-    alone = accelerator(name, requests[:1], pictures[:1], VOCABULARY)
-    assert draw(classes, alone, requests[:1], scale)[0] == pictures[:1]
+    assert draw(classes, accelerator(name, requests, images, VOCABULARY), requests, scale)[0] == images
+    alone = accelerator(name, requests[:1], images[:1], VOCABULARY)
+    assert draw(classes, alone, requests[:1], scale)[0] == images[:1]
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_captions_of_several_lengths(captions, reader, caption_answers, name):
-    scale, pictures = caption_answers
+    scale, images = caption_answers
     requests = image_requests(captions, TEXTS, **reader)
     assert [request.inputs["input_ids"].shape[1] for request in requests] == [3, 1, 6]
     if not name.startswith(
         "oracle"
     ):  # which knows a request by its ids, and those of captions are all the same
-        assert (
-            draw(captions, accelerator(name, requests, pictures, VOCABULARY), requests, scale)[0] == pictures
-        )
-    for request, expected in zip(requests, pictures, strict=True):
+        assert draw(captions, accelerator(name, requests, images, VOCABULARY), requests, scale)[0] == images
+    for request, expected in zip(requests, images, strict=True):
         made = accelerator(name, [request], [expected], VOCABULARY)
         assert draw(captions, made, [request], scale)[0] == [expected]
 
@@ -137,24 +135,24 @@ def halves_swapped(target):
     target.constrain = lambda logits, forced: constrain(logits.roll(len(logits) // 2, 0), forced)
 
 
-def picture_one_place_late(target):
+def image_one_place_late(target):
     places = target.positions
     target.positions = lambda inputs: (places(inputs)[0], places(inputs)[1] + 1)
 
 
-@pytest.mark.parametrize("bug", [positions_from_the_front, halves_swapped, picture_one_place_late])
+@pytest.mark.parametrize("bug", [positions_from_the_front, halves_swapped, image_one_place_late])
 def test_planted_bugs_are_caught(captions, reader, caption_answers, bug):
-    scale, pictures = caption_answers
+    scale, images = caption_answers
     if scale == 1.0 and bug is halves_swapped:
         pytest.skip("there is one half")
     target = LlamaGenTarget(captions.model)
     bug(target)
     requests = image_requests(target, TEXTS, **reader)
-    assert draw(target, accelerator("none", requests, pictures, VOCABULARY), requests, scale)[0] != pictures
+    assert draw(target, accelerator("none", requests, images, VOCABULARY), requests, scale)[0] != images
 
 
-def test_drafts_that_end_beyond_the_picture_do_no_harm(classes):
-    """A window of 40 places over a picture of 16."""
+def test_drafts_that_end_beyond_the_image_do_no_harm(classes):
+    """A window of 40 places over an image of 16."""
     requests = image_requests(classes, class_labels=LABELS)
     plain = draw(classes, accelerator("none", requests, [], VOCABULARY), requests, 3.0)[0]
     wide = [[*row, *range(VOCABULARY)] for row in plain]
@@ -169,17 +167,17 @@ def tokenizer_state():
     return fill(shapes, seed=3, embeddings=("quantize.",))
 
 
-def test_codes_become_pictures(classes, tokenizer_state, tmp_path):
+def test_codes_become_images(classes, tokenizer_state, tmp_path):
     vq, codebook = vq_from_official(tmp_path, tokenizer_state)
     target = image_target(classes.model, vq, codebook=codebook)
     assert isinstance(target, LlamaGenTarget)
     assert target.image_size == (16 * GRID, 16 * GRID) and torch.equal(target.codebook, codebook)
     assert not torch.equal(codebook, LlamaGenTarget(classes.model, vq).codebook)
     codes = torch.randint(VOCABULARY, (2, GRID**2), generator=torch.Generator().manual_seed(0))
-    pictures = target.decode_tokens(codes)
-    assert pictures.shape == (2, 3, 16 * GRID, 16 * GRID)
+    images = target.decode_tokens(codes)
+    assert images.shape == (2, 3, 16 * GRID, 16 * GRID)
     expected = naive_decode(tokenizer_state, codes.reshape(2, GRID, GRID)).clamp(-1, 1)
-    torch.testing.assert_close(pictures, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(images, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_parts_that_do_not_fit_are_refused(classes, tmp_path):

@@ -31,7 +31,7 @@ DRAFTERS: dict[str, Callable[[CausalTarget], Drafter]] = {
     "eagle": lambda target: EagleDrafter(eagle_checks.head_for(target), 8, depth=3, top_k=3),
     "flash": lambda target: FlashDrafter(flash_checks.head_for(target)),
 }
-QUESTIONS = (*CONVERSATION, "another question", "another picture", "the picture twice", "no picture", "first")
+QUESTIONS = (*CONVERSATION, "another question", "another image", "the image twice", "no image", "first")
 TARGET, PREFIX = "mmspec.targets.causal:CausalTarget", "mmspec.targets.prefix"
 
 
@@ -49,7 +49,7 @@ def test_every_family_answers_as_generate(family: str) -> None:
         known[case] = run.stats.cached_prompt_tokens
     assert known["second"] == inputs["first"]["input_ids"].shape[1]
     assert known["another question"] == prefix_checks.common(inputs["first"], inputs["another question"])
-    assert known["another picture"] == 0
+    assert known["another image"] == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -58,7 +58,7 @@ def test_every_drafter_drafts_and_answers_as_afresh(name: str, family: str) -> N
     """In float64, where it is bitwise: turn by turn, then as rows of a batch that hit differently."""
     inputs = inputs_of(family, torch.float64)
     target, fresh = (target_of(family, torch.float64, limit) for limit in (PLENTY, None))
-    batches = [[case] for case in CONVERSATION] + [["another question", "another picture", CONVERSATION[2]]]
+    batches = [[case] for case in CONVERSATION] + [["another question", "another image", CONVERSATION[2]]]
     for sampler in (Sampler(), Sampler(0.8, top_p=0.95)):
         for cases in batches:
             rows = [inputs[case] for case in cases]
@@ -74,13 +74,13 @@ def test_every_drafter_drafts_and_answers_as_afresh(name: str, family: str) -> N
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_known_pictures_are_not_read(family: str) -> None:
-    prefix_checks.known_pictures_are_not_read(family)
+def test_known_images_are_not_read(family: str) -> None:
+    prefix_checks.known_images_are_not_read(family)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_another_picture_is_no_hit(family: str) -> None:
-    prefix_checks.another_picture_is_no_hit(family)
+def test_another_image_is_no_hit(family: str) -> None:
+    prefix_checks.another_image_is_no_hit(family)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -127,8 +127,8 @@ def test_text_and_guidance(make: Callable[[], torch.nn.Module]) -> None:
         assert ours.stats.cached_prompt_tokens == {10: 0, 17: 10 + 7, 30: 17 + 14}[length]
 
 
-def prompt_of(*tokens: int, pictures: torch.Tensor | None = None, end: int = 0) -> PromptIdentity:
-    media = {} if pictures is None else {"pixel_values": pictures}
+def prompt_of(*tokens: int, images: torch.Tensor | None = None, end: int = 0) -> PromptIdentity:
+    media = {} if images is None else {"pixel_values": images}
     return PromptIdentity(torch.tensor(tokens), torch.arange(len(tokens))[None], media, end, 0)
 
 
@@ -155,14 +155,14 @@ def test_what_was_used_longest_ago_goes_first() -> None:
 
 def test_a_longer_prompt_replaces_its_beginning() -> None:
     cache = PrefixCache(PLENTY)
-    picture = torch.rand(1, 3, 2, 2)
-    one, longer = prompt_of(1, 2, pictures=picture, end=1), prompt_of(1, 2, 3, pictures=picture, end=1)
-    more = prompt_of(1, 2, 3, 1, pictures=torch.cat([picture, picture]), end=4)
+    image = torch.rand(1, 3, 2, 2)
+    one, longer = prompt_of(1, 2, images=image, end=1), prompt_of(1, 2, 3, images=image, end=1)
+    more = prompt_of(1, 2, 3, 1, images=torch.cat([image, image]), end=4)
     for prompt in (one, longer):
         cache.keep(prompt, states_of(prompt), {})
     assert [entry.prompt for entry in cache.entries] == [longer]
     cache.keep(more, states_of(more), {})
-    assert [entry.prompt for entry in cache.entries] == [longer, more], "one picture fits where two do not"
+    assert [entry.prompt for entry in cache.entries] == [longer, more], "one image fits where two do not"
     cache.keep(longer, states_of(longer), {0: torch.zeros(1, 3, 8)})
     assert len(cache.entries) == 2 and [len(entry.taps) for entry in cache.entries] == [0, 1]
     cache.keep(longer, states_of(longer), {})
@@ -178,12 +178,12 @@ def test_the_last_token_is_always_read_and_a_short_beginning_does_not_pay() -> N
     assert cache.find(prompt_of(1, 2, *[9] * 7), ()) is None
 
 
-def test_half_a_picture_is_not_taken_over() -> None:
-    cache, picture = PrefixCache(PLENTY), torch.rand(1, 3, 2, 2)
-    prompt = prompt_of(1, 7, 7, 7, 2, pictures=picture, end=4)
+def test_half_a_image_is_not_taken_over() -> None:
+    cache, image = PrefixCache(PLENTY), torch.rand(1, 3, 2, 2)
+    prompt = prompt_of(1, 7, 7, 7, 2, images=image, end=4)
     cache.keep(prompt, states_of(prompt), {})
-    assert cache.find(prompt_of(1, 7, 7, 7, pictures=picture, end=4), ()) is None
-    assert cache.find(prompt_of(1, 7, 7, 3, pictures=picture, end=3), ()) is None
+    assert cache.find(prompt_of(1, 7, 7, 7, images=image, end=4), ()) is None
+    assert cache.find(prompt_of(1, 7, 7, 3, images=image, end=3), ()) is None
 
 
 @pytest.mark.parametrize(
@@ -205,13 +205,13 @@ def test_what_cannot_be_cut_is_read_whole(more: dict[str, object]) -> None:
     assert identify(model, {**inputs, **more}) is None
 
 
-def test_placeholders_and_pictures_go_together() -> None:
+def test_placeholders_and_images_go_together() -> None:
     model, inputs = target_of("llava").model, dict(inputs_of("llava")["first"])
     positions = torch.arange(inputs["input_ids"].shape[1])[None]
     assert identify(model, {"input_ids": inputs["input_ids"], "position_ids": positions}) is None
     words = inputs["input_ids"].clamp(max=3)
-    pictures = {"pixel_values": inputs["pixel_values"]}
-    assert identify(model, {"input_ids": words, "position_ids": positions, **pictures}) is None
+    images = {"pixel_values": inputs["pixel_values"]}
+    assert identify(model, {"input_ids": words, "position_ids": positions, **images}) is None
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, None])
@@ -221,10 +221,10 @@ def test_a_limit_is_a_positive_number_of_bytes(limit: object) -> None:
 
 
 BUGS = {
-    "pictures are not compared": PlantedBug(
+    "images are not compared": PlantedBug(
         f"{PREFIX}:PromptIdentity.shared_with",
         (("not torch.equal(own, other[: len(own)])", "False"),),
-        prefix_checks.another_picture_is_no_hit,
+        prefix_checks.another_image_is_no_hit,
     ),
     "positions of the rest start at zero": PlantedBug(
         f"{TARGET}._read_rest",
@@ -264,7 +264,7 @@ BUGS = {
     "nothing is found": PlantedBug(
         f"{PREFIX}:PrefixCache.find",
         (("if not fitting:", "if fitting or not fitting:"),),
-        prefix_checks.known_pictures_are_not_read,
+        prefix_checks.known_images_are_not_read,
     ),
 }
 

@@ -22,7 +22,7 @@ from tests.tiny_models import (
     VOCABULARY_SIZE,
     encode,
     tiny_clip,
-    tiny_pictures,
+    tiny_images,
     user_message,
 )
 
@@ -30,17 +30,17 @@ NEW_TOKENS = 64
 STOPPING = Stopping(NEW_TOKENS)
 DEPTH = 4
 QUESTION = "what is there ?"
-PICTURES = tiny_pictures()
+IMAGES = tiny_images()
 MESSAGES = {
-    "one image": user_message(QUESTION, PICTURES[:1]),
-    "another image": user_message("which colour is it ?", PICTURES[3:]),
-    "two images": user_message(QUESTION, PICTURES[1:3]),
+    "one image": user_message(QUESTION, IMAGES[:1]),
+    "another image": user_message("which colour is it ?", IMAGES[3:]),
+    "two images": user_message(QUESTION, IMAGES[1:3]),
     "no image": user_message(QUESTION),
     "video": user_message(QUESTION, videos=[tiny_clip()]),
     "several turns": [
-        *user_message(QUESTION, PICTURES[:1]),
+        *user_message(QUESTION, IMAGES[:1]),
         {"role": "assistant", "content": [{"type": "text", "text": "a red circle"}]},
-        *user_message("and there ?", PICTURES[2:3]),
+        *user_message("and there ?", IMAGES[2:3]),
     ],
 }
 ACCELERATORS = ["none", "copy", "oracle 0 %", "oracle 30 %", "oracle 100 %"]
@@ -165,7 +165,7 @@ def test_m_rope_positions_are_those_of_the_longer_prompt(family: Family) -> None
         assert torch.equal(expected[:, 0, length:], after.expand(3, -1)), case
 
 
-def test_pictures_without_token_types_are_refused(family: Family) -> None:
+def test_images_without_token_types_are_refused(family: Family) -> None:
     if not hasattr(family.model.model, "get_rope_index"):
         pytest.skip("linear positions")
     inputs = {k: v for k, v in family.inputs["one image"].items() if k != "mm_token_type_ids"}

@@ -3,7 +3,7 @@
 from .idefics import tiny_idefics3, tiny_smolvlm
 from .image_tokens import CODES, tiny_anole, tiny_emu3, tiny_janus, tiny_lumina
 from .llava import tiny_llava, tiny_llava_next, tiny_llava_onevision, tiny_video_llava
-from .media import tiny_clip, tiny_picture, tiny_pictures
+from .media import tiny_clip, tiny_image, tiny_images
 from .processors import VOCABULARY_SIZE, build_processor, tiny_tokenizer
 from .qwen_vl import tiny_qwen2_5_vl, tiny_qwen2_vl, tiny_qwen3_vl
 from .text import (
@@ -54,8 +54,8 @@ __all__ = [
     "tiny_lumina",
     "tiny_mamba",
     "tiny_mistral_sliding",
-    "tiny_picture",
-    "tiny_pictures",
+    "tiny_image",
+    "tiny_images",
     "tiny_qwen2_5_vl",
     "tiny_qwen2_mixed_sliding",
     "tiny_qwen2_vl",

@@ -33,9 +33,9 @@ def tiny_idefics3(seed: int = 9) -> Family:
 
 
 def tiny_smolvlm(seed: int = 0) -> Family:
-    """SmolVLM: as Idefics3; a clip is a series of untiled pictures with times in words.
+    """SmolVLM: as Idefics3; a clip is a series of untiled images with times in words.
 
-    Pictures and clips both come as `pixel_values`. Published processors set a frame count and a rate, with
+    Images and clips both come as `pixel_values`. Published processors set a frame count and a rate, with
     which `apply_chat_template` samples frames and so refuses an array without metadata: pass
     `processor_kwargs={"do_sample_frames": False}` there. This one leaves both out.
     """

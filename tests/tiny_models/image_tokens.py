@@ -1,8 +1,8 @@
-"""Tiny models that draw pictures token by token, with their tokenizers: Janus, Emu3, Anole and Lumina-mGPT.
+"""Tiny models that draw images token by token, with their tokenizers: Janus, Emu3, Anole and Lumina-mGPT.
 
     model, tokenizer = tiny_emu3()
 
-Seeded, float32, 24 codes, random weights. A picture has 4 x 4 cells where the size is the model's own (Janus:
+Seeded, float32, 24 codes, random weights. An image has 4 x 4 cells where the size is the model's own (Janus:
 64 pixels, Anole: 32). The tokenizers are word-level; image tokens lie behind their words.
 """
 

@@ -27,11 +27,11 @@ __all__ = [
 
 CODES, GRID, STRIDE, CLASSES = 48, 6, 4, 5
 CAPTION_WIDTH, CAPTION_LENGTH = 16, 8
-SEED = 6  # of 8 tried: greedy pictures of captions have 14 and 19 different codes
+SEED = 6  # of 8 tried: greedy images of captions have 14 and 19 different codes
 
 
 def tiny_llamagen(condition: str, seed: int = SEED, grid: int = GRID) -> LlamaGenForCausalLM:
-    """A transformer of 2 layers; its pictures have `grid` x `grid` cells."""
+    """A transformer of 2 layers; its images have `grid` x `grid` cells."""
     config = LlamaGenConfig(
         vocab_size=CODES,
         hidden_size=32,

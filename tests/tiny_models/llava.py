@@ -24,9 +24,9 @@ __all__ = ["tiny_llava", "tiny_llava_next", "tiny_llava_onevision", "tiny_video_
 
 
 def tiny_llava(seed: int = 5) -> Family:
-    """LLaVA-1.5: CLIP without its class token, 4 visual tokens a picture, 1-D positions.
+    """LLaVA-1.5: CLIP without its class token, 4 visual tokens an image, 1-D positions.
 
-    The processor returns `pixel_values` [pictures, 3, 28, 28], all pictures of a batch in one stack.
+    The processor returns `pixel_values` [images, 3, 28, 28], all images of a batch in one stack.
     """
     processor = build_processor("llava")
     config = LlavaConfig(
@@ -41,8 +41,8 @@ def tiny_llava(seed: int = 5) -> Family:
 def tiny_llava_next(seed: int = 11) -> Family:
     """LLaVA-NeXT: base view and tiles with a newline per row, so the visual tokens depend on the shape.
 
-    The processor returns `pixel_values` [pictures, tiles + 1, 3, 28, 28] (padded with zeros to the picture
-    with the most tiles) and `image_sizes` [pictures, 2] (height, width).
+    The processor returns `pixel_values` [images, tiles + 1, 3, 28, 28] (padded with zeros to the image
+    with the most tiles) and `image_sizes` [images, 2] (height, width).
     """
     processor = build_processor("llava_next")
     config = LlavaNextConfig(
@@ -55,10 +55,10 @@ def tiny_llava_next(seed: int = 11) -> Family:
 
 
 def tiny_llava_onevision(seed: int = 22) -> Family:
-    """LLaVA-OneVision (SigLIP, Qwen2): tiles for one picture, none for several, pooled frames for a clip.
+    """LLaVA-OneVision (SigLIP, Qwen2): tiles for one image, none for several, pooled frames for a clip.
 
-    The processor returns `pixel_values`, `image_sizes` and `batch_num_images` [rows], the number of pictures
-    of each row, which decides whether a picture is tiled; for a clip `pixel_values_videos` [clips, frames, 3,
+    The processor returns `pixel_values`, `image_sizes` and `batch_num_images` [rows], the number of images
+    of each row, which decides whether an image is tiled; for a clip `pixel_values_videos` [clips, frames, 3,
     28, 28].
     """
     processor = build_processor("llava_onevision")
@@ -74,7 +74,7 @@ def tiny_llava_onevision(seed: int = 22) -> Family:
 
 
 def tiny_video_llava(seed: int = 14) -> Family:
-    """Video-LLaVA: two towers; 4 tokens a picture, and 5 a frame of a clip (the class token is kept there).
+    """Video-LLaVA: two towers; 4 tokens an image, and 5 a frame of a clip (the class token is kept there).
 
     The processor returns `pixel_values_images` (5.23 warns that the name will become `pixel_values`) and
     `pixel_values_videos` [clips, frames, 3, 28, 28].

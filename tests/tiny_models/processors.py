@@ -1,4 +1,4 @@
-"""Real processors of each family with an offline word-level tokenizer and tiny picture sizes.
+"""Real processors of each family with an offline word-level tokenizer and tiny image sizes.
 
 All families share one vocabulary (`WORDS`, then the family's special tokens), so decoded outputs are words.
 The tokenizer names the placeholder tokens (`tokenizer.image_token`), as published ones do.
@@ -44,7 +44,7 @@ PINPOINTS = [[28, 28], [28, 56], [56, 28], [56, 56]]
 
 VOCABULARY_TEXT = """\
 a the red green blue yellow circle square triangle star small large left right above below of to and is
-are there in on at with what which colour shape how many picture video frame frames one two three four
+are there in on at with what which colour shape how many image video frame frames one two three four
 five first last same other user assistant system describe compare then it moves up down not near far
 between yes no second seconds from you provided following series H MM SS You User Assistant Frame 00 01 02
 0 1 2 3 4 5 6 7 8 9 : . , ? ! < > - [ ]"""
@@ -80,7 +80,7 @@ class Special:
 
     @property
     def chat_template(self) -> str:
-        """The template: every message as `role : content`, pictures and clips as placeholders in place."""
+        """The template: every message as `role : content`, images and clips as placeholders in place."""
         start, end = self.around
         text = CHAT_TEMPLATE.replace("OPEN", self.opening).replace("CLOSE", self.closing)
         return text.replace("IMAGE", start + self.image + end).replace("VIDEO", start + str(self.video) + end)
@@ -137,17 +137,17 @@ def tiny_tokenizer(special: Special = LLAVA) -> PreTrainedTokenizerFast:
 
 
 def _clip_size() -> dict[str, Any]:
-    """28 by 28 pictures for the CLIP-like image processors."""
+    """28 by 28 images for the CLIP-like image processors."""
     return {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
 
 
 def _idefics_size() -> dict[str, Any]:
-    """Tiles of 32 by 32: a picture becomes up to 2 by 2 tiles and one global view."""
+    """Tiles of 32 by 32: an image becomes up to 2 by 2 tiles and one global view."""
     return {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
 
 
 def _qwen_size(patch: int, least: int, most: int) -> dict[str, Any]:
-    """Between `least` and `most` visual tokens (of 2 by 2 patches), whatever the size of the picture."""
+    """Between `least` and `most` visual tokens (of 2 by 2 patches), whatever the size of the image."""
     unit = (2 * patch) ** 2
     return {"patch_size": patch, "size": {"shortest_edge": least * unit, "longest_edge": most * unit}}
 

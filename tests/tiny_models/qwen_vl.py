@@ -38,10 +38,10 @@ def _mrope(**more: Any) -> dict[str, Any]:
 
 
 def tiny_qwen2_vl(seed: int = 14) -> Family:
-    """Qwen2-VL: M-RoPE; 4 to 9 visual tokens a picture.
+    """Qwen2-VL: M-RoPE; 4 to 9 visual tokens an image.
 
     The processor returns `mm_token_type_ids` (0 text, 1 image, 2 video) for text alone too; `pixel_values`
-    [patches, 1176] of all pictures in one row and `image_grid_thw` [pictures, 3]; for a clip
+    [patches, 1176] of all images in one row and `image_grid_thw` [images, 3]; for a clip
     `pixel_values_videos` and `video_grid_thw`.
     """
     processor = build_processor("qwen2_vl")

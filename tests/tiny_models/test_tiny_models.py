@@ -19,15 +19,15 @@ from tests.tiny_models import (
     encode,
     save_family,
     tiny_clip,
+    tiny_images,
     tiny_lm,
     tiny_lm_v8,
-    tiny_pictures,
     user_message,
 )
 
 NEW_TOKENS = 64
 QUESTION = "what is there ?"
-PICTURES = tiny_pictures()
+IMAGES = tiny_images()
 
 
 def greedy(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[list[list[int]], float]:
@@ -48,9 +48,9 @@ def greedy(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[list[list[in
 def conversations(family: str) -> dict[str, list[dict[str, Any]]]:
     """The requests that every family is tested with."""
     cases = {
-        "one": user_message(QUESTION, PICTURES[:1]),
-        "other": user_message(QUESTION, PICTURES[3:]),
-        "two": user_message(QUESTION, PICTURES[1:3]),
+        "one": user_message(QUESTION, IMAGES[:1]),
+        "other": user_message(QUESTION, IMAGES[3:]),
+        "two": user_message(QUESTION, IMAGES[1:3]),
         "none": user_message(QUESTION),
     }
     if family in HAS_VIDEO:
@@ -83,7 +83,9 @@ def test_refused_models_run_under_generate(name: str) -> None:
     [(tiny_lm_v8, 1.5), (lambda: tiny_lm_v8(layers=2), 1.5), (tiny_lm, 2.0)],
     ids=["v8", "v8-two-layers", "v64"],
 )
-def test_law_models_have_the_entropy_they_promise(build: Callable[[], PreTrainedModel], nats: float) -> None:
+def test_distribution_models_have_the_entropy_they_promise(
+    build: Callable[[], PreTrainedModel], nats: float
+) -> None:
     model = build()
     context = torch.randint(model.config.vocab_size, (64, 10), generator=torch.Generator().manual_seed(1))
     logits = model(context).logits
@@ -105,7 +107,7 @@ def test_families_are_fast_varied_and_decided(family: str) -> None:
         assert gap > 1e-4, case
         outputs[case] = tokens
     assert len(set(map(tuple, outputs.values()))) == len(outputs), (
-        "the output must depend on the picture and clip"
+        "the output must depend on the image and clip"
     )
 
     cases = ["one", "two", "none"]

@@ -172,7 +172,7 @@ def tiny_gpt2(
 def tiny_lm_v8(
     layers: int = 1, dtype: torch.dtype = torch.float64, seed: int = 4, nats: float = 1.5
 ) -> PreTrainedModel:
-    """A Llama over eight tokens for tests of laws: mean next-token entropy `nats` (ln 8 = 2.08)."""
+    """A Llama over eight tokens for tests of distributions: mean next-token entropy `nats` (ln 8 = 2.08)."""
     return scale_head_to_entropy(tiny_llama(dtype, vocab=8, layers=layers, seed=seed, hidden=16), nats)
 
 

@@ -2,7 +2,7 @@
 
     model, processor = VISION_LANGUAGE_FAMILIES["qwen2_5_vl"]()
     inputs = processor.apply_chat_template(
-        user_message("what is there ?", images=[tiny_picture()]),
+        user_message("what is there ?", images=[tiny_image()]),
         tokenize=True, add_generation_prompt=True, return_dict=True, return_tensors="pt",
     )
     tokens = model.generate(**inputs, do_sample=False, max_new_tokens=64)
@@ -13,9 +13,9 @@ default seeds are those of 24 whose outputs vary most and have no near-ties.
 
 What holds for all, in transformers 5.17 and 5.23 (weights, inputs and greedy tokens are the same in both):
 - Batches need `padding=True`, on the left (`encode` does it); rows then equal their batch-1 runs.
-- Without a picture or clip the media keys are absent, not None.
+- Without an image or clip the media keys are absent, not None.
 - `save_pretrained` and the auto classes restore model and processor exactly.
-- SmolVLM cannot take a picture and a clip in one prompt (both are `pixel_values`, one overwrites the other).
+- SmolVLM cannot take an image and a clip in one prompt (both are `pixel_values`, one overwrites the other).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ HAS_VIDEO = {"llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm",
 def user_message(
     text: str, images: Sequence[Image.Image] = (), videos: Sequence[np.ndarray] = ()
 ) -> list[dict[str, Any]]:
-    """One user turn as chat messages: pictures, then clips, then the text."""
+    """One user turn as chat messages: images, then clips, then the text."""
     parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
     parts += [{"type": "video", "video": video} for video in videos]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]

@@ -57,7 +57,7 @@ def randomise(
 
 @torch.no_grad()
 def scale_head_to_entropy(model: PreTrainedModel, nats: float) -> PreTrainedModel:
-    """Scale the head so that the next-token law has this entropy on average over random contexts."""
+    """Scale the head so that the next-token distribution has this entropy on average over random contexts."""
     vocabulary = model.config.vocab_size
     context = torch.randint(vocabulary, (64, 12), generator=torch.Generator().manual_seed(0))
     logits = model(context).logits.double().flatten(0, 1)

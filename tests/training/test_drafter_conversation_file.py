@@ -19,7 +19,7 @@ from mmspec.training.data.conversation_file import read_conversations
 from mmspec.training.data.conversations import ConversationReader
 from mmspec.training.drafter import train_drafter
 from mmspec.training.methods import METHODS
-from tests.tiny_models import VISION_LANGUAGE_FAMILIES, save_family, tiny_picture
+from tests.tiny_models import VISION_LANGUAGE_FAMILIES, save_family, tiny_image
 
 
 @functools.cache
@@ -29,10 +29,10 @@ def reader() -> ConversationReader:
 
 
 def rows(count: int = 7) -> list[dict[str, Any]]:
-    """Of growing length, the first without a picture."""
+    """Of growing length, the first without an image."""
     replies = ["the circle is red and " * (1 + index) + "blue" for index in range(count)]
     pictured = [{"prompt": "describe the circle", "response": reply} for reply in replies]
-    return [row | ({"image": tiny_picture(index)} if index else {}) for index, row in enumerate(pictured)]
+    return [row | ({"image": tiny_image(index)} if index else {}) for index, row in enumerate(pictured)]
 
 
 def data(**options: Any) -> ConversationRows:
@@ -76,7 +76,7 @@ def test_replies_are_the_targets_own_if_asked_for() -> None:
     ("family", "method"), [(family, name) for family in ("llava", "qwen2_5_vl") for name in METHODS]
 )
 def test_heads_are_trained_on_a_file(family: str, method: str, tmp_path: Path) -> None:
-    """Every method, with and without pictures, for a target in half precision."""
+    """Every method, with and without images, for a target in half precision."""
     target, file = save_family(family, tmp_path / "target"), tmp_path / "rows.jsonl"
     given = rows()
     for index, row in enumerate(given):

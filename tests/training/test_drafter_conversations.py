@@ -13,9 +13,9 @@ from mmspec.errors import InputError
 from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.targets import VisionLanguageTarget
 from mmspec.training.data.conversations import Conversation, ConversationReader, message
-from mmspec.visual_tokens.spans import find_pictures
+from mmspec.visual_tokens.spans import find_images
 from tests.contracts.mutation import PlantedBug
-from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_pictures
+from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_images
 
 FAMILIES = ["llava", "llava_next", "qwen2_5_vl", "smolvlm"]
 
@@ -27,14 +27,14 @@ def reader(family: str) -> ConversationReader:
 
 
 def chat() -> Conversation:
-    """Two pictures, then a third in the second turn."""
+    """Two images, then a third in the second turn."""
     said = (
         message("user", "compare the first and the last", 2),
         message("assistant", "the first is red and the last is blue"),
         message("user", "and then ?", 1),
         message("assistant", "no"),
     )
-    return Conversation(said, tuple(tiny_pictures(3)))
+    return Conversation(said, tuple(tiny_images(3)))
 
 
 def words(family: str, ids: Sequence[int]) -> str:
@@ -53,7 +53,7 @@ def replies_are_learnt_and_nothing_else(family: str) -> None:
     closing = reader(family).processor.tokenizer.eos_token_id
     if closing in ids.tolist():
         assert [int(end) for end in ends] == [closing, closing]
-    assert len(find_pictures(reader(family).target.config, made.inputs)) == 3 or family != "llava"
+    assert len(find_images(reader(family).target.config, made.inputs)) == 3 or family != "llava"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -118,7 +118,7 @@ def test_regenerated_replies_are_what_the_target_says(family: str) -> None:
 
 
 PUBLISHED = {
-    # pictures before words, roles in capitals, no token at the end of a turn
+    # images before words, roles in capitals, no token at the end of a turn
     "as LLaVA-1.5's": """
         {%- for message in messages %}{{ message['role'] | upper + ': ' }}
         {%- for part in message['content'] if part['type'] == 'image' %}{{ 'IMAGE' + ' ' }}{% endfor %}

@@ -46,7 +46,7 @@ def test_what_is_written_is_read_again() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_defaults_are_settings_that_exist(name: str) -> None:
-    check_method(name, {**METHODS[name].settings, **METHODS[name].pictures})
+    check_method(name, {**METHODS[name].settings, **METHODS[name].images})
     assert METHODS[name].build(target()).config.vocabulary == 12
 
 

@@ -67,7 +67,7 @@ def test_files_and_iterables_give_the_same(folder: Path) -> None:
     assert [each.messages for each in given] == [each.messages for each in lines[:3]]
 
 
-def test_pictures_stand_where_they_are_placed(folder: Path) -> None:
+def test_images_stand_where_they_are_placed(folder: Path) -> None:
     row = {
         "image": ["a.png", "b.png"],
         "conversations": [
@@ -92,14 +92,14 @@ WRONG: Mapping[str, tuple[Any, str]] = {
     "a reply before a question": ({"messages": [{"role": "assistant", "content": SAID}]}, "user says"),
     "an unknown speaker": ({"messages": [{"role": "tool", "content": SAID}]}, "messages"),
     "no list": ({"conversations": "hello"}, "conversations"),
-    "no picture there": ({"image": "c.png", "prompt": ASKED, "response": SAID}, "path of a picture"),
-    "an address": ({"image": "https://x.y/a.png", "prompt": ASKED, "response": SAID}, "path of a picture"),
-    "more places than pictures": (
+    "no image there": ({"image": "c.png", "prompt": ASKED, "response": SAID}, "path of an image"),
+    "an address": ({"image": "https://x.y/a.png", "prompt": ASKED, "response": SAID}, "path of an image"),
+    "more places than images": (
         {"conversations": [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": SAID}]},
         "one for each place",
     ),
-    "more pictures than places": ({**ROWS["llava"], "image": ["a.png", "b.png"]}, "as many as it has places"),
-    "the placeholder in a text": ({"prompt": "a <image> of", "response": SAID}, "stands for a picture"),
+    "more images than places": ({**ROWS["llava"], "image": ["a.png", "b.png"]}, "as many as it has places"),
+    "the placeholder in a text": ({"prompt": "a <image> of", "response": SAID}, "stands for an image"),
     "a part of another type": (
         {
             "messages": [

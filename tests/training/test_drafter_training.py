@@ -32,7 +32,7 @@ from mmspec.reference.training.vq import save_vq
 from mmspec.reference.training.vq_model import build_vq
 from mmspec.targets import CausalTarget
 from mmspec.training import drafter_scenes
-from mmspec.training.data.image_file import PictureFile
+from mmspec.training.data.image_file import ImageFile
 from mmspec.training.data.sequences import DrafterBatch, Example, Trial, acceptance_length
 from mmspec.training.drafter import train_drafter, train_on
 from mmspec.training.losses.eagle import EagleLoss, positions_of
@@ -168,7 +168,7 @@ def test_padding_and_prompts_do_not_count(trained: tuple[EagleHead, list[float]]
         both, first, second = (
             learner(DrafterBatch(rows, 0))[0] for rows in ((long, short), (long,), (short,))
         )
-    # the first token of an answer is the target's own: the head foretells those after it, from position 2 on
+    # the first token of an answer is the target's own: the head predicts those after it, from position 2 on
     counts = [
         sum(index >= max(row.answer, 2) for index in range(row.inputs["input_ids"].shape[1]))
         for row in (long, short)
@@ -206,15 +206,15 @@ def image_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    pictures = drafter_scenes.LlamaGenPictures
-    whole = pictures.trial_of
-    monkeypatch.setattr(pictures, "trial_of", lambda *rows: replace(whole(*rows), new_tokens=6))
+    images = drafter_scenes.LlamaGenImages
+    whole = images.trial_of
+    monkeypatch.setattr(images, "trial_of", lambda *rows: replace(whole(*rows), new_tokens=6))
 
 
 @pytest.mark.parametrize(
     ("condition", "method"), [("caption", "eagle"), *(("class", name) for name in METHODS)]
 )
-def test_a_drafter_of_pictures(
+def test_a_drafter_of_images(
     condition: str, method: str, image_folders: dict[str, Path], short_trials: None, tmp_path: Path
 ) -> None:
     losses: list[float] = []
@@ -248,10 +248,10 @@ def test_a_drafter_may_begin_with_another(
 
 
 @pytest.mark.parametrize(("condition", "asked"), [("caption", "a red ring"), ("class", 7)])
-def test_pictures_of_a_file(
+def test_images_of_a_file(
     condition: str, asked: str | int, image_folders: dict[str, Path], short_trials: None, tmp_path: Path
 ) -> None:
-    """Any size of picture, paths beside the file; equal steps give equal rows."""
+    """Any size of image, paths beside the file; equal steps give equal rows."""
     name = "prompt" if condition == "caption" else "class"
     for index in range(4):
         Image.new("RGB", (50 + 30 * index, 80), (index, 90, 200)).save(tmp_path / f"{index}.png")
@@ -259,7 +259,7 @@ def test_pictures_of_a_file(
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join([*lines, ""]))
     target = drafter_scenes.open_llamagen(image_folders[condition], torch.device("cpu"))
-    data = PictureFile(target, image_folders[condition], 3, 0, file)
+    data = ImageFile(target, image_folders[condition], 3, 0, file)
     examples, again = data.batch(1, 0).examples, data.batch(1, 0).examples
     for one, other in zip(examples, again, strict=True):
         assert torch.equal(one.inputs["input_ids"], other.inputs["input_ids"])
@@ -268,12 +268,12 @@ def test_pictures_of_a_file(
     for line in ("{", "[]", '{"image": "0.png"}', json.dumps({"image": "9.png", name: asked})):
         file.write_text("\n".join([*lines, line]))
         with pytest.raises(InputError, match="line 5"):
-            PictureFile(target, image_folders[condition], 3, 0, file)
+            ImageFile(target, image_folders[condition], 3, 0, file)
 
 
-def test_examples_of_pictures_are_prompt_and_codes(image_folders: dict[str, Path]) -> None:
+def test_examples_of_images_are_prompt_and_codes(image_folders: dict[str, Path]) -> None:
     llamagen = drafter_scenes.open_llamagen(image_folders["caption"], torch.device("cpu"))
-    data = drafter_scenes.ScenePictures(llamagen, image_folders["caption"], batch_size=24, seed=3)
+    data = drafter_scenes.SceneImages(llamagen, image_folders["caption"], batch_size=24, seed=3)
     examples = data.batch(5, 0).examples
     assert [e.inputs["input_ids"].tolist() for e in examples] == [
         e.inputs["input_ids"].tolist() for e in data.batch(5, 0).examples
@@ -289,10 +289,10 @@ def test_examples_of_pictures_are_prompt_and_codes(image_folders: dict[str, Path
 
 
 @pytest.mark.parametrize("condition", ["caption", "class"])
-def test_the_teacher_reads_a_picture_as_decoding_does(condition: str, image_folders: dict[str, Path]) -> None:
+def test_the_teacher_reads_a_image_as_decoding_does(condition: str, image_folders: dict[str, Path]) -> None:
     """Prompt first, then its tokens: the same states at the same places, for captions of any length."""
     llamagen = drafter_scenes.open_llamagen(image_folders[condition], torch.device("cpu"))
-    data = drafter_scenes.ScenePictures(llamagen, image_folders[condition], batch_size=3, seed=0)
+    data = drafter_scenes.SceneImages(llamagen, image_folders[condition], batch_size=3, seed=0)
     examples = data.batch(0, 0).examples
     reading, positions = read(llamagen, examples, (0, -1)), positions_of(llamagen, examples)
     for row, example in enumerate(examples):

@@ -55,7 +55,7 @@ def decoded(head: Eagle3Head, target: CausalTarget, example: Example, root: int)
 
 
 def training_reads_what_decoding_reads(family: str = "llava") -> None:
-    """Step i after token t, in a padded batch with pictures, is what the session computes there alone."""
+    """Step i after token t, in a padded batch with images, is what the session computes there alone."""
     target = target_of(family, torch.float64)
     head, given = head_for(target, draft_vocabulary=13), own_answers(family)
     reading = read(target, given.examples, (0, 1, -1))
@@ -88,12 +88,12 @@ def the_loss_is_that_of_drafting_the_slow_way(words: int = 40) -> None:
             for step in range(min(STEPS, ids.shape[1] - 1 - t)):
                 output, path = answer[: t + 1 - start], answer[t + 1 - start : t + 1 - start + step]
                 guess = naive.logits(prompt, output, tuple(path)).log_softmax(-1)[head.draft_tokens]
-                law = true[t + step][head.draft_tokens].softmax(-1)
+                distribution = true[t + step][head.draft_tokens].softmax(-1)
                 if int(true[t + step].argmax()) not in head.draft_tokens.tolist():
                     left_out += 1
                     continue
-                nats[step].append(-(law * guess).sum())
-                hits[step].append(float(law.argmax() == guess.argmax()))
+                nats[step].append(-(distribution * guess).sum())
+                hits[step].append(float(distribution.argmax() == guess.argmax()))
     due = sum(0.8**step * torch.stack(each).mean() for step, each in enumerate(nats))
     assert left_out > 0
     assert torch.allclose(loss.double(), torch.as_tensor(due).double(), rtol=1e-5)
@@ -130,7 +130,7 @@ BUGS = {
 LOSS_BUGS = {
     "tokens that the head does not know count": (f"{LOSS}.forward", "[:, step] & known", "[:, step]"),
     "every step weighs the same": (f"{LOSS}.forward", "self.discount**step * loss", "loss"),
-    "the law of the first step": (f"{LOSS}.forward", "blocks.ahead[:, step]", "blocks.ahead[:, 0]"),
+    "the distribution of the first step": (f"{LOSS}.forward", "blocks.ahead[:, step]", "blocks.ahead[:, 0]"),
 }
 
 

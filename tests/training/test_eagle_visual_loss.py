@@ -1,4 +1,4 @@
-"""What EAGLE heads learn of pictures, against the slow way of drafting: what is trained is what decodes."""
+"""What EAGLE heads learn of images, against the slow way of drafting: what is trained is what decodes."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from tests.training.own_answers import CASES, own_answers
 FAMILIES = ["llava", "qwen2_5_vl"]
 
 
-def foretold_the_slow_way(
+def predicted_the_slow_way(
     head: EagleHead, target: VisionLanguageTarget, example: Example, depth: int
 ) -> tuple[Tensor, Tensor]:
-    """[m, d] what the head foretells of an answer's states at that depth of a draft, and what they are."""
+    """[m, d] what the head predicts of an answer's states at that depth of a draft, and what they are."""
     ids, start = example.inputs["input_ids"], example.answer
     prompt = {**example.inputs, "input_ids": ids[:, :start]}
     if "mm_token_type_ids" in prompt:
         prompt["mm_token_type_ids"] = prompt["mm_token_type_ids"][:, :start]
     naive = NaiveVisual(head, target, [prompt], Sampler())
     taps, _ = read_whole(target, prompt, ids[0, start:].tolist())
-    foretold = []
+    predicted = []
     places = range(start - 1 + depth, ids.shape[1] - 1)
     for t in places:
         rows, positions, summary = naive.committed(prompt, ids[0, start : t + 1 - depth].tolist())
@@ -51,12 +51,12 @@ def foretold_the_slow_way(
             candidate = head.fuse(target.embed(ids[:, t : t + 1]), hidden, summary)
             places_of = torch.cat([positions, positions[..., -1:] + 1], -1)
             hidden = head(torch.cat([rows, candidate], 1), places_of)[:, -1:]
-        foretold.append(hidden[0, 0])
-    return torch.stack(foretold), taps[-1][0, list(places)]
+        predicted.append(hidden[0, 0])
+    return torch.stack(predicted), taps[-1][0, list(places)]
 
 
 def the_loss_is_that_of_drafting_the_slow_way(kind: str, family: str = "llava", depths: int = 1) -> None:
-    """Every learnt row as the drafter would foretell it: no batch, no padding, no later token."""
+    """Every learnt row as the drafter would predict it: no batch, no padding, no later token."""
     target = target_of(family, torch.float64)
     head = head_for(target, **KINDS[kind])
     learner = (EagleLoss if depths == 1 else ViSpecLoss)(head, target)
@@ -64,21 +64,23 @@ def the_loss_is_that_of_drafting_the_slow_way(kind: str, family: str = "llava", 
         patch.setattr("mmspec.training.losses.eagle.NOISE", 0.0)
         loss, figures = learner(own_answers(family))
     pairs = [
-        foretold_the_slow_way(head, target, example, depth)
+        predicted_the_slow_way(head, target, example, depth)
         for depth in range(depths)
         for example in own_answers(family).examples
     ]
-    foretold, true = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-    law, logits = target.head(true).float().softmax(-1), target.head(foretold).float()
+    predicted, true = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    distribution, logits = target.head(true).float().softmax(-1), target.head(predicted).float()
     due = {
-        "states": smooth_l1_loss(foretold, true),
-        "tokens": -(law * logits.log_softmax(-1)).sum(-1).mean(),
-        "agreement": (law.argmax(-1) == logits.argmax(-1)).float().mean(),
+        "states": smooth_l1_loss(predicted, true),
+        "tokens": -(distribution * logits.log_softmax(-1)).sum(-1).mean(),
+        "agreement": (distribution.argmax(-1) == logits.argmax(-1)).float().mean(),
     }
     total = due["states"] + 0.1 * due["tokens"]
     if depths == 2:
-        due["probabilities"] = (law - logits.softmax(-1)).abs().sum(-1).mean()
-        due["ranks"] = torch.stack([ranks_one_by_one(*each) for each in zip(law, logits, strict=True)]).mean()
+        due["probabilities"] = (distribution - logits.softmax(-1)).abs().sum(-1).mean()
+        due["ranks"] = torch.stack(
+            [ranks_one_by_one(*each) for each in zip(distribution, logits, strict=True)]
+        ).mean()
         total = total + 10 * due["probabilities"] + 0.1 * due["ranks"]
     for name, value in due.items():
         assert torch.allclose(figures[name].double(), value.double(), rtol=1e-5), name
@@ -114,9 +116,9 @@ def training_reads_what_decoding_reads(kind: str, family: str = "llava") -> None
     assert len(decoded) > 1
 
 
-def ranks_one_by_one(law: Tensor, logits: Tensor) -> Tensor:
-    """Minus the logarithm of the probability to draw the ten likeliest tokens of a law in their order."""
-    left = law.sort(descending=True).indices[:10].tolist()
+def ranks_one_by_one(distribution: Tensor, logits: Tensor) -> Tensor:
+    """Minus the logarithm of the probability to draw the ten likeliest tokens of a distribution in their order."""
+    left = distribution.sort(descending=True).indices[:10].tolist()
     total = torch.zeros(())
     while left:
         total = total - logits[left].log_softmax(-1)[0]
@@ -153,11 +155,11 @@ def test_additive_masks() -> None:
     torch.testing.assert_close(*losses)
 
 
-def test_a_law_ranks_itself_best() -> None:
-    law = torch.randn(3, 40, generator=torch.Generator().manual_seed(0)).softmax(-1)
-    own = ranking(law, 30 * law.log())
-    assert (own < 0.2 * ranking(law, torch.zeros_like(law))).all()
-    assert (own < ranking(law, -law.log())).all()
+def test_a_distribution_ranks_itself_best() -> None:
+    distribution = torch.randn(3, 40, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    own = ranking(distribution, 30 * distribution.log())
+    assert (own < 0.2 * ranking(distribution, torch.zeros_like(distribution))).all()
+    assert (own < ranking(distribution, -distribution.log())).all()
     few = torch.tensor([[0.2, 0.5, 0.3]])
     torch.testing.assert_close(ranking(few, few.log())[0], -torch.tensor(0.5 * 0.3 / 0.5).log())
 
@@ -182,8 +184,8 @@ def test_a_random_choice_is_not_made_twice() -> None:
         ViSpecLoss(head_for(target, visual="embedded", compressor="gate"), target)
 
 
-def test_positions_of_prompts_with_and_without_pictures() -> None:
-    """Qwen counts on three axes where there is a picture and on one where there is none."""
+def test_positions_of_prompts_with_and_without_images() -> None:
+    """Qwen counts on three axes where there is an image and on one where there is none."""
     target, examples = target_of("qwen2_5_vl"), own_answers("qwen2_5_vl", torch.float32).examples
     made = positions_of(target, examples)
     assert made.shape[:2] == (3, 3)
@@ -205,7 +207,7 @@ def test_the_head_learns_and_the_target_does_not(method: str) -> None:
         model.zero_grad()
         learner(replace(given, examples=examples))[0].backward()
         missed = {name for name, value in model.named_parameters() if value.grad is None}
-        assert not missed, "several processes wait for every gradient, pictures or not"
+        assert not missed, "several processes wait for every gradient, images or not"
     prompts = [inputs_of("llava")[case] for case in CASES]
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 

@@ -14,7 +14,7 @@ from mmspec.errors import InputError
 from mmspec.models.flash import FlashHead
 from mmspec.targets.causal import tap_hidden_states
 from mmspec.training import flash_loss, teacher
-from mmspec.visual_tokens.spans import find_pictures
+from mmspec.visual_tokens.spans import find_images
 from tests.contracts.mutation import PlantedBug
 from tests.drafters.flash_checks import answer, head_for, inputs_of, target_of
 from tests.drafters.naive_flash import NaiveFlash
@@ -34,7 +34,7 @@ def pairs_are_counted_one_by_one() -> None:
 
 
 def the_loss_is_that_of_drafting_the_slow_way() -> None:
-    """Every pair (row t, offset i) as the drafter would foretell it: no batch, no padding, no later token."""
+    """Every pair (row t, offset i) as the drafter would predict it: no batch, no padding, no later token."""
     target = target_of("llava", torch.float64)
     head = head_for(target, block=BLOCK, compressor="attention_pruning").train()
     module = flash_loss.FlashLoss(head, target)
@@ -50,16 +50,16 @@ def the_loss_is_that_of_drafting_the_slow_way() -> None:
             target.model(**example.inputs)
         for t in range(start - 1, ids.shape[1]):
             rows = naive.committed(prompt, ids[0, start : t + 1].tolist())
-            foretold = head.foretell(naive.state(rows), BLOCK)[0]
+            predicted = head.predict(naive.state(rows), BLOCK)[0]
             for i in range(BLOCK):
                 if t + i + 1 >= ids.shape[1]:
                     continue
                 true = taps[-1][0, t + i]
-                law = target.head(true).softmax(-1)
-                guess = (target.head(foretold[i]) + head.bias(ids[0, t + i])).log_softmax(-1)
-                states.append(smooth_l1_loss(foretold[i], true))
-                tokens.append(-(law * guess).sum())
-                hits[i].append(float(law.argmax() == guess.argmax()))
+                distribution = target.head(true).softmax(-1)
+                guess = (target.head(predicted[i]) + head.bias(ids[0, t + i])).log_softmax(-1)
+                states.append(smooth_l1_loss(predicted[i], true))
+                tokens.append(-(distribution * guess).sum())
+                hits[i].append(float(distribution.argmax() == guess.argmax()))
     due = torch.stack(states).mean(), torch.stack(tokens).mean().float()  # softmax is in single precision
     assert torch.allclose(figures["states"], due[0], rtol=1e-4), "hidden states"
     assert torch.allclose(figures["tokens"], due[1], rtol=1e-4), "tokens"
@@ -79,12 +79,12 @@ def test_the_loss_is_that_of_drafting_the_slow_way() -> None:
 
 
 def own_guesses_are_what_drafting_feeds_back() -> None:
-    """The state at token t that the head itself foretells from row t, the slow way."""
+    """The state at token t that the head itself predicts from row t, the slow way."""
     target = target_of("llava", torch.float64)
     head = head_for(target, block=BLOCK).eval()
     given = own_answers()
     reading = teacher.read(target, given.examples, (0, -1))
-    spans = [find_pictures(target.config, example.inputs) for example in given.examples]
+    spans = [find_images(target.config, example.inputs) for example in given.examples]
     noise = torch.zeros_like(reading.taps[-1])
     made = flash_loss.own_states(head, reading, noise, spans)
     for row, example in enumerate(given.examples):
@@ -93,11 +93,11 @@ def own_guesses_are_what_drafting_feeds_back() -> None:
         naive = NaiveFlash(head, target, [prompt], Sampler(), BLOCK)
         for t in range(start - 1, ids.shape[1]):
             state = naive.state(naive.committed(prompt, ids[0, start : t + 1].tolist()))
-            due = head.foretell(state, 1)[0, 0]
+            due = head.predict(state, 1)[0, 0]
             assert torch.allclose(made[row, t], due, atol=1e-6), (row, t)
         for span in spans[row]:
             inside = slice(span.start, span.stop)
-            assert torch.equal(made[row, inside], reading.taps[-1][row, inside]), "pictures"
+            assert torch.equal(made[row, inside], reading.taps[-1][row, inside]), "images"
 
 
 def test_own_guesses_are_what_drafting_feeds_back() -> None:

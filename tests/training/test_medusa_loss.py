@@ -59,13 +59,17 @@ def the_loss_is_that_of_drafting_the_slow_way(kind: str = "medusa") -> None:
             target.model(**example.inputs)
         for root in range(start - 1, len(tokens)):
             for head in range(min(heads, len(tokens) - 1 - root)):
-                guess = naive.law(tokens[start - 1 : root + 1], tuple(tokens[root + 1 : root + 1 + head]))
-                law = target.head(taps[-1][0, root + head]).softmax(-1)
+                guess = naive.distribution(
+                    tokens[start - 1 : root + 1], tuple(tokens[root + 1 : root + 1 + head])
+                )
+                distribution = target.head(taps[-1][0, root + head]).softmax(-1)
                 if not settings.get("soft", True):
-                    law = torch.zeros_like(law).scatter(0, torch.tensor(tokens[root + 1 + head]), 1.0)
-                nats -= discount**head * float((law * guess).sum())
+                    distribution = torch.zeros_like(distribution).scatter(
+                        0, torch.tensor(tokens[root + 1 + head]), 1.0
+                    )
+                nats -= discount**head * float((distribution * guess).sum())
                 weight += discount**head
-                hits[head].append(float(law.argmax() == guess.argmax()))
+                hits[head].append(float(distribution.argmax() == guess.argmax()))
     assert float(loss) == pytest.approx(nats / weight, rel=1e-4)
     shares = torch.tensor([sum(each) / len(each) for each in hits])
     assert torch.allclose(figures["agreement"], shares, atol=1e-6)
@@ -93,7 +97,7 @@ BUGS = {
         "weights.sum()",
         "weights.numel() + 0 * weights.sum()",
     ),
-    "a head sees the token it foretells": (
+    "a head sees the token it predicts": (
         "hydra",
         f"{HYDRA}:HydraLoss.judge",
         "self.target.embed(reading.tokens[at])",

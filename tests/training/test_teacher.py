@@ -24,10 +24,10 @@ from tests.tiny_models import (
     tiny_anole,
     tiny_clip,
     tiny_emu3,
+    tiny_image,
     tiny_janus,
     tiny_llama,
     tiny_lumina,
-    tiny_picture,
     user_message,
 )
 from tests.tiny_models.llamagen import CAPTION_WIDTH, CODES, tiny_llamagen
@@ -98,7 +98,7 @@ def with_images(family: str, images: Sequence[Sequence[int]]) -> tuple[CausalTar
     model, processor = VISION_LANGUAGE_FAMILIES[family]()
     sequences = [
         followed(
-            encode(processor, user_message("what is there ?", images=[tiny_picture(each) for each in shown])),
+            encode(processor, user_message("what is there ?", images=[tiny_image(each) for each in shown])),
             100 + 7 * row,
             row,
         )
@@ -130,7 +130,7 @@ def test_sequences_with_clips_are_read_together(family: str) -> None:
 
 
 def of_captions() -> tuple[CausalTarget, list[Inputs]]:
-    """Captions of several lengths, and whole or begun pictures."""
+    """Captions of several lengths, and whole or begun images."""
     model = tiny_llamagen("caption")
     target = image_target(model)
     assert target is not None
@@ -145,11 +145,11 @@ def of_captions() -> tuple[CausalTarget, list[Inputs]]:
     return target, sequences
 
 
-def test_pictures_after_captions_of_any_length_are_read_together() -> None:
+def test_images_after_captions_of_any_length_are_read_together() -> None:
     assert forwards_of(*of_captions()) == 1
 
 
-def test_pictures_of_classes_are_read_together() -> None:
+def test_images_of_classes_are_read_together() -> None:
     model = tiny_llamagen("class")
     target = image_target(model)
     assert target is not None
@@ -162,7 +162,7 @@ def test_pictures_of_classes_are_read_together() -> None:
 
 
 @pytest.mark.parametrize("family", DRAWERS)
-def test_pictures_of_models_that_read_words_are_read_together(family: str) -> None:
+def test_images_of_models_that_read_words_are_read_together(family: str) -> None:
     target = image_target(DRAWERS[family]()[0], family="lumina_mgpt" if family == "lumina" else None)
     assert target is not None
     sequences = [

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mmspec.decoding.stats import DecodingStats
-from mmspec.evaluation.identity.distribution import LawTest
+from mmspec.evaluation.identity.distribution import DistributionTest
 
 __all__ = ["Comparison", "Difference", "IdentityReport", "compare", "first_difference", "ulp"]
 
@@ -55,7 +55,7 @@ class Comparison:
         examples, tokens: how much was compared; tokens are the reference's.
         differences: the first one of each example that has any.
         stats: what the accelerator did, all examples together.
-        law: the outcome where not tokens but their law was compared.
+        distribution: the outcome where not tokens but their distribution was compared.
     """
 
     mode: str
@@ -64,7 +64,7 @@ class Comparison:
     tokens: int
     differences: list[Difference]
     stats: DecodingStats
-    law: LawTest | None = None
+    distribution: DistributionTest | None = None
 
     @property
     def equal(self) -> int:
@@ -78,8 +78,8 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Every output is equal or explained; and follows its law where that was compared."""
-        lawful = self.law is None or self.law.passed
+        """Every output is equal or explained; and follows its distribution where that was compared."""
+        lawful = self.distribution is None or self.distribution.passed
         return lawful and self.equal + self.explained == self.examples
 
 
@@ -123,7 +123,7 @@ class IdentityReport:
                 "accepted": sum(one.stats.accepted),
                 "drafted": sum(one.stats.drafted),
                 "differences": [asdict(difference) for difference in one.differences],
-                **({} if one.law is None else {"law": asdict(one.law)}),
+                **({} if one.distribution is None else {"distribution": asdict(one.distribution)}),
             }
             for one in self.comparisons
         ]

@@ -1,8 +1,8 @@
-"""Are these tokens drawn from those laws? A test of sampled output against the target's law at every place.
+"""Are these tokens drawn from those distributions? A test of sampled output against the target's distribution at every place.
 
-An exact rule that redraws with noise of its own gives other tokens than plain decoding, of the same law. That
-law can be read off afterwards: one forward over a finished output gives the law of each token given those
-before it.
+An exact rule that redraws with noise of its own gives other tokens than plain decoding, of the same
+distribution. That distribution can be read off afterwards: one forward over a finished output gives the
+distribution of each token given those before it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mmspec.decoding.interfaces import Request, Target, list_prompts
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
 
-__all__ = ["LawTest", "check_law", "mass_before", "read_laws"]
+__all__ = ["DistributionTest", "check_distribution", "mass_before", "read_distributions"]
 
 BINS = 20
 ALARM = 1e-6  # a right accelerator fails once in half a million checks
@@ -30,15 +30,16 @@ LARGEST_SURPRISAL = 5.0  # standard deviations; two-sided 6e-7
 
 
 @dataclass(frozen=True)
-class LawTest:
+class DistributionTest:
     """The outcome.
 
     Attributes:
         places: tokens that were judged.
         impossible: those to which the target gives no mass.
-        p_value: of a chi-square on `mass_before`, which is uniform if every token was drawn from its law.
-        surprisal: how far the mean of -log p(x) lies from the laws' entropies, in standard deviations: below
-            0 if the tokens are likelier than they should be.
+        p_value: of a chi-square on `mass_before`, which is uniform if every token was drawn from its
+            distribution.
+        surprisal: how far the mean of -log p(x) lies from the distributions' entropies, in standard
+            deviations: below 0 if the tokens are likelier than they should be.
     """
 
     places: int
@@ -61,8 +62,10 @@ class LawTest:
 
 
 @torch.inference_mode()
-def read_laws(target: Target[Any], sampler: Sampler, request: Request, output: Sequence[int]) -> Tensor:
-    """[N, V] the law of each of the N tokens of an output, given the prompt and the tokens before it."""
+def read_distributions(
+    target: Target[Any], sampler: Sampler, request: Request, output: Sequence[int]
+) -> Tensor:
+    """[N, V] the distribution of each of the N tokens of an output, given the prompt and the tokens before it."""
     prompts = list_prompts([request], sampler)
     capacity = max(prompt["input_ids"].shape[1] for prompt in prompts) + len(output)
     state, prefill = target.prefill(prompts, capacity)
@@ -73,60 +76,67 @@ def read_laws(target: Target[Any], sampler: Sampler, request: Request, output: S
     return sampler.warped(sampler.guided(logits)).probabilities()[0]
 
 
-def mass_before(law: Tensor, tokens: Tensor, u: Tensor) -> Tensor:
+def mass_before(distribution: Tensor, tokens: Tensor, u: Tensor) -> Tensor:
     """[N] mass of the tokens that are likelier than x, plus a share u of x's own.
 
     The probability integral transform (Rosenblatt, 1952) with tokens in the order of their probability: the
-    numbers are independent and uniform if every token was drawn from its law, whatever the laws are.
+    numbers are independent and uniform if every token was drawn from its distribution, whatever the
+    distributions are.
 
     Args:
-        law: [N, V].
+        distribution: [N, V].
         tokens: [N].
         u: [N] uniforms.
     """
-    own = law.gather(1, tokens[:, None])
-    earlier = torch.arange(law.shape[1], device=law.device) < tokens[:, None]
-    likelier = (law > own) | ((law == own) & earlier)
-    return (law * likelier).sum(-1) + u * own[:, 0]
+    own = distribution.gather(1, tokens[:, None])
+    earlier = torch.arange(distribution.shape[1], device=distribution.device) < tokens[:, None]
+    likelier = (distribution > own) | ((distribution == own) & earlier)
+    return (distribution * likelier).sum(-1) + u * own[:, 0]
 
 
-def check_law(
+def check_distribution(
     target: Target[Any],
     sampler: Sampler,
     requests: Sequence[Request],
     outputs: Sequence[Sequence[int]],
     seed: int = 0,
-) -> LawTest:
+) -> DistributionTest:
     """Test sampled outputs. Places where the grammar forces the token say nothing, and are left out.
 
     Args:
-        target: of the law that is promised.
+        target: of the distribution that is promised.
         sampler: of the same.
         requests, outputs: one output for each request.
         seed: of the uniforms that spread each token over its mass.
 
     Raises:
-        InputError: fewer than 100 tokens, or greedy decoding, which has no law to test.
+        InputError: fewer than 100 tokens, or greedy decoding, which has no distribution to test.
     """
     if sampler.greedy:
-        raise InputError("temperature", sampler.temperature, "above 0: greedy decoding has no law to test")
+        raise InputError(
+            "temperature", sampler.temperature, "above 0: greedy decoding has no distribution to test"
+        )
     generator = torch.Generator().manual_seed(seed)
     spread, excess, variance, impossible = [], 0.0, 0.0, 0
     for request, output in zip(requests, outputs, strict=True):
-        law = read_laws(target, sampler, request, output).double().cpu()
+        distribution = read_distributions(target, sampler, request, output).double().cpu()
         free = [
             place
             for place in range(len(output))
             if request.grid is None or request.grid.forced[place] == FREE
         ]
-        law, tokens = law[free], torch.tensor(output)[free]
-        own = law.gather(1, tokens[:, None])[:, 0]
+        distribution, tokens = distribution[free], torch.tensor(output)[free]
+        own = distribution.gather(1, tokens[:, None])[:, 0]
         impossible += int((own == 0).sum())
-        surprisal = -law.clamp_min(torch.finfo(law.dtype).tiny).log()
-        entropy = (law * surprisal).sum(-1)
+        surprisal = -distribution.clamp_min(torch.finfo(distribution.dtype).tiny).log()
+        entropy = (distribution * surprisal).sum(-1)
         excess += float((surprisal.gather(1, tokens[:, None])[:, 0] - entropy).sum())
-        variance += float(((law * surprisal**2).sum(-1) - entropy**2).sum())
-        spread.append(mass_before(law, tokens, torch.rand(len(free), generator=generator, dtype=law.dtype)))
+        variance += float(((distribution * surprisal**2).sum(-1) - entropy**2).sum())
+        spread.append(
+            mass_before(
+                distribution, tokens, torch.rand(len(free), generator=generator, dtype=distribution.dtype)
+            )
+        )
     values = torch.cat(spread)
     if len(values) < 5 * BINS:
         raise InputError("samples", len(values), f"at least {5 * BINS} tokens that are not forced")
@@ -135,4 +145,4 @@ def check_law(
     statistic = ((counts - expected) ** 2 / expected).sum()
     half = torch.tensor([(BINS - 1) / 2, float(statistic) / 2], dtype=torch.float64)
     p_value = float(torch.special.gammaincc(half[0], half[1]))
-    return LawTest(len(values), impossible, p_value, excess / math.sqrt(max(variance, 1e-12)))
+    return DistributionTest(len(values), impossible, p_value, excess / math.sqrt(max(variance, 1e-12)))

@@ -1,8 +1,8 @@
-"""Is this accelerator really lossless on this model of pictures?
+"""Is this accelerator really lossless on this model of images?
 
 Greedy tokens must be those of plain decoding. Under sampling, rules that promise tokens are compared token
-for token with the same seed; all others are tested against the target's law, at every place of what they
-drew.
+for token with the same seed; all others are tested against the target's distribution, at every place of what
+they drew.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from mmspec.decoding.stats import DecodingStats, merge_stats
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafters.none import NoDrafter
 from mmspec.evaluation.identity.comparison import Comparison, IdentityReport, compare
-from mmspec.evaluation.identity.distribution import check_law
+from mmspec.evaluation.identity.distribution import check_distribution
 from mmspec.evaluation.identity.text import IdentityCheck
 from mmspec.evaluation.image_contender import Painter, paint
 
-__all__ = ["PictureCheck"]
+__all__ = ["ImageCheck"]
 
 
 @dataclass(frozen=True)
-class PictureCheck(IdentityCheck):
-    """A check to be made on pictures, comparison by comparison.
+class ImageCheck(IdentityCheck):
+    """A check to be made on images, comparison by comparison.
 
     Args:
         settings: of the calls (guidance_scale, top_k, ...), but for the temperature.
@@ -50,9 +50,9 @@ class PictureCheck(IdentityCheck):
         return len(self.examples) * (2 if self.is_token_exact else 1) + 2 * batches
 
     def comparisons(self) -> Iterator[Comparison]:
-        """Greedy; then sampled, by tokens where the rule promises them, else by law."""
+        """Greedy; then sampled, by tokens where the rule promises them, else by distribution."""
         yield self.greedy()
-        yield self.sampled() if self.is_token_exact else self.law()
+        yield self.sampled() if self.is_token_exact else self.distribution()
 
     def greedy(self) -> Comparison:
         """Greedy tokens against those of plain decoding."""
@@ -64,8 +64,8 @@ class PictureCheck(IdentityCheck):
             "sampled", f"plain decoding, temperature {self.temperature:g}", self.temperature
         )
 
-    def law(self) -> Comparison:
-        """Sampled tokens against the target's law of each, given those before it."""
+    def distribution(self) -> Comparison:
+        """Sampled tokens against the target's distribution of each, given those before it."""
         pipe = self.accelerated.enter()
         witness = Witness(**vars(pipe.accelerator))
         pipe.accelerator = witness
@@ -73,17 +73,17 @@ class PictureCheck(IdentityCheck):
         pipe.accelerator = self.accelerated.accelerator
         if witness.sampler is None:
             raise RuntimeError("nothing was drawn")
-        test = check_law(pipe.target, witness.sampler, witness.requests, outputs, self.seed)
-        reference = f"the target's law, temperature {self.temperature:g}"
-        return Comparison("law", reference, len(outputs), test.places, [], stats, test)
+        test = check_distribution(pipe.target, witness.sampler, witness.requests, outputs, self.seed)
+        reference = f"the target's distribution, temperature {self.temperature:g}"
+        return Comparison("distribution", reference, len(outputs), test.places, [], stats, test)
 
     def report(self, comparisons: list[Comparison]) -> IdentityReport:
         """The report on comparisons that were made."""
         report = super().report(comparisons)
         notes = [one for one in report.notes if "were not compared" not in one]
-        for test in (one.law for one in comparisons if one.law is not None):
+        for test in (one.distribution for one in comparisons if one.distribution is not None):
             notes.append(
-                "sampled tokens are not those of plain decoding, by design: the law of every token given "
+                "sampled tokens are not those of plain decoding, by design: the distribution of every token given "
                 f"those before it was tested instead; at {test.places} places that finds biases of "
                 f"{test.resolution:.0%} at best, and smaller ones with more samples"
             )

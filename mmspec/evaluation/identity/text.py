@@ -33,7 +33,7 @@ def check_identity(
     Args:
         accelerated: the accelerator to check.
         plain: accelerator "none" on the same pipeline.
-        examples: what to ask; the first turn of each, pictures loaded (`load_pictures`).
+        examples: what to ask; the first turn of each, images loaded (`load_images`).
         settings: see `IdentityCheck`.
     """
     check = IdentityCheck(accelerated, plain, examples, **settings)

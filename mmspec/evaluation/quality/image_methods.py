@@ -1,6 +1,6 @@
 """All methods of decoding image tokens on the same prompts and seeds: what each saves and what it costs.
 
-Plain decoding runs twice, with two sets of seeds. The second set is what every method's pictures are compared
+Plain decoding runs twice, with two sets of seeds. The second set is what every method's images are compared
 with, so the row of plain decoding says how far apart two honest samples are.
 """
 
@@ -39,10 +39,10 @@ REFERENCE_SEEDS = 1_000_003  # added to the seeds of the second set
 
 
 class ImageReader(Protocol):
-    """A network that reads pictures; it has seen real ones only."""
+    """A network that reads images; it has seen real ones only."""
 
     def attribute_accuracy(self, images: Tensor, captions: Sequence[str]) -> float:
-        """Share of the attributes in the captions that are in the pictures [n, 3, H, W] in [0, 1]."""
+        """Share of the attributes in the captions that are in the images [n, 3, H, W] in [0, 1]."""
         ...
 
     def features(self, images: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class ImageReader(Protocol):
 
 @dataclass(frozen=True)
 class Drawing:
-    """One picture as a method drew it.
+    """One image as a method drew it.
 
     Attributes:
         image: [3, H, W] in [0, 1].
@@ -68,7 +68,7 @@ class Drawing:
 
 
 Draw = Callable[[str, int], Drawing]
-"""(prompt, seed) -> one picture, at batch 1."""
+"""(prompt, seed) -> one image, at batch 1."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class MethodRecord:
         method: as written on the command line.
         promise: "exact", "tv<=x" (per token) or "lossy".
         images: how many, each at batch 1.
-        nfe_mean, nfe_max: target forwards per picture, the prompt's own included; a guided pair is one.
+        nfe_mean, nfe_max: target forwards per image, the prompt's own included; a guided pair is one.
         step_compression: forwards of plain decoding / nfe_mean.
         speedup, speedup_with_pixels: ratios to plain decoding of median seconds, without and with the
             decoder from tokens to pixels.
@@ -130,9 +130,9 @@ def compare_methods(
     *,
     seed: int = 0,
     settings: dict[str, Any] | None = None,
-    on_picture: Callable[[str], None] = lambda method: None,
+    on_image: Callable[[str], None] = lambda method: None,
 ) -> Iterator[MethodRecord]:
-    """Draw every prompt by every method, in turns, then read and compare the pictures.
+    """Draw every prompt by every method, in turns, then read and compare the images.
 
     Args:
         methods: by label; "none" must be among them.
@@ -140,7 +140,7 @@ def compare_methods(
         reader: of attributes and features.
         seed: prompt i is drawn with seed + i by all methods.
         settings: written into every record.
-        on_picture: called with the method's label after each picture, for progress bars.
+        on_image: called with the method's label after each image, for progress bars.
 
     Raises:
         InputError: "none" is missing, or too few prompts.
@@ -158,9 +158,9 @@ def compare_methods(
         first = index % len(names)
         for name in names[first:] + names[:first]:
             drawings[name].append(methods[name](prompt, seed + index))
-            on_picture(name)
+            on_image(name)
         reference.append(methods[BASELINE](prompt, seed + index + REFERENCE_SEEDS))
-        on_picture(BASELINE)
+        on_image(BASELINE)
     features = reader.features(_pixels(reference))
     for name in names:
         yield _record(name, drawings[name], drawings[BASELINE], features, prompts, reader, settings or {})

@@ -56,10 +56,10 @@ def _kernel(one: Tensor, other: Tensor) -> Tensor:
 
 
 def token_entropy(codes: Sequence[Sequence[int]]) -> float:
-    """Entropy in nats of how often each code is used in a set of pictures.
+    """Entropy in nats of how often each code is used in a set of images.
 
     Relaxations that favour likely codes lower it long before a reader of attributes notices.
     """
-    counts = torch.bincount(torch.tensor([code for picture in codes for code in picture])).double()
+    counts = torch.bincount(torch.tensor([code for image in codes for code in image])).double()
     shares = counts / counts.sum()
     return float(torch.special.entr(shares).sum())

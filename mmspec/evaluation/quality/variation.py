@@ -1,8 +1,8 @@
-"""How far a schedule's laws lie from the target's: measured at every cell, after the picture is drawn.
+"""How far a schedule's distributions lie from the target's: measured at every cell, after the image is drawn.
 
-A cell that was decoded before its whole context was known has been drawn from another law than raster order
-would have given it. Both are known afterwards: the one from the forward that decided it, the other from one
-forward over the finished picture.
+A cell that was decoded before its whole context was known has been drawn from another distribution than
+raster order would have given it. Both are known afterwards: the one from the forward that decided it, the
+other from one forward over the finished image.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import Emission, Sequences
-from mmspec.evaluation.identity.distribution import read_laws
+from mmspec.evaluation.identity.distribution import read_distributions
 
 __all__ = ["VariationMeter", "with_meter"]
 
@@ -54,8 +54,8 @@ class VariationMeter(Accelerator):
     It goes into the batch's stats, after the last emission: callers that time emissions do not see it.
 
     Attributes:
-        measured: output index of a cell -> its total variation in each picture. The first cell follows the
-            prompt, whose law is the target's.
+        measured: output index of a cell -> its total variation in each image. The first cell follows the
+            prompt, whose distribution is the target's.
     """
 
     measured: dict[int, list[float]] = field(default_factory=dict)
@@ -71,13 +71,13 @@ class VariationMeter(Accelerator):
         overheard = Overheard(target)
         yield from super().decode(overheard, sampler, requests, sequences, random)
         for row, (request, output) in enumerate(zip(requests, sequences.outputs(), strict=True)):
-            law = read_laws(target, sampler, request, output)
+            distribution = read_distributions(target, sampler, request, output)
             for place, used in overheard.said.items():
                 cell = place + 1
                 if cell < len(output) and (request.grid is None or request.grid.forced[cell] == FREE):
                     logits = sampler.guided(used[row :: len(requests), None])
                     drawn_from = sampler.warped(logits).probabilities()[0, 0]
-                    distance = float((drawn_from - law[cell]).abs().sum() / 2)
+                    distance = float((drawn_from - distribution[cell]).abs().sum() / 2)
                     self.measured.setdefault(cell, []).append(distance)
                     sequences.stats.count_variation(distance, distance, 1)
 
@@ -86,7 +86,7 @@ def with_meter(accelerator: Accelerator) -> Accelerator:
     """The same accelerator, measuring its variation if that takes a meter.
 
     Rules measure their own while they judge, and are left as they are. So are adaptive schedules: a token
-    that was on trial has been drawn from two laws.
+    that was on trial has been drawn from two distributions.
     """
     if accelerator.schedule is None or accelerator.schedule.adaptive:
         return accelerator

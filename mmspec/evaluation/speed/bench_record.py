@@ -41,7 +41,7 @@ class BenchRecord:
         time_to_first_token: median over calls of the seconds that reading the prompt took the target.
         prefill_share, draft_share, target_share: parts of the seconds that reading the prompts (by target
             and drafter), proposing and scoring took, as the host sees them; the rest is preparing the
-            pictures, warping, judging and committing.
+            images, warping, judging and committing.
         draft_passes: forwards of the drafter's own model in a round.
         nfe_mean, nfe_max: target forwards that a row took part in, the prompt's own included; a guided pair
             is one.

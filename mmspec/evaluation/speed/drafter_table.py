@@ -64,7 +64,7 @@ def as_rows(records: Sequence[BenchRecord]) -> list[dict[str, Any]]:
     Rows hold what `BenchRecord` says under the same names, the drafter's `folder` and `parameters`, its
     `accepted_length` (the acceptance length without the bonus token), and `time`: the parts of the seconds
     that sum to 1. `decode_speedup` leaves out the reading of the prompts; `speedup` is end to end, with the
-    preparing and reading of the pictures.
+    preparing and reading of the images.
     """
     rows = []
     for record in records:

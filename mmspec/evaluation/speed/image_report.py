@@ -1,4 +1,4 @@
-"""The bench table of pictures. It prints no speed-up of which it cannot say what it is a speed-up of."""
+"""The bench table of images. It prints no speed-up of which it cannot say what it is a speed-up of."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmspec.errors import InputError
 from mmspec.evaluation.speed.bench_record import BenchRecord
 from mmspec.evaluation.speed.report import WIDE, Columns, bench_table, describe_settings, speedup
 
-__all__ = ["REQUIRED", "check_context", "picture_report"]
+__all__ = ["REQUIRED", "check_context", "image_report"]
 
 #: Without these a speed-up says nothing (visual-ar-decoding.md, section 18, item 31).
 REQUIRED = (
@@ -61,7 +61,7 @@ COLUMNS: Columns = (
 )
 
 
-def picture_report(records: Sequence[BenchRecord], *, width: int = WIDE) -> RenderableType:
+def image_report(records: Sequence[BenchRecord], *, width: int = WIDE) -> RenderableType:
     """The records as a table, with what was measured above and what the numbers mean below.
 
     Args:
@@ -86,11 +86,11 @@ def picture_report(records: Sequence[BenchRecord], *, width: int = WIDE) -> Rend
         Text(f"{describe_settings(settings, records[0])} | {warpers}", style="dim"),
         bench_table(records, COLUMNS, width),
         Text(
-            "NFE: target forwards of a picture, the prompt's own included, a guided pair being one. "
+            "NFE: target forwards of an image, the prompt's own included, a guided pair being one. "
             "tokens/forward: all tokens over NFE. accepted a round: tokens per scoring forward. tv: measured "
             "total variation to the target at judged places, - where none was measured. speed-up: ratio of "
             f"medians over {records[0].repeats} interleaved repeats to {settings['baseline']}; without and "
-            "with pixels. same: pictures with the tokens of plain decoding. state: keys and values.",
+            "with pixels. same: images with the tokens of plain decoding. state: keys and values.",
             style="dim",
         ),
     ]

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mmspec.evaluation.identity.comparison import Comparison, IdentityReport
-from mmspec.evaluation.identity.distribution import LawTest
+from mmspec.evaluation.identity.distribution import DistributionTest
 from mmspec.evaluation.speed.bench_record import BenchRecord
 
 __all__ = [
@@ -172,7 +172,9 @@ def _add_comparison(table: Table, comparison: Comparison) -> None:
     table.add_row(
         comparison.mode,
         comparison.reference,
-        f"{comparison.equal} of {comparison.examples}" if comparison.law is None else _odds(comparison.law),
+        f"{comparison.equal} of {comparison.examples}"
+        if comparison.distribution is None
+        else _odds(comparison.distribution),
         str(comparison.explained),
         str(comparison.tokens),
         str(stats.target_forwards),
@@ -181,8 +183,8 @@ def _add_comparison(table: Table, comparison: Comparison) -> None:
     )
 
 
-def _odds(law: LawTest) -> str:
-    return f"p = {law.p_value:.2g}, z = {law.surprisal:+.1f}"
+def _odds(distribution: DistributionTest) -> str:
+    return f"p = {distribution.p_value:.2g}, z = {distribution.surprisal:+.1f}"
 
 
 def _difference_table(comparison: Comparison, decode: Any, names: Sequence[str]) -> Table:

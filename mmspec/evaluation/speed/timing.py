@@ -45,7 +45,7 @@ class Run:
     """One accelerator on one batch in one repeat.
 
     Attributes:
-        seconds: wall-clock, from the prompts to the last token on the host, reading the pictures included, or
+        seconds: wall-clock, from the prompts to the last token on the host, reading the images included, or
             to the last pixel of those that were drawn.
         peak_bytes: the most memory held meanwhile; `memory_kind` says what that measures.
     """

@@ -1,4 +1,4 @@
-"""EAGLE: a one-layer head that foretells a target's next hidden state (Li et al., 2401.15077).
+"""EAGLE: a one-layer head that predicts a target's next hidden state (Li et al., 2401.15077).
 
 Importing it makes the auto classes of transformers know the folders that `mmspec train drafter` writes.
 """

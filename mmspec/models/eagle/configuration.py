@@ -22,18 +22,18 @@ class EagleConfig(PreTrainedConfig):
 
     Attributes:
         layer: the config of the target's language model, with one layer; as a plain table.
-        vocabulary: tokens that the target knows, which for a picture are its codes and syntax alone.
+        vocabulary: tokens that the target knows, which for an image are its codes and syntax alone.
         target_layers: layers of the target, which tells models of one family and width apart.
         bias: whether the fusion of embedding and hidden state has one.
         input_norm: whether the layer has a norm in front, as SpecVLM's (2509.11815) and those trained here;
             EAGLE's own heads have none.
         visual: what the row of a visual token is made of: "fused", like text, of its embedding and the hidden
             state before it (EAGLE); or "embedded", its embedding as it is (MSD, 2505.14260).
-        compressor, compressor_options: what becomes of each picture before that; see `mmspec.compressors`.
+        compressor, compressor_options: what becomes of each image before that; see `mmspec.compressors`.
             With "fused", "gate" is SpecVLM (2509.11815); with "embedded", "vispec" is ViSpec (2509.15235);
-            "none" hides pictures from the head (HiViS, 2509.23928).
+            "none" hides images from the head (HiViS, 2509.23928).
         num_draft_tokens, depth, top_k: the dynamic tree that it grows where nothing else is asked for. Words
-            are foretold best by deep trees; pictures, whose distributions are flat, by wide ones.
+            are predicted best by deep trees; images, whose distributions are flat, by wide ones.
     """
 
     model_type = "mmspec_eagle"

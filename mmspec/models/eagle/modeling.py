@@ -18,8 +18,8 @@ from mmspec.compressors import build_compressor
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.models.eagle.configuration import EagleConfig
 from mmspec.models.feature_head import FeatureHead, PromptRows
-from mmspec.visual_tokens.spans import PictureSpan
-from mmspec.visual_tokens.splice import compress_pictures, splice
+from mmspec.visual_tokens.spans import ImageSpan
+from mmspec.visual_tokens.splice import compress_images, splice
 
 __all__ = ["EagleHead"]
 
@@ -28,7 +28,7 @@ UNLISTED: dict[type[PreTrainedConfig], type[PreTrainedModel]] = {Emu3TextConfig:
 
 
 class EagleHead(FeatureHead):
-    """Foretells the hidden state of a token from the token and the hidden state before it.
+    """Predicts the hidden state of a token from the token and the hidden state before it.
 
     Row t of its input holds the embedding of token t and the target's final hidden state at t - 1; its
     output imitates the target's at t. The one layer is followed by no norm, because what is imitated has
@@ -60,15 +60,15 @@ class EagleHead(FeatureHead):
 
     def _init_weights(self, module: nn.Module) -> None:
         if module is self.img_fc:
-            nn.init.eye_(module.weight)  # [I, 0]: it begins as a head that is told of no picture
+            nn.init.eye_(module.weight)  # [I, 0]: it begins as a head that is told of no image
             nn.init.zeros_(module.bias)
         elif all(module is not part for part in self.compressor.modules()):  # they know how to begin
             super()._init_weights(module)
 
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
-        """As every head's; here `summary` may be [B, n, d] too, where rows are told of different pictures."""
+        """As every head's; here `summary` may be [B, n, d] too, where rows are told of different images."""
         if self.img_fc is not None:
-            told = torch.zeros_like(features) if summary is None else summary  # zeros: of no picture
+            told = torch.zeros_like(features) if summary is None else summary  # zeros: of no image
             told = told if told.dim() == features.dim() else told[:, None].expand_as(features)
             features = self.img_fc(torch.cat([features, told], dim=-1))
         fused: Tensor = self.fc(torch.cat([embeddings, features], dim=-1))
@@ -79,7 +79,7 @@ class EagleHead(FeatureHead):
         embeddings: Tensor,
         features: Tensor,
         lengths: Sequence[int],
-        spans: Sequence[Sequence[PictureSpan]],
+        spans: Sequence[Sequence[ImageSpan]],
         questions: Tensor,
     ) -> PromptRows:
         """The rows of whole prompts; the first is left out, as nothing comes before it.
@@ -91,15 +91,15 @@ class EagleHead(FeatureHead):
         asked = joined[torch.arange(len(joined), device=joined.device), questions]
         if self.config.visual == "embedded":
             asked = self.fuse(*asked.chunk(2, -1))
-            compressed = compress_pictures(self.compressor, embeddings, spans, asked)
+            compressed = compress_images(self.compressor, embeddings, spans, asked)
             wide = pad(compressed.features, (0, features.shape[-1]))
             spliced = splice(joined, lengths, spans, replace(compressed, features=wide))
         else:
-            compressed = compress_pictures(self.compressor, joined, spans, asked)
+            compressed = compress_images(self.compressor, joined, spans, asked)
             spliced = splice(joined, lengths, spans, compressed)
         told = newest = None
         if compressed.summary is not None:
-            told = pad(compressed.summary, (0, 0, 1, 0))[spliced.picture + 1]  # zeros before all pictures
+            told = pad(compressed.summary, (0, 0, 1, 0))[spliced.image + 1]  # zeros before all images
             newest = torch.stack([row[length - 1] for row, length in zip(told, spliced.lengths, strict=True)])
         own, before = spliced.rows.chunk(2, -1)
         rows = self.fuse(own, before, told)

@@ -114,7 +114,7 @@ def check_rope(path: Path, layer: PreTrainedConfig, target: PreTrainedConfig, is
     """Refuse a head that was trained with positions of another kind than it would be given.
 
     Raises:
-        CheckpointError: one of the two counts places in pictures, the other tokens; or a ViSpec head for a
+        CheckpointError: one of the two counts places in images, the other tokens; or a ViSpec head for a
             target of the former kind, which its authors fed with the latter.
     """
     own, given = (axes(config.get_text_config(decoder=True)) for config in (layer, target))

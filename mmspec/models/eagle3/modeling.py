@@ -1,6 +1,6 @@
 """The EAGLE-3 head: a Llama layer over embedding and feature side by side, its own norm and output matrix.
 
-It has no embedding: that is its target's, frozen. Unlike EAGLE-1 it need not foretell the target's hidden
+It has no embedding: that is its target's, frozen. Unlike EAGLE-1 it need not predict the target's hidden
 states, so what it feeds itself is free: its layer's output before the last norm, as the release has it.
 """
 
@@ -18,7 +18,7 @@ from mmspec.errors import InputError
 from mmspec.models.eagle3.configuration import Eagle3Config
 from mmspec.models.feature_head import FeatureHead, PromptRows
 from mmspec.models.llama_layer import one_layer
-from mmspec.visual_tokens.spans import PictureSpan
+from mmspec.visual_tokens.spans import ImageSpan
 
 __all__ = ["Eagle3Head"]
 
@@ -53,7 +53,7 @@ class Eagle3Layer(LlamaDecoderLayer):
 
 
 class Eagle3Head(FeatureHead):
-    """Foretells a token from the tokens before it and the target's hidden states of three depths.
+    """Predicts a token from the tokens before it and the target's hidden states of three depths.
 
     Row t of its input holds the embedding of token t and the feature at t - 1: the target's hidden states
     there, brought to one width; or, of a candidate, the head's own state. The logits of token t + 1 are over
@@ -126,10 +126,10 @@ class Eagle3Head(FeatureHead):
         embeddings: Tensor,
         features: Tensor,
         lengths: Sequence[int],
-        spans: Sequence[Sequence[PictureSpan]],
+        spans: Sequence[Sequence[ImageSpan]],
         questions: Tensor,
     ) -> PromptRows:
-        """The rows of whole prompts, pictures as they are; the first token has none."""
+        """The rows of whole prompts, images as they are; the first token has none."""
         rows = self.fuse(embeddings[:, 1:], features[:, :-1])
         slot = torch.arange(1, embeddings.shape[1], device=rows.device).expand(len(rows), -1)
         within = slot < torch.tensor(lengths, device=rows.device)[:, None]

@@ -1,4 +1,4 @@
-"""FLASH: a draft head that reads compressed pictures and foretells several tokens in a pass (2505.12728).
+"""FLASH: a draft head that reads compressed images and predicts several tokens in a pass (2505.12728).
 
 Importing it makes the auto classes of transformers know the folders that `mmspec train drafter` writes.
 """

@@ -20,9 +20,9 @@ class FlashConfig(PreTrainedConfig):
     """The shape of a FLASH head.
 
     Its one layer is a Llama's, whatever the target's family is, and counts its positions by itself: a
-    compressed prompt has fewer rows than the target's, and places on a picture's grid are no longer its own.
+    compressed prompt has fewer rows than the target's, and places on an image's grid are no longer its own.
 
-    Other drafters of blocks are settings of this one. `compressor="identity", bias_rank=0` foretells a block
+    Other drafters of blocks are settings of this one. `compressor="identity", bias_rank=0` predicts a block
     from the prefix alone, as ParallelSpec does, with a transform for each offset instead of a trained mask
     token. With `block=2` and trees deeper than that it has Falcon's shape, block after block, with a fusion
     of each position instead of an LSTM, whose state would leak from sibling to sibling; without its glancing
@@ -35,13 +35,13 @@ class FlashConfig(PreTrainedConfig):
         hidden_size: of the target.
         intermediate_size: of the layer's feed-forward.
         num_attention_heads, num_key_value_heads, head_dim: of the layer's grouped-query attention.
-        block: K, tokens foretold in one pass.
+        block: K, tokens predicted in one pass.
         offset_size: hidden width of the K transforms that tell the tokens of a block apart.
         bias_rank: rank of the bias that each token of a block has on the next; 0 for none, as published.
-        compressor, compressor_options: what is made of each picture; see `mmspec.compressors`.
+        compressor, compressor_options: what is made of each image; see `mmspec.compressors`.
         rope_theta: base of the rotary frequencies.
         num_draft_tokens, top_k: the tree where nothing else is asked for, one block deep. `top_k=1` is a
-            chain, which costs a third of a tree's operations and is best where text is easily foretold.
+            chain, which costs a third of a tree's operations and is best where text is easily predicted.
     """
 
     model_type = "mmspec_flash"

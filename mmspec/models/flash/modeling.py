@@ -1,4 +1,4 @@
-"""The FLASH head: one layer over a compressed prompt, then K transforms that foretell K hidden states.
+"""The FLASH head: one layer over a compressed prompt, then K transforms that predict K hidden states.
 
 It has no embedding and no output matrix: those are its target's, frozen. The released code never wired its
 semi-autoregressive head in; this follows vlm-drafting.md, section 2.3, where the defects are listed.
@@ -17,14 +17,14 @@ from mmspec.errors import InputError
 from mmspec.models.feature_head import FeatureHead, PromptRows
 from mmspec.models.flash.configuration import FlashConfig
 from mmspec.models.llama_layer import one_layer
-from mmspec.visual_tokens.spans import PictureSpan
-from mmspec.visual_tokens.splice import compress_pictures, splice
+from mmspec.visual_tokens.spans import ImageSpan
+from mmspec.visual_tokens.splice import compress_images, splice
 
 __all__ = ["FlashHead"]
 
 
 class FlashHead(FeatureHead):
-    """Foretells the hidden states of a token and of the K - 1 after it.
+    """Predicts the hidden states of a token and of the K - 1 after it.
 
     Row t of its input holds the embedding of token t and the target's final hidden state at t - 1; its
     state h after the layer gives, by offset i, the target's hidden state at t + i, whose logits are those
@@ -68,16 +68,16 @@ class FlashHead(FeatureHead):
         embeddings: Tensor,
         features: Tensor,
         lengths: Sequence[int],
-        spans: Sequence[Sequence[PictureSpan]],
+        spans: Sequence[Sequence[ImageSpan]],
         questions: Tensor,
     ) -> PromptRows:
-        """The rows of whole prompts, their pictures compressed after the fusion."""
+        """The rows of whole prompts, their images compressed after the fusion."""
         rows = self.fuse(embeddings, pad(features[:, :-1], (0, 0, 1, 0)))
         asked = rows[torch.arange(len(rows), device=rows.device), questions]
-        made = splice(rows, lengths, spans, compress_pictures(self.compressor, rows, spans, asked))
+        made = splice(rows, lengths, spans, compress_images(self.compressor, rows, spans, asked))
         return PromptRows(made.rows, made.lengths, made.source, made.slot)
 
-    def foretell(self, hidden: Tensor, offsets: int) -> Tensor:
+    def predict(self, hidden: Tensor, offsets: int) -> Tensor:
         """h_i = h + MLP_i(h) for the first offsets: [..., d] -> [..., offsets, d]."""
         size = self.config.offset_size
         inner = nn.functional.linear(hidden, self.up.weight[: offsets * size], self.up.bias[: offsets * size])

@@ -17,7 +17,7 @@ from mmspec.models.feature_head import FeatureHead, PromptRows
 from mmspec.models.hydra.configuration import HydraConfig
 from mmspec.models.llama_layer import one_layer
 from mmspec.models.medusa.modeling import new_blocks
-from mmspec.visual_tokens.spans import PictureSpan
+from mmspec.visual_tokens.spans import ImageSpan
 
 __all__ = ["HydraHead"]
 
@@ -45,10 +45,10 @@ class HydraMLP(nn.Module):
 
 
 class HydraHead(FeatureHead):
-    """Foretells the hidden states that say the tokens after the root (Hydra, 2402.05109, section 3).
+    """Predicts the hidden states that say the tokens after the root (Hydra, 2402.05109, section 3).
 
     Row t of `forward` is the target's final hidden state at t - 1. Head i reads the state at the row of the
-    root, token t, and the embeddings of the root and of the i tokens after it; it foretells token t + 1 + i.
+    root, token t, and the embeddings of the root and of the i tokens after it; it predicts token t + 1 + i.
     """
 
     config: HydraConfig
@@ -75,7 +75,7 @@ class HydraHead(FeatureHead):
         embeddings: Tensor,
         features: Tensor,
         lengths: Sequence[int],
-        spans: Sequence[Sequence[PictureSpan]],
+        spans: Sequence[Sequence[ImageSpan]],
         questions: Tensor,
     ) -> PromptRows:
         places = torch.arange(1, features.shape[1], device=features.device).expand(len(lengths), -1)
@@ -94,7 +94,7 @@ class HydraHead(FeatureHead):
             return rows
         return super().forward(rows, position_ids, attention_mask, past_key_values, **kwargs)
 
-    def foretell(self, hidden: Tensor, path: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
+    def predict(self, hidden: Tensor, path: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
         """What the head says that is as far along as the path.
 
         Args:

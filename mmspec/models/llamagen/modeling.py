@@ -185,7 +185,7 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
     Example:
         >>> config = LlamaGenConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=2, vocab_size=64)
         >>> model = LlamaGenForCausalLM(config).eval()
-        >>> model(torch.tensor([[64 + 207]])).logits.shape  # the law of the first token of class 207
+        >>> model(torch.tensor([[64 + 207]])).logits.shape  # the distribution of the first token of class 207
         torch.Size([1, 1, 64])
     """
 

@@ -1,6 +1,6 @@
 """Rotary positions of a raster: half of the pairs turn with the row, half with the column.
 
-It knows where a token stands in the picture; it does not know what attends to what.
+It knows where a token stands in the image; it does not know what attends to what.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """LlamaGen's image tokenizers in the class that diffusers has for them, `VQModel`.
 
 The official files keep the codebook as it was trained and normalise its rows on every use; here they are
-stored normalised, with which the same indices and pictures come out of the class as it is.
+stored normalised, with which the same indices and images come out of the class as it is.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _official_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @torch.no_grad()
 def encode_image(vq: VQModel, pixels: Tensor) -> Tensor:
-    """Tokens [B, H / stride, W / stride] of pictures [B, 3, H, W] in [-1, 1]: the nearest by angle."""
+    """Tokens [B, H / stride, W / stride] of images [B, 3, H, W] in [-1, 1]: the nearest by angle."""
     latents = normalize(vq.encode(pixels).latents, dim=1)
     rows, _, height, width = latents.shape
     indices: Tensor = vq.quantize(latents)[2][2]
@@ -111,7 +111,7 @@ def encode_image(vq: VQModel, pixels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def decode_tokens(vq: VQModel, tokens: Tensor) -> Tensor:
-    """Pictures [B, 3, H, W], about [-1, 1], of token grids [B, rows, columns]."""
+    """Images [B, 3, H, W], about [-1, 1], of token grids [B, rows, columns]."""
     quantizer: Any = vq.quantize
     shape = (*tokens.shape, quantizer.vq_embed_dim)
     latents = quantizer.get_codebook_entry(tokens.flatten(), shape)

@@ -1,4 +1,4 @@
-"""Medusa: heads that each foretell one of the next tokens, all from one hidden state (2401.10774).
+"""Medusa: heads that each predict one of the next tokens, all from one hidden state (2401.10774).
 
 Importing it makes the auto classes of transformers know the folders that `mmspec train drafter` writes.
 """

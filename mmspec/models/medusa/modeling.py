@@ -30,9 +30,9 @@ class ResidualBlock(nn.Module):
 
 
 class MedusaHead(DraftingHead):
-    """Foretells the hidden states that say the tokens after the root (Medusa, 2401.10774, section 3.1).
+    """Predicts the hidden states that say the tokens after the root (Medusa, 2401.10774, section 3.1).
 
-    Head i reads the target's final hidden state at t and foretells token t + 2 + i; token t + 1, the root, is
+    Head i reads the target's final hidden state at t and predicts token t + 2 + i; token t + 1, the root, is
     the target's own. Where heads share the target's output matrix, each has a linear map in front of it: x +
     SiLU(W x) can add to a state but hardly take from it, so that without a map, or with one that begins as
     the identity, heads long go on saying the root.
@@ -54,25 +54,25 @@ class MedusaHead(DraftingHead):
         self.post_init()
 
     def forward(self, hidden: Tensor, heads: int) -> Tensor:
-        """Foretell by the first heads: hidden states [..., d] -> [..., heads, d]."""
+        """Predict by the first heads: hidden states [..., d] -> [..., heads, d]."""
         states = [blocks(hidden) for blocks in self.blocks[:heads]]
         if self.maps:
             states = [self.maps[head](state) for head, state in enumerate(states)]
         return torch.stack(states, -2)
 
-    def logits(self, foretold: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
+    def logits(self, predicted: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
         """What the first heads say of their tokens.
 
         Args:
-            foretold: [..., heads, d].
+            predicted: [..., heads, d].
             read_out: the target's output matrix, hidden states [..., d] -> logits [..., V].
 
         Returns:
             [..., heads, V].
         """
         if not self.lm_heads:
-            return read_out(foretold)
-        states = enumerate(foretold.unbind(-2))
+            return read_out(predicted)
+        states = enumerate(predicted.unbind(-2))
         return torch.stack([self.lm_heads[head](state) for head, state in states], -2)
 
 

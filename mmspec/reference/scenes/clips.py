@@ -37,7 +37,7 @@ class Clip:
 
 
 def sample_clip(seed: int, *, frames: int = 8) -> Clip:
-    """Draw a clip in which nothing collides or leaves the picture; equal arguments give equal clips."""
+    """Draw a clip in which nothing collides or leaves the image; equal arguments give equal clips."""
     if not 1 <= frames <= 256:
         raise InputError("frames", frames, "1 to 256 frames")
     scene = sample_scene(seed)
@@ -52,8 +52,8 @@ def sample_clip(seed: int, *, frames: int = 8) -> Clip:
 
 def render_clip(clip: Clip, size: int = CANVAS) -> np.ndarray:
     """Draw every frame on the same background: uint8 array `[frames, size, size, 3]`."""
-    pictures = [render(replace(clip.scene, objects=clip.at(frame)), size) for frame in range(clip.frames)]
-    return np.stack(pictures)
+    images = [render(replace(clip.scene, objects=clip.at(frame)), size) for frame in range(clip.frames)]
+    return np.stack(images)
 
 
 def clip_caption(clip: Clip) -> str:

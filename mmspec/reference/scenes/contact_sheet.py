@@ -1,4 +1,4 @@
-"""Sheets of pictures with words under each, to look at."""
+"""Sheets of images with words under each, to look at."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmspec.reference.scenes.language import caption
 from mmspec.reference.scenes.render import render
 from mmspec.reference.scenes.world import CANVAS, sample_scene
 
-__all__ = ["draw_contact_sheet", "picture_sheet"]
+__all__ = ["draw_contact_sheet", "image_sheet"]
 
 COLUMNS_ON_SHEET = 6
 ZOOM = 2
@@ -24,40 +24,40 @@ PIXELS_PER_CHARACTER = 6
 
 
 def draw_contact_sheet(path: str | Path, seed: int = 0, count: int = 24) -> Path:
-    """Draw `count` scenes with their captions to a picture file; returns its path."""
+    """Draw `count` scenes with their captions to an image file; returns its path."""
     if not 1 <= count <= 600:
         raise InputError("count", count, "1 to 600 scenes")
     path = Path(path)
     scenes = [sample_scene(seed + index) for index in range(count)]
-    pictures = [Image.fromarray(render(scene)) for scene in scenes]
-    sheet = picture_sheet(pictures, [caption(scene) for scene in scenes])
+    images = [Image.fromarray(render(scene)) for scene in scenes]
+    sheet = image_sheet(images, [caption(scene) for scene in scenes])
     path.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(path)
     return path
 
 
-def picture_sheet(
-    pictures: Sequence[Image.Image],
+def image_sheet(
+    images: Sequence[Image.Image],
     captions: Sequence[str],
     columns: int = COLUMNS_ON_SHEET,
     side: int = CANVAS * ZOOM,
 ) -> Image.Image:
-    """A sheet of pictures with a caption under each.
+    """A sheet of images with a caption under each.
 
     Args:
-        pictures: at least one; small ones are enlarged, in whole steps, as far as `side` allows.
+        images: at least one; small ones are enlarged, in whole steps, as far as `side` allows.
         captions: one for each; line ends are kept, long lines wrapped, and what has no room left out.
-        columns: pictures in a line, at most.
-        side: pixels of the square that a picture has.
+        columns: images in a line, at most.
+        side: pixels of the square that an image has.
     """
     width, height = side + MARGIN, side + LINES * LINE_HEIGHT + MARGIN
-    columns = min(columns, len(pictures))
-    rows = -(-len(pictures) // columns)
+    columns = min(columns, len(images))
+    rows = -(-len(images) // columns)
     sheet = Image.new("RGB", (columns * width + MARGIN, rows * height + MARGIN), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=11)
-    for index, (picture, words) in enumerate(zip(pictures, captions, strict=True)):
+    for index, (image, words) in enumerate(zip(images, captions, strict=True)):
         left, top = MARGIN + index % columns * width, MARGIN + index // columns * height
-        sheet.paste(_fitted(picture, side), (left, top))
+        sheet.paste(_fitted(image, side), (left, top))
         wrapped = [
             part for line in words.splitlines() for part in textwrap.wrap(line, side // PIXELS_PER_CHARACTER)
         ]
@@ -66,11 +66,11 @@ def picture_sheet(
     return sheet
 
 
-def _fitted(picture: Image.Image, side: int) -> Image.Image:
-    """The picture enlarged by a whole number, pixel by pixel, or reduced to fit into the square."""
-    larger = max(picture.size)
+def _fitted(image: Image.Image, side: int) -> Image.Image:
+    """The image enlarged by a whole number, pixel by pixel, or reduced to fit into the square."""
+    larger = max(image.size)
     if larger > side:
-        size = tuple(max(1, round(length * side / larger)) for length in picture.size)
-        return picture.resize((size[0], size[1]), Image.Resampling.LANCZOS)
+        size = tuple(max(1, round(length * side / larger)) for length in image.size)
+        return image.resize((size[0], size[1]), Image.Resampling.LANCZOS)
     zoom = side // larger
-    return picture.resize((picture.width * zoom, picture.height * zoom), Image.Resampling.NEAREST)
+    return image.resize((image.width * zoom, image.height * zoom), Image.Resampling.NEAREST)

@@ -1,6 +1,6 @@
 """How people ask for a scene: its caption, or only some of it; and the reader that says what was asked for.
 
-"a red ring left of a small blue square", "a picture of a large star on sand": the shape is always said, all
+"a red ring left of a small blue square", "an image of a large star on sand": the shape is always said, all
 the rest may be left open. All text is lower case.
 """
 

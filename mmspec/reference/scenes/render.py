@@ -23,7 +23,7 @@ TILE = 192
 TILES_PER_BACKGROUND = 6
 NOISE_TILES = 6
 NOISE_LEVEL = 6.0
-LARGEST_PICTURE = 128
+LARGEST_IMAGE = 128
 
 BASE_COLOURS = {
     "red": (214, 40, 40),
@@ -51,24 +51,24 @@ def render(scene: Scene, size: int = CANVAS) -> np.ndarray:
 
     Args:
         scene: what to draw; its seed fixes the texture and the noise.
-        size: side of the picture in pixels; all lengths scale with it.
+        size: side of the image in pixels; all lengths scale with it.
 
     Returns:
         uint8 array `[size, size, 3]`.
     """
-    if not 16 <= size <= LARGEST_PICTURE:
-        raise InputError("size", size, f"16 to {LARGEST_PICTURE} pixels")
+    if not 16 <= size <= LARGEST_IMAGE:
+        raise InputError("size", size, f"16 to {LARGEST_IMAGE} pixels")
     rng = np.random.default_rng([scene.seed, 0x9A17])
     tile, top, left, noise, noise_top, noise_left = rng.integers(
         (TILES_PER_BACKGROUND, TILE - size, TILE - size, NOISE_TILES, TILE - size, TILE - size)
     )
     tints = rng.uniform(0.92, 1.06, size=len(scene.objects))
-    picture = _backgrounds()[scene.background][tile, top : top + size, left : left + size].copy()
+    image = _backgrounds()[scene.background][tile, top : top + size, left : left + size].copy()
     for thing, tint in zip(scene.objects, tints, strict=True):
-        _paint(picture, thing, float(tint), size)
-    picture += _noise()[noise, noise_top : noise_top + size, noise_left : noise_left + size]
-    np.clip(picture, 0, 255, out=picture)
-    return picture.astype(np.uint8)
+        _paint(image, thing, float(tint), size)
+    image += _noise()[noise, noise_top : noise_top + size, noise_left : noise_left + size]
+    np.clip(image, 0, 255, out=image)
+    return image.astype(np.uint8)
 
 
 def object_masks(scene: Scene, size: int = CANVAS) -> np.ndarray:
@@ -81,13 +81,13 @@ def object_masks(scene: Scene, size: int = CANVAS) -> np.ndarray:
     return masks
 
 
-def _paint(picture: np.ndarray, thing: SceneObject, tint: float, size: int) -> None:
+def _paint(image: np.ndarray, thing: SceneObject, tint: float, size: int) -> None:
     alpha, accent = _stencil_of(thing, size)
     canvas, stencil = _windows(thing, alpha.shape[0], size)
     base = np.array(BASE_COLOURS[thing.colour], dtype=np.float32) * tint
     second = np.float32(130) if thing.colour == "black" else base * np.float32(0.42)
     paint = base + accent[stencil] * (second - base)
-    box = picture[canvas]
+    box = image[canvas]
     box += alpha[stencil] * (paint - box)
 
 

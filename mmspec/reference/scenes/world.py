@@ -69,7 +69,7 @@ class SceneProfile:
 
 
 GENERAL = SceneProfile(diameters=((20, 24), (32, 38)), counts=(0.2, 0.35, 0.45))
-"""For models that look at pictures."""
+"""For models that look at images."""
 
 IMAGE_TOKENS = SceneProfile(diameters=((26, 28), (38, 42)), counts=(0.4, 0.6), min_step=32, pattern_scale=1.5)
 """For models that draw: every object and its pattern span several image tokens (4 pixels of 64)."""

@@ -1,4 +1,4 @@
-"""Whether drawn pictures show what was asked for, judged by a reader that has seen real scenes only."""
+"""Whether drawn images show what was asked for, judged by a reader that has seen real scenes only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.reference.attribute_reader import AttributeReader, PictureReading
+from mmspec.reference.attribute_reader import AttributeReader, ImageReading
 from mmspec.reference.scenes import ImagePrompt, parse_image_prompt
 
 __all__ = ["AttributeJudge", "AttributeScores", "facts_present"]
 
-Pictures = Tensor | Sequence[Image.Image]
+Images = Tensor | Sequence[Image.Image]
 BATCH = 64
 BACKGROUND = "background"
 
@@ -31,8 +31,8 @@ class AttributeScores:
     Attributes:
         share: of all facts asked for: size, colour, pattern and shape of every object, and the background.
         by_attribute: the same for each of them.
-        exact: share of pictures in which all of it is there, and no object more.
-        count: share of pictures with as many objects as were named.
+        exact: share of images in which all of it is there, and no object more.
+        count: share of images with as many objects as were named.
     """
 
     share: float
@@ -42,9 +42,9 @@ class AttributeScores:
 
 
 class AttributeJudge:
-    """Reads pictures and compares them with their prompts.
+    """Reads images and compares them with their prompts.
 
-    Pictures are PIL images of any size, or a tensor [n, 3, H, W] in [0, 1].
+    Images are PIL images of any size, or a tensor [n, 3, H, W] in [0, 1].
 
     Args:
         reader: trained by `mmspec train reader`.
@@ -68,26 +68,26 @@ class AttributeJudge:
             raise CheckpointError("reader", str(folder), allowed) from error
         return cls(reader)
 
-    def read(self, images: Pictures) -> list[PictureReading]:
-        """What each picture shows."""
+    def read(self, images: Images) -> list[ImageReading]:
+        """What each image shows."""
         return [reading for pixels in self._batches(images) for reading in self.reader.read(pixels)]
 
-    def features(self, images: Pictures) -> Tensor:
-        """One vector [n, width] of each picture, for distances between sets of pictures."""
+    def features(self, images: Images) -> Tensor:
+        """One vector [n, width] of each image, for distances between sets of images."""
         return torch.cat([self.reader.features(pixels) for pixels in self._batches(images)])
 
-    def attribute_accuracy(self, images: Pictures, captions: Sequence[str]) -> float:
-        """Share of the facts in the captions that the pictures show (see `facts_present`).
+    def attribute_accuracy(self, images: Images, captions: Sequence[str]) -> float:
+        """Share of the facts in the captions that the images show (see `facts_present`).
 
         Raises:
-            InputError: a caption names no object, or there are as many captions as pictures not.
+            InputError: a caption names no object, or there are as many captions as images not.
         """
         return self.score(images, captions).share
 
-    def score(self, images: Pictures, captions: Sequence[str]) -> AttributeScores:
+    def score(self, images: Images, captions: Sequence[str]) -> AttributeScores:
         """The same, fact by fact; errors as in `attribute_accuracy`."""
         if len(images) != len(captions) or not captions:
-            raise InputError("captions", len(captions), f"one for each of the {len(images)} pictures")
+            raise InputError("captions", len(captions), f"one for each of the {len(images)} images")
         prompts = [_parse(text, index) for index, text in enumerate(captions)]
         readings = self.read(images)
         facts = [facts_present(prompt, reading) for prompt, reading in zip(prompts, readings, strict=True)]
@@ -107,18 +107,18 @@ class AttributeJudge:
             count=_share(counts),
         )
 
-    def _batches(self, images: Pictures) -> Iterator[Tensor]:
+    def _batches(self, images: Images) -> Iterator[Tensor]:
         for start in range(0, len(images), BATCH):
             chosen = images[start : start + BATCH]
             yield self._pixels(chosen).to(self.reader.device, self.reader.dtype)
 
-    def _pixels(self, images: Pictures) -> Tensor:
-        """Pictures [n, 3, size, size] in [-1, 1]."""
+    def _pixels(self, images: Images) -> Tensor:
+        """Images [n, 3, size, size] in [-1, 1]."""
         if not isinstance(images, Tensor):
             arrays = [np.asarray(image.convert("RGB")) for image in self._resized(images)]
             images = rearrange(torch.from_numpy(np.stack(arrays)), "n h w c -> n c h w") / 255
         if images.dim() != 4 or images.shape[1] != 3:
-            raise InputError("images", tuple(images.shape), "pictures [n, 3, H, W] in [0, 1]")
+            raise InputError("images", tuple(images.shape), "images [n, 3, H, W] in [0, 1]")
         if images.shape[2:] != (self.size, self.size):
             images = torch.nn.functional.interpolate(
                 images, (self.size, self.size), mode="bilinear", antialias=True
@@ -130,8 +130,8 @@ class AttributeJudge:
         return [image if image.size == size else image.resize(size) for image in images]
 
 
-def facts_present(prompt: ImagePrompt, reading: PictureReading) -> list[tuple[str, bool]]:
-    """Each fact that a prompt asks for, by its name, and whether the picture shows it.
+def facts_present(prompt: ImagePrompt, reading: ImageReading) -> list[tuple[str, bool]]:
+    """Each fact that a prompt asks for, by its name, and whether the image shows it.
 
     The objects asked for are laid on those that were read in the way that makes most of them right: from
     left to right where the prompt says which is left, else in any order. One that is left over is not there.

@@ -1,8 +1,8 @@
-"""Scores a reference image model on held-out prompts: what its pictures show, and how hard it is to predict.
+"""Scores a reference image model on held-out prompts: what its images show, and how hard it is to predict.
 
-Pictures are drawn by plain decoding through the ordinary loop; a reader that has seen only real scenes says
+Images are drawn by plain decoding through the ordinary loop; a reader that has seen only real scenes says
 what they show. Entropy, and how much a conditional distribution depends on the token before it, tell how
-much speculative decoding can save; they are measured on real held-out pictures.
+much speculative decoding can save; they are measured on real held-out images.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mmspec.drafters.none import NoDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.llamagen import LlamaGenForCausalLM, caption_prompt, class_prompt, null_caption_prompt
 from mmspec.models.llamagen.vq import encode_image
-from mmspec.reference.attribute_reader import PictureReading
+from mmspec.reference.attribute_reader import ImageReading
 from mmspec.reference.scenes import (
     COLOURS,
     HELD_OUT_SEEDS,
@@ -51,8 +51,8 @@ __all__ = ["FIRST_SEED", "ImageModel", "score_image_model"]
 
 FIRST_SEED = 20_000
 GUIDANCE_SCALES = (1.0, 2.0, 3.0, 4.0, 5.0)
-PLACES = 16  # of each picture, where the token before is drawn anew
-MEASURED = 16  # pictures whose conditional distributions are measured, 256 each
+PLACES = 16  # of each image, where the token before is drawn anew
+MEASURED = 16  # images whose conditional distributions are measured, 256 each
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class ImageModel:
     def draw(
         self, prompts: Sequence[str | int], sampler: Sampler, seeds: Sequence[int], batch_size: int = 32
     ) -> Tensor:
-        """Tokens [n, cells] of one picture for each prompt, by plain decoding."""
+        """Tokens [n, cells] of one image for each prompt, by plain decoding."""
         drawn: list[list[int]] = []
         cells = self.target.grid.cells
         for start in range(0, len(prompts), batch_size):
@@ -143,7 +143,7 @@ class ImageModel:
         return torch.tensor(drawn, device=self.target.device)
 
     def pixels(self, tokens: Tensor) -> Tensor:
-        """Pictures [n, 3, H, W] in [0, 1]."""
+        """Images [n, 3, H, W] in [0, 1]."""
         parts = [self.target.decode_tokens(part) for part in tokens.split(32)]
         return (torch.cat(parts) + 1) / 2
 
@@ -166,13 +166,13 @@ def score_image_model(
         scenes: held-out scenes whose captions (or labels) are drawn, with the seeds `seed`, `seed + 1`, ...
         seed: first seed, within `HELD_OUT_SEEDS`.
         guidance_scales: to be tried; the model's default is always among them.
-        batch_size: pictures at once.
+        batch_size: images at once.
         device: a GPU where there is one by default, else the CPU.
 
     Returns:
         `guidance`: for each scale the shares of `AttributeScores`; `prompts`: the same at the default
         scale for prompts that leave things open (not for classes); `real` and `reconstructed`: what the
-        reader finds in real pictures and in what the VQ makes of them; `nats`, `entropy_mean`,
+        reader finds in real images and in what the VQ makes of them; `nats`, `entropy_mean`,
         `entropy_median`, `top1`, `neighbour_tv`, `redraw_tv` at scale 1 and `guided`: the same at the
         default scale, both on the first `measured` scenes; `default_guidance_scale`, `condition`, `scenes`,
         `seed`, `device`, `seconds`.
@@ -187,7 +187,7 @@ def score_image_model(
     model = ImageModel.from_folder(folder, device)
     drawn = [sample_scene(seed + index, profile=IMAGE_TOKENS) for index in range(scenes)]
     seeds = [scene.seed for scene in drawn]
-    real = _real_pictures(drawn, model.judge.size).to(device)
+    real = _real_images(drawn, model.judge.size).to(device)
     tokens = torch.cat([encode_image(model.target.vq, part * 2 - 1).flatten(1) for part in real.split(32)])
     captions = [caption(scene) for scene in drawn]
     by_class = model.text_encoder is None
@@ -196,14 +196,14 @@ def score_image_model(
     scales = sorted({*guidance_scales, default})
     guidance = {}
     for scale in tqdm(scales, desc="guidance scales"):
-        pictures = model.pixels(model.draw(asked, _sampler(model, scale), seeds, batch_size))
-        guidance[f"{scale:g}"] = _judge(model, pictures, drawn, captions)
+        images = model.pixels(model.draw(asked, _sampler(model, scale), seeds, batch_size))
+        guidance[f"{scale:g}"] = _judge(model, images, drawn, captions)
     scores: dict[str, Any] = {"default_guidance_scale": default, "guidance": guidance}
     if not by_class:
         generators = [np.random.default_rng([scene.seed, 0xA5]) for scene in drawn]
         texts = [sample_image_prompt(one, rng).text for one, rng in zip(drawn, generators, strict=True)]
-        pictures = model.pixels(model.draw(texts, _sampler(model, default), seeds, batch_size))
-        scores["prompts"] = asdict(model.judge.score(pictures, texts))
+        images = model.pixels(model.draw(texts, _sampler(model, default), seeds, batch_size))
+        scores["prompts"] = asdict(model.judge.score(images, texts))
     scores["real"] = asdict(model.judge.score(real, captions))
     scores["reconstructed"] = asdict(model.judge.score(model.pixels(tokens), captions))
     some = asked[:MEASURED], tokens[:MEASURED]
@@ -225,20 +225,20 @@ def _sampler(model: ImageModel, scale: float) -> Sampler:
     return Sampler(temperature, settings.top_k or None, settings.top_p, guidance_scale=scale)
 
 
-def _real_pictures(scenes: Sequence[Scene], size: int) -> Tensor:
-    pictures = np.stack([render(scene, size) for scene in scenes])
-    return rearrange(torch.from_numpy(pictures), "n h w c -> n c h w").float() / 255
+def _real_images(scenes: Sequence[Scene], size: int) -> Tensor:
+    images = np.stack([render(scene, size) for scene in scenes])
+    return rearrange(torch.from_numpy(images), "n h w c -> n c h w").float() / 255
 
 
 def _judge(
-    model: ImageModel, pictures: Tensor, scenes: Sequence[Scene], captions: Sequence[str]
+    model: ImageModel, images: Tensor, scenes: Sequence[Scene], captions: Sequence[str]
 ) -> dict[str, Any]:
     if model.text_encoder is not None:
-        return asdict(model.judge.score(pictures, captions))
-    return asdict(_class_scores(model.judge.read(pictures), [scene.class_label for scene in scenes]))
+        return asdict(model.judge.score(images, captions))
+    return asdict(_class_scores(model.judge.read(images), [scene.class_label for scene in scenes]))
 
 
-def _class_scores(readings: Sequence[PictureReading], labels: Sequence[int]) -> AttributeScores:
+def _class_scores(readings: Sequence[ImageReading], labels: Sequence[int]) -> AttributeScores:
     """A class is the colour and the shape of the leftmost object."""
     wanted = [(COLOURS[label // len(SHAPES)], SHAPES[label % len(SHAPES)]) for label in labels]
     leftmost = [reading.objects[0] if reading.objects else ("", "", "", "") for reading in readings]
@@ -261,31 +261,32 @@ def _class_scores(readings: Sequence[PictureReading], labels: Sequence[int]) -> 
 def _conditionals(
     model: ImageModel, prompts: Sequence[str | int], tokens: Tensor, scale: float
 ) -> dict[str, float]:
-    """Figures of the laws of all tokens of real pictures, each given the real tokens before it.
+    """Figures of the distributions of all tokens of real images, each given the real tokens before it.
 
-    `neighbour_tv` is the mean total variation between the laws of neighbouring places; `redraw_tv` that
-    between two laws of one place, the token before which is the real one or another drawn from its own law.
+    `neighbour_tv` is the mean total variation between the distributions of neighbouring places; `redraw_tv`
+    that between two distributions of one place, the token before which is the real one or another drawn from
+    its own distribution.
     """
     sums: dict[str, list[float]] = {}
     entropies = []
     generator = torch.Generator().manual_seed(0)
     for prompt, row in zip(prompts, tokens, strict=True):
         request = model.request(prompt)
-        laws = _laws(model, request, row[None], scale)[0]  # [cells, V]
-        entropy = torch.special.entr(laws).sum(-1)
+        distributions = _distributions(model, request, row[None], scale)[0]  # [cells, V]
+        entropy = torch.special.entr(distributions).sum(-1)
         entropies.append(entropy)
         places = 1 + torch.randperm(len(row) - 1, generator=generator)[:PLACES]
         changed = row.repeat(len(places), 1)
         rows = torch.arange(len(places))
-        changed[rows, places - 1] = torch.multinomial(laws.cpu()[places - 1], 1, generator=generator)[
-            :, 0
-        ].to(row.device)
-        redrawn = _laws(model, request, changed, scale)[rows, places]
+        changed[rows, places - 1] = torch.multinomial(
+            distributions.cpu()[places - 1], 1, generator=generator
+        )[:, 0].to(row.device)
+        redrawn = _distributions(model, request, changed, scale)[rows, places]
         figures = {
-            "nats": -laws.gather(-1, row[:, None]).log().mean(),
-            "top1": laws.amax(-1).mean(),
-            "neighbour_tv": (laws[1:] - laws[:-1]).abs().sum(-1).mean() / 2,
-            "redraw_tv": (redrawn - laws[places]).abs().sum(-1).mean() / 2,
+            "nats": -distributions.gather(-1, row[:, None]).log().mean(),
+            "top1": distributions.amax(-1).mean(),
+            "neighbour_tv": (distributions[1:] - distributions[:-1]).abs().sum(-1).mean() / 2,
+            "redraw_tv": (redrawn - distributions[places]).abs().sum(-1).mean() / 2,
         }
         for name, value in figures.items():
             sums.setdefault(name, []).append(float(value))
@@ -298,8 +299,8 @@ def _conditionals(
     }
 
 
-def _laws(model: ImageModel, request: Request, tokens: Tensor, scale: float) -> Tensor:
-    """[n, cells, V] the law of each token of pictures [n, cells], by one forward of all of them."""
+def _distributions(model: ImageModel, request: Request, tokens: Tensor, scale: float) -> Tensor:
+    """[n, cells, V] the distribution of each token of images [n, cells], by one forward of all of them."""
     transformer = model.target.model
     logits = []
     for inputs in (request.inputs, request.negative_inputs) if scale != 1.0 else (request.inputs,):

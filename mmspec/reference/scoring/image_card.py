@@ -1,4 +1,4 @@
-"""The model card of a reference image model: how it was made, what its pictures show, how hard it is."""
+"""The model card of a reference image model: how it was made, what its images show, how hard it is."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ purple, white, black, and shapes circle, square, triangle, star, cross, ring.
 }
 PARTS = """\
 The transformer lies in the folder itself; `vq/` holds the image tokenizer (diffusers `VQModel`, normalised
-codes, nearest by angle), `reader/` the network that judged the pictures{text}.
+codes, nearest by angle), `reader/` the network that judged the images{text}.
 """
 TEXT_PARTS = ", `text_encoder/` and\n`tokenizer/` a T5 encoder of two layers and its words"
 READING = """\
-`nats` is the loss on real pictures; `TV of neighbours` the mean total variation between the conditional
+`nats` is the loss on real images; `TV of neighbours` the mean total variation between the conditional
 distributions of neighbouring places, and `TV after a redraw` that between two distributions of one place when
 the token before it is drawn again: what a Jacobi window has to live with.
 """
 LIMITS = """\
-It knows nothing but scenes: textured pictures of 64 x 64 pixels with one or two simple objects, drawn by
+It knows nothing but scenes: textured images of 64 x 64 pixels with one or two simple objects, drawn by
 `mmspec.reference.scenes`. Other words are passed over.
 """
 
@@ -128,10 +128,10 @@ def _table(scores: dict[str, Any]) -> str:
     }
     if "prompts" in scores:
         rows[f"guidance {default}, prompts that leave things open"] = scores["prompts"]
-    rows |= {"real pictures": scores["real"], "their reconstructions": scores["reconstructed"]}
+    rows |= {"real images": scores["real"], "their reconstructions": scores["reconstructed"]}
     names = list(scores["real"]["by_attribute"])
     lines = [
-        f"| | all facts | {' | '.join(names)} | picture entirely right |",
+        f"| | all facts | {' | '.join(names)} | image entirely right |",
         f"|{'---|' * (len(names) + 3)}",
     ]
     for label, figures in rows.items():
@@ -153,7 +153,7 @@ def _difficulty(scores: dict[str, Any]) -> str:
         "redraw_tv": "TV after a redraw",
     }
     default = f"{scores['default_guidance_scale']:g}"
-    title = f"on {scores['measured']} real held-out pictures"
+    title = f"on {scores['measured']} real held-out images"
     lines = [f"| {title} | guidance 1 | guidance {default} |", "|---|---|---|"]
     lines += [
         f"| {label} | {scores[name]:.3f} | {scores['guided'][name]:.3f} |" for name, label in labels.items()

@@ -32,9 +32,9 @@ print(processor.decode(model.generate(**inputs)[0], skip_special_tokens=True))
 ```
 """
 LIMITS = """\
-It knows nothing but scenes: textured pictures of one to three simple objects, drawn by `mmspec.reference.scenes`, and
-the few hundred words that they are spoken of in. It was trained with one picture per conversation. Pictures
-of the real world get confident nonsense.
+It knows nothing but scenes: textured images of one to three simple objects, drawn by
+`mmspec.reference.scenes`, and the few hundred words that they are spoken of in. It was trained with one image
+per conversation. Images of the real world get confident nonsense.
 """
 LABELS = {
     "captions": "short captions right to the word",

@@ -15,7 +15,7 @@ from torch import nn
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.llamagen.vq import encode_image
-from mmspec.reference.training.image_data import GRID, PICTURE_SIZE, ImageBatch, image_batch
+from mmspec.reference.training.image_data import GRID, IMAGE_SIZE, ImageBatch, image_batch
 from mmspec.reference.training.image_folder import load_vq, save_image_model
 from mmspec.reference.training.image_model import (
     SHAPES_BY_SIZE,
@@ -39,7 +39,7 @@ CHECK_SCENES = 32
 DEFAULT_MINUTES = 75.0
 STAGE = 9
 FINE_TUNING_FACTOR = 0.5
-PROMPTS_PER_PICTURE = 7  # prompts without picture cost next to nothing, and the text encoder learns from them
+PROMPTS_PER_IMAGE = 7  # prompts without image cost next to nothing, and the text encoder learns from them
 
 
 def train_image(
@@ -61,7 +61,7 @@ def train_image(
         condition: "caption", or "class" (colour and shape of the leftmost object, 48 labels).
         start: a trained image model to begin with, instead of random weights; its condition may differ.
         size: "base", or "tiny" (for tests).
-        how: see `TrainingPlan`; by default 75 minutes, of 16 pictures a step and process.
+        how: see `TrainingPlan`; by default 75 minutes, of 16 images a step and process.
 
     Returns:
         The folder. Its `training.json` records how it was made.
@@ -74,11 +74,11 @@ def train_image(
     prepare_training(plan.seed, plan.threads)
     out, vq = Path(out), Path(vq)
     accelerator = open_accelerator()
-    pictures = load_vq(vq).to(accelerator.device)
+    images = load_vq(vq).to(accelerator.device)
     if reader is not None:
         load_reader(reader)  # refuses what is none, before the work
     shape = SHAPES_BY_SIZE[size]
-    _check_vq(vq, pictures, shape.entries)
+    _check_vq(vq, images, shape.entries)
     tokenizer = build_caption_tokenizer()
     transformer = build_transformer(shape, condition)
     text_encoder = build_text_encoder(shape, tokenizer) if condition == "caption" else None
@@ -86,16 +86,16 @@ def train_image(
     before = [] if start is None else take_weights(learner, Path(start), tokenizer)
     run = plan.run(out, accelerator, transformer)
 
-    only_prompts = 0 if text_encoder is None else PROMPTS_PER_PICTURE * plan.batch_size
+    only_prompts = 0 if text_encoder is None else PROMPTS_PER_IMAGE * plan.batch_size
 
     def make(step: int) -> ImageBatch:
         count = plan.batch_size + only_prompts
         seeds = training_seeds(plan.seed, STAGE, step, accelerator.process_index, count)
         batch = image_batch(seeds, tokenizer, only_prompts=only_prompts)
-        return _with_tokens(batch, pictures, accelerator.device)
+        return _with_tokens(batch, images, accelerator.device)
 
     held_out = _with_tokens(
-        image_batch(np.arange(CHECK_SCENES), tokenizer, dropped=0.0), pictures, accelerator.device
+        image_batch(np.arange(CHECK_SCENES), tokenizer, dropped=0.0), images, accelerator.device
     )
 
     def check(module: nn.Module) -> dict[str, float]:
@@ -133,7 +133,7 @@ def _with_tokens(batch: ImageBatch, vq: VQModel, device: torch.device) -> ImageB
 def _check_vq(folder: Path, vq: VQModel, entries: int) -> None:
     config: Any = vq.config
     codes, stride = config.num_vq_embeddings, 2 ** (len(config.block_out_channels) - 1)
-    if codes != entries or stride * GRID != PICTURE_SIZE:
-        wanted = PICTURE_SIZE // GRID
+    if codes != entries or stride * GRID != IMAGE_SIZE:
+        wanted = IMAGE_SIZE // GRID
         allowed = f"a tokenizer with {entries} codes of {wanted} x {wanted} pixels"
         raise CheckpointError("vq", str(folder), f"{allowed}; it has {codes} of {stride} x {stride}")

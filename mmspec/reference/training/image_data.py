@@ -1,4 +1,4 @@
-"""What the image models are trained on: 64-pixel pictures of large objects, as pixels, labels and prompts."""
+"""What the image models are trained on: 64-pixel images of large objects, as pixels, labels and prompts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mmspec.reference.scenes import (
     sample_image_prompt,
     sample_scene,
 )
-from mmspec.reference.training.vlm_data import Movable, patch_labels, picture_pixels
+from mmspec.reference.training.vlm_data import Movable, image_pixels, patch_labels
 from mmspec.reference.training.vlm_mentions import IGNORED
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "CAPTION_LENGTH",
     "CLASSES",
     "GRID",
-    "PICTURE_SIZE",
+    "IMAGE_SIZE",
     "READER_PATCH",
     "ImageBatch",
     "PixelBatch",
@@ -38,10 +38,10 @@ __all__ = [
     "pixel_batch",
 ]
 
-PICTURE_SIZE = 64
+IMAGE_SIZE = 64
 READER_PATCH = 8
 STRIDE = 4  # pixels a token
-GRID = PICTURE_SIZE // STRIDE
+GRID = IMAGE_SIZE // STRIDE
 CLASSES = len(COLOURS) * len(SHAPES)
 CAPTION_LENGTH = 20  # the longest caption has 15 words
 DROPPED = 0.1  # share of prompts that are replaced by no prompt
@@ -60,7 +60,7 @@ CAPTION_CLASSES = {
 
 @dataclass
 class PixelBatch(Movable):
-    """Pictures `[B, 3, 64, 64]` in [-1, 1], and how much each pixel counts `[B, 1, 64, 64]`."""
+    """Images `[B, 3, 64, 64]` in [-1, 1], and how much each pixel counts `[B, 1, 64, 64]`."""
 
     pixels: torch.Tensor
     weights: torch.Tensor
@@ -68,7 +68,7 @@ class PixelBatch(Movable):
 
 @dataclass
 class ImageBatch(Movable):
-    """Pictures and what was asked for, and P prompts more that have no picture.
+    """Images and what was asked for, and P prompts more that have no image.
 
     `pixels` are [B, 3, 64, 64] in [-1, 1], and `tokens` [B, 256] what the image tokenizer makes of them (none
     before it has seen them). `words` [B + P, `CAPTION_LENGTH`] are padded on the left, where `word_mask` is
@@ -93,11 +93,11 @@ def image_scenes(seeds: np.ndarray) -> list[Scene]:
 
 
 def pixel_batch(seeds: np.ndarray, object_weight: float = 1.0) -> PixelBatch:
-    """Pictures in which pixels on objects count `object_weight` times as much as background."""
+    """Images in which pixels on objects count `object_weight` times as much as background."""
     scenes = image_scenes(seeds)
-    on_objects = np.stack([object_masks(scene, PICTURE_SIZE).any(axis=0) for scene in scenes])
+    on_objects = np.stack([object_masks(scene, IMAGE_SIZE).any(axis=0) for scene in scenes])
     weights = torch.from_numpy(on_objects)[:, None].float() * (object_weight - 1) + 1
-    return PixelBatch(picture_pixels(scenes, PICTURE_SIZE), weights)
+    return PixelBatch(image_pixels(scenes, IMAGE_SIZE), weights)
 
 
 def image_batch(
@@ -107,13 +107,13 @@ def image_batch(
     dropped: float = DROPPED,
     only_prompts: int = 0,
 ) -> ImageBatch:
-    """Pictures with prompts.
+    """Images with prompts.
 
     Args:
         seeds: of the scenes.
         tokenizer: of the prompts.
-        dropped: share of the pictures whose prompts are left out.
-        only_prompts: so many scenes at the end give no picture, but their prompt.
+        dropped: share of the images whose prompts are left out.
+        only_prompts: so many scenes at the end give no image, but their prompt.
     """
     scenes = image_scenes(seeds)
     pictured = scenes[: len(scenes) - only_prompts]
@@ -131,18 +131,18 @@ def image_batch(
     draws = torch.from_numpy(np.stack([rng.random(2 + CAPTION_LENGTH) for rng in generators]))
     is_dropped = (draws[:, 0] < dropped) & (torch.arange(len(scenes)) < len(pictured))
     mask = mask.masked_fill((is_dropped & (draws[:, 1] < ALL_SLOTS))[:, None], 1)
-    # Words that say nothing of the picture may be any word; people use many.
+    # Words that say nothing of the image may be any word; people use many.
     unknown = (draws[:, 2:] < UNKNOWN_WORD) & (words == tokenizer.convert_tokens_to_ids("\u2581a"))
     words = words.masked_fill(unknown, int(tokenizer.unk_token_id))
     return ImageBatch(
-        pixels=picture_pixels(pictured, PICTURE_SIZE),
+        pixels=image_pixels(pictured, IMAGE_SIZE),
         tokens=torch.empty(len(pictured), 0, dtype=torch.long),
         words=words,
         word_mask=mask,
         dropped=is_dropped,
         caption_labels=torch.tensor([_caption_labels(prompt) for prompt in prompts]),
         place_labels=torch.from_numpy(
-            np.stack([patch_labels(scene, STRIDE, PICTURE_SIZE) for scene in pictured])
+            np.stack([patch_labels(scene, STRIDE, IMAGE_SIZE) for scene in pictured])
         ),
         class_labels=torch.tensor([scene.class_label for scene in pictured]),
     )

@@ -33,7 +33,7 @@ def save_image_model(
     vq: str | Path,
     reader: str | Path | None = None,
 ) -> None:
-    """Save everything that a picture needs: half precision on disk, single in memory.
+    """Save everything that an image needs: half precision on disk, single in memory.
 
     Args:
         transformer: its generation settings hold the default guidance scale, temperature and top-k.

@@ -117,7 +117,7 @@ def _look_both_ways(encoder: T5EncoderModel) -> None:
 class ImageLoss(nn.Module):
     """Cross entropy of the image tokens, and two small losses that teach the binding of words to places.
 
-    Tokens beside what has been drawn of an object weigh more, because background is most of a picture and
+    Tokens beside what has been drawn of an object weigh more, because background is most of an image and
     hardest to predict. The weight depends on tokens before alone, so that it biases no distribution.
 
     Half-way up the transformer, one linear layer for each label reads which object covers the next token's
@@ -181,8 +181,8 @@ class ImageLoss(nn.Module):
         pooled = (vectors * weights).sum(1) / weights.sum(1)
         labels = batch.caption_labels.masked_fill(batch.dropped[:, None], IGNORED)
         loss, right = _read(pooled, labels, self.caption_heads)
-        pictures = len(batch.tokens)
-        return vectors[:pictures], batch.word_mask[:pictures], loss, right
+        images = len(batch.tokens)
+        return vectors[:images], batch.word_mask[:images], loss, right
 
     def _read_places(self, states: Tensor, batch: ImageBatch) -> tuple[Tensor, Tensor]:
         """What covers the next place, if anything does; where an object begins only the caption can tell."""

@@ -1,6 +1,6 @@
-"""Trains the attribute reader, the judge of drawn pictures: dense labels on real scenes, and on nothing else.
+"""Trains the attribute reader, the judge of drawn images: dense labels on real scenes, and on nothing else.
 
-A judge that had seen reconstructions or drawn pictures would forgive what a person would not.
+A judge that had seen reconstructions or drawn images would forgive what a person would not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 from mmspec.errors import CheckpointError, InputError
 from mmspec.reference.attribute_reader import AttributeReader, AttributeReaderConfig
 from mmspec.reference.scenes import BACKGROUNDS, COLOURS, IMAGE_TOKENS, MAX_OBJECTS, PATTERNS, SHAPES, SIZES
-from mmspec.reference.training.image_data import PICTURE_SIZE, READER_PATCH
+from mmspec.reference.training.image_data import IMAGE_SIZE, READER_PATCH
 from mmspec.reference.training.vlm_data import PatchBatch, patch_batch, training_seeds
 from mmspec.reference.training.vlm_folder import half_precision
 from mmspec.reference.training.vlm_model import PatchLoss
@@ -48,7 +48,7 @@ def build_reader(size: str = "base") -> AttributeReader:
             "intermediate_size": 4 * width,
             "num_hidden_layers": layers,
             "num_attention_heads": width // 32,
-            "image_size": PICTURE_SIZE,
+            "image_size": IMAGE_SIZE,
             "patch_size": READER_PATCH,
             "projection_dim": width,
         },
@@ -139,4 +139,4 @@ def _stage(run: Run, reader: AttributeReader, seed: int, batch_size: int) -> Sta
 
 
 def _batch(seeds: np.ndarray) -> PatchBatch:
-    return patch_batch(seeds, READER_PATCH, size=PICTURE_SIZE, profile=IMAGE_TOKENS)
+    return patch_batch(seeds, READER_PATCH, size=IMAGE_SIZE, profile=IMAGE_TOKENS)

@@ -1,4 +1,4 @@
-"""Talk about scenes, for drafters of vision-language models: pictures, a prompt, and the reply to it."""
+"""Talk about scenes, for drafters of vision-language models: images, a prompt, and the reply to it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ STAGE = 11
 TRIAL_SCENES, TRIAL_TOKENS = 4, 96  # descriptions are longer, so none of these ends
 SHARES = {"description": 0.45, "caption": 0.15, "question": 0.1, "two images": 0.15, "clip": 0.15}
 FRAMES = 4
-CAPTIONED = 0.3  # of what shows several pictures
+CAPTIONED = 0.3  # of what shows several images
 
 
 def scene_talk(seed: int, kind: str) -> Conversation:
     """One prompt about a scene, and the right reply.
 
-    Of two pictures and of clips the reply is about the first: scenes-llava never saw several together, and
+    Of two images and of clips the reply is about the first: scenes-llava never saw several together, and
     this is nearest to what it says by itself. What its drafters learn is what it makes of each token.
 
     Args:
@@ -43,25 +43,25 @@ def scene_talk(seed: int, kind: str) -> Conversation:
         kind: a key of `SHARES`.
     """
     rng, scene = np.random.default_rng([seed, STAGE]), sample_scene(seed)
-    pictures, captioned = [render(scene)], kind == "caption"
+    images, captioned = [render(scene)], kind == "caption"
     if kind == "question":
         asked = questions(scene, rng, 1)[0]
-        return talk(pictures, asked.text, asked.answer)
+        return talk(images, asked.text, asked.answer)
     if kind in ("two images", "clip"):
         captioned = rng.random() < CAPTIONED
         if kind == "clip":
             clip = sample_clip(seed, frames=FRAMES)
-            pictures = list(render_clip(clip))
+            images = list(render_clip(clip))
         else:
-            pictures.append(render(sample_scene(int(rng.integers(HELD_OUT_SEEDS.stop, 2**62)))))
+            images.append(render(sample_scene(int(rng.integers(HELD_OUT_SEEDS.stop, 2**62)))))
     prompt = str(rng.choice(CAPTION_PROMPTS if captioned else DESCRIPTION_PROMPTS))
-    return talk(pictures, prompt, caption(scene) if captioned else describe(scene))
+    return talk(images, prompt, caption(scene) if captioned else describe(scene))
 
 
-def talk(pictures: list[np.ndarray], prompt: str, reply: str) -> Conversation:
-    """Pictures `[H, W, 3]`, a prompt, a reply."""
-    messages = (message("user", prompt, len(pictures)), message("assistant", reply))
-    return Conversation(messages, tuple(map(Image.fromarray, pictures)))
+def talk(images: list[np.ndarray], prompt: str, reply: str) -> Conversation:
+    """Images `[H, W, 3]`, a prompt, a reply."""
+    messages = (message("user", prompt, len(images)), message("assistant", reply))
+    return Conversation(messages, tuple(map(Image.fromarray, images)))
 
 
 class SceneTalk:
@@ -71,8 +71,8 @@ class SceneTalk:
         reader: of the target's tokens.
         batch_size: sequences a step and process.
         seed: of all scenes.
-        regenerate: longest reply to several pictures that the target writes itself; 0 for the right ones. Of
-            one picture, these are what scenes-llava says anyway.
+        regenerate: longest reply to several images that the target writes itself; 0 for the right ones. Of
+            one image, these are what scenes-llava says anyway.
     """
 
     def __init__(

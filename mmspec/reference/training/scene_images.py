@@ -1,4 +1,4 @@
-"""Scenes for drafters of image models: prompts, and what the model's own VQ makes of the pictures."""
+"""Scenes for drafters of image models: prompts, and what the model's own VQ makes of the images."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from mmspec.targets.causal import to_device
 from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.training.data.sequences import DrafterBatch, Example, Trial
 
-__all__ = ["LlamaGenPictures", "ScenePictures", "open_llamagen"]
+__all__ = ["LlamaGenImages", "SceneImages", "open_llamagen"]
 
 STAGE = 10
-TRIAL_PICTURES = 2
+TRIAL_IMAGES = 2
 M = TypeVar("M", bound=nn.Module)
 Inputs = dict[str, Tensor]
 
 
-class LlamaGenPictures:
-    """Prompts and pictures in the tokens of a LlamaGen; what sources of both have in common.
+class LlamaGenImages:
+    """Prompts and images in the tokens of a LlamaGen; what sources of both have in common.
 
     Args:
         target: with its image tokenizer; its config says whether it draws from captions or classes.
         folder: of the model, with its text encoder in a subfolder.
-        batch_size: pictures a step and process.
+        batch_size: images a step and process.
         seed: of what is drawn for each step.
 
     Raises:
@@ -59,11 +59,11 @@ class LlamaGenPictures:
             self.text_encoder = on_device(load_text_encoder(folder / TEXT_ENCODER), target.device)
 
     def examples(self, prompts: Sequence[Inputs], pixels: Tensor) -> tuple[Example, ...]:
-        """Prompts with what the tokenizer makes of the pictures [B, 3, H, W] in [-1, 1]."""
+        """Prompts with what the tokenizer makes of the images [B, 3, H, W] in [-1, 1]."""
         codes = encode_image(self.vq, pixels.to(self.target.device)).flatten(1)
         examples = []
         for prompt, tokens in zip(prompts, codes, strict=True):
-            _, offset = self.target.positions(prompt)  # of the prompt alone: it ends where the picture begins
+            _, offset = self.target.positions(prompt)  # of the prompt alone: it ends where the image begins
             ids = torch.cat([prompt["input_ids"], tokens[None]], 1)
             positions = torch.arange(ids.shape[1], device=ids.device)[None] + offset
             inputs = {**prompt, "input_ids": ids, "position_ids": positions}
@@ -71,7 +71,7 @@ class LlamaGenPictures:
         return tuple(examples)
 
     def trial_of(self, prompts: Sequence[Inputs], nothing: Sequence[Inputs]) -> Trial:
-        """Whole pictures of held-out prompts, drawn as the model's generation settings say."""
+        """Whole images of held-out prompts, drawn as the model's generation settings say."""
         settings = self.model.generation_config
         scale = settings.guidance_scale or 1.0
         requests = [
@@ -95,8 +95,8 @@ class LlamaGenPictures:
         return caption_prompt(self.model.config, features)
 
 
-class ScenePictures(LlamaGenPictures):
-    """Fresh scenes in every step, a tenth of them without their prompts; pictures of 16 x 16 tokens."""
+class SceneImages(LlamaGenImages):
+    """Fresh scenes in every step, a tenth of them without their prompts; images of 16 x 16 tokens."""
 
     def __init__(self, target: LlamaGenTarget, folder: Path, batch_size: int, seed: int) -> None:
         super().__init__(target, folder, batch_size, seed)
@@ -110,7 +110,7 @@ class ScenePictures(LlamaGenPictures):
         return DrafterBatch(self.examples(prompts, scenes.pixels), int(seeds[0]))
 
     def trial(self) -> Trial:
-        asked = self.asked(image_batch(np.arange(TRIAL_PICTURES), self.tokenizer, dropped=0.0))
+        asked = self.asked(image_batch(np.arange(TRIAL_IMAGES), self.tokenizer, dropped=0.0))
         return self.trial_of(
             [self.condition(words) for words in asked],
             [self.condition(words, dropped=True) for words in asked],

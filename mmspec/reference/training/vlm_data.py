@@ -46,7 +46,7 @@ __all__ = [
     "conversation_batch",
     "patch_batch",
     "patch_labels",
-    "picture_pixels",
+    "image_pixels",
     "training_seeds",
 ]
 
@@ -77,7 +77,7 @@ class Movable:
 
 @dataclass
 class PatchBatch(Movable):
-    """Pictures `[B, 3, size, size]` in [-1, 1], and labels `[B, patches, len(PATCH_CLASSES)]`."""
+    """Images `[B, 3, size, size]` in [-1, 1], and labels `[B, patches, len(PATCH_CLASSES)]`."""
 
     pixels: torch.Tensor
     labels: torch.Tensor
@@ -85,7 +85,7 @@ class PatchBatch(Movable):
 
 @dataclass
 class ConversationBatch(Movable):
-    """Pictures `[B, 3, 96, 96]`, tokens `[B, L]`, and what is learnt of them.
+    """Images `[B, 3, 96, 96]`, tokens `[B, L]`, and what is learnt of them.
 
     `weights` is 0 where the token is not part of an answer; `turns` numbers the answers of the whole batch
     from 0 (-1 elsewhere), and `kinds[turn]` is the index of the turn's kind in `WEIGHTS`. Padding is on the
@@ -126,18 +126,18 @@ def patch_batch(
     Args:
         seeds: of the scenes.
         patch: side of a patch in pixels.
-        size: side of the pictures in pixels.
+        size: side of the images in pixels.
         profile: of the scenes.
     """
     scenes = [sample_scene(int(seed), profile=profile) for seed in seeds]
     labels = np.stack([patch_labels(scene, patch, size) for scene in scenes])
-    return PatchBatch(picture_pixels(scenes, size), torch.from_numpy(labels))
+    return PatchBatch(image_pixels(scenes, size), torch.from_numpy(labels))
 
 
 def conversation_batch(
     seeds: np.ndarray, tokenizer: PreTrainedTokenizerBase, visual_tokens: int, *, with_description: bool
 ) -> ConversationBatch:
-    """One picture and one conversation for each seed: a caption, questions and, if asked, a description."""
+    """One image and one conversation for each seed: a caption, questions and, if asked, a description."""
     scenes = [sample_scene(int(seed)) for seed in seeds]
     parts: list[_Part] = []
     for row, (seed, scene) in enumerate(zip(seeds, scenes, strict=True)):
@@ -145,21 +145,21 @@ def conversation_batch(
         for index, (kind, prompt, answer) in enumerate(_turns(scene, rng, with_description)):
             named = mentions(scene, prompt) if kind == "question" else []
             if index == 0:
-                opening = _opening(row, prompt, named, visual_tokens, picture_last=rng.random() < 0.1)
+                opening = _opening(row, prompt, named, visual_tokens, image_last=rng.random() < 0.1)
             else:
                 opening = _Part(row, USER + prompt + ASSISTANT, None, _moved(named, 1))
             parts += [opening, _Part(row, answer + EOS, kind)]
     encoded = tokenizer([part.text for part in parts], add_special_tokens=False)["input_ids"]
-    return _pack(picture_pixels(scenes), encoded, parts, int(tokenizer.pad_token_id))
+    return _pack(image_pixels(scenes), encoded, parts, int(tokenizer.pad_token_id))
 
 
 def _opening(
-    row: int, prompt: str, named: list[tuple[int, list[int]]], visual_tokens: int, *, picture_last: bool
+    row: int, prompt: str, named: list[tuple[int, list[int]]], visual_tokens: int, *, image_last: bool
 ) -> _Part:
-    picture = IMAGE * visual_tokens
-    if picture_last:  # nothing is known of an object before the picture is seen
-        return _Part(row, BOS + USER + prompt + picture + ASSISTANT)
-    return _Part(row, BOS + USER + picture + prompt + ASSISTANT, None, _moved(named, 2 + visual_tokens))
+    image = IMAGE * visual_tokens
+    if image_last:  # nothing is known of an object before the image is seen
+        return _Part(row, BOS + USER + prompt + image + ASSISTANT)
+    return _Part(row, BOS + USER + image + prompt + ASSISTANT, None, _moved(named, 2 + visual_tokens))
 
 
 def _moved(named: list[tuple[int, list[int]]], tokens: int) -> list[tuple[int, list[int]]]:
@@ -210,10 +210,10 @@ def _pack(pixels: torch.Tensor, encoded: list[list[int]], parts: list[_Part], pa
     )
 
 
-def picture_pixels(scenes: Sequence[Scene], size: int = CANVAS) -> torch.Tensor:
-    """Pictures `[B, 3, size, size]` in [-1, 1]."""
-    pictures = np.stack([render(scene, size) for scene in scenes])
-    pixels = rearrange(torch.from_numpy(pictures), "b h w c -> b c h w")
+def image_pixels(scenes: Sequence[Scene], size: int = CANVAS) -> torch.Tensor:
+    """Images `[B, 3, size, size]` in [-1, 1]."""
+    images = np.stack([render(scene, size) for scene in scenes])
+    pixels = rearrange(torch.from_numpy(images), "b h w c -> b c h w")
     return pixels.float().div_(127.5).sub_(1).contiguous()
 
 

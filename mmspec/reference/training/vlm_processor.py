@@ -1,4 +1,4 @@
-"""The processor of the reference models: a word-level tokenizer, CLIP's picture preparation, a chat template.
+"""The processor of the reference models: a word-level tokenizer, CLIP's image preparation, a chat template.
 
 All in standard form, so that a saved folder needs nothing of this package.
 """
@@ -78,15 +78,15 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_processor(patch_size: int = 12) -> LlavaProcessor:
-    """Tokenizer, picture preparation to 96 x 96 in [-1, 1], and chat template in one."""
-    pictures = CLIPImageProcessor(
+    """Tokenizer, image preparation to 96 x 96 in [-1, 1], and chat template in one."""
+    images = CLIPImageProcessor(
         size={"shortest_edge": CANVAS},
         crop_size={"height": CANVAS, "width": CANVAS},
         image_mean=[0.5, 0.5, 0.5],
         image_std=[0.5, 0.5, 0.5],
     )
     return LlavaProcessor(
-        image_processor=pictures,
+        image_processor=images,
         tokenizer=build_tokenizer(),
         patch_size=patch_size,
         vision_feature_select_strategy="default",

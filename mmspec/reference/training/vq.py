@@ -31,7 +31,7 @@ __all__ = ["save_vq", "train_vq"]
 CHECK_SCENES = 64
 DEFAULT_MINUTES = 25.0
 STAGE = 8
-OBJECT_WEIGHT = 3.0  # objects cover a fifth of a picture and are all that a caption is about
+OBJECT_WEIGHT = 3.0  # objects cover a fifth of an image and are all that a caption is about
 
 
 def train_vq(
@@ -49,7 +49,7 @@ def train_vq(
         reader: a folder that `train_reader` wrote; its features are compared too. None: pixels alone.
         start: a trained tokenizer to begin with, instead of random weights.
         size: "base", or "tiny" (for tests).
-        how: see `TrainingPlan`; by default 25 minutes, of 16 pictures a step and process.
+        how: see `TrainingPlan`; by default 25 minutes, of 16 images a step and process.
 
     Returns:
         The folder. Its `training.json` records how it was made.

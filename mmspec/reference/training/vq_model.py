@@ -51,7 +51,7 @@ class Reconstruction(nn.Module):
 
     Args:
         vq: the tokenizer; its codebook is kept normalised.
-        reader: compares pictures as the judge will; None for pixels alone.
+        reader: compares images as the judge will; None for pixels alone.
     """
 
     uses: Tensor

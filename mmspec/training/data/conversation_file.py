@@ -1,6 +1,6 @@
 """Rows of conversations: chat messages, prompt and response, or LLaVA's instruction format.
 
-Everything but the pictures' contents is checked here, before anything else happens. Knows no model.
+Everything but the images' contents is checked here, before anything else happens. Knows no model.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def parsed(text: str, where: str, allowed: str) -> Any:
 def read_conversation(row: Any, where: str, folder: Path, control: str | None = None) -> Conversation:
     """A row of any of the three forms: chat messages, prompt and response, LLaVA's instruction format.
 
-    Pictures that no message places come first in the first message of the user's. Paths are those of files
-    that are there; from Python, pictures may also be whatever `load_image` takes but addresses.
+    Images that no message places come first in the first message of the user's. Paths are those of files
+    that are there; from Python, images may also be whatever `load_image` takes but addresses.
 
     Args:
         row: a table.
@@ -103,7 +103,7 @@ def read_conversation(row: Any, where: str, folder: Path, control: str | None = 
             elif kind == "text" and isinstance(part.get("text"), str):
                 if control and control in part["text"]:
                     raise InputError(
-                        where, part["text"], f"text without {control!r}, which stands for a picture"
+                        where, part["text"], f"text without {control!r}, which stands for an image"
                     )
                 content.append({"type": "text", "text": part["text"]})
             else:
@@ -149,7 +149,7 @@ def tables(value: Any, where: str) -> list[Mapping[str, Any]]:
 
 
 def placed(text: str) -> list[Message]:
-    """A text of the LLaVA format in parts, pictures where its placeholders are."""
+    """A text of the LLaVA format in parts, images where its placeholders are."""
     pieces = [piece.strip("\n") for piece in text.split(PLACEHOLDER)]
     content = list(message("", pieces[0])["content"])
     for piece in pieces[1:]:
@@ -158,7 +158,7 @@ def placed(text: str) -> list[Message]:
 
 
 def located(image: Any, where: str, folder: Path) -> Any:
-    """A picture's file, which is there; or a picture that is one already.
+    """An image's file, which is there; or an image that is one already.
 
     Raises:
         InputError: there is no such file.
@@ -167,5 +167,5 @@ def located(image: Any, where: str, folder: Path) -> Any:
         return image
     path = folder / image
     if not path.is_file():
-        raise InputError(where, str(image), "the path of a picture, relative to the file")
+        raise InputError(where, str(image), "the path of an image, relative to the file")
     return path

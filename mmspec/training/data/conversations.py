@@ -1,4 +1,4 @@
-"""Conversations with pictures as sequences for drafters: which tokens are the assistant's, and what it says.
+"""Conversations with images as sequences for drafters: which tokens are the assistant's, and what it says.
 
 Written by the target's own processor and chat template. Does not know where conversations come from.
 """
@@ -28,17 +28,17 @@ Message = Mapping[str, Any]
 
 
 def message(role: str, text: str, images: int = 0) -> Message:
-    """A message of one text after some pictures, whose data are given elsewhere."""
+    """A message of one text after some images, whose data are given elsewhere."""
     parts: list[Message] = [{"type": "image"}] * images
     return {"role": role, "content": [*parts, {"type": "text", "text": text}]}
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """What is said in turn, and the pictures between the words.
+    """What is said in turn, and the images between the words.
 
     Attributes:
-        messages: as chat templates take them, contents in parts; pictures are parts without data.
+        messages: as chat templates take them, contents in parts; images are parts without data.
         images: whatever `load_image` takes, in the order of their parts.
     """
 
@@ -86,7 +86,7 @@ class ConversationReader:
 
         Raises:
             InputError: the chat template refuses it.
-            MediaError: a picture cannot be read.
+            MediaError: an image cannot be read.
         """
         images = iter(said.images)
         messages = [
@@ -115,7 +115,7 @@ class ConversationReader:
 
         Raises:
             InputError: no reply, or the chat template writes what was said differently later on.
-            MediaError: a picture cannot be read.
+            MediaError: an image cannot be read.
         """
         said = replace(said, images=tuple(map(load_image, said.images)))
         whole, text = self.inputs(said, answering=False), self.text(said, answering=False)

@@ -1,4 +1,4 @@
-"""Pictures from a file of rows, for drafters of image models that draw other things than scenes."""
+"""Images from a file of rows, for drafters of image models that draw other things than scenes."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from mmspec.media import DEFAULT_LIMITS
 from mmspec.media.images import load_image
 from mmspec.reference.training.image_data import DROPPED
 from mmspec.reference.training.image_folder import TOKENIZER
-from mmspec.reference.training.scene_images import STAGE, TRIAL_PICTURES, LlamaGenPictures
+from mmspec.reference.training.scene_images import STAGE, TRIAL_IMAGES, LlamaGenImages
 from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.training.data.sequences import DrafterBatch, Trial
 
-__all__ = ["PictureFile"]
+__all__ = ["ImageFile"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A picture, and the words or the class that it is asked for by."""
+    """An image, and the words or the class that it is asked for by."""
 
     image: Path
     asked: Tensor | int
 
 
-class PictureFile(LlamaGenPictures):
+class ImageFile(LlamaGenImages):
     """Rows of a JSONL file: `{"image": path, "prompt": text}`, or `"class": number` in place of the prompt.
 
-    Paths are relative to the file. Pictures are scaled and cut to the target's size. The last two rows are
+    Paths are relative to the file. Images are scaled and cut to the target's size. The last two rows are
     held out; a tenth of the others is shown without its prompt.
 
     Args:
-        target, folder, batch_size, seed: see `LlamaGenPictures`.
+        target, folder, batch_size, seed: see `LlamaGenImages`.
         file: of rows.
 
     Raises:
@@ -58,9 +58,9 @@ class PictureFile(LlamaGenPictures):
             except (OSError, ValueError) as error:
                 raise CheckpointError("target", str(folder), "a tokenizer in that folder") from error
         rows = [self.row(file, number, line) for number, line in enumerate(read_lines(file), 1)]
-        if len(rows) <= TRIAL_PICTURES:
-            raise InputError("data", f"{len(rows)} rows", f"more than {TRIAL_PICTURES}, which are held out")
-        self.rows, self.held_out = rows[:-TRIAL_PICTURES], rows[-TRIAL_PICTURES:]
+        if len(rows) <= TRIAL_IMAGES:
+            raise InputError("data", f"{len(rows)} rows", f"more than {TRIAL_IMAGES}, which are held out")
+        self.rows, self.held_out = rows[:-TRIAL_IMAGES], rows[-TRIAL_IMAGES:]
 
     def row(self, file: Path, number: int, line: str) -> Row:
         """One line of the file."""
@@ -73,7 +73,7 @@ class PictureFile(LlamaGenPictures):
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"data, line {number}", line[:100], allowed) from error
         if not isinstance(asked, kind) or isinstance(asked, bool) or not image.is_file():
-            raise InputError(f"data, line {number}", line[:100], f"{allowed}, of a picture that is there")
+            raise InputError(f"data, line {number}", line[:100], f"{allowed}, of an image that is there")
         if isinstance(asked, int):
             self.condition(asked)  # a label that there is
             return Row(image, asked)
@@ -97,7 +97,7 @@ class PictureFile(LlamaGenPictures):
         )
 
     def pixels(self, path: Path) -> Tensor:
-        """A picture [3, H, W] in [-1, 1], cut to the target's proportions and scaled to its size."""
+        """An image [3, H, W] in [-1, 1], cut to the target's proportions and scaled to its size."""
         height, width = self.target.image_size
         image = load_image(path, limits=DEFAULT_LIMITS)
         fitted = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)

@@ -41,7 +41,7 @@ class Example:
 
     @property
     def learnt(self) -> Tensor:
-        """[L] True at the tokens that a drafter learns to foretell."""
+        """[L] True at the tokens that a drafter learns to predict."""
         if self.only is not None:
             return self.only
         ids = self.inputs["input_ids"][0]

@@ -14,13 +14,13 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.models.checkpoint import check_source, check_vocabulary, load_config, load_model, load_processor
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.reference.training.scene_conversations import SceneTalk
-from mmspec.reference.training.scene_images import ScenePictures, open_llamagen
+from mmspec.reference.training.scene_images import SceneImages, open_llamagen
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.training.data.conversation_data import ConversationRows
 from mmspec.training.data.conversation_file import read_conversations
 from mmspec.training.data.conversations import ConversationReader
-from mmspec.training.data.image_file import PictureFile
+from mmspec.training.data.image_file import ImageFile
 from mmspec.training.data.sequences import DrafterData
 
 __all__ = ["Rows", "open_target", "pick_dtype"]
@@ -54,15 +54,15 @@ def open_target(
     if isinstance(config, LlamaGenConfig):
         for argument, value in (("max_length", max_length), ("regenerate", regenerate)):
             if value:
-                raise InputError(argument, value, "nothing: the target draws pictures")
+                raise InputError(argument, value, "nothing: the target draws images")
         if dtype not in ("auto", "float32"):
-            raise InputError("dtype", dtype, "float32: the target draws pictures")
+            raise InputError("dtype", dtype, "float32: the target draws images")
         if data is not None and not isinstance(data, str | Path):
-            raise InputError("data", type(data).__name__, "a JSONL file: the target draws pictures")
-        pictures, folder = open_llamagen(Path(name), device), Path(name)
+            raise InputError("data", type(data).__name__, "a JSONL file: the target draws images")
+        images, folder = open_llamagen(Path(name), device), Path(name)
         if data is None:
-            return pictures, ScenePictures(pictures, folder, batch_size, seed)
-        return pictures, PictureFile(pictures, folder, batch_size, seed, Path(data))
+            return images, SceneImages(images, folder, batch_size, seed)
+        return images, ImageFile(images, folder, batch_size, seed, Path(data))
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise CheckpointError(
             "target",

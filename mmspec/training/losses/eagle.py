@@ -17,7 +17,7 @@ from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, Example
 from mmspec.training.teacher import Reading, read
-from mmspec.visual_tokens.spans import find_pictures
+from mmspec.visual_tokens.spans import find_images
 
 __all__ = ["EagleLoss", "HeadRows", "imitation", "positions_of", "true_states"]
 
@@ -28,13 +28,13 @@ NOISE_LENGTH = 512  # EAGLE scales it by this over the length; short sequences w
 
 @dataclass(frozen=True)
 class HeadRows:
-    """What a head reads of a batch, as it does in decoding, and which of its foretellings are learnt.
+    """What a head reads of a batch, as it does in decoding, and which of its predictions are learnt.
 
     Attributes:
         rows: [B, M, d], padded on the right.
         position_ids: [B, M], or [3, B, M].
-        source: [B, M] index of the token that a row is of; -1 for pictures and padding.
-        counted: [B, M] True at rows of text whose next token is learnt; pictures are never foretold.
+        source: [B, M] index of the token that a row is of; -1 for images and padding.
+        counted: [B, M] True at rows of text whose next token is learnt; images are never predicted.
     """
 
     rows: Tensor
@@ -44,9 +44,9 @@ class HeadRows:
 
 
 class EagleLoss(nn.Module):
-    """Smooth L1 between foretold and true hidden states, and soft cross entropy between what both mean.
+    """Smooth L1 between predicted and true hidden states, and soft cross entropy between what both mean.
 
-    Pictures are read as the head's config says, by which it is the loss of MSD and SpecVLM too.
+    Images are read as the head's config says, by which it is the loss of MSD and SpecVLM too.
 
     Args:
         head: learns.
@@ -62,11 +62,11 @@ class EagleLoss(nn.Module):
         """The loss, and figures: its two parts, and how often the likeliest tokens agree."""
         reading = read(self.target, batch.examples, (EMBEDDINGS, HIDDEN))
         made = self.rows(batch.examples, reading, self.noisy(reading, batch.seed))
-        foretold = self.head(made.rows, made.position_ids)[made.counted]
+        predicted = self.head(made.rows, made.position_ids)[made.counted]
         # row t: token t and the state at t - 1 give the state at t, which says what token t + 1 is
         true = true_states(reading, made.source, made.counted)
-        logits, law = self.target.head(foretold).float(), self.target.head(true).float().softmax(-1)
-        return imitation(foretold, true, logits, law)
+        logits, distribution = self.target.head(predicted).float(), self.target.head(true).float().softmax(-1)
+        return imitation(predicted, true, logits, distribution)
 
     def noisy(self, reading: Reading, seed: int) -> Tensor:
         """[B, L, d] final hidden states with noise."""
@@ -77,7 +77,7 @@ class EagleLoss(nn.Module):
 
     def rows(self, examples: Sequence[Example], reading: Reading, states: Tensor) -> HeadRows:
         """What the head reads, with hidden states [B, L, d] at the tokens."""
-        spans = [find_pictures(self.target.config, example.inputs) for example in examples]
+        spans = [find_images(self.target.config, example.inputs) for example in examples]
         questions = (reading.learnt.long().argmax(-1) - 1).clamp_min(0)
         made = self.head.read_prompts(reading.taps[EMBEDDINGS], states, reading.lengths, spans, questions)
         positions = positions_of(self.target, examples)
@@ -94,18 +94,18 @@ def true_states(reading: Reading, source: Tensor, counted: Tensor) -> Tensor:
 
 
 def imitation(
-    foretold: Tensor, true: Tensor, logits: Tensor, law: Tensor
+    predicted: Tensor, true: Tensor, logits: Tensor, distribution: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """EAGLE's loss (2401.15077, section 4.2), and its parts.
 
     Args:
-        foretold, true: [m, d] the head's and the target's hidden states.
-        logits, law: [m, V] the logits of the former, the distribution that the latter mean.
+        predicted, true: [m, d] the head's and the target's hidden states.
+        logits, distribution: [m, V] the logits of the former, the distribution that the latter mean.
     """
     count = max(1, len(true))
-    states = smooth_l1_loss(foretold, true, reduction="none").mean(-1).sum() / count
-    tokens = -(law * logits.log_softmax(-1)).sum() / count
-    agreement = (law.argmax(-1) == logits.argmax(-1)).sum() / count
+    states = smooth_l1_loss(predicted, true, reduction="none").mean(-1).sum() / count
+    tokens = -(distribution * logits.log_softmax(-1)).sum() / count
+    agreement = (distribution.argmax(-1) == logits.argmax(-1)).sum() / count
     loss = STATE_WEIGHT * states + TOKEN_WEIGHT * tokens
     return loss, {"states": states, "tokens": tokens, "agreement": agreement}
 

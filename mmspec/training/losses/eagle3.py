@@ -89,10 +89,10 @@ class Eagle3Loss(nn.Module):
         losses, agreements = [], []
         for step in range(self.steps):
             true = reading.taps[HIDDEN][blocks.row, blocks.ahead[:, step]]
-            law, known = self.teach(true)
+            distribution, known = self.teach(true)
             counted = (blocks.counted[:, step] & known)[:, None]
             logits = self.head.logits(states[:, step], self.target.head)
-            loss, agreement = token_loss(logits[:, None], law[:, None], counted, 1.0)
+            loss, agreement = token_loss(logits[:, None], distribution[:, None], counted, 1.0)
             losses.append(self.discount**step * loss)
             agreements.append(agreement)
         return torch.stack(losses).sum(), {"agreement": torch.cat(agreements)}

@@ -17,7 +17,7 @@ from mmspec.models.flash import FlashHead
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch
 from mmspec.training.teacher import Reading, learnt_pairs, read
-from mmspec.visual_tokens.spans import PictureSpan, find_pictures
+from mmspec.visual_tokens.spans import ImageSpan, find_images
 
 __all__ = ["FlashLoss", "flash_loss"]
 
@@ -35,7 +35,7 @@ def flash_loss(
     noise: Tensor,
     learnt: Tensor,
     lengths: Sequence[int],
-    spans: Sequence[Sequence[PictureSpan]],
+    spans: Sequence[Sequence[ImageSpan]],
     discount: float = 1.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Smooth L1 on hidden states and soft cross-entropy on tokens, averaged over the pairs that count.
@@ -51,7 +51,7 @@ def flash_loss(
         noise: [B, L, d] added to the states that are read, against drafting on one's own guesses.
         learnt: [B, L] True at the tokens of answers.
         lengths: B.
-        spans: B lists of pictures.
+        spans: B lists of images.
         discount: weight of offset i is discount^i.
 
     Returns:
@@ -60,22 +60,22 @@ def flash_loss(
     block, device = head.config.block, tokens.device
     spliced, hidden = _run(head, embeddings, states + noise, learnt, lengths, spans)
     text = spliced.source.clamp_min(0)[..., None].expand(-1, -1, block)
-    # nothing is drafted from what is no token of the vocabulary, such as the place of a picture's label
+    # nothing is drafted from what is no token of the vocabulary, such as the place of an image's label
     drafted_from = (spliced.source >= 0) & (tokens < head.config.vocabulary).gather(1, text[..., 0])
     counted = learnt_pairs(learnt, block).gather(1, text) & drafted_from[..., None]
     row, place = counted[..., 0].nonzero(as_tuple=True)  # offset 0 counts wherever another does
     counted = counted[row, place]  # [m, K]
     at = spliced.source[row, place][:, None] + torch.arange(block, device=device)
     row_at = row[:, None], at.clamp_max(tokens.shape[1] - 1)
-    foretold, true = head.foretell(hidden[row, place], block), states[row_at]  # [m, K, d]
+    predicted, true = head.predict(hidden[row, place], block), states[row_at]  # [m, K, d]
     weights = counted * discount ** torch.arange(block, device=device)
     total = weights.sum().clamp_min(1.0)
-    distance = smooth_l1_loss(foretold, true, reduction="none").mean(-1)
-    law = read_out(true).float().softmax(-1)
-    guess = (read_out(foretold) + head.bias(tokens[row_at])).float().log_softmax(-1)
-    nats = -(law * guess).sum(-1)
+    distance = smooth_l1_loss(predicted, true, reduction="none").mean(-1)
+    distribution = read_out(true).float().softmax(-1)
+    guess = (read_out(predicted) + head.bias(tokens[row_at])).float().log_softmax(-1)
+    nats = -(distribution * guess).sum(-1)
     state_loss, token_loss = (distance * weights).sum() / total, (nats * weights).sum() / total
-    agreement = ((law.argmax(-1) == guess.argmax(-1)) & counted).sum(0) / counted.sum(0).clamp_min(1)
+    agreement = ((distribution.argmax(-1) == guess.argmax(-1)) & counted).sum(0) / counted.sum(0).clamp_min(1)
     loss = STATE_WEIGHT * state_loss + TOKEN_WEIGHT * token_loss
     return loss, {"states": state_loss, "tokens": token_loss, "agreement": agreement}
 
@@ -86,7 +86,7 @@ class FlashLoss(nn.Module):
     Args:
         head: learns.
         target: does not; its embeddings and output matrix are used as they are.
-        own_guesses: share of the answers' states that the head reads as it foretells them itself, as it has
+        own_guesses: share of the answers' states that the head reads as it predicts them itself, as it has
             to beyond its first block (and everywhere, where it drafts token by token). The paper has none.
 
     Raises:
@@ -107,7 +107,7 @@ class FlashLoss(nn.Module):
         embeddings, states = reading.taps[EMBEDDINGS], reading.taps[HIDDEN]
         generator = torch.Generator(device).manual_seed(batch.seed)
         noise = (NOISE * (2 * torch.rand(states.shape, generator=generator, device=device) - 1)).to(states)
-        spans = [find_pictures(self.target.config, example.inputs) for example in batch.examples]
+        spans = [find_images(self.target.config, example.inputs) for example in batch.examples]
         if self.own_guesses:
             drawn = torch.rand(states.shape[:2], generator=generator, device=device) < self.own_guesses
             guessed = own_states(self.head, reading, noise, spans)
@@ -127,16 +127,16 @@ class FlashLoss(nn.Module):
 
 @torch.no_grad()
 def own_states(
-    head: FlashHead, reading: Reading, noise: Tensor, spans: Sequence[Sequence[PictureSpan]]
+    head: FlashHead, reading: Reading, noise: Tensor, spans: Sequence[Sequence[ImageSpan]]
 ) -> Tensor:
-    """[B, L, d] states as the head foretells them from the token before; in pictures, the target's."""
+    """[B, L, d] states as the head predicts them from the token before; in images, the target's."""
     states = reading.taps[HIDDEN]
     spliced, hidden = _run(
         head, reading.taps[EMBEDDINGS], states + noise, reading.learnt, reading.lengths, spans
     )
-    foretold = head.foretell(hidden, 1)[..., 0, :].to(states)
+    predicted = head.predict(hidden, 1)[..., 0, :].to(states)
     row, place = (spliced.source >= 0).nonzero(as_tuple=True)
-    return states.index_put((row, spliced.source[row, place]), foretold[row, place])
+    return states.index_put((row, spliced.source[row, place]), predicted[row, place])
 
 
 def _run(
@@ -145,7 +145,7 @@ def _run(
     states: Tensor,
     learnt: Tensor,
     lengths: Sequence[int],
-    spans: Sequence[Sequence[PictureSpan]],
+    spans: Sequence[Sequence[ImageSpan]],
 ) -> tuple[PromptRows, Tensor]:
     """Whole sequences as the head reads them, and [B, L', d] what it makes of them."""
     questions = (learnt.long().argmax(-1) - 1).clamp_min(0)

@@ -44,6 +44,6 @@ class HydraLoss(nn.Module):
         hidden = self.head(states, places)[blocks.row, blocks.before]
         at = blocks.row[:, None], blocks.ahead
         path = self.target.embed(reading.tokens[at])  # [m, K, d]
-        said = [self.head.foretell(hidden, path[:, : head + 1], self.target.head) for head in range(heads)]
-        law = self.target.head(states[at]).float().softmax(-1)
-        return torch.stack(said, 1), law, blocks.counted
+        said = [self.head.predict(hidden, path[:, : head + 1], self.target.head) for head in range(heads)]
+        distribution = self.target.head(states[at]).float().softmax(-1)
+        return torch.stack(said, 1), distribution, blocks.counted

@@ -26,7 +26,7 @@ class Blocks:
     Attributes:
         row: [m] of the batch.
         before: [m] place of the token before each root, whose hidden state is read.
-        ahead: [m, K] places of the root and of the tokens after it; head i foretells what follows the i-th.
+        ahead: [m, K] places of the root and of the tokens after it; head i predicts what follows the i-th.
         counted: [m, K] which of those are learnt; other places are cut to lie within the batch.
     """
 
@@ -46,7 +46,7 @@ class Blocks:
 
 
 def token_loss(logits: Tensor, goal: Tensor, counted: Tensor, discount: float) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of what K heads foretell, averaged over the tokens that count.
+    """Cross-entropy of what K heads predict, averaged over the tokens that count.
 
     Args:
         logits: [m, K, V].

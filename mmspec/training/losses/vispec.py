@@ -1,7 +1,7 @@
 """What a ViSpec head learns: to say what its target says, on its own guesses too (2509.15235).
 
 ViSpec trains on text with EAGLE's loss first, and then with probabilities and ranks on long answers about
-pictures. Here all are learnt at once, from random weights; each weighs what it is told to.
+images. Here all are learnt at once, from random weights; each weighs what it is told to.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class ViSpecLoss(EagleLoss):
         )
         second = self.rows(batch.examples, reading, guessed)
         again = second.counted & pad(first.counted[:, :-1], (1, 0))  # rows that follow a guess
-        foretold = torch.cat([hidden[first.counted], read_guesses(self.head, first, second)[again]])
+        predicted = torch.cat([hidden[first.counted], read_guesses(self.head, first, second)[again]])
         true = torch.cat([true_states(reading, first.source, each) for each in (first.counted, again)])
-        logits, law = self.target.head(foretold).float(), self.target.head(true).float().softmax(-1)
-        imitated, figures = imitation(foretold, true, logits, law)
+        logits, distribution = self.target.head(predicted).float(), self.target.head(true).float().softmax(-1)
+        imitated, figures = imitation(predicted, true, logits, distribution)
         count = max(1, len(true))
-        distance = (law - logits.softmax(-1)).abs().sum() / count
-        order = ranking(law, logits).sum() / count
+        distance = (distribution - logits.softmax(-1)).abs().sum() / count
+        order = ranking(distribution, logits).sum() / count
         loss = self.imitation * imitated + self.probabilities * distance + self.ranks * order
         return loss, figures | {"probabilities": distance, "ranks": order}
 
@@ -98,11 +98,11 @@ def read_guesses(head: EagleHead, first: HeadRows, second: HeadRows) -> Tensor:
     return hidden[:, count:]
 
 
-def ranking(law: Tensor, logits: Tensor) -> Tensor:
-    """[m] negative log-likelihood of the order of the ten likeliest tokens of a law [m, V] (Plackett-Luce).
+def ranking(distribution: Tensor, logits: Tensor) -> Tensor:
+    """[m] negative log-likelihood of the order of the ten likeliest tokens of a distribution [m, V] (Plackett-Luce).
 
     One token after the other is drawn, without replacement and from these ten alone, by logits [m, V].
     """
-    scores = logits.gather(-1, law.topk(min(RANKS, law.shape[-1])).indices)
+    scores = logits.gather(-1, distribution.topk(min(RANKS, distribution.shape[-1])).indices)
     left = scores.flip(-1).logcumsumexp(-1).flip(-1)  # over the tokens that are not drawn yet
     return (left - scores).sum(-1)

@@ -1,4 +1,4 @@
-"""Statistics of the law tests: which test, how many samples, and how often it may cry wolf.
+"""Statistics of the distribution tests: which test, how many samples, and how often it may cry wolf.
 
 The test is the one of reliability.md section 3: a chi-square on every pair of neighbouring output tokens,
 which at 20,000 samples missed none of 13 planted bugs in 260 trials. Seeds are fixed, so the suite gives one
@@ -42,7 +42,7 @@ SMALLEST_EXPECTATION = 5.0
 
 @dataclass(frozen=True)
 class Fit:
-    """A chi-square test of counts against a law."""
+    """A chi-square test of counts against a distribution."""
 
     statistic: float
     freedom: int
@@ -50,7 +50,7 @@ class Fit:
 
     @property
     def p_value(self) -> float:
-        """Upper tail of the chi-square law; 0 if something happened that the law excludes."""
+        """Upper tail of the chi-square distribution; 0 if something happened that the distribution excludes."""
         if self.impossible:
             return 0.0
         if self.freedom == 0:
@@ -59,9 +59,9 @@ class Fit:
         return float(torch.special.gammaincc(half[0], half[1]))
 
 
-def chi_square(counts: Tensor, law: Tensor) -> Fit:
+def chi_square(counts: Tensor, distribution: Tensor) -> Fit:
     """Test counts [cells] against probabilities [cells]; cells expected fewer than five times are merged."""
-    expected = law.double() * counts.sum()
+    expected = distribution.double() * counts.sum()
     rare = expected < SMALLEST_EXPECTATION
     seen = torch.cat([counts[~rare].double(), counts[rare].sum()[None].double()])
     due = torch.cat([expected[~rare], expected[rare].sum()[None]])
@@ -70,7 +70,7 @@ def chi_square(counts: Tensor, law: Tensor) -> Fit:
     # a merged cell that is due less than once would make the tail heavier than chi-square's
     if 1e-9 < due[-1] < 1:
         statistic, filled[-1] = statistic - (seen[-1] - due[-1]) ** 2 / due[-1], False
-    return Fit(float(statistic), max(int(filled.sum()) - 1, 0), int(counts[law <= 0].sum()))
+    return Fit(float(statistic), max(int(filled.sum()) - 1, 0), int(counts[distribution <= 0].sum()))
 
 
 def pair_p_values(outputs: Tensor, joint: Tensor) -> list[float]:
@@ -79,13 +79,13 @@ def pair_p_values(outputs: Tensor, joint: Tensor) -> list[float]:
     values = []
     for first in range(length - 1):
         others = [axis for axis in range(length) if axis not in (first, first + 1)]
-        law = joint.sum(others).flatten() if others else joint.flatten()
+        distribution = joint.sum(others).flatten() if others else joint.flatten()
         counts = torch.bincount(outputs[:, first] * size + outputs[:, first + 1], minlength=size * size)
-        values.append(chi_square(counts, law).p_value)
+        values.append(chi_square(counts, distribution).p_value)
     return values
 
 
-def reference_law(logits: Tensor, sampler: Sampler) -> Tensor:
+def reference_distribution(logits: Tensor, sampler: Sampler) -> Tensor:
     """What the promise means, by transformers' own warpers. logits: [1 or 2, m, V] -> [m, V]."""
     rows = logits.double()
     scores = rows[0]
@@ -103,13 +103,13 @@ def reference_law(logits: Tensor, sampler: Sampler) -> Tensor:
 
 
 def check_outputs(run: Run, joint: Tensor, label: object) -> None:
-    """Assert that a run's first tokens follow a joint law."""
+    """Assert that a run's first tokens follow a joint distribution."""
     outputs = torch.tensor([row[: joint.dim()] for row in run.outputs])
     values = pair_p_values(outputs, joint)
     assert min(values) > ALARM, f"{label}: p-values of the pairs {values}"
 
 
-def check_law(
+def check_distribution(
     target: TableTarget,
     drafter: Drafter,
     rule: AcceptanceRule,
@@ -120,12 +120,12 @@ def check_law(
     length: int = LENGTH,
     prompts: Sequence[Sequence[int]] = ((1, 2),),
 ) -> None:
-    """Assert that the loop's output law is the target's: rows of one batch are independent samples.
+    """Assert that the loop's output distribution is the target's: rows of one batch are independent samples.
 
     Args:
         prompts: one prompt; or, under guidance, the conditional and the unconditional one.
     """
-    joint = target.joint(prompts, length, lambda logits: reference_law(logits, sampler))
+    joint = target.joint(prompts, length, lambda logits: reference_distribution(logits, sampler))
     assert abs(float(joint.sum()) - 1) < 1e-9
     negatives = [prompts[1]] * samples if len(prompts) > 1 else None
     for seed in seeds:

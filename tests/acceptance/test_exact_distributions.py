@@ -1,4 +1,4 @@
-"""L0: in closed form, every rejection rule gives the target's law, and accepts as often as theory says."""
+"""L0: in closed form, every rejection rule gives the target's distribution, and accepts as often as theory says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from mmspec.acceptance.rejection import KSequential, RecursiveRejection, SpeculativeSampling
 from mmspec.decoding.draft import DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
-from tests.acceptance.exact_law import check, edge_laws, exact_law, rows
+from tests.acceptance.exact_distribution import check, edge_distributions, exact_distribution, rows
 from tests.contracts.toy import dirichlet
 
 IID, WITHOUT = DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
@@ -29,42 +29,42 @@ CASES = [
 NAMES = [f"{type(rule).__name__}-{k}-{kind.value}" for rule, k, kind in CASES]
 
 
-def random_laws(count: int = 20, vocabulary: int = 5) -> tuple[Tensor, Tensor]:
+def random_distributions(count: int = 20, vocabulary: int = 5) -> tuple[Tensor, Tensor]:
     p, q = dirichlet(2, count, vocabulary, seed=5)
     return p, q
 
 
 @pytest.mark.parametrize(("rule", "siblings", "kind"), CASES, ids=NAMES)
-def test_the_output_law_is_the_targets(rule: AcceptanceRule, siblings: int, kind: DraftKind) -> None:
-    p, q = random_laws()
-    check(exact_law(rule, p, q, siblings, kind), p)
+def test_the_output_distribution_is_the_targets(rule: AcceptanceRule, siblings: int, kind: DraftKind) -> None:
+    p, q = random_distributions()
+    check(exact_distribution(rule, p, q, siblings, kind), p)
 
 
 @pytest.mark.parametrize(("rule", "siblings", "kind"), CASES, ids=NAMES)
-def test_the_output_law_is_the_targets_at_every_edge(
+def test_the_output_distribution_is_the_targets_at_every_edge(
     rule: AcceptanceRule, siblings: int, kind: DraftKind
 ) -> None:
     """Without replacement some leave fewer tokens than siblings: what stands there is no candidate."""
-    p, q = edge_laws()
-    check(exact_law(rule, p, q, siblings, kind), p)
+    p, q = edge_distributions()
+    check(exact_distribution(rule, p, q, siblings, kind), p)
 
 
 @pytest.mark.parametrize(("rule", "siblings", "kind"), CASES, ids=NAMES)
 def test_a_vocabulary_of_one_leaves_no_choice(rule: AcceptanceRule, siblings: int, kind: DraftKind) -> None:
-    law = exact_law(rule, rows([1.0]), rows([1.0]), siblings, kind)
-    check(law, rows([1.0]))
-    assert law.acceptance == 1.0
+    distribution = exact_distribution(rule, rows([1.0]), rows([1.0]), siblings, kind)
+    check(distribution, rows([1.0]))
+    assert distribution.acceptance == 1.0
 
 
-def test_one_draw_is_accepted_with_the_overlap_of_the_laws() -> None:
-    p, q = random_laws()
+def test_one_draw_is_accepted_with_the_overlap_of_the_distributions() -> None:
+    p, q = random_distributions()
     overlap = torch.minimum(p, q).sum(-1)
     for rule in (SpeculativeSampling(), RecursiveRejection(), KSequential()):
-        assert torch.allclose(exact_law(rule, p, q, 1, IID).acceptance, overlap, rtol=0, atol=1e-11)
+        assert torch.allclose(exact_distribution(rule, p, q, 1, IID).acceptance, overlap, rtol=0, atol=1e-11)
 
 
 def test_k_sequential_accepts_with_one_minus_the_kth_power_and_grows_with_k() -> None:
-    p, q = random_laws()
+    p, q = random_distributions()
     rates = []
     for k in (1, 2, 3):
         count = torch.full((len(p), 1), float(k), dtype=torch.float64)
@@ -72,7 +72,7 @@ def test_k_sequential_accepts_with_one_minus_the_kth_power_and_grows_with_k() ->
         b = torch.minimum(q, p / rho).sum(-1)
         assert ((rho >= 1) & (rho <= k)).all()
         assert torch.allclose(1 - (1 - b) ** k, rho[:, 0] * b, rtol=0, atol=1e-9), "rho solves its equation"
-        rates.append(exact_law(KSequential(), p, q, k, IID).acceptance)
+        rates.append(exact_distribution(KSequential(), p, q, k, IID).acceptance)
         assert torch.allclose(rates[-1], 1 - (1 - b) ** k, rtol=0, atol=1e-11)
     assert (rates[0] <= rates[1] + 1e-12).all() and (rates[1] <= rates[2] + 1e-12).all()
 
@@ -81,27 +81,27 @@ def test_the_known_figures_of_two_candidates_come_out() -> None:
     """text-speculation.md 2.2: p = (1, 0), q = (.5, .5), two candidates."""
     p, q = rows([1.0, 0.0]), rows([0.5, 0.5])
     figures = {
-        0.75: exact_law(KSequential(), p, q, 2, IID),
-        0.75 + 1e-15: exact_law(RecursiveRejection(), p, q, 2, IID),
-        1.0: exact_law(RecursiveRejection(), p, q, 2, WITHOUT),
+        0.75: exact_distribution(KSequential(), p, q, 2, IID),
+        0.75 + 1e-15: exact_distribution(RecursiveRejection(), p, q, 2, IID),
+        1.0: exact_distribution(RecursiveRejection(), p, q, 2, WITHOUT),
     }
-    for expected, law in figures.items():
-        assert abs(float(law.acceptance) - expected) < 1e-11
+    for expected, distribution in figures.items():
+        assert abs(float(distribution.acceptance) - expected) < 1e-11
     assert abs(float(KSequential().solve(p, q, rows([2.0]))) - 1.5) < 1e-9
 
 
 def test_without_replacement_accepts_most_and_every_further_sibling_helps() -> None:
     """The order of the figures in text-speculation.md 2.2."""
-    p, q = random_laws(20)
-    single = exact_law(SpeculativeSampling(), p, q, 1, IID).acceptance.mean()
-    recursive = exact_law(RecursiveRejection(), p, q, 3, IID).acceptance.mean()
-    sequential = exact_law(KSequential(), p, q, 3, IID).acceptance.mean()
-    without = exact_law(RecursiveRejection(), p, q, 3, WITHOUT).acceptance.mean()
+    p, q = random_distributions(20)
+    single = exact_distribution(SpeculativeSampling(), p, q, 1, IID).acceptance.mean()
+    recursive = exact_distribution(RecursiveRejection(), p, q, 3, IID).acceptance.mean()
+    sequential = exact_distribution(KSequential(), p, q, 3, IID).acceptance.mean()
+    without = exact_distribution(RecursiveRejection(), p, q, 3, WITHOUT).acceptance.mean()
     assert single < recursive < sequential < without
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equal_laws_never_divide_by_zero(dtype: torch.dtype) -> None:
+def test_equal_distributions_never_divide_by_zero(dtype: torch.dtype) -> None:
     """transformers' `_speculative_sampling` gives NaN here."""
     p = torch.tensor([[0.1, 0.2, 0.7], [1.0, 0.0, 0.0]], dtype=dtype)
     from mmspec.acceptance.rejection import residual

@@ -1,4 +1,4 @@
-"""The exact output law of a rejection rule at one place, read off the rule's own code.
+"""The exact output distribution of a rejection rule at one place, read off the rule's own code.
 
 Every tuple of siblings is a row. A rule compares one uniform per sibling with a threshold; the threshold is
 found by bisection on that uniform, so the integral over the uniforms is exact, and what is drawn from in the
@@ -38,7 +38,7 @@ class Dial(RandomStream):
 
 @contextmanager
 def caught_draws() -> Iterator[list[Tensor]]:
-    """The laws that a rule hands to `draw`."""
+    """The distributions that a rule hands to `draw`."""
     caught: list[Tensor] = []
     real = rejection.draw
 
@@ -53,8 +53,8 @@ def caught_draws() -> Iterator[list[Tensor]]:
 
 
 @dataclass(frozen=True)
-class Law:
-    """Output law [C, V], probability [C] that some candidate is accepted, and the variation [C] reported."""
+class Distribution:
+    """Output distribution [C, V], probability [C] that some candidate is accepted, and the variation [C] reported."""
 
     output: Tensor
     acceptance: Tensor
@@ -82,14 +82,16 @@ def sibling_tuples(q: Tensor, siblings: int, kind: DraftKind) -> tuple[Tensor, T
     return case[drawn], tokens[drawn], weight[drawn]
 
 
-def exact_law(rule: AcceptanceRule, p: Tensor, q: Tensor, siblings: int, kind: DraftKind) -> Law:
+def exact_distribution(
+    rule: AcceptanceRule, p: Tensor, q: Tensor, siblings: int, kind: DraftKind
+) -> Distribution:
     """Integrate a rule over honest draws from q. p, q: [C, V] float64."""
     case, tokens, weight = sibling_tuples(q, siblings, kind)
     return integrate(rule, p, q, kind, case, tokens, weight)
 
 
-def point_law(rule: AcceptanceRule, p: Tensor, tokens: Tensor) -> Law:
-    """The law for deterministic candidates: every row of p [R, V] has its own siblings, tokens [R, k]."""
+def point_distribution(rule: AcceptanceRule, p: Tensor, tokens: Tensor) -> Distribution:
+    """The distribution for deterministic candidates: every row of p [R, V] has its own siblings, tokens [R, k]."""
     case, one_hot = torch.arange(len(p)), torch.zeros_like(p)
     return integrate(rule, p, one_hot, DraftKind.POINT, case, tokens, torch.ones_like(p[:, 0]))
 
@@ -102,12 +104,12 @@ def integrate(
     case: Tensor,
     tokens: Tensor,
     weight: Tensor,
-) -> Law:
+) -> Distribution:
     """Integrate a rule over the uniforms. Rows are sibling tuples: tokens [R, k] of case [R], weight [R]."""
     rows, siblings = tokens.shape
     nodes = torch.cat([torch.zeros(rows, 1, dtype=torch.long), tokens], 1)
-    laws = q[case][:, None].repeat(1, siblings + 1, 1)
-    draft = Draft.tree(nodes, [0] * (siblings + 1), kind, None if kind is DraftKind.POINT else laws)
+    distributions = q[case][:, None].repeat(1, siblings + 1, 1)
+    draft = Draft.tree(nodes, [0] * (siblings + 1), kind, None if kind is DraftKind.POINT else distributions)
     scores = Scores(p[case].log()[:, None].expand(-1, siblings + 1, -1), greedy=False)
     emitted = torch.ones(rows, dtype=torch.long)
     reported: list[Tensor] = []
@@ -137,14 +139,14 @@ def integrate(
     output.index_add_(0, case, rejected)
     # the total variation that the rule reports, averaged over the draws
     tv = [torch.zeros(len(p), dtype=p.dtype).index_add_(0, case, weight * each) for each in reported]
-    return Law(output, 1 - refused, tv[0] if tv else None)
+    return Distribution(output, 1 - refused, tv[0] if tv else None)
 
 
 def rows(*values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def edge_laws() -> tuple[Tensor, Tensor]:
+def edge_distributions() -> tuple[Tensor, Tensor]:
     """p and q of the edges in reliability.md section 3, one a row."""
     general = [0.1, 0.2, 0.3, 0.4]
     pairs = [
@@ -164,15 +166,15 @@ def edge_laws() -> tuple[Tensor, Tensor]:
     return rows(*(p for p, _ in pairs)), rows(*(q for _, q in pairs))
 
 
-def check(law: Law, p: Tensor) -> None:
-    error = (law.output - p).abs().amax(-1)
-    assert not law.output.isnan().any()
+def check(distribution: Distribution, p: Tensor) -> None:
+    error = (distribution.output - p).abs().amax(-1)
+    assert not distribution.output.isnan().any()
     assert error.max() < EXACT, (
-        f"case {int(error.argmax())}: {law.output[error.argmax()]} is not {p[error.argmax()]}"
+        f"case {int(error.argmax())}: {distribution.output[error.argmax()]} is not {p[error.argmax()]}"
     )
 
 
 def check_edges() -> None:
-    """The edges under three siblings without replacement, where some laws have fewer tokens than that."""
-    p, q = edge_laws()
-    check(exact_law(rejection.RecursiveRejection(), p, q, 3, DraftKind.WITHOUT_REPLACEMENT), p)
+    """The edges under three siblings without replacement, where some distributions have fewer tokens than that."""
+    p, q = edge_distributions()
+    check(exact_distribution(rejection.RecursiveRejection(), p, q, 3, DraftKind.WITHOUT_REPLACEMENT), p)

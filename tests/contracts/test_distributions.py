@@ -1,7 +1,7 @@
-"""L0 by sampling: the pair law of every exact rule, through the loop, with a table as the target.
+"""L0 by sampling: the pair distribution of every exact rule, through the loop, with a table as the target.
 
-Rows of one batch have keys of their own, so 20,000 rows are 20,000 independent samples. `laws.py` computes
-the alarm threshold.
+Rows of one batch have keys of their own, so 20,000 rows are 20,000 independent samples. `distributions.py`
+computes the alarm threshold.
 """
 
 from __future__ import annotations
@@ -16,9 +16,16 @@ from mmspec.decoding.interfaces import AcceptanceRule, Drafter
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.none import NoDrafter
-from tests.contracts.laws import ALARM, SAMPLES, SEEDS, check_law, chi_square, reference_law
+from tests.contracts.distributions import (
+    ALARM,
+    SAMPLES,
+    SEEDS,
+    check_distribution,
+    chi_square,
+    reference_distribution,
+)
 from tests.contracts.running import decode
-from tests.contracts.toy import TableTarget, dirichlet, toy_law, toy_target
+from tests.contracts.toy import TableTarget, dirichlet, toy_distribution, toy_target
 from tests.oracles import RandomTreeDrafter, SampledTreeDrafter
 
 IID, WITHOUT = DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
@@ -26,11 +33,11 @@ PAIRS: dict[str, tuple[AcceptanceRule, Drafter]] = {
     "plain": (SampleAndMatch(), NoDrafter()),
     "match-copy": (SampleAndMatch(), CopyDrafter(3, min_match=1)),
     "match-random-trees": (SampleAndMatch(), RandomTreeDrafter(9, 6)),
-    "match-sampled-tree": (SampleAndMatch(), SampledTreeDrafter(toy_law(), (3, 2), WITHOUT)),
-    "speculative-chain": (SpeculativeSampling(), SampledTreeDrafter(toy_law(), (1, 1, 1), IID)),
-    "recursive-iid": (RecursiveRejection(), SampledTreeDrafter(toy_law(), (3, 2), IID)),
-    "recursive-without": (RecursiveRejection(), SampledTreeDrafter(toy_law(), (3, 2), WITHOUT)),
-    "k-sequential": (KSequential(), SampledTreeDrafter(toy_law(), (3, 2), IID)),
+    "match-sampled-tree": (SampleAndMatch(), SampledTreeDrafter(toy_distribution(), (3, 2), WITHOUT)),
+    "speculative-chain": (SpeculativeSampling(), SampledTreeDrafter(toy_distribution(), (1, 1, 1), IID)),
+    "recursive-iid": (RecursiveRejection(), SampledTreeDrafter(toy_distribution(), (3, 2), IID)),
+    "recursive-without": (RecursiveRejection(), SampledTreeDrafter(toy_distribution(), (3, 2), WITHOUT)),
+    "k-sequential": (KSequential(), SampledTreeDrafter(toy_distribution(), (3, 2), IID)),
 }
 WARPS = {
     "T=0.5": Sampler(temperature=0.5),
@@ -42,9 +49,9 @@ WARPS = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_neighbouring_pairs_follow_the_targets_law(name: str) -> None:
+def test_neighbouring_pairs_follow_the_targets_distribution(name: str) -> None:
     rule, drafter = PAIRS[name]
-    check_law(toy_target(), drafter, rule, Sampler(temperature=1.0))
+    check_distribution(toy_target(), drafter, rule, Sampler(temperature=1.0))
 
 
 @pytest.mark.parametrize(
@@ -57,24 +64,26 @@ def test_neighbouring_pairs_follow_the_targets_law(name: str) -> None:
         ("match-random-trees", "top_p=0.8"),
     ],
 )
-def test_the_law_is_the_warped_one(name: str, warp: str) -> None:
+def test_the_distribution_is_the_warped_one(name: str, warp: str) -> None:
     rule, drafter = PAIRS[name]
-    check_law(toy_target(), drafter, rule, WARPS[warp], seeds=SEEDS[:1])
+    check_distribution(toy_target(), drafter, rule, WARPS[warp], seeds=SEEDS[:1])
 
 
 @pytest.mark.parametrize("name", ["match-random-trees", "speculative-chain", "recursive-without"])
 def test_guidance_of_three_combines_logits_before_everything_else(name: str) -> None:
     rule, drafter = PAIRS[name]
     sampler = Sampler(temperature=1.0, top_k=4, guidance_scale=3.0)
-    check_law(toy_target(tables=2), drafter, rule, sampler, seeds=SEEDS[:1], prompts=((0, 2), (1, 4)))
+    check_distribution(
+        toy_target(tables=2), drafter, rule, sampler, seeds=SEEDS[:1], prompts=((0, 2), (1, 4))
+    )
 
 
 @pytest.mark.parametrize("name", ["speculative-chain", "recursive-without"])
-def test_one_hot_draft_laws_and_token_zero_are_no_exception(name: str) -> None:
+def test_one_hot_draft_distributions_and_token_zero_are_no_exception(name: str) -> None:
     rule, drafter = PAIRS[name]
     assert isinstance(drafter, SampledTreeDrafter)
     zero = torch.nn.functional.one_hot(torch.tensor([0, 0, 3, 2, 0, 1]), 6).double()
-    check_law(
+    check_distribution(
         toy_target(),
         SampledTreeDrafter(zero, drafter.widths, drafter.kind),
         rule,
@@ -84,28 +93,28 @@ def test_one_hot_draft_laws_and_token_zero_are_no_exception(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["speculative-chain", "recursive-without", "k-sequential"])
-def test_a_draft_law_equal_to_the_targets_is_accepted_whole(name: str) -> None:
+def test_a_draft_distribution_equal_to_the_targets_is_accepted_whole(name: str) -> None:
     rule, drafter = PAIRS[name]
     assert isinstance(drafter, SampledTreeDrafter)
-    law = dirichlet(6, 6, seed=9)
-    target = TableTarget(law.log()[None, None].expand(1, 6, 6, 6))  # [b] whatever came before
-    equal = SampledTreeDrafter(law, drafter.widths, drafter.kind)
+    distribution = dirichlet(6, 6, seed=9)
+    target = TableTarget(distribution.log()[None, None].expand(1, 6, 6, 6))  # [b] whatever came before
+    equal = SampledTreeDrafter(distribution, drafter.widths, drafter.kind)
     run = decode(target, [(1, 2)] * 500, equal, rule, Sampler(1.0), max_new_tokens=9)
     assert min(min(e.from_draft) for e in run.emissions[1:2]) == len(drafter.widths)
-    check_law(target, equal, rule, Sampler(1.0), seeds=SEEDS[:1])
+    check_distribution(target, equal, rule, Sampler(1.0), seeds=SEEDS[:1])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_first_place_is_accepted_with_the_overlap_of_the_laws(seed: int) -> None:
+def test_the_first_place_is_accepted_with_the_overlap_of_the_distributions(seed: int) -> None:
     """Mean accepted = sum of min(p, q) within four sigma, for every token that may stand before."""
-    target, q, sampler = toy_target(), toy_law(), Sampler(temperature=1.0)
+    target, q, sampler = toy_target(), toy_distribution(), Sampler(temperature=1.0)
     drafter = SampledTreeDrafter(q, (1,), IID)
     run = decode(
         target, [(1, 2)] * SAMPLES, drafter, SpeculativeSampling(), sampler, max_new_tokens=3, seed=seed
     )
     first = torch.tensor(run.emissions[0].tokens)[:, 0]
     taken = torch.tensor(run.emissions[1].from_draft).double()
-    p = reference_law(target.logits[0, 2][None], sampler)  # [V, V]: after 2 and the first token
+    p = reference_distribution(target.logits[0, 2][None], sampler)  # [V, V]: after 2 and the first token
     overlap = torch.minimum(p, q).sum(-1)
     for token in range(6):
         here = taken[first == token]
@@ -117,13 +126,13 @@ def test_the_first_place_is_accepted_with_the_overlap_of_the_laws(seed: int) -> 
 
 
 def test_the_test_itself_is_calibrated() -> None:
-    """Draws from the law itself: p-values are uniform, so the share below 5 % is 5 % within four sigma."""
-    law = dirichlet(36, seed=3)
+    """Draws from the distribution itself: p-values are uniform, so the share below 5 % is 5 % within four sigma."""
+    distribution = dirichlet(36, seed=3)
     generator = torch.Generator().manual_seed(0)
     values = []
     for _ in range(400):
-        draws = torch.multinomial(law, SAMPLES, replacement=True, generator=generator)
-        values.append(chi_square(torch.bincount(draws, minlength=36), law).p_value)
+        draws = torch.multinomial(distribution, SAMPLES, replacement=True, generator=generator)
+        values.append(chi_square(torch.bincount(draws, minlength=36), distribution).p_value)
     low = sum(value < 0.05 for value in values) / 400
     assert abs(low - 0.05) < 4 * (0.05 * 0.95 / 400) ** 0.5 and min(values) > ALARM
 

@@ -1,4 +1,4 @@
-"""Laws under top-k, kept as pairs: what is stored between rounds need not be as wide as the vocabulary."""
+"""Distributions under top-k, kept as pairs: what is stored between rounds need not be as wide as the vocabulary."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ TOKEN_BYTES, SHARE_BYTES = 4, 4
 
 
 @dataclass(frozen=True)
-class SparseLaw:
-    """Laws of which at most k tokens have mass.
+class SparseDistribution:
+    """Distributions of which at most k tokens have mass.
 
     Attributes:
         tokens: [..., k] int32 token ids.
@@ -25,19 +25,19 @@ class SparseLaw:
     vocabulary: int
 
     @classmethod
-    def of(cls, law: Tensor, count: int) -> SparseLaw:
-        """The `count` likeliest tokens of laws [..., V], normalised.
+    def of(cls, distribution: Tensor, count: int) -> SparseDistribution:
+        """The `count` likeliest tokens of distributions [..., V], normalised.
 
-        Ties may let top-k keep more tokens than k. The result is then another law, so draw from it, and not
-        from the one that it was made of.
+        Ties may let top-k keep more tokens than k. The result is then another distribution, so draw from it,
+        and not from the one that it was made of.
         """
-        shares, tokens = law.topk(count, dim=-1)
-        total = shares.sum(-1, keepdim=True).clamp_min(torch.finfo(law.dtype).tiny)
-        return cls(tokens.int(), shares / total, law.shape[-1])
+        shares, tokens = distribution.topk(count, dim=-1)
+        total = shares.sum(-1, keepdim=True).clamp_min(torch.finfo(distribution.dtype).tiny)
+        return cls(tokens.int(), shares / total, distribution.shape[-1])
 
     @staticmethod
     def pays(count: int, vocabulary: int, share_bytes: int = SHARE_BYTES) -> bool:
-        """Whether pairs take less memory than whole laws."""
+        """Whether pairs take less memory than whole distributions."""
         return count * (TOKEN_BYTES + share_bytes) < vocabulary * share_bytes
 
     def dense(self) -> Tensor:
