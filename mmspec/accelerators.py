@@ -1,242 +1,199 @@
-"""Named presets: drafter x acceptance rule. Refuses pairings whose promise would not hold.
+"""Typed presets of accelerators, and their names.
 
-Adding a method adds one line here.
+Adding a method adds a preset here; a head that drafts needs none (`mmspec.heads`).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypedDict, Unpack, get_args, get_type_hints
 
+from transformers import PreTrainedModel
+
+from mmspec.acceleration import Accelerator, default_rule, pair
 from mmspec.acceptance import ACCEPTANCE_RULES
-from mmspec.decoding.draft import DraftKind
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Target
-from mmspec.decoding.parallel import Schedule, decode_cells
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler, is_integer, require_number
-from mmspec.decoding.sequences import Emission, Sequences
-from mmspec.decoding.speculative import speculate
-from mmspec.decoding_orders import SCHEDULES
+from mmspec.acceptance.budget import Budget
+from mmspec.acceptance.cool import Cool
+from mmspec.decoding_orders.staircase import Staircase
 from mmspec.drafters import DRAFTERS
-from mmspec.drafting.length import CostModel, PacedDrafter
+from mmspec.drafters.copy import CopyDrafter
+from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.drafters.jacobi import JacobiDrafter
+from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.heads import HEADS
 from mmspec.registry import did_you_mean
+from mmspec.targets import CausalTarget, adapt
+from mmspec.validation import is_integer
 
-LENGTHS = ("fixed", "confidence", "cost")
-DEFAULT_STOP = 0.3
+
+class WindowOptions(TypedDict, total=False):
+    """Options of a Jacobi window, as of `JacobiDrafter`."""
+
+    window: int
+    coupling: str
+    init: str
+    tail_depth: int
+    tail_children: int
+
+
+class TreeOptions(TypedDict, total=False):
+    """Options of a head's drafter; `tree` not of FLASH, `block` of FLASH alone."""
+
+    num_draft_tokens: int | None
+    depth: int | None
+    top_k: int | None
+    tree: str | Sequence[int]
+    block: int | None
+
+
+def none() -> Accelerator:
+    """Plain decoding through the same loop."""
+    return pair("none", NoDrafter())
+
+
+def copy(num_draft_tokens: int = 10, min_match: int = 2) -> Accelerator:
+    """Prompt look-up by a suffix automaton (2411.10666); options as of `CopyDrafter`."""
+    return pair("copy", CopyDrafter(num_draft_tokens, min_match))
+
+
+def draft_model(
+    model: PreTrainedModel | CausalTarget, num_draft_tokens: int = 5, sampling: str = "coupled"
+) -> Accelerator:
+    """Drafts of a smaller model of the same tokenizer (2211.17192); options as of `DraftModelDrafter`."""
+    reader = model if isinstance(model, CausalTarget) else adapt(model)
+    return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, sampling))
+
+
+def trained_head(name: str, model: PreTrainedModel, **tree: Unpack[TreeOptions]) -> Accelerator:
+    """Drafts of a loaded head that was trained for the target.
+
+    Args:
+        name: a key of `mmspec.heads.HEADS`.
+        model: of that kind.
+        tree: options of its drafter.
+    """
+    drafter: Any = DRAFTERS[name]
+    return pair(name, drafter(model, **tree))
+
+
+def zipar(zipar_window: int | None = None, adaptive: bool = False) -> Accelerator:
+    """ZipAR (2412.04062): rows of an image decoded as a staircase; options as of `Staircase`."""
+    staircase = Staircase(zipar_window, adaptive)
+    return Accelerator("zipar", NoDrafter(), default_rule(staircase), staircase)
+
+
+def sjd(**window: Unpack[WindowOptions]) -> Accelerator:
+    """Speculative Jacobi decoding (2410.01699), exact."""
+    return pair("sjd", JacobiDrafter(**window))
+
+
+def gsd(delta: float = 0.1, group_size: int = 14, **window: Unpack[WindowOptions]) -> Accelerator:
+    """The delta-budget rule over groups of tokens of like probability, after GSD (2508.07747)."""
+    rule = Budget(delta, "groups", group_size=group_size)
+    return Accelerator("gsd", JacobiDrafter(**window), rule)
+
+
+def lantern(
+    delta: float = 0.1, neighbours: int = 100, metric: str = "l2", **window: Unpack[WindowOptions]
+) -> Accelerator:
+    """The delta-budget rule over neighbours in the codebook, after LANTERN (2410.03355)."""
+    rule = Budget(delta, "neighbours", neighbours, metric)
+    return Accelerator("lantern", JacobiDrafter(**window), rule)
+
+
+def cool(
+    omega: float = 2.0, nu: float = 0.7, mu: float = 0.0, **window: Unpack[WindowOptions]
+) -> Accelerator:
+    """COOL-SD's annealed relaxation (2601.09212) on a Jacobi window; lossy."""
+    return Accelerator("cool", JacobiDrafter(**window), Cool(omega, nu, mu))
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A line of the table of accelerators.
+    """Named accelerator, as `accelerator=` takes it.
 
     Attributes:
-        drafter, acceptance: names in the registries; the rule is a default that callers may replace.
-        summary: what it does, in a sentence.
-        source: the paper.
-        needs_draft_model: True if it needs `drafter=`, the folder or id of a draft model.
-        otherwise: the default rules, in this order, where options of the drafter change what it proposes and
-            `acceptance` is not sound for that.
-        schedule: the name of an order of cells, for images that are not decoded token after token.
-        options: defaults of the preset, for whichever of drafter, rule and schedule has such an option.
+        make: the typed function; it takes the loaded `model` first where one is needed.
+        summary: what it does, for the table of accelerators.
+        source: the paper's arXiv id.
+        needs: what `drafter=` has to be, in words; None where nothing is needed.
     """
 
-    drafter: str
-    acceptance: str
+    make: Callable[..., Accelerator]
     summary: str
-    source: str
-    needs_draft_model: bool = False
-    otherwise: tuple[str, ...] = ()
-    schedule: str | None = None
-    options: Mapping[str, object] = field(default_factory=dict)
+    source: str = "-"
+    needs: str | None = None
 
     @property
-    def needs(self) -> str | None:
-        """What `drafter=` has to be, in words; None where nothing is needed."""
-        if not self.needs_draft_model:
-            return None
-        return (
-            "a smaller model with the target's tokenizer"
-            if self.drafter == "draft_model"
-            else "a head that was trained for the target"
-        )
+    def options(self) -> set[str]:
+        """Names of the options that `make` takes, the model not among them."""
+        make = self.make
+        return keywords(DRAFTERS[make.args[0]] if isinstance(make, partial) else make) - {"model"}
 
     @property
-    def exactness(self) -> str:
-        """What the schedule or the default rule promises: "exact", "bounded" or "lossy"."""
-        if self.schedule is not None:
-            return SCHEDULES[self.schedule].exactness
-        return ACCEPTANCE_RULES[self.acceptance].exactness
+    def promise(self) -> tuple[str, str | None]:
+        """The promise with default options: "exact", "bounded" or "lossy"; and the bound in words, if any."""
+        if self.needs is not None:  # all of these are judged by the default rule
+            return "exact", None
+        made = self.make()
+        if made.order is not None:
+            return made.order.exactness, None
+        return made.rule.exactness, made.rule.bound
 
 
-ACCELERATORS: dict[str, Preset] = {
-    "none": Preset("none", "sample_and_match", "plain decoding through the same loop", "-"),
-    "copy": Preset(
-        "copy", "sample_and_match", "copies the continuation of the longest suffix seen before", "2411.10666"
-    ),
+NEEDS_HEAD = "a head that was trained for the target"
+ACCELERATORS = {
+    "none": Preset(none, "plain decoding through the same loop"),
+    "copy": Preset(copy, "copies the continuation of the longest suffix seen before", "2411.10666"),
     "draft_model": Preset(
-        "draft_model", "sample_and_match", "a smaller model of the same tokenizer drafts", "2211.17192", True
+        draft_model,
+        "a smaller model of the same tokenizer drafts",
+        "2211.17192",
+        "a smaller model with the target's tokenizer",
     ),
-    "eagle": Preset(
-        "eagle",
-        "sample_and_match",
-        "a trained head grows a tree from the target's hidden states",
-        "2406.16858",
-        True,
-    ),
-    "eagle3": Preset(
-        "eagle3",
-        "sample_and_match",
-        "as `eagle`, from hidden states of three depths and over a vocabulary of its own",
-        "2503.01840",
-        True,
-    ),
-    "flash": Preset(
-        "flash",
-        "sample_and_match",
-        "a trained head reads compressed images and drafts a block of tokens in each pass, as a tree",
-        "2505.12728",
-        True,
-    ),
-    "medusa": Preset(
-        "medusa",
-        "sample_and_match",
-        "trained heads on one hidden state of the target each draft a token of their own",
-        "2401.10774",
-        True,
-    ),
-    "hydra": Preset(
-        "hydra",
-        "sample_and_match",
-        "as `medusa`, by heads that are told which tokens the heads before them chose",
-        "2402.05109",
-        True,
-    ),
+    **{
+        name: Preset(partial(trained_head, name), head.summary, head.source, NEEDS_HEAD)
+        for name, head in HEADS.items()
+    },
     "zipar": Preset(
-        "none",
-        "speculative_sampling",
-        "nothing: rows of an image run as a staircase, `zipar_window` cells apart",
-        "2412.04062",
-        schedule="staircase",
+        zipar, "nothing: rows of an image run as a staircase, `zipar_window` cells apart", "2412.04062"
     ),
     "sjd": Preset(
-        "jacobi",
-        "speculative_sampling",
+        sjd,
         "the target itself: it fills a window of places and redraws them round after round",
         "2410.01699",
-        otherwise=("recursive_rejection", "sample_and_match"),
     ),
     "gsd": Preset(
-        "jacobi",
-        "budget",
+        gsd,
         "as `sjd`; spends delta on groups of tokens of like probability, after GSD "
         "(published rule: `acceptance=grouped`)",
         "2508.07747",
-        options={"relaxation": "groups"},
     ),
     "lantern": Preset(
-        "jacobi",
-        "budget",
+        lantern,
         "as `sjd`; spends delta on tokens whose neighbours in the codebook are likely, after LANTERN "
         "(published rule: `acceptance=lantern`)",
         "2410.03355",
-        options={"relaxation": "neighbours"},
     ),
     "cool": Preset(
-        "jacobi",
-        "cool",
+        cool,
         "as `sjd`; accepts more at the first place of the window, and with `nu` below 0.69 at later ones",
         "2601.09212",
     ),
 }
 
 
-@dataclass(frozen=True)
-class Accelerator:
-    """A drafter with a rule that is sound for it; or a schedule, with a rule for what it puts on trial.
-
-    Attributes:
-        costs: what each size of a draft is known to pay, by batch size, where that chooses the size; None
-            where sizes are fixed. It fills as batches are decoded.
-
-    Raises:
-        InputError: the rule is not sound for what the drafter proposes, or there are no sizes to choose from.
-    """
-
-    name: str
-    drafter: Drafter
-    rule: AcceptanceRule
-    schedule: Schedule | None = None
-    costs: dict[int, CostModel] | None = None
-
-    def __post_init__(self) -> None:
-        if self.costs is not None and not self.drafter.sizes:
-            raise InputError("length", "cost", f"'fixed': drafts of {self.name!r} have one size")
-        proposer = self.drafter if self.schedule is None else self.schedule
-        if not is_sound(type(self.rule), proposer):
-            sound = sorted(rule for rule in ACCEPTANCE_RULES if is_sound(ACCEPTANCE_RULES[rule], proposer))
-            shape = "trees" if proposer.branches else "chains"
-            raise InputError(
-                "acceptance",
-                type(self.rule).__name__,
-                f"it is not sound for {proposer.kind.value} {shape} and would bias the output; "
-                f"for {self.name} with these options use one of: {', '.join(sound)}",
-            )
-
-    @property
-    def exactness(self) -> str:
-        return self.rule.promise if self.schedule is None else self.schedule.exactness
-
-    def fit(self, target: Target[Any]) -> Accelerator:
-        """This accelerator for that target.
-
-        Raises:
-            InputError: the drafter, the rule or the schedule does not fit the target.
-        """
-        schedule = None if self.schedule is None else self.schedule.fit(target)
-        drafter, rule = self.drafter.fit(target), self.rule.fit(target)
-        costs: dict[int, CostModel] | None = None if self.costs is None else {}
-        return replace(self, drafter=drafter, rule=rule, schedule=schedule, costs=costs)
-
-    def decode(
-        self,
-        target: Any,
-        sampler: Sampler,
-        requests: Sequence[Request],
-        sequences: Sequences,
-        random: RandomStream,
-    ) -> Iterator[Emission]:
-        """Decode a batch with the loop that this accelerator is for; see `speculate` and `decode_cells`."""
-        batch = sampler, requests, sequences, random
-        if self.schedule is not None:
-            return decode_cells(target, self.schedule, self.rule, *batch)
-        drafter = self.drafter if self.costs is None else PacedDrafter(self.drafter, self.costs)
-        return speculate(target, drafter, self.rule, *batch)
-
-    def check(self, sampler: Sampler) -> None:
-        """Raise InputError if the rule's promise does not hold for this way of sampling."""
-        if self.rule.greedy_only and not sampler.greedy:
-            raise InputError(
-                "temperature",
-                sampler.temperature,
-                "acceptance='greedy' holds at temperature 0 only; use sample_and_match",
-            )
-
-
-def is_sound(rule: type[AcceptanceRule], proposer: Drafter | Schedule) -> bool:
-    """True if the rule's promise holds for what is proposed."""
-    return proposer.kind in rule.sound_for and not (rule.chains_only and proposer.branches)
-
-
 def list_accelerators() -> list[str]:
-    """Names that `accelerator=` takes."""
+    """List the names that `accelerator=` takes."""
     return list(ACCELERATORS)
 
 
 def find_preset(name: object) -> Preset:
-    """The preset of that name.
+    """Find the preset of that name.
 
     Raises:
         InputError: no such name; the message holds the nearest one.
@@ -252,98 +209,46 @@ def build_accelerator(
     acceptance: str | None = None,
     length: str = "fixed",
     stop_below: float | None = None,
-    **options: object,
+    **options: Any,
 ) -> Accelerator:
-    """Make an accelerator from its name and the options of its drafter, rule and schedule.
+    """Make an accelerator from its name and the options of its preset and rule, as the command line does.
 
     Args:
         name: of a preset.
-        acceptance: another rule.
-        length: of drafts: "fixed"; "confidence" goes no deeper where the drafter finds every path unlikely;
-            "cost" chooses among a few sizes by what rounds cost and give here, and stops drafting for a while
-            where none pays.
-        stop_below: the probability of a path for "confidence"; 0.3 if None.
-        options: of drafter, rule and schedule.
+        acceptance: another rule, by its name.
+        length, stop_below: as of `Accelerator.with_length`.
+        options: of the preset, and of the rule.
 
     Raises:
         InputError: unknown name, unsound pairing, or a value outside its range.
-        UnknownArgumentError: an option that none of them has.
+        UnknownArgumentError: an option that neither of them has.
     """
     preset = find_preset(name)
-    drafter_class = DRAFTERS[preset.drafter]
-    defaults = (preset.acceptance, *preset.otherwise)
-    rule_classes = [ACCEPTANCE_RULES[rule] for rule in (defaults if acceptance is None else [acceptance])]
-    schedule_class = None if preset.schedule is None else SCHEDULES[preset.schedule]
-    for_drafter, for_rule = keywords(drafter_class), set[str]().union(*map(keywords, rule_classes))
-    for_schedule = set() if schedule_class is None else keywords(schedule_class)
-    known = for_drafter | for_rule | for_schedule
-    for option in options:
-        if option not in known:
-            allowed = did_you_mean(option, sorted(known | {"acceptance", "length", "stop_below"}))
-            raise UnknownArgumentError(f"option of accelerator {name!r}", option, allowed)
-    options = {key: value for key, value in preset.options.items() if key in known} | options
-    if is_integer(drafted := options.get("num_draft_tokens")) and drafted == 0:  # no draft: plain decoding
-        drafter_class, for_drafter = DRAFTERS["none"], set()
-    drafter = drafter_class(**{key: value for key, value in options.items() if key in for_drafter})
-    drafter = with_length(drafter, length, stop_below)
-    costs: dict[int, CostModel] | None = {} if length == "cost" else None
-    rule_class = next((rule for rule in rule_classes if is_sound(rule, drafter)), rule_classes[0])
-    rule = rule_class(**{key: value for key, value in options.items() if key in for_rule})
-    if schedule_class is None:
-        return Accelerator(name, drafter, rule, costs=costs)
-    schedule = schedule_class(**{key: value for key, value in options.items() if key in for_schedule})
-    return Accelerator(name, drafter, rule, schedule, costs)
+    rule_class = None if acceptance is None else ACCEPTANCE_RULES[acceptance]
+    of_rule = set() if rule_class is None else keywords(rule_class)
+    own = {key: value for key, value in options.items() if key in preset.options - of_rule | {"model"}}
+    plain = is_integer(drafted := own.get("num_draft_tokens")) and drafted == 0  # no draft
+    made = replace(none(), name=name) if plain else preset.make(**own)
+    if rule_class is None:
+        of_rule = keywords(type(made.rule))
+    for option in options.keys() - own.keys() - of_rule:
+        known = preset.options | of_rule | {"acceptance", "length", "stop_below"}
+        raise UnknownArgumentError(f"option of accelerator {name!r}", option, did_you_mean(option, known))
+    given = {key: value for key, value in options.items() if key not in own}
+    if rule_class is not None:
+        made = made.with_rule(rule_class(**given))
+    elif given:
+        made = made.with_rule(replace(made.rule, **given))  # type: ignore[type-var]  # rules with options are dataclasses
+    return made.with_length(length, stop_below)
 
 
-def with_length(drafter: Drafter, length: str, stop_below: float | None) -> Drafter:
-    """The drafter with drafts of that length; see `build_accelerator`."""
-    if length not in LENGTHS:
-        raise InputError("length", length, did_you_mean(length, LENGTHS))
-    if length == "confidence":
-        least = DEFAULT_STOP if stop_below is None else stop_below
-        require_number("stop_below", least, 0.0, 1.0, "above 0, at most 1", open_below=True)
-        return drafter.stopping_below(least)
-    if stop_below is not None:
-        raise InputError("stop_below", stop_below, "nothing: it goes with length='confidence'")
-    return drafter
-
-
-def keywords(plugin: type) -> set[str]:
-    """Names of the constructor's arguments."""
-    return {
-        name
-        for name, item in inspect.signature(plugin).parameters.items()
-        if item.kind is item.POSITIONAL_OR_KEYWORD
-    }
-
-
-def markdown_table() -> str:
-    """The README's table of accelerators."""
-    lines = [
-        "| accelerator | what drafts | exact / bound / lossy | needs | source |",
-        "|---|---|---|---|---|",
-    ]
-    for name, preset in ACCELERATORS.items():
-        needs = preset.needs or "nothing"
-        rule = ACCEPTANCE_RULES[preset.acceptance]
-        exactness = stated(preset.exactness, rule.bound if preset.schedule is None else None)
-        source = (
-            preset.source
-            if preset.source == "-"
-            else f"[{preset.source}](https://arxiv.org/abs/{preset.source})"
-        )
-        lines.append(f"| `{name}` | {preset.summary} | {exactness} | {needs} | {source} |")
-    lines += ["", "| `acceptance=` | exact / bound / lossy | for drafts that are |", "|---|---|---|"]
-    for name in ACCEPTANCE_RULES:
-        rule = ACCEPTANCE_RULES[name]
-        exactness = stated(rule.exactness, rule.bound) + (" at temperature 0" if rule.greedy_only else "")
-        kinds = ", ".join(kind.value.replace("_", " ") for kind in DraftKind if kind in rule.sound_for)
-        lines.append(f"| `{name}` | {exactness} | {kinds} |")
-    return "\n".join(lines)
-
-
-def stated(exactness: str, bound: str | None) -> str:
-    """A promise with its bound, or with the word that there is none."""
-    if bound is not None:
-        return f"{exactness}: TV at most {bound}"
-    return exactness if exactness == "exact" else f"{exactness}, no bound"
+def keywords(function: Callable[..., object]) -> set[str]:
+    """Names of the arguments of a function or constructor, those of a `TypedDict` of keywords included."""
+    names = set()
+    for name, item in inspect.signature(function).parameters.items():
+        if item.kind is item.VAR_KEYWORD:
+            (options,) = get_args(get_type_hints(function)[name])
+            names |= set(options.__annotations__)
+        elif item.kind is item.POSITIONAL_OR_KEYWORD:
+            names.add(name)
+    return names

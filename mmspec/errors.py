@@ -1,4 +1,4 @@
-"""The exceptions that mmspec raises: one base class, one child per thing that can be wrong.
+"""Exceptions that mmspec raises: one base class, one child per thing that can be wrong.
 
 Every message says which argument was wrong, what was received (shortened) and what is allowed.
 """

@@ -1,4 +1,4 @@
-"""Names to lazily imported plug-ins: what exists is known without importing it.
+"""Registry of plug-ins by name, which are imported when asked for.
 
 Knows nothing of what the plug-ins do.
 """
@@ -28,7 +28,7 @@ class Registry(Generic[T]):
         self._entries[name] = location
 
     def names(self, pattern: str = "*") -> list[str]:
-        """The registered names that match a wildcard, in order of registration."""
+        """Registered names that match a wildcard, in order of registration."""
         return [name for name in self._entries if fnmatch.fnmatchcase(name, pattern)]
 
     def __iter__(self) -> Iterator[str]:
@@ -51,7 +51,7 @@ class Registry(Generic[T]):
 
 
 def did_you_mean(name: object, allowed: Iterable[object]) -> str:
-    """A phrase for an error message: the nearest allowed name if there is one, then all of them."""
+    """Phrase for an error message: the nearest allowed name if there is one, then all of them."""
     names = sorted(map(str, allowed))
     near = difflib.get_close_matches(str(name), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""

@@ -1,4 +1,4 @@
-"""Pipelines: what users call. Thin; the work is in mmspec.decoding."""
+"""Pipelines, the interface for users. Thin: the decoding loops are in mmspec.decoding."""
 
 from mmspec.pipelines.base import MMSpecPipeline
 from mmspec.pipelines.image_tokens import ImagePipeline

@@ -1,4 +1,4 @@
-"""MMSpecPipeline: loading, swapping accelerators, saving, interrupting. Subclasses say what is generated."""
+"""MMSpecPipeline: loading, swapping accelerators, saving, interrupting. Subclasses generate."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from typing import Any, ClassVar, Self
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmspec.accelerators import Accelerator, build_accelerator, find_preset
+from mmspec.acceleration import Accelerator
+from mmspec.accelerators import build_accelerator, find_preset
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafting.heads import HeadDrafter
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
+from mmspec.heads import HEADS
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
 from mmspec.models.checkpoint import (
     bytes_of,
@@ -28,9 +30,10 @@ from mmspec.models.checkpoint import (
     load_model,
     load_processor,
 )
+from mmspec.models.head_checkpoint import load_head
 from mmspec.models.llamagen import LlamaGenConfig
-from mmspec.pipelines.heads import HEADS, load_head, own_drafters
-from mmspec.targets import CausalTarget, VisionLanguageTarget
+from mmspec.reference.assets import own_drafters
+from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.prefix import PrefixCache
 
 logger = logging.getLogger(__name__)
@@ -113,7 +116,7 @@ class MMSpecPipeline:
         if accelerator is not None:
             find_preset(accelerator)  # a typo should not cost a load
         source = check_source(pretrained_model_name_or_path)
-        if accelerator is not None and drafter is None and find_preset(accelerator).needs_draft_model:
+        if accelerator is not None and drafter is None and find_preset(accelerator).needs is not None:
             drafter = own_drafters(source).source_for(accelerator)
         where: dict[str, Any] = {
             "revision": revision,
@@ -151,7 +154,7 @@ class MMSpecPipeline:
         how: dict[str, Any],
         parts: dict[str, str | Path],
     ) -> dict[str, Any]:
-        """What the constructor takes, loaded.
+        """Load the constructor's arguments.
 
         Args:
             source: a local folder or hub id.
@@ -171,7 +174,7 @@ class MMSpecPipeline:
         }
 
     def _adapt(self, model: PreTrainedModel) -> CausalTarget:
-        """The model behind the Target interface."""
+        """Adapt the model to the Target interface."""
         return adapt(model)
 
     def _check_parts(self) -> None:
@@ -179,15 +182,20 @@ class MMSpecPipeline:
         check_vocabulary(self.tokenizer, self.model)
 
     def set_accelerator(
-        self, name: str, *, drafter: str | Path | PreTrainedModel | None = None, **options: Any
+        self,
+        accelerator: str | Accelerator,
+        *,
+        drafter: str | Path | PreTrainedModel | None = None,
+        **options: Any,
     ) -> Self:
         """Swap the method on the loaded model.
 
         Args:
-            name: a name from `mmspec.list_accelerators()`.
-            drafter: folder, hub id or loaded model, for accelerators that need a draft model or a head; None
-                takes the one that `drafters.json` names in the folder that the pipeline was loaded from.
-            options: options of the drafter and of the rule; `acceptance` names another rule.
+            accelerator: a name from `mmspec.list_accelerators()`, or what a function of
+                `mmspec.accelerators` returns, such as `sjd(window=16)`.
+            drafter: folder, hub id or loaded model, for names that need a draft model or a head; None takes
+                the one that `drafters.json` names in the folder that the pipeline was loaded from.
+            options: of the named accelerator and of its rule; `acceptance` names another rule.
 
         Raises:
             InputError: unknown name or option, a value out of range, or an unsound pairing.
@@ -195,37 +203,54 @@ class MMSpecPipeline:
             PipelineBusyError: a call is running.
         """
         with self._busy():
-            self._set_accelerator(name, drafter, options)
+            self._set_accelerator(accelerator, drafter, options)
         return self
 
     def _set_accelerator(
-        self, name: str, drafter: str | Path | PreTrainedModel | None, options: dict[str, Any]
+        self,
+        accelerator: str | Accelerator,
+        drafter: str | Path | PreTrainedModel | None,
+        options: dict[str, Any],
     ) -> None:
-        preset = find_preset(name)
-        draft_processor = None
-        if preset.needs_draft_model:
-            if drafter is None and self._folder is not None:
-                drafter = own_drafters(self._folder).source_for(name)
-            if drafter is None:
+        if isinstance(accelerator, Accelerator):
+            given = options if drafter is None else {"drafter": drafter, **options}
+            for name, value in given.items():
                 raise InputError(
-                    "drafter", drafter, f"the folder or id of {preset.needs}, which {name!r} needs"
+                    name, value, "nothing: options go into the function that made the accelerator"
                 )
-            if preset.drafter in HEADS:
-                options["model"] = load_head(preset.drafter, drafter, self.target)
-            else:
-                options["model"], draft_processor = self._load_draft_model(drafter)
-        elif drafter is not None:
-            raise InputError("drafter", drafter, f"nothing: accelerator {name!r} has no draft model")
-        self.accelerator: Accelerator = build_accelerator(name, **options).fit(self.target)
+            made, draft_processor = accelerator, None
+            if isinstance(made.drafter, DraftModelDrafter):
+                draft_processor = self._reader_of(made.drafter.model)
+        else:
+            made, draft_processor = self._build_accelerator(accelerator, drafter, options)
+        self.accelerator: Accelerator = made.fit(self.target)
         self.draft_processor = draft_processor
-        self._give_prefix_caches()
+        self._attach_prefix_caches()
+
+    def _build_accelerator(
+        self, name: str, drafter: str | Path | PreTrainedModel | None, options: dict[str, Any]
+    ) -> tuple[Accelerator, Any]:
+        """Build the accelerator of a name, and the processor of its draft model if that has its own."""
+        preset = find_preset(name)
+        if preset.needs is None:
+            if drafter is not None:
+                raise InputError("drafter", drafter, f"nothing: accelerator {name!r} has no draft model")
+            return build_accelerator(name, **options), None
+        if drafter is None and self._folder is not None:
+            drafter = own_drafters(self._folder).source_for(name)
+        if drafter is None:
+            raise InputError("drafter", None, f"the folder or id of {preset.needs}, which {name!r} needs")
+        if name in HEADS:
+            head = load_head(name, drafter, self.target.config, self.target.dtype, self.target.device)
+            return build_accelerator(name, model=head, **options), None
+        model, processor = self._load_draft_model(drafter)
+        return build_accelerator(name, model=model, **options), processor
 
     def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[CausalTarget, Any]:
-        """The draft model, and the processor for what it reads; None if it reads what the target reads."""
+        """Load the draft model, and its processor; None if it reads what the target reads."""
         if isinstance(drafter, PreTrainedModel):
             draft = adapt(drafter)
-            reads_text_alone = type(draft) is not type(self.target)
-            return draft, self.tokenizer if reads_text_alone else None
+            return draft, self._reader_of(draft)
         source = check_source(drafter, "drafter")
         config = load_config(source, argument="drafter")
         processor = load_processor(source, config, argument="drafter")
@@ -233,6 +258,10 @@ class MMSpecPipeline:
         model = load_model(source, config, argument="drafter", dtype=self.dtype, device_map={"": self.device})
         logger.info("draft model: %.1f MB of weights", bytes_of(model) / 1e6)
         return adapt(model), processor
+
+    def _reader_of(self, draft: CausalTarget) -> Any:
+        """Choose the processor for a loaded draft model: the tokenizer if it alone reads only text."""
+        return self.tokenizer if type(draft) is not type(self.target) else None
 
     @property
     def device(self) -> torch.device:
@@ -264,11 +293,11 @@ class MMSpecPipeline:
             elif isinstance(drafter, HeadDrafter):
                 drafter.model.to(*args, **kwargs)
             self.accelerator = self.accelerator.fit(self.target)
-            self._give_prefix_caches()
+            self._attach_prefix_caches()
         return self
 
     def enable_prefix_cache(self, max_bytes: int = DEFAULT_PREFIX_BYTES) -> None:
-        """Keep what prompts were read into; later ones that begin alike, images included, read the rest.
+        """Keep the prefill of prompts; later ones that begin alike, images included, read only the rest.
 
         Made for conversations, and for several questions about one image. Outputs are those of a fresh
         run, up to the rounding of the rest being read by itself. A draft model has a cache of the same size
@@ -284,7 +313,7 @@ class MMSpecPipeline:
         """
         with self._busy():
             self._prefix_bytes = PrefixCache(max_bytes).max_bytes
-            self._give_prefix_caches()
+            self._attach_prefix_caches()
 
     def disable_prefix_cache(self) -> None:
         """Read every prompt from its beginning again, and free the memory.
@@ -294,10 +323,10 @@ class MMSpecPipeline:
         """
         with self._busy():
             self._prefix_bytes = None
-            self._give_prefix_caches()
+            self._attach_prefix_caches()
 
-    def _give_prefix_caches(self) -> None:
-        """The caches that were asked for, to every model that reads prompts."""
+    def _attach_prefix_caches(self) -> None:
+        """Attach the prefix caches that were asked for to every model that reads prompts."""
         drafter = self.accelerator.drafter
         for reader in (self.target, *([drafter.model] if isinstance(drafter, DraftModelDrafter) else [])):
             held = None if reader.prefix_cache is None else reader.prefix_cache.max_bytes
@@ -356,17 +385,11 @@ class MMSpecPipeline:
 
 
 def pipeline_for(config: PreTrainedConfig) -> type[MMSpecPipeline]:
-    """The pipeline for models that do one thing only; those that answer and draw are to answer."""
+    """Choose the pipeline class for a model; one that both answers and draws gets the one that answers."""
     from mmspec.pipelines.image_tokens import ImagePipeline
     from mmspec.pipelines.vision_language import VisionLanguagePipeline
 
     return ImagePipeline if isinstance(config, LlamaGenConfig) else VisionLanguagePipeline
-
-
-def adapt(model: PreTrainedModel) -> CausalTarget:
-    """The Target adapter of a loaded model."""
-    has_vision = hasattr(model, "model") and hasattr(model.model, "get_image_features")
-    return VisionLanguageTarget(model) if has_vision else CausalTarget(model)
 
 
 def tokenizer_of(processor: Any) -> Any:

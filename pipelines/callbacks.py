@@ -1,4 +1,4 @@
-"""Callbacks of the caller, with what they return checked: rubbish is named, not decoded from."""
+"""Callbacks of the caller, whose return values are checked before they are used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmspec.pipelines.text_stream import decode
 
 
 class CheckedCallback:
-    """Calls a user's callback; an exception that it raises says where it came from.
+    """Calls a user's callback; adds to an exception where it came from.
 
     Args:
         callback: what the user passed.
@@ -60,7 +60,7 @@ class CheckedCriterion(CheckedCallback, StoppingCriteria):
 
 
 class CheckedStep(CheckedCallback):
-    """What is called after every round of image generation; what it returns has no meaning."""
+    """A callback after every round of image generation; its return value is ignored."""
 
     def __call__(self, pipe: object, step: int, committed: int, kwargs: dict[str, Any]) -> None:
         self._call(pipe, step, committed, kwargs)
@@ -85,7 +85,7 @@ class StopTextCriterion(StoppingCriteria):
 def checked(
     kind: type[CheckedProcessor] | type[CheckedCriterion], argument: str, callbacks: object
 ) -> list[Any]:
-    """The callbacks of a list, checked whenever they are called.
+    """Wrap the callbacks of a list, so that they are checked whenever they are called.
 
     Raises:
         InputError: not a list, or something in it cannot be called.

@@ -1,4 +1,4 @@
-"""Inside anyone's transformers code: `model.generate(..., custom_generate=mmspec.accelerate("copy"))`."""
+"""Acceleration of transformers' own generate: `custom_generate=mmspec.accelerate("copy")`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from mmspec.acceleration import Accelerator
 from mmspec.accelerators import build_accelerator, find_preset
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Sequences, Stopping
-from mmspec.decoding.stats import DecodingStats
+from mmspec.decoding.sequences import Stopping
 from mmspec.errors import InputError
-from mmspec.pipelines.base import adapt
-from mmspec.pipelines.heads import HEADS, check_head
+from mmspec.heads import HEADS
+from mmspec.models.head_checkpoint import check_head
+from mmspec.targets import adapt
 
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
 # What generate prepares for its own loop; ours keeps its own cache, masks and positions.
@@ -48,13 +49,13 @@ M_ROPE_DIMENSIONS = 3
 
 
 def accelerate(
-    accelerator: str = "copy",
+    accelerator: str | Accelerator = "copy",
     *,
     drafter: PreTrainedModel | None = None,
     seed: int | None = None,
     **options: Any,
 ) -> Callable[..., Any]:
-    """A function for `custom_generate=` of any decoder-only transformers model.
+    """Make a function for `custom_generate=` of any decoder-only transformers model.
 
     Everything else of `generate` works as it is: its keywords, generation config, logits processors,
     stopping criteria and streamer. `stats` of the last call are on the function. Stop strings go in as
@@ -62,7 +63,8 @@ def accelerate(
     to any custom function, and refuses.
 
     Args:
-        accelerator: a name from `mmspec.list_accelerators()`.
+        accelerator: a name from `mmspec.list_accelerators()`, or what a function of `mmspec.accelerators`
+            returns.
         drafter: a loaded draft model with the same tokenizer, or a loaded head, for accelerators that need
             one.
         seed: of the random stream when sampling; None draws one from torch's global generator, as
@@ -72,16 +74,7 @@ def accelerate(
     Raises:
         InputError: unknown accelerator or option, or a missing draft model.
     """
-    preset = find_preset(accelerator)
-    if not preset.needs_draft_model:
-        if drafter is not None:
-            raise InputError("drafter", type(drafter), f"nothing: {accelerator!r} has no draft model")
-    else:
-        if not isinstance(drafter, PreTrainedModel):
-            raise InputError("drafter", drafter, f"a loaded draft model, which {accelerator!r} needs")
-        is_head = preset.drafter in HEADS
-        options["model"] = check_head(preset.drafter, drafter) if is_head else adapt(drafter)
-    method = build_accelerator(accelerator, **options)
+    method = accelerator if isinstance(accelerator, Accelerator) else build(accelerator, drafter, options)
 
     def decode(
         model: PreTrainedModel,
@@ -98,24 +91,22 @@ def accelerate(
         streamer = streamer or streamer_of_generate()
         requests = split_rows(input_ids, model_kwargs)
         sampler = read_sampler(generation_config, logits_processor, len(requests))
-        method.check(sampler)
         stopping = read_stopping(generation_config, stopping_criteria, input_ids.shape[1])
-        stats = DecodingStats(accelerator=method.name, exactness=method.exactness)
-        # with their padding, which processors and criteria of generate count as well
-        sequences = Sequences(input_ids.tolist(), stopping, stats, input_ids.device)
         key = int(torch.randint(2**62, ())) if seed is None else seed
         random = RandomStream.from_seed(key, len(requests), input_ids.device)
-        for emission in fitted.decode(target, sampler, requests, sequences, random):
+        padded = input_ids.tolist()  # processors and criteria of generate count the padding as well
+        call = fitted.call(target, sampler, requests, stopping, random, padded)
+        for emission in call.rounds():
             if streamer is not None:
                 for token in emission.tokens[0]:
                     streamer.put(torch.tensor([token]))
         if streamer is not None:
             streamer.end()
-        for error in sequences.errors:
+        for error in call.sequences.errors:
             if error is not None:
                 raise error
-        decode.stats = stats  # type: ignore[attr-defined]
-        result = pad_outputs(input_ids, sequences.outputs(), generation_config)
+        decode.stats = call.stats  # type: ignore[attr-defined]
+        result = pad_outputs(input_ids, call.sequences.outputs(), generation_config)
         return (
             GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, result))
             if generation_config.return_dict_in_generate
@@ -125,8 +116,20 @@ def accelerate(
     return decode
 
 
+def build(name: str, drafter: PreTrainedModel | None, options: dict[str, Any]) -> Accelerator:
+    """Build the accelerator of a name, with a loaded draft model or head where it needs one."""
+    if find_preset(name).needs is None:
+        if drafter is not None:
+            raise InputError("drafter", type(drafter), f"nothing: {name!r} has no draft model")
+        return build_accelerator(name, **options)
+    if not isinstance(drafter, PreTrainedModel):
+        raise InputError("drafter", drafter, f"a loaded draft model, which {name!r} needs")
+    model = check_head(name, drafter) if name in HEADS else drafter
+    return build_accelerator(name, model=model, **options)
+
+
 def split_rows(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[Request]:
-    """One request per row, without its padding.
+    """Split a padded batch into one request per row, without its padding.
 
     Raises:
         InputError: several rows with images; which image is whose only the processor knows. Or a prompt
@@ -167,16 +170,16 @@ def is_input(value: object) -> bool:
 
 
 def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows: int) -> Sampler:
-    """The Sampler that does what generate's prepared processors do, its warpers for all nodes at once."""
+    """Convert generate's prepared processors into a Sampler, which warps all nodes at once."""
     warpers = [item for item in processors if isinstance(item, WARPERS)]
     others = LogitsProcessorList(item for item in processors if item not in warpers)
-    per_row = [of_row(others, row) for row in range(rows)] if others else []
+    per_row = [row_processors(others, row) for row in range(rows)] if others else []
     if not config.do_sample:
         return Sampler(processors=per_row)
     order = [WARPERS.index(type(item)) for item in warpers]
     if order != sorted(set(order)) or list(processors[len(others) :]) != warpers:
         # doubled, or with truncations of another kind between them: keep the order, processor by processor
-        return Sampler(temperature=1.0, processors=[of_row(processors, row) for row in range(rows)])
+        return Sampler(temperature=1.0, processors=[row_processors(processors, row) for row in range(rows)])
     found: dict[type, Any] = {type(item): item for item in warpers}
     return Sampler(
         temperature=float(getattr(found.get(TemperatureLogitsWarper), "temperature", 1.0)),
@@ -187,8 +190,8 @@ def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows
     )
 
 
-def of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
-    """The processors for one row; newer repetition penalties hold a number for every row."""
+def row_processors(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
+    """Processors for one row; newer repetition penalties hold a number for every row."""
     chosen = LogitsProcessorList()
     for item in processors:
         if isinstance(ignored := getattr(item, "prompt_ignore_length", None), Tensor):
@@ -209,7 +212,7 @@ def check_config(config: GenerationConfig) -> None:
 
 
 def streamer_of_generate() -> BaseStreamer | None:
-    """The streamer of the `generate` that calls us.
+    """Find the streamer of the calling `generate`.
 
     transformers (5.17 to 5.23) gives the streamer its prompt and then hands it to its own loops alone,
     never to a custom one, so that readers of the stream would wait for ever.
@@ -219,7 +222,7 @@ def streamer_of_generate() -> BaseStreamer | None:
 
 
 def read_stopping(config: GenerationConfig, criteria: StoppingCriteriaList, prompt_length: int) -> Stopping:
-    """Length and end tokens are ours; every other criterion is asked token by token."""
+    """Convert stopping criteria: length and end tokens are ours, all others are asked token by token."""
     end: set[int] = set()
     limit = config.max_length
     others = StoppingCriteriaList()
@@ -234,7 +237,7 @@ def read_stopping(config: GenerationConfig, criteria: StoppingCriteriaList, prom
 
 
 def pad_outputs(input_ids: Tensor, outputs: list[list[int]], config: GenerationConfig) -> Tensor:
-    """[B, L + longest output], padded on the right as generate does."""
+    """Join prompts and outputs to [B, L + longest output], padded on the right as generate does."""
     longest = max(map(len, outputs))
     filler = config.pad_token_id
     if filler is None:

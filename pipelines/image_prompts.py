@@ -1,4 +1,4 @@
-"""What users ask an image of -> one request per row: the prompt, its unconditional twin, the grid.
+"""Image requests of users as one request per row: the prompt, its unconditional one, the grid.
 
 Each family has its own template and its own idea of "no prompt" under classifier-free guidance. Nothing here
 runs the target; the text encoder of LlamaGen is run, one caption at a time, so that rows are never padded.
@@ -55,7 +55,7 @@ def image_requests(
     tokenizer: PreTrainedTokenizerBase | None = None,
     text_encoder: Any = None,
 ) -> list[Request]:
-    """Bring what users pass into requests, `num_images_per_prompt` in a row for each prompt.
+    """Make requests of what users pass, `num_images_per_prompt` in a row for each prompt.
 
     Args:
         target: the model that will draw.
@@ -97,7 +97,7 @@ def image_requests(
 
 
 def find_grid(target: ImageTokenTarget, height: int | None, width: int | None) -> ImageGrid:
-    """The grid of the size that was asked for; a side that is not given is the default one."""
+    """Find the grid of the size that was asked for; a side that is not given is the default one."""
     for name, value in (("height", height), ("width", width)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise InputError(name, value, "a number of pixels")
@@ -108,7 +108,7 @@ def find_grid(target: ImageTokenTarget, height: int | None, width: int | None) -
 
 
 def class_pairs(target: ImageTokenTarget, class_labels: object, negative_prompt: object) -> list[Pair]:
-    """Prompts of labels, and of no class."""
+    """Encode class labels, each with the unconditional class."""
     config = target.config
     if not isinstance(config, LlamaGenConfig) or config.condition_type != "class":
         raise InputError("prompt", None, "a text, or several: this model is conditioned on text")
@@ -130,7 +130,7 @@ def text_pairs(
     tokenizer: PreTrainedTokenizerBase | None,
     text_encoder: Any,
 ) -> list[Pair]:
-    """Prompts of texts, each with its unconditional one."""
+    """Encode texts, each with its unconditional prompt."""
     if isinstance(target.config, LlamaGenConfig) and target.config.condition_type == "class":
         allowed = "None, and class_labels: this model is conditioned on classes"
         raise InputError("prompt", prompt, allowed)
@@ -160,12 +160,12 @@ def text_pairs(
         else:
             template = next(made for kind, made in TEMPLATES.items() if isinstance(target, kind))
             ids, negative_ids = template(target, text, negative, grid, tokenizer)
-            pairs.append((shifted(target, ids), shifted(target, negative_ids)))
+            pairs.append((prompt_inputs(target, ids), prompt_inputs(target, negative_ids)))
     return pairs
 
 
-def shifted(target: ImageTokenTarget, ids: list[int]) -> Inputs:
-    """Ids of a prompt, in the numbers behind the target's own vocabulary."""
+def prompt_inputs(target: ImageTokenTarget, ids: list[int]) -> Inputs:
+    """Model inputs of a prompt, its ids shifted behind the target's own vocabulary."""
     return {"input_ids": torch.tensor([ids]) + target.vocabulary}
 
 
@@ -176,7 +176,7 @@ def caption_pair(
     tokenizer: PreTrainedTokenizerBase,
     text_encoder: Any,
 ) -> Pair:
-    """LlamaGen: text features. No prompt is the end of the learned null caption, as long as the text.
+    """Encode a prompt of LlamaGen: text features. No prompt is the end of the learned null caption, as long.
 
     The official sampler masks both halves alike, so of the null caption those rows alone are seen.
     """
@@ -193,7 +193,7 @@ def caption_pair(
 def encode_caption(
     config: LlamaGenConfig, text: str, tokenizer: PreTrainedTokenizerBase, text_encoder: Any
 ) -> Inputs:
-    """The prompt of a caption, alone and without padding; one that is too long is cut, with a warning.
+    """Encode a caption, alone and without padding; one that is too long is cut, with a warning.
 
     Lower case and single spaces; the official cleaning of web captions (HTML, addresses) is left out.
     """
@@ -218,8 +218,8 @@ def encode_caption(
 def janus_ids(
     target: JanusTarget, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
 ) -> IdPair:
-    """Janus: one turn of its chat, then begin-of-image. No prompt is as many paddings, which are seen."""
-    words, newer = words_of(tokenizer), "<|User|>" in tokenizer.get_vocab()
+    """Encode a prompt of Janus: a turn, then begin-of-image. No prompt is as many visible paddings."""
+    words, newer = plain_encoder(tokenizer), "<|User|>" in tokenizer.get_vocab()
     user, assistant = ("<|User|>", "<|Assistant|>") if newer else ("User", "Assistant")
     begin, image = special_id(tokenizer, tokenizer.bos_token), special_id(tokenizer, JANUS_BEGIN_OF_IMAGE)
 
@@ -236,8 +236,8 @@ def janus_ids(
 def emu3_ids(
     target: Emu3Target, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
 ) -> IdPair:
-    """Emu3: the text, then the size of the grid between two tokens. No prompt is a list of flaws."""
-    words = words_of(tokenizer)
+    """Encode a prompt of Emu3: the text, then the grid's size. No prompt is a list of flaws."""
+    words = plain_encoder(tokenizer)
     begin, image, tokens = (
         special_id(tokenizer, name)
         for name in (tokenizer.bos_token, emu3.BEGIN_OF_IMAGE, emu3.BEGIN_OF_TOKENS)
@@ -252,8 +252,8 @@ def emu3_ids(
 def lumina_ids(
     target: LuminaTarget, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
 ) -> IdPair:
-    """Lumina-mGPT: one turn, then begin-of-image and the two size tokens; no prompt is these alone."""
-    words = words_of(tokenizer)
+    """Encode a prompt of Lumina-mGPT: a turn, begin-of-image, two size tokens; no prompt is these alone."""
+    words = plain_encoder(tokenizer)
     height, width = grid.rows * target.stride, grid.columns * target.stride
     names = (chameleon.BEGIN_OF_IMAGE, chameleon.size_token(height), chameleon.size_token(width))
     head = [special_id(tokenizer, name) for name in names]
@@ -268,8 +268,8 @@ def lumina_ids(
 def anole_ids(
     target: AnoleTarget, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
 ) -> IdPair:
-    """Anole: one turn, then begin-of-image; no prompt is the first and the last token alone."""
-    words = words_of(tokenizer)
+    """Encode a prompt of Anole: a turn, then begin-of-image; no prompt is the first and last token alone."""
+    words = plain_encoder(tokenizer)
     begin, end, image = (
         special_id(tokenizer, name)
         for name in (chameleon.BEGIN_OF_TEXT, chameleon.END_OF_TURN, chameleon.BEGIN_OF_IMAGE)
@@ -281,8 +281,8 @@ def anole_ids(
     return turn(text), [begin, image] if negative is None else turn(negative)
 
 
-def words_of(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
-    """Text to ids without the tokens that a tokenizer puts around them."""
+def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
+    """Make a function from text to ids without the tokens that a tokenizer puts around them."""
 
     def words(text: str) -> list[int]:
         ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
@@ -292,7 +292,7 @@ def words_of(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
 
 
 def special_id(tokenizer: PreTrainedTokenizerBase, token: str | None) -> int:
-    """The id of a special token.
+    """Find the id of a special token.
 
     Raises:
         InputError: the tokenizer has none; it belongs to another model.

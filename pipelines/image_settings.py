@@ -1,4 +1,4 @@
-"""Keyword arguments of image generation, in diffusers' words -> what the core needs."""
+"""Settings of image generation: keyword arguments in diffusers' words, checked."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 from transformers import PreTrainedModel
 
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler, is_integer
+from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.pipelines.settings import read_seeds
 from mmspec.registry import did_you_mean
+from mmspec.validation import is_integer
 
 OUTPUT_TYPES = ("pil", "pt", "np", "latent")
 OF_CALLS = {
@@ -29,7 +30,7 @@ OF_CALLS = {
 ROWS_AT_ONCE = 16
 MAX_IMAGES = 10_000
 SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
-#: What the authors sample with: LlamaGen by its condition, the others by their `model_type`.
+#: Sampling settings of the papers' authors: LlamaGen by its condition, the others by their `model_type`.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "class": {"guidance_scale": 4.0, "top_k": 2000},
     "caption": {"guidance_scale": 7.5, "top_k": 1000},
@@ -41,7 +42,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """How to draw. None takes the default of the model: its generation config's, or what was published.
+    """Settings of image generation. None takes the generation config's default, or the published one.
 
     Args:
         guidance_scale: classifier-free guidance, u + s (c - u); 1 is off and halves the work.
@@ -77,7 +78,7 @@ class ImageSettings:
 
     @classmethod
     def from_keywords(cls, defaults: Mapping[str, Any], keywords: Mapping[str, Any]) -> ImageSettings:
-        """Settings from a call's keywords, completed by the model's own.
+        """Read settings from a call's keywords, completed by the model's own.
 
         Raises:
             UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
@@ -90,7 +91,7 @@ class ImageSettings:
         return cls(**{**defaults, **{name: value for name, value in keywords.items() if value is not None}})
 
     def sampler(self) -> Sampler:
-        """The distribution that is promised."""
+        """Sampler of the distribution that is promised."""
         return Sampler(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_k=self.top_k,
@@ -100,7 +101,7 @@ class ImageSettings:
         )
 
     def random(self, prompts: int, device: torch.device) -> RandomStream:
-        """The random numbers of all images.
+        """Random streams of all images.
 
         Raises:
             InputError: seeds that are no integers, or a list that fits neither prompts nor images.
@@ -116,7 +117,7 @@ class ImageSettings:
 
 
 def sampling_defaults(model: PreTrainedModel) -> dict[str, Any]:
-    """How a model samples images where the caller does not say.
+    """Default sampling settings of a model that draws.
 
     The generation config of a LlamaGen counts before what was published. That of a model which also answers
     is about its answers, and does not count.

@@ -1,4 +1,4 @@
-"""ImagePipeline: images from models that draw them token by token."""
+"""ImagePipeline: generates images with models that draw them token by token."""
 
 from __future__ import annotations
 
@@ -17,19 +17,16 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from mmspec.acceleration import Call
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import NOT_FINITE, Sequences, Stopping
-from mmspec.decoding.stats import DecodingStats, merge_stats
+from mmspec.decoding.sequences import NOT_FINITE, Stopping
+from mmspec.decoding.stats import merge_stats
 from mmspec.errors import CheckpointError, InputError, NumericalError, UnsupportedModelError
 from mmspec.models.checkpoint import check_vocabulary, load_model, load_processor
-from mmspec.models.llamagen import LlamaGenConfig
-from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
-from mmspec.pipelines.base import MMSpecPipeline
-from mmspec.pipelines.callbacks import CheckedStep
-from mmspec.pipelines.image_checkpoint import (
+from mmspec.models.image_parts import (
     TEXT_ENCODER,
     TOKENIZER,
     VQ,
@@ -38,6 +35,10 @@ from mmspec.pipelines.image_checkpoint import (
     load_text_encoder,
     load_vq,
 )
+from mmspec.models.llamagen import LlamaGenConfig
+from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
+from mmspec.pipelines.base import MMSpecPipeline
+from mmspec.pipelines.callbacks import CheckedStep
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 from mmspec.pipelines.outputs import ImageOutput
@@ -50,7 +51,7 @@ UNDRAWN = -1
 
 
 class ImagePipeline(MMSpecPipeline):
-    """Draws images of prompts or class labels.
+    """Generates images from prompts or class labels.
 
     `MMSpecPipeline.from_pretrained` returns one for LlamaGen. Models that also answer (Janus, Emu3,
     Chameleon) draw by `ImagePipeline.from_pretrained`.
@@ -99,7 +100,7 @@ class ImagePipeline(MMSpecPipeline):
         parts: dict[str, str | Path],
     ) -> dict[str, Any]:
         if config.model_type not in IMAGE_FAMILIES:
-            raise draws_nothing(f"model type {config.model_type!r}")
+            raise no_images_error(f"model type {config.model_type!r}")
         is_llamagen = isinstance(config, LlamaGenConfig)
         taken = {VQ: config.model_type in HAVE_VQ_APART, TEXT_ENCODER: reads_captions(config)}
         for name, part in parts.items():
@@ -127,7 +128,7 @@ class ImagePipeline(MMSpecPipeline):
         codebook = None if self._codebook is None else self._codebook.to(model.device, torch.float32)
         target = image_target(model, self.vq, codebook=codebook)
         if target is None:
-            raise draws_nothing(type(model).__name__)
+            raise no_images_error(type(model).__name__)
         return target
 
     def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[CausalTarget, Any]:
@@ -161,7 +162,7 @@ class ImagePipeline(MMSpecPipeline):
             self.processor.save_pretrained(folder / TOKENIZER if self.text_encoder is not None else folder)
 
     def set_progress_bar_config(self, **config: Any) -> None:
-        """Keywords of tqdm for the bar that counts tokens, such as `disable=True`; as in diffusers."""
+        """Set tqdm's keywords for the bar that counts tokens, such as `disable=True`; as in diffusers."""
         self._progress = config
 
     def __call__(
@@ -176,7 +177,7 @@ class ImagePipeline(MMSpecPipeline):
         return_dict: bool = True,
         **settings: Any,
     ) -> ImageOutput | tuple[Any]:
-        """Draw one prompt or class, or a list of them.
+        """Generate images of one prompt or class, or of a list of them.
 
         Args:
             prompt: text, or a list, for models of captions.
@@ -207,7 +208,7 @@ class ImagePipeline(MMSpecPipeline):
                 raise InputError("callback_on_step_end", callback_on_step_end, allowed)
             notify = CheckedStep(callback_on_step_end, "callback_on_step_end")
         with self._busy():
-            run = self._prepare(
+            call = self._prepare(
                 prompt,
                 settings,
                 class_labels=class_labels,
@@ -215,24 +216,26 @@ class ImagePipeline(MMSpecPipeline):
                 height=height,
                 width=width,
             )
-            total = len(run.requests) * run.grid.length
+            total = len(call.requests) * call.grid.length
             with logging.tqdm(**{"total": total, "unit": "token", **self._progress}) as bar:
-                for step, committed in enumerate(run.rounds()):
+                for step, committed in enumerate(call.rounds()):
                     bar.update(committed)
-                    bar.set_postfix_str(f"{run.stats[-1].acceptance_length:.1f} per forward", refresh=False)
+                    bar.set_postfix_str(
+                        f"{call.calls[-1].stats.acceptance_length:.1f} per forward", refresh=False
+                    )
                     if notify is not None:
-                        notify(self, step, run.committed, run.progress())
+                        notify(self, step, call.committed, call.progress())
                     if self._interrupted.is_set():
                         break
-            output = run.output()
-        for index, error in run.errors():
+            output = call.output()
+        for index, error in call.errors():
             raised = NumericalError(index, error.position, NOT_FINITE)
             raised.output = output
             raise raised
         return output if return_dict else (output.images,)
 
-    def _prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> Run:
-        """Check everything and read the prompts."""
+    def _prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> ImageCall:
+        """Check all arguments and encode the prompts."""
         settings = ImageSettings.from_keywords(sampling_defaults(self.model), keywords)
         sampler = settings.sampler()
         self.accelerator.check(sampler)
@@ -247,7 +250,7 @@ class ImagePipeline(MMSpecPipeline):
             tokenizer=None if self.processor is None else self.tokenizer,
             text_encoder=self.text_encoder,
         )
-        return Run(self, requests, settings, sampler, random)
+        return ImageCall(self, requests, settings, sampler, random)
 
 
 def reads_captions(config: PreTrainedConfig) -> bool:
@@ -255,18 +258,18 @@ def reads_captions(config: PreTrainedConfig) -> bool:
     return isinstance(config, LlamaGenConfig) and config.condition_type == "caption"
 
 
-def draws_nothing(name: str) -> UnsupportedModelError:
-    """The error for a model that draws no images."""
+def no_images_error(name: str) -> UnsupportedModelError:
+    """Make the error for a model that draws no images."""
     families = "LlamaGen, Janus, Emu3, Chameleon and Lumina-mGPT"
     return UnsupportedModelError(f"{name} draws no images token by token; models that do are {families}")
 
 
-class Run:
-    """One call: the requests, and what has been drawn of them so far.
+class ImageCall:
+    """One call in batches: the requests, and the tokens decoded so far.
 
     Attributes:
         requests: one for each image.
-        stats: of each batch that was begun.
+        calls: the batches that were begun.
         committed: tokens of all images so far.
     """
 
@@ -279,40 +282,30 @@ class Run:
         random: RandomStream,
     ) -> None:
         self.requests = requests
-        self.stats: list[DecodingStats] = []
+        self.calls: list[Call] = []
         self.committed = 0
         self._pipeline = pipeline
         self._settings = settings
         self._sampler = sampler
         self._random = random
-        self._batches: list[Sequences] = []
 
     def rounds(self) -> Iterator[int]:
-        """Decode batch after batch, yielding how many tokens each round committed."""
-        target, accelerator = self._pipeline.target, self._pipeline.accelerator
-        size = self._settings.batch_size
+        """Decode batch after batch, yielding the number of tokens that each round committed."""
+        target, size, stopping = self._pipeline.target, self._settings.batch_size, Stopping(self.grid.length)
         for first in range(0, len(self.requests), size):
             requests = self.requests[first : first + size]
             random = RandomStream(self._random.keys[first : first + size])
-            stats = DecodingStats(accelerator=accelerator.name, exactness=accelerator.exactness)
-            stopping = Stopping(self.grid.length)
-            sequences = Sequences(
-                [request.prompt_tokens for request in requests], stopping, stats, target.device
-            )
-            self.stats.append(stats)
-            self._batches.append(sequences)
-            clock = perf_counter()
-            for emission in accelerator.decode(target, self._sampler, requests, sequences, random):
-                stats.seconds += perf_counter() - clock
+            call = self._pipeline.accelerator.call(target, self._sampler, requests, stopping, random)
+            self.calls.append(call)
+            for emission in call.rounds():
                 committed = sum(map(len, emission.tokens))
                 self.committed += committed
                 yield committed
-                clock = perf_counter()  # what the caller does in between is not ours
 
     def progress(self) -> dict[str, Any]:
-        """The batch at work: its rows, their tokens, and a function that paints them."""
-        first = self._settings.batch_size * (len(self._batches) - 1)
-        tokens = self._batches[-1].outputs()
+        """Progress of the current batch: its rows, their tokens, and a function that makes images of them."""
+        first = self._settings.batch_size * (len(self.calls) - 1)
+        tokens = self.calls[-1].sequences.outputs()
         return {
             "rows": range(first, first + len(tokens)),
             "tokens": tokens,
@@ -320,25 +313,26 @@ class Run:
         }
 
     def errors(self) -> Iterator[tuple[int, NumericalError]]:
-        """The images that ended in one."""
-        found = [error for batch in self._batches for error in batch.errors]
+        """Errors of the images that ended in one."""
+        found = [error for call in self.calls for error in call.sequences.errors]
         return ((index, error) for index, error in enumerate(found) if error is not None)
 
     def output(self) -> ImageOutput:
-        """What has been drawn."""
-        missing = len(self.requests) - sum(len(batch.tokens) for batch in self._batches)
-        tokens = [row for batch in self._batches for row in batch.outputs()] + [[] for _ in range(missing)]
-        reasons = [reason or "interrupted" for batch in self._batches for reason in batch.finish_reasons]
-        drafted = [row for batch in self._batches for row in batch.drafted]
+        """Make the output of the images drawn so far."""
+        begun = [call.sequences for call in self.calls]
+        missing = len(self.requests) - sum(len(batch.tokens) for batch in begun)
+        tokens = [row for batch in begun for row in batch.outputs()] + [[] for _ in range(missing)]
+        reasons = [reason or "interrupted" for batch in begun for reason in batch.finish_reasons]
+        drafted = [row for batch in begun for row in batch.drafted]
         kind, clock = self._settings.output_type, perf_counter()
         if kind == "latent":
             images: Any = cells_of(self.grid, tokens)
         else:
-            images = VaeImageProcessor().postprocess(self._paint(tokens), kind)
+            images = VaeImageProcessor().postprocess(self._decode_pixels(tokens), kind)
         return ImageOutput(
             images,
             tokens,
-            merge_stats(self.stats),
+            merge_stats([call.stats for call in self.calls]),
             reasons + ["interrupted"] * missing,
             drafted + [[] for _ in range(missing)],
             perf_counter() - clock,
@@ -346,17 +340,17 @@ class Run:
 
     @property
     def grid(self) -> ImageGrid:
-        """The layout of the images."""
+        """Grid of the images."""
         grid = self.requests[0].grid  # one call has one size
         return self._pipeline.target.grid if grid is None else grid
 
     def _preview(self, tokens: Sequence[Sequence[int]]) -> list[Image.Image]:
-        images: list[Image.Image] = VaeImageProcessor().postprocess(self._paint(tokens), "pil")
+        images: list[Image.Image] = VaeImageProcessor().postprocess(self._decode_pixels(tokens), "pil")
         return images
 
     @torch.inference_mode()
-    def _paint(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        """[n, 3, H, W] in [-1, 1] on the CPU: the images, grey where nothing has been drawn."""
+    def _decode_pixels(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Decode tokens into images [n, 3, H, W] in [-1, 1] on the CPU, grey where nothing is drawn yet."""
         target, grid = self._pipeline.target, self.grid
         at_once = max(1, PIXELS_AT_ONCE // (grid.cells * target.stride**2))
         cells = cells_of(grid, tokens)
@@ -367,12 +361,12 @@ class Run:
             height, width = pixels.shape[-2] // grid.rows, pixels.shape[-1] // grid.columns
             drawn = repeat(part != UNDRAWN, "n rows columns -> n 1 (rows y) (columns x)", y=height, x=width)
             images.append(pixels * drawn)
-        painted: Tensor = torch.cat(images)
-        return painted
+        all_images: Tensor = torch.cat(images)
+        return all_images
 
 
 def cells_of(grid: ImageGrid, tokens: Sequence[Sequence[int]]) -> Tensor:
-    """[n, rows, columns] the codes of outputs, whole or cut short; -1 where there is none."""
+    """Codes [n, rows, columns] of outputs, whole or cut short; -1 where there is none."""
     codes = [grid.codes(row) for row in tokens]
     filled = [row + [UNDRAWN] * (grid.cells - len(row)) for row in codes]
     return torch.tensor(filled).reshape(-1, grid.rows, grid.columns)

@@ -1,4 +1,4 @@
-"""What pipelines return."""
+"""Outputs of the pipelines: generated text, and generated images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users pass -> one conversation per row, with its images and videos loaded and counted.
+"""Prompts of users as one conversation per row, with its images and videos loaded and counted.
 
 Nothing here runs the model. Media are loaded by `mmspec.media`, never by a processor, so limits and
 address checks hold for images inside messages too.
@@ -22,7 +22,7 @@ MEDIA_KEYS = ("url", "path", "base64")
 
 @dataclass
 class Prompt:
-    """One row, ready for a processor.
+    """Prompt of one row, ready for a processor.
 
     Attributes:
         messages: chat messages whose media parts carry no data; empty for a raw prompt.
@@ -47,7 +47,7 @@ def read_prompts(
     apply_chat_template: bool,
     placeholders: Mapping[str, str],
 ) -> list[Prompt]:
-    """Bring what users pass into one form.
+    """Read prompts, images and videos in any form that users pass.
 
     Args:
         prompt: a string, chat messages, or a list of either (one per row).
@@ -65,8 +65,8 @@ def read_prompts(
     """
     rows = split_rows(prompt)
     is_batch = isinstance(prompt, Sequence) and not isinstance(prompt, str) and not is_message_list(prompt)
-    row_images = share_out(images, "images", len(rows), is_batch)
-    row_videos = share_out(videos, "videos", len(rows), is_batch)
+    row_images = media_per_row(images, "images", len(rows), is_batch)
+    row_videos = media_per_row(videos, "videos", len(rows), is_batch)
     read = []
     for index, row in enumerate(rows):
         where = f"prompt[{index}]" if is_batch else "prompt"
@@ -102,7 +102,7 @@ def read_prompts(
 def read_negatives(
     negative_prompt: object, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
 ) -> list[Prompt]:
-    """The unconditional prompts of guidance: another text, or none, under the same images.
+    """Read the unconditional prompts of guidance: another text, or none, under the same images.
 
     Raises:
         InputError: neither one string nor one (or None) per prompt.
@@ -124,7 +124,7 @@ def read_negatives(
 
 
 def split_rows(prompt: object) -> list[Any]:
-    """A list of strings or message lists."""
+    """Split a prompt into rows, each a string or a message list."""
     if isinstance(prompt, str) or is_message_list(prompt):
         return [prompt]
     if isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
@@ -140,8 +140,8 @@ def is_message_list(value: object) -> bool:
     return isinstance(value, Sequence) and len(value) > 0 and isinstance(value[0], Mapping)
 
 
-def share_out(media: object, argument: str, rows: int, is_batch: bool) -> list[list[Any]]:
-    """One list of sources per row."""
+def media_per_row(media: object, argument: str, rows: int, is_batch: bool) -> list[list[Any]]:
+    """Assign images or videos to rows: one list of sources per row."""
     if media is None:
         return [[] for _ in range(rows)]
     if not is_batch:
@@ -152,7 +152,7 @@ def share_out(media: object, argument: str, rows: int, is_batch: bool) -> list[l
             f"{len(media)} entries" if isinstance(media, list | tuple) else media,
             f"a list with one entry for each of the {rows} prompts (a source, a list of sources, or None)",
         )
-    return [share_out(entry, argument, 1, False)[0] for entry in media]
+    return [media_per_row(entry, argument, 1, False)[0] for entry in media]
 
 
 def is_clip(media: Sequence[object], argument: str) -> bool:
@@ -165,7 +165,7 @@ def is_clip(media: Sequence[object], argument: str) -> bool:
 
 
 def from_string(text: str, images: list[Image.Image], videos: list[Video]) -> Prompt:
-    """One user turn, the images in front."""
+    """Make a prompt of one user turn, the images in front."""
     parts: list[dict[str, Any]] = [{"type": "image"} for _ in images] + [{"type": "video"} for _ in videos]
     parts.append({"type": "text", "text": text})
     return Prompt([{"role": "user", "content": parts}], images=images, videos=videos)

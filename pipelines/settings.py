@@ -1,4 +1,4 @@
-"""Keyword arguments in transformers' words -> what the core needs."""
+"""Settings of text generation: keyword arguments in transformers' words, checked."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from transformers import (
     StopStringCriteria,
 )
 
-from mmspec.decoding.sampling import Sampler, is_integer, require_number
+from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import MAX_NEW_TOKENS, Stopping
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.pipelines.callbacks import CheckedCriterion, CheckedProcessor, StopTextCriterion, checked
 from mmspec.registry import did_you_mean
+from mmspec.validation import is_integer, require_number
 
 DEFAULT_NEW_TOKENS = 256
 DEFAULT_TOP_K = 50  # what transformers' do_sample=True implies
@@ -35,7 +36,7 @@ OF_CALLS = {"images", "videos", "num_frames", "apply_chat_template", "generation
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How to generate. None takes the model's generation config, then transformers' default.
+    """Settings of text generation. None takes the model's generation config, then transformers' default.
 
     Args:
         max_new_tokens: most tokens to emit; by default 256, or what the model's positions leave room for.
@@ -78,7 +79,7 @@ class GenerationSettings:
 
     @classmethod
     def from_keywords(cls, config: GenerationConfig, keywords: dict[str, object]) -> GenerationSettings:
-        """Settings from a call's keywords, completed by a generation config.
+        """Read settings from a call's keywords, completed by a generation config.
 
         Raises:
             UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
@@ -103,7 +104,7 @@ class GenerationSettings:
         return cls(**given)  # type: ignore[arg-type]
 
     def sampler(self, prompt_lengths: Sequence[int], device: torch.device) -> Sampler:
-        """The distribution that is promised."""
+        """Sampler of the distribution that is promised."""
         processors = [self._processors(length, device) for length in prompt_lengths]
         sampled = Sampler(  # made for greedy decoding too: a value that is not used may not be wrong either
             temperature=1.0 if self.temperature is None else self.temperature,
@@ -118,7 +119,7 @@ class GenerationSettings:
     def stopping(
         self, longest_prompt: int, positions: int | None, tokenizer: PreTrainedTokenizerBase
     ) -> Stopping:
-        """Where rows end.
+        """Conditions under which rows end.
 
         Raises:
             InputError: the prompt and the new tokens together exceed the model's positions.
@@ -141,7 +142,7 @@ class GenerationSettings:
         return stopping
 
     def seeds(self, rows: int) -> int | list[int]:
-        """The seed(s) of the random streams.
+        """Seed(s) of the random streams.
 
         Raises:
             InputError: both ways at once, or a value that is neither one nor one per row.
@@ -216,7 +217,7 @@ def read_seeds(
     generator: torch.Generator | Sequence[torch.Generator] | None,
     counts: Sequence[int],
 ) -> int | list[int]:
-    """The seed(s) of random streams: drawn anew if neither argument is given.
+    """Read the seed(s) of random streams: drawn anew if neither argument is given.
 
     Args:
         seed: one for all rows, or a list.

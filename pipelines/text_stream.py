@@ -1,4 +1,4 @@
-"""Token ids as they come -> text deltas whose concatenation is the decoded text."""
+"""Text streaming: token ids to text deltas whose concatenation is the decoded text."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class TextDeltas:
 
     @property
     def text(self) -> str:
-        """The text of all tokens so far."""
+        """Text of all tokens so far."""
         return decode(self._tokenizer, self._tokens)
 
     def add(self, tokens: Sequence[int]) -> str:
-        """The new text that these tokens complete; may be empty."""
+        """Add tokens; return the new text that they complete, which may be empty."""
         self._tokens.extend(tokens)
         text = self.text
         if text.endswith(REPLACEMENT) or not text.startswith(self._given):
@@ -35,7 +35,7 @@ class TextDeltas:
         return self._advance(text)
 
     def finish(self) -> str:
-        """What was held back."""
+        """Return the text that was held back."""
         text = self.text
         return self._advance(text) if text.startswith(self._given) else ""
 
@@ -45,5 +45,5 @@ class TextDeltas:
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    """Text of output tokens, without special ones. No clean-up, which would change text already streamed."""
+    """Decode output tokens, without special ones. No clean-up, which would change text already streamed."""
     return str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -1,9 +1,8 @@
-"""VisionLanguagePipeline: text out of text, images and videos."""
+"""VisionLanguagePipeline: generates text from text, images and videos."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -12,10 +11,9 @@ from torch import Tensor
 from transformers import BatchFeature
 from transformers.generation.streamers import BaseStreamer
 
+from mmspec.acceleration import Call
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sequences import Emission, Sequences
-from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
 from mmspec.pipelines.outputs import TextOutput
@@ -25,7 +23,7 @@ from mmspec.pipelines.text_stream import TextDeltas, decode
 
 
 class VisionLanguagePipeline(MMSpecPipeline):
-    """Captions, answers and descriptions from a vision-language model (or text from a causal one).
+    """Generates text from text, images and videos by a vision-language model (or a causal one).
 
     Example:
         >>> pipe = MMSpecPipeline.from_pretrained("assets/scenes-llava")  # doctest: +SKIP
@@ -70,16 +68,16 @@ class VisionLanguagePipeline(MMSpecPipeline):
             PipelineBusyError: the pipeline is in use.
         """
         with self._busy():
-            run = self._prepare(
+            call = self._prepare(
                 prompt, images, videos, num_frames, apply_chat_template, generation_config, settings
             )
             if streamer is not None:
-                if len(run.requests) != 1:
-                    raise InputError("streamer", streamer, f"a single prompt, not {len(run.requests)}")
+                if len(call.requests) != 1:
+                    raise InputError("streamer", streamer, f"a single prompt, not {len(call.requests)}")
                 if not (hasattr(streamer, "put") and hasattr(streamer, "end")):
                     raise InputError("streamer", streamer, "a transformers streamer, with `put` and `end`")
-                streamer.put(run.requests[0].inputs["input_ids"].cpu())
-            for emission in run.rounds():
+                streamer.put(call.requests[0].inputs["input_ids"].cpu())
+            for emission in call.rounds():
                 if streamer is not None:
                     for token in emission.tokens[0]:
                         streamer.put(torch.tensor([token]))
@@ -87,8 +85,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
                     break
             if streamer is not None:
                 streamer.end()
-        output = run.output(self.tokenizer)
-        for error in run.sequences.errors:
+        output = text_output(call, self.tokenizer)
+        for error in call.sequences.errors:
             if error is not None:
                 error.output = output
                 raise error
@@ -110,23 +108,23 @@ class VisionLanguagePipeline(MMSpecPipeline):
         Closing the iterator ends the work. Arguments as in `__call__`.
         """
         with self._busy():
-            run = self._prepare(
+            call = self._prepare(
                 prompt, images, videos, num_frames, apply_chat_template, generation_config, settings
             )
-            if len(run.requests) != 1:
+            if len(call.requests) != 1:
                 raise InputError(
-                    "prompt", f"{len(run.requests)} prompts", "one prompt; call the pipeline for several"
+                    "prompt", f"{len(call.requests)} prompts", "one prompt; call the pipeline for several"
                 )
             deltas = TextDeltas(self.tokenizer)
-            for emission in run.rounds():
+            for emission in call.rounds():
                 if delta := deltas.add(emission.tokens[0]):
                     yield delta
                 if self._interrupted.is_set():
                     break
             if delta := deltas.finish():
                 yield delta
-        if run.sequences.errors[0] is not None:
-            raise run.sequences.errors[0]
+        if call.sequences.errors[0] is not None:
+            raise call.sequences.errors[0]
 
     def _prepare(
         self,
@@ -137,8 +135,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
         apply_chat_template: bool,
         generation_config: Any,
         keywords: dict[str, Any],
-    ) -> Run:
-        """Check everything and tokenise; nothing heavy has happened when this raises."""
+    ) -> Call:
+        """Check all arguments and tokenise; nothing heavy has happened when this raises."""
         settings = GenerationSettings.from_keywords(
             generation_config or self.model.generation_config, keywords
         )
@@ -164,7 +162,17 @@ class VisionLanguagePipeline(MMSpecPipeline):
             )
             for index, row in enumerate(prompts)
         ]
-        return Run(self, requests, settings)
+        prompted = [row for request in requests for row in (request.inputs, request.negative_inputs) if row]
+        lengths = [inputs["input_ids"].shape[1] for inputs in prompted]
+        if 0 in lengths:
+            raise InputError("prompt", "", "at least one token; give it some text")
+        config = self.model.config.get_text_config(decoder=True)
+        positions = getattr(config, "max_position_embeddings", None)
+        sampler = settings.sampler([len(request.prompt_tokens) for request in requests], self.device)
+        self.accelerator.check(sampler)
+        stopping = settings.stopping(max(lengths, default=0), positions, self.tokenizer)
+        random = RandomStream.from_seed(settings.seeds(len(requests)), len(requests), self.device)
+        return self.accelerator.call(self.target, sampler, requests, stopping, random)
 
     def _check_media(self, images: object, videos: object) -> None:
         """Raise InputError for images or videos that this model does not take."""
@@ -176,7 +184,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 )
 
     def _encode(self, prompt: Prompt, processor: Any) -> dict[str, Tensor]:
-        """One row's tensors, batch size 1, on the model's device at the model's dtype."""
+        """Encode one row as tensors of batch size 1, on the model's device and of its dtype."""
         text = prompt.text
         tokenizer = tokenizer_of(processor)
         if text is None:
@@ -218,7 +226,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         }
 
     def _draft_inputs(self, prompt: Prompt) -> dict[str, Tensor] | None:
-        """What a draft model reads: its own view of the prompt, or the text alone if it takes no images."""
+        """Inputs of a draft model: its own view of the prompt, or the text alone if it takes no images."""
         drafter_model = getattr(self.accelerator.drafter, "model", None)
         if drafter_model is None or self.draft_processor is None:
             return None
@@ -232,7 +240,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         return {"input_ids": tokens[seen][None]}
 
     def _placeholders(self) -> dict[str, str]:
-        """The placeholder token of each kind, "image" and "video", that has one in this model."""
+        """Placeholder token of each kind, "image" and "video", that has one in this model."""
         found = {}
         for kind in ("image", "video"):
             index = getattr(self.model.config, f"{kind}_token_id", None)
@@ -243,45 +251,15 @@ class VisionLanguagePipeline(MMSpecPipeline):
 
 
 def holds_media(given: object) -> bool:
-    """True unless it is None, or lists of nothing and None."""
+    """True if the argument holds media: it is not None, nor lists of nothing and None."""
     return any(map(holds_media, given)) if isinstance(given, list | tuple) else given is not None
 
 
-class Run:
-    """One call: the requests, their sequences, and the settings resolved for them."""
-
-    def __init__(
-        self, pipeline: VisionLanguagePipeline, requests: list[Request], settings: GenerationSettings
-    ) -> None:
-        self.pipeline = pipeline
-        self.requests = requests
-        prompts = [request.prompt_tokens for request in requests]
-        negatives = [row.negative_inputs for row in requests if row.negative_inputs is not None]
-        lengths = [*map(len, prompts), *(inputs["input_ids"].shape[1] for inputs in negatives)]
-        if 0 in lengths:
-            raise InputError("prompt", "", "at least one token; give it some text")
-        longest = max(lengths, default=0)
-        config = pipeline.model.config.get_text_config(decoder=True)
-        positions = getattr(config, "max_position_embeddings", None)
-        self.sampler = settings.sampler([len(tokens) for tokens in prompts], pipeline.device)
-        pipeline.accelerator.check(self.sampler)
-        stopping = settings.stopping(longest, positions, pipeline.tokenizer)
-        self.random = RandomStream.from_seed(settings.seeds(len(requests)), len(requests), pipeline.device)
-        accelerator = pipeline.accelerator
-        self.stats = DecodingStats(accelerator=accelerator.name, exactness=accelerator.exactness)
-        self.sequences = Sequences(prompts, stopping, self.stats, pipeline.device)
-
-    def rounds(self) -> Iterator[Emission]:
-        """Decode; `stats.seconds` runs while this is iterated."""
-        pipeline, started = self.pipeline, perf_counter()
-        batch = (self.requests, self.sequences, self.random)
-        for emission in pipeline.accelerator.decode(pipeline.target, self.sampler, *batch):
-            self.stats.seconds = perf_counter() - started
-            yield emission
-
-    def output(self, tokenizer: Any) -> TextOutput:
-        tokens = self.sequences.outputs()
-        unfinished = "interrupted" if self.sequences.stopping.max_new_tokens else "length"
-        reasons = [reason or unfinished for reason in self.sequences.finish_reasons]
-        text = [decode(tokenizer, row) for row in tokens]
-        return TextOutput(text, tokens, self.stats, reasons, self.sequences.drafted)
+def text_output(call: Call, tokenizer: Any) -> TextOutput:
+    """Make the output of the text that a call has decoded so far."""
+    sequences, tokens = call.sequences, call.sequences.outputs()
+    unfinished = "interrupted" if sequences.stopping.max_new_tokens else "length"
+    reasons = [reason or unfinished for reason in sequences.finish_reasons]
+    return TextOutput(
+        [decode(tokenizer, row) for row in tokens], tokens, call.stats, reasons, sequences.drafted
+    )

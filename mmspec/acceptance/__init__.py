@@ -1,4 +1,4 @@
-"""Acceptance rules: who decides how much of a draft is committed."""
+"""Acceptance rules: how much of a draft is committed."""
 
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.registry import Registry

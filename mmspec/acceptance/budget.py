@@ -1,4 +1,4 @@
-"""The delta-budget rule: relaxed acceptance whose distance to the target is bounded, at every token."""
+"""Delta-budget rule: relaxed acceptance whose distance to the target is bounded, at every token."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.interfaces import Target
-from mmspec.decoding.sampling import require_number
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
-from mmspec.relaxation.groups import check_group_size, rank_ratio
-from mmspec.relaxation.neighbours import (
+from mmspec.validation import require_number
+from mmspec.verification.groups import check_group_size, rank_ratio
+from mmspec.verification.neighbours import (
     NOT_FITTED,
     check_neighbours,
     nearby_mass,
     nearby_mass_at,
     neighbour_table,
 )
-from mmspec.relaxation.relaxed_sampling import Judgement, RelaxedSampling
+from mmspec.verification.relaxed_sampling import Judgement, RelaxedSampling
 
 RELAXATIONS = ("neighbours", "groups", "omega")
 BISECTIONS = 20
@@ -31,10 +31,10 @@ BISECTIONS = 20
 class Budget(RelaxedSampling):
     """Spend a total variation of at most delta per token on the candidates that a relaxation favours.
 
-    visual-ar-decoding.md section 2.5. With A <= q the mass that the relaxation would accept, o = (A - p)+ and
+    With A <= q the mass that the relaxation would accept, o = (A - p)+ and
     O = sum o: accept min(p, q) + s o with s = min(1, delta / O), else draw from norm((p - q)+). The total
-    variation is then s O <= delta, and the acceptance 1 - TV(p, q) + s O, the most that this distance can
-    buy. Siblings in a tree share the delta of their place.
+    variation is then s O <= delta, and the acceptance 1 - TV(p, q) + s O, the largest at that total variation
+    (see `relaxed_sampling`). Siblings in a tree share the delta of their place.
 
     Args:
         delta: largest total variation per token, 0 (exact) to 1.
@@ -92,7 +92,7 @@ class Budget(RelaxedSampling):
         return exact + (allowance / total).clamp_max(1.0) * surplus
 
     def favoured(self, p: Tensor, q: Tensor, allowance: Tensor, only: Tensor | None) -> Tensor:
-        """[..., V] A: what the relaxation would accept if there was no budget; at most q."""
+        """[..., V] A: mass that the relaxation would accept without a budget; at most q."""
         if self.relaxation == "groups":
             return q * rank_ratio(p, q, self.group_size)
         if self.relaxation == "omega":

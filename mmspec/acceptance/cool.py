@@ -7,23 +7,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.decoding.sampling import require_number
-from mmspec.relaxation.relaxed_sampling import RelaxedSampling
+from mmspec.validation import require_number
+from mmspec.verification.relaxed_sampling import RelaxedSampling
 
 
 @dataclass(frozen=True)
 class Cool(RelaxedSampling):
     """Accept x with probability min(1, omega_i p(x) / q(x)), else draw from norm((p - q)+).
 
-    Annealed relaxation (2601.09212; visual-ar-decoding.md section 2.6): omega_i = omega exp(-nu i - mu), at
-    least 1, at place i of the draft, counted from 0. An early place is relaxed more than a later one, as
-    what is accepted there is used more often. The residual is the best one, and the total variation of a
-    place is the sum of (min(q, omega_i p) - p)+, which is reported and not bounded.
+    Annealed relaxation (COOL-SD, 2601.09212): omega_i = omega exp(-nu i - mu), at least 1, at place i of the
+    draft, counted from 0. An early place is relaxed more than a later one, as what is accepted there is used
+    more often. The residual is the best one, and the total variation of a place is the sum of
+    (min(q, omega_i p) - p)+, which is reported and not bounded.
 
     Args:
         omega: the factor at the first place, where mu is 0 (the paper's delta); 1 is the exact rule.
         nu: how fast it falls; 0 relaxes all places alike. The paper has .7 for its chains of a few tokens.
-        mu: shifts the whole schedule.
+        mu: shifts the whole sequence of factors.
 
     Raises:
         InputError: a value outside its range.

@@ -12,9 +12,15 @@ from torch import Tensor
 from mmspec.decoding.interfaces import Target
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
-from mmspec.relaxation.groups import check_group_size, cluster_codes, cluster_ratio, rank_ratio, window_ratio
-from mmspec.relaxation.neighbours import NOT_FITTED, codebook_of
-from mmspec.relaxation.relaxed_sampling import RelaxedSampling
+from mmspec.verification.groups import (
+    check_group_size,
+    cluster_codes,
+    cluster_ratio,
+    rank_ratio,
+    window_ratio,
+)
+from mmspec.verification.neighbours import NOT_FITTED, codebook_of
+from mmspec.verification.relaxed_sampling import RelaxedSampling
 
 PARTITIONS = ("rank", "codebook")
 
@@ -23,20 +29,20 @@ PARTITIONS = ("rank", "codebook")
 class Grouped(RelaxedSampling):
     """Accept x with probability min(1, P(C) / Q(C)) for the group C of x, else draw from norm((p - q)+).
 
-    Grouped speculative decoding (2508.07747; visual-ar-decoding.md section 5). For a true partition the
+    Grouped speculative decoding (2508.07747). For a true partition the
     acceptance is at least the exact one. No bound is known; the total variation is measured at every place.
     `budget` with relaxation="groups" spends a bounded one on the same groups.
 
     Args:
         group_size: tokens per group, 1 (exact) or more; of clusters, the mean.
         partition: "rank" puts tokens together that are neighbours in the order of their probability, anew at
-            every place; "codebook" clusters the code vectors once, which helps little (section 5.1).
+            every place; "codebook" clusters the code vectors once, which helps little, as the paper says.
         reference: behave as the released code does: the group of the token of rank r (from below) is ranks
             r - 7 to r + 6, overlapping with others; of these, tokens whose probability differs by less than
             .15 and whose vectors lie within a squared distance of .5; where the ranks would fall below zero
             the test is exact; a token of probability zero may be accepted. Distances are those of the code
             vectors; the released code takes rows of the model's input embedding. Group size and partition
-            are not looked at, and the total variation is measured at one judged place a round.
+            are ignored, and the total variation is measured at one judged place a round.
 
     Raises:
         InputError: a value outside its range.
@@ -65,7 +71,7 @@ class Grouped(RelaxedSampling):
         return fitted
 
     def cluster_count(self, codes: int) -> int:
-        """Number of clusters of a codebook."""
+        """Number of clusters of a codebook of that many codes."""
         return -(-codes // self.group_size)
 
     @property

@@ -12,9 +12,10 @@ from torch import Tensor
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.interfaces import Target
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Scores, require_number
+from mmspec.decoding.sampling import Scores
 from mmspec.decoding.verdict import Verdict, take
-from mmspec.relaxation.neighbours import (
+from mmspec.validation import require_number
+from mmspec.verification.neighbours import (
     NOT_FITTED,
     check_neighbours,
     nearby_mass,
@@ -22,15 +23,15 @@ from mmspec.relaxation.neighbours import (
     neighbour_table,
     neighbours_of,
 )
-from mmspec.relaxation.relaxed_sampling import Judgement, RelaxedSampling, total_variation
-from mmspec.relaxation.residuals import normalise
+from mmspec.verification.relaxed_sampling import Judgement, RelaxedSampling, total_variation
+from mmspec.verification.residuals import normalise
 
 
 @dataclass
 class Lantern(RelaxedSampling):
     """Accept x with probability min(1, (p(x) + c(x)) / q(x)), c(x) the mass of its nearest neighbours.
 
-    LANTERN (2410.03355), LANTERN++ (2502.06352); visual-ar-decoding.md sections 2.1 to 2.5. Neighbours are
+    LANTERN (2410.03355), LANTERN++ (2502.06352). Neighbours are
     added nearest first, as long as c(x) <= delta, or c(x) <= (lam - 1) p(x). If a deterministic candidate is
     refused, x and the neighbours that were added leave p, so that one candidate costs a total variation of
     c(x) <= delta; several siblings cost up to that each. If a sampled one is refused, norm((p - q)+) is drawn
@@ -42,7 +43,7 @@ class Lantern(RelaxedSampling):
         lam: the multiplicative limit of LANTERN++, above 1; it takes the place of delta.
         neighbours: largest number of neighbours added; a smaller codebook gives all it has.
         metric: "l2" or "cosine".
-        reference: behave as the code released for LlamaGen (section 2.2): if any neighbour was added, all
+        reference: behave as the code released for LlamaGen: if any neighbour was added, all
             k + 1 nearest leave p when a deterministic candidate is refused, and leave q when a sampled one
             is, so that they keep their mass in p; a distribution with nothing left becomes uniform over the
             codes; a token of probability zero may be accepted; at temperature 0, x is accepted if p(x) + c(x)
@@ -82,7 +83,7 @@ class Lantern(RelaxedSampling):
         return self.table
 
     def limit(self, p_x: Tensor) -> Tensor:
-        """What the neighbours of tokens of probability p_x [...] may add at most."""
+        """Largest mass that neighbours may add to tokens of probability p_x [...]."""
         return torch.full_like(p_x, self.delta) if self.lam is None else (self.lam - 1) * p_x
 
     def mass(self, p: Tensor, q: Tensor, allowance: Tensor, only: Tensor | None = None) -> Tensor:
@@ -98,7 +99,7 @@ class Lantern(RelaxedSampling):
         return torch.minimum(q.gather(-1, x), self.raised(p_x, near))
 
     def raised(self, p: Tensor, near: Tensor) -> Tensor:
-        """P + c; a token that the target excludes stays excluded, but in the released code."""
+        """Add the neighbours' mass: p + c; tokens that the target excludes stay excluded, but as released."""
         return p + (near if self.reference else near.where(p > 0, 0.0))
 
     def residual(self, p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
@@ -121,22 +122,23 @@ class Lantern(RelaxedSampling):
         return ids.flatten(-2), (added & (x < len(self.nearest))[..., None]).flatten(-2)
 
     def uniform(self, p: Tensor) -> Tensor:
-        """[..., V] the distribution that draws every code alike."""
-        distribution = torch.zeros_like(p)
-        distribution[..., : len(self.nearest)] = 1 / len(self.nearest)
-        return distribution
+        """[..., V] the uniform distribution over the codes."""
+        uniform = torch.zeros_like(p)
+        uniform[..., : len(self.nearest)] = 1 / len(self.nearest)
+        return uniform
 
     def judge(self, p: Tensor, q: Tensor | None, x: Tensor, allowance: Tensor) -> Judgement:
         judged = super().judge(p, q, x, allowance)
         if q is None or not self.reference:
             return judged
-        return Judgement(judged.accepted, total_variation(self.reference_distribution(p, q), p))
+        return Judgement(judged.accepted, total_variation(self.reference_output(p, q), p))
 
-    def reference_distribution(self, p: Tensor, q: Tensor) -> Tensor:
-        """[..., V] output distribution of the released rule for one sampled candidate, whose residual depends on it.
+    def reference_output(self, p: Tensor, q: Tensor) -> Tensor:
+        """[..., V] output distribution of the released rule for one sampled candidate x.
 
-        With N the neighbours of x, that residual is norm(b + 1_N m) for b = (p - q)+ and m = min(p, q), if a
-        neighbour was added to x, and norm(b) if none was; so the sum over x costs k + 1 terms a token.
+        Its residual depends on x: with N the neighbours of x, it is norm(b + 1_N m) for b = (p - q)+ and
+        m = min(p, q), if a neighbour was added to x, and norm(b) if none was; so the sum over x costs k + 1
+        terms a token.
         """
         table, size = self.nearest, len(self.nearest)
         a = self.mass(p, q, p[..., :1])
@@ -158,7 +160,7 @@ class Lantern(RelaxedSampling):
         return super().verify(draft, scores, random, emitted)
 
     def verify_greedy(self, draft: Draft, scores: Scores) -> Verdict:
-        """Temperature 0 as released: of the paths whose tokens all become the likeliest, the deepest wins."""
+        """Verify at temperature 0 as released: the deepest path whose tokens all become the likeliest."""
         p = scores.logits.softmax(-1)
         above = p.gather(1, draft.parents[:, :, None].expand_as(p))
         x = draft.tokens[:, :, None]

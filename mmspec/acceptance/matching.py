@@ -36,7 +36,7 @@ class Greedy(AcceptanceRule):
 
 
 class SampleAndMatch(AcceptanceRule):
-    """Draw y ~ p at every node; move to the child that equals y, else emit y (vlm-drafting.md 1.3).
+    """Draw y ~ p at every node; move to the child that equals y, else emit y.
 
     Accepts with the probability that p gives to the children together. The noise is keyed by output
     index, so the output is *bitwise* that of plain sampling with the same seed (Gumbel-exact), for

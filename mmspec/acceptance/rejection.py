@@ -6,8 +6,6 @@ count.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -16,11 +14,10 @@ from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Scores, draw
 from mmspec.decoding.verdict import Verdict, take
-from mmspec.relaxation.residuals import normalise, residual, sampled_distribution
+from mmspec.verification.residuals import normalise, residual, sampled_distribution
+from mmspec.verification.tree_walk import walk
 
-__all__ = ["KSequential", "RecursiveRejection", "SpeculativeSampling", "residual", "walk"]
-
-Judge = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+__all__ = ["KSequential", "RecursiveRejection", "SpeculativeSampling"]
 
 
 class SpeculativeSampling(AcceptanceRule):
@@ -62,7 +59,7 @@ class RecursiveRejection(AcceptanceRule):
         without_replacement = draft.kind is DraftKind.WITHOUT_REPLACEMENT
 
         def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            q = take(distribution, children[:, 0].clamp_min(0))
+            q = take(draft_q, children[:, 0].clamp_min(0))
             chosen = torch.full_like(children[:, 0], -1)
             for sibling in range(draft.max_children):
                 child = children[:, sibling]
@@ -78,7 +75,7 @@ class RecursiveRejection(AcceptanceRule):
                     q = torch.where(rejected, normalise(left, otherwise=left), q)
             return chosen, p
 
-        distribution = sampled_distribution(draft)
+        draft_q = sampled_distribution(draft)
         return walk(draft, scores.probabilities(), random, emitted, judge)
 
 
@@ -93,10 +90,10 @@ class KSequential(AcceptanceRule):
     bisections = 40
 
     def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
-        distribution = sampled_distribution(draft)
+        draft_q = sampled_distribution(draft)
 
         def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            q = take(distribution, children[:, 0].clamp_min(0))
+            q = take(draft_q, children[:, 0].clamp_min(0))
             x = draft.tokens.gather(1, children.clamp_min(0))
             drawn = (children >= 0) & (q.gather(-1, x) > 0)
             count = drawn.sum(-1, keepdim=True).to(p.dtype)  # [B, 1] k of this node
@@ -108,13 +105,13 @@ class KSequential(AcceptanceRule):
             chosen = torch.where(accept.any(-1), children.gather(1, first)[:, 0], -1)
             p_accept = 1 - (1 - b).clamp_min(0.0) ** count
             tiny = torch.finfo(p.dtype).tiny
-            owed = (p - mass * (p_accept / b.clamp_min(tiny))).clamp_min(0.0)
-            return chosen, torch.where(count > 0, normalise(owed, otherwise=p), p)
+            left = (p - mass * (p_accept / b.clamp_min(tiny))).clamp_min(0.0)
+            return chosen, torch.where(count > 0, normalise(left, otherwise=p), p)
 
         return walk(draft, scores.probabilities(), random, emitted, judge)
 
     def solve(self, p: Tensor, q: Tensor, count: Tensor) -> Tensor:
-        """[B, 1] rho in [1, k] by bisection: the excess 1 - (1 - b)^k - rho b falls in rho."""
+        """Solve for rho in [1, k], [B, 1], by bisection: the excess 1 - (1 - b)^k - rho b falls in rho."""
         low, high = torch.ones_like(count), count.clamp_min(1.0)
         for _ in range(self.bisections):
             rho = (low + high) / 2
@@ -122,28 +119,3 @@ class KSequential(AcceptanceRule):
             excess = 1 - (1 - b).clamp_min(0.0) ** count - rho * b
             low, high = torch.where(excess > 0, rho, low), torch.where(excess > 0, high, rho)
         return high
-
-
-def walk(draft: Draft, p: Tensor, random: RandomStream, emitted: Tensor, judge: Judge) -> Verdict:
-    """Descend from the root, letting `judge` choose among the children of each node on the way.
-
-    Args:
-        p: [B, n, V] the target's distribution after each node.
-        judge: (p [B, V], children [B, K] or -1, u [B, K]) -> (chosen child [B] or -1, what to draw
-            from if none was chosen [B, V]).
-    """
-    node = torch.zeros_like(emitted)
-    final = here = take(p, node)
-    moving = torch.ones_like(emitted, dtype=torch.bool)
-    steps = torch.arange(draft.max_depth, device=emitted.device)
-    u = random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, draft.max_children, p.dtype)  # [B, D, K]
-    for depth in range(draft.max_depth):
-        chosen, left = judge(here, take(draft.children, node), u[:, depth])
-        moved = moving & (chosen >= 0)
-        final = torch.where((moving & ~moved)[:, None], left, final)
-        node = torch.where(moved, chosen, node)
-        here = take(p, node)
-        final = torch.where(moved[:, None], here, final)
-        moving = moved
-    accepted = take(draft.depth, node)
-    return Verdict.at(draft, node, draw(final, random, emitted + accepted, Purpose.RESIDUAL))

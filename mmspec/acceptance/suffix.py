@@ -10,20 +10,20 @@ from torch import Tensor
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Scores, draw, require_number
+from mmspec.decoding.sampling import Scores, draw
 from mmspec.decoding.verdict import Verdict, take
-from mmspec.relaxation.residuals import residual, sampled_distribution
+from mmspec.validation import require_number
+from mmspec.verification.residuals import residual, sampled_distribution
 
 
 @dataclass(frozen=True)
 class Suffix(AcceptanceRule):
-    """Where a token is refused, let the run that it begins be accepted by the product of its ratios.
+    """Accept a refused token after all, with the run that it begins, by the product of the run's ratios.
 
-    SJD-SV (ICML'26; visual-ar-decoding.md section 4.3), of which no code is public: this is our reading of
-    its description. A run is a stretch of the draft on which p(x) does not fall. Where u > p(x) / q(x), the
-    longest part of the run from x on is accepted whose product of p / q is at least u and at least
-    `confidence`; its tail is trimmed until that holds. If no part of several tokens passes, x is replaced by
-    a draw from norm((p - q)+).
+    SJD-SV (ICML'26), of which no code is public: this is our reading of its description. A run is a stretch
+    of the draft on which p(x) does not fall. Where u > p(x) / q(x), the longest part of the run from x on is
+    accepted whose product of p / q is at least u and at least `confidence`; its tail is trimmed until that
+    holds. If no part of several tokens passes, x is replaced by a draw from norm((p - q)+).
 
     So a token that is refused may pass with those after it, and the output distribution is not the target's.
     It has no closed form per place and is not measured. Where p(x) falls from token to token, the rule is

@@ -10,8 +10,9 @@ from torch import Tensor
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Scores, draw, require_number
+from mmspec.decoding.sampling import Scores, draw
 from mmspec.decoding.verdict import Verdict, take
+from mmspec.validation import require_number
 
 
 @dataclass(frozen=True)

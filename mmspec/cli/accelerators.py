@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from typing import Any
 
-import typer
-
-from mmspec.cli.console import print_json
+from mmspec.cli.console import print_result
 from mmspec.cli.options import AsJson
 
-__all__ = ["accelerators"]
+__all__ = ["accelerators", "markdown_table"]
 
 
 def accelerators(as_json: AsJson = False) -> None:
@@ -18,10 +16,43 @@ def accelerators(as_json: AsJson = False) -> None:
     Example:
         mmspec accelerators
     """
-    from mmspec.accelerators import ACCELERATORS, markdown_table
+    from mmspec.accelerators import ACCELERATORS
 
-    if as_json:
-        presets = ACCELERATORS.items()
-        print_json([{"name": name, "exactness": item.exactness, **asdict(item)} for name, item in presets])
-    else:
-        typer.echo(markdown_table())
+    rows: list[dict[str, Any]] = [
+        {"name": name, "exactness": preset.promise[0], "summary": preset.summary}
+        | {"source": preset.source, "needs": preset.needs, "options": sorted(preset.options)}
+        for name, preset in ACCELERATORS.items()
+    ]
+    print_result(rows, markdown_table(), as_json)
+
+
+def markdown_table() -> str:
+    """Render the README's table of accelerators."""
+    from mmspec.accelerators import ACCELERATORS
+    from mmspec.acceptance import ACCEPTANCE_RULES
+    from mmspec.decoding.draft import DraftKind
+
+    lines = [
+        "| accelerator | what drafts | exact / bound / lossy | needs | source |",
+        "|---|---|---|---|---|",
+    ]
+    for name, preset in ACCELERATORS.items():
+        source = preset.source
+        if source != "-":
+            source = f"[{source}](https://arxiv.org/abs/{source})"
+        needs = preset.needs or "nothing"
+        lines.append(f"| `{name}` | {preset.summary} | {stated(*preset.promise)} | {needs} | {source} |")
+    lines += ["", "| `acceptance=` | exact / bound / lossy | for drafts that are |", "|---|---|---|"]
+    for name in ACCEPTANCE_RULES:
+        rule = ACCEPTANCE_RULES[name]
+        exactness = stated(rule.exactness, rule.bound) + (" at temperature 0" if rule.greedy_only else "")
+        kinds = ", ".join(kind.value.replace("_", " ") for kind in DraftKind if kind in rule.sound_for)
+        lines.append(f"| `{name}` | {exactness} | {kinds} |")
+    return "\n".join(lines)
+
+
+def stated(exactness: str, bound: str | None) -> str:
+    """State a promise with its bound, or that it has none."""
+    if bound is not None:
+        return f"{exactness}: TV at most {bound}"
+    return exactness if exactness == "exact" else f"{exactness}, no bound"

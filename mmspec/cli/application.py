@@ -1,4 +1,4 @@
-"""The commands by name. Each lives in its own module and is listed here."""
+"""The commands by name. Each has its own module and is listed here."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="mmspec",
-    help="Speculative decoding of multimodal models: the same words and images in fewer steps.",
-    epilog="Try: mmspec caption picture.png",
+    help="Speculative decoding of multimodal models: the same text and images in fewer steps.",
+    epilog="Try: mmspec caption image.png",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

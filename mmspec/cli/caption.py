@@ -1,26 +1,30 @@
-"""`mmspec caption`: images in, words out."""
+"""`mmspec caption`: images in, text out."""
 
 from __future__ import annotations
 
-import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.console import Interruptible, note, print_json
-from mmspec.cli.options import AsJson, Device, Drafter, Dtype, Seed
+from mmspec.cli.choice import parse_choice
+from mmspec.cli.console import Interruptible, note, print_result
+from mmspec.cli.loading import default_choice, load_pipeline, reference_model, with_drafter
+from mmspec.cli.options import Accelerator, ModelOption, ModelOptions, unpack_options
 
 if TYPE_CHECKING:
     from mmspec.evaluation.examples import Example
     from mmspec.evaluation.text_contender import Contender
     from mmspec.pipelines import TextOutput
+    from mmspec.pipelines.text_stream import TextDeltas
 
 __all__ = ["caption"]
 
 PROMPT = "Describe the picture."
 
 
+@unpack_options
 def caption(
     images: Annotated[
         list[str] | None,
@@ -28,23 +32,12 @@ def caption(
             metavar="IMAGE...", help="Paths or https URLs; a held-out scene if none.", show_default=False
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Checkpoint folder or hub id; the reference model if none.", show_default=False),
-    ] = None,
-    prompt: Annotated[str, typer.Option(help="What to ask of every picture.")] = PROMPT,
-    accelerator: Annotated[
-        str | None,
-        typer.Option(
-            help="none, copy, draft_model:num_draft_tokens=8, ...; by default what the model names, or copy.",
-            show_default=False,
-        ),
-    ] = None,
-    drafter: Drafter = None,
+    model: ModelOption = None,
+    prompt: Annotated[str, typer.Option(help="What to ask of every image.")] = PROMPT,
+    accelerator: Accelerator = None,
     max_new_tokens: Annotated[int, typer.Option(min=0, help="Most tokens per image.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
-    seed: Seed = 0,
-    stream: Annotated[bool, typer.Option("--stream", help="Print the words as they come.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes.")] = False,
     compare: Annotated[
         bool,
         typer.Option("--compare", help="Decode plainly too; exit with 1 unless the tokens are the same."),
@@ -52,12 +45,11 @@ def caption(
     figure: Annotated[
         Path | None,
         typer.Option(
-            help="Draw the first image beside its words, coloured by who found them.", show_default=False
+            help="Draw the first image beside its text, coloured by who found each word.", show_default=False
         ),
     ] = None,
-    dtype: Dtype = "auto",
-    device: Device = None,
-    as_json: AsJson = False,
+    *,
+    how: ModelOptions,
 ) -> None:
     """Describe images, or answer a question about them.
 
@@ -65,60 +57,75 @@ def caption(
         mmspec caption image.png --compare
         mmspec caption a.jpg --prompt "What is this?" --model path/to/model
     """
-    from dataclasses import replace
-
-    from mmspec.cli.choice import parse_choice
-    from mmspec.cli.loading import default_choice, load_pipeline, reference_model, with_drafter
     from mmspec.evaluation.examples import own_examples, scene_examples
     from mmspec.evaluation.text_contender import contender
+    from mmspec.pipelines import VisionLanguagePipeline
 
     choice = parse_choice(accelerator) if accelerator is not None else None
     source = model or reference_model()
-    if choice is None:
-        choice = default_choice(source, drafter)
-    choice = with_drafter(choice, source, drafter)
+    choice = with_drafter(choice or default_choice(source, how.drafter), source, how.drafter)
     if images:
         examples = own_examples([prompt], images)
     else:
-        examples = [replace(example, turns=(prompt,)) for example in scene_examples("caption", 1, seed)]
+        examples = [replace(example, turns=(prompt,)) for example in scene_examples("caption", 1, how.seed)]
         seen = examples[0].identifier.replace("scene", "scenes --seed")
         note(f"no image named: a held-out scene is taken, which mmspec {seen} --count 1 draws")
-    pipe = load_pipeline(source, dtype=dtype, device=device)
+    pipe = load_pipeline(VisionLanguagePipeline, source, how)
     plain = contender(pipe, "none")
     accelerated = contender(pipe, choice.name, **choice.options)
 
-    settings = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    settings = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": how.seed}
     records: list[dict[str, Any]] = []
     with Interruptible() as block:
         for example in examples:
-            if not as_json and len(examples) > 1:
+            if not how.as_json and len(examples) > 1:
                 typer.echo(f"{example.identifier}: ", nl=False)
-            output = _decode(accelerated, example, settings, streamed=stream and not as_json)
-            if not as_json:
+            output = _decode(accelerated, example, settings, streamed=stream and not how.as_json)
+            if not how.as_json:
                 typer.echo("" if stream else output.text[0])
             expected = _decode(plain, example, settings) if compare else None
             records.append(_record(example, output, expected))
-            if not as_json:
+            if not how.as_json:
                 note(_remark(output, expected))
             if figure is not None and len(records) == 1:
                 _draw(figure, example, output, pipe.tokenizer)
-    if as_json:
-        print_json(records)
+    if how.as_json:
+        print_result(records, "", as_json=True)
     block.finish(0 if all(record.get("identical", True) for record in records) else 1)
+
+
+@dataclass
+class Echo:
+    """A transformers streamer that writes text to stdout as soon as it is whole."""
+
+    deltas: TextDeltas
+    has_prompt: bool = False
+
+    def put(self, tokens: Any) -> None:
+        """Write the text that tokens complete; the first ones are the prompt, which is left out."""
+        if self.has_prompt:
+            typer.echo(self.deltas.add(tokens.tolist()), nl=False)
+        self.has_prompt = True
+
+    def end(self) -> None:
+        """Write what was held back."""
+        typer.echo(self.deltas.finish(), nl=False)
 
 
 def _decode(
     contender: Contender, example: Example, settings: dict[str, Any], *, streamed: bool = False
 ) -> TextOutput:
-    """One example, its text streamed to stdout if asked."""
+    """Decode one example, with its text streamed to stdout if asked."""
+    from mmspec.pipelines.text_stream import TextDeltas
+
     pipe = contender.enter()
-    streamer = _streamer(pipe.tokenizer) if streamed else None
+    streamer = Echo(TextDeltas(pipe.tokenizer)) if streamed else None
     output: TextOutput = pipe(example.turns[0], images=list(example.images), streamer=streamer, **settings)
     return output
 
 
 def _draw(path: Path, example: Example, output: TextOutput, tokenizer: Any) -> None:
-    """Which words came from the draft, as an image."""
+    """Draw the image beside its text, with the tokens of the draft told apart."""
     from mmspec.evaluation.figure import draw_decoding
     from mmspec.media import load_image
     from mmspec.pipelines.text_stream import TextDeltas
@@ -128,33 +135,6 @@ def _draw(path: Path, example: Example, output: TextOutput, tokenizer: Any) -> N
     stats = output.stats
     remark = f"{stats.new_tokens[0]} tokens in {stats.target_forwards} passes of the model"
     draw_decoding(path, load_image(example.images[0]), pieces, output.drafted[0], remark)
-
-
-def _streamer(tokenizer: Any) -> Any:
-    """A transformers streamer that writes text to stdout as soon as it is whole."""
-    from transformers.generation.streamers import BaseStreamer
-
-    from mmspec.pipelines.text_stream import TextDeltas
-
-    class Echo(BaseStreamer):
-        def __init__(self) -> None:
-            self.deltas: TextDeltas | None = None
-
-        def put(self, value: Any) -> None:
-            if self.deltas is None:
-                self.deltas = TextDeltas(tokenizer)  # the first call brings the prompt
-                return
-            self._write(self.deltas.add(value.tolist()))
-
-        def end(self) -> None:
-            if self.deltas is not None:
-                self._write(self.deltas.finish())
-
-        def _write(self, delta: str) -> None:
-            sys.stdout.write(delta)
-            sys.stdout.flush()
-
-    return Echo()
 
 
 def _record(example: Example, output: TextOutput, expected: TextOutput | None) -> dict[str, Any]:

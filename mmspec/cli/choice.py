@@ -1,4 +1,4 @@
-"""How an accelerator is written on the command line: `copy`, or `draft_model:num_draft_tokens=3`."""
+"""Accelerators as the command line writes them: `copy`, or `draft_model:num_draft_tokens=3`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class AcceleratorChoice:
 
     @property
     def needs_draft_model(self) -> bool:
-        """Whether it needs `drafter=`."""
+        """True if it needs `drafter=`."""
         from mmspec.accelerators import find_preset
 
-        return find_preset(self.name).needs_draft_model
+        return find_preset(self.name).needs is not None
 
 
 def parse_choice(text: str) -> AcceleratorChoice:

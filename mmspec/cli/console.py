@@ -1,9 +1,10 @@
-"""How the commands speak: results on stdout, the rest on stderr, and what Ctrl-C leaves behind."""
+"""Output of the commands: results on stdout, the rest on stderr, and the results so far after Ctrl-C."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress
+    from rich.table import Table
 
-__all__ = ["Interruptible", "line_width", "note", "print_json", "progress", "show"]
+__all__ = ["Interruptible", "figures", "line_width", "note", "print_result", "progress"]
 
 WIDTH_OF_FILES = 160  # rich assumes 80 columns where there is no terminal, and would cut tables
 
@@ -40,14 +42,38 @@ class Interruptible:
             raise typer.Exit(130 if self.interrupted else code)
 
 
-def print_json(value: Any) -> None:
-    """Write a value to stdout as JSON."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+def print_result(value: Any, shown: RenderableType, as_json: bool) -> None:
+    """Write a result to stdout: its value as JSON, or the table or text that shows it."""
+    if as_json:
+        shown = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    if isinstance(shown, str):
+        typer.echo(shown)
+    else:
+        _console(stderr=False).print(shown)
 
 
-def show(report: RenderableType) -> None:
-    """Write a table or text to stdout."""
-    _console(stderr=False).print(report)
+def figures(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1, **settings: Any
+) -> Table:
+    """A table of figures.
+
+    Args:
+        columns: their headers.
+        rows: the cells.
+        words: how many of the first columns hold words, which begin at the left.
+        settings: of rich's Table, such as its title.
+    """
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", **settings)
+    for index, column in enumerate(columns):
+        is_figure = index >= words
+        justify: Any = "right" if is_figure else "left"
+        table.add_column(column, justify=justify, no_wrap=is_figure, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def line_width() -> int:

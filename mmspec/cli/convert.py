@@ -1,4 +1,4 @@
-"""`mmspec convert`: an official checkpoint to a folder that `from_pretrained` loads."""
+"""`mmspec convert`: official checkpoints to folders that `from_pretrained` loads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from mmspec.cli.console import print_json
+from mmspec.cli.console import print_result
+from mmspec.cli.loading import read_dtype
 from mmspec.cli.options import AsJson
+from mmspec.errors import InputError
 
 __all__ = ["convert"]
 
@@ -43,30 +45,15 @@ def convert(
         mmspec convert c2i_B_256.pt --out llamagen-b-256
         mmspec convert path/to/Lumina-mGPT-7B-768 --out lumina-768
     """
-    import torch
-
-    from mmspec.errors import InputError
     from mmspec.models.chameleon_norms import convert_chameleon, is_chameleon
     from mmspec.models.llamagen.conversion import convert_checkpoint
 
-    dtypes = {
-        "auto": None,
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-    }
-    if dtype not in dtypes:
-        raise InputError("--dtype", dtype, "auto, float32, bfloat16 or float16")
+    chosen = read_dtype(dtype)
     if is_chameleon(checkpoint):
         for option, value in (("--image-size", image_size), ("--heads", heads)):
             if value is not None:
                 raise InputError(option, value, "nothing: the config of a Chameleon says it")
-        written = convert_chameleon(checkpoint, out, dtypes[dtype])
+        written = convert_chameleon(checkpoint, out, chosen)
     else:
-        written = convert_checkpoint(
-            checkpoint, out, image_size=image_size, num_heads=heads, dtype=dtypes[dtype]
-        )
-    if as_json:
-        print_json(written)
-    else:
-        typer.echo(written["path"])
+        written = convert_checkpoint(checkpoint, out, image_size=image_size, num_heads=heads, dtype=chosen)
+    print_result(written, written["path"], as_json)

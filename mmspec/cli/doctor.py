@@ -1,10 +1,10 @@
-"""`mmspec doctor`: what works here, and why the rest does not."""
+"""`mmspec doctor`: says what works on this machine, and why the rest does not."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mmspec.cli.console import print_json, show
+from mmspec.cli.console import print_result
 from mmspec.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -24,12 +24,10 @@ def doctor(as_json: AsJson = False) -> None:
     """
     from mmspec.accelerators import ACCELERATORS
     from mmspec.evaluation.machine import examine
+    from mmspec.reference.assets import examine_models
 
-    findings = examine(ACCELERATORS)
-    if as_json:
-        print_json(findings)
-    else:
-        show(_table(findings))
+    findings = examine(ACCELERATORS) | {"reference_models": examine_models()}
+    print_result(findings, _table(findings), as_json)
 
 
 def _table(findings: dict[str, Any]) -> Table:

@@ -1,21 +1,22 @@
-"""`mmspec evaluate drafters`: every drafter of a model on every task, and where the time goes."""
+"""`mmspec evaluate drafters`: every drafter of a model on every task, and the parts of its time."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mmspec.cli.choice import parse_choice, parse_choices
-from mmspec.cli.console import Interruptible, note, print_json, progress, show
-from mmspec.cli.options import AsJson, BatchSize, Device, Drafter, Dtype, Model, Seed
+from mmspec.cli.choice import parse_choice
+from mmspec.cli.console import Interruptible, note, print_result, progress
+from mmspec.cli.loading import compared_choices, default_choices, load_pipeline, reference_model, with_drafter
+from mmspec.cli.options import BatchSize, Model, ModelOptions, Plot, Table, unpack_options
 
 __all__ = ["drafters"]
 
 BLOCKS_OF_ONE = "flash:block=1"  # the same weights, drafting one token a pass
 
 
+@unpack_options
 def drafters(
     model: Model = None,
     accelerators: Annotated[
@@ -25,7 +26,6 @@ def drafters(
             show_default="none, copy, every drafter that the model names, and flash with blocks of one",
         ),
     ] = None,
-    drafter: Drafter = None,
     tasks: Annotated[
         str | None,
         typer.Option(help="Of caption, describe, question, two_images, clip.", show_default="all of them"),
@@ -35,14 +35,10 @@ def drafters(
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
     batch_size: BatchSize = 1,
-    out: Annotated[Path | None, typer.Option(help="JSON file to write as well.", show_default=False)] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Image of the table to write (matplotlib).", show_default=False)
-    ] = None,
-    seed: Seed = 0,
-    dtype: Dtype = "auto",
-    device: Device = None,
-    as_json: AsJson = False,
+    out: Table = None,
+    plot: Plot = None,
+    *,
+    how: ModelOptions,
 ) -> None:
     """Compare drafters on one target, task by task, on the same prompts in turns.
 
@@ -54,8 +50,7 @@ def drafters(
         mmspec evaluate drafters --samples 4 --out drafters.json --plot drafters.png
         mmspec evaluate drafters path/to/model --accelerators flash --drafter path/to/head
     """
-    from mmspec.cli.bench import environment
-    from mmspec.cli.loading import default_choices, load_pipeline, reference_model, with_drafter
+    from mmspec.evaluation.machine import environment
     from mmspec.evaluation.plot import check_plot
     from mmspec.evaluation.speed.bench_record import summarise
     from mmspec.evaluation.speed.drafter_table import (
@@ -67,34 +62,33 @@ def drafters(
         task_examples,
         write_rows,
     )
-    from mmspec.evaluation.speed.timing import BASELINE, batches_of, measure
+    from mmspec.evaluation.speed.timing import batches_of, measure
     from mmspec.evaluation.text_contender import contender
+    from mmspec.pipelines import VisionLanguagePipeline
 
     if plot is not None:
         check_plot(plot)
     source = model or reference_model()
     if accelerators is not None:
-        choices = parse_choices(accelerators)
+        choices = compared_choices(accelerators, source, how.drafter)
     else:
-        choices = default_choices(source, drafter)
-        choices += [parse_choice(BLOCKS_OF_ONE) for choice in choices if choice.label == "flash"]
-    if BASELINE not in {choice.label for choice in choices}:
-        choices.insert(0, parse_choice(BASELINE))
-    choices = [with_drafter(choice, source, drafter) for choice in choices]
+        choices = default_choices(source, how.drafter)
+        if "flash" in {choice.label for choice in choices}:
+            choices.append(with_drafter(parse_choice(BLOCKS_OF_ONE), source, how.drafter))
     asked = TASKS if tasks is None else [part.strip() for part in tasks.split(",")]
-    batches = batches_of(task_examples(asked, samples, seed), batch_size)
-    pipe = load_pipeline(source, dtype=dtype, device=device)
+    batches = batches_of(task_examples(asked, samples, how.seed), batch_size)
+    pipe = load_pipeline(VisionLanguagePipeline, source, how)
     contenders = {choice.label: contender(pipe, choice.name, **choice.options) for choice in choices}
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
-    decoders = {label: one.decoder(seed=seed, **settings) for label, one in contenders.items()}
+    decoders = {label: one.decoder(seed=how.seed, **settings) for label, one in contenders.items()}
     runs = []
-    with Interruptible() as block, progress(quiet=as_json) as bar:
+    with Interruptible() as block, progress(quiet=how.as_json) as bar:
         work = bar.add_task("warm-up", total=len(decoders) * len(batches) * repeats)
         for run in measure(decoders, batches, repeats, pipe.device):
             runs.append(run)
             bar.update(work, advance=1, description=f"{run.category}: {run.accelerator}")
     settings |= {"model": source, "task": "by task", "samples": samples, "repeats": repeats}
-    settings |= {"batch_size": batch_size, "seed": seed, **environment(pipe)}
+    settings |= {"batch_size": batch_size, "seed": how.seed, **environment(pipe.device, pipe.dtype)}
     own = {
         choice.label: {
             "drafter": choice.options.get("drafter"),
@@ -116,8 +110,5 @@ def drafters(
             note(f"written: {write_rows(out, rows, settings)}")
         if plot is not None:
             note(f"written: {draw_plot(plot, rows)}")
-        if as_json:
-            print_json({"settings": settings, "rows": rows})
-        else:
-            show(drafter_report(records))
+        print_result({"settings": settings, "rows": rows}, drafter_report(records), how.as_json)
     block.finish()

@@ -1,12 +1,11 @@
-"""From what the command line says to a loaded pipeline, and to the examples to decode."""
+"""Loads the models and drafters that the command line names, or those that a reference model has."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from mmspec.cli.choice import AcceleratorChoice, parse_choice, parse_choices
 from mmspec.cli.console import note
@@ -14,21 +13,23 @@ from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 
 if TYPE_CHECKING:
-    from mmspec.evaluation.examples import Example
-    from mmspec.pipelines import ImagePipeline, VisionLanguagePipeline
+    import torch
+
+    from mmspec.cli.options import ModelOptions
+    from mmspec.pipelines import MMSpecPipeline
 
 __all__ = [
+    "compared_choices",
     "default_choice",
     "default_choices",
-    "given_examples",
-    "load_any_pipeline",
-    "load_image_pipeline",
     "load_pipeline",
     "own_drafters",
+    "read_dtype",
     "reference_model",
-    "takes_images",
     "with_drafter",
 ]
+
+Pipeline = TypeVar("Pipeline", bound="MMSpecPipeline")
 
 REFERENCE, REFERENCE_IMAGE = "scenes-llava", "scenes-llamagen"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -40,7 +41,7 @@ def reference_model(name: str = REFERENCE) -> str:
     Raises:
         InputError: it is not there; the message says what to do.
     """
-    from mmspec.evaluation.machine import find_assets, reference_models
+    from mmspec.reference.assets import find_assets, reference_models
 
     folder = reference_models().get(name)
     if folder is None:
@@ -63,11 +64,11 @@ def own_drafters(model: str) -> dict[str, AcceleratorChoice]:
     Raises:
         CheckpointError: its `drafters.json` cannot be used.
     """
-    from mmspec.pipelines import heads
+    from mmspec.reference import assets
 
     return {
         label: AcceleratorChoice(label, one.accelerator, {"drafter": _shown(one.folder)})
-        for label, one in heads.own_drafters(model).entries.items()
+        for label, one in assets.own_drafters(model).entries.items()
         if one.folder is not None
     }
 
@@ -85,16 +86,16 @@ def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> 
         CheckpointError: the drafter that the model's folder names for it is not there.
     """
     from mmspec.accelerators import find_preset
-    from mmspec.pipelines import heads
+    from mmspec.reference import assets
 
     preset = find_preset(choice.name)
     named = choice.options.get("drafter")
-    if not preset.needs_draft_model:
+    if preset.needs is None:
         if named is not None:
             raise InputError("drafter", named, f"nothing: accelerator {choice.name!r} has no draft model")
         return choice
     found = named or drafter
-    if found is None and (own := heads.own_drafters(model).source_for(choice.name)) is not None:
+    if found is None and (own := assets.own_drafters(model).source_for(choice.name)) is not None:
         found = _shown(own)
     if found is None:
         raise InputError(
@@ -103,8 +104,19 @@ def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> 
     return replace(choice, options={**choice.options, "drafter": found})
 
 
+def compared_choices(accelerators: str, model: str, drafter: str | None) -> list[AcceleratorChoice]:
+    """Read accelerators to compare, separated by commas, with their drafters; plain decoding comes along.
+
+    Raises:
+        InputError: as `parse_choices` and `with_drafter`.
+    """
+    choices = [with_drafter(choice, model, drafter) for choice in parse_choices(accelerators)]
+    has_plain = any(choice.label == "none" for choice in choices)
+    return choices if has_plain else [parse_choice("none"), *choices]
+
+
 def default_choices(model: str, drafter: str | None) -> list[AcceleratorChoice]:
-    """What to compare where nothing is said: plain decoding, copying, and all that is here to draft.
+    """The accelerators to compare where none are named: plain decoding, copying, and all that drafts here.
 
     Args:
         model: folder or hub id of the target.
@@ -117,90 +129,69 @@ def default_choices(model: str, drafter: str | None) -> list[AcceleratorChoice]:
 
 
 def default_choice(model: str, drafter: str | None) -> AcceleratorChoice:
-    """What to use where nothing is said: the drafter that is named, or the model's default, or copying."""
-    from mmspec.pipelines import heads
+    """The accelerator to use where none is named: the named drafter's, the model's default, or copying."""
+    from mmspec.reference import assets
 
     if drafter is not None:
         return default_choices(model, drafter)[-1]
-    own, default = own_drafters(model), heads.own_drafters(model).default
+    own, default = own_drafters(model), assets.own_drafters(model).default
     return own[default] if default in own else parse_choice("copy")
 
 
 def drafts_as(drafter: str) -> str:
     """The accelerator that a folder or hub id is for: that of its head, else draft_model."""
-    from mmspec.models.checkpoint import check_source, load_config
-    from mmspec.pipelines.heads import HEADS
+    from mmspec.models.head_checkpoint import head_of
 
-    config: Any = load_config(check_source(drafter, "drafter"), argument="drafter")
-    kinds: dict[str, Any] = dict(HEADS)
-    return next(
-        (name for name, head in kinds.items() if isinstance(config, head.config_class)), "draft_model"
-    )
+    return head_of(drafter) or "draft_model"
 
 
-def load_pipeline(model: str, *, dtype: str = "auto", device: str | None = None) -> VisionLanguagePipeline:
-    """Load a checkpoint to answer with, and plain decoding; accelerators are set up on it afterwards."""
-    return cast("VisionLanguagePipeline", _load("VisionLanguagePipeline", model, dtype, device))
+def read_dtype(name: str) -> torch.dtype | None:
+    """The dtype of that name; None for "auto".
+
+    Raises:
+        InputError: no such dtype.
+    """
+    if name not in DTYPES:
+        raise InputError("--dtype", name, did_you_mean(name, DTYPES))
+    import torch
+
+    found: torch.dtype | None = getattr(torch, name, None)
+    return found
 
 
-def load_image_pipeline(model: str, *, dtype: str = "auto", device: str | None = None) -> ImagePipeline:
-    """Load a checkpoint to draw with, and plain decoding."""
-    pipe = cast("ImagePipeline", _load("ImagePipeline", model, dtype, device))
-    pipe.set_progress_bar_config(disable=True)  # the commands have their own
-    return pipe
+def load_pipeline(kind: type[Pipeline], model: str, how: ModelOptions) -> Pipeline:
+    """Load a checkpoint with plain decoding; accelerators are set up on it afterwards.
 
+    Args:
+        kind: of the pipeline; MMSpecPipeline takes what the checkpoint is for, and answers with one that
+            draws as well.
+        model: folder or hub id.
+        how: dtype and device.
 
-def load_any_pipeline(
-    model: str, *, dtype: str = "auto", device: str | None = None
-) -> ImagePipeline | VisionLanguagePipeline:
-    """Load a checkpoint for what it does, with plain decoding; one that answers and draws is to answer."""
-    return cast("ImagePipeline | VisionLanguagePipeline", _load("MMSpecPipeline", model, dtype, device))
-
-
-def _load(kind: str, model: str, dtype: str, device: str | None) -> Any:
-    """A pipeline of that class, or for "MMSpecPipeline" of the class for the checkpoint."""
-    if dtype not in DTYPES:
-        raise InputError("--dtype", dtype, did_you_mean(dtype, DTYPES))
+    Raises:
+        InputError: no such dtype, or a device that does not work here.
+    """
+    dtype = read_dtype(how.dtype)
     note(f"loading {model}")
     import torch
     from transformers.utils import logging
 
-    from mmspec import pipelines
+    from mmspec.pipelines import ImagePipeline
 
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     logging.set_verbosity_error()
+    device = how.device
     if device is None and torch.cuda.is_available():
         device = "cuda"
     if device is not None and device != "auto":
         _check_device(device)
-    chosen: torch.dtype | str = "auto" if dtype == "auto" else getattr(torch, dtype)
-    if dtype == "auto" and device in (None, "cpu") and _is_reference(model):
-        chosen = torch.float32  # stored in half precision, in which most CPUs are slow
-    cls = getattr(pipelines, kind)
-    return cls.from_pretrained(model, accelerator="none", dtype=chosen, device_map=device)
-
-
-def given_examples(
-    prompts: Sequence[str] | None, images: Sequence[str] | None, jsonl: str | None, samples: int
-) -> list[Example]:
-    """The user's own prompts and images, or so many of their file; [] where there is nothing of theirs.
-
-    Raises:
-        InputError: both a file and prompts, or something that cannot be used.
-    """
-    from mmspec.evaluation.examples import own_examples, read_examples
-
-    if jsonl is not None:
-        if prompts or images:
-            raise InputError("--jsonl", jsonl, "either a file, or --prompt and --image")
-        return read_examples(jsonl, samples)
-    return own_examples(prompts or (), images or ()) if prompts or images else []
-
-
-def takes_images(pipe: VisionLanguagePipeline) -> bool:
-    """Whether the model is a vision-language model."""
-    return getattr(pipe.processor, "image_processor", None) is not None
+    if dtype is None and device in (None, "cpu") and _is_reference(model):
+        dtype = torch.float32  # stored in half precision, in which most CPUs are slow
+    pipe = kind.from_pretrained(model, accelerator="none", dtype=dtype, device_map=device)
+    if isinstance(pipe, ImagePipeline):
+        pipe.set_progress_bar_config(disable=True)  # the commands have their own
+    return cast(Pipeline, pipe)
 
 
 def _shown(folder: str | Path) -> str:
@@ -210,7 +201,7 @@ def _shown(folder: str | Path) -> str:
 
 
 def _is_reference(model: str) -> bool:
-    from mmspec.evaluation.machine import reference_models
+    from mmspec.reference.assets import reference_models
 
     return Path(model).resolve() in {folder.resolve() for folder in reference_models().values()}
 

@@ -1,26 +1,29 @@
-"""Options that several commands share."""
+"""Options that several commands share, alone or in a dataclass that `unpack_options` hands to a command."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 __all__ = [
+    "Accelerator",
     "AsJson",
     "BatchSize",
-    "Device",
-    "Drafter",
-    "Dtype",
     "GuidanceScale",
-    "Images",
-    "JsonLines",
     "Model",
-    "Prompts",
-    "Seed",
-    "Task",
+    "ModelOption",
+    "ModelOptions",
+    "Plot",
+    "Table",
     "TopK",
     "TopP",
+    "unpack_options",
 ]
 
 Model = Annotated[
@@ -30,52 +33,80 @@ Model = Annotated[
         show_default=False,
     ),
 ]
-Drafter = Annotated[
+ModelOption = Annotated[
     str | None,
     typer.Option(
-        help="Folder or hub id of the draft model or head, for accelerators that need one; by default what "
-        "drafters.json in the model's folder names.",
+        "--model", help="Checkpoint folder or hub id; the reference model if none.", show_default=False
+    ),
+]
+Accelerator = Annotated[
+    str | None,
+    typer.Option(
+        help="none, copy, draft_model:num_draft_tokens=8, ...; by default what the model names, or copy.",
         show_default=False,
     ),
 ]
-Prompts = Annotated[
-    list[str] | None,
-    typer.Option("--prompt", "--prompts", help="What to ask; may be repeated.", show_default=False),
-]
-Images = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--image", "--images", help="Image to ask about (path or URL); may be repeated.", show_default=False
-    ),
-]
-JsonLines = Annotated[
-    str | None,
-    typer.Option(
-        "--jsonl",
-        help="File of the MMSpec benchmark's form: an object a line with turns, image, category, id.",
-        show_default=False,
-    ),
-]
-Task = Annotated[
-    str | None,
-    typer.Option(
-        help="Without prompts of your own: caption, describe, question, two_images, clip or mixed, on "
-        "scenes; or generate, for models that draw."
-    ),
-]
+BatchSize = Annotated[int, typer.Option(min=1, help="Prompts decoded together.")]
 GuidanceScale = Annotated[
     float | None, typer.Option("--guidance", help="Guidance scale; 1 is off.", show_default="the model's")
 ]
 TopK = Annotated[int | None, typer.Option(help="0 keeps every token.", show_default="the model's")]
 TopP = Annotated[float | None, typer.Option(help="1 keeps every token.", show_default="the model's")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Prompts decoded together.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of sampling and of the choice of scenes.")]
-Dtype = Annotated[
-    str,
-    typer.Option(help="auto (the checkpoint's own), float32, bfloat16 or float16."),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(help="cpu, cuda, cuda:1, ... or auto (spread over all); the GPU if there is one."),
+Table = Annotated[Path | None, typer.Option(help="JSON file to write as well.", show_default=False)]
+Plot = Annotated[
+    Path | None, typer.Option(help="Image of the table to write (matplotlib).", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Options of every command that decodes with a model."""
+
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or hub id of the draft model or head, for accelerators that need one; by default "
+            "what drafters.json in the model's folder names.",
+            show_default=False,
+        ),
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="Seed of sampling and of the choice of scenes.")] = 0
+    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16 or float16.")] = (
+        "auto"
+    )
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu, cuda, cuda:1, ... or auto (spread over all); the GPU if there is one."),
+    ] = None
+    as_json: AsJson = False
+
+
+def unpack_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the fields of its dataclass arguments as options, and make the dataclasses of them.
+
+    Fields are annotated as options of typer are, and have defaults.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    kinds = {name: one.annotation for name, one in signature.parameters.items()}
+    groups: dict[str, Any] = {name: kind for name, kind in kinds.items() if is_dataclass(kind)}
+
+    @wraps(command)
+    def unpacked(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    options = []
+    for name, one in signature.parameters.items():
+        if name in groups:
+            hints = get_type_hints(groups[name], include_extras=True)
+            found = [(field.name, field.default, hints[field.name]) for field in fields(groups[name])]
+        else:
+            found = [(name, one.default, one.annotation)]
+        options += [
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for option, default, kind in found
+        ]
+    unpacked.__dict__["__signature__"] = inspect.Signature(options)  # what typer reads
+    return unpacked

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mmspec.cli.console import print_json
+from mmspec.cli.console import print_result
 from mmspec.cli.options import AsJson
 
 __all__ = ["scenes"]
@@ -33,7 +33,4 @@ def scenes(
         if isinstance(error, InputError):
             raise
         raise InputError("--out", str(out), f"an image file that can be written ({error})") from error
-    if as_json:
-        print_json({"path": str(path), "seed": seed, "count": count})
-    else:
-        typer.echo(str(path))
+    print_result({"path": str(path), "seed": seed, "count": count}, str(path), as_json)

@@ -1,18 +1,15 @@
-"""What `bench` and `check` work on: a loaded model and what it is asked, be it for words or for images."""
+"""The subject of `bench` and `check`: a loaded model and the prompts it answers or draws."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from mmspec.cli.choice import AcceleratorChoice
-from mmspec.cli.loading import (
-    given_examples,
-    load_any_pipeline,
-    load_image_pipeline,
-    takes_images,
-)
+from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, load_pipeline, reference_model
+from mmspec.cli.options import BatchSize, GuidanceScale, Model, ModelOptions
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 
@@ -22,35 +19,81 @@ if TYPE_CHECKING:
 
 __all__ = ["Question", "Subject", "load_subject"]
 
+SETTINGS = ("max_new_tokens", "temperature", "guidance_scale", "top_k", "top_p")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Question:
-    """What the command line asks of a model; None where it says nothing.
+    """Options that say what a model is asked, and which model; None leaves it to the command or the model."""
 
-    Attributes:
-        task: of the scenes; "generate" asks for images.
-        prompts, images, jsonl, samples, seed: as the options of that name.
-        settings: keywords of every call.
-    """
-
-    task: str | None
-    prompts: Sequence[str] | None
-    images: Sequence[str] | None
-    jsonl: str | None
-    samples: int
-    seed: int
-    settings: dict[str, Any]
+    model: Model = None
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", "--prompts", help="What to ask; may be repeated.", show_default=False),
+    ] = None
+    images: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--image",
+            "--images",
+            help="Image to ask about (path or URL); may be repeated.",
+            show_default=False,
+        ),
+    ] = None
+    jsonl: Annotated[
+        str | None,
+        typer.Option(
+            help="File of the MMSpec benchmark's form: an object a line with turns, image, category, id.",
+            show_default=False,
+        ),
+    ] = None
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="Without prompts of your own: caption, describe, question, two_images, clip or mixed, on "
+            "scenes; or generate, for models that draw."
+        ),
+    ] = None
+    samples: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 8
+    batch_size: BatchSize = 1
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens per answer.", show_default="128")
+    ] = None
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="0 takes the likeliest token.", show_default="0; for images the model's"),
+    ] = None
+    guidance_scale: GuidanceScale = None
 
     @property
-    def given(self) -> dict[str, Any]:
-        """The settings that the command line names."""
-        return {name: value for name, value in self.settings.items() if value is not None}
+    def source(self) -> str:
+        """Folder or hub id of the model; the reference model for the task where none is named."""
+        return self.model or reference_model(REFERENCE_IMAGE if self.task == "generate" else REFERENCE)
 
     @property
-    def name(self) -> str | None:
-        """What reports call it."""
-        own = "own prompts" if self.prompts or self.images else self.jsonl
-        return own or self.task
+    def settings(self) -> dict[str, Any]:
+        """The keywords of every call that are given."""
+        values = {name: getattr(self, name, None) for name in SETTINGS}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def title(self) -> str | None:
+        """The prompts in a word, for reports."""
+        return "own prompts" if self.prompts or self.images else self.jsonl or self.task
+
+    def examples(self) -> list[Example]:
+        """The user's own prompts and images, or those of their file; [] where there is nothing of theirs.
+
+        Raises:
+            InputError: both a file and prompts, or something that cannot be used.
+        """
+        from mmspec.evaluation.examples import own_examples, read_examples
+
+        if self.jsonl is None:
+            return own_examples(self.prompts or (), self.images or ()) if self.prompts or self.images else []
+        if self.prompts or self.images:
+            raise InputError("--jsonl", self.jsonl, "either a file, or --prompt and --image")
+        return read_examples(self.jsonl, self.samples)
 
 
 @dataclass(frozen=True)
@@ -72,24 +115,22 @@ class Subject:
     described: dict[str, Any]
 
     def contender(self, choice: AcceleratorChoice) -> Any:
-        """The pipeline with an accelerator, set up here and only here: a Contender, or Painter for one."""
-        from mmspec.evaluation.image_contender import painter
+        """Set an accelerator up on the pipeline, here and only here: a Contender or ImageContender."""
+        from mmspec.evaluation.image_contender import image_contender
         from mmspec.evaluation.text_contender import contender
 
-        set_up = painter if self.draws else contender
+        set_up = image_contender if self.draws else contender
         return set_up(self.pipe, choice.name, **choice.options)
 
 
-def load_subject(
-    source: str, asked: Question, defaults: dict[str, Any], *, dtype: str, device: str | None
-) -> Subject:
+def load_subject(source: str, asked: Question, how: ModelOptions, defaults: dict[str, Any]) -> Subject:
     """Load a model and bring together what it is asked.
 
     Args:
         source: folder or hub id.
         asked: by the command line.
-        defaults: for words: `task` and settings.
-        dtype, device: of the model.
+        how: to load and to sample.
+        defaults: for text: `task` and settings.
 
     Raises:
         InputError: something is asked for that this model does not give.
@@ -97,36 +138,33 @@ def load_subject(
     from mmspec.evaluation.examples import TASKS, scene_examples
     from mmspec.evaluation.image_contender import GENERATE
     from mmspec.evaluation.text_contender import load_images
-    from mmspec.pipelines import ImagePipeline
+    from mmspec.pipelines import ImagePipeline, MMSpecPipeline
 
     if asked.task not in (None, GENERATE, *TASKS):
         raise InputError("task", asked.task, did_you_mean(asked.task, (*TASKS, GENERATE)))
-    # a file that cannot be used should not cost a load
-    examples = given_examples(asked.prompts, asked.images, asked.jsonl, asked.samples)
-    if asked.task == GENERATE:
-        return image_subject(load_image_pipeline(source, dtype=dtype, device=device), asked, examples)
-    pipe = load_any_pipeline(source, dtype=dtype, device=device)
+    examples = asked.examples()  # a file that cannot be used should not cost a load
+    pipe = load_pipeline(ImagePipeline if asked.task == GENERATE else MMSpecPipeline, source, how)
     if isinstance(pipe, ImagePipeline):
-        if asked.task is not None:
+        if asked.task not in (None, GENERATE):
             raise InputError("task", asked.task, f"{GENERATE}: this model draws images")
-        pipe.set_progress_bar_config(disable=True)
-        return image_subject(pipe, asked, examples)
-    settings = {name: value for name, value in defaults.items() if name != "task"} | asked.given
+        return image_subject(pipe, asked, examples, how.seed)
+    settings = defaults | asked.settings
+    task = settings.pop("task")
     if not examples:
-        examples = scene_examples(asked.task or defaults["task"], asked.samples, asked.seed)
-        if not takes_images(pipe):
+        examples = scene_examples(asked.task or task, asked.samples, how.seed)
+        if getattr(pipe.processor, "image_processor", None) is None:  # a model of text alone
             examples = [replace(example, images=()) for example in examples]
-    described = {"task": asked.name or defaults["task"], **settings}
-    return Subject(pipe, False, load_images(examples), settings, described)
+    return Subject(pipe, False, load_images(examples), settings, {"task": asked.title or task, **settings})
 
 
-def image_subject(pipe: ImagePipeline, asked: Question, examples: list[Example]) -> Subject:
+def image_subject(pipe: ImagePipeline, asked: Question, examples: list[Example], seed: int) -> Subject:
     """A model that draws, with captions, classes, or prompts of one's own.
 
     Args:
         pipe: the model.
         asked: by the command line.
         examples: the user's own; [] takes captions or classes.
+        seed: of the choice of those.
 
     Raises:
         InputError: images to look at, or a number of tokens, which the size of the image says.
@@ -136,16 +174,16 @@ def image_subject(pipe: ImagePipeline, asked: Question, examples: list[Example])
 
     if asked.images:
         raise InputError("--image", list(asked.images), "no images: this model draws them")
-    if "max_new_tokens" in asked.given:
+    if asked.max_new_tokens is not None:
         raise InputError(
             "--max-new-tokens",
-            asked.given["max_new_tokens"],
+            asked.max_new_tokens,
             f"nothing: an image of this model has {pipe.target.grid.length} tokens",
         )
-    examples = examples or image_examples(pipe, asked.samples, asked.seed)
-    sampler = ImageSettings.from_keywords(sampling_defaults(pipe.model), asked.given).sampler()
+    sampler = ImageSettings.from_keywords(sampling_defaults(pipe.model), asked.settings).sampler()
     warpers = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
-    described = {"task": asked.name or GENERATE} | {name: getattr(sampler, name) for name in warpers}
+    described = {"task": asked.title or GENERATE} | {name: getattr(sampler, name) for name in warpers}
     attention = pipe.model.config._attn_implementation
     described["baseline"] = f"plain decoding through the same loop, {attention} attention"
-    return Subject(pipe, True, examples, asked.given, described)
+    examples = examples or image_examples(pipe, asked.samples, seed)
+    return Subject(pipe, True, examples, asked.settings, described)

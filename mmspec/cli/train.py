@@ -1,31 +1,57 @@
-"""`mmspec train`: the reference models, made again or anew."""
+"""`mmspec train`: the reference models, made again or anew, and drafters for any model."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from mmspec.cli.console import note, print_json
-from mmspec.cli.options import AsJson
+from mmspec.cli.console import note, print_result
+from mmspec.cli.options import AsJson, unpack_options
 
 __all__ = ["train_app"]
 
-Minutes = Annotated[float | None, typer.Option(min=0.0, help="Length of the training.", show_default=False)]
-Steps = Annotated[
-    int | None, typer.Option(min=1, help="Length in steps instead; reproducible.", show_default=False)
-]
+Out = Annotated[Path, typer.Option(help="Folder to write.")]
+Size = Annotated[str, typer.Option(help="base or tiny.")]
 Start = Annotated[
     Path | None, typer.Option("--from", help="Trained folder to begin with.", show_default=False)
 ]
-TrainingSeed = Annotated[int, typer.Option(min=0, help="Seed of weights and scenes.")]
-Threads = Annotated[
-    int | None, typer.Option(min=1, help="CPU threads; torch's choice if not given.", show_default=False)
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from an interrupted run.")]
 
 train_app = typer.Typer(help="Train models.", no_args_is_help=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """Options of every training; None leaves the choice to the trainer."""
+
+    minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="Length of the training.", show_default=False)
+    ] = None
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Length in steps instead; reproducible.", show_default=False)
+    ] = None
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Examples that a process reads at once.", show_default=False)
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and examples.")] = 0
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; torch's choice if not given.", show_default=False)
+    ] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from an interrupted run.")] = False
+    as_json: AsJson = False
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The keywords of a trainer that are given, see `TrainingPlan`."""
+        return {name: value for name, value in vars(self).items() if value is not None and name != "as_json"}
+
+    def report(self, folder: Path, hint: str | None = None, **record: str) -> None:
+        """Print the folder and a hint, a command that takes it; or the folder and its record as JSON."""
+        print_result({"folder": str(folder), **record, "seed": self.seed}, str(folder), self.as_json)
+        if hint is not None and not self.as_json:
+            note(f"{hint} {folder}")
 
 
 @train_app.callback()
@@ -34,26 +60,21 @@ def _group() -> None:
 
 
 @train_app.command()
+@unpack_options
 def vlm(
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    out: Out,
     size: Annotated[str, typer.Option(help="base, small (the draft model) or tiny.")] = "base",
-    minutes: Annotated[
-        float | None, typer.Option(min=0.0, help="Length of the training.", show_default="56")
-    ] = None,
-    steps: Steps = None,
     tower_from: Annotated[
         Path | None,
         typer.Option(help="Trained folder whose vision tower is taken over and frozen.", show_default=False),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Scenes a step and process.")] = 32,
-    seed: TrainingSeed = 0,
-    threads: Threads = None,
-    resume: Resume = False,
-    as_json: AsJson = False,
+    *,
+    training: TrainingOptions,
 ) -> None:
     """Train a reference vision-language model on scenes.
 
-    Resumable; writes an ordinary transformers folder.
+    Resumable; writes an ordinary transformers folder. By default it takes
+    56 minutes, 32 examples at once.
 
     Example:
         mmspec train vlm --out my-scenes-llava --minutes 40
@@ -61,98 +82,54 @@ def vlm(
     """
     from mmspec.reference.training.vlm import train_vlm
 
-    folder = train_vlm(
-        out,
-        size=size,
-        minutes=minutes,
-        steps=steps,
-        tower_from=tower_from,
-        batch_size=batch_size,
-        seed=seed,
-        threads=threads,
-        resume=resume,
-    )
-    _report(folder, as_json, size=size, seed=seed)
-    if not as_json:
-        note(f"score it: mmspec evaluate vlm {folder}")
+    folder = train_vlm(out, size=size, tower_from=tower_from, **training.plan)
+    training.report(folder, "score it: mmspec evaluate vlm", size=size)
 
 
 @train_app.command()
-def reader(
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
-    start: Start = None,
-    size: Annotated[str, typer.Option(help="base or tiny.")] = "base",
-    minutes: Minutes = None,
-    steps: Steps = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Scenes a step and process.")] = 64,
-    seed: TrainingSeed = 0,
-    threads: Threads = None,
-    resume: Resume = False,
-    as_json: AsJson = False,
-) -> None:
+@unpack_options
+def reader(out: Out, start: Start = None, size: Size = "base", *, training: TrainingOptions) -> None:
     """Train the reader of attributes that judges drawn images, on real scenes only.
+
+    By default it takes 10 minutes, 64 examples at once.
 
     Example:
         mmspec train reader --out my-reader --minutes 18
     """
     from mmspec.reference.training.reader import train_reader
 
-    folder = train_reader(
-        out,
-        start=start,
-        size=size,
-        minutes=minutes,
-        steps=steps,
-        batch_size=batch_size,
-        seed=seed,
-        threads=threads,
-        resume=resume,
-    )
-    _report(folder, as_json, size=size, seed=seed)
+    training.report(train_reader(out, start=start, size=size, **training.plan), size=size)
 
 
 @train_app.command()
+@unpack_options
 def vq(
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    out: Out,
     reader: Annotated[
         Path | None,
         typer.Option(help="Trained reader whose features are compared too.", show_default=False),
     ] = None,
     start: Start = None,
-    size: Annotated[str, typer.Option(help="base or tiny.")] = "base",
-    minutes: Minutes = None,
-    steps: Steps = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images a step and process.")] = 16,
-    seed: TrainingSeed = 0,
-    threads: Threads = None,
-    resume: Resume = False,
-    as_json: AsJson = False,
+    size: Size = "base",
+    *,
+    training: TrainingOptions,
 ) -> None:
     """Train an image tokenizer: 64 x 64 pixels to 16 x 16 tokens.
+
+    By default it takes 25 minutes, 16 examples at once.
 
     Example:
         mmspec train vq --out my-vq --reader my-reader --minutes 9
     """
     from mmspec.reference.training.vq import train_vq
 
-    folder = train_vq(
-        out,
-        reader=reader,
-        start=start,
-        size=size,
-        minutes=minutes,
-        steps=steps,
-        batch_size=batch_size,
-        seed=seed,
-        threads=threads,
-        resume=resume,
-    )
-    _report(folder, as_json, size=size, seed=seed)
+    training.report(train_vq(out, reader=reader, start=start, size=size, **training.plan), size=size)
 
 
 @train_app.command()
+@unpack_options
 def image(
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    out: Out,
     vq: Annotated[Path, typer.Option(help="Trained image tokenizer.")],
     reader: Annotated[
         Path | None,
@@ -160,18 +137,14 @@ def image(
     ] = None,
     condition: Annotated[str, typer.Option(help="caption, or class (48 labels).")] = "caption",
     start: Start = None,
-    size: Annotated[str, typer.Option(help="base or tiny.")] = "base",
-    minutes: Minutes = None,
-    steps: Steps = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images a step and process.")] = 16,
-    seed: TrainingSeed = 0,
-    threads: Threads = None,
-    resume: Resume = False,
-    as_json: AsJson = False,
+    size: Size = "base",
+    *,
+    training: TrainingOptions,
 ) -> None:
     """Train a LlamaGen on the tokens of scenes, and its text encoder with it.
 
     Writes a folder with transformer, text encoder, tokenizer and image tokenizer.
+    By default it takes 75 minutes, 16 examples at once.
 
     Example:
         mmspec train image --out my-scenes --vq my-vq --reader my-reader
@@ -179,33 +152,12 @@ def image(
     """
     from mmspec.reference.training.image import train_image
 
-    folder = train_image(
-        out,
-        vq,
-        reader=reader,
-        condition=condition,
-        start=start,
-        size=size,
-        minutes=minutes,
-        steps=steps,
-        batch_size=batch_size,
-        seed=seed,
-        threads=threads,
-        resume=resume,
-    )
-    _report(folder, as_json, size=size, seed=seed)
-    if not as_json:
-        note(f"score it: mmspec evaluate image {folder}")
-
-
-def _report(folder: Path, as_json: bool, **record: object) -> None:
-    if as_json:
-        print_json({"folder": str(folder), **record})
-    else:
-        typer.echo(str(folder))
+    folder = train_image(out, vq, reader=reader, condition=condition, start=start, size=size, **training.plan)
+    training.report(folder, "score it: mmspec evaluate image", size=size)
 
 
 @train_app.command()
+@unpack_options
 def drafter(
     target: Annotated[str, typer.Option(help="Folder or hub id of the model that it drafts for.")],
     out: Annotated[
@@ -235,19 +187,15 @@ def drafter(
         str, typer.Option(help="Of the target: float32, bfloat16, float16; auto is bfloat16 on a GPU.")
     ] = "auto",
     start: Start = None,
-    minutes: Minutes = None,
-    steps: Steps = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences that a process reads at once.")] = 8,
     accumulate: Annotated[int, typer.Option(min=1, help="So many batches make a step.")] = 1,
-    seed: TrainingSeed = 0,
-    threads: Threads = None,
-    resume: Resume = False,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for tensorboard.", show_default=False)] = None,
-    as_json: AsJson = False,
+    *,
+    training: TrainingOptions,
 ) -> None:
     """Train a drafter for a model, which runs along and stays as it is.
 
-    Resumable; writes a folder that `drafter=` and `--drafter` take.
+    Resumable; writes a folder that `drafter=` and `--drafter` take. By default
+    it takes 10 minutes, 8 examples at once.
 
     Example:
         mmspec train drafter --target llava-hf/llava-1.5-7b-hf --data my.jsonl --method flash
@@ -257,6 +205,7 @@ def drafter(
         mmspec train drafter --target my-llamagen --out my-eagle --data images.jsonl --minutes 60
     """
     from mmspec.cli.choice import parse_options
+    from mmspec.reference.training.drafter_data import scene_data
     from mmspec.training.drafter import train_drafter
     from mmspec.training.methods import METHODS
 
@@ -266,20 +215,13 @@ def drafter(
         out or Path(f"{Path(target).name}-{name}"),
         method=name,
         settings=settings,
-        data=data,
+        data=data or scene_data,
         max_length=max_length,
         regenerate=regenerate,
         dtype=dtype,
         start=start,
-        minutes=minutes,
-        steps=steps,
-        batch_size=batch_size,
         accumulate=accumulate,
-        seed=seed,
-        threads=threads,
-        resume=resume,
         log_dir=log_dir,
+        **training.plan,
     )
-    _report(folder, as_json, method=method, seed=seed)
-    if not as_json:
-        note(f"use it: --accelerator {METHODS[name].accelerator} --drafter {folder}")
+    training.report(folder, f"use it: --accelerator {METHODS[name].accelerator} --drafter", method=method)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import inspect
 
-from mmspec.compressors.interface import Compressor, VisualTokens
+from mmspec.compressors.interface import Compressor
 from mmspec.errors import UnknownArgumentError
 from mmspec.registry import Registry, did_you_mean
 
-__all__ = ["COMPRESSORS", "Compressor", "VisualTokens", "build_compressor"]
+__all__ = ["COMPRESSORS", "Compressor", "build_compressor"]
 
 COMPRESSORS: Registry[type[Compressor]] = Registry(
     "compressor",
     {
-        "none": "mmspec.compressors.none:NoTokens",
-        "identity": "mmspec.compressors.identity:Identity",
-        "latent": "mmspec.compressors.latent:Latent",
+        "none": "mmspec.compressors.pooling:NoTokens",
+        "identity": "mmspec.compressors.pooling:Identity",
+        "latent": "mmspec.compressors.queries:Latent",
         "pooling": "mmspec.compressors.pooling:Pooling",
-        "attention_pruning": "mmspec.compressors.attention_pruning:AttentionPruning",
-        "similarity_pruning": "mmspec.compressors.similarity_pruning:SimilarityPruning",
-        "convolution": "mmspec.compressors.convolution:Convolution",
-        "resampler": "mmspec.compressors.resampler:Resampler",
+        "attention_pruning": "mmspec.compressors.pruning:AttentionPruning",
+        "similarity_pruning": "mmspec.compressors.pruning:SimilarityPruning",
+        "convolution": "mmspec.compressors.pooling:Convolution",
+        "resampler": "mmspec.compressors.queries:Resampler",
         "gate": "mmspec.compressors.gate:Gate",
-        "vispec": "mmspec.compressors.vispec:ViSpec",
+        "vispec": "mmspec.compressors.queries:ViSpec",
     },
 )
 

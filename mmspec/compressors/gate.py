@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot, rms_norm
 
 from mmspec.compressors import build_compressor
-from mmspec.compressors.interface import Compressor, VisualTokens, check_tokens
+from mmspec.compressors.interface import Compressor, check_tokens
 from mmspec.errors import InputError
+from mmspec.visual_tokens.tokens import VisualTokens
 
 __all__ = ["Gate", "choose_branch"]
 

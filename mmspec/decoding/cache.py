@@ -26,11 +26,11 @@ RowStates = dict[int, tuple[Tensor, Tensor]]
 
 @dataclass
 class WritePlan:
-    """Where the next forward writes, shared by all layers.
+    """Buffer places that the next forward writes, shared by all layers.
 
     Attributes:
         rows, capacity: size of the buffers.
-        prefill_row: the row whose prompt is being read, or None in a decoding forward.
+        prefill_row: the row that is prefilled, or None in a scoring forward.
         tokens: number of tokens n of this forward, in every row that it reads.
         keeps: False if nothing is written at all.
         slots: [B * n] flat buffer places of the new nodes.
@@ -131,9 +131,10 @@ class RaggedCache(Cache):
     """Static KV buffers with per-row lengths.
 
     Args:
-        config: the model's config; it says how many layers there are and which of them slide.
+        config: the model's config: number of layers, and which of them slide.
         rows: batch size B (twice that under guidance).
         capacity: tokens per row to allocate at first; grows in blocks of 256.
+        device: of the lengths; buffers follow the model.
 
     Raises:
         UnsupportedModelError: the model has layers whose state is not keys and values.
@@ -156,28 +157,28 @@ class RaggedCache(Cache):
 
     @property
     def is_initialized(self) -> bool:
-        """False while a prompt is read, whatever other rows hold: so models know that it begins here."""
+        """False while a prompt is prefilled, whatever other rows hold: models see that it begins here."""
         return self.plan.prefill_row is None and any(layer.is_initialized for layer in self.ragged)
 
     def begin_prefill(self, row: int, length: int) -> None:
-        """The next forward reads the prompt of one row, `length` tokens."""
+        """Set the next forward to prefill one row with `length` tokens."""
         self._reserve(length)
         self.plan.prefill_row, self.plan.tokens = row, length
         self.lengths[row] = length
         self.longest = max(self.longest, length)
 
     def begin_reading(self) -> None:
-        """All forwards from now on read whole sequences, and nothing of them is kept."""
+        """Set all forwards from now on to read whole sequences, of which nothing is kept."""
         self.plan.keeps = False
 
     def load(self, states: RowStates) -> None:
-        """Write what a forward would have written after `begin_prefill`; it may be less than the prompt."""
+        """Write keys and values of a prefix of the prompt, known from before, after `begin_prefill`."""
         for layer, (keys, values) in states.items():
             self.plan.tokens = len(keys)
             self.ragged[layer].update(keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
 
     def row_states(self, row: int, length: int) -> RowStates:
-        """The first `length` tokens of a row: views, which later rounds do not write into."""
+        """Keys and values of the first `length` tokens of a row, as views; later rounds leave them alone."""
         return {
             index: (layer.keys[row, :length], layer.values[row, :length])
             for index, layer in enumerate(self.ragged)
@@ -185,12 +186,12 @@ class RaggedCache(Cache):
         }
 
     def begin_score(self, nodes: int, before: int = 0) -> None:
-        """The next forward scores `nodes` new nodes in every row.
+        """Set the next forward to score new nodes in every row.
 
         Args:
-            nodes: of this forward.
-            before: nodes scored since the last commit, which these are written behind: a tree that grows
-                level by level.
+            nodes: number of new nodes in a row.
+            before: number of nodes scored since the last commit; the new ones are written behind them, for a
+                tree that grows level by level.
         """
         end = before + nodes
         self._reserve(self.longest + end)
@@ -202,7 +203,7 @@ class RaggedCache(Cache):
         )
 
     def begin_places(self, places: Tensor, extent: int) -> None:
-        """The next forward writes its nodes at chosen places, counted from each row's committed tokens on.
+        """Set the next forward to write its nodes at chosen places behind each row's committed tokens.
 
         Args:
             places: [B, n] from 0 to extent - 1.
@@ -232,7 +233,7 @@ class RaggedCache(Cache):
     def attention_mask(
         self, ancestors: Tensor, depth: Tensor, dtype: torch.dtype | None, places: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
-        """The 4-D mask of a scoring forward: committed tokens, ancestors and self.
+        """Attention mask of a scoring forward, 4-D: committed tokens, ancestors and self.
 
         Args:
             ancestors: [B, n, m] of the draft, m = n; or the last n rows of the m nodes of a growing tree.
@@ -286,7 +287,7 @@ class RaggedCache(Cache):
 
 
 def check_layer_types(text: PreTrainedConfig) -> list[str]:
-    """The attention type of every layer.
+    """Attention type of every layer.
 
     Raises:
         UnsupportedModelError: some layers keep a recurrent state, or attend in chunks; a rejected
@@ -315,5 +316,5 @@ def check_layer_types(text: PreTrainedConfig) -> list[str]:
 
 
 def round_up(value: int, block: int) -> int:
-    """The smallest multiple of `block` that is at least `value`."""
+    """Smallest multiple of `block` that is at least `value`."""
     return -(-value // block) * block

@@ -1,6 +1,6 @@
 """Draft: a tree of candidate tokens. A chain, or a window of image tokens, is a tree with one path.
 
-Knows nothing of who proposed the tokens or who will judge them.
+Knows no drafter and no acceptance rule.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mmspec.errors import InputError
 
 
 class DraftKind(enum.Enum):
-    """How the candidates came about; it decides which acceptance rules are sound for them."""
+    """Kind of a draft, by how its tokens were chosen; decides which acceptance rules are sound for it."""
 
     POINT = "point"
     """Deterministic given the committed tokens: top-k, n-gram, search."""
@@ -40,12 +40,12 @@ class Draft:
         tokens: [B, n] token ids, parents before children, siblings in the order they were drawn.
         parents: [B, n] index of the parent node; the root is its own parent.
         valid: [B, n] False for padding, which is scored but never accepted.
-        kind: how the candidates were drawn.
+        kind: how the candidates were chosen.
         q: [B, n, V] for sampled kinds: the distribution that the token in the slot was really drawn
             from (of the first sibling, where siblings are drawn without replacement). None for
             POINT and COUPLED.
-        max_depth: the deepest that a node can stand, known to the host so that shapes stay static.
-        max_children: the most siblings that there can be, likewise.
+        max_depth: upper bound of the depths, known to the host so that shapes stay static.
+        max_children: upper bound of the children of a node, likewise.
         faulty: [B] True where the drafter's numbers were not finite and it gave up (its nodes are invalid).
     """
 
@@ -67,7 +67,7 @@ class Draft:
         valid: Tensor | None = None,
         faulty: Tensor | None = None,
     ) -> Draft:
-        """A draft with one path: node i is the parent of node i + 1. tokens: [B, n], the root included."""
+        """Build a draft with one path: node i is the parent of node i + 1. tokens: [B, n], root included."""
         rows, nodes = tokens.shape
         parents = (torch.arange(nodes, device=tokens.device) - 1).clamp_(min=0).expand(rows, nodes)
         if valid is None:
@@ -78,11 +78,12 @@ class Draft:
 
     @classmethod
     def tree(cls, tokens: Tensor, parents: Sequence[int], kind: DraftKind, q: Tensor | None = None) -> Draft:
-        """A draft whose shape is the same in every row.
+        """Build a draft whose tree is the same in every row.
 
         Args:
             tokens: [B, n] token ids, the root first.
             parents: n parent indices; parents[0] = 0 and parents[i] < i.
+            kind, q: as the attributes of that name.
 
         Raises:
             InputError: the parents do not describe a tree in that order.
@@ -142,7 +143,7 @@ class Draft:
         return table.scatter(2, slot, index.expand(rows, nodes, nodes))[:, :, : self.max_children]
 
     def repeat_rows(self, times: int) -> Draft:
-        """The same draft for `times` copies of the batch: guidance scores each request twice."""
+        """Repeat the draft for `times` copies of the batch: guidance scores each request twice."""
         if times == 1:
             return self
         return replace(
@@ -155,7 +156,7 @@ class Draft:
 
 
 def check_tree(parents: Sequence[int]) -> list[int]:
-    """Depths of the nodes of a tree given by parents.
+    """Check a tree given by parents, and return the depths of its nodes.
 
     Raises:
         InputError: a parent does not come before its child, so the tree is cyclic or unordered.

@@ -1,4 +1,4 @@
-"""The host's side of an image whose cells are decoded out of order: what stands where, what is fed next."""
+"""Images whose cells are decoded out of raster order: their state on the host, and the next forward."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from mmspec.decoding.image_grid import FREE, ImageGrid
 
 
 class Order(Protocol):
-    """What an image asks of a schedule."""
+    """Interface of a decoding order, as far as an image needs it."""
 
     def open_rows(self, decoded: Sequence[int], columns: int) -> list[int]:
-        """The rows whose next cell may be decoded now."""
+        """Rows whose next cell may be decoded now."""
 
     def puts_on_trial(self, row: int, decoded: Sequence[int], columns: int) -> bool:
-        """Whether the first token of that row is asked for once more."""
+        """Return whether the first token of that row is put on trial: drawn now, judged a forward later."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one forward feeds and asks, for one image. Nodes are what it feeds.
+    """Plan of one forward for one image. Its nodes are the tokens that are fed.
 
     Attributes:
         places: output index of each node, ascending.
-        tokens: what is fed there: the token of that place, or a stand-in.
+        tokens: token fed there: that of the place, or a stand-in.
         known: False for stand-ins, whose keys only they themselves may see.
-        cells: output indices that are decoded; each is asked for at the node before it.
-        asked: nodes whose logits decide something.
+        cells: output indices that are decoded, each from the node at the place before it.
+        asked: nodes whose logits are used.
         proposed: the node after which a token goes on trial, or None.
         judged: the node after which the token on trial is judged, or None; the token is the next node.
     """
@@ -46,15 +46,15 @@ class Step:
 
 
 class Image:
-    """The state of one image.
+    """Decoding state of one image.
 
     Attributes:
         grid: its layout.
-        tokens: [length] what stands at each place, FREE where nothing does. Syntax stands from the start.
+        tokens: [length] token at each place, FREE where none is decoded. Syntax is there from the start.
         decoded: number of cells that each row has, from the left.
-        fresh: places decoded by the last forward: they have no keys yet.
+        fresh: places decoded by the last forward, whose keys are not cached yet.
         trial: the place of a token on trial, or None.
-        emitted: length of the part in raster order that has been given out.
+        emitted: number of tokens emitted, in raster order.
     """
 
     def __init__(self, grid: ImageGrid) -> None:
@@ -66,14 +66,14 @@ class Image:
         self.emitted = 0
 
     def put(self, decided: dict[int, int]) -> None:
-        """Tokens for places; a row's places are its next ones."""
+        """Write tokens at places, the next ones of their rows."""
         for place in sorted(decided):
             self.tokens[place] = decided[place]
             self.decoded[place // self.grid.stride] = place % self.grid.stride + 1
         self.fresh = sorted(decided)
 
     def step(self, order: Order) -> Step:
-        """What to feed and ask next: all fresh tokens, and whatever precedes a cell that is asked for."""
+        """Plan the next forward: feed all fresh tokens, and the token before every cell that is decoded."""
         columns = self.grid.columns
         rows = order.open_rows(self.decoded, columns)
         cells = [row * self.grid.stride + self.decoded[row] for row in rows]
@@ -92,13 +92,13 @@ class Image:
         )
 
     def latest(self, place: int) -> int:
-        """The token of that place, or of the nearest one before it that has one."""
+        """Token of that place, or of the nearest place before it that has one."""
         while self.tokens[place] == FREE:
             place -= 1
         return self.tokens[place]
 
     def commit(self, step: Step, chosen: Sequence[int], verdict: Sequence[int]) -> None:
-        """Take the tokens of a step.
+        """Write the tokens that a forward has decided.
 
         Args:
             chosen: the target's token after each node.
@@ -113,7 +113,7 @@ class Image:
         self.trial = None if step.proposed is None else step.places[step.proposed] + 1
 
     def ready(self) -> list[int]:
-        """Tokens that follow in raster order and have not been given out."""
+        """Take the tokens that are complete in raster order and not emitted yet."""
         start, end = self.emitted, self.emitted
         while end < len(self.tokens) and self.tokens[end] != FREE and end != self.trial:
             end += 1
@@ -122,7 +122,7 @@ class Image:
 
 
 def lay_out(steps: Sequence[Step], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, places and which are known of all images, [B, n] each; the last node fills short rows up."""
+    """Batch the steps: tokens, places and known, [B, n] each; short rows repeat their last node."""
     nodes = max(len(step.places) for step in steps)
     tokens, places, known = (
         torch.tensor([row + row[-1:] * (nodes - len(row)) for row in rows], device=device)

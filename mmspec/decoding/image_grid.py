@@ -1,4 +1,4 @@
-"""The layout of an image as a sequence of tokens: cells in raster order, with the syntax between them.
+"""Layout and grammar of an image as a sequence of tokens: cells in raster order, and the syntax between.
 
 Knows nothing of models. Tokens are codebook indices; syntax tokens are numbered from the codebook's size on.
 """
@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
+from torch import Tensor
+
 from mmspec.errors import InputError
 
 FREE = -1
@@ -16,7 +19,7 @@ FREE = -1
 
 @dataclass(frozen=True)
 class ImageGrid:
-    """Which token of the output is which cell of the image, and which tokens the grammar forces.
+    """Layout of an image in the output: its cells, and the syntax tokens that the grammar forces.
 
     Attributes:
         rows, columns: cells of the image.
@@ -58,10 +61,49 @@ class ImageGrid:
 
     @cached_property
     def forced(self) -> tuple[int, ...]:
-        """For each output token: the syntax token that must stand there, or FREE."""
+        """[length] the syntax token that must stand at each output index, or FREE."""
         row = [FREE] * self.columns + ([] if self.row_end is None else [self.row_end])
         return (*row * self.rows, *self.ending)
 
     def codes(self, output: Sequence[int]) -> list[int]:
-        """The codes in an output, whole or cut short, in raster order and without the syntax."""
+        """Codes of an output, whole or cut short, in raster order and without the syntax."""
         return [token for token, forced in zip(output, self.forced, strict=False) if forced == FREE]
+
+
+class Grammar:
+    """Syntax tokens of a batch of images, on the device.
+
+    Args:
+        grids: B layouts; None for a row without one, all of whose places are free.
+        device: of the places.
+
+    Attributes:
+        forced: [B, L + 1] the syntax token at each place of the output, or FREE; the last column is FREE and
+            stands for all places beyond the image, where a draft may end up.
+    """
+
+    def __init__(self, grids: Sequence[ImageGrid | None], device: torch.device) -> None:
+        length = 1 + max((grid.length for grid in grids if grid is not None), default=0)
+        rows = [() if grid is None else grid.forced for grid in grids]
+        self.forced = torch.tensor([[*row, *[FREE] * (length - len(row))] for row in rows], device=device)
+
+    def at(self, place: Tensor) -> Tensor:
+        """[B, n] the syntax token at output places [B, n], or FREE."""
+        return self.forced.gather(1, place.clamp(0, self.forced.shape[1] - 1))
+
+
+def exclude(logits: Tensor, forced: Tensor, codes: int, tokens: Tensor | None = None) -> Tensor:
+    """Apply the grammar to logits: codes alone at cells, and at forced places the syntax token alone.
+
+    Args:
+        logits: [B, n, V].
+        forced: [B, n] or [B, 1], from `Grammar.at`.
+        codes: K, the size of the codebook.
+        tokens: [V] the tokens that the logits are of; None for all, in order.
+
+    Returns:
+        [B, n, V], -inf where a token is excluded.
+    """
+    token = torch.arange(logits.shape[-1], device=logits.device) if tokens is None else tokens
+    allowed = torch.where(forced[..., None] == FREE, token < codes, token == forced[..., None])
+    return logits.masked_fill(~allowed, float("-inf"))

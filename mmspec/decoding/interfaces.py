@@ -13,11 +13,9 @@ from torch import Tensor
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler, Scores, is_integer
+from mmspec.decoding.sampling import Sampler, Scores
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
-
-MAX_DRAFT_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Request:
 
 
 def list_prompts(requests: Sequence[Request], sampler: Sampler) -> list[Mapping[str, Tensor]]:
-    """What a target reads: B prompts, under guidance followed by as many unconditional ones."""
+    """Prompts of a batch for the target: B, under guidance followed by B unconditional ones."""
     prompts = [request.inputs for request in requests]
     if sampler.guidance_scale != 1.0:
         prompts += [request.negative_inputs for request in requests if request.negative_inputs is not None]
@@ -53,7 +51,7 @@ def list_prompts(requests: Sequence[Request], sampler: Sampler) -> list[Mapping[
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """One forward of the target.
+    """Result of a scoring forward.
 
     Attributes:
         logits: [B, n, V] as the model gave them; [2B, n, V] under guidance.
@@ -66,12 +64,12 @@ class TargetOutput:
 
 @dataclass(frozen=True)
 class PromptOutput:
-    """What reading the prompts gave.
+    """Result of a prefill.
 
     Attributes:
         logits: [B, 1, V] after each prompt; [2B, 1, V] under guidance.
         taps: layer index -> B hidden states [1, L_b, d], of prompts of their own length.
-        cached_tokens: how many tokens of all prompts were known from earlier ones, and not read.
+        cached_tokens: tokens of all prompts that were found in a prefix cache, and not read.
     """
 
     logits: Tensor
@@ -80,10 +78,10 @@ class PromptOutput:
 
 
 class TargetState(Protocol):
-    """What a target keeps of a batch between rounds."""
+    """State that a target keeps of a batch between rounds: its KV cache and more."""
 
     def tighten(self, emitted: Sequence[int]) -> None:
-        """Tell the state how many tokens each request has emitted, once the host has read it."""
+        """Tell the state how many tokens each of the B requests has emitted, once the host has read it."""
 
     def nbytes(self) -> int:
         """Bytes of cached state."""
@@ -93,7 +91,7 @@ State = TypeVar("State", bound=TargetState)
 
 
 class Target(Protocol[State]):
-    """A model whose distribution is promised. Holds no request: that is the state's job."""
+    """Model whose distribution is promised. Holds no state of a request; `prefill` returns it."""
 
     vocabulary: int
     device: torch.device
@@ -101,29 +99,38 @@ class Target(Protocol[State]):
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[State, PromptOutput]:
-        """Read the prompts. Returns the state and the logits [B, 1, V] after each prompt."""
+        """Prefill the prompts.
+
+        Args:
+            prompts: keyword arguments of the model, one row each; see `list_prompts`.
+            capacity: tokens per row to make room for.
+            taps: layers whose hidden states are wanted.
+
+        Returns:
+            The state, and the logits and taps after each prompt.
+        """
         ...
 
     def score(self, state: State, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
-        """Score every node of the draft in one forward; caches nothing for good."""
+        """Score every node of the draft in one forward; nothing is committed to the cache."""
         ...
 
     def commit(self, state: State, draft: Draft, verdict: Verdict, active: Tensor) -> None:
-        """Keep the accepted nodes of the rows that are active [B]."""
+        """Keep the accepted nodes of the rows that are active [B] in the cache, and drop the others."""
         ...
 
 
 class DraftSession(ABC):
-    """A drafter at work on one batch.
+    """State of a drafter for one batch.
 
     Attributes:
-        passes: forwards of a model of its own so far, those over the prompts not counted.
+        passes: forwards so far of a model of the drafter's own, its prefill not counted.
     """
 
     passes: int = 0
 
     def resize(self, size: Any) -> None:
-        """Draft as much as that from now on.
+        """Set the size of the next drafts.
 
         Args:
             size: one of the drafter's `sizes`.
@@ -132,7 +139,7 @@ class DraftSession(ABC):
 
     @abstractmethod
     def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        """Propose candidates.
+        """Propose the candidates of one round.
 
         Args:
             root: [B] newest emitted token of each row.
@@ -141,17 +148,17 @@ class DraftSession(ABC):
         """
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
-        """Learn what the target said and what was accepted, of drafts that are not its own too. Optional."""
+        """Update the session after verification, also of drafts that are not its own. Optional."""
         return None
 
 
 class Drafter(ABC):
-    """Who proposes. Holds no request: `start` gives a session.
+    """Proposes candidate tokens. Holds no state of a request; `start` returns it.
 
     Attributes:
-        kind: the kind of its drafts, which the acceptance rule must be sound for.
-        max_nodes: the largest draft it makes, root included.
-        taps: hidden states of the target that it wants to see.
+        kind: kind of its drafts, which the acceptance rule must be sound for.
+        max_nodes: nodes of its largest draft, root included.
+        taps: layers of the target whose hidden states it reads.
         branches: True if its drafts have siblings; rules that judge one candidate per place refuse those.
     """
 
@@ -164,42 +171,35 @@ class Drafter(ABC):
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
     ) -> DraftSession:
-        """Begin to draft for a batch whose prompts the target has just read."""
+        """Start a session for a batch that the target has just prefilled."""
 
     @property
     def sizes(self) -> tuple[Any, ...]:
-        """What its sessions can be resized to between rounds, the usual size first; none if it is fixed."""
+        """Sizes of drafts that sessions can be given between rounds, the usual one first; () if fixed."""
         return ()
 
     def stopping_below(self, probability: float) -> Drafter:
-        """This drafter, going no deeper where by its own account every path is less likely than that.
+        """Return this drafter with an early stop, where it gives every path less than that probability.
 
         It decides before it draws, so that no acceptance rule is biased.
 
         Raises:
-            InputError: it gives no account of that.
+            InputError: the drafter has no such probability.
         """
-        raise InputError("length", "confidence", f"'fixed': {type(self).__name__} is sure of nothing")
+        raise InputError("length", "confidence", f"'fixed': {type(self).__name__} has no confidence")
 
     def check(self, target: Target[Any]) -> None:
-        """Raise an InputError if this drafter does not fit the target. The default fits any."""
+        """Raise InputError if this drafter does not fit the target. The default fits any."""
         return None
 
     def fit(self, target: Target[Any]) -> Drafter:
-        """This drafter for that target; drafters that use the target's own weights take them here.
+        """Return this drafter fitted to a target; drafters that use the target's weights take them here.
 
         Raises:
             InputError: it does not fit the target.
         """
         self.check(target)
         return self
-
-
-def check_draft_tokens(value: int) -> int:
-    """Raise InputError unless `value` is an integer from 1 to 512."""
-    if not is_integer(value) or not 1 <= value <= MAX_DRAFT_TOKENS:
-        raise InputError("num_draft_tokens", value, f"an integer from 1 to {MAX_DRAFT_TOKENS}")
-    return value
 
 
 class AcceptanceRule(ABC):
@@ -222,11 +222,11 @@ class AcceptanceRule(ABC):
 
     @property
     def promise(self) -> str:
-        """What this rule with these arguments promises: "exact", "tv<=x" (per token) or "lossy"."""
+        """Exactness with these arguments: "exact", "tv<=x" (per token) or "lossy"."""
         return self.exactness
 
     def fit(self, target: Target[Any]) -> AcceptanceRule:
-        """This rule for that target; rules that look at the target's codebook take it here.
+        """Return this rule fitted to a target; rules that use the target's codebook take it here.
 
         Raises:
             InputError: the target lacks what the rule needs.
@@ -235,7 +235,7 @@ class AcceptanceRule(ABC):
 
     @abstractmethod
     def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
-        """Decide.
+        """Verify a draft: decide which nodes are accepted, and choose the token after them.
 
         Args:
             draft: the candidates.

@@ -1,8 +1,8 @@
 """The parallel loop: predict, choose, commit; several cells of an image in one forward.
 
-It knows no schedule and no model by name. A cell is asked for where its predecessor in raster order is fed,
-and sees what is decoded by then and comes before it. What raster order would have shown it besides is
-missing, so that every schedule but raster order itself is lossy.
+It knows no decoding order and no model by name. A cell is predicted from the node of its predecessor in
+raster order, which attends to the earlier places that are decoded by then. Those that are not yet decoded are
+missing, so that every decoding order but raster order itself is lossy.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class PlaceTarget(Target[State], Protocol[State]):
         """Feed tokens at chosen places; their keys stay there until others are written over them.
 
         Args:
-            tokens, places: [B, n] what is fed, and at which output index.
-            visible: [B, n, m] which of the first m places of the output each sees, besides the prompt.
+            tokens, places: [B, n] token ids, and their output indices.
+            visible: [B, n, m] which of the first m places each attends to, besides the prompt.
 
         Returns:
-            [B, n, V] logits of what comes after each; [2B, n, V] under guidance.
+            [B, n, V] logits of the token after each; [2B, n, V] under guidance.
         """
         ...
 
 
-class Schedule(ABC):
-    """Which cells of an image are decoded together. Rows run from left to right.
+class DecodingOrder(ABC):
+    """Order in which the cells of an image are decoded. Rows run from left to right.
 
     Attributes:
-        kind: of a token that is put on trial: it was drawn from the distribution of its first asking.
+        kind: of a token on trial, as a draft of one token: drawn from its first distribution.
         branches: never; a token on trial has no sibling.
-        exactness: what decoding in this order promises.
+        exactness: promise of decoding in this order, as of acceptance rules.
         adaptive: whether tokens are put on trial, so that the order depends on them.
     """
 
@@ -59,7 +59,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def open_rows(self, decoded: Sequence[int], columns: int) -> list[int]:
-        """The rows of the image whose next cell may be decoded now.
+        """Rows of the image whose next cell may be decoded now.
 
         Args:
             decoded: number of cells that each row has, from the left.
@@ -68,17 +68,17 @@ class Schedule(ABC):
 
     @abstractmethod
     def window(self, columns: int) -> int:
-        """How many cells a row is behind the one above, in an image of that many columns."""
+        """Number of cells by which a row is behind the one above, in an image of that many columns."""
 
     def puts_on_trial(self, row: int, decoded: Sequence[int], columns: int) -> bool:
-        """Whether the first token of that row is asked for once more, when there is more to see."""
+        """Return whether the first token of that row is put on trial: drawn now, judged a forward later."""
         return False
 
-    def fit(self, target: Target[Any]) -> Schedule:
-        """This schedule for that target.
+    def fit(self, target: Target[Any]) -> DecodingOrder:
+        """Return this decoding order fitted to a target.
 
         Raises:
-            InputError: the target draws no images, or none that this schedule fits.
+            InputError: the target draws no images, or none that this decoding order fits.
         """
         return self
 
@@ -86,26 +86,26 @@ class Schedule(ABC):
 @torch.inference_mode()
 def decode_cells(
     target: PlaceTarget[State],
-    schedule: Schedule,
+    order: DecodingOrder,
     rule: AcceptanceRule,
     sampler: Sampler,
     requests: Sequence[Request],
     sequences: Sequences,
     random: RandomStream,
 ) -> Iterator[Emission]:
-    """Decode a batch of images, yielding what every forward completes in raster order.
+    """Decode a batch of images, yielding the tokens that every forward completes in raster order.
 
     Args:
         target: the model.
-        schedule: which cells come next.
-        rule: judges tokens that are on trial; sound for the schedule's kind.
+        order: chooses the next cells.
+        rule: judges tokens that are on trial; sound for the decoding order's kind.
         sampler: logits to distribution, without processors: they look at a path, and there is none.
         requests: B prompts with their grids.
         sequences: B rows that hold the prompts; it grows, and says when all rows are finished.
         random: the rows' random numbers; a cell's noise is that of plain decoding.
 
     Yields:
-        One Emission for the prompts' own forward, then one a forward, often of no tokens.
+        One Emission for the prefill, then one a forward, often of no tokens.
 
     Raises:
         InputError: a request without a grid, more tokens than a grid has, or logits processors.
@@ -123,20 +123,18 @@ def decode_cells(
     for image, (token, _) in zip(images, first, strict=True):
         image.put({0: token})
     kept = torch.zeros(len(images), length, dtype=torch.bool, device=choice.device)
-    offered = scores.probabilities()[
-        :, 0
-    ]  # [B, V] later: the distribution that the token on trial was drawn from
+    offered = scores.probabilities()[:, 0]  # [B, V] later: that from which the token on trial was drawn
     stats.target_forwards += 1
     stats.cached_prompt_tokens = prefill.cached_tokens
     stats.prefill_seconds = perf_counter() - started
     yield sequences.extend([image.ready() for image in images], [bool(usable) for _, usable in first])
 
     while not sequences.finished:
-        steps = [image.step(schedule) for image in images]
+        steps = [image.step(order) for image in images]
         tokens, places, known = lay_out(steps, choice.device)
         kept.scatter_(1, places, known)
         clock = perf_counter()
-        logits = target.score_places(state, tokens, places, see(kept, places, steps))
+        logits = target.score_places(state, tokens, places, visible_places(kept, places, steps))
         stats.target_seconds += perf_counter() - clock
         scores = sampler.warped(sampler.guided(logits))
         report = [scores.choose_at(places + 1, random), scores.are_finite().long()]
@@ -155,8 +153,8 @@ def decode_cells(
         yield sequences.extend([image.ready() for image in images], usable)
 
 
-def see(kept: Tensor, places: Tensor, steps: Sequence[Step]) -> Tensor:
-    """[B, n, m] what each node sees: itself, and the kept keys of the places before it.
+def visible_places(kept: Tensor, places: Tensor, steps: Sequence[Step]) -> Tensor:
+    """[B, n, m] which places each node attends to: its own, and those before it whose keys are kept.
 
     Args:
         kept: [B, length] places that hold the keys of the token that stands there.
@@ -177,7 +175,7 @@ def judge(
     offered: Tensor,
     random: RandomStream,
 ) -> Tensor:
-    """Ask for the tokens on trial once more (ZipAR's adaptive window), as for a draft of one token.
+    """Verify the tokens on trial, as drafts of one token (adaptive window of ZipAR, 2412.04062).
 
     Args:
         tokens, places: [B, n] of the nodes.
@@ -197,16 +195,16 @@ def judge(
 
 
 def check_grids(requests: Sequence[Request], sampler: Sampler, sequences: Sequences) -> list[ImageGrid]:
-    """The grids of the requests.
+    """Grids of the requests.
 
     Raises:
-        InputError: there is none, it has fewer tokens than are asked for, or logits processors are in use.
+        InputError: a request has none, one has fewer tokens than are asked for, or there are processors.
     """
     if sampler.processors:
         raise InputError("logits_processor", len(sampler.processors), "none: cells are not decoded in order")
     grids = [request.grid for request in requests if request.grid is not None]
     if len(grids) < len(requests):
-        raise InputError("accelerator", "a schedule of cells", "a model of image tokens")
+        raise InputError("accelerator", "a decoding order of cells", "a model of image tokens")
     shortest, asked = min(grid.length for grid in grids), sequences.stopping.max_new_tokens
     if asked > shortest:
         raise InputError("max_new_tokens", asked, f"at most {shortest}, the tokens of an image")

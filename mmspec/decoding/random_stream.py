@@ -21,7 +21,7 @@ MAX_SEED = 2**64
 
 
 class Purpose(enum.IntEnum):
-    """What a number is for. Two uses never share one (seed, position)."""
+    """Purpose of a random number. Two uses never share one (seed, position)."""
 
     TARGET = 0
     DRAFT = 1
@@ -33,7 +33,7 @@ class Purpose(enum.IntEnum):
 
 @dataclass(frozen=True)
 class RandomStream:
-    """The random numbers of one request batch.
+    """Random numbers of a batch.
 
     Attributes:
         keys: [B, 2] the rows' Philox keys, uint32 words held in int64.
@@ -49,7 +49,7 @@ class RandomStream:
     def from_seed(
         cls, seed: int | Sequence[int], rows: int, device: torch.device | str = "cpu"
     ) -> RandomStream:
-        """Keys for a batch: row i of an integer seed, or row 0 of each seed of a list.
+        """Derive the keys of a batch: row i of an integer seed, or row 0 of each seed of a list.
 
         A list therefore reproduces single calls: `seed=[3, 5]` gives the rows that `seed=3` and
         `seed=5` give alone.
@@ -69,7 +69,7 @@ class RandomStream:
         return cls(philox4x32(counters.reshape(rows, 4), words.reshape(rows, 2))[:, :2].to(device))
 
     def at(self, step: int) -> RandomStream:
-        """The same rows at another step."""
+        """Return the stream of the same rows at another step."""
         return replace(self, step=step)
 
     def uniform(self, position: Tensor, purpose: Purpose, count: int, dtype: torch.dtype) -> Tensor:

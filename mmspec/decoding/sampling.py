@@ -1,4 +1,4 @@
-"""Logits to the distribution that is promised, once per forward.
+"""Warping: from logits to the distribution that is promised, once per forward.
 
 The order is that of transformers: guidance, then processors that look at the path, then
 temperature, top-k, top-p, min-p. Target and drafter share this code, so p and q cannot disagree
@@ -23,6 +23,7 @@ from transformers import (
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
+from mmspec.validation import is_integer, require_number
 
 NEG_INF = float("-inf")
 # They remember the last token that they were called with, and drafts are not called in the order of tokens.
@@ -31,11 +32,11 @@ STATEFUL_PROCESSORS = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierF
 
 @dataclass(frozen=True)
 class Scores:
-    """The target's view of a draft, warped.
+    """Warped logits of the target at every node of a draft.
 
     Attributes:
         logits: [B, n, V] float32 (float64 for float64 models); p = softmax(logits).
-        greedy: p is one-hot at the arg-max (temperature 0) and `logits` are left as they were.
+        greedy: p is one-hot at the arg-max (temperature 0), and `logits` are not warped.
     """
 
     logits: Tensor
@@ -79,7 +80,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Sampler:
-    """How logits become a distribution. The defaults are greedy decoding.
+    """Sampling settings: how logits become a distribution. The defaults are greedy decoding.
 
     Args:
         temperature: 0 is greedy decoding.
@@ -135,13 +136,13 @@ class Sampler:
         return self.warped(logits)
 
     def guided(self, logits: Tensor) -> Tensor:
-        """The first half of warping: [B or 2B, n, V] as the model gave them -> [B, n, V] guided."""
-        # softmax and ratios in float32 whatever the model's dtype, or ties decide (reliability.md 2)
+        """Apply guidance to logits as the model gave them, [B or 2B, n, V] -> [B, n, V]."""
+        # softmax and ratios in float32 whatever the model's dtype, or ties decide
         logits = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
         return guide(logits, self.guidance_scale)
 
     def warped(self, logits: Tensor) -> Scores:
-        """The second half, which looks at no path: temperature and truncation of guided logits [B, n, V]."""
+        """Apply temperature and truncation to guided logits [B, n, V]."""
         return Scores(logits if self.greedy else self.truncate(logits / self.temperature), self.greedy)
 
     def truncate(self, logits: Tensor) -> Tensor:
@@ -198,21 +199,3 @@ def process_paths(
                 cast(torch.LongTensor, ids), logits[row, node][None].clone()
             )[0]
     return processed
-
-
-def require_number(
-    name: str, value: object, low: float, high: float, allowed: str, *, open_below: bool = False
-) -> None:
-    """Raise InputError unless `value` is a finite number in [low, high], or (low, high]."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not low <= value <= high
-        or (open_below and value == low)
-    ):
-        raise InputError(name, value, allowed)
-
-
-def is_integer(value: object) -> bool:
-    """True for an int that is not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""The host's side of decoding: committed tokens, and where each row stops.
+"""Committed tokens of a batch on the host, and where each row stops.
 
 Everything here is exact at token granularity: a block that holds the end token, a stop string or
 the last allowed token is cut right there, whatever else was accepted with it.
@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import StoppingCriteriaList
 
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.sampling import is_integer
 from mmspec.decoding.stats import DecodingStats
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, NumericalError
+from mmspec.validation import is_integer
 
 NOT_FINITE = (
     "the target's logits are NaN or infinite, or every token is excluded; "
@@ -29,7 +29,7 @@ MILLIONTHS = 1_000_000  # total variation travels to the host among integers, to
 
 @dataclass(frozen=True)
 class Stopping:
-    """When a row ends.
+    """Conditions under which a row ends.
 
     Args:
         max_new_tokens: 0 or more.
@@ -54,7 +54,7 @@ class Stopping:
 
 @dataclass(frozen=True)
 class Emission:
-    """What one round added.
+    """Tokens that one round added.
 
     Attributes:
         tokens: B lists of new token ids, empty for rows that were finished.
@@ -70,9 +70,8 @@ def measured_variation(verdict: Verdict) -> Tensor:
     if verdict.tv is None or not verdict.tv.shape[1]:  # an exact rule, or a draft of nothing
         return verdict.accepted.new_zeros(len(verdict.accepted), 3)
     depths = torch.arange(verdict.tv.shape[1], device=verdict.tv.device)
-    measured = (
-        depths <= verdict.accepted[:, None]
-    ) & ~verdict.tv.isnan()  # the first rejected place included
+    judged = depths <= verdict.accepted[:, None]  # the first rejected place included
+    measured = judged & ~verdict.tv.isnan()
     variation = (verdict.tv * MILLIONTHS).where(measured, 0.0).round().long()
     return torch.stack([variation.sum(-1), variation.amax(-1), measured.sum(-1)], 1)
 
@@ -82,13 +81,13 @@ class Sequences:
 
     Attributes:
         tokens: B lists, prompt and output.
-        drafted: B lists that say of each output token whether it came from the draft.
+        drafted: B lists of flags, one for each output token: whether it came from a draft.
         finish_reasons: "eos", "length", "stop" or "error" for rows that ended, else None.
         errors: the NumericalError of rows that ended in one.
         active: [B] bool on the device: rows that go on.
         emitted: [B] on the device: output tokens of each active row.
-        root: [B] on the device: newest token of each active row. Rows that ended keep decoding padding,
-            so neither says anything of them.
+        root: [B] on the device: newest token of each active row. Rows that ended go on decoding padding,
+            so both are meaningless for them.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class Sequences:
         return [tokens[length:] for tokens, length in zip(self.tokens, self.prompt_lengths, strict=True)]
 
     def append(self, draft: Draft, verdict: Verdict, finite: Tensor) -> Emission:
-        """Add what a round accepted. This is the one place in a round where the host reads the device.
+        """Append the tokens that a round accepted: the one place in a round where the host reads the device.
 
         Args:
             draft, verdict: of this round.
@@ -164,7 +163,7 @@ class Sequences:
         return emission
 
     def extend(self, blocks: Sequence[list[int]], usable: Sequence[bool]) -> Emission:
-        """Add what a forward of a parallel schedule completed; the host has read it already.
+        """Append the tokens that a forward of the parallel loop completed; the host has read them already.
 
         Args:
             blocks: B lists of the next output tokens; empty where only cells further on were decoded.
@@ -191,7 +190,7 @@ class Sequences:
         self.finish_reasons[row] = "error"
 
     def _extend(self, row: int, block: list[int]) -> list[int]:
-        """Append a block up to where the row ends; returns what was kept."""
+        """Append a block of tokens up to where the row ends; return those that were kept."""
         for index, token in enumerate(block, start=1):
             self.tokens[row].append(token)
             self.finish_reasons[row] = self._finish_reason(row, token)

@@ -1,4 +1,4 @@
-"""Distributions under top-k, kept as pairs: what is stored between rounds need not be as wide as the vocabulary."""
+"""Distributions under top-k as pairs of token and probability, which take less memory between rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOKEN_BYTES, SHARE_BYTES = 4, 4
 
 @dataclass(frozen=True)
 class SparseDistribution:
-    """Distributions of which at most k tokens have mass.
+    """Distributions in which at most k tokens have mass.
 
     Attributes:
         tokens: [..., k] int32 token ids.
@@ -26,7 +26,7 @@ class SparseDistribution:
 
     @classmethod
     def of(cls, distribution: Tensor, count: int) -> SparseDistribution:
-        """The `count` likeliest tokens of distributions [..., V], normalised.
+        """Keep the `count` likeliest tokens of distributions [..., V], normalised.
 
         Ties may let top-k keep more tokens than k. The result is then another distribution, so draw from it,
         and not from the one that it was made of.
@@ -37,11 +37,11 @@ class SparseDistribution:
 
     @staticmethod
     def pays(count: int, vocabulary: int, share_bytes: int = SHARE_BYTES) -> bool:
-        """Whether pairs take less memory than whole distributions."""
+        """Return whether pairs take less memory than dense distributions."""
         return count * (TOKEN_BYTES + share_bytes) < vocabulary * share_bytes
 
     def dense(self) -> Tensor:
-        """[..., V]."""
+        """Return the dense distributions, [..., V]."""
         zeros = self.shares.new_zeros(*self.shares.shape[:-1], self.vocabulary)
         return zeros.scatter(-1, self.tokens.long(), self.shares)
 

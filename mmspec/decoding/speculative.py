@@ -31,19 +31,19 @@ def speculate(
     sequences: Sequences,
     random: RandomStream,
 ) -> Iterator[Emission]:
-    """Decode a batch of requests, yielding what every round emits.
+    """Decode a batch of requests, yielding the tokens of every round.
 
     Args:
         target: the model whose distribution is promised.
-        drafter: who proposes.
-        rule: who decides; it must be sound for the drafter's kind of draft.
+        drafter: proposes the drafts.
+        rule: verifies them; it must be sound for the drafter's kind of draft.
         sampler: logits to distribution, for target and drafter alike.
         requests: B prompts.
         sequences: B rows that hold the prompts; it grows, and says when all rows are finished.
         random: the rows' random numbers.
 
     Yields:
-        One Emission for the prompts' own forward, then one a round.
+        One Emission for the prefill, then one a round.
     """
     if not requests or sequences.stopping.max_new_tokens == 0:
         return

@@ -1,4 +1,4 @@
-"""What happened while decoding, in the field's terms.
+"""Statistics of decoding: tokens, rounds, acceptance, times and memory.
 
 Acceptance length counts the bonus token (vLLM's convention); plain decoding has 1.0.
 """
@@ -18,20 +18,19 @@ class DecodingStats:
         exactness: "exact", "tv<=x" or "lossy".
         new_tokens: tokens emitted, per row.
         rounds: scoring forwards in which a row was active, per row.
-        target_forwards: forwards of the target for the batch, one for reading the prompts included.
+        target_forwards: forwards of the target for the batch, the prefill included.
         drafted: draft tokens proposed while a row was active, per row.
         accepted: draft tokens accepted, per row; those cut off by a stop are not counted.
         accepted_histogram: how many rounds accepted 0, 1, 2, ... draft tokens, all rows together.
         tv_sum, tv_max, tv_places: total variation between the emitted distribution and the target's, over the
             places that were judged and measured; zero places for exact rules.
         draft_faults: rounds in which a drafter's numbers were not finite and its draft was dropped.
-        draft_passes: forwards of a model of the drafter's own, those over the prompts not counted.
+        draft_passes: forwards of a model of the drafter's own, its prefill not counted.
         seconds: wall-clock time of the call, with its parts `prefill_seconds` (the first token and the
-            drafter's reading of the prompts included), `draft_seconds` (proposing) and `target_seconds`
-            (scoring), as the host sees them; the rest is warping, judging, committing and learning from it.
-        cache_bytes: keys and values of the target.
-        cached_prompt_tokens: tokens of the prompts, all rows together, that the target knew from earlier
-            prompts and did not read again.
+            drafter's prefill included), `draft_seconds` (proposing) and `target_seconds` (scoring), as the
+            host sees them; the rest is warping, verifying, committing and updating the drafter.
+        cache_bytes: size of the target's KV cache.
+        cached_prompt_tokens: tokens of the prompts, all rows together, that were found in the prefix cache.
     """
 
     accelerator: str = "none"
@@ -63,7 +62,7 @@ class DecodingStats:
         self.accepted_histogram[accepted] = self.accepted_histogram.get(accepted, 0) + 1
 
     def count_variation(self, total: float, largest: float, places: int) -> None:
-        """Count what a lossy rule did to the distribution of the places that it judged in a round."""
+        """Count the total variation of a lossy rule over the places that it judged in a round."""
         self.tv_sum += total
         self.tv_max = max(self.tv_max, largest)
         self.tv_places += places
@@ -74,7 +73,7 @@ class DecodingStats:
 
     @property
     def nfe(self) -> list[int]:
-        """Target forwards that each row took part in, the prompt's own included; a guided pair is one."""
+        """Target forwards of each row, the prefill included; a guided pair is one."""
         return [bool(tokens) + rounds for tokens, rounds in zip(self.new_tokens, self.rounds, strict=True)]
 
     @property
@@ -87,12 +86,12 @@ class DecodingStats:
 
     @property
     def step_compression(self) -> float:
-        """Tokens per target forward of a row, forced syntax and the prompt's own forward included."""
+        """Tokens per target forward of a row, forced syntax and the prefill included."""
         return sum(self.new_tokens) / sum(self.nfe) if any(self.nfe) else 1.0
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens committed per scoring forward, bonus included; the prompt's own token is not counted."""
+        """Tokens committed per scoring forward, bonus included; the prefill's token is not counted."""
         rounds = sum(self.rounds)
         committed = sum(self.new_tokens) - sum(1 for count in self.new_tokens if count)
         return committed / rounds if rounds else 1.0
@@ -121,7 +120,7 @@ class DecodingStats:
 
 
 def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
-    """The stats of several calls as if they were one: rows in a row, counts and times added."""
+    """Merge the stats of several calls: rows one after another, counts and times added."""
     merged = DecodingStats()
     for part in parts:
         merged.accelerator, merged.exactness = part.accelerator, part.exactness

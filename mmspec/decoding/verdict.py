@@ -1,4 +1,4 @@
-"""Verdict: what an acceptance rule decided, still on the device."""
+"""Verdict: the decision of an acceptance rule, still on the device."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mmspec.decoding.draft import Draft
 
 @dataclass(frozen=True)
 class Verdict:
-    """A rule's decision for every row.
+    """Decision of an acceptance rule for every row.
 
     Attributes:
         path: [B, max_depth + 1] accepted nodes from the root down; entries past `accepted` are padding.
         accepted: [B] number of accepted draft tokens, the root not counted.
         next_token: [B] the target's token after the last accepted node (bonus or residual).
-        tv: [B, max_depth] total variation between the distribution of what is emitted and the target's, at
+        tv: [B, max_depth] total variation between the output distribution and the target's, at
             the place of each depth, for rules that are not exact; NaN at places that were not measured. None
             for exact rules.
     """
@@ -30,7 +30,7 @@ class Verdict:
 
     @classmethod
     def at(cls, draft: Draft, node: Tensor, next_token: Tensor, tv: Tensor | None = None) -> Verdict:
-        """The verdict whose path ends in `node` [B]."""
+        """Build the verdict whose path ends in `node` [B]."""
         rows, nodes = draft.tokens.shape
         index = torch.arange(nodes, device=node.device)
         accepted = take(draft.depth, node)
@@ -44,6 +44,6 @@ class Verdict:
 
 
 def take(values: Tensor, node: Tensor) -> Tensor:
-    """[B, n, ...] values and [B] nodes -> [B, ...] the values at those nodes."""
+    """Take the value at one node of each row: values [B, n, ...], node [B] -> [B, ...]."""
     index = node.view(-1, 1, *[1] * (values.dim() - 2)).expand(-1, 1, *values.shape[2:])
     return values.gather(1, index)[:, 0]

@@ -1,10 +1,10 @@
-"""Schedules: which cells of an image are decoded together."""
+"""Decoding orders: which cells of an image are decoded together."""
 
-from mmspec.decoding.parallel import Schedule
+from mmspec.decoding.parallel import DecodingOrder
 from mmspec.registry import Registry
 
-__all__ = ["SCHEDULES", "Schedule"]
+__all__ = ["DECODING_ORDERS", "DecodingOrder"]
 
-SCHEDULES: Registry[type[Schedule]] = Registry(
-    "schedule", {"staircase": "mmspec.decoding_orders.staircase:Staircase"}
+DECODING_ORDERS: Registry[type[DecodingOrder]] = Registry(
+    "decoding order", {"staircase": "mmspec.decoding_orders.staircase:Staircase"}
 )

@@ -1,4 +1,4 @@
-"""ZipAR's staircase: a row of cells begins when the row above is a window ahead."""
+"""Staircase order of ZipAR: a row of cells begins when the row above is a window ahead."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmspec.decoding.interfaces import Target
-from mmspec.decoding.parallel import Schedule
-from mmspec.decoding.sampling import is_integer
+from mmspec.decoding.parallel import DecodingOrder
 from mmspec.errors import InputError
+from mmspec.validation import is_integer
 
 __all__ = ["Staircase"]
 
 
 @dataclass(frozen=True)
-class Staircase(Schedule):
-    """Cell (i, j) is decoded once (i - 1, j ... j + s - 1) are (ZipAR, 2412.04062).
+class Staircase(DecodingOrder):
+    """Staircase: cell (i, j) is decoded once (i - 1, j ... j + s - 1) are (ZipAR, 2412.04062).
 
     Takes C + (R - 1) s forwards for R x C cells; the window C is raster order, and its output that of plain
     decoding. Lossy otherwise, without a bound: cells miss the right end of the row above.
@@ -24,10 +24,10 @@ class Staircase(Schedule):
     Args:
         zipar_window: s, from 1 to the columns of the image; None is a third of them, as published (8 of
             LlamaGen's 24, 16 of Lumina-mGPT's 48).
-        adaptive: ask for the first token of a row twice, one forward apart, and let an acceptance rule judge
-            what the first asking drew by the distribution of the second (the paper's adaptive window, judging
-            once). The distribution of that token is then the second one; a row that fails is one forward
-            late. Takes s of 2 or more.
+        adaptive: predict the first token of a row twice, one forward apart, and let an acceptance rule judge
+            the token drawn the first time by the second distribution (the paper's adaptive window, judging
+            once). The token then has the second distribution; a row that fails is one forward late.
+            Takes s of 2 or more.
 
     Raises:
         InputError: a window outside that range.

@@ -1,6 +1,7 @@
 """Drafters: who proposes."""
 
 from mmspec.decoding.interfaces import Drafter
+from mmspec.heads import HEADS
 from mmspec.registry import Registry
 
 __all__ = ["DRAFTERS", "Drafter"]
@@ -12,10 +13,6 @@ DRAFTERS: Registry[type[Drafter]] = Registry(
         "copy": "mmspec.drafters.copy:CopyDrafter",
         "draft_model": "mmspec.drafters.draft_model:DraftModelDrafter",
         "jacobi": "mmspec.drafters.jacobi:JacobiDrafter",
-        "eagle": "mmspec.drafters.eagle:EagleDrafter",
-        "eagle3": "mmspec.drafters.eagle:Eagle3Drafter",
-        "flash": "mmspec.drafters.flash:FlashDrafter",
-        "medusa": "mmspec.drafters.medusa:MedusaDrafter",
-        "hydra": "mmspec.drafters.hydra:HydraDrafter",
+        **{name: head.drafter for name, head in HEADS.items()},
     },
 )

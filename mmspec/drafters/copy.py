@@ -1,8 +1,8 @@
-"""Prompt look-up: continue as the text continued the last time it looked like this.
+"""Prompt look-up: draft the continuation of the longest suffix that occurred before.
 
 Prompt look-up decoding (Saxena, 2023) with a suffix automaton (Blumer et al., 1985; SAM-Decoding,
-2411.10666): the longest suffix that occurred before, at constant cost per token, however long the
-prompt is. Needs no training and no second model.
+2411.10666), which finds that suffix at constant cost per token, however long the prompt is. Needs no training
+and no second model.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, check_draft_tokens
+from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler, is_integer
+from mmspec.decoding.sampling import Sampler
 from mmspec.drafting.length import half_lengths
 from mmspec.errors import InputError
+from mmspec.validation import check_draft_tokens, is_integer
 
 
 class SuffixAutomaton:
-    """All substrings of a growing sequence; knows where its longest repeated suffix occurred before.
+    """Suffix automaton of a growing sequence; knows where its longest repeated suffix occurred before.
 
     Attributes:
         tokens: the sequence so far.
@@ -118,7 +119,7 @@ class CopyDrafter(Drafter):
 
 
 class CopySession(DraftSession):
-    """One automaton per row.
+    """Suffix automata of one batch, one per row.
 
     Attributes:
         num_draft_tokens: the longest continuation to propose next.

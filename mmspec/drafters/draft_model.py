@@ -1,4 +1,4 @@
-"""Draft with a smaller model of the same tokenizer, through its own vision path or from text alone.
+"""Draft model: a smaller model of the same tokenizer, with its own vision path or from text alone.
 
 Speculative decoding as first published (Leviathan et al., 2211.17192; Chen et al., 2302.01318).
 """
@@ -13,14 +13,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import (
-    Drafter,
-    DraftSession,
-    PromptOutput,
-    Request,
-    TargetOutput,
-    check_draft_tokens,
-)
+from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler, Scores, draw
 from mmspec.decoding.verdict import Verdict
@@ -28,6 +21,7 @@ from mmspec.drafting.length import half_lengths
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget
+from mmspec.validation import check_draft_tokens
 
 KIND_OF_SAMPLING = {
     "coupled": DraftKind.COUPLED,
@@ -37,7 +31,7 @@ KIND_OF_SAMPLING = {
 
 
 class DraftModelDrafter(Drafter):
-    """A chain of tokens from a smaller model.
+    """Drafts a chain of tokens with a smaller model.
 
     Args:
         model: the draft model behind the Target interface.
@@ -77,7 +71,7 @@ class DraftModelDrafter(Drafter):
 
 
 class DraftModelSession(DraftSession):
-    """The draft model's own cache of one batch.
+    """Draft model and its KV cache for one batch.
 
     Attributes:
         num_draft_tokens: length of the next chain.
@@ -95,7 +89,7 @@ class DraftModelSession(DraftSession):
         self.drafter = drafter
         self.num_draft_tokens, self.unread = drafter.num_draft_tokens, 1
         self.vocabulary = vocabulary
-        # q may be any distribution as long as it is the one drawn from: guidance and path grammars stay the target's
+        # q may be any distribution, if it is the one drawn from: guidance and grammars stay the target's
         self.sampler = replace(
             sampler,
             guidance_scale=1.0,
@@ -134,9 +128,7 @@ class DraftModelSession(DraftSession):
         for depth in range(self.num_draft_tokens):
             last = Draft.chain(step[:, -1:], DraftKind.POINT)
             scores = self.sampler(self._read(step), last, history)
-            if (
-                self.drafter.stop_below
-            ):  # decided by the distribution alone: what was drawn from it would bias it
+            if self.drafter.stop_below:  # decided by q alone: a decision by the token drawn would bias it
                 likely = likely * scores.logits[:, 0].softmax(-1).amax(-1)
                 going = going & (likely >= self.drafter.stop_below) if depth else going
                 if not going.any():
@@ -159,7 +151,7 @@ class DraftModelSession(DraftSession):
         self.unread += 1
 
     def _read(self, tokens: Tensor) -> Tensor:
-        """Read tokens [B, m] into the cache; the draft's logits [B, 1, V] after the last of them."""
+        """Feed tokens [B, m] to the draft model; return its logits [B, 1, V] after the last of them."""
         self.passes += 1
         model, cache = self.drafter.model, self.state.cache
         chain = Draft.chain(tokens.clamp_max(model.vocabulary - 1), DraftKind.POINT)
@@ -170,7 +162,7 @@ class DraftModelSession(DraftSession):
 
 
 def fit_vocabulary(logits: Tensor, vocabulary: int) -> Tensor:
-    """Cut or pad [..., V'] to [..., V]: same tokenizer, but models pad their embedding tables differently."""
+    """Cut or pad logits [..., V'] to [..., V]: models of one tokenizer pad their embeddings differently."""
     surplus = logits.shape[-1] - vocabulary
     if surplus >= 0:
         return logits[..., :vocabulary]

@@ -1,8 +1,8 @@
 """FLASH: a head that reads compressed images and predicts a block of tokens in each pass.
 
-FLASH (2505.12728) as vlm-drafting.md, section 2.3, completes it: grouped-query attention with a cache, one
-transform for each offset of a block, a light bias from each token of a block to the next, and blocks that
-branch into a tree. With `block=1` the same weights draft one token a pass.
+FLASH (2505.12728), completed: grouped-query attention with a cache, one transform for each offset of a block,
+a light bias from each token of a block to the next (DSpark, 2607.05147), and blocks that branch into a tree.
+With `block=1` the same weights draft one token a pass.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import PromptOutput, Request
-from mmspec.decoding.sampling import Sampler, guide, is_integer
 from mmspec.drafting.feature_session import FeatureDrafter, FeatureSession
 from mmspec.drafting.growth import TreeGrowth, gather_rows
-from mmspec.drafting.tree import choose_tree
 from mmspec.errors import InputError
 from mmspec.models.flash import FlashHead
-from mmspec.targets.causal import CausalTarget
+from mmspec.validation import is_integer
 
 __all__ = ["FlashDrafter"]
 
@@ -29,17 +26,7 @@ class FlashSession(FeatureSession):
     """A head that predicts a block in each pass, as a chain or as a tree."""
 
     head: FlashHead
-
-    def __init__(
-        self,
-        drafter: FlashDrafter,
-        target: CausalTarget,
-        requests: Sequence[Request],
-        prefill: PromptOutput,
-        sampler: Sampler,
-    ) -> None:
-        super().__init__(drafter, target, requests, prefill, sampler)
-        self.block = drafter.block
+    drafter: FlashDrafter
 
     def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
         hidden = self._read_committed(root, history)[:, None]  # [R, w, d] of the nodes that a pass ended in
@@ -47,17 +34,17 @@ class FlashSession(FeatureSession):
         return self._chain(root, hidden) if is_chain else self._tree(root, hidden)
 
     def _chain(self, root: Tensor, hidden: Tensor) -> Draft:
-        """What `_tree` gives with one child a node, at a third of its operations."""
+        """Draft what `_tree` would with one child a node, at a third of its operations."""
         tokens, sound, depth = [root], torch.ones_like(root, dtype=torch.bool), self.shape.depth
-        steps = torch.arange(depth + 1, device=root.device)
-        for start in range(0, depth, self.block):
-            predicted = self.head.predict(hidden[:, 0], min(self.block, depth - start))  # [R, K, d]
+        steps, block = torch.arange(depth + 1, device=root.device), self.drafter.block
+        for start in range(0, depth, block):
+            predicted = self.head.predict(hidden[:, 0], min(block, depth - start))  # [R, K, d]
             for logits in self.target.head(predicted).unbind(1):
-                likeliest = self._guided(logits[:, None], tokens[-1][:, None])[:, 0].max(-1)
+                likeliest = self._biased(logits[:, None], tokens[-1][:, None])[:, 0].max(-1)
                 sound = sound & likeliest.values.isfinite()
                 tokens.append(likeliest.indices)
-            if start + self.block < depth:
-                read, nodes = torch.stack(tokens[start + 1 :], 1), steps[: start + self.block]
+            if start + block < depth:
+                read, nodes = torch.stack(tokens[start + 1 :], 1), steps[: start + block]
                 reached = (nodes <= nodes[start:, None]).expand(len(root), -1, -1)
                 hidden = self._read(read, predicted, reached, nodes.expand(len(root), -1))[:, -1:]
         valid = sound[:, None] | (steps == 0)
@@ -67,20 +54,21 @@ class FlashSession(FeatureSession):
         """Grow a tree, with a pass of the head at the start of every block."""
         growth = TreeGrowth(self.shape, root)
         base = torch.zeros_like(root)[:, None]  # [B, w] which of these each expanded node descends from
-        last_pass = (self.shape.depth - 1) // self.block * self.block  # the level that it starts from
+        block = self.drafter.block
+        last_pass = (self.shape.depth - 1) // block * block  # the level that it starts from
         unread: list[tuple[Tensor, Tensor]] = []  # tokens of expanded nodes, and features before them
         while not growth.is_grown:
-            offset = growth.level % self.block
+            offset = growth.level % block
             if offset == 0:
                 if unread:
                     hidden = self._read_nodes(unread, growth)
                     base = torch.arange(hidden.shape[1], device=root.device).expand(len(root), -1)
                     unread = []
-                ahead = min(self.block, self.shape.depth - growth.level)
+                ahead = min(block, self.shape.depth - growth.level)
                 predicted = self.head.predict(hidden, ahead)  # [R, w, K, d]
                 logits = self.target.head(predicted)  # [R, w, K, V]
-            guided = self._guided(gather_rows(logits[:, :, offset], self._copied(base)), growth.tokens)
-            parent = growth.grow(self._distribution(guided))
+            guided = self._biased(gather_rows(logits[:, :, offset], self._copied(base)), growth.tokens)
+            parent = growth.grow(self._log_probabilities(guided))
             base = base.gather(1, parent)
             if growth.level <= last_pass:
                 before = gather_rows(predicted[:, :, offset], self._copied(base))
@@ -93,9 +81,9 @@ class FlashSession(FeatureSession):
         reached = growth.ancestors[:, -tokens.shape[1] :]
         return self._read(tokens, features, reached, growth.depths)[:, -growth.tokens.shape[1] :]
 
-    def _guided(self, logits: Tensor, tokens: Tensor) -> Tensor:
+    def _biased(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """[B, w, V] logits after nodes [B, w]: the head's [R, w, V], and the bias of what stands before."""
-        return guide((logits + self.head.bias(self._copied(tokens))).float(), self.sampler.guidance_scale)
+        return self._guided(logits + self.head.bias(self._copied(tokens)))
 
 
 class FlashDrafter(FeatureDrafter):
@@ -130,4 +118,4 @@ class FlashDrafter(FeatureDrafter):
         if block is not None and (not is_integer(block) or not 1 <= block <= most):
             raise InputError("block", block, f"an integer from 1 to {most}, which the head was trained for")
         self.block = most if block is None else block
-        super().__init__(model, choose_tree(model.config, num_draft_tokens, depth, top_k))
+        super().__init__(model, num_draft_tokens, depth, top_k)

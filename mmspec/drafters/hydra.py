@@ -7,42 +7,40 @@ the target made of the committed tokens by a layer of its own first, whose cache
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.sampling import guide
 from mmspec.drafting.feature_session import FeatureDrafter, FeatureSession
 from mmspec.drafting.growth import TreeGrowth, gather_rows
-from mmspec.drafting.heads import HeadSession, LevelDrafter, StateSession
+from mmspec.drafting.heads import HeadBatch, HeadSession, LevelDrafter, StateSession
 from mmspec.models.hydra import HydraHead
 
 __all__ = ["HydraDrafter"]
 
 
 class HydraGrowth(HeadSession):
-    """How a tree grows by a head a level."""
+    """A session whose tree grows by one head a level."""
 
     head: HydraHead
 
     def grow(self, root: Tensor, hidden: Tensor) -> Draft:
-        """The tree of root [B], by the state [R, d] that the heads read there."""
+        """Grow the tree of root [B] by the state [R, d] that the heads read there."""
         growth = TreeGrowth(self.shape, root)
         path = self._embed(growth)  # [R, w, i + 1, d] tokens of the path to each node that is expanded
         while True:
             self.passes += 1
             state = hidden[:, None].expand(-1, path.shape[1], -1)
             logits = self.head.predict(state, path, self.target.head)
-            parent = growth.grow(self._distribution(guide(logits.float(), self.sampler.guidance_scale)))
+            parent = growth.grow(self._log_probabilities(self._guided(logits)))
             if growth.is_grown:
                 return growth.draft()
             before = gather_rows(path.flatten(2), self._copied(parent)).unflatten(2, path.shape[2:])
             path = torch.cat([before, self._embed(growth)], 2)
 
     def _embed(self, growth: TreeGrowth) -> Tensor:
-        """[R, w, 1, d] the nodes expanded last."""
+        """[R, w, 1, d] embeddings of the nodes expanded last."""
         return self.target.embed(self._copied(growth.tokens))[:, :, None]
 
 
@@ -62,10 +60,10 @@ class PrefixSession(HydraGrowth, FeatureSession):
         return self.grow(root, self._read_committed(root, history))
 
 
-def open_session(drafter: HydraDrafter, *batch: Any) -> HydraGrowth:
-    """The session for heads with a layer of their own, or without."""
+def open_session(drafter: HydraDrafter, batch: HeadBatch) -> HydraGrowth:
+    """Open the session for heads with a layer of their own, or without."""
     kind = PrefixSession if drafter.model.config.prefix_attention else HydraSession
-    return kind(drafter, *batch)
+    return kind(drafter, batch)
 
 
 class HydraDrafter(LevelDrafter, FeatureDrafter):

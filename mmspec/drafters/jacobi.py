@@ -1,11 +1,11 @@
 """Speculative Jacobi decoding: the target drafts for itself, a window of places at a time.
 
 SJD (2410.01699); its redraw by maximal coupling (MC-SJD, 2510.24211; SJD-PAC, 2603.18599) or with shared
-Gumbel noise (GS, 2510.24211); the tree of SJD-PAC. See visual-ar-decoding.md, sections 3, 4 and 16.
+Gumbel noise (GS, 2510.24211); the tree of SJD-PAC.
 
 Every round the target scores the window, the rule commits a part of it, and every place that is left is drawn
-anew from what the target has just said of it. The new draft is labelled with that distribution however it was
-coupled with the old one. Commit and redraw are separate decisions with random numbers of their own.
+anew from the target's p there. That p is the q of the new draft, however it was coupled with the old one.
+Commit and redraw are separate decisions with random numbers of their own.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Sampler, Scores, is_integer
+from mmspec.decoding.sampling import Sampler, Scores
 from mmspec.decoding.sparse_distribution import SparseDistribution
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.window import NEIGHBOURS, WindowLayout
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
-from mmspec.relaxation.residuals import residual, sampled_distribution
+from mmspec.validation import is_integer
+from mmspec.verification.residuals import residual, sampled_distribution
 
 MAX_WINDOW = 128
 MAX_TAIL_CHILDREN = 16
@@ -41,7 +42,7 @@ INITS = ("edge", "uniform", *NEIGHBOURS)
 
 
 class JacobiDrafter(Drafter):
-    """A window of drafts that the target's own earlier forwards fill.
+    """Drafts a window of tokens from the target's own earlier forwards.
 
     Args:
         window: nodes fed per forward, the root included and those of the tree not; 1 is plain decoding.
@@ -115,13 +116,13 @@ class JacobiDrafter(Drafter):
 
 
 class JacobiSession(DraftSession):
-    """The window of one batch.
+    """Window of drafts of one batch.
 
     Attributes:
         support: k where distributions are kept as k pairs a place between rounds, None where they are kept
             whole.
-        observed: the last draft, its distributions, the target's, whether those are finite, and [B] how many
-            tokens were accepted.
+        observed: the last draft, its q, the target's p, whether p is finite, and [B] how many tokens were
+            accepted.
         round: how often the window was drawn; it keys the random numbers of places drawn again and again.
     """
 
@@ -154,54 +155,51 @@ class JacobiSession(DraftSession):
         self._keep(draft, scores, verdict.accepted)
 
     def _keep(self, draft: Draft, scores: Scores, accepted: Tensor) -> None:
-        """What the next round needs: distributions as pairs where that takes less memory."""
-        q = None if draft.q is None else self._pack(draft.q)
-        distribution = self._pack(scores.probabilities())
-        self.observed = replace(draft, q=None), q, distribution, scores.are_finite(), accepted
+        """Keep what the next round needs, distributions as pairs where that takes less memory."""
+        q, p = None if draft.q is None else self._pack(draft.q), self._pack(scores.probabilities())
+        self.observed = replace(draft, q=None), q, p, scores.are_finite(), accepted
 
     def _pack(self, distribution: Tensor) -> Tensor | SparseDistribution:
         return distribution if self.support is None else SparseDistribution.of(distribution, self.support)
 
     def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        drafter, (old_draft, old_q, old_distribution, finite, accepted) = self.drafter, self.observed
+        drafter, (old_draft, old_q, packed_p, finite, accepted) = self.drafter, self.observed
         seen = replace(old_draft, q=None if old_q is None else unpack(old_q))
         self.round += 1
         place = emitted[:, None] - 1 + self.steps  # [B, W] output index of each node of the new window
-        # A node gives the distribution of the place after its own. Each row has moved on by what it accepted; beyond
-        # the last scored node nothing is known of a place, and the edge stands in.
+        # A node gives the p of the place after its own. Each row has moved on by what it accepted; beyond the
+        # last scored node no p is known, and that of the edge stands in.
         scored = min(seen.tokens.shape[1], drafter.window)
         node = accepted[:, None] + self.steps
         covered, drafted = node < scored, node + 1 < scored
         node = torch.where(covered, node, self._edge(place[:, :1] - accepted[:, None], scored))
-        distribution, sound = take_nodes(unpack(old_distribution), node), finite.gather(1, node)
+        p, sound = take_nodes(unpack(packed_p), node), finite.gather(1, node)
         if drafter.init == "uniform":
-            distribution = torch.where(
-                covered[:, :, None], distribution, self.layout.uniform.to(distribution.dtype)
-            )
+            p = torch.where(covered[:, :, None], p, self.layout.uniform.to(p.dtype))
             sound = sound | ~covered
-        tokens = self._redraw(distribution, place, seen, torch.where(drafted, node + 1, 0))
+        tokens = self._redraw(p, place, seen, torch.where(drafted, node + 1, 0))
         tokens[:, 0] = root
         if self.layout.has_syntax or drafter.init in NEIGHBOURS:
             first = place[:, :1] + scored - accepted[:, None]
             known = torch.where(covered, FREE, self._standing(place, first, tokens, history))
             tokens, sound = torch.where(known == FREE, tokens, known), sound | (known != FREE)
-            one_hot = torch.zeros_like(distribution).scatter(-1, tokens[:, :, None], 1.0)
-            distribution = torch.where((known == FREE)[:, :, None], distribution, one_hot)
+            one_hot = torch.zeros_like(p).scatter(-1, tokens[:, :, None], 1.0)
+            p = torch.where((known == FREE)[:, :, None], p, one_hot)
         inside = place < self.layout.length
         valid = (inside & sound) | (self.steps == 0)
         faulty = (inside & ~sound)[:, 1:].any(-1)
         if drafter.branches:
-            tokens, valid, distribution = self._branch(place, tokens, valid, distribution)
-        q = None if drafter.kind is DraftKind.COUPLED else distribution
+            tokens, valid, p = self._branch(place, tokens, valid, p)
+        q = None if drafter.kind is DraftKind.COUPLED else p
         depth, children = drafter.window - 1, max(drafter.tail_children, min(1, drafter.window - 1))
         parents = self.parents.expand_as(tokens)
         return Draft(tokens, parents, valid, drafter.kind, q, depth, children, faulty)
 
     def _edge(self, place: Tensor, scored: int) -> Tensor:
-        """[B, 1] the last scored node that gave the distribution of a free place: a forced one says nothing of others.
+        """[B, 1] last scored node that gave the p of a free place; that of a forced one is one-hot.
 
         Args:
-            place: [B, 1] the place that node 0 gave the distribution of.
+            place: [B, 1] the place that node 0 gave the p of.
             scored: number of scored nodes.
         """
         nodes = torch.arange(scored, device=place.device)
@@ -210,78 +208,76 @@ class JacobiSession(DraftSession):
     def _standing(
         self, place: Tensor, first: Tensor, tokens: Tensor, history: Sequence[Sequence[int]]
     ) -> Tensor:
-        """[B, W] what the grammar or a neighbour puts in places from `first` [B, 1] on; FREE for a draw."""
+        """[B, W] token that grammar or neighbour puts in places from `first` [B, 1] on; FREE for a draw."""
         forced = self.layout.forced(place)
         if self.drafter.init not in NEIGHBOURS:
             return forced
         copied = self.layout.copy(self.drafter.init, place, first, tokens, history)
         return torch.where(forced == FREE, copied, forced)
 
-    def _redraw(self, distribution: Tensor, place: Tensor, seen: Draft, old: Tensor) -> Tensor:
-        """[B, W] a token from each distribution [B, W, V].
+    def _redraw(self, p: Tensor, place: Tensor, seen: Draft, old: Tensor) -> Tensor:
+        """[B, W] a token from each p [B, W, V], coupled with the old tokens.
 
         Args:
             place: [B, W] output indices.
             seen: the draft that holds the old tokens.
             old: [B, W] the node that held the place's old token; 0 where it had none.
         """
-        coupling, vocabulary = self.drafter.coupling, distribution.shape[-1]
+        coupling, vocabulary = self.drafter.coupling, p.shape[-1]
         if coupling in ("gumbel", "exact"):
             purpose = Purpose.TARGET if coupling == "exact" else Purpose.REDRAW
-            return (
-                distribution.log() + self.random.gumbel(place, purpose, vocabulary, distribution.dtype)
-            ).argmax(-1)
+            return (p.log() + self.random.gumbel(place, purpose, vocabulary, p.dtype)).argmax(-1)
         u = self.random.at(self.round).uniform(place, Purpose.REDRAW, 3, torch.float64)
         if coupling == "fresh":
-            return pick(distribution, u[..., 1:])
+            return pick(p, u[..., 1:])
         x, q = seen.tokens.gather(1, old), take_nodes(sampled_distribution(seen), old)
-        p_x, q_x = (values.gather(-1, x[:, :, None])[..., 0] for values in (distribution, q))
+        p_x, q_x = (values.gather(-1, x[:, :, None])[..., 0] for values in (p, q))
         tried = (old > 0) & seen.valid.gather(1, old)
         keep = tried & (u[..., 0] * q_x <= p_x) & (p_x > 0)
-        owed = torch.where((tried & ~keep)[:, :, None], residual(distribution, q), distribution)
-        return torch.where(keep, x, pick(owed, u[..., 1:]))
+        final = torch.where((tried & ~keep)[:, :, None], residual(p, q), p)
+        return torch.where(keep, x, pick(final, u[..., 1:]))
 
     def _branch(
-        self, place: Tensor, tokens: Tensor, valid: Tensor, distribution: Tensor
+        self, place: Tensor, tokens: Tensor, valid: Tensor, p: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, validity and distributions with the further candidates of the first places appended.
+        """Append the further candidates of the first places to tokens, valid and p.
 
         Without replacement by the Gumbel top-k trick (Kool et al., 1903.06059), the window's own token taken
         out first. The target's own noise finds the candidates that it is likeliest to choose.
         """
         head = slice(1, self.drafter.tail_depth + 1)
-        q, extra = distribution[:, head], self.drafter.tail_children - 1
+        p_head, extra = p[:, head], self.drafter.tail_children - 1
         exact = self.drafter.coupling == "exact"
         random = self.random if exact else self.random.at(self.round)
         purpose = Purpose.TARGET if exact else Purpose.DRAFT
-        noise = random.gumbel(place[:, head], purpose, distribution.shape[-1], distribution.dtype)
-        left = q.scatter(-1, tokens[:, head, None], 0.0)
+        noise = random.gumbel(place[:, head], purpose, p.shape[-1], p.dtype)
+        left = p_head.scatter(-1, tokens[:, head, None], 0.0)
         siblings = (left.log() + noise).topk(extra, dim=-1).indices
         drawable = (left.gather(-1, siblings) > 0) & valid[:, head, None]
         return (
             torch.cat([tokens, siblings.flatten(1)], 1),
             torch.cat([valid, drawable.flatten(1)], 1),
-            torch.cat([distribution, q.repeat_interleave(extra, 1)], 1),
+            torch.cat([p, p_head.repeat_interleave(extra, 1)], 1),
         )
 
 
 def unpack(distribution: Tensor | SparseDistribution) -> Tensor:
-    """[B, n, V]."""
+    """Return distributions as one tensor, [B, n, V]."""
     return distribution.dense() if isinstance(distribution, SparseDistribution) else distribution
 
 
 def take_nodes(values: Tensor, node: Tensor) -> Tensor:
-    """[B, n, V] values and [B, m] nodes -> [B, m, V]."""
+    """Take the values at several nodes of each row: values [B, n, V], node [B, m] -> [B, m, V]."""
     return values.gather(1, node[:, :, None].expand(-1, -1, values.shape[-1]))
 
 
-def pick(distribution: Tensor, u: Tensor) -> Tensor:
-    """[B, n] tokens from distributions [B, n, V], by inversion: two numbers a place, where Gumbel noise would need V.
+def pick(p: Tensor, u: Tensor) -> Tensor:
+    """Draw tokens [B, n] from p [B, n, V] by inversion: two numbers a place, where Gumbel noise would need V.
 
     Args:
-        distribution: weights of at least 0; they need not sum to one.
+        p: weights of at least 0; they need not sum to one.
         u: [B, n, 2] uniforms of 24 bits each; together they resolve any probability that float32 can hold.
     """
-    cumulative = distribution.double().cumsum(-1)
+    cumulative = p.double().cumsum(-1)
     target = (u[..., :1] + (u[..., 1:] - 0.5) * 2**-24) * cumulative[..., -1:]
-    return torch.searchsorted(cumulative, target, right=True)[..., 0].clamp_max(distribution.shape[-1] - 1)
+    return torch.searchsorted(cumulative, target, right=True)[..., 0].clamp_max(p.shape[-1] - 1)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.sampling import guide
 from mmspec.drafting.growth import TreeGrowth
 from mmspec.drafting.heads import LevelDrafter, StateSession
 from mmspec.models.medusa import MedusaHead
@@ -21,7 +20,7 @@ __all__ = ["MedusaDrafter"]
 
 
 class MedusaSession(StateSession):
-    """Heads that say at once what each level of the tree is chosen from."""
+    """Heads that predict all levels of the tree at once."""
 
     head: MedusaHead
 
@@ -29,11 +28,10 @@ class MedusaSession(StateSession):
         self.passes += 1
         predicted = self.head(self.hidden, self.shape.depth)  # [R, D, d]
         logits = self.head.logits(predicted, self.target.head)
-        distributions = self._distribution(guide(logits.float(), self.sampler.guidance_scale))  # [B, D, V]
+        log_p = self._log_probabilities(self._guided(logits))  # [B, D, V]
         growth = TreeGrowth(self.shape, root)
         while not growth.is_grown:
-            distribution = distributions[:, growth.level, None]
-            growth.grow(distribution.expand(-1, growth.tokens.shape[1], -1))
+            growth.grow(log_p[:, growth.level, None].expand(-1, growth.tokens.shape[1], -1))
         return growth.draft()
 
 

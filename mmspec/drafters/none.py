@@ -1,4 +1,4 @@
-"""The drafter that proposes nothing: plain decoding through the same loop, and every benchmark's baseline."""
+"""Drafter that proposes nothing: plain decoding through the same loop, and every benchmark's baseline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmspec.decoding.sampling import Sampler
 
 
 class NoDrafter(Drafter, DraftSession):
-    """A draft of the root alone."""
+    """Drafts the root alone, so that the loop is plain decoding."""
 
     kind = DraftKind.POINT
     max_nodes = 1

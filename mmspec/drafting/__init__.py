@@ -1,1 +1,1 @@
-"""What drafters share: trees, windows, lengths, sessions of heads."""
+"""Shared parts of drafters: trees, windows, lengths, sessions of heads."""

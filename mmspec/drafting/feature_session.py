@@ -1,7 +1,6 @@
-"""What drafters have in common whose head reads the target's hidden states: EAGLE, FLASH and their kin.
+"""Drafters and sessions of heads that read a row for every token: EAGLE, FLASH, Hydra++.
 
-A drafter of this kind adds its tree, and a session of its own that says how the head proposes; everything
-about reading is here.
+A drafter of this kind adds a session that says how its head proposes; everything about reading is here.
 """
 
 from __future__ import annotations
@@ -15,20 +14,15 @@ from torch.nn.functional import pad
 
 from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import (
-    PromptOutput,
-    Request,
-    TargetOutput,
-    list_prompts,
-)
-from mmspec.decoding.sampling import Sampler, Scores
+from mmspec.decoding.interfaces import TargetOutput
+from mmspec.decoding.sampling import Scores
 from mmspec.decoding.verdict import Verdict, take
 from mmspec.drafting.growth import gather_rows
-from mmspec.drafting.heads import HeadDrafter, HeadSession
-from mmspec.drafting.tree import TreeShape
-from mmspec.models.feature_head import EMBEDDINGS, FeatureHead, PromptRows
-from mmspec.targets.causal import CausalState, CausalTarget, to_device
+from mmspec.drafting.heads import HeadBatch, HeadDrafter, HeadSession
+from mmspec.models.feature_head import EMBEDDINGS, FeatureHead, Prompts
+from mmspec.targets.causal import CausalState, to_device
 from mmspec.visual_tokens.spans import find_images
+from mmspec.visual_tokens.splice import PromptRows
 
 __all__ = ["FeatureDrafter", "FeatureSession"]
 
@@ -37,14 +31,11 @@ class FeatureDrafter(HeadDrafter):
     """A tree of candidates by a head that reads a row for every token."""
 
     model: FeatureHead
-
-    def __init__(self, model: FeatureHead, shape: TreeShape) -> None:
-        super().__init__(model, shape)
-        self.taps = (EMBEDDINGS, *model.taps)
+    more_taps = (EMBEDDINGS,)
 
 
 class FeatureSession(HeadSession):
-    """The head's own cache of one batch: the prompt's rows, then a row for every token.
+    """A head at work on one batch, with a cache of its own: the prompts' rows, then a row for every token.
 
     Rows of committed tokens are made of the target's hidden states, rows of candidates of the head's own
     guesses. The latter are never committed, and overwritten in the next round.
@@ -60,26 +51,18 @@ class FeatureSession(HeadSession):
 
     head: FeatureHead
 
-    def __init__(
-        self,
-        drafter: HeadDrafter,
-        target: CausalTarget,
-        requests: Sequence[Request],
-        prefill: PromptOutput,
-        sampler: Sampler,
-    ) -> None:
-        super().__init__(drafter, target, requests, prefill, sampler)
+    def __init__(self, drafter: HeadDrafter, batch: HeadBatch) -> None:
+        super().__init__(drafter, batch)
         eager = self.head.decoder.config._attn_implementation == "eager"
         self.additive = self.head.dtype if eager else None
-        self.prompt_lengths = [request.inputs["input_ids"].shape[1] for request in requests]
-        prompts = list_prompts(requests, sampler)
-        known = [
-            self.head.join([prefill.taps[tap][row] for tap in self.head.taps]) for row in range(len(prompts))
-        ]
-        self.state, self.summary = self._read_prompts(prompts, prefill.taps[EMBEDDINGS], known)
+        self.prompt_lengths = [request.inputs["input_ids"].shape[1] for request in batch.requests]
+        taps = [batch.prefill.taps[tap] for tap in self.head.taps]
+        known = [self.head.join(states) for states in zip(*taps, strict=True)]
+        self.state, self.summary = self._read_prompts(batch.prompts, batch.prefill.taps[EMBEDDINGS], known)
         last = torch.cat([features[:, -1:] for features in known])
         self.features = pad(last, (0, 0, 0, self.shape.depth))
-        self.tokens = torch.zeros(len(requests), self.shape.depth + 1, dtype=torch.long, device=last.device)
+        size = len(batch.requests), self.shape.depth + 1
+        self.tokens = torch.zeros(size, dtype=torch.long, device=last.device)
         self.accepted = self.tokens[:, 0]
         self.has_read = False
 
@@ -107,7 +90,7 @@ class FeatureSession(HeadSession):
         embeddings: Sequence[Tensor],
         features: Sequence[Tensor],
     ) -> tuple[CausalState, Tensor | None]:
-        """The cache of the prompts, read one row at a time as the target reads them, and their summary.
+        """Read the prompts into a cache, one at a time as the target does; it and their summary.
 
         Args:
             prompts: R.
@@ -138,7 +121,7 @@ class FeatureSession(HeadSession):
         length = features.shape[1]
         spans = [find_images(self.target.config, prompt)]
         question = torch.tensor([length - 1], device=features.device)
-        return self.head.read_prompts(embeddings, features, [length], spans, question)
+        return self.head.read_prompts(Prompts(embeddings, features, [length], spans, question))
 
     def _read_committed(self, root: Tensor, history: Sequence[Sequence[int]]) -> Tensor:
         """Read what was committed since the last time, the root included; the head's state there, [R, d]."""

@@ -49,7 +49,7 @@ class TreeGrowth:
 
     @property
     def depths(self) -> Tensor:
-        """[B, m] of all expanded nodes, the root's children being 0."""
+        """[B, m] depths of all expanded nodes, the root's children being 0."""
         widths = [parents.shape[1] for parents in self._parents]
         depths = [depth for depth, width in enumerate(widths) for _ in range(width)]
         return torch.tensor(depths, device=self.tokens.device).expand(len(self.tokens), -1)
@@ -100,12 +100,12 @@ class TreeGrowth:
         return parent
 
     def _is_hopeless(self, scores: Tensor) -> bool:
-        """Whether every path of every row is too unlikely; asks the device only where that can be."""
+        """True if every path of every row is too unlikely; asks the device only where that can be."""
         least = self.shape.stop_below
         return least > 0 and bool((scores.amax(-1) < math.log(least)).all())
 
     def draft(self) -> Draft:
-        """What is proposed; the root alone in rows some of whose log-probabilities were not numbers."""
+        """The proposed tree; the root alone in rows some of whose log-probabilities were not numbers."""
         tokens, parents, scores = (torch.cat(parts, 1) for parts in zip(*self._pool, strict=True))
         faulty = (scores.isnan() | (scores == -NEG_INF)).any(-1)
         scores = scores.masked_fill(faulty[:, None], NEG_INF)

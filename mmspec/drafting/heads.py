@@ -1,13 +1,13 @@
-"""What all drafters have in common that are heads on their target's hidden states.
+"""Drafters that are heads on their target's hidden states.
 
-The heads were trained for one target, whose embedding and output matrix they use.
+A head was trained for one target, whose embedding and output matrix it uses.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -24,38 +24,75 @@ from mmspec.decoding.interfaces import (
     list_prompts,
 )
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler, Scores
+from mmspec.decoding.sampling import Sampler, Scores, guide
 from mmspec.decoding.verdict import Verdict, take
-from mmspec.drafting.tree import DynamicTree, TreeShape, check_depth, choose_tree
+from mmspec.drafting.tree import DynamicTree, TreeShape, choose_tree
 from mmspec.errors import InputError
 from mmspec.models.feature_head import HIDDEN, DraftingHead
 from mmspec.targets.causal import CausalTarget
 
-__all__ = ["HeadDrafter", "HeadSession", "LevelDrafter", "StateSession"]
+__all__ = ["HeadBatch", "HeadDrafter", "HeadSession", "LevelDrafter", "StateSession"]
+
+
+@dataclass(frozen=True)
+class HeadBatch:
+    """A batch whose prompts the target has read."""
+
+    target: CausalTarget
+    requests: Sequence[Request]
+    prefill: PromptOutput
+    sampler: Sampler
+
+    @property
+    def prompts(self) -> list[Mapping[str, Tensor]]:
+        """The R prompts that the target reads for B requests."""
+        return list_prompts(self.requests, self.sampler)
 
 
 class HeadDrafter(Drafter):
-    """A tree of candidates by a head that reads its target's hidden states.
+    """A tree of the likeliest continuations by a head that reads its target's hidden states.
 
     Args:
         model: the trained head.
-        shape: the tree.
+        num_draft_tokens: nodes of a dynamic tree, the root not counted; what the head's config says if None.
+        depth: its deepest level; that of the config if None, but no more than there are nodes.
+        top_k: nodes that it expands on each level, and children of each; likewise.
+        tree: "dynamic"; or a static one: a name in `NAMED_TREES`, or the parents of its nodes, the root (0)
+            first.
+
+    Raises:
+        InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
 
     Attributes:
         title: of its heads, for messages.
         session: what proposes for a batch.
+        more_taps: hidden states of the target that it reads beside the head's.
     """
 
     kind = DraftKind.POINT
     title: ClassVar[str]
     session: Callable[..., HeadSession]
+    more_taps: ClassVar[tuple[int, ...]] = ()
 
-    def __init__(self, model: DraftingHead, shape: TreeShape) -> None:
-        self.model, self.shape = model, shape
-        self.taps = model.taps
-        self.max_nodes = shape.num_draft_tokens + 1
-        self.branches = shape.max_children > 1
+    def __init__(
+        self,
+        model: DraftingHead,
+        num_draft_tokens: int | None = None,
+        depth: int | None = None,
+        top_k: int | None = None,
+        tree: str | Sequence[int] = "dynamic",
+    ) -> None:
+        self.model = model
+        sizes = {"num_draft_tokens": num_draft_tokens, "depth": depth, "top_k": top_k}
+        self.shape = self._choose_tree(tree=tree, **sizes)
+        self.taps = (*self.more_taps, *model.taps)
+        self.max_nodes = self.shape.num_draft_tokens + 1
+        self.branches = self.shape.max_children > 1
         self.target: CausalTarget | None = None
+
+    def _choose_tree(self, **asked: Any) -> TreeShape:
+        """The tree that the constructor's arguments ask for."""
+        return choose_tree(self.model.config, **asked)
 
     def check(self, target: Target[Any]) -> None:
         """Raise an InputError unless the head was trained for a target of this kind and size."""
@@ -90,7 +127,7 @@ class HeadDrafter(Drafter):
         if self.target is None:
             name = type(self).__name__
             raise InputError("drafter", name, "one that was fitted: `drafter.fit(target)`")
-        return self.session(self, self.target, requests, prefill, sampler)
+        return self.session(self, HeadBatch(self.target, requests, prefill, sampler))
 
     @property
     def sizes(self) -> tuple[TreeShape, ...]:
@@ -105,31 +142,18 @@ class HeadDrafter(Drafter):
 
 
 class LevelDrafter(HeadDrafter):
-    """A tree of the likeliest continuations by one head for each of its levels.
+    """A tree by one head for each of its levels, so that it is at most as deep as there are heads.
 
-    Args:
-        model: the trained heads, whose config is a `LevelHeadsConfig`.
-        num_draft_tokens: nodes of a dynamic tree, the root not counted; what the heads' config says if None.
-        depth: its deepest level, at most the number of heads, which is the default.
-        top_k: nodes that it expands on each level, and children of each; that of the config if None.
-        tree: "dynamic"; or a static one: "measured", the best of its size by what the training measured;
-            "medusa", the published one, or another name in `NAMED_TREES`; or the parents of its nodes, root
-            (0) first.
-
-    Raises:
-        InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
+    Args: as of `HeadDrafter`; `tree` may be "measured" too, the best static one of its size by what the
+        training measured.
     """
 
-    def __init__(
-        self,
-        model: DraftingHead,
-        num_draft_tokens: int | None = None,
-        depth: int | None = None,
-        top_k: int | None = None,
-        tree: str | Sequence[int] = "dynamic",
-    ) -> None:
-        shape = choose_tree(model.config, num_draft_tokens, depth, top_k, tree, model.config.hit_rates)
-        super().__init__(model, check_depth(shape, model.config.num_heads))
+    def _choose_tree(self, **asked: Any) -> TreeShape:
+        config = self.model.config
+        shape = choose_tree(config, **asked, rates=config.hit_rates)
+        if shape.depth > config.num_heads:
+            raise InputError("depth", shape.depth, f"at most {config.num_heads}, the number of heads")
+        return shape
 
 
 class HeadSession(DraftSession):
@@ -139,22 +163,19 @@ class HeadSession(DraftSession):
         copies: how often the target reads each request: R = copies x B rows, 2B under guidance.
     """
 
-    def __init__(
-        self,
-        drafter: HeadDrafter,
-        target: CausalTarget,
-        requests: Sequence[Request],
-        prefill: PromptOutput,
-        sampler: Sampler,
-    ) -> None:
-        self.head, self.shape = drafter.model, drafter.shape
-        self.target, self.sampler = target, sampler
-        self.copies = len(list_prompts(requests, sampler)) // len(requests)
+    def __init__(self, drafter: HeadDrafter, batch: HeadBatch) -> None:
+        self.drafter, self.head, self.shape = drafter, drafter.model, drafter.shape
+        self.target, self.sampler = batch.target, batch.sampler
+        self.copies = len(batch.prompts) // len(batch.requests)
 
     def resize(self, size: TreeShape) -> None:
         self.shape = size
 
-    def _distribution(self, logits: Tensor) -> Tensor:
+    def _guided(self, logits: Tensor) -> Tensor:
+        """[R, w, V] logits of the head -> [B, w, V] in float32, both prompts combined by guidance."""
+        return guide(logits.float(), self.sampler.guidance_scale)
+
+    def _log_probabilities(self, logits: Tensor) -> Tensor:
         """[B, w, V] log-probabilities of guided logits, warped as the target's will be.
 
         Processors are left out: they look at paths, which costs more than their effect on a guess.
@@ -164,7 +185,7 @@ class HeadSession(DraftSession):
         return logits.log_softmax(-1)
 
     def _copied(self, values: Tensor) -> Tensor:
-        """Values [B, ...] for all rows that the target reads, [R, ...]."""
+        """[B, ...] values -> [R, ...], for all rows that the target reads."""
         return values if self.copies == 1 else values.repeat(self.copies, *[1] * (values.dim() - 1))
 
 
@@ -175,16 +196,9 @@ class StateSession(HeadSession):
         hidden: [R, d].
     """
 
-    def __init__(
-        self,
-        drafter: HeadDrafter,
-        target: CausalTarget,
-        requests: Sequence[Request],
-        prefill: PromptOutput,
-        sampler: Sampler,
-    ) -> None:
-        super().__init__(drafter, target, requests, prefill, sampler)
-        self.hidden = torch.cat([hidden[:, -1] for hidden in prefill.taps[HIDDEN]])
+    def __init__(self, drafter: HeadDrafter, batch: HeadBatch) -> None:
+        super().__init__(drafter, batch)
+        self.hidden = torch.cat([hidden[:, -1] for hidden in batch.prefill.taps[HIDDEN]])
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         newest = take(verdict.path, verdict.accepted)

@@ -1,7 +1,7 @@
-"""How much to draft, chosen round by round from what rounds have cost and given on this device.
+"""Draft length, chosen round by round from the measured seconds and tokens of earlier rounds.
 
-A size is chosen before anything of the round is drawn, and from earlier rounds alone, so no acceptance rule
-is biased (text-speculation.md, section 2.3).
+A size is chosen before anything of the round is drawn, so no acceptance rule is biased; to drop a token for
+its own low q, once drawn, would bias it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["CostModel", "PacedDrafter", "half_lengths"]
 PLAIN = 0  # the choice of not drafting
 TRIALS = 3  # rounds of each choice before it is judged
 WINDOW = 16  # latest rounds that a choice's seconds are the median of
-KEEP = 0.95  # what counts of acceptance keep of their past in a round (DEL; text-speculation.md, 3.8)
-FADE = 0.98  # what is left in a round of what is known of a size alone: the text may have changed
+KEEP = 0.95  # decay of the counts of acceptance in a round: omega of DEL (2504.05598)
+FADE = 0.98  # decay in a round of what is known of a size alone: the text may have changed
 DOUBT = 4.0  # times that a depth must be reached to count as much as the one before, which it is taken for
 REVISIT = 24  # rounds of the best size until another choice has one
 LEAST_SPEEDUP = 1.02
@@ -34,9 +34,9 @@ LONG_TRIAL, TRIAL_LOSS = 16, 4.0  # rounds until a trial is in vain, or plain ro
 
 
 class CostModel:
-    """Which of a few sizes pays best on this device and this text.
+    """Cost model that chooses the draft size of largest speed-up on this device and this text.
 
-    Item 15 of vlm-drafting.md, section 13: a size speeds decoding up by S = tau / (1 + c_draft * passes +
+    A size speeds decoding up by S = tau / (1 + c_draft * passes +
     c_verify(n)), the costs in units of a plain round. The divisor is measured as a whole: seconds of a round
     of that size / seconds of a plain one. For tau, the tokens of a round, all sizes share what is known of
     the text, which is how often each depth is accepted once it is reached. How much more a size gives than
@@ -60,7 +60,7 @@ class CostModel:
         self._drafted = 0
 
     def choose(self) -> int:
-        """What to do in the next round."""
+        """Choose the size of the next draft: 0 for none, or 1, 2, ... for `depths`."""
         if self._pause:
             self._pause -= 1
             return PLAIN
@@ -80,7 +80,7 @@ class CostModel:
         return best if rest else visits % len(self.depths)
 
     def record(self, choice: int, tokens: Sequence[int], seconds: float) -> None:
-        """Note what a round gave each row, and took."""
+        """Record a round: the tokens of each row, and the seconds of all."""
         self._seconds[choice].append(seconds)
         if choice == PLAIN:
             return
@@ -88,7 +88,7 @@ class CostModel:
             self._reached[depth] = KEEP * self._reached[depth] + sum(count > depth for count in tokens)
             self._accepted[depth] = KEEP * self._accepted[depth] + sum(count > depth + 1 for count in tokens)
         given = fmean(tokens)
-        surplus = given / self._likely_tokens(choice)
+        surplus = given / self._expected_tokens(choice)
         self._surplus = [FADE * known + (1 - FADE) for known in self._surplus]
         self._surplus[choice] = KEEP * self._surplus[choice] + (1 - KEEP) * surplus
         if plain := self._seconds[PLAIN]:
@@ -96,12 +96,12 @@ class CostModel:
             self._lost += seconds / median(plain) - given
 
     def speedup(self, choice: int) -> float:
-        """S: how many times the tokens per second of plain decoding."""
-        tokens = self._likely_tokens(choice) * self._surplus[choice]
+        """Speed-up S of a choice: its tokens per second over those of plain decoding."""
+        tokens = self._expected_tokens(choice) * self._surplus[choice]
         return tokens * median(self._seconds[PLAIN]) / median(self._seconds[choice])
 
-    def _likely_tokens(self, choice: int) -> float:
-        """Of a round, the bonus token included, as far as the depth alone says."""
+    def _expected_tokens(self, choice: int) -> float:
+        """Expected tokens of a round, bonus included, as far as the depth alone tells."""
         tokens, path, rate = 1.0, 1.0, 0.5
         depth = self.depths[choice]
         for reached, accepted in zip(self._reached[:depth], self._accepted[:depth], strict=True):
@@ -112,12 +112,12 @@ class CostModel:
 
 
 class PacedDrafter(Drafter):
-    """A drafter the size of whose drafts is chosen by a measured cost model, one for each batch size.
+    """Wraps a drafter whose draft size a measured cost model chooses, one for each batch size.
 
     Args:
-        inner: who proposes.
-        models: what is known so far, by batch size; it outlives the calls.
-        clock: seconds; another one for tests.
+        inner: the drafter that proposes.
+        models: cost models by batch size; they outlive the calls.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -134,18 +134,15 @@ class PacedDrafter(Drafter):
         depths = [getattr(size, "depth", size) for size in self.inner.sizes]  # of a chain, its length
         model = self.models.setdefault(len(requests), CostModel(depths))
         nothing = None
-        if self.kind in (
-            DraftKind.IID,
-            DraftKind.WITHOUT_REPLACEMENT,
-        ):  # sampled kinds say their distributions
+        if self.kind in (DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT):  # sampled kinds have a q
             nothing = prefill.logits.new_zeros(len(requests), 1, prefill.logits.shape[-1])
         return PacedSession(self, session, model, nothing)
 
 
 class PacedSession(DraftSession):
-    """A session that is told its size before every round, or is left out of it.
+    """Wraps a session: sets its size before every round, or drafts nothing.
 
-    A round lasts from one proposal to the next: only then has the host seen what came of it.
+    A round lasts from one proposal to the next: only then has the host read what it gave.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A static tree for heads of which it is known how often each of their ranks is right."""
+"""Static draft tree from measured accuracies of heads (Medusa, 2401.10774, section 3.3)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["best_first"]
 
 
 def best_first(rates: Sequence[Sequence[float]], nodes: int) -> list[int]:
-    """The tree that is expected to be accepted furthest (Medusa, 2401.10774, section 3.3).
+    """Build the tree of largest expected acceptance length (Medusa, 2401.10774, section 3.3).
 
     A node's worth is the product of the rates along its path, as if heads were right independently of each
     other; the nodes of most worth are taken one after another, parents and elder siblings first.
 
     Args:
-        rates: by head and rank, the share of places whose token the head had at that rank.
+        rates: by head and rank, the share of places whose token the head predicted at that rank.
         nodes: of the tree, the root not counted; it has fewer where no more can be made.
 
     Returns:

@@ -1,4 +1,4 @@
-"""How a tree of candidates grows, level by level, and which of its nodes are proposed.
+"""Trees of candidates: growth, level by level, and the choice of nodes that are proposed.
 
 Pure functions of scores: no model, no tokens. The *pool* holds the root, then the candidates of level 1,
 then those of level 2, and so on; so parents always come before their children.
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import check_tree
-from mmspec.decoding.interfaces import check_draft_tokens
-from mmspec.decoding.sampling import is_integer
 from mmspec.drafting.measured_tree import best_first
 from mmspec.errors import InputError
+from mmspec.models.head_config import HeadConfig
 from mmspec.registry import did_you_mean
+from mmspec.validation import check_draft_tokens, is_integer
 
 MAX_LEVELS = 64
 #: Static trees by the ranks along each path: "01" is the second child of the root's first one.
@@ -36,7 +36,7 @@ NAMED_TREES = {
 
 
 class TreeShape(Protocol):
-    """How a tree grows. Widths depend on the level alone, so that shapes stay static.
+    """A way to grow a tree. Widths depend on the level alone, so that shapes stay static.
 
     Attributes:
         num_draft_tokens: nodes that are proposed, the root not counted.
@@ -65,10 +65,10 @@ class TreeShape(Protocol):
         """Candidates of a level under each node that is expanded."""
 
     def frontier(self, level: int, scores: Tensor) -> Tensor:
-        """Which of a level's candidates are expanded: scores [B, m] -> indices [B, w]."""
+        """The candidates of a level that are expanded: scores [B, m] -> indices [B, w]."""
 
     def choose(self, scores: Tensor) -> Tensor:
-        """What is proposed: scores of the pool [B, p] -> ascending indices [B, n], the root's first."""
+        """The nodes that are proposed: scores of the pool [B, p] -> ascending [B, n], the root first."""
 
 
 @dataclass(frozen=True)
@@ -193,21 +193,8 @@ class StaticTree:
         return torch.tensor(self._chosen, device=scores.device).expand(len(scores), -1)
 
 
-class TreeSizes(Protocol):
-    """The dynamic tree that a head's config asks for."""
-
-    @property
-    def num_draft_tokens(self) -> int: ...
-
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def top_k(self) -> int: ...
-
-
 def choose_tree(
-    usual: TreeSizes,
+    usual: HeadConfig,
     num_draft_tokens: int | None = None,
     depth: int | None = None,
     top_k: int | None = None,
@@ -217,7 +204,7 @@ def choose_tree(
     """The tree that a drafter's arguments ask for; sizes that were not asked for give way to those that were.
 
     Args:
-        usual: sizes where nothing is asked for.
+        usual: config of a head, whose sizes are taken where nothing is asked for.
         num_draft_tokens, depth, top_k: of a dynamic tree.
         tree: "dynamic"; or a static tree: one of `NAMED_TREES`, or the parents of its nodes; or "measured",
             the best static one of `num_draft_tokens`.
@@ -252,13 +239,6 @@ def choose_tree(
         known = ["dynamic", *NAMED_TREES, *(["measured"] if rates else [])]
         raise InputError("tree", tree, did_you_mean(tree, known))
     return StaticTree.named(tree)
-
-
-def check_depth(shape: TreeShape, heads: int) -> TreeShape:
-    """Raise InputError if a tree is deeper than there are heads, one for each of its levels."""
-    if shape.depth > heads:
-        raise InputError("depth", shape.depth, f"at most {heads}, the number of heads")
-    return shape
 
 
 def best(scores: Tensor, count: int) -> Tensor:

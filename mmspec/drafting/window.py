@@ -1,7 +1,8 @@
-"""Places of a Jacobi window: which are free, and what stands there before the target has spoken of them.
+"""Places of a Jacobi window: which are free, and the initial drafts of newly uncovered ones.
 
-Initial drafts after visual-ar-decoding.md sections 3.2 and 4.4. Each is labelled with a distribution that is
-really its own: one-hot only where the token is a function of the tokens before it.
+Initial drafts are those of SJD's code (2410.01699), but with an honest q: one-hot only where the token is a
+function of the tokens before it. A random draft scored as one-hot would be accepted with probability p(x)
+alone.
 """
 
 from __future__ import annotations
@@ -11,41 +12,39 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mmspec.decoding.image_grid import FREE, ImageGrid
+from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid
 
 NEIGHBOURS = ("repeat", "above")
 
 
 class WindowLayout:
-    """The output's places on the device. Rows without a grid have endlessly many, all of them free.
+    """Output places of a batch, on the device. Rows without a grid have endlessly many, all of them free.
 
     Attributes:
         length: [B, 1] number of places.
-        uniform: [B, 1, V] equal shares for every code; for every token in rows without a grid.
+        uniform: [B, 1, V] uniform over the codes; over all tokens in rows without a grid.
         has_syntax: True if a grammar forces some places.
     """
 
     def __init__(self, grids: Sequence[ImageGrid | None], vocabulary: int, device: torch.device) -> None:
         images = {row: grid for row, grid in enumerate(grids) if grid is not None}
-        places = 1 + max((grid.length for grid in images.values()), default=0)
-        forced = torch.full((len(grids), places), FREE)
+        self._grammar = Grammar(grids, device)
         length = torch.full((len(grids), 1), torch.iinfo(torch.long).max)
         stride, codes = torch.ones_like(length), torch.full_like(length, vocabulary)
         for row, grid in images.items():
-            forced[row, : grid.length] = torch.tensor(grid.forced)
             length[row], stride[row], codes[row] = grid.length, grid.stride, grid.codebook_size
-        self.has_syntax = any(token != FREE for grid in images.values() for token in grid.forced)
+        is_free = self._grammar.forced == FREE
+        self.has_syntax = not bool(is_free.all())
         self.reach = 1 + int(stride.max())  # back to the cell above the next place, or before a row's end
-        free = torch.arange(places).where(forced == FREE, 0)
-        self._left = free.cummax(-1).values.roll(1, -1).to(device)  # [B, places] the last free one before
-        self._forced = forced.to(device)
+        free = torch.arange(is_free.shape[1], device=device).where(is_free, 0)
+        self._left = free.cummax(-1).values.roll(1, -1)  # [B, places] the last free one before
         self._stride = stride.to(device)
         self.length = length.to(device)
         self.uniform = ((torch.arange(vocabulary) < codes).float() / codes)[:, None].to(device)
 
     def forced(self, place: Tensor) -> Tensor:
         """[B, n] the token that the grammar forces at each place [B, n], or FREE."""
-        return look_up(self._forced, place)
+        return self._grammar.at(place)
 
     def left(self, place: Tensor, first: Tensor) -> Tensor:
         """[B, n] the cell that each place repeats: in raster order, the last before `first` [B, 1]."""
@@ -59,7 +58,7 @@ class WindowLayout:
     def copy(
         self, init: str, place: Tensor, first: Tensor, tokens: Tensor, history: Sequence[Sequence[int]]
     ) -> Tensor:
-        """[B, n] the token of each place's neighbour.
+        """[B, n] token of each place's neighbour, as an initial draft.
 
         Args:
             init: "repeat" or "above".
@@ -77,5 +76,5 @@ class WindowLayout:
 
 
 def look_up(table: Tensor, index: Tensor) -> Tensor:
-    """Rows of a table [B, m] at [B, n]; beyond its ends, where nothing is ever kept, its last entries."""
+    """Look up index [B, n] in the rows of a table [B, m], clamped to its ends, where nothing is ever kept."""
     return table.gather(1, index.clamp(0, table.shape[1] - 1))

@@ -1,1 +1,1 @@
-"""Evaluation: identity, speed, and how often a reference model is right."""
+"""Evaluation: identity with plain decoding, speed, and image quality."""

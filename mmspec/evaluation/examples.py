@@ -1,4 +1,4 @@
-"""What a model is asked when it is checked or timed: scenes, the user's own images, or a JSON-lines file.
+"""Examples for checks and timings: scenes, the user's own images, or a JSON-lines file.
 
 Knows nothing of models.
 """
@@ -37,7 +37,7 @@ FRAMES = 4
 
 @dataclass(frozen=True)
 class Example:
-    """One conversation to hold: its user turns, and the images and videos that come with the first one.
+    """One conversation: its user turns, and the images and videos that come with the first one.
 
     Attributes:
         turns: what the user says, one string per turn; the model's answers come in between.
@@ -56,12 +56,12 @@ class Example:
 
 
 def scene_examples(task: str, count: int, seed: int = 0) -> list[Example]:
-    """Held-out scenes with prompts, for the reference models; equal arguments give equal examples.
+    """Make examples of held-out scenes for the reference models; equal arguments give equal examples.
 
     Args:
         task: "caption" (one sentence), "describe" (over 100 tokens), "question" (a word or two), "two_images"
             (a description of two scenes), "clip" (of four frames as four images) or "mixed" (the first
-            three in turn). The reference model has learnt from single images; what it says of several is
+            three in turn). The reference model has learnt from single images; its texts about several are
             fluent and often wrong, and as good as any text to decode.
         count: how many.
         seed: other seeds give other scenes.
@@ -98,7 +98,7 @@ def _scene_example(task: str, seed: int, index: int) -> Example:
 
 
 def own_examples(prompts: Sequence[str], images: Sequence[str]) -> list[Example]:
-    """The user's prompts and images: one each, or as many of one as of the other, or one of one for all.
+    """Pair the user's prompts and images: as many of one as of the other, or one of one for all.
 
     Raises:
         InputError: their numbers do not fit.
@@ -121,7 +121,7 @@ def own_examples(prompts: Sequence[str], images: Sequence[str]) -> list[Example]
 
 
 def read_examples(path: str | Path, count: int | None = None) -> list[Example]:
-    """Read a JSON-lines file of the MMSpec benchmark (2603.14989), or of anyone's.
+    """Read examples from a JSON-lines file, as the MMSpec benchmark (2603.14989) is published.
 
     A line is an object with `turns` (a list of strings; or `prompt`, one string), and optionally `image` (a
     path, an address, or a list of them), `category` or `topic`, and `id`. Paths are relative to the folder of

@@ -1,4 +1,4 @@
-"""An image of a decoded text: which words the draft had right, and which cost a forward of the target."""
+"""Figure of a decoded text: words accepted from the draft, and words of the target's own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DRAFTED, OWN = "#1a7f37", "#d1242f"
 def draw_decoding(
     path: str | Path, image: Image.Image, pieces: Sequence[str], drafted: Sequence[bool], remark: str
 ) -> Path:
-    """Draw the image beside its text, every token coloured by its origin.
+    """Draw an image beside its caption, every token coloured by its origin.
 
     Args:
         path: file to write.

@@ -1,6 +1,6 @@
-"""Prompts in, image tokens out: lets a pipeline draw, with one accelerator or another.
+"""Image pipelines under evaluation: one accelerator after another on the same model.
 
-Sees of a pipeline what `DrawingPipeline` says, so that evaluation stays on a floor below pipelines.
+A pipeline is known by `DrawingPipeline` alone, so that evaluation stays on a floor below pipelines.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from mmspec.accelerators import Accelerator
+from mmspec.acceleration import Accelerator
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.quality.image_methods import held_out_captions
 from mmspec.evaluation.quality.variation import with_meter
@@ -22,10 +22,10 @@ from mmspec.evaluation.text_contender import Contender
 __all__ = [
     "GENERATE",
     "DrawingPipeline",
-    "Painter",
+    "ImageContender",
+    "decode_images",
     "describe_accelerator",
-    "paint",
-    "painter",
+    "image_contender",
     "image_examples",
 ]
 
@@ -33,7 +33,7 @@ GENERATE = "generate"
 
 
 class DrawingPipeline(Protocol):
-    """A pipeline of images as far as evaluation knows it."""
+    """Interface of an image pipeline, as far as evaluation uses it."""
 
     model: Any
     target: Any
@@ -41,65 +41,65 @@ class DrawingPipeline(Protocol):
     draft_processor: Any
 
     def __call__(self, prompt: Any = None, **settings: Any) -> Any:
-        """Draw."""
+        """Generate images."""
         ...
 
-    def set_accelerator(self, name: str, **options: Any) -> Any:
+    def set_accelerator(self, accelerator: str, **options: Any) -> Any:
         """Swap the accelerator."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Of the model."""
+        """Device of the model."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Number format of the weights."""
         ...
 
 
 @dataclass(frozen=True)
-class Painter(Contender):
-    """An accelerator that was set up once on a pipeline of images."""
+class ImageContender(Contender):
+    """An accelerator that was set up once on an image pipeline, and can be put back there at no cost."""
 
     pipe: Any
 
     def enter(self) -> Any:
-        """The pipeline with this accelerator."""
+        """Put this accelerator on the pipeline, and return the pipeline."""
         return super().enter()
 
     def decoder(self, seed: int = 0, **settings: Any) -> Decode:
-        """A function that draws a batch with this accelerator; every example has its own noise."""
+        """Make a function that draws a batch with this accelerator; every example has its own noise."""
 
         def decode(batch: Sequence[Example]) -> Decoded:
             seeds = [seed ^ zlib.crc32(example.identifier.encode()) for example in batch]
-            return paint(self.enter(), batch, seeds=seeds, **settings)
+            return decode_images(self.enter(), batch, seeds=seeds, **settings)
 
         return decode
 
     def measure_variation(
         self, batch: Sequence[Example], seed: int = 0, **settings: Any
     ) -> dict[str, float] | None:
-        """Mean and maximum of a fixed schedule's total variation to the target, on one batch drawn for it.
+        """Measure a fixed decoding order's total variation to the target, mean and maximum, on one batch.
 
         None for all others, see `with_meter`.
         """
         meter = with_meter(self.accelerator)
         if meter is self.accelerator:
             return None
-        painter = Painter(self.pipe, meter, self.draft_processor)
-        (stats,) = painter.decoder(seed, output_type="latent", **settings)(batch).stats
+        measured = ImageContender(self.pipe, meter, self.draft_processor)
+        (stats,) = measured.decoder(seed, output_type="latent", **settings)(batch).stats
         return None if stats.tv_mean is None else {"mean": stats.tv_mean, "max": stats.tv_max}
 
 
-def painter(pipe: DrawingPipeline, name: str, **options: Any) -> Painter:
-    """Set an accelerator up on a pipeline; what it loads is loaded here and only here."""
+def image_contender(pipe: DrawingPipeline, name: str, **options: Any) -> ImageContender:
+    """Set an accelerator up on an image pipeline; what it loads is loaded here and only here."""
     pipe.set_accelerator(name, **options)
-    return Painter(pipe, pipe.accelerator, pipe.draft_processor)
+    return ImageContender(pipe, pipe.accelerator, pipe.draft_processor)
 
 
-def paint(
+def decode_images(
     pipe: DrawingPipeline, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any
 ) -> Decoded:
     """Draw all examples of a batch together.
@@ -119,7 +119,7 @@ def paint(
 
 
 def image_examples(pipe: DrawingPipeline, count: int, seed: int = 0) -> list[Example]:
-    """What to draw where nothing is said: captions of held-out scenes; or classes in turn, from `seed` on.
+    """Make the default prompts: captions of held-out scenes; or classes in turn, from `seed` on.
 
     Raises:
         InputError: more captions than there are.
@@ -136,20 +136,21 @@ def image_examples(pipe: DrawingPipeline, count: int, seed: int = 0) -> list[Exa
 
 
 def describe_accelerator(accelerator: Accelerator, columns: int) -> dict[str, Any]:
-    """What a report has to say of an accelerator beside its figures.
+    """Describe an accelerator's window and promise, which a report states beside its figures.
 
     Args:
         accelerator: fitted.
         columns: of the image.
 
     Returns:
-        `window`: of a drafter, nodes that one forward feeds at most; of a schedule, columns between rows.
+        `window`: of a drafter, nodes that one forward feeds at most; of a decoding order, columns between
+            rows.
         `promise`: "exact", "tv<=x", or "lossy" with its bound in words or "no bound".
     """
-    schedule, rule = accelerator.schedule, accelerator.rule
-    bound = rule.bound if schedule is None else None
+    order, rule = accelerator.order, accelerator.rule
+    bound = rule.bound if order is None else None
     promise = accelerator.exactness
     return {
-        "window": accelerator.drafter.max_nodes if schedule is None else schedule.window(columns),
+        "window": accelerator.drafter.max_nodes if order is None else order.window(columns),
         "promise": f"lossy, {bound or 'no bound'}" if promise == "lossy" else promise,
     }

@@ -1,4 +1,4 @@
-"""What works on this machine, and why the rest does not."""
+"""Report on this machine: versions, devices, optional packages and accelerators."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmspec import __version__
 
-__all__ = ["OPTIONAL", "REQUIRED", "examine", "find_assets", "reference_models"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["OPTIONAL", "REQUIRED", "environment", "examine"]
 
 REQUIRED = (
     "torch",
@@ -37,23 +40,10 @@ OPTIONAL = {
     "matplotlib": ("plots", 'pip install "mmspec[eval]"'),
     "tensorboard": ("training curves", 'pip install "mmspec[train]"'),
 }
-REFERENCE_MODELS = {  # name -> what it is, and what makes it
-    "scenes-llava": ("vision-language", "mmspec train vlm"),
-    "scenes-llava-small": ("draft of scenes-llava", "mmspec train vlm --size small"),
-    **{
-        f"scenes-llava-{name}": (
-            "head that drafts for scenes-llava",
-            f"mmspec train drafter --target assets/scenes-llava --method {name}",
-        )
-        for name in ("eagle", "eagle3", "medusa", "hydra", "vispec", "flash")
-    },
-    "scenes-llamagen": ("text to image", "mmspec train image"),
-    "scenes-llamagen-eagle": ("head that drafts for scenes-llamagen", "mmspec train drafter"),
-}
 
 
 def examine(accelerators: Mapping[str, Any]) -> dict[str, Any]:
-    """Look at versions, devices, packages, accelerators and reference models; changes nothing.
+    """List versions, devices, packages and accelerators; changes nothing.
 
     Args:
         accelerators: the table of presets.
@@ -66,22 +56,25 @@ def examine(accelerators: Mapping[str, Any]) -> dict[str, Any]:
         "optional": [_package(name, *what) for name, what in OPTIONAL.items()],
         "devices": _devices(),
         "accelerators": [_accelerator(name, preset) for name, preset in accelerators.items()],
-        "reference_models": [_model(name, *about) for name, about in REFERENCE_MODELS.items()],
     }
 
 
-def find_assets() -> Path | None:
-    """The folder of reference models beside the package in a clone, or None in a plain installation."""
-    folder = Path(__file__).resolve().parents[2] / "assets"
-    return folder if folder.is_dir() else None
+def environment(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Device, number format and versions that figures were measured with."""
+    import torch
+    import transformers
 
-
-def reference_models() -> dict[str, Path]:
-    """The reference models that are here, by name."""
-    assets = find_assets()
-    if assets is None:
-        return {}
-    return {name: assets / name for name in REFERENCE_MODELS if (assets / name / "config.json").is_file()}
+    on_gpu = device.type == "cuda"
+    return {
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if on_gpu else processor_name(),
+        "threads": torch.get_num_threads(),
+        "mmspec": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def _package(name: str, purpose: str, remedy: str) -> dict[str, Any]:
@@ -123,7 +116,7 @@ def _devices() -> list[dict[str, Any]]:
 
 
 def processor_name() -> str:
-    """The processor's name as its maker gives it, where the system tells."""
+    """Name of the processor as its maker gives it, where the system tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -134,10 +127,10 @@ def processor_name() -> str:
 
 def _accelerator(name: str, preset: Any) -> dict[str, Any]:
     try:
-        exactness, problem = preset.exactness, None  # asking imports the plug-in
+        exactness, problem = preset.promise[0], None  # asking imports the plug-in
     except Exception as error:  # a plug-in that does not import is a finding, not a crash
         exactness, problem = None, f"{type(error).__name__}: {error}"
-    needs = f"--drafter: {preset.needs}" if preset.needs_draft_model else None
+    needs = f"--drafter: {preset.needs}" if preset.needs else None
     return {
         "name": name,
         "ok": problem is None,
@@ -146,20 +139,3 @@ def _accelerator(name: str, preset: Any) -> dict[str, Any]:
         "needs": needs,
         "problem": problem,
     }
-
-
-def _model(name: str, role: str, recipe: str) -> dict[str, Any]:
-    folder = reference_models().get(name)
-    if folder is not None:
-        size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
-        detail = f"{folder}, {size / 1e6:.1f} MB"
-        if size < 10_000:  # what a Git LFS pointer weighs
-            return {"name": name, "ok": False, "detail": f"{folder}: weights missing (run git lfs pull)"}
-        return {"name": name, "ok": True, "detail": f"{role}; {detail}"}
-    assets = find_assets()
-    where = (
-        "no assets/ folder beside the package: install from a clone with pip install -e ."
-        if assets is None
-        else (f"not in {assets}; train it with {recipe}")
-    )
-    return {"name": name, "ok": False, "detail": where}

@@ -1,4 +1,4 @@
-"""Plots of tables need matplotlib, which not every installation has."""
+"""Check for matplotlib, which plots need and not every installation has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["check_plot"]
 
 
 def check_plot(path: str | Path) -> Path:
-    """The path of a plot to be drawn.
+    """Check that plots can be drawn; return the path of one.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.

@@ -1,6 +1,6 @@
-"""Examples in, tokens out: holds each conversation with a pipeline, or with plain transformers.
+"""Text pipelines under evaluation: decode conversations with an accelerator, or with plain transformers.
 
-Sees of a pipeline what `TextPipeline` says, so that evaluation stays on a floor below pipelines.
+A pipeline is known by `TextPipeline` alone, so that evaluation stays on a floor below pipelines.
 """
 
 from __future__ import annotations
@@ -17,11 +17,18 @@ from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.timing import Decode, Decoded
 from mmspec.media import load_image
 
-__all__ = ["Contender", "TextPipeline", "contender", "hold", "load_images", "reference_inputs"]
+__all__ = [
+    "Contender",
+    "TextPipeline",
+    "contender",
+    "decode_conversations",
+    "load_images",
+    "reference_inputs",
+]
 
 
 class TextPipeline(Protocol):
-    """A pipeline as far as evaluation knows it."""
+    """Interface of a text pipeline, as far as evaluation uses it."""
 
     model: Any
     processor: Any
@@ -32,7 +39,7 @@ class TextPipeline(Protocol):
         """Generate text."""
         ...
 
-    def set_accelerator(self, name: str, **options: Any) -> Any:
+    def set_accelerator(self, accelerator: str, **options: Any) -> Any:
         """Swap the accelerator."""
         ...
 
@@ -43,12 +50,12 @@ class TextPipeline(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go."""
+        """Device of the inputs."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Number format of the weights."""
         ...
 
 
@@ -61,16 +68,16 @@ class Contender:
     draft_processor: Any
 
     def enter(self) -> TextPipeline:
-        """The pipeline with this accelerator."""
+        """Put this accelerator on the pipeline, and return the pipeline."""
         self.pipe.accelerator, self.pipe.draft_processor = self.accelerator, self.draft_processor
         return self.pipe
 
     def decoder(self, seed: int = 0, **settings: Any) -> Decode:
-        """A function that decodes a batch with this accelerator; every example has its own noise."""
+        """Make a function that decodes a batch with this accelerator; every example has its own noise."""
 
         def decode(batch: Sequence[Example]) -> Decoded:
             seeds = [seed ^ zlib.crc32(example.identifier.encode()) for example in batch]
-            return hold(self.enter(), batch, seeds=seeds, **settings)
+            return decode_conversations(self.enter(), batch, seeds=seeds, **settings)
 
         return decode
 
@@ -82,7 +89,7 @@ def contender(pipe: TextPipeline, name: str, **options: Any) -> Contender:
 
 
 def load_images(examples: Sequence[Example]) -> list[Example]:
-    """The same examples with their images read, so that every decoder gets the same pixels from memory."""
+    """Load the images of examples, so that every decoder gets the same pixels from memory."""
     return [
         replace(
             example,
@@ -94,10 +101,10 @@ def load_images(examples: Sequence[Example]) -> list[Example]:
     ]
 
 
-def hold(
+def decode_conversations(
     pipe: TextPipeline, batch: Sequence[Example], *, seeds: Sequence[int] | None = None, **settings: Any
 ) -> Decoded:
-    """Hold all conversations of a batch, turn by turn; later turns see the answers to earlier ones.
+    """Decode all conversations of a batch, turn by turn; later turns see the answers to earlier ones.
 
     Args:
         pipe: the pipeline.
@@ -105,47 +112,47 @@ def hold(
         seeds: one for each conversation, for sampling.
         settings: of the calls.
     """
-    talks = [_Talk(example, pipe.processor) for example in batch]
+    conversations = [_Conversation(example, pipe.processor) for example in batch]
     tokens: list[list[int]] = [[] for _ in batch]
     stats = []
     for turn in range(max(len(example.turns) for example in batch)):
         rows = [row for row, example in enumerate(batch) if turn < len(example.turns)]
         output = pipe(
-            [talks[row].say(batch[row].turns[turn]) for row in rows],
+            [conversations[row].add_turn(batch[row].turns[turn]) for row in rows],
             images=[list(batch[row].images) or None for row in rows],
             videos=[list(batch[row].videos) or None for row in rows],
-            apply_chat_template=talks[0].has_template,
+            apply_chat_template=conversations[0].has_template,
             seed=None if seeds is None else [seeds[row] for row in rows],
             **settings,
         )
         stats.append(output.stats)
         for row, text, ids in zip(rows, output.text, output.tokens, strict=True):
-            talks[row].hear(text)
+            conversations[row].add_answer(text)
             tokens[row] += ids
     return Decoded(tokens, stats)
 
 
 def reference_inputs(pipe: TextPipeline, example: Example) -> dict[str, Any]:
-    """What a transformers user would pass to `model.generate` for the first turn, without any code of ours.
+    """Arguments of transformers' `model.generate` for the first turn, made without any code of ours.
 
     Raises:
         UnsupportedModelError: the example has videos, for which every family has its own conventions.
     """
     if example.videos:
         raise UnsupportedModelError("the reference is taken for text and images only, not for videos")
-    talk, processor = _Talk(example, pipe.processor), pipe.processor
-    prompt = talk.say(example.turns[0])
+    conversation, processor = _Conversation(example, pipe.processor), pipe.processor
+    prompt = conversation.add_turn(example.turns[0])
     common = {"return_tensors": "pt"}
     images = {"images": list(example.images)} if example.images else {}
-    if not talk.has_template:
+    if not conversation.has_template:
         encoded = processor(text=prompt, **images, **common)
     elif processor is pipe.tokenizer:
         plain = [{"role": "user", "content": example.turns[0]}]
         encoded = processor.apply_chat_template(plain, add_generation_prompt=True, return_dict=True, **common)
     else:
-        images = iter(example.images)
+        unplaced = iter(example.images)
         content = [
-            {**part, "image": next(images)} if part["type"] == "image" else part
+            {**part, "image": next(unplaced)} if part["type"] == "image" else part
             for part in prompt[0]["content"]
         ]
         encoded = processor.apply_chat_template(
@@ -162,8 +169,8 @@ def reference_inputs(pipe: TextPipeline, example: Example) -> dict[str, Any]:
     }
 
 
-class _Talk:
-    """One conversation so far: chat messages, or running text for a model without a chat template."""
+class _Conversation:
+    """A conversation so far: chat messages, or running text for a model without a chat template."""
 
     def __init__(self, example: Example, processor: Any) -> None:
         self.has_template = getattr(processor, "chat_template", None) is not None
@@ -182,8 +189,8 @@ class _Talk:
                 )
             self._text = token * len(example.images) + "\n"
 
-    def say(self, turn: str) -> Any:
-        """The prompt after one more user turn."""
+    def add_turn(self, turn: str) -> Any:
+        """Add a user turn; return the prompt."""
         if not self.has_template:
             self._text += turn
             return self._text
@@ -191,7 +198,7 @@ class _Talk:
         self._messages.append({"role": "user", "content": [*opening, {"type": "text", "text": turn}]})
         return list(self._messages)
 
-    def hear(self, answer: str) -> None:
-        """Note the model's answer."""
+    def add_answer(self, answer: str) -> None:
+        """Add the model's answer."""
         self._text += answer + "\n"
         self._messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})

@@ -1,4 +1,4 @@
-"""Reading images and videos from anywhere: one exception class, limits first, nothing that can hang.
+"""Load images and videos from anywhere: one exception class, limits first, nothing that can hang.
 
 `load_image`, `load_images` and `load_video` take whatever a caller is likely to have; `fetch` downloads;
 `MediaLimits` holds every limit. Importing this imports neither torch nor a video library.

@@ -1,4 +1,4 @@
-"""The program that decodes a video, in a process of its own, so that a bad file can only kill that process.
+"""Program that decodes a video in a process of its own, so that a bad file can only kill that process.
 
 Knows the decoding libraries and the pipe to its parent, and no limits but those of the process; imports
 nothing of mmspec, so that it starts fast. Conversation, numbers in the machine's byte order:
@@ -25,15 +25,15 @@ NO_STREAM = "no video stream was found in it: it has none, or is cut short"
 
 
 class Refused(Exception):
-    """The file is intact, but not a video that we can give frames of."""
+    """Error: the file is intact, but not a video that we can give frames of."""
 
 
 class Unreadable(Exception):
-    """This library cannot open the file; another might."""
+    """Error: this library cannot open the file; another might."""
 
 
 class Reader(Protocol):
-    """What a decoding library must offer.
+    """Interface of a decoding library.
 
     Attributes:
         timestamps: float64 [total], seconds at which each frame is shown, in ascending order.
@@ -50,7 +50,7 @@ class Reader(Protocol):
 
 
 class DecordReader:
-    """Frames through decord.
+    """Read frames by decord.
 
     decord 0.6.0 shears the rows of rotated videos (64 x 48 comes back as [64, 48, 4]), so the rotation is
     taken out of the file before, and applied here.
@@ -81,7 +81,7 @@ class DecordReader:
 
 
 class PyAVReader:
-    """Frames through PyAV: one pass over the packets for the times, then seeks to key frames."""
+    """Read frames by PyAV: one pass over the packets for the times, then seeks to key frames."""
 
     def __init__(self, data: bytes) -> None:
         import av
@@ -121,7 +121,7 @@ class PyAVReader:
 
 
 class PillowReader:
-    """Frames of a GIF, which decord does not read, through Pillow; transparent places become white."""
+    """Read frames of a GIF, which decord does not read, by Pillow; transparent places become white."""
 
     def __init__(self, data: bytes) -> None:
         from PIL import GifImagePlugin, ImageSequence
@@ -165,7 +165,7 @@ def open_video(data: bytes, names: list[str]) -> tuple[str, Reader]:
 
 
 def without_rotation(data: bytes) -> tuple[bytes, int]:
-    """Set the display matrix of an MP4 or MOV file to none; return its quarter turns counter-clockwise."""
+    """Remove the rotation of an MP4 or MOV file; return its quarter turns counter-clockwise."""
     one = 1 << 16
     for track_header in (
         header
@@ -183,7 +183,7 @@ def without_rotation(data: bytes) -> tuple[bytes, int]:
 
 
 def boxes(data: bytes, start: int, end: int, kind: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where the contents of each MP4 box of one kind start and end, between two offsets."""
+    """Yield start and end of the contents of each MP4 box of one kind, between two offsets."""
     while start + 8 <= end:
         size, header = int.from_bytes(data[start : start + 4], "big"), 8
         if size == 1:
@@ -214,7 +214,7 @@ def limit_process(seconds: int, memory_bytes: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Hold the conversation described above."""
+    """Decode a video for the parent, by the exchange described above."""
     size, seconds, memory_bytes = (int(argument) for argument in arguments[:3])
     limit_process(seconds, memory_bytes)
     # The libraries print to stdout and stderr from C; only this copy of stdout reaches the parent.

@@ -1,4 +1,4 @@
-"""Download one image or video from a public address, with every known way to abuse that closed.
+"""Download an image or video from a public address, with every known way to abuse that closed.
 
 The name is resolved once, every answer must be a public address, and the connection goes to that very
 address: a second lookup, a redirect or a proxy could point elsewhere (vLLM CVE-2025-6242, CVE-2026-24779,
@@ -43,7 +43,7 @@ _CHUNK = 2**16
 
 
 def fetch(url: str, *, argument: str = "url", limits: MediaLimits = DEFAULT_LIMITS) -> bytes:
-    """Read the body that a public http(s) URL answers with.
+    """Download the body that a public http(s) URL answers with.
 
     Args:
         url: an absolute URL in ASCII (international names in their xn-- form), without user name or password.

@@ -1,4 +1,4 @@
-"""Images of every usual kind, as RGB images of one kind, refused by their headers where they are too large.
+"""Load images of every usual kind as RGB images; too large ones are refused by their headers.
 
 Knows five file formats and no others; transparent places become white, EXIF rotation is applied. Embedded
 colour profiles are ignored, and CMYK is converted by Pillow's plain formula, as every processor of

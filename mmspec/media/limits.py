@@ -1,4 +1,4 @@
-"""How large an image, a video or a download may be, and the words in which a refusal says so.
+"""Limits of images, videos and downloads, and the words of a refusal.
 
 Knows nothing of formats, files or networks.
 """
@@ -15,7 +15,7 @@ __all__ = ["DEFAULT_LIMITS", "Described", "MediaLimits", "check_size"]
 
 @dataclass(frozen=True)
 class MediaLimits:
-    """The limits that every function of `mmspec.media` keeps; each refusal names the field to raise.
+    """Limits that every function of `mmspec.media` keeps; each refusal names the field to raise.
 
     The defaults bound the memory for one image by about 0.4 GB and refuse every known decompression bomb
     from its header alone. `dataclasses.replace(limits, max_pixels=...)` changes one of them.
@@ -68,7 +68,7 @@ DEFAULT_LIMITS = MediaLimits()
 
 
 class Described:
-    """Something received that the message describes instead of echoing: its `repr` is the description."""
+    """Description of a received value, for messages that should not echo it: its `repr` is the text."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -1,4 +1,4 @@
-"""From arrays and tensors to 8-bit pixels, by one table of accepted types; whatever is ambiguous is refused.
+"""Convert arrays and tensors to 8-bit pixels, by a table of accepted types; ambiguous ones are refused.
 
 | values | taken as |
 |---|---|
@@ -34,7 +34,7 @@ def is_array(value: object) -> bool:
 
 
 def to_pixels(array: Any, *, argument: str, limits: MediaLimits) -> np.ndarray:
-    """Bring one image to 8 bits, channels last.
+    """Convert one image to 8 bits, channels last.
 
     Args:
         array: numpy array or torch tensor, [H, W], [H, W, C] or [C, H, W], with C = 1, 3 or 4. Where both

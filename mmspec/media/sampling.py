@@ -1,4 +1,4 @@
-"""Which frames of a video are taken.
+"""Choose the frames of a video: uniform in their count, or in time.
 
 Knows times and numbers of frames, not how they are decoded.
 """
@@ -51,13 +51,13 @@ def _count_at(timestamps: np.ndarray, fps: float) -> int:
 
 
 def mean_rate(timestamps: np.ndarray) -> float | None:
-    """Frames a second by the timestamps; what the header says of it may be zero, NaN or a lie."""
+    """Mean frames a second by the timestamps; the header's own number may be zero, NaN or a lie."""
     span = float(timestamps[-1] - timestamps[0])
     return round((len(timestamps) - 1) / span, 3) if span > 0 else None
 
 
 def check_request(num_frames: object, fps: object, *, limits: MediaLimits) -> tuple[int | None, float | None]:
-    """Check what can be checked before the video is opened; return `num_frames` and `fps` as plain numbers.
+    """Check a request before the video is opened; return `num_frames` and `fps` as plain numbers.
 
     Raises:
         MediaError: both given, not numbers, not positive, or more frames than `max_frames`.
@@ -94,7 +94,7 @@ def choose_frames(
     argument: str,
     limits: MediaLimits,
 ) -> np.ndarray:
-    """Sample as `sample_indices` does, after a check of what is asked against what there is.
+    """Sample as `sample_indices` does, after checking the request against the video.
 
     Raises:
         MediaError: more frames than the video has, a rate above its own, or more than `max_frames`.

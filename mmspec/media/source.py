@@ -1,4 +1,4 @@
-"""From whatever the caller passed to bytes, without blocking and without reading more than is allowed.
+"""Read a path, `data:` URL or address as bytes, without blocking and never more than is allowed.
 
 Knows paths, `data:` URLs and the first bytes of file formats; decodes nothing.
 """

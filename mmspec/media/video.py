@@ -1,4 +1,4 @@
-"""Videos as frames with their times, decoded in a process of their own that may crash or hang without harm.
+"""Load videos as frames with their times, decoded in a process that may crash or hang without harm.
 
 Knows limits and sampling; decoding itself, through decord or PyAV, is in `decode_child.py`.
 """
@@ -58,7 +58,7 @@ class Video:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the video processors of transformers take as `video_metadata`."""
+        """Metadata of the video, as transformers' video processors take it by `video_metadata`."""
         return {
             "total_num_frames": self.total_num_frames,
             "fps": self.fps,
@@ -196,7 +196,7 @@ def _converse(
     argument: str,
     limits: MediaLimits,
 ) -> Video:
-    """Hold the conversation that `decode_child.py` describes; trust nothing the child says."""
+    """Exchange data with the child as `decode_child.py` describes; trust nothing that it sends."""
     if child.stdin is None or child.stdout is None:
         raise EOFError("the child has no pipes")
     child.stdin.write(data)

@@ -1,8 +1,7 @@
 """Lumina-mGPT's folders in the shapes that transformers loads.
 
 Its code keeps one norm of queries and keys for each part of a model-parallel group, [parts, head_dim] with
-one part for 7B and four for 34B, and repeats it at run time; transformers has one for each head
-(model-families.md, section 3).
+one part for 7B and four for 34B, and repeats it at run time; transformers has one for each head.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def is_chameleon(folder: Path) -> bool:
-    """Whether a folder's config is that of a Chameleon."""
+    """True if a folder's config is that of a Chameleon."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

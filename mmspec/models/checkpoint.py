@@ -85,7 +85,7 @@ def load_config(source: str, *, argument: str = "model", **where: Any) -> PreTra
 
 
 def next_step(error: OSError, folder: Path) -> str:
-    """What to do about a hub id that cannot be loaded."""
+    """Advice about a hub id that cannot be loaded, for messages."""
     if folder.is_dir():
         return first_line(error)
     if is_offline_mode():

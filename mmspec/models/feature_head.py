@@ -1,4 +1,4 @@
-"""What all heads have in common that draft from their target's hidden states.
+"""Models that draft from their target's hidden states.
 
 One layer reads a row for every token: what the token is, and what the target made of the token before it. A
 head says how such rows come about, of whole prompts (images may be compressed there) and of later tokens.
@@ -14,38 +14,52 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import AutoConfig, AutoModel, Cache, PreTrainedModel
 
+from mmspec.models.head_config import HeadConfig
 from mmspec.visual_tokens.spans import ImageSpan
+from mmspec.visual_tokens.splice import PromptRows
 
-__all__ = ["EMBEDDINGS", "HIDDEN", "DraftingHead", "FeatureHead", "PromptRows"]
+__all__ = ["EMBEDDINGS", "HIDDEN", "DraftingHead", "FeatureHead", "Prompts"]
 
 EMBEDDINGS, HIDDEN = 0, -1  # taps: what enters the first layer, and what the target's head reads
 
 
 @dataclass(frozen=True)
-class PromptRows:
-    """The rows of prompts, padded on the right.
+class Prompts:
+    """Whole prompts, or whole sequences, as a head reads them; padded on the right.
 
     Attributes:
-        rows: [B, M, w] what enters the head's layer.
-        lengths: B numbers of rows.
-        source: [B, M] index in the prompt of the token that a row is of; -1 for what a compressor made, and
-            for padding.
-        slot: [B, M] index in the prompt of the token whose position id a row has. Not read of heads that
-            count their rows.
-        summary: [B, s] what every later row is told of the prompt's images; None if there is no such thing.
+        embeddings: [B, L, d] of the tokens, as they enter the target's first layer.
+        features: [B, L, d] at the same tokens; `FeatureHead.fuse` takes those of the tokens before.
+        lengths: B.
+        spans: B lists of images.
+        questions: [B] index of the token that asks about them: the last before the answer.
     """
 
-    rows: Tensor
+    embeddings: Tensor
+    features: Tensor
     lengths: Sequence[int]
-    source: Tensor
-    slot: Tensor
-    summary: Tensor | None = None
+    spans: Sequence[Sequence[ImageSpan]]
+    questions: Tensor
 
 
 class DraftingHead(PreTrainedModel):
-    """A model that drafts for its target from the target's hidden states."""
+    """A model that drafts for its target from the target's hidden states.
+
+    A subclass with a config of its own is made known to the auto classes of transformers, which then load the
+    folders that `mmspec train drafter` writes.
+    """
+
+    config: HeadConfig
+    config_class = HeadConfig
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        config = vars(cls).get("config_class")  # its own, not that of a class above
+        super().__init_subclass__(**kwargs)
+        if config is not None:
+            AutoConfig.register(config.model_type, config, exist_ok=True)
+            AutoModel.register(config, cls, exist_ok=True)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -80,7 +94,7 @@ class FeatureHead(DraftingHead):
 
     @abstractmethod
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
-        """The rows of text tokens.
+        """Make the rows of text tokens.
 
         Args:
             embeddings: [B, n, d] of the tokens, as they enter the target's first layer.
@@ -91,24 +105,12 @@ class FeatureHead(DraftingHead):
             [B, n, w].
         """
 
-    @abstractmethod
-    def read_prompts(
-        self,
-        embeddings: Tensor,
-        features: Tensor,
-        lengths: Sequence[int],
-        spans: Sequence[Sequence[ImageSpan]],
-        questions: Tensor,
-    ) -> PromptRows:
-        """The rows of whole prompts, their images compressed if the head does that.
-
-        Args:
-            embeddings, features: [B, L, d] at each token, padded on the right; unlike in `fuse`, both
-                belong to the same token.
-            lengths: B.
-            spans: B lists of images.
-            questions: [B] index of the token that asks about them: the last before the answer.
-        """
+    def read_prompts(self, prompts: Prompts) -> PromptRows:
+        """Make the rows of whole prompts, each but the first token's; by default images are as they are."""
+        rows = self.fuse(prompts.embeddings[:, 1:], prompts.features[:, :-1])
+        slot = torch.arange(1, 1 + rows.shape[1], device=rows.device).expand(len(rows), -1)
+        within = slot < torch.tensor(prompts.lengths, device=rows.device)[:, None]
+        return PromptRows(rows, [length - 1 for length in prompts.lengths], slot.where(within, -1), slot)
 
     def forward(
         self,
@@ -118,7 +120,7 @@ class FeatureHead(DraftingHead):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """One pass of the layer.
+        """Run the layer.
 
         Args:
             rows: [B, n, w] from `fuse` or `read_prompts`.
@@ -144,7 +146,7 @@ class FeatureHead(DraftingHead):
         return hidden
 
     def logits(self, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
-        """What a state says of the next token.
+        """Logits of the next token after a state.
 
         Args:
             hidden: [..., d] features that the head predicts.

@@ -2,77 +2,65 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
+from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import LlamaConfig, LlamaModel, PreTrainedConfig
 
-__all__ = ["LayerShape", "layer_config", "layer_for_target", "one_layer", "trained_for"]
+from mmspec.models.head_config import SizedHeadConfig
+
+__all__ = ["LlamaLayerConfig", "one_layer"]
+
+BY_LLAMAS_NAMES = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("hidden_act", "rms_norm_eps"),
+)
 
 
-class LayerShape(Protocol):
-    """Fields of a head's config that say how its layer is built, by Llama's names."""
+@strict
+class LlamaLayerConfig(SizedHeadConfig):
+    """Config of a head with a Llama layer, which counts its positions by itself.
 
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    hidden_act: str
-    rms_norm_eps: float
-    rope_theta: float
+    Attributes:
+        intermediate_size: of the layer's feed-forward.
+        num_attention_heads, num_key_value_heads, head_dim: of the layer's grouped-query attention.
+        rope_theta: base of the rotary frequencies.
+    """
+
+    intermediate_size: int = 11008
+    num_attention_heads: int = 32
+    num_key_value_heads: int = 8
+    head_dim: int = 128
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+
+    def validate_heads(self) -> None:
+        """Refuse groups of heads of different sizes; called by `strict`."""
+        heads, groups = self.num_attention_heads, self.num_key_value_heads
+        if groups < 1 or heads % groups:
+            raise ValueError(f"num_key_value_heads: got {groups}; a divisor of the {heads} heads")
+
+    @classmethod
+    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
+        """Attributes of every head, and of a layer with a quarter of the target's heads for keys."""
+        width, heads = int(text.hidden_size), int(text.num_attention_heads)
+        return super().sizes_for(text, vocabulary) | {
+            "intermediate_size": int(getattr(text, "intermediate_size", None) or 4 * width),
+            "num_attention_heads": heads,
+            "num_key_value_heads": next(n for n in range(max(1, heads // 4), 0, -1) if heads % n == 0),
+            "head_dim": int(getattr(text, "head_dim", None) or width // heads),
+        }
 
 
-def layer_config(shape: LayerShape) -> LlamaConfig:
-    """The config of a decoder of one layer; it has no vocabulary of its own."""
-    return LlamaConfig(
-        vocab_size=1,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=1,
-        num_attention_heads=shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        head_dim=shape.head_dim,
-        hidden_act=shape.hidden_act,
-        rms_norm_eps=shape.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-
-
-def one_layer(shape: LayerShape, *, norm: bool = False) -> LlamaModel:
-    """A decoder of one layer, without embedding and, unless asked for, without a norm behind it."""
-    decoder = LlamaModel(layer_config(shape))
+def one_layer(config: LlamaLayerConfig, *, norm: bool = False) -> LlamaModel:
+    """Build a decoder of one layer, without embedding and, unless asked for, without a norm behind it."""
+    shape = {name: getattr(config, name) for name in BY_LLAMAS_NAMES} | {
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
+    }
+    decoder = LlamaModel(LlamaConfig(vocab_size=1, num_hidden_layers=1, **shape))
     for name in ("embed_tokens", *(() if norm else ("norm",))):
         setattr(decoder, name, nn.Identity())
     return decoder
-
-
-def layer_for_target(config: PreTrainedConfig) -> dict[str, Any]:
-    """The sizes of a layer for a target of that config: its width, a quarter of its heads for keys."""
-    text = config.get_text_config(decoder=True)
-    width, heads = int(text.hidden_size), int(text.num_attention_heads)
-    return {
-        "intermediate_size": int(getattr(text, "intermediate_size", None) or 4 * width),
-        "num_attention_heads": heads,
-        "num_key_value_heads": next(n for n in range(max(1, heads // 4), 0, -1) if heads % n == 0),
-        "head_dim": int(getattr(text, "head_dim", None) or width // heads),
-    }
-
-
-def trained_for(config: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
-    """What a head's config remembers of its target.
-
-    Args:
-        config: of the target.
-        vocabulary: tokens that it knows.
-    """
-    text = config.get_text_config(decoder=True)
-    return {
-        "target_type": text.model_type,
-        "target_layers": int(text.num_hidden_layers),
-        "vocabulary": vocabulary,
-        "hidden_size": int(text.hidden_size),
-    }

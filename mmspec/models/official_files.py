@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.errors import CheckpointError
 
 __all__ = [
     "check_layout",
     "find_file",
+    "fill",
     "find_tensors",
     "measure",
     "open_checkpoint",
@@ -180,3 +181,18 @@ def check_layout(
     ]
     if problems:
         raise CheckpointError("checkpoint", str(path), "; ".join(problems))
+
+
+def fill(path: Path, model: nn.Module, tensors: Mapping[str, Tensor], ignored: str = "") -> None:
+    """Load tensors by the model's own names into it.
+
+    Args:
+        path, tensors, ignored: as of `check_layout`.
+        model: its weights are replaced.
+
+    Raises:
+        CheckpointError: as of `check_layout`.
+    """
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    check_layout(path, tensors, expected, ignored)
+    model.load_state_dict({name: tensors[name] for name in expected})

@@ -1,4 +1,4 @@
-"""A small vision transformer that reads images: what each patch shows, then what each object is.
+"""The attribute reader: a small vision transformer that labels patches, then objects.
 
 It knows attributes by the names in its config; it does not know where images come from.
 """
@@ -20,7 +20,7 @@ PRESENT = 0.5  # probability of an object's rank on its best patch, from which o
 
 @dataclass(frozen=True, slots=True)
 class ImageReading:
-    """What is seen: the attributes of each object, in reading order, and the background."""
+    """The reading of an image: the attributes of each object, in reading order, and the background."""
 
     objects: tuple[tuple[str, ...], ...]
     background: str
@@ -28,7 +28,7 @@ class ImageReading:
 
 @strict
 class AttributeReaderConfig(PreTrainedConfig):
-    """The tower, and the names of what it tells apart.
+    """Config of the attribute reader: its tower, and the names of the attributes' values.
 
     Attributes:
         attribute_names: of what is told of an object, in the order in which it is said.
@@ -92,7 +92,7 @@ class AttributeReader(PreTrainedModel):
 
     @torch.inference_mode()
     def read(self, pixels: Tensor) -> list[ImageReading]:
-        """What each image shows. Patches vote on the object that they most probably lie on."""
+        """Read the objects of each image. Patches vote on the object that they most probably lie on."""
         logits = self(pixels)
         ranks = logits["rank"].softmax(-1)[..., 1:]  # [B, patches, objects]
         present = (ranks.amax(1) > PRESENT).tolist()

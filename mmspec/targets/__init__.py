@@ -1,8 +1,8 @@
-"""Targets: adapters that give a model the interface of the speculative loop."""
+"""Targets: adapters from loaded models to the Target interface of the decoding loops."""
 
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.image_families import image_target
 from mmspec.targets.image_tokens import ImageTokenTarget
-from mmspec.targets.vision_language import VisionLanguageTarget
+from mmspec.targets.vision_language import VisionLanguageTarget, adapt
 
-__all__ = ["CausalTarget", "ImageTokenTarget", "VisionLanguageTarget", "image_target"]
+__all__ = ["CausalTarget", "ImageTokenTarget", "VisionLanguageTarget", "adapt", "image_target"]

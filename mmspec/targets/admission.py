@@ -1,4 +1,4 @@
-"""Which transformers models can be targets: those whose cache, masks and positions are understood here.
+"""Admission of transformers models as targets: their cache, masks and positions have to be understood here.
 
 Any other would not fail but decode other words than `generate`. It is refused when it is adapted, before any
 work, by what it says of itself and never by its name.
@@ -7,7 +7,7 @@ work, by what it says of itself and never by its name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -81,11 +81,11 @@ def check_module(model: PreTrainedModel, name: str, module: nn.Module) -> None:
 
 def check_rope_index(model: PreTrainedModel) -> None:
     """Raise UnsupportedModelError if positions are made of more than the grids of images and videos."""
-    own, inner = (getattr(part, "get_rope_index", None) for part in (model, getattr(model, "model", None)))
-    count: Callable[..., object] | None = inner if own is None else own
-    if count is None:
+    parts: list[Any] = [model, getattr(model, "model", None)]
+    rope_index = next((part.get_rope_index for part in parts if hasattr(part, "get_rope_index")), None)
+    if rope_index is None:
         return
-    unknown = sorted({*inspect.signature(count).parameters} - ROPE_ARGUMENTS)
+    unknown = sorted({*inspect.signature(rope_index).parameters} - ROPE_ARGUMENTS)
     if unknown:
         made_of = ", ".join(unknown)
         raise refusal(model, f"counts its positions by {made_of} too, and has no target yet that knows how")
@@ -121,7 +121,7 @@ def check_lengths(model: PreTrainedModel, shortest: int, longest: int) -> None:
 
 
 def takes(model: PreTrainedModel, argument: str) -> bool:
-    """Whether a model's forward takes an argument, or hands it to a decoder that does."""
+    """True if a model's forward takes an argument, or hands it to a decoder that does."""
     outer = inspect.signature(model.forward).parameters
     hands_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in outer.values())
     return argument in outer or (

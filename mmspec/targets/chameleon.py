@@ -1,4 +1,4 @@
-"""Chameleon's kin as targets: Anole (2407.06135) and Lumina-mGPT (2408.02657), which draw with its weights.
+"""Chameleon models that draw, as targets: Anole (2407.06135) and Lumina-mGPT (2408.02657).
 
 Both are `ChameleonForConditionalGeneration` of transformers, which has no decoder of images: theirs is a
 diffusers `VQModel` (`mmspec.models.chameleon_vq`). Tested on random tiny models in transformers' layout (keys
@@ -31,12 +31,12 @@ MAX_ASPECT = 4
 
 
 def size_token(pixels: int) -> str:
-    """Lumina-mGPT's token of a side: id 8804 and one more for every 32 pixels."""
+    """Token of Lumina-mGPT for a side of that length: id 8804 and one more for every 32 pixels."""
     return f"<reserved{8800 + pixels // SIZE_STEP:05}>"
 
 
 class AnoleTarget(TextVocabularyTarget):
-    """Adapter from a Chameleon that draws, as Anole does: one square image, no syntax.
+    """Adapter from Anole to the Target interface: one square image, no syntax tokens.
 
     Args:
         model: a loaded `ChameleonForConditionalGeneration`.
@@ -61,7 +61,7 @@ class AnoleTarget(TextVocabularyTarget):
         self.vq = vq
 
     def own_codebook(self, model: PreTrainedModel) -> Tensor | None:
-        """The codebook inside the model."""
+        """The codebook [K, d] inside the model."""
         parts: Any = model.model
         weight: Tensor = parts.vqmodel.quantize.embedding.weight
         return weight
@@ -78,7 +78,7 @@ class AnoleTarget(TextVocabularyTarget):
         return self.grid
 
     def decode(self, cells: Tensor) -> Tensor:
-        """Images [B, 3, H, W] of codes [B, rows, columns]."""
+        """Decode codes [B, rows, columns] into images [B, 3, H, W]."""
         from mmspec.models.llamagen.vq import decode_tokens
 
         if self.vq is None:
@@ -88,22 +88,22 @@ class AnoleTarget(TextVocabularyTarget):
 
 
 class LuminaTarget(AnoleTarget):
-    """Adapter from Lumina-mGPT: many sizes, rows that end in a token, and a token after the last.
+    """Adapter from Lumina-mGPT to the Target interface: many sizes, an end token per row and per image.
 
-    The prompt ends in begin-of-image and the two size tokens, which the reference lets the model say.
+    The prompt ends in begin-of-image and the two size tokens, which the reference lets the model generate.
 
     Args:
         model: a loaded `ChameleonForConditionalGeneration` with these weights.
         vq: as for `AnoleTarget`.
-        codebook: [K, d]; that of `vq` if None. Published files lack the model's own.
+        codebook: [K, d]; that of `vq` if None.
     """
 
     def own_codebook(self, model: PreTrainedModel) -> Tensor | None:
-        """None: training deletes the image tokenizer, and transformers would make up a random one."""
+        """None: published files lack the image tokenizer, and transformers would make up a random one."""
         return None
 
     def layout(self, model: PreTrainedModel, square: ImageGrid, stride: int) -> tuple[ImageGrid, list[int]]:
-        """A square of the size that the checkpoint's name tells (Lumina-mGPT-7B-512), or else 768 pixels."""
+        """Default grid: a square of the size in the checkpoint's name ("...-7B-512"), else 768 pixels."""
         named = re.search(r"-(512|768|1024)(?!\d)", Path(model.config.name_or_path or "").name)
         side = (DEFAULT_LUMINA_SIZE if named is None else int(named[1])) // stride
         row_end = square.codebook_size
@@ -111,7 +111,7 @@ class LuminaTarget(AnoleTarget):
         return grid, token_ids(model, [END_OF_ROW, END_OF_IMAGE])
 
     def grid_for(self, height: int, width: int) -> ImageGrid:
-        """Any grid of no more cells than the default one, in steps of 32 pixels, and not too long."""
+        """Grid of an image of no more cells than the default one, in steps of 32 pixels, at most 4 : 1."""
         whole = height > 0 and width > 0 and height % SIZE_STEP == 0 and width % SIZE_STEP == 0
         own_height, own_width = self.image_size
         if (
@@ -128,7 +128,7 @@ class LuminaTarget(AnoleTarget):
 
 
 def check_stride(vq: Any, stride: int) -> None:
-    """Raise CheckpointError unless a tokenizer makes cells of that many pixels."""
+    """Raise CheckpointError unless an image tokenizer has cells of that many pixels."""
     found = 2 ** (len(vq.config.block_out_channels) - 1)
     if found != stride:
         raise CheckpointError("vq", f"{found} pixels per token", f"{stride}, as the model's config says")

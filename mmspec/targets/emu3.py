@@ -43,7 +43,7 @@ class Emu3Target(TextVocabularyTarget):
         self.vq = parts.vqmodel
 
     def grid_for(self, height: int, width: int) -> ImageGrid:
-        """Any grid whose tokens fit the positions that the model was trained on."""
+        """Grid of an image whose tokens fit the positions that the model was trained on."""
         rows, columns = height // self.stride, width // self.stride
         places = self.config.get_text_config(decoder=True).max_position_embeddings
         length = rows * (columns + 1) + len(self.grid.ending)
@@ -57,6 +57,6 @@ class Emu3Target(TextVocabularyTarget):
         return ImageGrid(rows, columns, self.grid.codebook_size, self.grid.row_end, self.grid.ending)
 
     def decode(self, cells: Tensor) -> Tensor:
-        """Images [B, 3, H, W] of codes [B, rows, columns]."""
+        """Decode codes [B, rows, columns] into images [B, 3, H, W]."""
         images: Tensor = self.vq.decode(cells.to(self.vq.device))
         return images

@@ -1,4 +1,4 @@
-"""Which target draws with a model: by the `model_type` of its config, or by the name of a family."""
+"""Table of image-token targets, by the `model_type` of a config or the name of a family."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IMAGE_FAMILIES: Registry[type[Any]] = Registry(
 def image_target(
     model: PreTrainedModel, vq: Any = None, *, codebook: Tensor | None = None, family: str | None = None
 ) -> ImageTokenTarget | None:
-    """The target that draws images with this model; None if the model draws none.
+    """Build the target that draws images with this model; None if the model draws none.
 
     Args:
         model: a loaded model.
@@ -52,7 +52,7 @@ def image_target(
 
 
 def family_of(model: PreTrainedModel) -> str:
-    """The family that a config names; Lumina-mGPT is a Chameleon by all but its class or its folder."""
+    """Name of a model's family; Lumina-mGPT differs from Chameleon only in its class or its folder."""
     config = model.config
     if config.model_type == "chameleon":
         by_class = any(name.startswith(LUMINA_CLASS) for name in config.architectures or [])

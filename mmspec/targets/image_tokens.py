@@ -1,4 +1,4 @@
-"""Models that draw an image token by token, as targets: a compact vocabulary, a grid, a grammar.
+"""Image-token models as targets: a compact vocabulary, a grid, a grammar.
 
 Outputs are counted in the compact vocabulary: token t < K is entry t of the codebook, tokens from K on are
 the family's syntax (end of row, end of image, ...). Ids of a prompt come after those, so that no drafter
@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.image_grid import FREE, ImageGrid
+from mmspec.decoding.image_grid import Grammar, ImageGrid, exclude
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.errors import CheckpointError, InputError
 from mmspec.targets.causal import CausalState, CausalTarget
@@ -30,20 +30,15 @@ CELLS = "image_cells"  # of a prompt: [1, 2] rows and columns of its image, wher
 
 @dataclass
 class ImageState(CausalState):
-    """What an image-token target keeps of a batch.
+    """State of a batch: its cache, and the grammar of its images.
 
     Attributes:
-        forced: [rows, L + 1] the syntax token at each place of the output, or FREE; the last column is FREE
-            and stands for all places beyond the image, where a draft may end up.
+        grammar: of the images.
         starts: [rows] prompt lengths.
     """
 
-    forced: Tensor
+    grammar: Grammar
     starts: Tensor
-
-    def forced_at(self, index: Tensor) -> Tensor:
-        """[rows, n] what the grammar forces at output places `index` [rows, n]."""
-        return self.forced.gather(1, index.clamp(0, self.forced.shape[1] - 1))
 
 
 class ImageTokenTarget(CausalTarget, ABC):
@@ -95,7 +90,7 @@ class ImageTokenTarget(CausalTarget, ABC):
 
     @abstractmethod
     def grid_for(self, height: int, width: int) -> ImageGrid:
-        """The grid of an image of that many pixels.
+        """Grid of an image of that many pixels.
 
         Raises:
             InputError: the model was not made for this size.
@@ -103,11 +98,11 @@ class ImageTokenTarget(CausalTarget, ABC):
 
     @abstractmethod
     def decode(self, cells: Tensor) -> Tensor:
-        """Images [B, 3, H, W], about [-1, 1], of codes [B, rows, columns]."""
+        """Decode codes [B, rows, columns] into images [B, 3, H, W], about [-1, 1]."""
 
     @torch.no_grad()
     def decode_tokens(self, codes: Tensor, grid: ImageGrid | None = None) -> Tensor:
-        """Images [B, 3, H, W] in [-1, 1] of codes [B, cells] in raster order.
+        """Decode codes [B, cells] in raster order into images [B, 3, H, W] in [-1, 1].
 
         Raises:
             InputError: another number of cells than the grid has, or a token that is no code.
@@ -123,23 +118,16 @@ class ImageTokenTarget(CausalTarget, ABC):
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[ImageState, PromptOutput]:
-        """Read the prompts, and note where the syntax of their images stands."""
+        """Prefill the prompts, and set up the grammar of their images."""
         grids = [self.grid_of(prompt) for prompt in prompts]
         state, output = super().prefill(prompts, capacity, taps)
-        forced = torch.full((len(grids), max(grid.length for grid in grids) + 1), FREE)
-        for row, grid in enumerate(grids):
-            forced[row, : grid.length] = torch.tensor(grid.forced)
-        image_state = ImageState(
-            state.cache,
-            state.offset,
-            state.prompt_lengths,
-            forced.to(self.device),
-            torch.tensor(state.prompt_lengths, device=self.device),
-        )
-        return image_state, replace(output, logits=self.constrain(output.logits, image_state.forced[:, :1]))
+        starts = torch.tensor(state.prompt_lengths, device=self.device)
+        grammar = Grammar(grids, self.device)
+        image_state = ImageState(state.cache, state.offset, state.prompt_lengths, grammar, starts)
+        return image_state, replace(output, logits=self.constrain(output.logits, grammar.forced[:, :1]))
 
     def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
-        """The model's arguments for a prompt alone, which do not tell of its image's size."""
+        """The model's arguments for a prompt alone, without the size of its image."""
         return super().arguments({name: value for name, value in prompt.items() if name != CELLS})
 
     def score(self, state: ImageState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:  # type: ignore[override]
@@ -148,13 +136,13 @@ class ImageTokenTarget(CausalTarget, ABC):
         depth = draft.repeat_rows(state.cache.rows // len(draft.tokens)).depth
         # `lengths - starts` is the output index of the root, which is not cached; its logits are of the next
         index = (state.cache.lengths - state.starts)[:, None] + depth + 1
-        return replace(output, logits=self.constrain(output.logits, state.forced_at(index)))
+        return replace(output, logits=self.constrain(output.logits, state.grammar.at(index)))
 
     def score_places(self, state: ImageState, tokens: Tensor, places: Tensor, visible: Tensor) -> Tensor:  # type: ignore[override]
         """Score tokens at chosen places of the output, and exclude what the grammar excludes after them."""
         logits = super().score_places(state, tokens, places, visible)
         following = places.repeat(state.cache.rows // len(places), 1) + 1
-        return self.constrain(logits, state.forced_at(following))
+        return self.constrain(logits, state.grammar.at(following))
 
     def constrain(self, logits: Tensor, forced: Tensor) -> Tensor:
         """Apply the grammar: codes alone at cells, and at forced places the syntax token alone.
@@ -166,15 +154,10 @@ class ImageTokenTarget(CausalTarget, ABC):
         Returns:
             [B, n, K + S], -inf where a token is excluded.
         """
-        if not self.syntax:
-            return logits
-        token = torch.arange(self.vocabulary, device=logits.device)
-        forced = forced[..., None]
-        allowed = torch.where(forced == FREE, token < self.grid.codebook_size, token == forced)
-        return logits.masked_fill(~allowed, float("-inf"))
+        return exclude(logits, forced, self.grid.codebook_size) if self.syntax else logits
 
     def grid_of(self, prompt: Mapping[str, Tensor]) -> ImageGrid:
-        """The grid that a prompt asks for by `image_cells` [1, 2]; the default where it does not."""
+        """Grid that a prompt asks for by `image_cells` [1, 2]; the default where it does not."""
         if CELLS not in prompt:
             return self.grid
         rows, columns = prompt[CELLS][0].tolist()

@@ -36,7 +36,7 @@ class JanusTarget(TextPromptTarget):
         super().__init__(model, grid, stride=stride, codebook=codebook)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Words by the language model's table, codes by the projected table of codes."""
+        """Embed words by the language model's table, and codes by the projected table of codes."""
         model: Any = self.model
         words = model.get_input_embeddings()((tokens - self.vocabulary).clamp(min=0))
         codes = model.prepare_embeddings_for_image_generation(tokens.clamp(max=self.vocabulary - 1))
@@ -56,6 +56,6 @@ class JanusTarget(TextPromptTarget):
         return self.grid
 
     def decode(self, cells: Tensor) -> Tensor:
-        """Images [B, 3, H, W] of codes [B, rows, columns]."""
+        """Decode codes [B, rows, columns] into images [B, 3, H, W]."""
         images: Tensor = self.vq.decode(cells.flatten(1).to(self.vq.device))
         return images

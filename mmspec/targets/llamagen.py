@@ -1,4 +1,4 @@
-"""LlamaGen as a target: its own vocabulary is the compact one, and it has no syntax."""
+"""LlamaGen (2406.06525) as a target: its own vocabulary is the compact one, without syntax tokens."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class LlamaGenTarget(ImageTokenTarget):
         self.vq = vq
 
     def positions(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
-        """Positions counted from the image back: a caption of any length ends where the image begins.
+        """Position ids of a prompt, counted back from the image: captions of any length end where it begins.
 
-        `position_ids` [1, L] are taken as they are: of prompts that hold a part of the image already.
+        `position_ids` [1, L] are taken as they are, as of prompts that hold a part of the image already.
         """
         length = inputs["input_ids"].shape[1]
         given = inputs.get("position_ids")
@@ -77,7 +77,7 @@ class LlamaGenTarget(ImageTokenTarget):
         return self.grid
 
     def decode(self, cells: Tensor) -> Tensor:
-        """Images [B, 3, H, W] of codes [B, rows, columns], in the tokenizer's dtype."""
+        """Decode codes [B, rows, columns] into images [B, 3, H, W] of the tokenizer's dtype."""
         from mmspec.models.llamagen.vq import decode_tokens
 
         if self.vq is None:

@@ -1,8 +1,8 @@
-"""Prompts that were read before, so that a conversation's later turns do not read its images again.
+"""Prefix cache: later turns of a conversation reuse the prefill of earlier ones, images included.
 
-What is kept is what reading a prompt gave: keys, values and tapped hidden states of each of its tokens. A new
-prompt that begins alike, images included, takes over what the two share. Keys of the reply are not kept:
-it is read again in one pass, as the part of the next prompt that it is.
+Kept are keys, values and tapped hidden states of each token of a prompt. A new prompt that begins alike takes
+over what the two share. Keys of the reply are not kept: it is read again in one pass, as part of the next
+prompt.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import RowStates
-from mmspec.decoding.sampling import is_integer
 from mmspec.errors import InputError
+from mmspec.validation import is_integer
 from mmspec.visual_tokens.spans import find_images
 
 __all__ = [
@@ -42,7 +42,7 @@ LEAST_SHARE = 0.25
 
 @dataclass(frozen=True)
 class PromptIdentity:
-    """All that a prompt's keys depend on, in host memory and in tensors that nobody else writes into.
+    """Inputs that a prompt's keys depend on, in host memory, in tensors that nobody else writes into.
 
     Attributes:
         tokens: [L].
@@ -59,7 +59,7 @@ class PromptIdentity:
     weights: int
 
     def shared_with(self, prompt: PromptIdentity) -> int:
-        """How many leading tokens of `prompt` can be taken over from this one: 0, or all of its images."""
+        """Number of leading tokens that `prompt` can take over from this one: all of its images, or 0."""
         if self.weights != prompt.weights or self.positions.shape[:-1] != prompt.positions.shape[:-1]:
             return 0
         for name, own in self.media.items():
@@ -78,7 +78,7 @@ class PromptIdentity:
 
 @dataclass(frozen=True)
 class Prefix:
-    """A prompt that was read, or its beginning.
+    """Prefill of a prompt, or of its beginning.
 
     Attributes:
         prompt: what was read.
@@ -93,7 +93,7 @@ class Prefix:
     taps: dict[int, Tensor]
 
     def cut(self, length: int) -> Prefix:
-        """Its first tokens."""
+        """Prefill of the first `length` tokens."""
         states = {layer: (keys[:length], values[:length]) for layer, (keys, values) in self.states.items()}
         taps = {tap: hidden[:, :length] for tap, hidden in self.taps.items()}
         return Prefix(self.prompt, length, states, taps)
@@ -113,7 +113,7 @@ class Prefix:
 
 
 class PrefixCache:
-    """The prompts that a model has read last, within a limit of memory. For one model.
+    """Prefills of the prompts that one model has read last, within a limit of memory.
 
     Args:
         max_bytes: of keys, values, hidden states and images; what was used longest ago goes first.
@@ -129,7 +129,7 @@ class PrefixCache:
         self.entries: list[Prefix] = []  # the one used longest ago first
 
     def find(self, prompt: PromptIdentity, taps: Sequence[int]) -> Prefix | None:
-        """The longest known beginning of a prompt, always shorter than the prompt itself; None if none pays.
+        """Find the longest known beginning of a prompt, shorter than the prompt itself; None if none pays.
 
         Args:
             prompt: about to be read.
@@ -169,7 +169,7 @@ class PrefixCache:
 
 
 def identify(model: PreTrainedModel, inputs: Mapping[str, Any]) -> PromptIdentity | None:
-    """What a prompt's keys depend on; None if the prompt cannot be read in two parts.
+    """Identify a prompt by all that its keys depend on; None if it cannot be read in two parts.
 
     That is so if images attend to what follows them (Gemma 3 and PaliGemma say so by `token_type_ids`,
     Gemma 4 by token types without M-RoPE), if they stand at no token of the prompt (cross-attention), if a
@@ -194,12 +194,12 @@ def identify(model: PreTrainedModel, inputs: Mapping[str, Any]) -> PromptIdentit
 
 
 def media_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that are not as long as the prompt: images, clips and what is said of them."""
+    """The arguments that are not as long as the prompt: images, clips and their sizes."""
     return {name: value for name, value in inputs.items() if name not in TOKENS}
 
 
 def is_causal(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool:
-    """Whether a prompt's arguments are known here, and tell of no image that attends to what follows it."""
+    """True if a prompt's arguments are known, and none marks an image that attends to what follows it."""
     media = media_of(inputs)
     known = media.keys() <= MEDIA and all(isinstance(value, Tensor) for value in media.values())
     typed = "mm_token_type_ids" in inputs and not hasattr(getattr(model, "model", None), "get_rope_index")
@@ -207,7 +207,7 @@ def is_causal(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool:
 
 
 def rest_of(inputs: Mapping[str, Any], known: Prefix) -> dict[str, Tensor]:
-    """The arguments for what comes behind a known beginning: tokens, positions, and images not seen yet."""
+    """Arguments for the rest of a prompt: tokens, positions and images behind a known beginning."""
     media = known.prompt.media
     rest = {
         name: value[..., known.length :] if name in TOKENS else value[len(media.get(name, ())) :]
@@ -217,12 +217,12 @@ def rest_of(inputs: Mapping[str, Any], known: Prefix) -> dict[str, Tensor]:
 
 
 def own_copy(tensor: Tensor) -> Tensor:
-    """In host memory; callers may write into their own later."""
+    """Copy a tensor to host memory; callers may write into their own later."""
     return tensor.detach().to("cpu", copy=True)
 
 
 def weights_state(model: PreTrainedModel) -> int:
-    """A number that changes with the weights: by `to`, by loading, by a step of training, by adapters.
+    """Hash of the weights' state: changed by `to`, by loading, by a step of training, by adapters.
 
     It looks at where tensors lie and how often they were written, not into them; writes through
     `tensor.data` go unseen.

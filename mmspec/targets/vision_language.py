@@ -1,4 +1,4 @@
-"""Vision-language models as targets: LLaVA, Qwen-VL, SmolVLM and their kin, by what the model says of itself.
+"""Vision-language models of transformers as targets: LLaVA, Qwen-VL, SmolVLM and others.
 
 The processor has already expanded each image into its placeholder ids, so a prompt is read like
 text; pixels are needed once, at prefill. What differs between families is how positions count.
@@ -64,3 +64,9 @@ class VisionLanguageTarget(CausalTarget):
         arguments = {name: inputs[name] for name in accepted if name in inputs}
         positions, delta = self._rope_index(**arguments)
         return positions.to(torch.long), int(delta.reshape(()))
+
+
+def adapt(model: PreTrainedModel) -> CausalTarget:
+    """Build the Target adapter of a loaded model."""
+    has_vision = hasattr(model, "model") and hasattr(model.model, "get_image_features")
+    return VisionLanguageTarget(model) if has_vision else CausalTarget(model)

@@ -1,1 +1,1 @@
-"""Training: the reference models, and the drafters for any target."""
+"""Training of drafters for any target."""

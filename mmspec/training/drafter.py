@@ -1,8 +1,7 @@
-"""Trains drafters, one trainer for all: the target runs along, frozen, and each drafter brings its loss."""
+"""Trainer of drafters: the target runs along, frozen, and each drafter brings its loss."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -12,16 +11,15 @@ import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from mmspec.errors import CheckpointError
-from mmspec.reference.training.vlm_folder import half_precision
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, acceptance_length
-from mmspec.training.data.sources import Rows, open_target
-from mmspec.training.environment import environment, open_accelerator, prepare_training
+from mmspec.training.data.sources import MakeData, Rows, open_target
+from mmspec.training.environment import open_accelerator, prepare_training
 from mmspec.training.methods import METHODS, check_method, written
 from mmspec.training.plan import PlanOptions, TrainingPlan
+from mmspec.training.record import donor, save_trained, training_record
 from mmspec.training.schedule import Budget
-from mmspec.training.stage import Run, Stage, train_stage
+from mmspec.training.stage import Stage, TrainingRun, train_stage
 
 __all__ = ["train_drafter", "train_on"]
 
@@ -33,10 +31,10 @@ RATE = 2.0  # one layer bears twice the rate of deep models
 def train_drafter(
     target: str | Path,
     out: str | Path,
+    data: Rows | MakeData,
     *,
     method: str = "eagle",
     settings: Mapping[str, Any] | None = None,
-    data: Rows | None = None,
     max_length: int | None = None,
     regenerate: int = 0,
     dtype: str = "auto",
@@ -56,7 +54,7 @@ def train_drafter(
         method: a name in `METHODS`.
         settings: of the drafter and its loss, such as `{"block": 10}`.
         data: conversations, as a file or as rows (see `read_conversations`); for image models a JSONL file
-            of images (see `ImageFile`); None for scenes.
+            of images (see `ImageFile`); or a function that generates data (see `MakeData`).
         max_length: conversations of more tokens are skipped; None takes as many as the target can.
         regenerate: longest reply, in tokens, that the target writes itself in place of those of the data; 0
             learns the data's. A drafter imitates its target, whoever wrote the data.
@@ -84,8 +82,8 @@ def train_drafter(
     reading: dict[str, Any] = {"dtype": dtype, "max_length": max_length, "regenerate": regenerate}
     teacher, source = open_target(target, accelerator.device, plan.batch_size, plan.seed, data, **reading)
     model = METHODS[method].build(teacher, **settings)
-    if (prepare := METHODS[method].prepare) is not None and not plan.resume:
-        prepare(model, source)
+    if not plan.resume:
+        METHODS[method].learner.prepare(model, source)
     before = [] if start is None else take_weights(model, Path(start))
     run = plan.run(out, accelerator, model)
     train_on(run, method, teacher, source, plan.budget, settings)
@@ -94,8 +92,7 @@ def train_drafter(
             "target": target,
             "method": written(method, settings),
             "out": out,
-            "minutes": plan.minutes,
-            "steps": plan.steps,
+            **plan.length,
             "data": data if isinstance(data, str | Path) else None,
             "max-length": max_length,
             "regenerate": regenerate or None,
@@ -103,31 +100,14 @@ def train_drafter(
             "accumulate": accumulate if accumulate > 1 else None,
             "from": start,
         }
-        given = ((name, value) for name, value in options.items() if value is not None)
-        command = " ".join(f"--{name} {shown(value)}" for name, value in given)
-        record = {
-            "command": f"mmspec train drafter {command}",
-            "method": method,
-            "target": Path(target).name,
-            "target_dtype": str(teacher.dtype).removeprefix("torch."),
-            "seed": plan.seed,
-            "batch_size": plan.batch_size,
-            "stages": [*before, *run.finished],
-        }
-        save_drafter(model, out, record | environment(accelerator, model))
+        about = {"method": method, "target": Path(target).name, "target_dtype": str(teacher.dtype)[6:]}
+        save_trained(model, out, training_record("drafter", options, plan, run, before, **about))
     accelerator.wait_for_everyone()
     return out
 
 
-def shown(value: Any) -> str:
-    """An option's value on the command line."""
-    if isinstance(value, float):
-        return f"{value:g}"
-    return value.as_posix() if isinstance(value, Path) else str(value)
-
-
 def train_on(
-    run: Run,
+    run: TrainingRun,
     method: str,
     target: CausalTarget,
     data: DrafterData,
@@ -151,12 +131,11 @@ def train_on(
         method, learner, make, check, slow="head.", slow_factor=RATE, halved=target.dtype != torch.float32
     )
     train_stage(run, stage, budget)
-    if (measure := METHODS[method].measure) is not None:
-        unseen = (make(run.step + ahead).to(run.accelerator.device) for ahead in range(MEASURED_BATCHES))
-        with torch.autocast(run.accelerator.device.type, torch.bfloat16, enabled=stage.halved):
-            measured = measure(learner, unseen)
-        for name, value in measured.items():
-            setattr(run.model.config, name, value)
+    unseen = (make(run.step + ahead).to(run.accelerator.device) for ahead in range(MEASURED_BATCHES))
+    with torch.autocast(run.accelerator.device.type, torch.bfloat16, enabled=stage.halved):
+        measured = learner.measure(unseen)
+    for name, value in measured.items():
+        setattr(run.model.config, name, value)
 
 
 def take_weights(model: PreTrainedModel, folder: Path) -> list[dict[str, Any]]:
@@ -165,23 +144,11 @@ def take_weights(model: PreTrainedModel, folder: Path) -> list[dict[str, Any]]:
     Raises:
         CheckpointError: there is none of the same shape in the folder.
     """
-    try:
+    with donor(
+        folder, "a drafter that `mmspec train drafter` wrote for a target of the same shape"
+    ) as stages:
         config = AutoConfig.from_pretrained(folder)
         if type(config) is not type(model.config):
             raise ValueError(config.model_type)
-        donor = type(model).from_pretrained(folder, dtype=torch.float32)
-        model.load_state_dict(donor.state_dict())
-        stages: list[dict[str, Any]] = json.loads((folder / "training.json").read_text())["stages"]
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        allowed = "a drafter that `mmspec train drafter` wrote for a target of the same shape"
-        raise CheckpointError("start", str(folder), allowed) from error
+        model.load_state_dict(type(model).from_pretrained(folder, dtype=torch.float32).state_dict())
     return stages
-
-
-def save_drafter(model: PreTrainedModel, folder: Path, training: dict[str, Any]) -> None:
-    """Save in half precision on disk, single in memory, with the record of the training."""
-    model.save_pretrained(folder, state_dict=half_precision(model))
-    path = folder / "config.json"
-    config = json.loads(path.read_text()) | {"dtype": "float32"}
-    path.write_text(json.dumps(config, indent=2) + "\n")
-    (folder / "training.json").write_text(json.dumps(training, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""What every training does before its first step, and where and with what it was done."""
+"""Set-up of a training: seed, threads, accelerate; and the environment that it is recorded with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def prepare_training(seed: int, threads: int | None) -> None:
 
 
 def open_accelerator(accumulate: int = 1, log: tuple[Path, str] | None = None) -> Accelerator:
-    """Whatever `accelerate launch` gives, with bfloat16 autocast on a GPU.
+    """Open what `accelerate launch` gives, with bfloat16 autocast on a GPU.
 
     Args:
         accumulate: batches in a step.
@@ -66,7 +66,7 @@ def open_accelerator(accumulate: int = 1, log: tuple[Path, str] | None = None) -
 
 
 def environment(accelerator: Accelerator, model: nn.Module) -> dict[str, Any]:
-    """Where and with what a model was trained."""
+    """Describe where and with what a model was trained."""
     if accelerator.device.type == "cuda":
         device = f"{accelerator.num_processes} x {torch.cuda.get_device_name()}"
     else:

@@ -15,7 +15,7 @@ ITERATIONS = 5
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """About the nearest matrix with singular values of 1 (they end between 0.7 and 1.2), in float32."""
+    """Approximate the nearest orthogonal matrix in float32: singular values end between 0.7 and 1.2."""
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.float().T if tall else matrix.float()
     x = x / x.norm().clamp(min=1e-7)

@@ -1,4 +1,4 @@
-"""How long a training runs, from which seed, and what it leaves on disk: what all trainers have in common."""
+"""Plan of a training, common to all trainers: length, seed, batch size, states on disk."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import nn
 
 from mmspec.training.checkpointing import load_state
 from mmspec.training.schedule import Budget
-from mmspec.training.stage import OnStep, Run
+from mmspec.training.stage import OnStep, TrainingRun
 
 __all__ = ["PlanOptions", "TrainingPlan"]
 
 
 class PlanOptions(TypedDict, total=False):
-    """Keywords of every trainer: the attributes of `TrainingPlan`, which tells of them."""
+    """Keywords of every trainer: the attributes of `TrainingPlan`, where they are documented."""
 
     minutes: float | None
     steps: int | None
@@ -33,7 +33,7 @@ class PlanOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """What is asked of any training.
+    """Length, seed, batch size and states of a training.
 
     Args:
         batch_size: examples that a process reads at once.
@@ -67,7 +67,7 @@ class TrainingPlan:
 
     @classmethod
     def of(cls, options: PlanOptions, *, minutes: float, **defaults: Any) -> Self:
-        """The plan of a trainer whose defaults these are; `minutes` where no length is asked for."""
+        """Make a plan of a caller's options and a trainer's defaults; `minutes` if no length is given."""
         made: dict[str, Any] = {**defaults, **options}
         if made.get("minutes") is None and made.get("steps") is None:
             made["minutes"] = minutes
@@ -78,18 +78,18 @@ class TrainingPlan:
         return Budget(self.steps, None if self.minutes is None else self.minutes * 60)
 
     @property
-    def length(self) -> str:
-        """The length as the command line takes it."""
-        return f"--minutes {self.minutes:g}" if self.minutes is not None else f"--steps {self.steps}"
+    def length(self) -> dict[str, float | int | None]:
+        """The length as options of the command line."""
+        return {"minutes": self.minutes, "steps": self.steps}
 
-    def run(self, out: Path, accelerator: Accelerator, model: nn.Module) -> Run:
-        """The run that writes a folder, begun or resumed.
+    def run(self, out: Path, accelerator: Accelerator, model: nn.Module) -> TrainingRun:
+        """Begin or resume the run that writes a folder.
 
         Raises:
             CheckpointError: it is to be resumed and there is no state, a damaged one, or another model's.
         """
         path = Path(self.state) if self.state is not None else out.with_name(f"{out.name}.training.pt")
-        run = Run(accelerator, model, path, self.checkpoint_s, self.check_s, self.on_step)
+        run = TrainingRun(accelerator, model, path, self.checkpoint_s, self.check_s, self.on_step)
         if self.resume:
             run.restore(load_state(path))
         return run

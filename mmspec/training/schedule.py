@@ -1,4 +1,4 @@
-"""How long to train, and the learning rate on the way: linear warm-up, then a cosine to five per cent."""
+"""Learning-rate schedule, linear warm-up and then a cosine to five per cent; budget of a training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_HIDDEN = ("embed", "shared", "relative_attention_bias", "lm_head", "heads.")
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """An end in steps or in seconds of training; exactly one of the two is given."""
+    """Length of a training in steps or in seconds; exactly one of the two is given."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -41,7 +41,7 @@ class Budget:
         return Budget(seconds=max(1e-9, (self.seconds or 0.0) * fraction))
 
     def progress(self, step: int, seconds: float) -> float:
-        """How much is used up: 0 at the start, 1 and more at the end."""
+        """Share of the budget that is used up: 0 at the start, 1 and more at the end."""
         return step / self.steps if self.steps is not None else seconds / (self.seconds or 1.0)
 
 
@@ -59,7 +59,7 @@ def muon_and_adamw(
     muon_lr: float,
     adamw_lr: float,
 ) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices and kernels of hidden layers, AdamW for embeddings, outputs, norms and biases.
+    """Optimizers: Muon for matrices and kernels of hidden layers, AdamW for all other parameters.
 
     Args:
         named: parameters with their names; those without gradient are left out.

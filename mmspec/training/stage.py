@@ -1,4 +1,4 @@
-"""One stage of training from its first step, or from where a saved state left it, to the end of its budget.
+"""One stage of training, from its first step or from a saved state to the end of its budget.
 
 Knows optimizers, learning rates, states and progress; does not know what is learnt.
 """
@@ -24,7 +24,7 @@ from mmspec.training.checkpointing import save_state
 from mmspec.training.schedule import Budget, learning_rate, muon_and_adamw
 from mmspec.training.sharding import load_whole, twin, whole
 
-__all__ = ["OnStep", "Run", "Stage", "train_stage"]
+__all__ = ["OnStep", "TrainingRun", "Stage", "train_stage"]
 
 MUON_RATE, ADAMW_RATE = 2e-3, 1e-3
 MAX_GRADIENT_NORM = 1.0
@@ -40,7 +40,7 @@ class Batch(Protocol):
 
 @dataclass
 class Stage:
-    """What a stage learns.
+    """A stage of training: learner, data, checks on held-out data.
 
     Args:
         title: shown on the progress bar.
@@ -62,8 +62,8 @@ class Stage:
 
 
 @dataclass
-class Run:
-    """What all stages of a training share, and how far it has come: stage, step, seconds.
+class TrainingRun:
+    """A training at work: what its stages share, and its progress in stages, steps and seconds.
 
     Args:
         accelerator: places the learner and averages gradients over processes.
@@ -100,7 +100,7 @@ class Run:
             raise CheckpointError("resume", str(self.state_path), allowed) from error
 
     def agree(self, seconds: float) -> float:
-        """The main process's clock, so that all end after the same step."""
+        """Broadcast the main process's clock, so that all processes end after the same step."""
         if self.accelerator.num_processes == 1:
             return seconds
         clock = torch.tensor(seconds, dtype=torch.float64, device=self.accelerator.device)
@@ -127,7 +127,7 @@ class Run:
             save_state(self.state_path, state)
 
 
-def train_stage(run: Run, stage: Stage, budget: Budget) -> None:
+def train_stage(run: TrainingRun, stage: Stage, budget: Budget) -> None:
     """Train until the budget is used up; a state is on disk at the end, and the learner's weights are whole.
 
     Under FSDP a twin of the learner is sharded and trained. The learner itself stays an ordinary module, and
@@ -188,7 +188,7 @@ def train_stage(run: Run, stage: Stage, budget: Budget) -> None:
     accelerator.free_memory()
 
 
-def _check(run: Run, stage: Stage) -> dict[str, float]:
+def _check(run: TrainingRun, stage: Stage) -> dict[str, float]:
     """Log the main process's look at held-out data, and return it; nothing in the others."""
     if not run.accelerator.is_main_process:
         return {}
@@ -199,9 +199,13 @@ def _check(run: Run, stage: Stage) -> dict[str, float]:
 
 
 def _step(
-    run: Run, stage: Stage, module: nn.Module, optimizers: list[torch.optim.Optimizer], progress: float
+    run: TrainingRun,
+    stage: Stage,
+    module: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    progress: float,
 ) -> tuple[float, dict[str, float]]:
-    """The mean loss of the step's batches, and the last one's figures."""
+    """Run a step; returns the mean loss of its batches, and the last one's figures."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(group["peak"], run.step, progress)
@@ -222,7 +226,7 @@ def _step(
 
 
 def _scalars(figures: Any) -> dict[str, float]:
-    """Figures by name as numbers to log; of several, such as one for each offset, each under its index."""
+    """Figures as numbers to log, by name; entries of a vector are named by their index."""
     if not isinstance(figures, dict):
         return {}
     named = {name: value.detach().flatten().tolist() for name, value in figures.items()}

@@ -1,1 +1,1 @@
-"""Visual tokens of a prompt: where they stand, and how fewer are put in their place."""
+"""Visual tokens of a prompt: their places, and the replacement of them by fewer."""

@@ -1,4 +1,4 @@
-"""Where visual tokens lie in their image: boxes, so that every grid is one case.
+"""Boxes: the places of visual tokens in their image, so that every grid is one case.
 
 A box is (top, left, bottom, right) in units of the image, from 0 to 1. Tokens that stand for no place
 (newlines, class tokens) have an empty box. A base view with its tiles is then simply two layers of boxes.

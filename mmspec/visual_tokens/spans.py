@@ -1,4 +1,4 @@
-"""Where the images of a prompt stand among its tokens, and where in them each visual token lies.
+"""Spans: the places of a prompt's images among its tokens, and of each visual token in its image.
 
 The processor has written one placeholder id per visual token. What the model's own inputs say of its
 images (a grid, a size, a stack of pixels) tells how many of them belong to each image; a frame of a
@@ -46,7 +46,7 @@ class ImageSpan:
 
 
 def find_images(config: PreTrainedConfig, inputs: Mapping[str, Tensor]) -> list[ImageSpan]:
-    """The images and frames of one prompt, in order.
+    """Find the images and frames of one prompt, in order.
 
     Where the inputs do not account for every placeholder (a family that is not known here), each unbroken
     run of placeholders is one image: a square grid if it can be one, else a strip. A drafter then sees

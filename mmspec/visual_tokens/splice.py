@@ -1,51 +1,63 @@
 """Cut the images out of a batch of prompts, and put their compressed tokens in the same places.
 
 All text stays, in order, and moves left; rows of the result are numbered from 0 without gaps, which are the
-drafter's own positions. (FLASH's released code left the text where it was and cut the sequence, so that up
-to 512 rows after an image were lost: vlm-drafting.md, section 2.2.)
+drafter's own positions. FLASH's released code (2505.12728) leaves the text where it is and cuts the sequence,
+which loses up to 512 rows after an image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mmspec.compressors.interface import Compressor, VisualTokens
 from mmspec.visual_tokens.boxes import BOX
 from mmspec.visual_tokens.spans import ImageSpan
+from mmspec.visual_tokens.tokens import VisualTokens
 
-__all__ = ["Spliced", "compress_images", "gather_images", "splice"]
+__all__ = ["PromptRows", "Spliced", "compress_images", "gather_images", "splice"]
 
 FROM_IMAGE = -1
 
 
 @dataclass(frozen=True)
-class Spliced:
-    """Prompts with compressed images.
+class PromptRows:
+    """The rows that a drafting head reads of prompts, padded on the right.
 
     Attributes:
-        rows: [B, L', d], padded on the right.
-        lengths: B lengths; the position of a row is its index.
-        source: [B, L'] index of the text row in the prompt; -1 for visual tokens and padding.
-        image: [B, L'] index, in the batch, of the newest image that began at or before a row; -1 before
-            the first of its prompt.
-        slot: [B, L'] index of the token of the prompt whose place a row takes, for drafters that count
-            positions as the target does: text keeps its own, and C visual tokens take the last C slots of
-            their image (as ViSpec has it, 2509.15235), the first of them several where C is larger.
+        rows: [B, M, w] what enters the head's layer.
+        lengths: B numbers of rows.
+        source: [B, M] index in the prompt of the token that a row is of; -1 for what a compressor made, and
+            for padding.
+        slot: [B, M] index of the token of the prompt whose position id a row has, where a head counts as its
+            target does: text keeps its own, and C visual tokens take the last C slots of their image (as
+            ViSpec has it, 2509.15235), the first of them several where C is larger.
+        summary: [B, s] what every later row is told of the prompt's images; None if there is no such thing.
     """
 
     rows: Tensor
-    lengths: list[int]
+    lengths: Sequence[int]
     source: Tensor
-    image: Tensor
     slot: Tensor
+    summary: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spliced(PromptRows):
+    """Prompts with compressed images.
+
+    Attributes:
+        image: [B, M] index, in the batch, of the newest image that began at or before a row; -1 before the
+            first of its prompt.
+    """
+
+    image: Tensor
 
 
 def gather_images(rows: Tensor, spans: Sequence[Sequence[ImageSpan]]) -> VisualTokens:
-    """The visual rows of prompts [B, L, d] as images [P, N, d], prompt by prompt."""
+    """Gather the visual rows of prompts [B, L, d] as images [P, N, d], prompt by prompt."""
     images = [(row, span) for row, found in enumerate(spans) for span in found]
     longest = max((len(span.boxes) for _, span in images), default=0)
     index = torch.zeros(len(images), longest, dtype=torch.long)
@@ -62,9 +74,12 @@ def gather_images(rows: Tensor, spans: Sequence[Sequence[ImageSpan]]) -> VisualT
 
 
 def compress_images(
-    compressor: Compressor, rows: Tensor, spans: Sequence[Sequence[ImageSpan]], questions: Tensor
+    compressor: Callable[[VisualTokens, Tensor], VisualTokens],
+    rows: Tensor,
+    spans: Sequence[Sequence[ImageSpan]],
+    questions: Tensor,
 ) -> VisualTokens:
-    """The images of prompts, each compressed for the question of its own prompt.
+    """Compress the images of prompts, each for the question of its own prompt.
 
     Args:
         rows: [B, L, d] of the prompts.
@@ -76,8 +91,7 @@ def compress_images(
     """
     owners = [row for row, found in enumerate(spans) for _ in found]
     owner = torch.tensor(owners, dtype=torch.long, device=rows.device)
-    compressed: VisualTokens = compressor(gather_images(rows, spans), questions[owner])
-    return compressed
+    return compressor(gather_images(rows, spans), questions[owner])
 
 
 def splice(
@@ -112,4 +126,5 @@ def splice(
     padded = [sequence + [padding] * (longest - len(sequence)) for sequence in made]
     table = torch.tensor(padded, dtype=torch.long).view(len(made), longest, len(padding))
     index, source, image, slot = table.to(rows.device).unbind(-1)
-    return Spliced(pool[index], [len(sequence) for sequence in made], source, image, slot)
+    lengths = [len(sequence) for sequence in made]
+    return Spliced(pool[index], lengths, source, slot, image=image)

@@ -1,4 +1,4 @@
-"""A codebook as a target, which is all that rules look at when they are fitted."""
+"""Codebooks as targets, which is all that rules need when they are fitted."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def random_codes(vocabulary: int, syntax: int = 0, dimensions: int = 2, seed: in
 
 
 def fitted(rule: AcceptanceRule, vocabulary: int, syntax: int = 0) -> AcceptanceRule:
-    """The rule for some target with that many tokens."""
+    """Fit a rule to some target with that many tokens."""
     return rule.fit(random_codes(vocabulary, syntax))  # type: ignore[arg-type]

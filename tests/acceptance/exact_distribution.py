@@ -1,4 +1,4 @@
-"""The exact output distribution of a rejection rule at one place, read off the rule's own code.
+"""Exact output distribution of a rejection rule at one place, read off the rule's own code.
 
 Every tuple of siblings is a row. A rule compares one uniform per sibling with a threshold; the threshold is
 found by bisection on that uniform, so the integral over the uniforms is exact, and what is drawn from in the
@@ -16,11 +16,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance import rejection, relaxation
+from mmspec.acceptance import rejection
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Scores
+from mmspec.verification import relaxed_sampling as relaxation
+from mmspec.verification import tree_walk
 
 BISECTIONS = 48
 EXACT = 1e-12
@@ -38,7 +40,7 @@ class Dial(RandomStream):
 
 @contextmanager
 def caught_draws() -> Iterator[list[Tensor]]:
-    """The distributions that a rule hands to `draw`."""
+    """Catch the distributions that a rule hands to `draw`."""
     caught: list[Tensor] = []
     real = rejection.draw
 
@@ -47,14 +49,14 @@ def caught_draws() -> Iterator[list[Tensor]]:
         return real(p, random, index, purpose)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (rejection, relaxation):
+        for module in (rejection, relaxation, tree_walk):
             patch.setattr(module, "draw", draw)
         yield caught
 
 
 @dataclass(frozen=True)
-class Distribution:
-    """Output distribution [C, V], probability [C] that some candidate is accepted, and the variation [C] reported."""
+class Outcome:
+    """Output distribution [C, V], probability [C] that some candidate is accepted, reported variation [C]."""
 
     output: Tensor
     acceptance: Tensor
@@ -62,7 +64,7 @@ class Distribution:
 
 
 def sibling_tuples(q: Tensor, siblings: int, kind: DraftKind) -> tuple[Tensor, Tensor, Tensor]:
-    """All draws: which case [R], tokens [R, k], probability [R]. q: [C, V].
+    """Enumerate the draws from q [C, V]: case [R], tokens [R, k], probability [R].
 
     Where q has no token left to draw, the remaining siblings are token 0, which q then excludes.
     """
@@ -82,16 +84,14 @@ def sibling_tuples(q: Tensor, siblings: int, kind: DraftKind) -> tuple[Tensor, T
     return case[drawn], tokens[drawn], weight[drawn]
 
 
-def exact_distribution(
-    rule: AcceptanceRule, p: Tensor, q: Tensor, siblings: int, kind: DraftKind
-) -> Distribution:
+def exact_distribution(rule: AcceptanceRule, p: Tensor, q: Tensor, siblings: int, kind: DraftKind) -> Outcome:
     """Integrate a rule over honest draws from q. p, q: [C, V] float64."""
     case, tokens, weight = sibling_tuples(q, siblings, kind)
     return integrate(rule, p, q, kind, case, tokens, weight)
 
 
-def point_distribution(rule: AcceptanceRule, p: Tensor, tokens: Tensor) -> Distribution:
-    """The distribution for deterministic candidates: every row of p [R, V] has its own siblings, tokens [R, k]."""
+def point_distribution(rule: AcceptanceRule, p: Tensor, tokens: Tensor) -> Outcome:
+    """Integrate a rule over deterministic siblings, tokens [R, k], of every row of p [R, V]."""
     case, one_hot = torch.arange(len(p)), torch.zeros_like(p)
     return integrate(rule, p, one_hot, DraftKind.POINT, case, tokens, torch.ones_like(p[:, 0]))
 
@@ -104,12 +104,12 @@ def integrate(
     case: Tensor,
     tokens: Tensor,
     weight: Tensor,
-) -> Distribution:
+) -> Outcome:
     """Integrate a rule over the uniforms. Rows are sibling tuples: tokens [R, k] of case [R], weight [R]."""
     rows, siblings = tokens.shape
     nodes = torch.cat([torch.zeros(rows, 1, dtype=torch.long), tokens], 1)
-    distributions = q[case][:, None].repeat(1, siblings + 1, 1)
-    draft = Draft.tree(nodes, [0] * (siblings + 1), kind, None if kind is DraftKind.POINT else distributions)
+    draft_q = None if kind is DraftKind.POINT else q[case][:, None].repeat(1, siblings + 1, 1)
+    draft = Draft.tree(nodes, [0] * (siblings + 1), kind, draft_q)
     scores = Scores(p[case].log()[:, None].expand(-1, siblings + 1, -1), greedy=False)
     emitted = torch.ones(rows, dtype=torch.long)
     reported: list[Tensor] = []
@@ -139,7 +139,7 @@ def integrate(
     output.index_add_(0, case, rejected)
     # the total variation that the rule reports, averaged over the draws
     tv = [torch.zeros(len(p), dtype=p.dtype).index_add_(0, case, weight * each) for each in reported]
-    return Distribution(output, 1 - refused, tv[0] if tv else None)
+    return Outcome(output, 1 - refused, tv[0] if tv else None)
 
 
 def rows(*values: list[float]) -> Tensor:
@@ -147,7 +147,7 @@ def rows(*values: list[float]) -> Tensor:
 
 
 def edge_distributions() -> tuple[Tensor, Tensor]:
-    """p and q of the edges in reliability.md section 3, one a row."""
+    """p and q at the edges, one pair a row: equal, one-hot, disjoint, truncated."""
     general = [0.1, 0.2, 0.3, 0.4]
     pairs = [
         (general, general),  # q = p: the residual is 0 / 0
@@ -166,15 +166,14 @@ def edge_distributions() -> tuple[Tensor, Tensor]:
     return rows(*(p for p, _ in pairs)), rows(*(q for _, q in pairs))
 
 
-def check(distribution: Distribution, p: Tensor) -> None:
-    error = (distribution.output - p).abs().amax(-1)
-    assert not distribution.output.isnan().any()
-    assert error.max() < EXACT, (
-        f"case {int(error.argmax())}: {distribution.output[error.argmax()]} is not {p[error.argmax()]}"
-    )
+def check(outcome: Outcome, p: Tensor) -> None:
+    error = (outcome.output - p).abs().amax(-1)
+    assert not outcome.output.isnan().any()
+    worst = int(error.argmax())
+    assert error.max() < EXACT, f"case {worst}: {outcome.output[worst]} is not {p[worst]}"
 
 
 def check_edges() -> None:
-    """The edges under three siblings without replacement, where some distributions have fewer tokens than that."""
+    """The edges under three siblings without replacement, where some q have fewer tokens than that."""
     p, q = edge_distributions()
     check(exact_distribution(rejection.RecursiveRejection(), p, q, 3, DraftKind.WITHOUT_REPLACEMENT), p)

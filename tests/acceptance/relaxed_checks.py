@@ -1,4 +1,4 @@
-"""What must hold of relaxed rules, as functions: tests run them on the code, planted bugs on mutations."""
+"""Checks of relaxed rules, as functions: tests run them on the code, planted bugs on mutations."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mmspec.acceptance import ACCEPTANCE_RULES, groups
+from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, Scores
-from mmspec.relaxation.relaxed_sampling import RelaxedSampling, total_variation
+from mmspec.verification import groups
+from mmspec.verification.relaxed_sampling import RelaxedSampling, total_variation
 from tests.acceptance.codes import fitted
 from tests.acceptance.exact_distribution import (
-    Distribution,
+    Outcome,
     edge_distributions,
     exact_distribution,
     point_distribution,
@@ -55,18 +56,18 @@ def budgets(delta: float) -> list[AcceptanceRule]:
 
 
 def budgets_hold(deltas: Sequence[float] = (0.05, 0.2, 0.6)) -> None:
-    """Section 18, item 14: TV = s O <= delta and acceptance = 1 - tau + s O, by the rule's own decisions."""
+    """TV = s O <= delta and acceptance = 1 - TV(p, q) + s O, by the rule's own decisions."""
     for p, q in (random_distributions(), edge_distributions()):
         for delta in deltas:
             for rule in budgets(delta):
                 if rule.relaxation == "neighbours" and p.shape[-1] != VOCABULARY:  # type: ignore[attr-defined]
                     continue
-                distribution = exact_distribution(rule, p, q, 1, IID)
-                distance = total_variation(distribution.output, p)
+                outcome = exact_distribution(rule, p, q, 1, IID)
+                distance = total_variation(outcome.output, p)
                 assert (distance <= delta + ROUNDING).all(), f"{rule}: {distance.max()}"
-                torch.testing.assert_close(distribution.tv, distance, rtol=0, atol=ROUNDING)
+                torch.testing.assert_close(outcome.tv, distance, rtol=0, atol=ROUNDING)
                 exact = torch.minimum(p, q).sum(-1)
-                torch.testing.assert_close(distribution.acceptance, exact + distance, rtol=0, atol=ROUNDING)
+                torch.testing.assert_close(outcome.acceptance, exact + distance, rtol=0, atol=ROUNDING)
 
 
 def siblings_share_the_budget(delta: float = 0.2) -> None:
@@ -82,30 +83,28 @@ def siblings_share_the_budget(delta: float = 0.2) -> None:
     assert spent > 0.9 * delta, "the budget is used"
 
 
-def check_spent(rule: AcceptanceRule, distribution: Distribution, p: Tensor, delta: float) -> float:
-    distance = total_variation(distribution.output, p)
-    assert distribution.tv is not None
-    assert (distance <= distribution.tv + ROUNDING).all(), (
-        f"{rule}: what is reported is less than what was done"
-    )
-    assert (distribution.tv <= delta + ROUNDING).all(), f"{rule}: {distribution.tv.max()} was spent"
+def check_spent(rule: AcceptanceRule, outcome: Outcome, p: Tensor, delta: float) -> float:
+    distance = total_variation(outcome.output, p)
+    assert outcome.tv is not None
+    assert (distance <= outcome.tv + ROUNDING).all(), f"{rule}: less is reported than was done"
+    assert (outcome.tv <= delta + ROUNDING).all(), f"{rule}: {outcome.tv.max()} was spent"
     return float(distance.max())
 
 
 def lantern_removes_little(delta: float = 0.15) -> None:
-    """Item 13: one deterministic candidate, only what was aggregated leaves: TV <= delta at every place."""
+    """One deterministic candidate, and only the neighbours that were added leave: TV <= delta everywhere."""
     p = random_distributions(60)[0]
     tokens = torch.arange(VOCABULARY).repeat(10)[:, None]
     for rule in (rule_of("lantern", delta=delta), rule_of("lantern", delta=delta, syntax=2, neighbours=2)):
-        distribution = point_distribution(rule, p, tokens)
-        distance = total_variation(distribution.output, p)
+        outcome = point_distribution(rule, p, tokens)
+        distance = total_variation(outcome.output, p)
         assert distance.max() > 0.5 * delta, "neighbours were aggregated"
         assert (distance <= delta + ROUNDING).all(), f"{rule}: {distance.max()}"
-        torch.testing.assert_close(distribution.tv, distance, rtol=0, atol=ROUNDING)
+        torch.testing.assert_close(outcome.tv, distance, rtol=0, atol=ROUNDING)
 
 
 def groups_accept_at_least_the_exact_mass(count: int = 1000, vocabulary: int = 32) -> None:
-    """Item 16: the triangle inequality, which holds for partitions; x is in its own group."""
+    """Triangle inequality, which holds for partitions; x is in its own group."""
     for size in (3, 7):
         p, q = random_distributions(count, vocabulary, seed=size)
         for draft in (q, 0.9 * p + 0.1 * q, 0.8 * p + 0.2 * p.roll(1, -1)):
@@ -120,11 +119,11 @@ def excluded_tokens_stay_excluded() -> None:
     p, q = random_distributions(4)
     every, points = torch.arange(VOCABULARY).repeat(4)[:, None], p.repeat_interleave(VOCABULARY, 0)
     for name, rule in relaxed_rules():
-        for distribution, target in (
+        for outcome, target in (
             (exact_distribution(rule, p, q, 2, WITHOUT), p),
             (point_distribution(rule, points, every), points),
         ):
-            assert (distribution.output[target == 0] == 0).all(), f"{name} emits what the target excludes"
+            assert (outcome.output[target == 0] == 0).all(), f"{name} emits what the target excludes"
 
 
 def relaxed_rules() -> list[tuple[str, AcceptanceRule]]:
@@ -148,19 +147,19 @@ def reference_rules() -> list[tuple[str, AcceptanceRule]]:
 
 
 def acceptance_is_paid_for() -> None:
-    """Item 15: acceptance - (1 - tau) <= TV for every rule; and what is reported is what was done."""
+    """Acceptance - (1 - TV(p, q)) <= TV(output, p) for every rule, and the reported TV is the true one."""
     p, q = random_distributions()
     exact = torch.minimum(p, q).sum(-1)
     for name, rule in (*relaxed_rules(), *reference_rules()):
         assert isinstance(rule, RelaxedSampling)
-        distribution = exact_distribution(rule, p, q, 1, IID)
-        distance = total_variation(distribution.output, p)
-        assert (distribution.acceptance - exact <= distance + ROUNDING).all(), name
-        torch.testing.assert_close(distribution.tv, distance, rtol=0, atol=ROUNDING, msg=f"{name} misreports")
+        outcome = exact_distribution(rule, p, q, 1, IID)
+        distance = total_variation(outcome.output, p)
+        assert (outcome.acceptance - exact <= distance + ROUNDING).all(), name
+        torch.testing.assert_close(outcome.tv, distance, rtol=0, atol=ROUNDING, msg=f"{name} misreports")
 
 
 def loops_stay_within_the_budget(delta: float = 0.1, samples: int = 10_000) -> None:
-    """Through the real loop: the distribution of the second token, given the first, is within delta of the target's.
+    """The second token's distribution in the loop, given the first, is within delta of the target's.
 
     With n samples the measured total variation exceeds the true one by at most half the sum of the standard
     deviations on average, and by a further 2 / sqrt(n) with probability e^-8 (McDiarmid).
@@ -192,7 +191,7 @@ def loops_stay_within_the_budget(delta: float = 0.1, samples: int = 10_000) -> N
 
 
 def trees_report_distances() -> None:
-    """What many relaxed siblings add up to is a bound on a distance, so it is at most 1."""
+    """Total variations of many relaxed siblings add up to a bound on a distance, so it is at most 1."""
     p, _ = dirichlet(2, 64, VOCABULARY, seed=7)
     scores = Scores(p[:, None].expand(-1, VOCABULARY, -1).log(), False)
     tokens = torch.arange(VOCABULARY).expand(64, -1)

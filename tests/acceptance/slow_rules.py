@@ -1,4 +1,4 @@
-"""The relaxed rules once more, token by token and with loops: what the vectorised ones are compared with.
+"""Relaxed rules written once more with loops over tokens, to compare the vectorised ones with.
 
 A distribution is a list of floats. Each function gives the output distribution of one place for siblings that
 are known, by walking down the siblings: `reach` is the probability that a sibling is tried.
@@ -17,7 +17,7 @@ def scaled(weights: Sequence[float], otherwise: Distribution) -> Distribution:
 
 
 def prefix(p: Distribution, ids: Sequence[int], limit: float) -> tuple[float, int]:
-    """c_{m*} and m*."""
+    """Mass and number of the neighbours that stay within the limit: c_{m*} and m* of LANTERN."""
     total, count = 0.0, 0
     for neighbour in ids:
         if total + p[neighbour] > limit:
@@ -34,7 +34,7 @@ def released_lantern(
     k: int,
     limit: Callable[[float], float],
 ) -> Distribution:
-    """Section 2.2, dynamic trees (q None) and static ones, as `evaluate_posterior` of LANTERN 3a56e45 does.
+    """LANTERN as released, `evaluate_posterior` at 3a56e45: dynamic trees (q None) and static ones.
 
     Args:
         q: the draft's distribution; the siblings were drawn from it without replacement.
@@ -70,7 +70,7 @@ def lantern_of_one_point(p: Distribution, x: int, near: Sequence[int], limit: fl
 
 
 def released_groups(p: Distribution, q: Distribution, vectors: Sequence[Sequence[float]]) -> list[float]:
-    """Section 5.2: acceptance probability of each token, rank by rank."""
+    """GSD as released: acceptance probability of each token, rank by rank."""
     order = sorted(range(len(p)), key=lambda v: (p[v], v))
     ratios = [0.0] * len(p)
     for rank, x in enumerate(order):

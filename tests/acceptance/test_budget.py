@@ -11,7 +11,7 @@ from mmspec.acceptance.rejection import RecursiveRejection, SpeculativeSampling
 from mmspec.decoding.draft import DraftKind
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.relaxation.relaxed_sampling import RelaxedSampling
+from mmspec.verification.relaxed_sampling import RelaxedSampling
 from tests.acceptance import relaxed_checks as checks
 from tests.acceptance.codes import fitted
 from tests.acceptance.exact_distribution import exact_distribution

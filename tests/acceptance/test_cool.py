@@ -1,4 +1,4 @@
-"""COOL-SD's schedule."""
+"""COOL-SD: its factors fall from place to place, and its acceptance is the closed form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.acceptance.exact_distribution import exact_distribution
 IID = DraftKind.IID
 
 
-def test_cools_schedule_falls_and_never_below_the_exact_rule() -> None:
+def test_the_factors_fall_and_never_below_the_exact_rule() -> None:
     depth = torch.arange(4, dtype=torch.float64)
     assert torch.allclose(Cool(3.0, nu=0.7).allowance(depth), (3 * torch.exp(-0.7 * depth)).clamp_min(1))
     assert Cool(3.0, nu=0.7).allowance(depth).tolist()[2:] == [1.0, 1.0]

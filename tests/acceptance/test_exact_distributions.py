@@ -1,4 +1,4 @@
-"""L0: in closed form, every rejection rule gives the target's distribution, and accepts as often as theory says."""
+"""Closed forms: every rejection rule gives the target's distribution, and accepts as often as theory says."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def test_the_output_distribution_is_the_targets_at_every_edge(
 
 @pytest.mark.parametrize(("rule", "siblings", "kind"), CASES, ids=NAMES)
 def test_a_vocabulary_of_one_leaves_no_choice(rule: AcceptanceRule, siblings: int, kind: DraftKind) -> None:
-    distribution = exact_distribution(rule, rows([1.0]), rows([1.0]), siblings, kind)
-    check(distribution, rows([1.0]))
-    assert distribution.acceptance == 1.0
+    outcome = exact_distribution(rule, rows([1.0]), rows([1.0]), siblings, kind)
+    check(outcome, rows([1.0]))
+    assert outcome.acceptance == 1.0
 
 
 def test_one_draw_is_accepted_with_the_overlap_of_the_distributions() -> None:
@@ -78,20 +78,19 @@ def test_k_sequential_accepts_with_one_minus_the_kth_power_and_grows_with_k() ->
 
 
 def test_the_known_figures_of_two_candidates_come_out() -> None:
-    """text-speculation.md 2.2: p = (1, 0), q = (.5, .5), two candidates."""
+    """p = (1, 0), q = (.5, .5), two candidates, worked out by hand."""
     p, q = rows([1.0, 0.0]), rows([0.5, 0.5])
     figures = {
         0.75: exact_distribution(KSequential(), p, q, 2, IID),
         0.75 + 1e-15: exact_distribution(RecursiveRejection(), p, q, 2, IID),
         1.0: exact_distribution(RecursiveRejection(), p, q, 2, WITHOUT),
     }
-    for expected, distribution in figures.items():
-        assert abs(float(distribution.acceptance) - expected) < 1e-11
+    for expected, outcome in figures.items():
+        assert abs(float(outcome.acceptance) - expected) < 1e-11
     assert abs(float(KSequential().solve(p, q, rows([2.0]))) - 1.5) < 1e-9
 
 
 def test_without_replacement_accepts_most_and_every_further_sibling_helps() -> None:
-    """The order of the figures in text-speculation.md 2.2."""
     p, q = random_distributions(20)
     single = exact_distribution(SpeculativeSampling(), p, q, 1, IID).acceptance.mean()
     recursive = exact_distribution(RecursiveRejection(), p, q, 3, IID).acceptance.mean()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from mmspec.acceptance import ACCEPTANCE_RULES
-from mmspec.relaxation.groups import cluster_codes, cluster_ratio, rank_ratio
-from mmspec.relaxation.relaxed_sampling import RelaxedSampling
+from mmspec.verification.groups import cluster_codes, cluster_ratio, rank_ratio
+from mmspec.verification.relaxed_sampling import RelaxedSampling
 from tests.acceptance import relaxed_checks as checks
 from tests.acceptance import slow_rules
 from tests.acceptance.codes import random_codes
@@ -16,10 +16,7 @@ def test_groups_by_rank_equal_the_loop_and_are_a_partition() -> None:
     p, q = checks.random_distributions(40, 23)
     for size in (1, 4, 14, 40):
         ratios = rank_ratio(p, q, size)
-        expected = [
-            slow_rules.ranked_groups(*distributions, size)
-            for distributions in zip(p.tolist(), q.tolist(), strict=True)
-        ]
+        expected = [slow_rules.ranked_groups(*pq, size) for pq in zip(p.tolist(), q.tolist(), strict=True)]
         torch.testing.assert_close(ratios, torch.tensor(expected, dtype=p.dtype), rtol=0, atol=1e-12)
     exact = torch.minimum(p, q)
     torch.testing.assert_close(q * rank_ratio(p, q, 1), exact, rtol=0, atol=1e-15)
@@ -37,10 +34,7 @@ def test_released_groups_equal_the_loop() -> None:
     accepted = rule.mass(p, q, p[:, :1]) / q
     assert codes.codebook is not None
     vectors = codes.codebook.double().tolist()
-    expected = [
-        slow_rules.released_groups(*distributions, vectors)
-        for distributions in zip(p.tolist(), q.tolist(), strict=True)
-    ]
+    expected = [slow_rules.released_groups(*pq, vectors) for pq in zip(p.tolist(), q.tolist(), strict=True)]
     torch.testing.assert_close(accepted, torch.tensor(expected, dtype=p.dtype), rtol=0, atol=1e-9)
     assert (accepted[p == 0] > 0).any(), "as released, a token of probability zero may be accepted"
     assert (accepted * q).sum(-1).mean() > torch.minimum(p, q).sum(-1).mean()

@@ -1,4 +1,4 @@
-"""LANTERN equals its loops, as published and as released; what is dear is measured once a round."""
+"""LANTERN equals its loops, as published and as released; expensive variations are measured once a round."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_lantern_of_one_deterministic_candidate_equals_the_loop(limit: str, synt
     tokens = torch.arange(6).repeat(8)
     output = point_distribution(rule, p, tokens[:, None]).output
     added = 0
-    for row, (distribution, x) in enumerate(zip(p.tolist(), tokens.tolist(), strict=True)):
-        top = rule.delta if rule.lam is None else (rule.lam - 1) * distribution[x]
+    for row, (p_row, x) in enumerate(zip(p.tolist(), tokens.tolist(), strict=True)):
+        top = rule.delta if rule.lam is None else (rule.lam - 1) * p_row[x]
         near = table[x] if x < len(table) else []
-        expected = slow_rules.lantern_of_one_point(distribution, x, near, top)
+        expected = slow_rules.lantern_of_one_point(p_row, x, near, top)
         torch.testing.assert_close(output[row].tolist(), expected, rtol=0, atol=1e-10)
-        added += slow_rules.prefix(distribution, near, top)[0] > 0
+        added += slow_rules.prefix(p_row, near, top)[0] > 0
     assert added > 5
 
 
@@ -48,10 +48,8 @@ def test_released_lantern_of_deterministic_siblings_equals_the_loop(limit: str, 
     p = checks.random_distributions(40)[0]
     tokens = torch.rand(40, 6, generator=torch.Generator().manual_seed(2)).argsort(-1)[:, :siblings]
     output = point_distribution(rule, p, tokens).output
-    for row, (distribution, tuple_) in enumerate(zip(p.tolist(), tokens.tolist(), strict=True)):
-        expected = slow_rules.released_lantern(
-            distribution, tuple_, None, rule.nearest.tolist(), 2, limit_of(rule)
-        )
+    for row, (p_row, tuple_) in enumerate(zip(p.tolist(), tokens.tolist(), strict=True)):
+        expected = slow_rules.released_lantern(p_row, tuple_, None, rule.nearest.tolist(), 2, limit_of(rule))
         torch.testing.assert_close(output[row].tolist(), expected, rtol=0, atol=1e-9)
 
 
@@ -66,10 +64,10 @@ def test_released_lantern_of_sampled_siblings_equals_the_loop(limit: str, siblin
         draws = draws_without_replacement(q[case].tolist(), siblings)
         expected = torch.zeros(6, dtype=torch.float64)
         for tokens, weight in draws:
-            distribution = slow_rules.released_lantern(
+            output_of_draw = slow_rules.released_lantern(
                 p[case].tolist(), tokens, q[case].tolist(), rule.nearest.tolist(), 2, limit_of(rule)
             )
-            expected += weight * torch.tensor(distribution, dtype=torch.float64)
+            expected += weight * torch.tensor(output_of_draw, dtype=torch.float64)
         torch.testing.assert_close(output[case], expected, rtol=0, atol=1e-9)
 
 
@@ -116,16 +114,16 @@ def test_released_lantern_at_temperature_zero_takes_what_its_neighbours_make_the
     assert relaxed > 0 and verdict.tv is not None and verdict.tv.max() == 1
 
 
-def test_a_dear_rule_measures_one_judged_place_a_round() -> None:
+def test_an_expensive_rule_measures_one_judged_place_a_round() -> None:
     """LANTERN over a chain of sampled tokens: the place is one that was judged, and the others are NaN."""
     rule = fitted(Lantern(0.3, neighbours=2), 6)
     rows = 300
-    distributions = dirichlet(rows, 5, 6, seed=1)
-    q = dirichlet(rows, 5, 6, seed=2) * 0.3 + 0.7 * distributions.roll(1, 1)
+    p = dirichlet(rows, 5, 6, seed=1)
+    q = dirichlet(rows, 5, 6, seed=2) * 0.3 + 0.7 * p.roll(1, 1)
     random = RandomStream.from_seed(2, rows)
     tokens = (q.log() + random.gumbel(torch.arange(5).expand(rows, 5), Purpose.DRAFT, 6, q.dtype)).argmax(-1)
     emitted = torch.arange(rows)
-    verdict = rule.verify(Draft.chain(tokens, IID, q), Scores(distributions.log(), False), random, emitted)
+    verdict = rule.verify(Draft.chain(tokens, IID, q), Scores(p.log(), False), random, emitted)
     assert verdict.tv is not None
     measured = ~verdict.tv.isnan()
     assert measured.sum(-1).tolist() == [1] * rows
@@ -133,5 +131,5 @@ def test_a_dear_rule_measures_one_judged_place_a_round() -> None:
     assert (place <= verdict.accepted).all() and len(set(place.tolist())) == 4
     for row in range(0, rows, 20):
         at = int(place[row])
-        distribution = exact_distribution(rule, distributions[row, at][None], q[row, at + 1][None], 1, IID)
-        assert distribution.tv is not None and abs(float(distribution.tv - verdict.tv[row, at])) < 1e-9
+        outcome = exact_distribution(rule, p[row, at][None], q[row, at + 1][None], 1, IID)
+        assert outcome.tv is not None and abs(float(outcome.tv - verdict.tv[row, at])) < 1e-9

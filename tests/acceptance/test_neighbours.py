@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance import neighbours
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import InputError
-from mmspec.relaxation.neighbours import find_neighbours, nearby_mass, nearby_mass_at, neighbour_table
+from mmspec.verification import neighbours
+from mmspec.verification.neighbours import find_neighbours, nearby_mass, nearby_mass_at, neighbour_table
 from tests.acceptance.codes import Codes, random_codes
 from tests.contracts.toy import dirichlet
 
@@ -90,10 +90,10 @@ def test_the_mass_of_a_prefix_equals_adding_by_hand(
         at_x = nearby_mass_at(p, table, x, None if limits is None else ceiling.gather(-1, x))
         torch.testing.assert_close(at_x, dense.gather(-1, x), rtol=0, atol=1e-14)
         for place in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
-            distribution, top = p[tuple(place)].tolist(), ceiling[tuple(place)].tolist()
+            p_row, top = p[tuple(place)].tolist(), ceiling[tuple(place)].tolist()
             for token in range(size + syntax):
                 ids = table[token].tolist() if token < size else []
-                expected = prefix_by_hand(distribution, ids, top[token])
+                expected = prefix_by_hand(p_row, ids, top[token])
                 assert abs(float(dense[(*place, token)]) - expected) < 1e-14
                 empty += token < size and expected == 0
     assert empty > 50, "the edge m* = 0 was met"

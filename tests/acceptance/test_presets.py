@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmspec.accelerators import ACCELERATORS, Accelerator, build_accelerator
+from mmspec.acceleration import Accelerator
+from mmspec.accelerators import ACCELERATORS, build_accelerator
 from mmspec.acceptance.budget import Budget
 from mmspec.acceptance.cool import Cool
 from mmspec.acceptance.grouped import Grouped
@@ -13,7 +14,7 @@ from mmspec.acceptance.lantern import Lantern
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError, UnknownArgumentError
-from mmspec.relaxation.relaxed_sampling import total_variation
+from mmspec.verification.relaxed_sampling import total_variation
 from tests.acceptance.codes import random_codes
 from tests.contracts.distributions import reference_distribution
 from tests.contracts.running import Run, decode
@@ -45,7 +46,7 @@ def test_presets_have_rules_with_their_defaults_and_options_reach_them() -> None
     assert isinstance(cool.rule, Cool)
     promises = [accelerator.exactness for accelerator in (gsd, lantern, cool)]
     assert promises == ["tv<=0.1", "tv<=0.1", "lossy"]
-    assert [ACCELERATORS[name].exactness for name in ("gsd", "lantern", "cool")] == ["bounded"] * 2 + [
+    assert [ACCELERATORS[name].promise[0] for name in ("gsd", "lantern", "cool")] == ["bounded"] * 2 + [
         "lossy"
     ]
     smaller = build_accelerator("gsd", delta=0.02, group_size=5, window=8)

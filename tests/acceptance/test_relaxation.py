@@ -16,7 +16,7 @@ from tests.contracts.mutation import PlantedBug
 from tests.decoding.test_rounds import counted_reads
 
 IID = DraftKind.IID
-RELAXATION, GROUPS = "mmspec.relaxation.relaxed_sampling:RelaxedSampling", "mmspec.relaxation.groups"
+RELAXATION, GROUPS = "mmspec.verification.relaxed_sampling:RelaxedSampling", "mmspec.verification.groups"
 BUDGET, LANTERN = "mmspec.acceptance.budget:Budget", "mmspec.acceptance.lantern:Lantern"
 BUGS = {
     "all k neighbours leave, under a bound": PlantedBug(
@@ -63,12 +63,12 @@ BUGS = {
         f"{BUDGET}.mass", ((".where(p > 0, 0.0)", ""),), checks.excluded_tokens_stay_excluded
     ),
     "half of the variation is reported": PlantedBug(
-        "mmspec.relaxation.relaxed_sampling:RelaxedSampling.judge",
+        "mmspec.verification.relaxed_sampling:RelaxedSampling.judge",
         (("total_variation(output, p)", "total_variation(output, p) / 2"),),
         checks.acceptance_is_paid_for,
     ),
-    "the released distribution is measured without what neighbours lend": PlantedBug(
-        f"{LANTERN}.reference_distribution",
+    "the released rule is measured without what neighbours lend": PlantedBug(
+        f"{LANTERN}.reference_output",
         (("common * spread", "0 * spread"),),
         checks.acceptance_is_paid_for,
     ),
@@ -136,9 +136,7 @@ def test_a_rule_that_was_not_fitted_says_so() -> None:
 @pytest.mark.parametrize("name", ["budget", "lantern", "lantern++", "grouped", "cool", "suffix"])
 def test_single_precision_and_a_draft_of_nothing_are_no_exception(name: str, nodes: int) -> None:
     rule = checks.rule_of(name)
-    p, q = (
-        distribution.float().view(20, nodes, 6) for distribution in checks.random_distributions(20 * nodes)
-    )
+    p, q = (values.float().view(20, nodes, 6) for values in checks.random_distributions(20 * nodes))
     draft = Draft.chain(q.argmax(-1), IID, q)
     verdict = rule.verify(
         draft, Scores(p.log(), False), RandomStream.from_seed(0, 20), torch.ones(20, dtype=torch.long)
@@ -154,7 +152,7 @@ def test_trees_report_distances() -> None:
 
 def test_no_rule_makes_the_host_wait_for_the_device() -> None:
     generator = torch.Generator().manual_seed(0)
-    p, q = (distribution.view(5, 4, 6) for distribution in checks.random_distributions(20))
+    p, q = (values.view(5, 4, 6) for values in checks.random_distributions(20))
     tokens = torch.randint(6, (5, 4), generator=generator)
     random, emitted = RandomStream.from_seed(0, 5), torch.ones(5, dtype=torch.long)
     for name, rule in (
@@ -163,9 +161,9 @@ def test_no_rule_makes_the_host_wait_for_the_device() -> None:
         ("suffix", checks.rule_of("suffix")),
     ):
         for kind in rule.sound_for:
-            distribution = None if kind is DraftKind.POINT else q
+            draft_q = None if kind is DraftKind.POINT else q
             for parents in ([0, 0, 1, 2], *([] if rule.chains_only else [[0, 0, 0, 1]])):
-                draft = Draft.tree(tokens, parents, kind, distribution)
+                draft = Draft.tree(tokens, parents, kind, draft_q)
                 with counted_reads() as reads:
                     rule.verify(draft, Scores(p.log(), False), random, emitted)
                 assert not reads, f"{name}, {kind.value}, {parents}: {dict(reads)}"

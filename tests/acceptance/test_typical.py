@@ -24,8 +24,7 @@ def test_the_measured_distance_per_token_is_within_the_stated_bound(
     rule: Typical, temperature: float
 ) -> None:
     """Every token offered to every distribution: an accepted one is a point mass, at 1 - p(x) from p."""
-    distributions = dirichlet(200, 6, seed=8)
-    p = (distributions.log() / temperature).softmax(-1).repeat_interleave(6, 0)
+    p = (dirichlet(200, 6, seed=8).log() / temperature).softmax(-1).repeat_interleave(6, 0)
     offered = torch.arange(6).repeat(200)
     draft = Draft.chain(torch.stack([torch.zeros_like(offered), offered], 1), DraftKind.POINT)
     scores = Scores(p.log()[:, None].expand(-1, 2, -1), greedy=False)
@@ -50,10 +49,10 @@ def test_the_measured_distance_per_token_is_within_the_stated_bound(
 def test_by_default_the_hard_threshold_caps_where_the_target_is_sure_and_entropy_lowers_it_elsewhere(
     p: list[float], threshold: float
 ) -> None:
-    distribution = torch.tensor(p, dtype=torch.float64)
-    torch.testing.assert_close(Typical().threshold(distribution).item(), threshold)
+    target = torch.tensor(p, dtype=torch.float64)
+    torch.testing.assert_close(Typical().threshold(target).item(), threshold)
     draft = Draft.chain(torch.tensor([[0, token] for token in range(len(p))]), DraftKind.POINT)
-    scores = Scores(distribution.log().expand(len(p), 2, -1), greedy=False)
+    scores = Scores(target.log().expand(len(p), 2, -1), greedy=False)
     random = RandomStream.from_seed(0, len(p))
     verdict = Typical().verify(draft, scores, random, torch.ones(len(p), dtype=torch.long))
     assert verdict.accepted.tolist() == [int(p_x > threshold) for p_x in p]

@@ -1,4 +1,4 @@
-"""Bad checkpoints: rows 49 to 54 of the table of bad inputs, as data."""
+"""Bad checkpoints as data: rows 49 to 54."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad requests for images, and bad checkpoints of models that draw: rows 33 to 56, as data."""
+"""Bad requests for images, and bad checkpoints of models that draw, as data: rows 33 to 56."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIDE, TOKENS = GRID * STRIDE, GRID**2
 
 @dataclass
 class DrawingBench(Bench):
-    """What a row is tried on: a model of classes, one of captions, and a folder of the latter."""
+    """Bench of the rows about images: a model of classes, one of captions, and a folder of the latter."""
 
     def ask(self) -> list[object]:
         return [self.classes(class_labels=1, seed=1).tokens, self.captions("red", seed=1).tokens]
@@ -55,7 +55,7 @@ class DrawingBench(Bench):
 
 
 def quiet(pipe: ImagePipeline) -> ImagePipeline:
-    """Without its bar."""
+    """Turn the progress bar off."""
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

@@ -1,4 +1,4 @@
-"""Bad images, videos and URLs: rows 1 to 32 of the table of bad inputs, as data.
+"""Bad images, videos and URLs as data: rows 1 to 32.
 
 `python -O -m tests.bad_inputs.media_rows` tries them all without pytest: no check may hide in an `assert`.
 """
@@ -42,7 +42,7 @@ class Row:
     """One bad input.
 
     Attributes:
-        number: the row of the table.
+        number: the kind of fault; rows of one kind share it.
         name: what is bad.
         call: makes the input in a folder and passes it; anything but a MediaError is a failure.
         expected: fragments of the message.

@@ -1,4 +1,4 @@
-"""Bad prompts: rows 33 to 38 of the table of bad inputs, as data."""
+"""Bad prompts as data: rows 33 to 38."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def prompt(number: int, name: str, value: object, argument: str, *expected: str,
     )
 
 
-def pictured(
+def with_images(
     number: int, name: str, value: object, count: int, argument: str, *expected: str, **keywords: Any
 ) -> Row:
     """A row that passes a prompt and so many images."""
@@ -71,16 +71,16 @@ PROMPTS = [
         "videos", ("does not take videos",)),
     Row(33, "no chat template", lambda b: b.text("red", **SHORT), "apply_chat_template",
         ("no chat template",)),
-    pictured(34, "more parts than images", turn([IMAGE, IMAGE, TEXT]), 1, "images", "got '1 images'",
+    with_images(34, "more parts than images", turn([IMAGE, IMAGE, TEXT]), 1, "images", "got '1 images'",
              "more image parts"),
-    pictured(34, "fewer parts than images", turn([IMAGE, TEXT]), 2, "images", "2 images", "1 image parts"),
+    with_images(34, "fewer parts than images", turn([IMAGE, TEXT]), 2, "images", "2 images", "1 image parts"),
     prompt(34, "part without an image", turn([IMAGE, TEXT]), "images", "0 images"),
-    pictured(34, "templated, none for an image", "user : red", 1, "images", "1 images", "<image>", ": 0",
+    with_images(34, "templated, none for an image", "user : red", 1, "images", "1 images", "<image>", ": 0",
              **RAW),
-    pictured(34, "templated, two for an image", "<image> <image> red", 1, "images", "1 images", ": 2",
+    with_images(34, "templated, two for an image", "<image> <image> red", 1, "images", "1 images", ": 2",
              **RAW),
     prompt(34, "templated, one for none", "<image> red", "images", "0 images", ": 1", **RAW),
-    pictured(34, "three images for two prompts", ["red", "blue"], 3, "images", "3 entries", "2 prompts"),
+    with_images(34, "three images for two prompts", ["red", "blue"], 3, "images", "3 entries", "2 prompts"),
     Row(34, "one image for two prompts", lambda b: b.vlm(["a", "b"], images=b.image, **SHORT), "images",
         ("2 prompts",)),
     Row(34, "bad image in a row",

@@ -1,4 +1,4 @@
-"""How a bad request is tried: on tiny pipelines whose models must not be run."""
+"""Bench for bad requests: tiny pipelines whose models must not be run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ForwardError(Exception):
 
 @dataclass
 class Bench:
-    """What a row is tried on.
+    """Pipelines, media and checkpoints that rows are tried on.
 
     Attributes:
         base: a folder that stays, for the sound checkpoints.
@@ -43,7 +43,7 @@ class Bench:
         self.answers = self.ask()
 
     def ask(self) -> list[object]:
-        """What the pipelines say to a good request; they must say it after a bad one, too."""
+        """Answers of the pipelines to a good request, which must be the same after a bad one."""
         return [
             pipeline("red", max_new_tokens=2, apply_chat_template=False).tokens
             for pipeline in (self.vlm, self.text)
@@ -92,7 +92,7 @@ class Row:
     """One bad input.
 
     Attributes:
-        number: the row of the table.
+        number: the kind of fault; rows of one kind share it.
         name: what is bad.
         call: tries it.
         argument: the argument that the error names.
@@ -142,7 +142,7 @@ def problems(row: Row, bench: Bench) -> list[str]:
         if bench.fingerprint() != before:
             found.append("changed global state")
         if bench.ask() != bench.answers:
-            found.append("changed what the pipeline says")
+            found.append("changed the pipeline's answers")
         return [f"{row}: {problem}: {message[:600]}" for problem in found]
     except Exception as error:  # noqa: BLE001  any other class is exactly what this looks for
         return [f"{row}: {type(error).__name__}: {str(error)[:300]}"]

@@ -1,4 +1,4 @@
-"""Rows 33 to 60 of the table of bad inputs.
+"""Bad requests and checkpoints, one after another: rows 33 to 60.
 
 `python -O -m tests.bad_inputs.requests_table` tries all of them: no check may hide in an `assert`.
 """

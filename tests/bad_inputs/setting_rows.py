@@ -1,4 +1,4 @@
-"""Bad settings: rows 39 to 48 of the table of bad inputs, as data."""
+"""Bad settings as data: rows 39 to 48."""
 
 from __future__ import annotations
 

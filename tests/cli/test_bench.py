@@ -98,9 +98,9 @@ def test_a_losing_row_stays_in_the_table(run, tiny_folder):
 
 
 def test_an_interrupt_reports_what_was_measured(run, tiny_folder, monkeypatch):
-    from mmspec.evaluation import speed
+    from mmspec.evaluation.speed import timing
 
-    measure = speed.measure
+    measure = timing.measure
 
     def interrupted(*arguments, **options):
         for count, measured in enumerate(measure(*arguments, **options)):
@@ -108,7 +108,7 @@ def test_an_interrupt_reports_what_was_measured(run, tiny_folder, monkeypatch):
             if count == 2:  # both accelerators on the first example, one of them on the second
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(speed, "measure", interrupted)
+    monkeypatch.setattr(timing, "measure", interrupted)
     result = run("bench", tiny_folder, "--accelerators", "copy", *FAST, "--json")
     assert result.exit_code == 130
     assert [record["samples"] for record in json.loads(result.stdout)] == [1, 1]

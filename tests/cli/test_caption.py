@@ -38,7 +38,7 @@ def test_the_stream_joins_to_the_text(run, tiny_folder, images):
     assert run(*common, "--stream").stdout == run(*common).stdout
 
 
-def test_without_a_image_a_scene_is_described(run_json, tiny_folder):
+def test_without_an_image_a_scene_is_described(run_json, tiny_folder):
     (record,) = run_json("caption", "--model", tiny_folder, "--max-new-tokens", 4)
     assert record["image"].startswith("scene ")
 

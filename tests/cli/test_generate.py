@@ -26,7 +26,7 @@ def small(tmp_path_factory):
 
 @pytest.fixture
 def out(tmp_path):
-    return tmp_path / "new" / "picture.png"
+    return tmp_path / "new" / "image.png"
 
 
 def test_one_image_is_written_as_it_is(run, folders, out):

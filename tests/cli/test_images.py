@@ -80,7 +80,7 @@ def test_check_fails_what_is_not(run, classes):
         (["--accelerators", "zipar:zipar_window=99"], "zipar_window"),
     ],
 )
-def test_what_a_image_does_not_have_is_refused(run, classes, arguments, named):
+def test_what_an_image_does_not_have_is_refused(run, classes, arguments, named):
     with pytest.raises(InputError, match=named):
         run("bench", classes, *arguments)
 

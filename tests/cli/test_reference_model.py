@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mmspec.evaluation.machine import reference_models
+from mmspec.reference.assets import reference_models
 
 pytestmark = pytest.mark.skipif(
     len(reference_models()) < 2, reason="the reference models are not in assets/ (yet)"

@@ -1,5 +1,7 @@
 """`mmspec train vlm` and `mmspec evaluate vlm`: the options arrive, and the two fit each other."""
 
+import importlib
+
 import pytest
 
 from mmspec.training.plan import PlanOptions
@@ -99,3 +101,25 @@ def test_the_help_names_every_method_of_drafters(run):
 
     shown = " ".join(run("train", "drafter", "--help").stdout.split())
     assert all(name in shown for name in METHODS)
+
+
+@pytest.mark.parametrize("name", ["vlm", "reader", "vq", "image", "drafter"])
+def test_the_help_says_how_long_and_with_how_many_examples_a_training_goes_on(run, monkeypatch, name):
+    defaults = {}
+
+    def plan(options, **own):
+        assert options == {"seed": 0, "resume": False}, "what is not given is left to the trainer"
+        defaults.update(own)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mmspec.training.plan.TrainingPlan.of", plan)
+    needed = {"image": ["--vq", "x"], "drafter": ["--target", "x"]}
+    run("train", name, "--out", "x", *needed.get(name, []))
+    shown = " ".join(run("train", name, "--help").stdout.split())
+    assert f"{defaults['minutes']:g} minutes, {defaults['batch_size']} examples at once" in shown
+
+
+@pytest.mark.parametrize("name", ["vlm", "image"])
+def test_scores_are_of_the_scenes_that_the_help_names(run, name):
+    scoring = importlib.import_module(f"mmspec.reference.scoring.{name}")
+    assert f"[default: {scoring.FIRST_SEED}]" in run("evaluate", name, "--help").stdout

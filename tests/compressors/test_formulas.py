@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from mmspec.compressors import VisualTokens, build_compressor, cells
+from mmspec.compressors import build_compressor, pooling
 from mmspec.compressors.gate import choose_branch
-from mmspec.compressors.latent import compress_latent
-from mmspec.compressors.similarity_pruning import most_diverse
+from mmspec.compressors.pruning import most_diverse
+from mmspec.compressors.queries import compress_latent
 from mmspec.visual_tokens.boxes import nowhere, overlap, raster, square_grid
+from mmspec.visual_tokens.tokens import VisualTokens
 from tests.contracts.mutation import PlantedBug
 
 WIDTH = 6
@@ -42,7 +43,7 @@ def pooling_is_average_pooling() -> None:
     given = image(torch.cat([raster(4, 6), raster(1, 2)]))
     given.mask[0, 24:] = False
     due = avg_pool2d(given.features[0, :24].T.view(WIDTH, 4, 6), 2).flatten(1).T
-    torch.testing.assert_close(cells.pool(given, 2, 3).features[0], due)
+    torch.testing.assert_close(pooling.pool(given, 2, 3).features[0], due)
 
 
 def test_pooling_is_average_pooling_where_the_grids_divide() -> None:
@@ -51,7 +52,7 @@ def test_pooling_is_average_pooling_where_the_grids_divide() -> None:
         (" * images.mask[:, None]", ""),
         ("covered.where(mask, 1.0)[..., None]", "weights.shape[-1]"),
     ):
-        bug = PlantedBug("mmspec.compressors.cells:pool", (edit,), pooling_is_average_pooling)
+        bug = PlantedBug("mmspec.compressors.pooling:pool", (edit,), pooling_is_average_pooling)
         with bug.planted(), pytest.raises(AssertionError):
             bug.check()
 
@@ -59,8 +60,8 @@ def test_pooling_is_average_pooling_where_the_grids_divide() -> None:
 def test_pooling_halves_the_weight_between_a_base_view_and_its_tiles() -> None:
     given = image(torch.cat([raster(1, 1), raster(2, 2), nowhere(2)]))
     base, tiles = given.features[0, 0], given.features[0, 1:5]
-    torch.testing.assert_close(cells.pool(given, 1, 1).features[0, 0], (base + tiles.mean(0)) / 2)
-    assert cells.pool(image(nowhere(3)), 1, 2).mask.tolist() == [[False, False]]
+    torch.testing.assert_close(pooling.pool(given, 1, 1).features[0, 0], (base + tiles.mean(0)) / 2)
+    assert pooling.pool(image(nowhere(3)), 1, 2).mask.tolist() == [[False, False]]
 
 
 def test_overlap_of_grids_that_do_not_divide() -> None:
@@ -76,7 +77,7 @@ def test_grids_are_as_square_as_they_can_be(cells: int, grid: tuple[int, int]) -
 def test_convolution_starts_as_pooling() -> None:
     given, question = image(raster(6, 6)), torch.zeros(1, WIDTH)
     convolution = build_compressor("convolution", WIDTH, tokens=9)
-    torch.testing.assert_close(convolution(given, question).features, cells.pool(given, 3, 3).features)
+    torch.testing.assert_close(convolution(given, question).features, pooling.pool(given, 3, 3).features)
 
 
 def test_attention_keeps_what_the_question_points_at_in_reading_order() -> None:

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.compressors import Compressor, VisualTokens, splice
+from mmspec.compressors import Compressor
+from mmspec.visual_tokens import splice
 from mmspec.visual_tokens.boxes import nowhere, raster
 from mmspec.visual_tokens.spans import ImageSpan
+from mmspec.visual_tokens.tokens import VisualTokens
 from tests.contracts.mutation import PlantedBug
 
 WIDTH, LONGEST = 3, 24

@@ -1,4 +1,4 @@
-"""What must hold, as functions: tests run them on the code, planted bugs on mutations of it."""
+"""Checks of the loop, as functions: tests run them on the code, planted bugs on mutations of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def llama() -> CausalTarget:
 
 @functools.cache
 def precise() -> CausalTarget:
-    """In float64, for sampling: entropy about two nats."""
+    """A target in float64, for sampling: entropy about two nats."""
     return CausalTarget(tiny_lm())
 
 
@@ -71,7 +71,7 @@ def k_sequential_distribution() -> None:
 
 
 def joint_of(target: CausalTarget, prompt: Prompt, length: int, sampler: Sampler) -> Tensor:
-    """[V] * length: the exact distribution of a real model's next tokens, every prefix read without a cache."""
+    """[V] * length: exact joint distribution of a model's next tokens, every prefix read without a cache."""
     size = target.vocabulary
     tails = torch.cartesian_prod(*[torch.arange(size)] * (length - 1))
     ids = torch.cat([torch.tensor([list(prompt)]).expand(len(tails), -1), tails], 1)
@@ -157,7 +157,7 @@ def rows_are_independent() -> None:
 
 
 def cache_equals_a_fresh_prefill() -> None:
-    """After every round keys and values are those of reading the emitted tokens at once (G4, below 1e-9)."""
+    """After every round keys and values are those of reading the emitted tokens at once, to 1e-9."""
     target = Recorder(tiny_lm())
     known = futures(precise(), PROMPTS, max_new_tokens=24)
 
@@ -197,7 +197,7 @@ def processors_see_the_path() -> None:
 
 
 def tree_logits_are_path_logits() -> None:
-    """Every node's logits are those of its path read alone (G5), whatever else stands in the tree (G6)."""
+    """Every node's logits are those of its path read alone, whatever else stands in the tree."""
     generator = torch.Generator().manual_seed(2)
     for backend in ("sdpa", "eager"):
         model = tiny_llama()

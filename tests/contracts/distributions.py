@@ -1,9 +1,8 @@
-"""Statistics of the distribution tests: which test, how many samples, and how often it may cry wolf.
+"""Statistics of the distribution tests: the test, the number of samples, and the rate of false alarms.
 
-The test is the one of reliability.md section 3: a chi-square on every pair of neighbouring output tokens,
-which at 20,000 samples missed none of 13 planted bugs in 260 trials. Seeds are fixed, so the suite gives one
-answer for one state of the code; the threshold says how likely a *correct* change of the random numbers is to
-be called a bug.
+The test is a chi-square on every pair of neighbouring output tokens, which at 20,000 samples missed none of
+13 planted bugs in 260 trials. Seeds are fixed, so the suite gives one answer for one state of the code; the
+threshold says how likely a *correct* change of the random numbers is to be called a bug.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Fit:
 
     @property
     def p_value(self) -> float:
-        """Upper tail of the chi-square distribution; 0 if something happened that the distribution excludes."""
+        """Upper tail of the chi-square distribution; 0 if a cell of probability 0 was seen."""
         if self.impossible:
             return 0.0
         if self.freedom == 0:
@@ -86,7 +85,7 @@ def pair_p_values(outputs: Tensor, joint: Tensor) -> list[float]:
 
 
 def reference_distribution(logits: Tensor, sampler: Sampler) -> Tensor:
-    """What the promise means, by transformers' own warpers. logits: [1 or 2, m, V] -> [m, V]."""
+    """Promised distribution by transformers' own warpers, logits [1 or 2, m, V] -> [m, V]."""
     rows = logits.double()
     scores = rows[0]
     if sampler.guidance_scale != 1.0:

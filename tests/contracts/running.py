@@ -1,4 +1,4 @@
-"""How the contract tests call the loop."""
+"""Calls of the loop by the contract tests, and targets that record them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Prompt = Sequence[int]
 
 @dataclass(frozen=True)
 class Run:
-    """What one call did."""
+    """Result of one call of the loop."""
 
     outputs: list[list[int]]
     stats: DecodingStats
@@ -85,7 +85,7 @@ def random_prompts(
 def generate(
     model: PreTrainedModel, prompt: Prompt, max_new_tokens: int = 64, **settings: object
 ) -> list[int]:
-    """The new tokens of transformers' own greedy `generate`."""
+    """New tokens of transformers' own greedy `generate`."""
     ids = torch.tensor([list(prompt)])
     settings = {"eos_token_id": None, "pad_token_id": 0, "do_sample": False} | settings
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, **settings)
@@ -95,7 +95,7 @@ def generate(
 def futures(
     target: Target, prompts: Sequence[Prompt], sampler: Sampler | None = None, **settings: object
 ) -> dict[tuple[int, ...], list[int]]:
-    """What plain decoding says after each prompt: the continuations of an oracle."""
+    """Continuations of prompts by plain decoding, for an oracle."""
     outputs = decode(target, prompts, sampler=sampler, **settings).outputs  # type: ignore[arg-type]
     return {tuple(prompt): output for prompt, output in zip(prompts, outputs, strict=True)}
 

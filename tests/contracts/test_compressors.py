@@ -1,4 +1,4 @@
-"""The distributions of every registered compressor, and bugs that they catch."""
+"""The contract of every registered compressor, and planted bugs that it catches."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.compressors import COMPRESSORS, Compressor, VisualTokens, build_compressor
+from mmspec.compressors import COMPRESSORS, Compressor, build_compressor
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.visual_tokens.boxes import nowhere, raster
+from mmspec.visual_tokens.tokens import VisualTokens
 from tests.contracts.mutation import PlantedBug
 
 WIDTH = 8
@@ -174,7 +175,7 @@ def no_images_at_all() -> None:
         assert len(made.features) == 0 and made.features.shape[2] == WIDTH, name
 
 
-DISTRIBUTIONS = [
+CONTRACT = [
     shape_is_known_without_looking,
     padding_changes_nothing,
     images_do_not_mix,
@@ -185,9 +186,9 @@ DISTRIBUTIONS = [
 ]
 
 
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=lambda distribution: distribution.__name__)
-def test_every_compressor_obeys(distribution: Callable[[], None]) -> None:
-    distribution()
+@pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
+def test_every_compressor_obeys(check: Callable[[], None]) -> None:
+    check()
 
 
 def test_every_registered_compressor_is_tested_here() -> None:
@@ -195,7 +196,7 @@ def test_every_registered_compressor_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("name", ["latent", "resampler", "vispec", "similarity_pruning", "attention_pruning"])
-def test_order_within_a_image_does_not_matter(name: str) -> None:
+def test_order_within_an_image_does_not_matter(name: str) -> None:
     compressor, given = build(name), images("base and tiles")
     order = torch.randperm(given.mask.shape[1], generator=torch.Generator().manual_seed(1))
     shuffled = VisualTokens(given.features[:, order], given.mask[:, order], given.boxes[:, order])
@@ -233,25 +234,25 @@ def test_options_that_do_not_exist_are_refused() -> None:
 ROOM = "mmspec.compressors"
 BUGS = {
     "padding takes part in the softmax": PlantedBug(
-        f"{ROOM}.latent:masked_softmax",
+        f"{ROOM}.queries:masked_softmax",
         (('scores.masked_fill(~mask, float("-inf"))', "scores"),),
         padding_changes_nothing,
     ),
     "padding is kept for its score": PlantedBug(
-        f"{ROOM}.attention_pruning:attended_most",
+        f"{ROOM}.pruning:attended_most",
         (('scores.masked_fill(~images.mask, float("-inf"))', "scores"),),
         padding_changes_nothing,
     ),
     "softmax over images": PlantedBug(
-        f"{ROOM}.latent:masked_softmax", (("softmax(-1)", "softmax(0)"),), images_do_not_mix
+        f"{ROOM}.queries:masked_softmax", (("softmax(-1)", "softmax(0)"),), images_do_not_mix
     ),
     "one mean for all images": PlantedBug(
-        f"{ROOM}.similarity_pruning:most_diverse",
+        f"{ROOM}.pruning:most_diverse",
         ((".sum(1)", ".sum(1).mean(0, keepdim=True).expand(rows, -1)"),),
         padding_changes_nothing,
     ),
     "one question for all images": PlantedBug(
-        f"{ROOM}.attention_pruning:attended_most",
+        f"{ROOM}.pruning:attended_most",
         (("question[..., None]", "question.mean(0)[..., None]"),),
         images_do_not_mix,
     ),
@@ -259,7 +260,7 @@ BUGS = {
         f"{ROOM}.gate:choose_branch", (("(soft - soft.detach())", "0 * soft.detach()"),), gradients_flow
     ),
     "fewer tokens where an image is small": PlantedBug(
-        f"{ROOM}.attention_pruning:attended_most",
+        f"{ROOM}.pruning:attended_most",
         (("missing = (0, tokens - kept)", "missing = (0, 0)"),),
         shape_is_known_without_looking,
     ),

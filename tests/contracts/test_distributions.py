@@ -1,4 +1,4 @@
-"""L0 by sampling: the pair distribution of every exact rule, through the loop, with a table as the target.
+"""Sampled distributions of every exact rule through the loop, pair by pair, with a table as the target.
 
 Rows of one batch have keys of their own, so 20,000 rows are 20,000 independent samples. `distributions.py`
 computes the alarm threshold.
@@ -126,7 +126,7 @@ def test_the_first_place_is_accepted_with_the_overlap_of_the_distributions(seed:
 
 
 def test_the_test_itself_is_calibrated() -> None:
-    """Draws from the distribution itself: p-values are uniform, so the share below 5 % is 5 % within four sigma."""
+    """Draws from the distribution itself: the share of p-values below 5 % is 5 % within four sigma."""
     distribution = dirichlet(36, seed=3)
     generator = torch.Generator().manual_seed(0)
     values = []

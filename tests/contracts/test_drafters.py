@@ -1,4 +1,4 @@
-"""What every registered drafter must do; the oracles of the tests run along as the extremes."""
+"""The contract of every registered drafter; the oracles of the tests run along as the extremes."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_every_registered_drafter_is_tested_here() -> None:
 
 @pytest.mark.parametrize("name", REGISTERED)
 def test_greedy_output_is_that_of_generate_on_twenty_prompts(name: str) -> None:
-    """G1: 20 ragged prompts of 64 tokens in one batch, and some of them alone."""
+    """20 ragged prompts of 64 tokens in one batch, and some of them alone."""
     drafter = REGISTERED[name](5, torch.float32)
     assert decode(llama(), MANY, drafter).outputs == greedy_answers()
     for row in (0, 7, 13):
@@ -202,7 +202,7 @@ def test_sampling_is_bitwise_that_of_plain_decoding(name: str, length: int) -> N
 @pytest.mark.parametrize("depth", LENGTHS[:4])
 @pytest.mark.parametrize("siblings", [0, 2])
 def test_an_oracle_is_accepted_whole_and_an_adversary_never(depth: int, siblings: int) -> None:
-    """G3: acceptance length depth + 1 in full rounds, and 1 with the right text all the same."""
+    """Acceptance length depth + 1 in full rounds, and 1 with the right text all the same."""
     rounds = 3
     length = 1 + rounds * (depth + 1)
     known = {tuple(prompt): output for prompt, output in zip(MANY[:3], greedy_answers(), strict=False)}

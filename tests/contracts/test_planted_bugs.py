@@ -1,8 +1,7 @@
-"""A suite that cannot fail proves nothing: every bug planted here must be caught; the real code must pass.
+"""Planted bugs: each must be caught, and the real code must pass; a suite that cannot fail proves nothing.
 
-The list is that of reliability.md section 3, visual-ar-decoding.md section 18 item 8, text-speculation.md
-section 2.3 and vlm-drafting.md, and every bug that the loop itself once had. A bug is a few characters of the
-real code.
+The bugs are those of published code, common mistakes, and every bug that the loop itself once had. A bug is a
+few characters of the real code.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def bug(check: Callable[[], None], where: str, *edits: tuple[str, str]) -> Plant
 
 
 BUGS = {
-    # reliability.md section 3
+    # rejection sampling: the residual, the bonus, the ratio, q, the random numbers
     "residual is p": bug(
         checks.speculative_distribution, f"{REJECTION}:residual", ("(p - q).clamp_min(0.0)", "p")
     ),
@@ -85,7 +84,7 @@ BUGS = {
     "last accepted token treated as rejected": bug(
         checks.speculative_distribution, SPECULATIVE, (ACCEPTED, f"{ACCEPTED}.clamp_max(draft.max_depth - 1)")
     ),
-    # visual-ar-decoding.md section 18, item 8
+    # of SJD's and SCD's code (2410.01699, 2510.24211)
     "q of an older step": bug(
         checks.real_model_distribution,
         f"{DRAFTING}.propose",
@@ -99,7 +98,7 @@ BUGS = {
         f"{SAMPLING}:Sampler.warped",
         ("logits / self.temperature", "logits / self.temperature**2"),
     ),
-    # text-speculation.md section 2.3
+    # exactness lost in silence: trees of top-k, draft lengths by q, siblings without a residual
     "deterministic top-k judged with the ratio of q": bug(
         checks.recursive_distribution_without_replacement,
         "tests.oracles:SampledTreeDrafter.perturb",
@@ -119,7 +118,7 @@ BUGS = {
         ("p = torch.where(rejected, residual(p, q), p)", "p = p"),
         ("return chosen, p", "return chosen, residual(p, q)"),
     ),
-    # vlm-drafting.md
+    # of FLASH's and EAGLE's code (2505.12728, 2406.16858), and their like
     "residual of the raw softmax at T = 0.6": bug(
         checks.speculative_distribution_at_low_temperature,
         SPECULATIVE,

@@ -1,11 +1,11 @@
-"""What every registered acceptance rule must do, with every kind of draft it says it is sound for."""
+"""The contract of every registered acceptance rule, with every kind of draft it is sound for."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from mmspec.accelerators import is_sound
+from mmspec.acceleration import is_sound
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.draft import Draft, DraftKind
@@ -34,7 +34,7 @@ EXACT = [
 
 
 def rule_of(name: str, vocabulary: int) -> AcceptanceRule:
-    """A registered rule with its defaults, fitted to some target of that many codes."""
+    """Build a registered rule with its defaults, fitted to some target of that many codes."""
     return fitted(ACCEPTANCE_RULES[name](), vocabulary)
 
 

@@ -1,4 +1,4 @@
-"""A table as a target: a Markov chain of order two whose joint distribution is known exactly."""
+"""Tables as targets: a Markov chain of order two whose joint distribution is known exactly."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 
 VOCABULARY = 6
-Distribution = Callable[[Tensor], Tensor]
+Warp = Callable[[Tensor], Tensor]
 
 
 def dirichlet(*shape: int, seed: int, concentration: float = 0.7) -> Tensor:
-    """Random rows that sum to one, [*shape], float64."""
+    """Draw random distributions [*shape], float64."""
     generator = torch.Generator().manual_seed(seed)
     alpha = torch.full(shape, concentration, dtype=torch.float64)
     gamma = torch._standard_gamma(alpha, generator=generator)
@@ -95,12 +95,12 @@ class TableTarget:
         assert (draft.valid.gather(1, verdict.path) | ~kept).all(), "padding is never accepted"
         assert (verdict.accepted <= draft.max_depth).all(), "a path is no longer than the draft"
 
-    def joint(self, prompts: Sequence[Sequence[int]], length: int, distribution: Distribution) -> Tensor:
-        """[V] * length: the exact joint distribution of the next tokens, by enumeration.
+    def joint(self, prompts: Sequence[Sequence[int]], length: int, warp: Warp) -> Tensor:
+        """[V] * length: exact joint distribution of the next tokens, by enumeration.
 
         Args:
             prompts: one prompt; or the conditional and the unconditional one.
-            distribution: a reference for the warping: logits [1 or 2, m, V] -> probabilities [m, V].
+            warp: a reference for the warping: logits [1 or 2, m, V] -> probabilities [m, V].
         """
         size = self.vocabulary
         joint = torch.ones((), dtype=torch.float64)
@@ -111,9 +111,8 @@ class TableTarget:
                 path = [*(torch.tensor(token) for token in prompt), *places]
                 logits.append(self.logits[prompt[0] % len(self.logits), path[-2], path[-1]])
             flat = torch.stack([rows.expand(*[size] * (index + 1)).reshape(-1, size) for rows in logits])
-            joint = joint[..., None] * distribution(self.constrain(flat, torch.tensor(index))).view(
-                *[size] * (index + 1)
-            )
+            steps = warp(self.constrain(flat, torch.tensor(index)))
+            joint = joint[..., None] * steps.view(*[size] * (index + 1))
         return joint
 
     def constrain(self, logits: Tensor, index: Tensor) -> Tensor:
@@ -126,6 +125,6 @@ def toy_target(tables: int = 1, vocabulary: int = VOCABULARY) -> TableTarget:
 
 
 def toy_distribution(seed: int = 1, vocabulary: int = VOCABULARY) -> Tensor:
-    """[V, V] a draft distribution: half the target's mean, half noise, so that about 0.7 of the draws are accepted."""
+    """[V, V] draft distribution: half the target's mean, half noise; about 0.7 of its draws are accepted."""
     target = dirichlet(1, vocabulary, vocabulary, vocabulary, seed=0)[0].mean(0)
     return 0.5 * target + 0.5 * dirichlet(vocabulary, vocabulary, seed=seed)

@@ -1,4 +1,4 @@
-"""The ragged cache: what it holds, what it lets a node see, when it moves, and which models it refuses."""
+"""The ragged cache: its contents, its masks, its growth, and the models that it refuses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_logits_of_a_tree_are_those_of_its_paths_under_sdpa_and_eager() -> None:
 
 
 def test_siblings_and_probes_are_invisible() -> None:
-    """G6: what stands beside a path, or is only scored, changes no bit of the path's logits."""
+    """Nodes beside a path, and those that are only scored, change no bit of the path's logits."""
     prompts = [{"input_ids": torch.tensor([list(prompt)])} for prompt in PROMPTS]
     tokens = torch.randint(VOCABULARY, (3, 7), generator=torch.Generator().manual_seed(1))
     shape = [0, 0, 0, 1, 1, 3, 2]

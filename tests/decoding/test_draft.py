@@ -1,4 +1,4 @@
-"""Trees: ancestors, depths and children against loops; verdicts; trees that are none."""
+"""Trees: ancestors, depths and children against loops; verdicts; invalid trees."""
 
 from __future__ import annotations
 

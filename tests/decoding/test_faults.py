@@ -1,4 +1,4 @@
-"""Numbers that are none: the row ends with an error of its own, the other rows go on."""
+"""Logits that are not finite: the row ends with an error of its own, the other rows go on."""
 
 from __future__ import annotations
 
@@ -79,8 +79,7 @@ RELAXED = ["budget", "lantern", "grouped", "cool", "suffix"]
 
 @pytest.mark.parametrize("name", ["speculative_sampling", "recursive_rejection", "k_sequential", *RELAXED])
 def test_rejection_rules_keep_bad_rows_apart(name: str) -> None:
-    distribution = dirichlet(VOCABULARY, VOCABULARY, seed=4)
-    drafter = SampledTreeDrafter(distribution, (1, 1), DraftKind.IID)
+    drafter = SampledTreeDrafter(dirichlet(VOCABULARY, VOCABULARY, seed=4), (1, 1), DraftKind.IID)
     rule, sampler = fitted(ACCEPTANCE_RULES[name](), VOCABULARY), Sampler(0.8)
     plain = decode(precise(), PROMPTS, drafter, rule, sampler, max_new_tokens=LIMIT).outputs
     target = Poisoned(bad_logits("all NaN"), len(PROMPTS[1]) + 9)

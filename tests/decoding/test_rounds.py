@@ -1,4 +1,4 @@
-"""What a round costs: one read of the device, two shapes, the hidden states that were asked for."""
+"""Costs of a round: one read of the device, two shapes, the hidden states that were asked for."""
 
 from __future__ import annotations
 

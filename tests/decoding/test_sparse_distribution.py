@@ -1,4 +1,4 @@
-"""Distributions as pairs."""
+"""Distributions under top-k as pairs of token and probability."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Where a row ends: at the very token, whatever else was accepted with it (ecosystem.md section 9)."""
+"""Stopping: a row ends at the very token, whatever else was accepted with it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def naive_image(
     window: int,
     choose: Choose,
 ) -> tuple[list[int], int]:
-    """The tokens of an image, and how many forwards it took.
+    """Decode an image: its tokens, and the number of forwards.
 
     Args:
         forwards, prompts: the model, with the conditional prompt and perhaps the unconditional one.

@@ -1,4 +1,4 @@
-"""What must hold of the staircase, as functions: tests run them on the code, planted bugs on mutations."""
+"""Checks of the staircase, as functions: tests run them on the code, planted bugs on mutations."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmspec.accelerators import Accelerator, build_accelerator
+from mmspec.acceleration import Accelerator
+from mmspec.accelerators import build_accelerator
 from mmspec.decoding import cache as cache_module
 from mmspec.decoding.cache import RaggedCache, RaggedLayer
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.image_grid import Grammar, ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, Request
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
@@ -149,11 +150,11 @@ def equals_naive(
 
         def choose(logits: list[Tensor], index: int, row: int = row) -> int:
             codes = torch.stack(logits)[:, None, : target.grid.codebook_size]
-            distribution = distributions.reference_distribution(codes, sampler)[0]
+            p = distributions.reference_distribution(codes, sampler)[0]
             noise = stream.gumbel(
                 torch.full((rows, 1), index), Purpose.TARGET, target.vocabulary, torch.float64
             )
-            return int((distribution.log() + noise[row, 0, : len(distribution)]).argmax())
+            return int((p.log() + noise[row, 0, : len(p)]).argmax())
 
         prompts = [request.prompt_tokens]
         if sampler.guidance_scale != 1:
@@ -240,12 +241,13 @@ class FanOut(LlamaGenTarget):
         many.lengths += one.cache.lengths
         many.longest = one.cache.longest
         lengths = one.prompt_lengths * rows
-        state = ImageState(many, one.offset.repeat(rows), lengths, one.forced.repeat(rows, 1), one.starts)
+        grammar = Grammar([self.grid] * rows, self.device)
+        state = ImageState(many, one.offset.repeat(rows), lengths, grammar, one.starts)
         return state, PromptOutput(output.logits.expand(rows, -1, -1))
 
 
 def first_tokens_follow_the_wider_window(**options: object) -> None:
-    """With s = C - 1 the second asking sees the whole row above: the distribution is that of raster order."""
+    """With s = C - 1 the second prediction sees the whole row above, as in raster order."""
     codes, columns = 4, 3
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache_module, "CAPACITY_BLOCK", 16)

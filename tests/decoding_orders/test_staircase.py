@@ -1,4 +1,4 @@
-"""The staircase: how many forwards, what each cell sees, and that raster order is one of its windows."""
+"""The staircase: its number of forwards, the cells that each cell sees, and raster order as a window."""
 
 from __future__ import annotations
 
@@ -128,14 +128,14 @@ def test_greedy_images_need_no_noise() -> None:
     assert images[0] == images[1]
 
 
-def test_a_image_cut_short_is_the_beginning_of_the_whole() -> None:
+def test_an_image_cut_short_is_the_beginning_of_the_whole() -> None:
     requests = requests_of(lines(), 2)
     whole, _ = draw(lines(), zipar(2), requests)
     assert draw(lines(), zipar(2), requests, tokens=8)[0] == [row[:8] for row in whole]
 
 
 def test_it_is_labelled_lossy_without_a_bound() -> None:
-    assert ACCELERATORS["zipar"].exactness == zipar(2).exactness == "lossy"
+    assert ACCELERATORS["zipar"].promise[0] == zipar(2).exactness == "lossy"
 
 
 @pytest.mark.parametrize("window", [0, -1, 5, 2.0, True, "8"])
@@ -196,17 +196,17 @@ LOOP, IMAGE = "mmspec.decoding.parallel", "mmspec.decoding.image_cells:Image"
 BUGS = {
     "zero keys take part": (
         checks.rasters_equal_naive,
-        f"{LOOP}:see",
+        f"{LOOP}:visible_places",
         ("kept[:, None, : len(column)] & (column < here)", "(column < here)"),
     ),
     "unwritten keys take part": (
         checks.unwritten_places_do_not_matter,
-        f"{LOOP}:see",
+        f"{LOOP}:visible_places",
         ("kept[:, None, : len(column)] & (column < here)", "(column < here)"),
     ),
     "rows below are seen": (
         checks.rasters_equal_naive,
-        f"{LOOP}:see",
+        f"{LOOP}:visible_places",
         (" & (column < here)", " & (column >= 0)"),
     ),
     "a stand-in stays": (
@@ -252,7 +252,7 @@ BUGS = {
             "rule.verify(draft, Scores(draft.q.log(), False)",
         ),
     ),
-    "the offered distribution is that of the second asking": (
+    "the offered distribution is that of the second prediction": (
         checks.first_tokens_follow_the_wider_window,
         f"{LOOP}:judge",
         (

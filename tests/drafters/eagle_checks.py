@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.accelerators import Accelerator
+from mmspec.acceleration import Accelerator
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import (
     AcceptanceRule,

@@ -1,7 +1,7 @@
-"""What must hold of the Jacobi drafter, as functions: tests run them on the code, planted bugs on mutations.
+"""Checks of the Jacobi drafter, as functions: tests run them on the code, planted bugs on mutations.
 
 An image of 2 x 2 cells over five codes with forced row ends, whose distribution is a table: 625 outputs, all
-of whose probabilities are known (dossier T0).
+of whose probabilities are known.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def distribution_with_a_tail() -> None:
 
 
 def flat_target(sensitivity: float = 0.43) -> ImageTable:
-    """64 codes, 8 x 16 cells, total variation 0.24 between contexts: the simulation of the dossier's 15."""
+    """Flat distributions of 64 codes, 8 x 16 cells, a total variation of 0.24 between contexts."""
     generator = torch.Generator().manual_seed(0)
     shared = torch.randn(64, generator=generator)
     own = torch.randn(1, 64, 64, 64, generator=generator)

@@ -1,4 +1,4 @@
-"""What must hold of drafts of changing size: tests run it on the code, planted bugs on mutants."""
+"""Checks of drafts of changing size: tests run them on the code, planted bugs on mutations."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def resized_drafts_are_those_of_the_slow_way(kind: str = "eagle", scale: float =
 
 
 def confident_distribution(stop_below: float = 0.3, pace: Iterable[int] = (1,)) -> None:
-    """Chains that end where the draft model is unsure, and sizes that change: the distribution is the target's."""
+    """Chains that end where the draft model is unsure, of changing sizes, keep the target's distribution."""
     sampler, prompt, rows = Sampler(1.0), (3, 1, 4), 6_000
     target, small = FanOutTarget(tiny_lm_v8()), FanOutTarget(tiny_lm_v8(seed=5))
     drafter = DraftModelDrafter(small, 3, "sampled").stopping_below(stop_below)
@@ -124,7 +124,7 @@ def confident_distribution(stop_below: float = 0.3, pace: Iterable[int] = (1,)) 
 
 @dataclass
 class Device:
-    """Where rounds take what it says, on a text whose tokens are predicted at some rate.
+    """Device on which rounds take given seconds, and a text whose tokens are predicted at some rate.
 
     Attributes:
         seconds: of a round of each choice.
@@ -148,7 +148,7 @@ class Device:
         return choices
 
     def tokens(self, depth: int) -> int:
-        """Of a round of one row."""
+        """Tokens of a round of one row."""
         return 1 + next((right for right in range(depth) if self.dice.random() >= self.rate), depth)
 
 

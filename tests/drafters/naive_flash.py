@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmspec.decoding.sampling import Sampler, guide
 from mmspec.drafting.tree import DynamicTree
+from mmspec.models.feature_head import Prompts
 from mmspec.models.flash import FlashHead
 from mmspec.targets.causal import CausalTarget
 from mmspec.visual_tokens.spans import find_images
@@ -67,7 +68,7 @@ class NaiveFlash:
             taps, _ = read_whole(self.target, prompt, output)
             spans = [find_images(self.target.config, prompt)]
             question = torch.tensor([prompt["input_ids"].shape[1] - 1])
-            made = self.head.read_prompts(taps[0], taps[-1], [taps[0].shape[1]], spans, question)
+            made = self.head.read_prompts(Prompts(taps[0], taps[-1], [taps[0].shape[1]], spans, question))
             self.known[key] = made.rows
         return self.known[key]
 

@@ -47,7 +47,7 @@ class Counted(list):  # type: ignore[type-arg]
 
 
 def steps_of(tokens: list[int]) -> int:
-    """How many states are looked at while a text is read."""
+    """Number of states that are looked at while a text is read."""
     automaton = SuffixAutomaton()
     automaton._next, automaton._link, automaton._length = (
         Counted(automaton._next),

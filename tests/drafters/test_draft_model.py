@@ -1,4 +1,4 @@
-"""Drafting with a smaller model: distributions through a real cache, other vocabularies, prompts of its own."""
+"""Drafting with a smaller model: distributions through a real cache, other vocabularies, own prompts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_copy_of_the_target_is_always_right() -> None:
 
 
 def test_coupling_accepts_more_than_drawing_apart() -> None:
-    """Where the two distributions agree, shared noise draws the same token."""
+    """Shared noise draws the same token where the two distributions agree."""
     other = CausalTarget(tiny_llama())
     with torch.no_grad():
         for parameter in other.model.parameters():

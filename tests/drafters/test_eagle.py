@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, PreTrainedModel
 
-from mmspec.accelerators import Accelerator
+from mmspec.acceleration import Accelerator
 from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.image_grid import Grammar, ImageGrid, exclude
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import Stopping
-from mmspec.drafters.eagle import EagleDrafter, Grammar
+from mmspec.drafters.eagle import EagleDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.drafting.tree import DynamicTree
 from mmspec.errors import InputError, UnsupportedModelError
@@ -64,7 +64,7 @@ def test_images_are_drafted_as_the_slow_way() -> None:
 
 GROWTH = "mmspec.drafting.growth:TreeGrowth"
 HEAD = "mmspec.models.eagle.modeling:EagleHead"
-PATH, GUIDED = "_copied(verdict.path)", "guide(self.head.logits(hidden, self.target.head).float(), "
+PATH = "_copied(verdict.path)"
 BUGS = {
     "states of the accepted path are shifted": (f"{READING}.observe", PATH, f"{PATH}.roll(1, 1)"),
     "tokens of the accepted path are not shifted": (f"{READING}.observe", ".roll(-1, 1)", ""),
@@ -81,9 +81,9 @@ BUGS = {
     "children of another parent": (f"{SESSION}.propose", "self._copied(parent)", "self._copied(0 * parent)"),
     "confidence of the last step alone": (f"{GROWTH}.grow", "(self.scores[", "(0 * self.scores["),
     "guidance is forgotten": (
-        f"{SESSION}._guided",
-        f"{GUIDED}self.sampler.guidance_scale)",
-        f"{GUIDED}1)[: len(index)]",
+        "mmspec.drafting.heads:HeadSession._guided",
+        "self.sampler.guidance_scale)",
+        "1)[: len(logits) // self.copies]",
     ),
 }
 
@@ -252,7 +252,10 @@ def test_the_grammar_of_a_image() -> None:
     grammar = Grammar([grid, grid], torch.device("cpu"))
     places = [0, 2, 3, 5, 6, 7, 50]
     allowed = [
-        grammar(torch.zeros(2, 1, 5), torch.tensor([place, 0]))[0, 0].isfinite().nonzero()[:, 0].tolist()
+        exclude(torch.zeros(2, 1, 5), grammar.at(torch.tensor([[place], [0]])), 3)[0, 0]
+        .isfinite()
+        .nonzero()[:, 0]
+        .tolist()
         for place in places
     ]
     assert allowed == [[0, 1, 2], [3], [0, 1, 2], [3], [4], [0, 1, 2], [0, 1, 2]]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.accelerators import Accelerator
+from mmspec.acceleration import Accelerator
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import Eagle3Drafter
@@ -42,7 +42,7 @@ def test_drafts_under_guidance() -> None:
 
 
 READING = "mmspec.drafting.feature_session:FeatureSession"
-HEAD = "mmspec.models.eagle3.modeling:Eagle3Head"
+HEAD, ROWS = "mmspec.models.eagle3.modeling:Eagle3Head", "mmspec.models.feature_head:FeatureHead"
 LAYER = "mmspec.models.eagle3.modeling:Eagle3Layer.forward"
 BUGS = {
     "the state that is fed back has passed the norm": (
@@ -52,7 +52,7 @@ BUGS = {
     ),
     "logits of states that have not passed it": (f"{HEAD}.logits", "self.norm(hidden)", "hidden"),
     "taps in another order": (f"{HEAD}.join", "[*states]", "[*states][::-1]"),
-    "states of the prompt are not shifted": (f"{HEAD}.read_prompts", "features[:, :-1]", "features[:, 1:]"),
+    "states of the prompt are not shifted": (f"{ROWS}.read_prompts", "features[:, :-1]", "features[:, 1:]"),
     "the residual stream is that of the embedding": (
         LAYER,
         "features = features + att",

@@ -77,7 +77,7 @@ BUGS = {
     "features of another offset": (TREE, "predicted[:, :, offset]", "predicted[:, :, 0]"),
     "all nodes descend from the first": (TREE, "base = base.gather(1, parent)", "base = 0 * parent"),
     "the bias of one token for all": (
-        f"{SESSION}._guided",
+        f"{SESSION}._biased",
         "self._copied(tokens)",
         "0 * self._copied(tokens)",
     ),
@@ -112,7 +112,7 @@ def test_a_planted_bug_is_seen(name: str) -> None:
 
 CHAIN = f"{SESSION}._chain"
 CHAIN_BUGS = {
-    "tokens of another block": ("tokens[start + 1 :]", "tokens[1 : self.block + 1]"),
+    "tokens of another block": ("tokens[start + 1 :]", "tokens[1 : block + 1]"),
     "candidates see themselves alone": ("(nodes <= ", "(nodes == "),
     "the state at the start of the block": (")[:, -1:]", ")[:, :1]"),
     "the bias of the root for all": ("tokens[-1][:, None]", "root[:, None]"),

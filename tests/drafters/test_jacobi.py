@@ -1,4 +1,4 @@
-"""The Jacobi drafter: its distribution, its identity with plain decoding, its forwards, and what it refuses."""
+"""The Jacobi drafter: its distribution, its identity with plain decoding, its forwards, its refusals."""
 
 from __future__ import annotations
 
@@ -149,11 +149,11 @@ def test_images_of_llamagen(tmp_path: Path) -> None:
 
 def test_inversion_draws_every_token_with_its_own_probability() -> None:
     """On an even grid of uniforms the shares are the probabilities; what has none is never drawn."""
-    distribution = torch.tensor([0.0, 0.125, 0.0, 0.5, 0.375, 0.0]).expand(1, 800, 6)
+    p = torch.tensor([0.0, 0.125, 0.0, 0.5, 0.375, 0.0]).expand(1, 800, 6)
     u = torch.stack([(torch.arange(800) + 0.5) / 800, torch.full((800,), 0.5)], -1).double()[None]
-    assert torch.bincount(pick(distribution, u)[0], minlength=6).tolist() == [0, 100, 0, 400, 300, 0]
+    assert torch.bincount(pick(p, u)[0], minlength=6).tolist() == [0, 100, 0, 400, 300, 0]
     edges = torch.tensor([[[2**-25, 2**-25], [1 - 2**-25, 1 - 2**-25]]], dtype=torch.float64)
-    assert pick(distribution[:, :2], edges).tolist() == [[1, 4]]
+    assert pick(p[:, :2], edges).tolist() == [[1, 4]]
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 8, 32])

@@ -1,4 +1,4 @@
-"""Bugs planted in the Jacobi drafter, those of published code among them (dossier 3.4, 4.1, 18 item 8)."""
+"""Bugs planted in the Jacobi drafter, those of published code among them: SJD, SCD, Lumina-mGPT 2.0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEPT = f"(drafted & (tokens == seen.tokens.gather(1, {OLD})))[:, :, None]"
 BUGS = {
     "a kept draft labelled with its old distribution (SCD)": PlantedBug(
         f"{SESSION}.propose",
-        ((LAST, f"distribution = torch.where({KEPT}, take_nodes(seen.q, {OLD}), distribution); {LAST}"),),
+        ((LAST, f"p = torch.where({KEPT}, take_nodes(seen.q, {OLD}), p); {LAST}"),),
         checks.maximal_distribution,
     ),
     "rows advance by the least that any accepted (SJD)": PlantedBug(
@@ -25,11 +25,11 @@ BUGS = {
         checks.maximal_distribution,
     ),
     "what is rejected is drawn from p, not the residual (Lumina-mGPT 2.0)": PlantedBug(
-        f"{SESSION}._redraw", (("residual(distribution, q)", "distribution"),), checks.maximal_distribution
+        f"{SESSION}._redraw", (("residual(p, q)", "p"),), checks.maximal_distribution
     ),
     "the residual warped a second time (SJD)": PlantedBug(
         f"{SESSION}._redraw",
-        (("x, pick(owed,", "x, pick(owed ** (1 / 0.6),"),),
+        (("x, pick(final,", "x, pick(final ** (1 / 0.6),"),),
         checks.maximal_distribution_at_low_temperature,
     ),
     "noise not keyed by round": PlantedBug(
@@ -43,7 +43,7 @@ BUGS = {
     ),
     "a copied cell scored as if it were drawn": PlantedBug(
         f"{SESSION}.propose",
-        (("torch.where((known == FREE)[:, :, None], distribution, one_hot)", "distribution"),),
+        (("torch.where((known == FREE)[:, :, None], p, one_hot)", "p"),),
         checks.repeated_cells_are_scored_as_they_are,
     ),
     "every place drawn independently": PlantedBug(

@@ -1,4 +1,4 @@
-"""How much is drafted: what pays on this device, and that no output depends on it."""
+"""Draft length: the size that pays on this device is taken, and no output depends on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from itertools import count
 
 import pytest
 
-from mmspec.accelerators import Accelerator, build_accelerator
+from mmspec.acceleration import Accelerator
+from mmspec.accelerators import build_accelerator
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.draft_model import DraftModelDrafter

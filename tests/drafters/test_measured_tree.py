@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmspec.decoding.draft import check_tree
-from mmspec.drafters import measured_tree
+from mmspec.drafting import measured_tree
 from mmspec.drafting.tree import StaticTree
 from tests.contracts.mutation import PlantedBug
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import EagleDrafter
+from mmspec.models.feature_head import Prompts
 from mmspec.visual_tokens.spans import find_images
 from tests.drafters.eagle_checks import Examined, Gullible, head_for
 from tests.drafters.flash_checks import answer, inputs_of, target_of
@@ -31,7 +32,7 @@ class NaiveVisual(NaiveEagle):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         spans = [find_images(self.target.config, prompt)]
         question = torch.tensor([prompt["input_ids"].shape[1] - 1])
-        made = self.head.read_prompts(taps[0], taps[-1], [taps[0].shape[1]], spans, question)
+        made = self.head.read_prompts(Prompts(taps[0], taps[-1], [taps[0].shape[1]], spans, question))
         return made.rows, positions[..., made.slot[0]], made.summary
 
 

@@ -1,4 +1,4 @@
-"""The test of sampled tokens against distributions: right samples pass, and every bias that is planted shows."""
+"""Test of sampled tokens against distributions: right samples pass, and every planted bias shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked: scenes, the user's own, and JSON lines."""
+"""Examples for checks and timings: scenes, the user's own, and JSON lines."""
 
 import json
 

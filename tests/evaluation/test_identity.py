@@ -1,4 +1,4 @@
-"""The check on tiny models: exact accelerators pass, planted bugs are found."""
+"""Losslessness check on tiny models: exact accelerators pass, planted bugs are found."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Checks and reports of models that draw."""
+"""Losslessness checks and reports of models that draw."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.identity.comparison import IdentityReport
-from mmspec.evaluation.identity.images import ImageCheck, Witness
-from mmspec.evaluation.image_contender import Painter, describe_accelerator, image_examples, paint, painter
+from mmspec.evaluation.identity.images import ImageCheck, RecordingAccelerator
+from mmspec.evaluation.image_contender import (
+    ImageContender,
+    decode_images,
+    describe_accelerator,
+    image_contender,
+    image_examples,
+)
 from mmspec.evaluation.quality.variation import VariationMeter
 from mmspec.evaluation.speed.bench_record import BenchRecord, summarise
 from mmspec.evaluation.speed.image_report import REQUIRED, check_context, image_report
-from mmspec.evaluation.speed.timing import Decoded, Run
+from mmspec.evaluation.speed.timing import Decoded, TimedRun
 from mmspec.pipelines import MMSpecPipeline
 from tests.evaluation.planted import accept_everything, stale_noise
 from tests.evaluation.test_report import text
@@ -36,7 +42,7 @@ def pipe(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def check(pipe: Any, name: str, samples: int = 4, **options: Any) -> IdentityReport:
-    accelerated, plain = painter(pipe, name, **options), painter(pipe, "none")
+    accelerated, plain = image_contender(pipe, name, **options), image_contender(pipe, "none")
     made = ImageCheck(accelerated, plain, image_examples(pipe, samples), batch_size=3, seed=2)
     calls: list[int] = []
     made = replace(made, on_output=lambda: calls.append(1))
@@ -63,7 +69,7 @@ def test_exact_accelerators_pass(pipe: Any, name: str, options: dict[str, Any], 
 
 
 @pytest.mark.parametrize("window", [2, GRID])
-def test_a_schedule_is_lossy_by_its_own_account(pipe: Any, window: int) -> None:
+def test_a_decoding_order_is_lossy_by_its_own_account(pipe: Any, window: int) -> None:
     report = check(pipe, "zipar", zipar_window=window)
     assert not report.passed
     assert report.notes[0].startswith("Staircase is lossy by its own account")
@@ -76,9 +82,9 @@ def test_planted_bugs_are_found(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert not greedy.passed and not distribution.passed and distribution.distribution is not None
     monkeypatch.undo()
     monkeypatch.setattr(SampleAndMatch, "verify", stale_noise)
-    accelerated = painter(pipe, "sjd", coupling="exact", window=8)
+    accelerated = image_contender(pipe, "sjd", coupling="exact", window=8)
     examples = image_examples(pipe, 2)
-    made = ImageCheck(accelerated, painter(pipe, "none"), examples)
+    made = ImageCheck(accelerated, image_contender(pipe, "none"), examples)
     assert made.greedy().passed
     assert not made.sampled().passed
 
@@ -90,19 +96,19 @@ def test_half_precision_ties_are_told_from_bugs(pipe: Any) -> None:
     assert all(difference.position >= 2 for difference in comparison.differences)
 
 
-def test_a_witness_decodes_as_the_accelerator_does(pipe: Any) -> None:
+def test_a_recording_accelerator_decodes_as_the_accelerator_does(pipe: Any) -> None:
     examples = image_examples(pipe, 2)
-    made = painter(pipe, "sjd", window=8)
-    plain = paint(made.enter(), examples, seeds=[1, 2], output_type="latent")
-    pipe.accelerator = witness = Witness(**vars(made.accelerator))
-    assert paint(pipe, examples, seeds=[1, 2], output_type="latent").tokens == plain.tokens
-    assert witness.exactness == "exact" and witness.sampler is not None
-    assert witness.sampler.guidance_scale == 2.0 and len(witness.requests) == 2
+    made = image_contender(pipe, "sjd", window=8)
+    plain = decode_images(made.enter(), examples, seeds=[1, 2], output_type="latent")
+    pipe.accelerator = recording = RecordingAccelerator(**vars(made.accelerator))
+    assert decode_images(pipe, examples, seeds=[1, 2], output_type="latent").tokens == plain.tokens
+    assert recording.exactness == "exact" and recording.sampler is not None
+    assert recording.sampler.guidance_scale == 2.0 and len(recording.requests) == 2
 
 
 @pytest.mark.parametrize(("window", "nothing"), [(GRID, True), (GRID - 1, False), (1, False)])
-def test_a_schedule_is_measured_against_raster_order(pipe: Any, window: int, nothing: bool) -> None:
-    made = painter(pipe, "zipar", zipar_window=window)
+def test_a_decoding_order_is_measured_against_raster_order(pipe: Any, window: int, nothing: bool) -> None:
+    made = image_contender(pipe, "zipar", zipar_window=window)
     for scale in (1.0, 2.0):
         found = made.measure_variation(image_examples(pipe, 3), guidance_scale=scale)
         assert found is not None
@@ -112,16 +118,16 @@ def test_a_schedule_is_measured_against_raster_order(pipe: Any, window: int, not
 
 def test_the_variation_is_that_of_the_distributions_used(pipe: Any) -> None:
     """The first row is in raster order; the second begins without the end of the first."""
-    made = painter(pipe, "zipar", zipar_window=2)
+    made = image_contender(pipe, "zipar", zipar_window=2)
     batch = image_examples(pipe, 2)
     meter = VariationMeter(**vars(made.accelerator))
-    paint(Painter(pipe, meter, None).enter(), batch, seeds=[0, 1], output_type="latent")
+    decode_images(ImageContender(pipe, meter, None).enter(), batch, seeds=[0, 1], output_type="latent")
     assert sorted(meter.measured) == list(range(1, GRID**2))
     assert all(len(values) == 2 for values in meter.measured.values())
     assert max(max(meter.measured[cell]) for cell in range(1, GRID)) < 1e-5
     assert min(meter.measured[GRID]) > 1e-3
-    assert painter(pipe, "zipar", zipar_window=2, adaptive=True).measure_variation(batch) is None
-    assert painter(pipe, "none").measure_variation(batch) is None
+    assert image_contender(pipe, "zipar", zipar_window=2, adaptive=True).measure_variation(batch) is None
+    assert image_contender(pipe, "none").measure_variation(batch) is None
 
 
 def test_examples_are_classes_in_turn(pipe: Any) -> None:
@@ -158,7 +164,7 @@ def records(**changed: Any) -> list[BenchRecord]:
         if name == "gsd":
             stats.count_variation(0.3, 0.2, 6)
         decoded = Decoded([[forwards] * 16], [stats], pixel_seconds=1.0)
-        runs.append(Run(name, 0, 0, "", seconds, decoded))
+        runs.append(TimedRun(name, 0, 0, "", seconds, decoded))
     own = {name: {**OWN[name], **changed.get(name, {})} for name in OWN}
     return summarise(runs, list(OWN), settings=SETTINGS, own=own)
 
@@ -204,12 +210,12 @@ def test_no_speed_up_without_forwards() -> None:
 def test_prompts_are_drawn_as_they_are_written(tmp_path: Path) -> None:
     pipe: Any = MMSpecPipeline.from_pretrained(save_llamagen(tmp_path / "captions", "caption"))
     pipe.set_progress_bar_config(disable=True)
-    drawn = paint(pipe, [Example(("a red circle",))], seeds=[3], output_type="latent")
+    drawn = decode_images(pipe, [Example(("a red circle",))], seeds=[3], output_type="latent")
     assert drawn.tokens == pipe("a red circle", seed=3, output_type="latent").tokens
     assert len(image_examples(pipe, 2)) == 2
 
 
-def test_the_table_of_methods_holds_a_schedules_variation(tmp_path: Path) -> None:
+def test_the_table_of_methods_holds_a_decoding_orders_variation(tmp_path: Path) -> None:
     pipe: Any = MMSpecPipeline.from_pretrained(save_llamagen(tmp_path / "captions", "caption"))
     pipe.set_progress_bar_config(disable=True)
     for window, places in ((2, GRID**2 - 1), (GRID, GRID**2 - 1)):

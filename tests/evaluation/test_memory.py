@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmspec.evaluation import memory
+from mmspec.evaluation.speed import memory
 from mmspec.evaluation.speed.memory import PeakMemory
 
 MEGABYTE = 2**20

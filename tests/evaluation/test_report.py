@@ -1,4 +1,4 @@
-"""Tables, wide and narrow."""
+"""Reports: tables on wide and narrow screens."""
 
 from io import StringIO
 

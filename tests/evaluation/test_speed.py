@@ -1,4 +1,4 @@
-"""Timing with injected clocks: what is run when, and what the figures are made of."""
+"""Timing with injected clocks: the order of the runs, and the figures made of them."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.bench_record import merge_stats, summarise
-from mmspec.evaluation.speed.timing import Decoded, Run, batches_of, measure
+from mmspec.evaluation.speed.timing import Decoded, TimedRun, batches_of, measure
 
 CPU = torch.device("cpu")
 
@@ -24,14 +24,14 @@ def stats(new_tokens=10, rounds=9, accepted=0, drafted=0, histogram=None, **more
     )
 
 
-def run(accelerator, repeat, seconds, *, batch=0, tokens=(1, 2), category="", of=None) -> Run:
-    return Run(
+def run(accelerator, repeat, seconds, *, batch=0, tokens=(1, 2), category="", of=None) -> TimedRun:
+    return TimedRun(
         accelerator, repeat, batch, category, seconds, Decoded([list(tokens)], [of or stats()]), 5, "x"
     )
 
 
 class Clock:
-    """Seconds that pass only when a decoder says so."""
+    """A clock that only decoders advance."""
 
     now = 0.0
 

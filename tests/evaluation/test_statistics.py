@@ -49,14 +49,14 @@ def draw_pairs(generator, shift=0.0):
 
 
 def true_distance(shift):
-    """Of N(0, 1) and N(shift, 1), from squared distances of their moments, weighted as in the kernel."""
+    """Distance of N(0, 1) and N(shift, 1), from squared distances of moments, weighted as in the kernel."""
     square = WIDTH * shift**2
     third = square**3 + 6 * square**2 + 3 * (WIDTH + 2) * square
     return 3 * square / WIDTH + 3 * square**2 / WIDTH**2 + third / WIDTH**3
 
 
 def is_unbiased(distance, repeats=1000):
-    """Whether the mean over pairs of sets of one distribution is 0 within four standard errors."""
+    """True if the mean over pairs of sets of one distribution is 0 within four standard errors."""
     generator = torch.Generator().manual_seed(0)
     found = torch.tensor([distance(*draw_pairs(generator)) for _ in range(repeats)])
     return abs(found.mean()) < 4 * found.std() / repeats**0.5

@@ -1,4 +1,4 @@
-"""Philox in torch: published vectors, the meaning of each counter word, and the distributions of the numbers."""
+"""Philox in torch: published vectors, the meaning of each counter word, the distributions of the numbers."""
 
 import math
 

@@ -85,7 +85,7 @@ def sound_only() -> bytes:
 
 
 def turned(data: bytes, quarter_turns: int, size: tuple[int, int] = (64, 48)) -> bytes:
-    """An MP4 file with the flag that says: show me turned counter-clockwise so many times."""
+    """An MP4 file flagged to be shown with so many quarter turns counter-clockwise."""
     width, height = (side << 16 for side in size)
     matrix = {
         1: (0, -ONE, 0, ONE, 0, 0, 0, width, 1 << 30),

@@ -1,4 +1,4 @@
-"""Downloads: which addresses are connected to, and how servers that lie or stall are left."""
+"""Downloads: addresses that are connected to or refused, and servers that lie or stall."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What importing does, and what the settings refuse."""
+"""Side effects of importing mmspec.media, and limits that are refused."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def shown(video: Video) -> list[int]:
-    """Which frame of a clip each one is, by its brightness."""
+    """Indices of a clip's frames, by their brightness."""
     upper = video.frames[:, 4, 4, 0].astype(int)
     return [round(value / 20) for value in upper]
 

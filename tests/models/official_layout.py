@@ -1,4 +1,4 @@
-"""Randomly initialised checkpoints in the official key layout (model-families.md 1.3 and 1.8)."""
+"""Randomly initialised checkpoints in the key layout of the official LlamaGen files (2406.06525)."""
 
 from __future__ import annotations
 

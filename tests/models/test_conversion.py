@@ -33,7 +33,7 @@ FILES = {
     "t2i_XL_stage1_256.pt": 16,
     "t2i_XL_stage2_512.pt": 32,
 }
-# name, hidden width, parameters in millions: model-families.md 1.2
+# name, hidden width, parameters in millions: as the authors publish them (2406.06525, table 1)
 PUBLISHED = [
     ("B", 2048, 110.9),
     ("L", 2816, 342.9),

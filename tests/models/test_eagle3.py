@@ -14,8 +14,8 @@ from transformers import AutoModel
 from mmspec.errors import InputError
 from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
 from mmspec.models.eagle3.configuration import three_taps
-from mmspec.reference.training.vlm_folder import half_precision
 from mmspec.targets import CausalTarget
+from mmspec.training.record import half_precision
 from tests.contracts.checks import llama
 from tests.drafters.eagle3_checks import head_for
 from tests.tiny_models import tiny_llama

@@ -16,6 +16,7 @@ from mmspec.drafters.eagle import EagleDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.models.eagle.official import read_official
+from mmspec.models.feature_head import Prompts
 from mmspec.targets import CausalTarget
 from mmspec.visual_tokens.boxes import raster
 from mmspec.visual_tokens.spans import ImageSpan
@@ -145,7 +146,8 @@ def test_msd_is_known_by_its_name_or_its_config(
     head = read(store(tmp_path / folder, weights, config))
     assert head.config.visual == visual
     embeddings, features = torch.randn(2, 1, 6, WIDTH)
-    made = head.read_prompts(embeddings, features, [6], [[ImageSpan(2, raster(1, 2))]], torch.tensor([5]))
+    spans = [[ImageSpan(2, raster(1, 2))]]
+    made = head.read_prompts(Prompts(embeddings, features, [6], spans, torch.tensor([5])))
     expected = fused(weights, embeddings[0, 1:], features[0, :-1])
     if visual == "embedded":
         expected[1:3] = embeddings[0, 2:4]
@@ -157,7 +159,8 @@ def test_vispec_is_read(tmp_path: Path, queries: int) -> None:
     weights = with_adaptor(queries)
     head = read(store(tmp_path, weights))
     embeddings, features = torch.randn(2, 1, 8, WIDTH)
-    made = head.read_prompts(embeddings, features, [8], [[ImageSpan(2, raster(2, 2))]], torch.tensor([7]))
+    spans = [[ImageSpan(2, raster(2, 2))]]
+    made = head.read_prompts(Prompts(embeddings, features, [8], spans, torch.tensor([7])))
     k, v = (
         (embeddings[0, 2:6] @ weights[f"imadpt.{name}_proj.weight"].T).unflatten(-1, (HEADS, -1))
         for name in "kv"

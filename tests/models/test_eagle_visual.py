@@ -15,9 +15,10 @@ from transformers import AutoModel, LlamaConfig
 
 from mmspec.errors import InputError
 from mmspec.models.eagle import EagleConfig, EagleHead
-from mmspec.models.feature_head import PromptRows
+from mmspec.models.feature_head import Prompts
 from mmspec.visual_tokens.boxes import raster
 from mmspec.visual_tokens.spans import ImageSpan
+from mmspec.visual_tokens.splice import PromptRows
 from tests.contracts.mutation import PlantedBug
 
 WIDTH, LONGEST = 16, 15
@@ -66,11 +67,13 @@ def states(seed: int, rows: int = 2) -> Tensor:
 
 def read(model: EagleHead, embeddings: Tensor | None = None, features: Tensor | None = None) -> PromptRows:
     return model.read_prompts(
-        states(1) if embeddings is None else embeddings,
-        states(2) if features is None else features,
-        LENGTHS,
-        SPANS,
-        torch.tensor([14, 7]),
+        Prompts(
+            states(1) if embeddings is None else embeddings,
+            states(2) if features is None else features,
+            LENGTHS,
+            SPANS,
+            torch.tensor([14, 7]),
+        )
     )
 
 
@@ -138,7 +141,7 @@ def text_is_told_of_its_newest_image() -> None:
     """Each row of text by hand, for one to three images and none; later rows hear of the last one."""
     for count in (0, 1, 2, 3):
         model, spans = told(), [SPANS[0][:count], []]
-        made = model.read_prompts(states(1), states(2), LENGTHS, spans, torch.tensor([14, 7]))
+        made = model.read_prompts(Prompts(states(1), states(2), LENGTHS, spans, torch.tensor([14, 7])))
         summaries = []
         for span in spans[0]:
             images = states(1)[:1, span.start : span.stop]
@@ -171,7 +174,8 @@ def test_what_comes_later_is_told_of_the_last_image() -> None:
     """A row of decoding is the row that the same token would have had in the prompt."""
     model = told()
     whole = read(model)
-    start = model.read_prompts(states(1)[:1, :14], states(2)[:1, :14], [14], SPANS[:1], torch.tensor([13]))
+    begun = Prompts(states(1)[:1, :14], states(2)[:1, :14], [14], SPANS[:1], torch.tensor([13]))
+    start = model.read_prompts(begun)
     later = model.fuse(states(1)[:1, 14:], states(2)[:1, 13:14], start.summary)
     torch.testing.assert_close(later[0, 0], whole.rows[0, whole.lengths[0] - 1])
 
@@ -198,14 +202,10 @@ def test_the_gate_hears_the_question(visual: str) -> None:
     for seed in range(24):
         asked = states(2)
         asked[0, 13] = 4 * torch.randn(WIDTH, generator=torch.Generator().manual_seed(seed))
-        made = model.read_prompts(embeddings, asked, LENGTHS, spans, torch.tensor([14, 7]))
+        made = model.read_prompts(Prompts(embeddings, asked, LENGTHS, spans, torch.tensor([14, 7])))
         found.add(made.lengths[0])
-        assert (
-            made.lengths[1]
-            == model.read_prompts(
-                embeddings[1:], states(2)[1:], LENGTHS[1:], spans[1:], torch.tensor([7])
-            ).lengths[0]
-        )
+        alone = Prompts(embeddings[1:], states(2)[1:], LENGTHS[1:], spans[1:], torch.tensor([7]))
+        assert made.lengths[1] == model.read_prompts(alone).lengths[0]
         assert [t for t in made.source[0].tolist() if t >= 0] == TEXT[0][1:]
     assert len(found) > 1, "two questions chose differently"
 
@@ -231,9 +231,8 @@ def test_a_head_comes_back_from_its_folder(tmp_path: Path, kind: str) -> None:
 
 def test_a_prompt_of_one_token_has_no_row() -> None:
     for settings in KINDS.values():
-        made = head(**settings).read_prompts(
-            states(1)[:, :1], states(2)[:, :1], [1, 1], [[], []], torch.tensor([0, 0])
-        )
+        short = Prompts(states(1)[:, :1], states(2)[:, :1], [1, 1], [[], []], torch.tensor([0, 0]))
+        made = head(**settings).read_prompts(short)
         assert made.rows.shape == (2, 0, WIDTH) and made.lengths == [0, 0]
 
 
@@ -270,8 +269,8 @@ BUGS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     ),
     "states are not shifted": (
         READING,
-        "pad(features[:, :-1], (0, 0, 1, 0))",
-        "features",
+        "pad(prompts.features[:, :-1], (0, 0, 1, 0))",
+        "prompts.features",
         text_is_told_of_its_newest_image,
     ),
     "gaps part sequences": (

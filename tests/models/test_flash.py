@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModel, LlamaConfig
 
 from mmspec.errors import InputError
+from mmspec.models.feature_head import Prompts
 from mmspec.models.flash import FlashConfig, FlashHead
 from mmspec.visual_tokens.boxes import raster
 from mmspec.visual_tokens.spans import ImageSpan
@@ -78,7 +79,7 @@ def test_a_new_head_predicts_its_state_and_has_no_bias() -> None:
 def test_a_compressed_prompt_keeps_all_text() -> None:
     model, embeddings, features = head(), rows(2), rows(3)
     questions = torch.tensor([11, 4])
-    made = model.read_prompts(embeddings, features, [12, 8], SPANS, questions)
+    made = model.read_prompts(Prompts(embeddings, features, [12, 8], SPANS, questions))
     assert made.lengths == [12 - 7 + 2 * 2, 8]
     before = torch.cat([torch.zeros(2, 1, WIDTH), features[:, :-1]], 1)
     fused = model.fuse(embeddings, before)
@@ -92,14 +93,13 @@ def test_a_compressed_prompt_keeps_all_text() -> None:
 def test_images_see_their_own_rows_question() -> None:
     model = head(compressor="attention_pruning")
     embeddings, features = rows(2), rows(3)
-    one = model.read_prompts(embeddings, features, [12, 8], SPANS, torch.tensor([11, 4]))
-    other = model.read_prompts(embeddings, features, [12, 8], SPANS, torch.tensor([11, 2]))
-    assert torch.equal(one.rows, other.rows), "the second prompt has no image"
-    moved = [
-        model.read_prompts(embeddings, features, [12, 8], SPANS, torch.tensor([at, 4])).rows
-        for at in range(12)
-    ]
-    assert any(not torch.equal(one.rows, each) for each in moved)
+
+    def rows_of(*questions: int) -> Tensor:
+        prompts = Prompts(embeddings, features, [12, 8], SPANS, torch.tensor(questions))
+        return model.read_prompts(prompts).rows
+
+    assert torch.equal(rows_of(11, 4), rows_of(11, 2)), "the second prompt has no image"
+    assert any(not torch.equal(rows_of(11, 4), rows_of(at, 4)) for at in range(12))
 
 
 def test_a_head_comes_back_from_its_folder(tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_a_head_comes_back_from_its_folder(tmp_path: Path) -> None:
         assert type(again) is FlashHead and again.config.compressor == name
         places = torch.arange(12)[None]
         torch.testing.assert_close(again(rows(), places), saved(rows(), places))
-        arguments = (rows(2), rows(3), [12, 8], SPANS, torch.tensor([11, 4]))
-        torch.testing.assert_close(again.read_prompts(*arguments).rows, saved.read_prompts(*arguments).rows)
+        prompts = Prompts(rows(2), rows(3), [12, 8], SPANS, torch.tensor([11, 4]))
+        torch.testing.assert_close(again.read_prompts(prompts).rows, saved.read_prompts(prompts).rows)
 
 
 def test_compressors_begin_as_they_choose() -> None:

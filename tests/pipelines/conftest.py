@@ -21,7 +21,7 @@ def one_core() -> None:
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders: llava, qwen2_5_vl, text, draft (a smaller text model of the same tokenizer), bytes."""
+    """Checkpoints: llava, qwen2_5_vl, text, draft (a smaller text model of the same tokenizer), bytes."""
     base = tmp_path_factory.mktemp("checkpoints")
     for family in ("llava", "qwen2_5_vl"):
         save_family(family, base / family)

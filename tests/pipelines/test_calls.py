@@ -26,7 +26,7 @@ def qwen(checkpoints: Path) -> Any:
 
 
 def reference(pipe: VisionLanguagePipeline, messages: list[dict[str, Any]], **keywords: Any) -> list[int]:
-    """What transformers alone makes of the messages."""
+    """Output of transformers alone for the messages."""
     inputs = pipe.processor.apply_chat_template(
         messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
     )
@@ -36,7 +36,7 @@ def reference(pipe: VisionLanguagePipeline, messages: list[dict[str, Any]], **ke
 
 def forms(folder: Path) -> dict[str, object]:
     """One image in every form that is taken."""
-    path = folder / "picture.png"
+    path = folder / "image.png"
     IMAGE.save(path)
     array = np.asarray(IMAGE)
     return {

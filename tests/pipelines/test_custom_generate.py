@@ -49,7 +49,7 @@ def model() -> PreTrainedModel:
 
 
 def prompts(*texts: str) -> dict[str, torch.Tensor]:
-    """Padded on the left."""
+    """Prompts, padded on the left."""
     return dict(TOKENIZER(list(texts), return_tensors="pt", padding=True, padding_side="left"))
 
 
@@ -68,7 +68,7 @@ class LengthIs(StoppingCriteria):
 
 
 class Spoil(LogitsProcessor):
-    """NaN from some length on."""
+    """A logits processor that gives NaN from some length on."""
 
     def __init__(self, length: int) -> None:
         self.length = length

@@ -40,7 +40,7 @@ def pipe(request: pytest.FixtureRequest, checkpoints: Path) -> Iterator[Any]:
 
 
 def expected(pipe: Any, **keywords: Any) -> list[int]:
-    """What `generate` alone emits."""
+    """Output of `generate` alone."""
     ids = pipe.tokenizer(PROMPT, return_tensors="pt").input_ids
     if "stop_strings" in keywords:
         keywords["tokenizer"] = pipe.tokenizer

@@ -1,4 +1,4 @@
-"""ImagePipeline: what goes in, what comes out, and that accelerators draw the same images."""
+"""ImagePipeline: its arguments, its outputs, and that accelerators draw the same images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that do not do what a pipeline is for; the other refusals are rows of tests/bad_inputs."""
+"""Refusals of models that a pipeline is not for; the other refusals are rows of tests/bad_inputs."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from transformers import AutoModel
 
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.models.eagle import EagleHead
-from mmspec.reference.training.scene_images import SceneImages, open_llamagen
+from mmspec.reference.training.scene_images import SceneImages
+from mmspec.training.data.llamagen_images import open_llamagen
 from mmspec.training.data.sequences import acceptance_length
 
 ASSETS = Path(__file__).parents[2] / "assets"

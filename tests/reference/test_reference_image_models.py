@@ -9,11 +9,11 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from mmspec.decoding.sampling import Sampler
+from mmspec.models.image_parts import load_vq
 from mmspec.models.llamagen.vq import encode_image
 from mmspec.reference.scenes import IMAGE_TOKENS, caption, render, sample_scene
 from mmspec.reference.scoring.attributes import AttributeJudge
 from mmspec.reference.scoring.image import ImageModel
-from mmspec.reference.training.image_folder import load_vq
 
 ASSETS = Path(__file__).parents[2] / "assets"
 CAPTIONS = ASSETS / "scenes-llamagen"
@@ -35,7 +35,7 @@ def test_the_reference_image_model_is_small_and_carries_its_card() -> None:
 
 
 def test_it_draws_in_the_tokens_of_its_tokenizer() -> None:
-    config, vq = AutoConfig.from_pretrained(CAPTIONS), load_vq(CAPTIONS / "vq")
+    config, vq = AutoConfig.from_pretrained(CAPTIONS), load_vq(str(CAPTIONS))
     assert config.condition_type == "caption" and config.num_hidden_layers >= 8
     assert config.vocab_size == vq.config.num_vq_embeddings == 1024
     assert config.image_tokens == 256
@@ -55,7 +55,7 @@ def test_the_reader_reads_and_the_tokenizer_keeps_what_it_reads() -> None:
     judge = AttributeJudge.from_folder(CAPTIONS / "reader")
     captions = [caption(scene) for scene in scenes]
     assert min(judge.score(real, captions).by_attribute.values()) >= 0.95
-    vq = load_vq(CAPTIONS / "vq")
+    vq = load_vq(str(CAPTIONS))
     tokens = encode_image(vq, real * 2 - 1)
     assert len(tokens.unique()) > 900, "the codebook is in use"
     model = ImageModel.from_folder(CAPTIONS)

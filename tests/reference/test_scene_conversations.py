@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModel
 
 from mmspec.models.flash import FlashHead
+from mmspec.reference.training.drafter_data import scene_data
 from mmspec.reference.training.scene_conversations import SHARES, SceneTalk, scene_talk
 from mmspec.reference.training.vlm_model import SHAPES_BY_SIZE, build_model
 from mmspec.reference.training.vlm_processor import build_processor
@@ -82,6 +83,7 @@ def test_a_head_is_trained_and_saved(tmp_path: Path) -> None:
     folder = train_drafter(
         target,
         tmp_path / "flash",
+        scene_data,
         method="flash",
         settings={"block": 3, "bias_rank": 4},
         steps=2,

@@ -1,4 +1,4 @@
-"""Images drawn by the real loop, and by a naive one: full recomputation, guidance and grammar by hand."""
+"""Images decoded by the real loop, and by a naive one: full recomputation, guidance and grammar by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from mmspec.accelerators import Accelerator, build_accelerator
+from mmspec.acceleration import Accelerator
+from mmspec.accelerators import build_accelerator
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.interfaces import Request

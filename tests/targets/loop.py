@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from mmspec.accelerators import Accelerator
+from mmspec.acceleration import Accelerator
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
@@ -19,10 +19,10 @@ from mmspec.decoding.stats import DecodingStats
 from mmspec.targets import CausalTarget
 from tests.oracles import OracleDrafter
 
-__all__ = ["Run", "decode", "generate", "interleave", "oracle"]
+__all__ = ["GreedyRun", "decode", "generate", "interleave", "oracle"]
 
 
-class Run:
+class GreedyRun:
     """One greedy call of the loop: iterate it to decode, then read `outputs` and `stats`."""
 
     def __init__(
@@ -52,15 +52,15 @@ class Run:
 
 def decode(
     target: CausalTarget, accelerator: Accelerator, inputs: Sequence[Mapping[str, Any]], stopping: Stopping
-) -> Run:
+) -> GreedyRun:
     """Run a batch to its end."""
-    run = Run(target, accelerator, inputs, stopping)
+    run = GreedyRun(target, accelerator, inputs, stopping)
     for _ in run:
         pass
     return run
 
 
-def interleave(*runs: Run) -> None:
+def interleave(*runs: GreedyRun) -> None:
     """Run several calls in turns, one round each, until all are done."""
     waiting = [iter(run) for run in runs]
     done = object()

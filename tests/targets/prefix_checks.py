@@ -1,4 +1,4 @@
-"""What must hold of prompts read in two parts: tests run these on the code, planted bugs on mutants."""
+"""Checks of prompts read in two parts: tests run them on the code, planted bugs on mutants."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CONVERSATION = ("first", "second", "third, with a new image")
 
 
 def target_of(family: str, dtype: torch.dtype = torch.float32, limit: int | None = PLENTY) -> CausalTarget:
-    """A target of its own, which has read nothing yet; without a limit one that remembers nothing."""
+    """Make a fresh target with an empty prefix cache; without a limit, one that has none."""
     if family == "text":
         target = CausalTarget(tiny_llama(vocab=128).to(dtype))
     else:
@@ -74,7 +74,7 @@ def inputs_of(family: str, dtype: torch.dtype = torch.float32) -> dict[str, dict
 def assert_states_agree(
     target: CausalTarget, fresh: CausalTarget, batch: Sequence[Mapping[str, Any]], taps: Sequence[int] = ()
 ) -> list[int]:
-    """Read a batch with both. Returns how many tokens each row had and how many of all were known."""
+    """Prefill a batch with both targets. Returns the tokens of each row, and how many of all were known."""
     lengths = [inputs["input_ids"].shape[1] for inputs in batch]
     with torch.inference_mode():
         state, output = target.prefill(batch, max(lengths) + 8, taps)
@@ -134,13 +134,13 @@ def rows_of_a_batch_share(family: str = "llava") -> None:
 
 
 def common(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> int:
-    """How many leading tokens two prompts share."""
+    """Number of leading tokens that two prompts share."""
     pairs = zip(one["input_ids"][0].tolist(), other["input_ids"][0].tolist(), strict=False)
     return next(index for index, (ours, theirs) in enumerate(pairs) if ours != theirs)
 
 
 def changed_weights_are_no_hit() -> None:
-    """A step of training in between."""
+    """A step of training in between makes the cache miss."""
     inputs = inputs_of("llava", torch.float64)
     target, fresh = (target_of("llava", torch.float64, limit) for limit in (PLENTY, None))
     assert_states_agree(target, fresh, [inputs["first"]])
@@ -152,7 +152,7 @@ def changed_weights_are_no_hit() -> None:
 
 
 def callers_may_write_into_their_tensors() -> None:
-    """Prompts in a buffer that is used again, for another image and with other words."""
+    """Prompts come in a buffer that is used again, for another image and with other words."""
     inputs = inputs_of("llava", torch.float64)
     target, fresh = (target_of("llava", torch.float64, limit) for limit in (PLENTY, None))
     buffer = {name: value.clone() for name, value in inputs["first"].items()}
@@ -175,7 +175,7 @@ def other_taps_are_no_hit() -> None:
 
 @contextmanager
 def counted(model: nn.Module) -> Iterator[dict[str, list[int]]]:
-    """What the model is run on meanwhile: tokens per forward, and calls of the vision tower."""
+    """Count the model's work meanwhile: tokens per forward, and calls of the vision tower."""
     seen: dict[str, list[int]] = {"tokens": [], "images": []}
     parts: Any = model.model
     tower = getattr(parts, "vision_tower", getattr(parts, "visual", None))

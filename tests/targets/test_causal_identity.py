@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.accelerators import Accelerator, build_accelerator
+from mmspec.acceleration import Accelerator
+from mmspec.accelerators import build_accelerator
 from mmspec.decoding.sequences import Stopping
 from mmspec.errors import UnsupportedModelError
 from mmspec.targets import CausalTarget

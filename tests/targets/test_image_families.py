@@ -15,11 +15,10 @@ from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.image_grid import Grammar, ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import ImageTokenTarget, image_target
-from mmspec.targets.image_tokens import ImageState
 from tests.targets.image_loop import DEPTH, DRAFTERS, accelerator, draw, naive_image
 from tests.tiny_models import CODES, tiny_anole, tiny_emu3, tiny_janus, tiny_lumina
 
@@ -30,7 +29,7 @@ JANUS_CANNOT_DRAW = Version(transformers.__version__) < Version("5.23")
 
 @dataclass
 class Family:
-    """A target, and how one draws with its model by hand.
+    """A target, and naive decoding with its model by hand.
 
     Attributes:
         size: height and width to ask for.
@@ -82,7 +81,7 @@ def janus_logits(model: Any, prompt: list[int], output: list[int]) -> Tensor:
 
 @torch.no_grad()
 def worded_logits(model: Any, prompt: list[int], output: list[int], names: list[str]) -> Tensor:
-    """Of a model whose text vocabulary holds the codes: the decoder, then the rows of the head."""
+    """Logits of a model whose text vocabulary holds the codes: the decoder, then the rows of the head."""
     table = model.config.vocabulary_map
     ids = [table[name] for name in names]
     tokens = [*prompt, *(ids[token] for token in output)]
@@ -392,8 +391,8 @@ def test_planted_bugs_are_caught(bug, name):
 def test_a_grammar_that_is_one_place_late_is_caught(monkeypatch):
     family = emu3()
     requests, expected = family.requests(TEXTS[:1]), family.answer(TEXTS[0], 1.0)
-    forced_at = ImageState.forced_at
-    monkeypatch.setattr(ImageState, "forced_at", lambda state, index: forced_at(state, index - 1))
+    at = Grammar.at
+    monkeypatch.setattr(Grammar, "at", lambda grammar, place: at(grammar, place - 1))
     assert draw(family.target, accelerator("none", requests, [], K), requests)[0] != [expected]
 
 

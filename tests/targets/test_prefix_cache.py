@@ -55,7 +55,7 @@ def test_every_family_answers_as_generate(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_drafter_drafts_and_answers_as_afresh(name: str, family: str) -> None:
-    """In float64, where it is bitwise: turn by turn, then as rows of a batch that hit differently."""
+    """In float64, where outputs are bitwise: turn by turn, then as rows of a batch that hit differently."""
     inputs = inputs_of(family, torch.float64)
     target, fresh = (target_of(family, torch.float64, limit) for limit in (PLENTY, None))
     batches = [[case] for case in CONVERSATION] + [["another question", "another image", CONVERSATION[2]]]

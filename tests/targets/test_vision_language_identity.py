@@ -11,11 +11,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from mmspec.accelerators import Accelerator, build_accelerator
+from mmspec.acceleration import Accelerator
+from mmspec.accelerators import build_accelerator
 from mmspec.decoding.sequences import Stopping
 from mmspec.errors import InputError
 from mmspec.targets import VisionLanguageTarget
-from tests.targets.loop import Run, decode, generate, interleave, oracle
+from tests.targets.loop import GreedyRun, decode, generate, interleave, oracle
 from tests.tiny_models import (
     HAS_VIDEO,
     VISION_LANGUAGE_FAMILIES,
@@ -70,14 +71,14 @@ class Family:
         inputs, answers = zip(*((self.inputs[case], self.reference[case]) for case in cases), strict=True)
         return oracle(inputs, answers, DEPTH, VOCABULARY_SIZE, corruption)
 
-    def decode(self, name: str, *cases: str) -> Run:
+    def decode(self, name: str, *cases: str) -> GreedyRun:
         """Decode a batch of these requests to the end."""
         inputs = [self.inputs[case] for case in cases]
         return decode(self.target, self.accelerator(name, *cases), inputs, STOPPING)
 
-    def run(self, name: str, case: str) -> Run:
-        """A request that is not decoded yet."""
-        return Run(self.target, self.accelerator(name, case), [self.inputs[case]], STOPPING)
+    def run(self, name: str, case: str) -> GreedyRun:
+        """Set up a request that is not decoded yet."""
+        return GreedyRun(self.target, self.accelerator(name, case), [self.inputs[case]], STOPPING)
 
 
 @pytest.fixture(scope="module", params=list(VISION_LANGUAGE_FAMILIES))

@@ -1,4 +1,4 @@
-"""What the tiny vision-language families share: the sizes of their parts and how they are finished."""
+"""Common parts of the tiny vision-language families: the sizes of their models, and their weights."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from mmspec.training.data.sequences import DrafterBatch, Example
+from mmspec.training.data.sequences import DrafterBatch, TrainingExample
 from tests.drafters.flash_checks import inputs_of, target_of
 from tests.targets import loop
 
@@ -27,5 +27,5 @@ def own_answers(
         inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([reply])], 1)
         if (kinds := inputs.get("mm_token_type_ids")) is not None:
             inputs["mm_token_type_ids"] = torch.cat([kinds, kinds.new_zeros(1, len(reply))], 1)
-        examples.append(Example(inputs, start))
+        examples.append(TrainingExample(inputs, start))
     return DrafterBatch(tuple(examples), seed=1)

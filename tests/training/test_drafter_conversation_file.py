@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from mmspec.errors import CheckpointError, InputError
+from mmspec.reference.training.drafter_data import scene_data
 from mmspec.targets import VisionLanguageTarget
 from mmspec.training.data.conversation_data import TRIAL_ROWS, ConversationRows
 from mmspec.training.data.conversation_file import read_conversations
@@ -31,8 +32,8 @@ def reader() -> ConversationReader:
 def rows(count: int = 7) -> list[dict[str, Any]]:
     """Of growing length, the first without an image."""
     replies = ["the circle is red and " * (1 + index) + "blue" for index in range(count)]
-    pictured = [{"prompt": "describe the circle", "response": reply} for reply in replies]
-    return [row | ({"image": tiny_image(index)} if index else {}) for index, row in enumerate(pictured)]
+    conversations = [{"prompt": "describe the circle", "response": reply} for reply in replies]
+    return [row | ({"image": tiny_image(index)} if index else {}) for index, row in enumerate(conversations)]
 
 
 def data(**options: Any) -> ConversationRows:
@@ -118,4 +119,6 @@ def test_data_are_checked_before_weights_are_read(tmp_path: Path) -> None:
 
 def test_a_length_without_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="max_length"):
-        train_drafter(save_family("llava", tmp_path / "target"), tmp_path / "out", max_length=9, steps=1)
+        train_drafter(
+            save_family("llava", tmp_path / "target"), tmp_path / "out", scene_data, max_length=9, steps=1
+        )

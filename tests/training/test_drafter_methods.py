@@ -12,7 +12,6 @@ import pytest
 from mmspec.cli.choice import parse_options
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.targets import CausalTarget
-from mmspec.training.data.sequences import DrafterBatch
 from mmspec.training.drafter import train_drafter
 from mmspec.training.losses.eagle import EagleLoss
 from mmspec.training.methods import METHODS, Method, check_method, written
@@ -46,14 +45,16 @@ def test_what_is_written_is_read_again() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_defaults_are_settings_that_exist(name: str) -> None:
-    check_method(name, {**METHODS[name].settings, **METHODS[name].images})
+    check_method(name, {**METHODS[name].settings, **METHODS[name].record.image_settings})
     assert METHODS[name].build(target()).config.vocabulary == 12
 
 
 @pytest.mark.parametrize("setting", ["blok", "vocabulary", "target_type", "model_type", "head"])
 def test_unknown_settings_are_refused_before_anything_is_read(setting: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownArgumentError, match=r"block, .*compressor") as caught:
-        train_drafter(tmp_path / "nowhere", tmp_path / "out", method="flash", settings={setting: 3}, steps=1)
+        train_drafter(
+            tmp_path / "nowhere", tmp_path / "out", [], method="flash", settings={setting: 3}, steps=1
+        )
     assert ("did you mean 'block'?" in str(caught.value)) == (setting == "blok")
 
 
@@ -63,16 +64,14 @@ def test_values_that_cannot_be_are_refused(settings: dict[str, object]) -> None:
         METHODS["flash"].build(target(), **settings)
 
 
+class NoisyLoss(EagleLoss):
+    def __init__(self, head: Any, target: CausalTarget, *, noise: float = 0.2) -> None:
+        super().__init__(head, target)
+        self.noise = noise
+
+
 def test_keywords_of_the_loss_are_settings_too() -> None:
-    class Loss(EagleLoss):
-        def __init__(self, head: Any, target: CausalTarget, *, noise: float = 0.2) -> None:
-            super().__init__(head, target)
-            self.noise = noise
-
-        def forward(self, batch: DrafterBatch) -> Any:
-            raise NotImplementedError
-
-    method = Method(METHODS["eagle"].head, Loss, METHODS["eagle"].drafter, {"noise": 0.1, "depth": 2})
+    method = Method("eagle", {"noise": 0.1, "depth": 2}, f"{__name__}:NoisyLoss")
     model = method.build(target(), noise=0.3, top_k=5)
     assert (model.config.depth, model.config.top_k) == (2, 5)
     assert method.learn(model, target(), top_k=5).noise == 0.1

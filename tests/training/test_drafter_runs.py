@@ -17,12 +17,12 @@ from mmspec.decoding.interfaces import Request
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError, MissingDependencyError
 from mmspec.targets import CausalTarget
-from mmspec.training.data.sequences import DrafterBatch, Example, Trial, acceptance_length
+from mmspec.training.data.sequences import DrafterBatch, TrainingExample, Trial, acceptance_length
 from mmspec.training.drafter import train_on
 from mmspec.training.environment import open_accelerator
 from mmspec.training.methods import METHODS
 from mmspec.training.schedule import Budget
-from mmspec.training.stage import Run
+from mmspec.training.stage import TrainingRun
 from tests.contracts.mutation import PlantedBug
 from tests.contracts.running import random_prompts
 from tests.packaging.source_tree import ROOT
@@ -61,7 +61,7 @@ class Sentences:
 
     def batch(self, step: int, process: int) -> DrafterBatch:
         places = [(self.rows * step + row) % (POOL - 4) for row in range(self.rows)]
-        return DrafterBatch(tuple(Example({"input_ids": sentences()[[row]]}, 3) for row in places), 7)
+        return DrafterBatch(tuple(TrainingExample({"input_ids": sentences()[[row]]}, 3) for row in places), 7)
 
     def trial(self) -> Trial:
         return Trial([Request({"input_ids": row[None, :3]}) for row in sentences()[-4:]], Sampler(), LENGTH)
@@ -84,7 +84,9 @@ def train(
             raise Interrupted
 
     head = METHODS["flash"].build(teacher, **SETTINGS)
-    run = Run(open_accelerator(accumulate), head, folder / "state.pt", 0.0 if stop else 1e9, 1e9, record)
+    run = TrainingRun(
+        open_accelerator(accumulate), head, folder / "state.pt", 0.0 if stop else 1e9, 1e9, record
+    )
     if resume:
         run.restore(torch.load(folder / "state.pt", weights_only=True))
     with contextlib.suppress(Interrupted):
@@ -94,7 +96,7 @@ def train(
 
 @pytest.mark.slow
 def test_two_hundred_steps_accept_half_a_token_more(tmp_path: Path) -> None:
-    """vlm-drafting.md, section 13, item 11; and not one bit of the target has changed."""
+    """A trained head drafts more than an untrained one; and not one bit of the target has changed."""
     before = {name: value.clone() for name, value in target().model.state_dict().items()}
     torch.manual_seed(0)
     untrained = METHODS["flash"].drafter(METHODS["flash"].build(target(), **SETTINGS).eval())
@@ -156,7 +158,7 @@ def test_logs_hold_the_loss_its_parts_and_the_acceptance_length(tmp_path: Path) 
     torch.manual_seed(0)
     accelerator = open_accelerator(1, (tmp_path, "mine"))
     losses: list[float] = []
-    run = Run(
+    run = TrainingRun(
         accelerator,
         METHODS["flash"].build(target(), **SETTINGS),
         tmp_path / "state.pt",

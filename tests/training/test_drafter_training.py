@@ -21,6 +21,8 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.eagle import EagleConfig, EagleHead
+from mmspec.reference.training import scene_images
+from mmspec.reference.training.drafter_data import scene_data
 from mmspec.reference.training.image_folder import save_image_model
 from mmspec.reference.training.image_model import (
     SHAPES_BY_SIZE,
@@ -31,14 +33,14 @@ from mmspec.reference.training.image_model import (
 from mmspec.reference.training.vq import save_vq
 from mmspec.reference.training.vq_model import build_vq
 from mmspec.targets import CausalTarget
-from mmspec.training import drafter_scenes
+from mmspec.training.data import llamagen_images
 from mmspec.training.data.image_file import ImageFile
-from mmspec.training.data.sequences import DrafterBatch, Example, Trial, acceptance_length
+from mmspec.training.data.sequences import DrafterBatch, TrainingExample, Trial, acceptance_length
 from mmspec.training.drafter import train_drafter, train_on
 from mmspec.training.losses.eagle import EagleLoss, positions_of
 from mmspec.training.methods import METHODS
 from mmspec.training.schedule import Budget
-from mmspec.training.stage import Run
+from mmspec.training.stage import TrainingRun
 from mmspec.training.teacher import read
 from tests.contracts.mutation import PlantedBug
 from tests.contracts.running import random_prompts
@@ -69,7 +71,7 @@ class Sentences:
 
     def batch(self, step: int, process: int) -> DrafterBatch:
         rows = [sentences()[(4 * step + row) % (POOL - 4)] for row in range(4)]
-        examples = [Example({"input_ids": torch.tensor([tokens])}, start) for tokens, start in rows]
+        examples = [TrainingExample({"input_ids": torch.tensor([tokens])}, start) for tokens, start in rows]
         return DrafterBatch(tuple(examples), step)
 
     def trial(self) -> Trial:
@@ -95,7 +97,7 @@ def train(
 
     head = METHODS["eagle"].build(target())
     assert isinstance(head, EagleHead)
-    run = Run(Accelerator(cpu=True), head, state, 0.0 if interrupt else 1e9, 1e9, record)
+    run = TrainingRun(Accelerator(cpu=True), head, state, 0.0 if interrupt else 1e9, 1e9, record)
     if resume:
         run.restore(torch.load(state, weights_only=True))
     with contextlib.suppress(Interrupted):
@@ -206,7 +208,7 @@ def image_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = drafter_scenes.LlamaGenImages
+    images = llamagen_images.LlamaGenImages
     whole = images.trial_of
     monkeypatch.setattr(images, "trial_of", lambda *rows: replace(whole(*rows), new_tokens=6))
 
@@ -221,6 +223,7 @@ def test_a_drafter_of_images(
     out = train_drafter(
         image_folders[condition],
         tmp_path / "out",
+        scene_data,
         method=method,
         steps=12,
         batch_size=2,
@@ -239,12 +242,12 @@ def test_a_drafter_may_begin_with_another(
     image_folders: dict[str, Path], short_trials: None, tmp_path: Path
 ) -> None:
     target = image_folders["class"]
-    first = train_drafter(target, tmp_path / "first", steps=1, batch_size=2)
-    second = train_drafter(target, tmp_path / "second", start=first, steps=1, batch_size=2)
+    first = train_drafter(target, tmp_path / "first", scene_data, steps=1, batch_size=2)
+    second = train_drafter(target, tmp_path / "second", scene_data, start=first, steps=1, batch_size=2)
     record = json.loads((second / "training.json").read_text())
     assert len(record["stages"]) == 2 and "--from" in record["command"]
     with pytest.raises(CheckpointError, match="start"):
-        train_drafter(target, tmp_path / "third", start=target, steps=1)
+        train_drafter(target, tmp_path / "third", scene_data, start=target, steps=1)
 
 
 @pytest.mark.parametrize(("condition", "asked"), [("caption", "a red ring"), ("class", 7)])
@@ -258,7 +261,7 @@ def test_images_of_a_file(
     lines = [json.dumps({"image": f"{index}.png", name: asked}) for index in range(4)]
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join([*lines, ""]))
-    target = drafter_scenes.open_llamagen(image_folders[condition], torch.device("cpu"))
+    target = llamagen_images.open_llamagen(image_folders[condition], torch.device("cpu"))
     data = ImageFile(target, image_folders[condition], 3, 0, file)
     examples, again = data.batch(1, 0).examples, data.batch(1, 0).examples
     for one, other in zip(examples, again, strict=True):
@@ -272,8 +275,8 @@ def test_images_of_a_file(
 
 
 def test_examples_of_images_are_prompt_and_codes(image_folders: dict[str, Path]) -> None:
-    llamagen = drafter_scenes.open_llamagen(image_folders["caption"], torch.device("cpu"))
-    data = drafter_scenes.SceneImages(llamagen, image_folders["caption"], batch_size=24, seed=3)
+    llamagen = llamagen_images.open_llamagen(image_folders["caption"], torch.device("cpu"))
+    data = scene_images.SceneImages(llamagen, image_folders["caption"], batch_size=24, seed=3)
     examples = data.batch(5, 0).examples
     assert [e.inputs["input_ids"].tolist() for e in examples] == [
         e.inputs["input_ids"].tolist() for e in data.batch(5, 0).examples
@@ -291,8 +294,8 @@ def test_examples_of_images_are_prompt_and_codes(image_folders: dict[str, Path])
 @pytest.mark.parametrize("condition", ["caption", "class"])
 def test_the_teacher_reads_a_image_as_decoding_does(condition: str, image_folders: dict[str, Path]) -> None:
     """Prompt first, then its tokens: the same states at the same places, for captions of any length."""
-    llamagen = drafter_scenes.open_llamagen(image_folders[condition], torch.device("cpu"))
-    data = drafter_scenes.SceneImages(llamagen, image_folders[condition], batch_size=3, seed=0)
+    llamagen = llamagen_images.open_llamagen(image_folders[condition], torch.device("cpu"))
+    data = scene_images.SceneImages(llamagen, image_folders[condition], batch_size=3, seed=0)
     examples = data.batch(0, 0).examples
     reading, positions = read(llamagen, examples, (0, -1)), positions_of(llamagen, examples)
     for row, example in enumerate(examples):
@@ -320,11 +323,11 @@ def test_what_cannot_be_trained_is_named(
     argument: str, settings: dict[str, object], error: type[InputError], tmp_path: Path
 ) -> None:
     with pytest.raises(error) as caught:
-        train_drafter(**({"target": tmp_path, "out": tmp_path / "out"} | settings))  # type: ignore[arg-type]
+        train_drafter(**({"target": tmp_path, "out": tmp_path / "out", "data": scene_data} | settings))  # type: ignore[arg-type]
     assert caught.value.argument == argument
 
 
 def test_a_target_without_data_is_refused(tmp_path: Path) -> None:
     target().model.save_pretrained(tmp_path / "llama")
     with pytest.raises(CheckpointError, match="llama"):
-        train_drafter(tmp_path / "llama", tmp_path / "out", steps=1)
+        train_drafter(tmp_path / "llama", tmp_path / "out", scene_data, steps=1)

@@ -16,10 +16,10 @@ from mmspec.drafters.eagle import Eagle3Drafter, EagleSession
 from mmspec.errors import InputError
 from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
 from mmspec.targets.causal import CausalTarget
-from mmspec.training import eagle3_loss
-from mmspec.training.data.sequences import DrafterBatch, Example, acceptance_length
+from mmspec.training.data.sequences import DrafterBatch, TrainingExample, acceptance_length
+from mmspec.training.losses import eagle3 as eagle3_loss
 from mmspec.training.losses.eagle3 import Eagle3Loss
-from mmspec.training.losses.medusa import Blocks
+from mmspec.training.losses.levels import Blocks
 from mmspec.training.teacher import read
 from tests.contracts.mutation import PlantedBug
 from tests.drafters.eagle3_checks import head_for
@@ -34,7 +34,7 @@ STEPS = 4
 PER_TOKEN = ("input_ids", "mm_token_type_ids")
 
 
-def decoded(head: Eagle3Head, target: CausalTarget, example: Example, root: int) -> list[Tensor]:
+def decoded(head: Eagle3Head, target: CausalTarget, example: TrainingExample, root: int) -> list[Tensor]:
     """[V'] logits after the root and after each token that really follows, by the session that drafts."""
     ids = example.inputs["input_ids"]
     before = {name: example.inputs[name][:, :root] for name in PER_TOKEN if name in example.inputs}
@@ -198,7 +198,7 @@ def test_every_weight_is_trained_and_the_target_is_not() -> None:
 
 
 def test_a_batch_without_answers_has_no_loss() -> None:
-    example = Example({"input_ids": torch.tensor([[1, 2, 3]])}, 3)
+    example = TrainingExample({"input_ids": torch.tensor([[1, 2, 3]])}, 3)
     loss, figures = Eagle3Loss(head_for(speaker()), speaker())(DrafterBatch((example,), 0))
     assert loss == 0 and not figures["agreement"].any()
     assert not len(Blocks.of(torch.zeros(1, 3, dtype=torch.bool), 2).row)
@@ -213,7 +213,7 @@ def test_a_number_of_steps_that_is_none_is_named(steps: int) -> None:
 def test_the_vocabulary_is_what_is_learnt_most() -> None:
     """Tokens of answers, by how often they come; unseen ones follow in their order."""
     head = head_for(speaker(), draft_vocabulary=5)
-    example = Example({"input_ids": torch.tensor([[1, 1, 1, 1, 7, 9, 9, 11, 9, 7]])}, 4)
+    example = TrainingExample({"input_ids": torch.tensor([[1, 1, 1, 1, 7, 9, 9, 11, 9, 7]])}, 4)
 
     class Data(Sentences):
         def batch(self, step: int, process: int) -> DrafterBatch:

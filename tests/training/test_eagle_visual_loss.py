@@ -17,7 +17,7 @@ from mmspec.drafting.feature_session import FeatureSession
 from mmspec.errors import InputError
 from mmspec.models.eagle import EagleHead
 from mmspec.targets import VisionLanguageTarget
-from mmspec.training.data.sequences import Example
+from mmspec.training.data.sequences import TrainingExample
 from mmspec.training.losses.eagle import EagleLoss, positions_of
 from mmspec.training.losses.vispec import ViSpecLoss, ranking
 from mmspec.training.methods import METHODS
@@ -33,7 +33,7 @@ FAMILIES = ["llava", "qwen2_5_vl"]
 
 
 def predicted_the_slow_way(
-    head: EagleHead, target: VisionLanguageTarget, example: Example, depth: int
+    head: EagleHead, target: VisionLanguageTarget, example: TrainingExample, depth: int
 ) -> tuple[Tensor, Tensor]:
     """[m, d] what the head predicts of an answer's states at that depth of a draft, and what they are."""
     ids, start = example.inputs["input_ids"], example.answer
@@ -117,7 +117,7 @@ def training_reads_what_decoding_reads(kind: str, family: str = "llava") -> None
 
 
 def ranks_one_by_one(distribution: Tensor, logits: Tensor) -> Tensor:
-    """Minus the logarithm of the probability to draw the ten likeliest tokens of a distribution in their order."""
+    """Minus the logarithm of the probability to draw a distribution's ten likeliest tokens in their order."""
     left = distribution.sort(descending=True).indices[:10].tolist()
     total = torch.zeros(())
     while left:
@@ -238,7 +238,7 @@ BUGS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
         lambda: training_reads_what_decoding_reads("vispec"),
     ),
     "prompts are not compressed for their question": (
-        ROWS,
+        "mmspec.training.teacher:Reading.prompts",
         "argmax(-1) - 1",
         "argmax(-1) - 3",
         lambda: the_loss_is_that_of_drafting_the_slow_way("specvlm"),

@@ -20,9 +20,10 @@ from mmspec.models.medusa import MedusaHead
 from mmspec.targets.causal import tap_hidden_states
 from mmspec.training.drafter import train_on
 from mmspec.training.losses.hydra import HydraLoss
-from mmspec.training.losses.medusa import MedusaLoss, hit_rates
+from mmspec.training.losses.levels import hit_rates
+from mmspec.training.losses.medusa import MedusaLoss
 from mmspec.training.schedule import Budget
-from mmspec.training.stage import Run
+from mmspec.training.stage import TrainingRun
 from tests.contracts.mutation import PlantedBug
 from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.heads_checks import drafter_for, hydra_for, medusa_for
@@ -80,32 +81,32 @@ def test_the_loss_is_that_of_drafting_the_slow_way(kind: str) -> None:
     the_loss_is_that_of_drafting_the_slow_way(kind)
 
 
-MEDUSA, HYDRA = "mmspec.training.losses.medusa", "mmspec.training.losses.hydra"
+LEVELS, HYDRA = "mmspec.training.losses.levels", "mmspec.training.losses.hydra"
 BUGS = {
-    "the state of the root": ("medusa", f"{MEDUSA}:Blocks.of", "root - 1", "root"),
-    "targets are one token late": ("medusa", f"{MEDUSA}:Blocks.of", "root[:, None] +", "root[:, None] + 1 +"),
+    "the state of the root": ("medusa", f"{LEVELS}:Blocks.of", "root - 1", "root"),
+    "targets are one token late": ("medusa", f"{LEVELS}:Blocks.of", "root[:, None] +", "root[:, None] + 1 +"),
     "heads learn the tokens they stand at": (
         "medusa, tokens",
-        f"{MEDUSA}:MedusaLoss.judge",
+        f"{LEVELS}:LevelLoss.judge",
         ".roll(-1, 1)",
         "",
     ),
-    "all heads weigh the same": ("medusa", f"{MEDUSA}:token_loss", "discount **", "1.0 **"),
+    "all heads weigh the same": ("medusa", f"{LEVELS}:token_loss", "discount **", "1.0 **"),
     "mean over all tokens": (
         "medusa",
-        f"{MEDUSA}:token_loss",
+        f"{LEVELS}:token_loss",
         "weights.sum()",
         "weights.numel() + 0 * weights.sum()",
     ),
     "a head sees the token it predicts": (
         "hydra",
-        f"{HYDRA}:HydraLoss.judge",
-        "self.target.embed(reading.tokens[at])",
-        "self.target.embed(reading.tokens.roll(-1, 1)[at])",
+        f"{HYDRA}:HydraLoss.logits",
+        "self.target.embed(reading.tokens[",
+        "self.target.embed(reading.tokens.roll(-1, 1)[",
     ),
     "the prefix layer sees the answer": (
         "hydra",
-        f"{HYDRA}:HydraLoss.judge",
+        f"{HYDRA}:HydraLoss.logits",
         "self.head(states, places)",
         "self.head(states, places, torch.zeros(len(states), 1, *[states.shape[1]] * 2, dtype=states.dtype))",
     ),
@@ -161,7 +162,7 @@ def test_ranks_are_counted_one_by_one(kind: str) -> None:
 
 def test_training_measures_what_static_trees_are_made_of(tmp_path: Path) -> None:
     model = medusa_for(reference.target(), num_heads=2).requires_grad_(True)
-    run = Run(Accelerator(cpu=True), model, tmp_path / "state.pt", 60.0, 60.0)
+    run = TrainingRun(Accelerator(cpu=True), model, tmp_path / "state.pt", 60.0, 60.0)
     train_on(run, "medusa", reference.target(), reference.Sentences(), Budget(steps=3))
     rates = model.config.hit_rates
     assert len(rates) == 2 and all(len(each) == 10 and 0 <= sum(each) <= 1.001 for each in rates)

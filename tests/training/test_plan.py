@@ -23,9 +23,13 @@ def test_keywords_are_the_attributes() -> None:
 def test_what_is_asked_for_wins_over_a_trainers_defaults() -> None:
     plan = TrainingPlan.of({}, minutes=10.0, batch_size=8, check_s=120.0)
     assert (plan.budget, plan.batch_size, plan.check_s) == (Budget(seconds=600.0), 8, 120.0)
-    assert plan.length == "--minutes 10"
+    assert plan.length == {"minutes": 10, "steps": None}
     asked = TrainingPlan.of({"steps": 3, "minutes": None, "batch_size": 2}, minutes=10.0, batch_size=8)
-    assert (asked.budget, asked.batch_size, asked.length) == (Budget(steps=3), 2, "--steps 3")
+    assert (asked.budget, asked.batch_size, asked.length) == (
+        Budget(steps=3),
+        2,
+        {"minutes": None, "steps": 3},
+    )
 
 
 def test_impossible_lengths_are_refused_before_any_work() -> None:

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 from mmspec.models.llamagen import caption_prompt, class_prompt
 from mmspec.targets import CausalTarget, VisionLanguageTarget, image_target
 from mmspec.targets.batches import batches
-from mmspec.training.data.sequences import Example
+from mmspec.training.data.sequences import TrainingExample
 from mmspec.training.teacher import read
 from tests.contracts.mutation import PlantedBug
 from tests.tiny_models import (
@@ -61,7 +61,7 @@ def forwards_of(target: CausalTarget, sequences: Sequence[Inputs]) -> int:
         nonlocal count
         count += 1
 
-    examples = [Example(sequence, 0) for sequence in sequences]
+    examples = [TrainingExample(sequence, 0) for sequence in sequences]
     handle = target.model.get_decoder().register_forward_hook(one_more)
     reading = read(target, examples, TAPS)
     handle.remove()

@@ -1,4 +1,4 @@
-"""Which implementation of an op runs: the Triton kernel or its twin in torch."""
+"""Choice of the implementation of an op: the Triton kernel or its twin in torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether Triton is installed; it has no wheels outside Linux."""
+    """Return whether Triton is installed; it has no wheels outside Linux."""
     return importlib.util.find_spec("triton") is not None
 
 
 def use_triton(device: torch.device) -> bool:
-    """Whether ops on this device run as Triton kernels; `MMSPEC_BACKEND=torch` forces the twins.
+    """Return whether ops on this device run as Triton kernels; `MMSPEC_BACKEND=torch` forces the twins.
 
     Raises:
         ValueError: `MMSPEC_BACKEND` names no backend.

@@ -1,7 +1,7 @@
 """Random numbers without a state: Philox4x32-10 (Salmon et al., SC 2011) over explicit counters.
 
 A number is a function of (key, element, position, stream, step) alone, so it does not depend on who else
-is in the batch, on the order of drawing, or on the device. What a stream is for is the caller's business.
+is in the batch, on the order of drawing, or on the device. The caller says what a stream is for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Triton kernels of `philox.py` and their launchers: the same numbers, bit for bit."""
+"""Triton kernels of `philox.py` and their launchers: the same numbers, bit for bit."""
 
 from __future__ import annotations
 

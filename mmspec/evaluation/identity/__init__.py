@@ -1,1 +1,1 @@
-"""Is the output that of plain decoding, or of its distribution?"""
+"""Losslessness checks: tokens of plain decoding, or the target's distribution."""

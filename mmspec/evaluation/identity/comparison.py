@@ -1,4 +1,4 @@
-"""Two lists of tokens, their first difference, and whether rounding explains it.
+"""Comparison of tokens with a reference: first differences, and whether rounding explains them.
 
 In float32 every difference counts. In half precision two orders of summation can break a tie either way, so a
 difference is explained where the reference's own two best logits lie within 2 ulp (measured: all flips of
@@ -25,7 +25,7 @@ HALF_PRECISIONS = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Difference:
-    """Where an output first left its reference.
+    """First difference of an output from its reference.
 
     Attributes:
         example: index of the prompt.
@@ -47,7 +47,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One way of decoding against its reference.
+    """Outputs of one way of decoding, compared with their references.
 
     Attributes:
         mode: "greedy" or "sampled".
@@ -78,14 +78,14 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Every output is equal or explained; and follows its distribution where that was compared."""
-        lawful = self.distribution is None or self.distribution.passed
-        return lawful and self.equal + self.explained == self.examples
+        """True if every output is equal or explained, and the distribution passed where it was tested."""
+        distribution_passed = self.distribution is None or self.distribution.passed
+        return distribution_passed and self.equal + self.explained == self.examples
 
 
 @dataclass(frozen=True)
 class IdentityReport:
-    """The outcome of a check.
+    """Outcome of a losslessness check.
 
     Attributes:
         accelerator: its name.
@@ -104,11 +104,11 @@ class IdentityReport:
 
     @property
     def passed(self) -> bool:
-        """It promises exactness, and every output is equal, or differs where half precision explains it."""
+        """True if the accelerator promises exactness, and every comparison passed."""
         return self.exactness == "exact" and all(comparison.passed for comparison in self.comparisons)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report as a mapping for JSON."""
         comparisons = [
             {
                 "mode": one.mode,

@@ -1,4 +1,4 @@
-"""Are these tokens drawn from those distributions? A test of sampled output against the target's distribution at every place.
+"""Test of sampled tokens against the target's distribution at every place.
 
 An exact rule that redraws with noise of its own gives other tokens than plain decoding, of the same
 distribution. That distribution can be read off afterwards: one forward over a finished output gives the
@@ -31,7 +31,7 @@ LARGEST_SURPRISAL = 5.0  # standard deviations; two-sided 6e-7
 
 @dataclass(frozen=True)
 class DistributionTest:
-    """The outcome.
+    """Outcome of a test of sampled tokens.
 
     Attributes:
         places: tokens that were judged.
@@ -49,7 +49,7 @@ class DistributionTest:
 
     @property
     def resolution(self) -> float:
-        """The total variation of `mass_before` to uniform that fails about every other time.
+        """Total variation of `mass_before` to uniform that fails about every other time.
 
         A chi-square on n values rises by at least 4 n times its square. Biases that leave `mass_before` as it
         is stay hidden, so that this is the best case.
@@ -65,7 +65,7 @@ class DistributionTest:
 def read_distributions(
     target: Target[Any], sampler: Sampler, request: Request, output: Sequence[int]
 ) -> Tensor:
-    """[N, V] the distribution of each of the N tokens of an output, given the prompt and the tokens before it."""
+    """Distributions [N, V] of the N tokens of an output, each given the prompt and the tokens before it."""
     prompts = list_prompts([request], sampler)
     capacity = max(prompt["input_ids"].shape[1] for prompt in prompts) + len(output)
     state, prefill = target.prefill(prompts, capacity)
@@ -77,7 +77,7 @@ def read_distributions(
 
 
 def mass_before(distribution: Tensor, tokens: Tensor, u: Tensor) -> Tensor:
-    """[N] mass of the tokens that are likelier than x, plus a share u of x's own.
+    """Probability mass [N] of the tokens that are likelier than x, plus a share u of x's own.
 
     The probability integral transform (Rosenblatt, 1952) with tokens in the order of their probability: the
     numbers are independent and uniform if every token was drawn from its distribution, whatever the
@@ -101,7 +101,7 @@ def check_distribution(
     outputs: Sequence[Sequence[int]],
     seed: int = 0,
 ) -> DistributionTest:
-    """Test sampled outputs. Places where the grammar forces the token say nothing, and are left out.
+    """Test sampled outputs against the target's distribution; places of forced tokens are left out.
 
     Args:
         target: of the distribution that is promised.

@@ -1,8 +1,7 @@
-"""Is this accelerator really lossless on this model of images?
+"""Losslessness check of an accelerator on a model of images.
 
 Greedy tokens must be those of plain decoding. Under sampling, rules that promise tokens are compared token
-for token with the same seed; all others are tested against the target's distribution, at every place of what
-they drew.
+for token with the same seed; all others are tested against the target's distribution of every token.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmspec.accelerators import Accelerator
+from mmspec.acceleration import Accelerator
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.interfaces import Request
@@ -26,65 +25,65 @@ from mmspec.drafters.none import NoDrafter
 from mmspec.evaluation.identity.comparison import Comparison, IdentityReport, compare
 from mmspec.evaluation.identity.distribution import check_distribution
 from mmspec.evaluation.identity.text import IdentityCheck
-from mmspec.evaluation.image_contender import Painter, paint
+from mmspec.evaluation.image_contender import ImageContender, decode_images
 
 __all__ = ["ImageCheck"]
 
 
 @dataclass(frozen=True)
 class ImageCheck(IdentityCheck):
-    """A check to be made on images, comparison by comparison.
+    """Losslessness check on images, one comparison after another.
 
     Args:
         settings: of the calls (guidance_scale, top_k, ...), but for the temperature.
     """
 
-    accelerated: Painter
-    plain: Painter
+    accelerated: ImageContender
+    plain: ImageContender
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def outputs(self) -> int:
-        """How often `on_output` will be called."""
+        """Number of calls of `on_output`."""
         batches = -(-len(self.examples) // self.batch_size)
         return len(self.examples) * (2 if self.is_token_exact else 1) + 2 * batches
 
     def comparisons(self) -> Iterator[Comparison]:
-        """Greedy; then sampled, by tokens where the rule promises them, else by distribution."""
+        """Compare greedy output; then sampled output, by tokens where the rule promises them."""
         yield self.greedy()
         yield self.sampled() if self.is_token_exact else self.distribution()
 
     def greedy(self) -> Comparison:
-        """Greedy tokens against those of plain decoding."""
+        """Compare greedy tokens with those of plain decoding."""
         return self._against_plain("greedy", "plain decoding", 0.0)
 
     def sampled(self) -> Comparison:
-        """Sampled tokens against those of plain decoding with the same noise: Gumbel-exact identity."""
+        """Compare sampled tokens with those of plain decoding with the same noise: Gumbel-exact identity."""
         return self._against_plain(
             "sampled", f"plain decoding, temperature {self.temperature:g}", self.temperature
         )
 
     def distribution(self) -> Comparison:
-        """Sampled tokens against the target's distribution of each, given those before it."""
+        """Test sampled tokens against the target's distribution of each, given those before it."""
         pipe = self.accelerated.enter()
-        witness = Witness(**vars(pipe.accelerator))
-        pipe.accelerator = witness
+        recording = RecordingAccelerator(**vars(pipe.accelerator))
+        pipe.accelerator = recording
         outputs, stats = self._draw(pipe, self.temperature)
         pipe.accelerator = self.accelerated.accelerator
-        if witness.sampler is None:
+        if recording.sampler is None:
             raise RuntimeError("nothing was drawn")
-        test = check_distribution(pipe.target, witness.sampler, witness.requests, outputs, self.seed)
+        test = check_distribution(pipe.target, recording.sampler, recording.requests, outputs, self.seed)
         reference = f"the target's distribution, temperature {self.temperature:g}"
         return Comparison("distribution", reference, len(outputs), test.places, [], stats, test)
 
     def report(self, comparisons: list[Comparison]) -> IdentityReport:
-        """The report on comparisons that were made."""
+        """Summarise comparisons in a report."""
         report = super().report(comparisons)
         notes = [one for one in report.notes if "were not compared" not in one]
         for test in (one.distribution for one in comparisons if one.distribution is not None):
             notes.append(
-                "sampled tokens are not those of plain decoding, by design: the distribution of every token given "
-                f"those before it was tested instead; at {test.places} places that finds biases of "
+                "sampled tokens are not those of plain decoding, by design: the distribution of every token "
+                f"given those before it was tested instead; at {test.places} places that finds biases of "
                 f"{test.resolution:.0%} at best, and smaller ones with more samples"
             )
         return replace(report, notes=notes)
@@ -92,9 +91,9 @@ class ImageCheck(IdentityCheck):
     def _against_plain(self, mode: str, reference: str, temperature: float) -> Comparison:
         plain, references, gaps = self.plain.pipe, [], []
         for index, example in enumerate(self.examples):
-            recorder = Recorder(temperature)
+            recorder = TopTwoRule(temperature)
             plain.accelerator = Accelerator("none", NoDrafter(), recorder)
-            decoded = paint(
+            decoded = decode_images(
                 plain,
                 [example],
                 seeds=[self.seed + index],
@@ -108,14 +107,14 @@ class ImageCheck(IdentityCheck):
         return compare(mode, reference, references, outputs, gaps, plain.dtype, stats)
 
     def _draw(self, pipe: Any, temperature: float) -> tuple[list[list[int]], DecodingStats]:
-        """The accelerator's outputs, in batches."""
+        """Decode all examples with the accelerator, in batches."""
         outputs: list[list[int]] = []
         stats: list[DecodingStats] = []
         for start in range(0, len(self.examples), self.batch_size):
             batch = self.examples[start : start + self.batch_size]
             seeds = [self.seed + start + row for row in range(len(batch))]
             settings = {**self.settings, "temperature": temperature}
-            decoded = paint(pipe, batch, seeds=seeds, output_type="latent", **settings)
+            decoded = decode_images(pipe, batch, seeds=seeds, output_type="latent", **settings)
             outputs += decoded.tokens
             stats += decoded.stats
             self.on_output()
@@ -123,8 +122,8 @@ class ImageCheck(IdentityCheck):
 
 
 @dataclass(frozen=True)
-class Recorder(SampleAndMatch):
-    """Plain decoding that notes the two best logits of every step, with the noise that decides.
+class TopTwoRule(SampleAndMatch):
+    """Acceptance rule of plain decoding that records the two best logits, noise included, of every step.
 
     Args:
         temperature: of the sampler, which has divided the logits by it.
@@ -152,22 +151,22 @@ class Recorder(SampleAndMatch):
 
 
 @dataclass(frozen=True)
-class Witness(Accelerator):
-    """An accelerator that remembers what it was asked, in the words of the target.
+class RecordingAccelerator(Accelerator):
+    """An accelerator that records the requests and the sampler of every decoding call.
 
     Attributes:
-        heard: the requests of all batches, and their sampler.
+        calls: sampler and requests of each batch.
     """
 
-    heard: list[tuple[Sampler, Sequence[Request]]] = field(default_factory=list)
+    calls: list[tuple[Sampler, Sequence[Request]]] = field(default_factory=list)
 
     @property
     def sampler(self) -> Sampler | None:
-        return self.heard[0][0] if self.heard else None
+        return self.calls[0][0] if self.calls else None
 
     @property
     def requests(self) -> list[Request]:
-        return [request for _, batch in self.heard for request in batch]
+        return [request for _, batch in self.calls for request in batch]
 
     def decode(
         self,
@@ -177,5 +176,5 @@ class Witness(Accelerator):
         sequences: Sequences,
         random: RandomStream,
     ) -> Iterator[Emission]:
-        self.heard.append((sampler, requests))
+        self.calls.append((sampler, requests))
         return super().decode(target, sampler, requests, sequences, random)

@@ -1,4 +1,4 @@
-"""Is this accelerator really lossless on this model?
+"""Losslessness check of an accelerator on a text model.
 
 Two comparisons: greedy decoding with `model.generate` of plain transformers, and sampling with the same seed
 with and without the accelerator, which must be bitwise equal because noise is keyed by output position.
@@ -20,7 +20,7 @@ from mmspec.decoding.stats import DecodingStats
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.identity.comparison import Comparison, IdentityReport, compare
 from mmspec.evaluation.speed.bench_record import merge_stats
-from mmspec.evaluation.text_contender import Contender, hold, reference_inputs
+from mmspec.evaluation.text_contender import Contender, decode_conversations, reference_inputs
 
 __all__ = ["IdentityCheck", "TopTwo", "check_identity"]
 
@@ -42,7 +42,7 @@ def check_identity(
 
 @dataclass(frozen=True)
 class IdentityCheck:
-    """A check to be made, comparison by comparison.
+    """Losslessness check, one comparison after another.
 
     Args:
         accelerated, plain, examples: as for `check_identity`.
@@ -64,23 +64,23 @@ class IdentityCheck:
 
     @property
     def is_token_exact(self) -> bool:
-        """Whether sampling is promised to give plain decoding's very tokens."""
+        """True if sampled tokens are promised to be those of plain decoding."""
         return isinstance(self.accelerated.accelerator.rule, SampleAndMatch)
 
     @property
     def outputs(self) -> int:
-        """How often `on_output` will be called."""
+        """Number of calls of `on_output`."""
         batches = -(-len(self.examples) // self.batch_size)
         return (len(self.examples) + batches) * (2 if self.is_token_exact else 1)
 
     def comparisons(self) -> Iterator[Comparison]:
-        """Greedy, then sampled where the rule promises tokens."""
+        """Compare greedy output, then sampled output where the rule promises tokens."""
         yield self.greedy()
         if self.is_token_exact:
             yield self.sampled()
 
     def greedy(self) -> Comparison:
-        """Greedy tokens against those of `model.generate`."""
+        """Compare greedy tokens with those of `model.generate`."""
         pipe = self.accelerated.pipe
         references, gaps = [], []
         for example in self.examples:
@@ -100,12 +100,12 @@ class IdentityCheck:
         return compare("greedy", "model.generate", references, outputs, gaps, pipe.dtype, stats)
 
     def sampled(self) -> Comparison:
-        """Sampled tokens against those of plain decoding with the same noise: Gumbel-exact identity."""
+        """Compare sampled tokens with those of plain decoding with the same noise: Gumbel-exact identity."""
         settings = {"temperature": self.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         references, gaps = [], []
         for index, example in enumerate(self.examples):
             recorder = TopTwo(self.temperature, self.seed + index)
-            decoded = hold(
+            decoded = decode_conversations(
                 self.plain.enter(),
                 [_first_turn(example)],
                 seeds=[self.seed + index],
@@ -121,10 +121,10 @@ class IdentityCheck:
         return compare("sampled", reference, references, outputs, gaps, self.accelerated.pipe.dtype, stats)
 
     def report(self, comparisons: list[Comparison]) -> IdentityReport:
-        """The report on comparisons that were made."""
+        """Summarise comparisons in a report."""
         pipe, accelerator = self.accelerated.pipe, self.accelerated.accelerator
         notes = []
-        judge = accelerator.rule if accelerator.schedule is None else accelerator.schedule
+        judge = accelerator.rule if accelerator.order is None else accelerator.order
         rule = type(judge).__name__
         if accelerator.exactness != "exact":
             bound = f" ({judge.bound})" if getattr(judge, "bound", None) else ""
@@ -133,7 +133,7 @@ class IdentityCheck:
             notes.append(
                 f"sampled tokens were not compared: {rule} promises the target's distribution, not its tokens"
             )
-        drafts = accelerator.name != "none" and accelerator.schedule is None
+        drafts = accelerator.name != "none" and accelerator.order is None
         if drafts and sum(sum(one.stats.accepted) for one in comparisons) == 0:
             notes.append("no draft token was accepted, so this says little: ask for more tokens")
         return IdentityReport(
@@ -146,14 +146,16 @@ class IdentityCheck:
         )
 
     def _decode(self, seed: int | None, settings: dict[str, Any]) -> tuple[list[list[int]], DecodingStats]:
-        """The accelerator's outputs, in batches."""
+        """Decode all examples with the accelerator, in batches."""
         outputs: list[list[int]] = []
         stats: list[DecodingStats] = []
         for start in range(0, len(self.examples), self.batch_size):
             batch = [_first_turn(example) for example in self.examples[start : start + self.batch_size]]
             seeds = None if seed is None else [seed + start + row for row in range(len(batch))]
             pipe = self.accelerated.enter()
-            decoded = hold(pipe, batch, seeds=seeds, max_new_tokens=self.max_new_tokens, **settings)
+            decoded = decode_conversations(
+                pipe, batch, seeds=seeds, max_new_tokens=self.max_new_tokens, **settings
+            )
             outputs += decoded.tokens
             stats += decoded.stats
             self.on_output()
@@ -161,7 +163,7 @@ class IdentityCheck:
 
 
 class TopTwo(LogitsProcessor):
-    """Notes the two best logits of every step and changes nothing.
+    """Logits processor that records the two best logits of every step and changes nothing.
 
     Args:
         temperature: None for greedy decoding; else the best are those with the noise that decides.
@@ -176,7 +178,7 @@ class TopTwo(LogitsProcessor):
         self.best: list[tuple[float, float, float]] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Note the step; input_ids [1, L], scores [1, V]."""
+        """Record a step; input_ids [1, L], scores [1, V]."""
         noisy = logits = scores[0].float()
         if self.temperature is not None:
             index = torch.tensor([[len(self.best)]], device=scores.device)

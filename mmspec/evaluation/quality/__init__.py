@@ -1,1 +1,1 @@
-"""Quality of images, and its distance to plain decoding."""
+"""Quality of images, and their distance to those of plain decoding."""

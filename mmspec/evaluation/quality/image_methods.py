@@ -1,7 +1,7 @@
-"""All methods of decoding image tokens on the same prompts and seeds: what each saves and what it costs.
+"""Comparison of image decoding methods on the same prompts and seeds: forwards saved, and quality.
 
 Plain decoding runs twice, with two sets of seeds. The second set is what every method's images are compared
-with, so the row of plain decoding says how far apart two honest samples are.
+with, so the row of plain decoding shows how far apart two samples of one distribution are.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ REFERENCE_SEEDS = 1_000_003  # added to the seeds of the second set
 
 
 class ImageReader(Protocol):
-    """A network that reads images; it has seen real ones only."""
+    """Interface of a network that reads attributes and features from images, trained on real ones only."""
 
     def attribute_accuracy(self, images: Tensor, captions: Sequence[str]) -> float:
-        """Share of the attributes in the captions that are in the images [n, 3, H, W] in [0, 1]."""
+        """Share of the captions' attributes that are in the images [n, 3, H, W] in [0, 1]."""
         ...
 
     def features(self, images: Tensor) -> Tensor:
-        """[n, d]."""
+        """Features [n, d] of images [n, 3, H, W] in [0, 1]."""
         ...
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """One image as a method drew it.
+    """One image that a method drew.
 
     Attributes:
         image: [3, H, W] in [0, 1].
@@ -73,7 +73,7 @@ Draw = Callable[[str, int], Drawing]
 
 @dataclass(frozen=True)
 class MethodRecord:
-    """A row of the table.
+    """Figures of one method: a row of the table.
 
     Attributes:
         method: as written on the command line.
@@ -111,7 +111,7 @@ class MethodRecord:
 
 
 def held_out_captions(count: int, seed: int = 0) -> list[str]:
-    """Captions of scenes that training never drew; equal arguments give equal captions.
+    """Make captions of scenes that training never drew; equal arguments give equal captions.
 
     Raises:
         InputError: more than there are.
@@ -132,7 +132,7 @@ def compare_methods(
     settings: dict[str, Any] | None = None,
     on_image: Callable[[str], None] = lambda method: None,
 ) -> Iterator[MethodRecord]:
-    """Draw every prompt by every method, in turns, then read and compare the images.
+    """Draw every prompt by every method, in turns, then compare the images.
 
     Args:
         methods: by label; "none" must be among them.
@@ -216,7 +216,7 @@ def write_records(path: str | Path, records: Sequence[MethodRecord]) -> Path:
 
 
 def draw_plot(path: str | Path, records: Sequence[MethodRecord]) -> Path:
-    """Draw what each method saves against what it costs.
+    """Plot forwards saved and kernel distance of every method.
 
     Left: how many times fewer forwards, with the promise in the colour; right: kernel distance of the images
     to plain decoding with other seeds, with its 95 % interval. The line at 0 is no difference, the band the

@@ -1,4 +1,4 @@
-"""Figures about sets of images: how far apart two sets are, and how varied their tokens are.
+"""Statistics of sets of images: kernel distance between two sets, and entropy of their tokens.
 
 Pure functions of features and codes; knows nothing of models.
 """
@@ -56,7 +56,7 @@ def _kernel(one: Tensor, other: Tensor) -> Tensor:
 
 
 def token_entropy(codes: Sequence[Sequence[int]]) -> float:
-    """Entropy in nats of how often each code is used in a set of images.
+    """Entropy in nats of the use of codes in a set of images.
 
     Relaxations that favour likely codes lower it long before a reader of attributes notices.
     """

@@ -1,1 +1,1 @@
-"""Time, forwards and memory."""
+"""Speed: time, target forwards and memory."""

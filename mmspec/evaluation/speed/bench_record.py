@@ -1,4 +1,4 @@
-"""What was timed, summed up: one record for each accelerator.
+"""Summary of timed runs: one record for each accelerator.
 
 Ratios are to plain decoding in the same process, dtype and batch size; a row that loses is reported like any
 other.
@@ -13,14 +13,14 @@ from typing import Any
 
 from mmspec.decoding.stats import merge_stats
 from mmspec.errors import InputError
-from mmspec.evaluation.speed.timing import BASELINE, Run
+from mmspec.evaluation.speed.timing import BASELINE, TimedRun
 
 __all__ = ["BenchRecord", "merge_stats", "summarise"]
 
 
 @dataclass(frozen=True)
 class BenchRecord:
-    """One accelerator on all batches: sums over batches, medians over repeats.
+    """Figures of one accelerator on all batches: sums over batches, medians over repeats.
 
     Attributes:
         accelerator: as the caller named it, options included.
@@ -94,23 +94,23 @@ class BenchRecord:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """A flat mapping for JSON: the settings stand beside the figures."""
+        """The record as a flat mapping for JSON: the settings stand beside the figures."""
         figures = asdict(self)
         return {**figures.pop("settings"), **figures}
 
 
 def summarise(
-    runs: Sequence[Run],
+    runs: Sequence[TimedRun],
     names: Sequence[str],
     *,
     category: str | None = None,
     settings: Mapping[str, Any] | None = None,
     own: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[BenchRecord]:
-    """One record for each accelerator, in the order of `names`.
+    """Summarise timed runs in one record for each accelerator, in the order of `names`.
 
     Args:
-        runs: what `measure` gave; of an interrupted measurement only repeats that every accelerator finished
+        runs: outcome of `measure`; of an interrupted measurement only repeats that every accelerator finished
             are used, or else what all of them finished of the first repeat.
         names: the accelerators, "none" among them.
         category: only batches of this category.
@@ -137,8 +137,8 @@ def summarise(
     ]
 
 
-def _complete_cells(runs: Sequence[Run], names: Sequence[str]) -> list[set[tuple[int, int]]]:
-    """One set of (repeat, batch) per usable repeat; every set holds the same batches."""
+def _complete_cells(runs: Sequence[TimedRun], names: Sequence[str]) -> list[set[tuple[int, int]]]:
+    """Find the usable repeats: one set of (repeat, batch) each, with the same batches in every set."""
     finished: dict[tuple[int, int], set[str]] = {}
     for run in runs:
         finished.setdefault((run.repeat, run.batch), set()).add(run.accelerator)
@@ -150,7 +150,11 @@ def _complete_cells(runs: Sequence[Run], names: Sequence[str]) -> list[set[tuple
 
 
 def _record(
-    name: str, repeats: list[list[Run]], plain: list[list[Run]], category: str, settings: dict[str, Any]
+    name: str,
+    repeats: list[list[TimedRun]],
+    plain: list[list[TimedRun]],
+    category: str,
+    settings: dict[str, Any],
 ) -> BenchRecord:
     seconds, pixels = _seconds(repeats)
     plain_seconds, plain_pixels = _seconds(plain)
@@ -212,19 +216,19 @@ def _record(
     )
 
 
-def _by_batch(repeats: list[list[Run]]) -> list[list[list[Run]]]:
-    """The same runs, one batch after the other."""
+def _by_batch(repeats: list[list[TimedRun]]) -> list[list[list[TimedRun]]]:
+    """Regroup the runs, one batch after the other."""
     return [[[run] for run in runs] for runs in zip(*repeats, strict=True)]
 
 
-def _decode_speedup(repeats: list[list[Run]], plain: list[list[Run]]) -> float:
-    """How many times faster tokens follow the first ones than in plain decoding; 1 where none follow."""
+def _decode_speedup(repeats: list[list[TimedRun]], plain: list[list[TimedRun]]) -> float:
+    """Ratio to plain decoding of the time per token after the first ones; 1 where none follow."""
     ours, theirs = _seconds_per_token(repeats), _seconds_per_token(plain)
     return theirs / ours if ours and theirs else 1.0
 
 
-def _seconds_per_token(repeats: list[list[Run]]) -> float:
-    """Median over repeats, of the tokens after the first one of each row; 0 where there are none."""
+def _seconds_per_token(repeats: list[list[TimedRun]]) -> float:
+    """Seconds per token after the first one of each row, median over repeats; 0 where there are none."""
     found = []
     for cell in repeats:
         calls = [stats for run in cell for stats in run.decoded.stats]
@@ -234,8 +238,8 @@ def _seconds_per_token(repeats: list[list[Run]]) -> float:
     return median(found)
 
 
-def _seconds(repeats: list[list[Run]]) -> tuple[list[float], list[float]]:
-    """Per repeat, the wall-clock for tokens, and that from image tokens to pixels."""
+def _seconds(repeats: list[list[TimedRun]]) -> tuple[list[float], list[float]]:
+    """Wall-clock seconds of each repeat for tokens, and those from image tokens to pixels."""
     pixels = [sum(run.decoded.pixel_seconds for run in cell) for cell in repeats]
     whole = [sum(run.seconds for run in cell) for cell in repeats]
     return [everything - part for everything, part in zip(whole, pixels, strict=True)], pixels

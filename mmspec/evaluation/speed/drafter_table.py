@@ -1,4 +1,4 @@
-"""Drafters by tasks on one target: what each saves, and where its time goes."""
+"""Table of drafters by tasks on one target: speed-ups, and shares of the time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from mmspec.accelerators import Accelerator
+from mmspec.acceleration import Accelerator
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example, scene_examples
 from mmspec.evaluation.plot import check_plot
@@ -40,7 +40,7 @@ COPIED = (
 
 
 def task_examples(tasks: Sequence[str], samples: int, seed: int = 0) -> list[Example]:
-    """Held-out scenes, as many for each task; their categories are the tasks.
+    """Make examples of held-out scenes, as many for each task; their categories are the tasks.
 
     Raises:
         InputError: no tasks, or one that is not in `TASKS`.
@@ -51,7 +51,7 @@ def task_examples(tasks: Sequence[str], samples: int, seed: int = 0) -> list[Exa
 
 
 def count_parameters(accelerator: Accelerator) -> int:
-    """Weights that the drafter adds to those of the target: its model's; 0 for one that has no model."""
+    """Count the weights of a drafter's own model; 0 for one that has no model."""
     model = getattr(accelerator.drafter, "model", None)
     if isinstance(model, CausalTarget):
         model = model.model
@@ -59,9 +59,9 @@ def count_parameters(accelerator: Accelerator) -> int:
 
 
 def as_rows(records: Sequence[BenchRecord]) -> list[dict[str, Any]]:
-    """The table: a row for each drafter and task.
+    """Convert records into rows of the table, one for each drafter and task.
 
-    Rows hold what `BenchRecord` says under the same names, the drafter's `folder` and `parameters`, its
+    Rows hold figures of `BenchRecord` under the same names, the drafter's `folder` and `parameters`, its
     `accepted_length` (the acceptance length without the bonus token), and `time`: the parts of the seconds
     that sum to 1. `decode_speedup` leaves out the reading of the prompts; `speedup` is end to end, with the
     preparing and reading of the images.
@@ -95,7 +95,7 @@ def write_rows(path: str | Path, rows: Sequence[dict[str, Any]], settings: dict[
 
 
 def drafter_report(records: Sequence[BenchRecord]) -> Group:
-    """The table as people read it, a part for each task."""
+    """Render the table for people, a part for each task."""
     rows = as_rows(records)
     parts: list[Any] = [Text(describe_settings(records[0].settings, records[0]), style="dim")]
     for task in dict.fromkeys(row["task"] for row in rows):
@@ -133,7 +133,7 @@ def _task_table(task: str, rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def draw_plot(path: str | Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """Draw the table: a column for each task, a bar for each drafter.
+    """Plot the table: a column for each task, a bar for each drafter.
 
     Bars are the speed-up of decoding, dots the one end to end; the words say the acceptance length, bonus
     included, and how many outputs are those of plain decoding where not all are.

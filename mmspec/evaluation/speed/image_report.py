@@ -1,4 +1,4 @@
-"""The bench table of images. It prints no speed-up of which it cannot say what it is a speed-up of."""
+"""Bench table of images, which prints a speed-up only beside the settings that it depends on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmspec.evaluation.speed.report import WIDE, Columns, bench_table, describe_
 
 __all__ = ["REQUIRED", "check_context", "image_report"]
 
-#: Without these a speed-up says nothing (visual-ar-decoding.md, section 18, item 31).
+#: A speed-up means nothing without these, since every one of them changes it.
 REQUIRED = (
     "dtype",
     "batch_size",
@@ -29,7 +29,7 @@ REQUIRED = (
 
 
 def check_context(record: BenchRecord) -> None:
-    """Raise InputError unless a record says all that its speed-up depends on.
+    """Check that a record has all the settings that its speed-up depends on.
 
     Raises:
         InputError: a setting is missing, no forwards were counted, or the promise is none.
@@ -62,14 +62,14 @@ COLUMNS: Columns = (
 
 
 def image_report(records: Sequence[BenchRecord], *, width: int = WIDE) -> RenderableType:
-    """The records as a table, with what was measured above and what the numbers mean below.
+    """Render the records as a table, with the settings above and an explanation below.
 
     Args:
         records: of all prompts.
         width: characters on a line; below 150 some columns are left out, and named.
 
     Raises:
-        InputError: a record does not say what its speed-up depends on.
+        InputError: a record lacks a setting that its speed-up depends on.
     """
     for record in records:
         check_context(record)

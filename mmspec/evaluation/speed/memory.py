@@ -1,4 +1,4 @@
-"""The most memory that a stretch of work held, and what that number is a measure of.
+"""Peak memory of a stretch of work, and the kind of measurement.
 
 tracemalloc sees none of torch's memory, so the device's allocator is asked, or the operating system.
 """
@@ -20,7 +20,7 @@ RESET_PEAK = "5"  # proc(5): resets the peak resident set size (VmHWM) of this p
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """A peak, reset when it is made.
+    """Peak memory since this was made.
 
     Attributes:
         kind: "cuda allocated", "resident set" (of the process during the work, weights included), or
@@ -32,7 +32,7 @@ class PeakMemory:
 
     @classmethod
     def start(cls, device: torch.device) -> PeakMemory:
-        """Begin to watch the memory that a model on `device` needs."""
+        """Start measuring the memory of a model on `device`."""
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return cls("cuda allocated", device)
@@ -44,7 +44,7 @@ class PeakMemory:
         return cls("resident set", device)
 
     def read(self) -> int:
-        """Bytes, at most, since the start."""
+        """Read the peak since the start, in bytes."""
         if self.kind == "cuda allocated":
             return torch.cuda.max_memory_allocated(self.device)
         if self.kind == "resident set":

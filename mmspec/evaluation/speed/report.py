@@ -1,4 +1,4 @@
-"""Reports as people read them: tables of figures, and checks in words."""
+"""Reports for people: tables of figures, and losslessness checks in words."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WIDE = 150
 
 
 def speedup(record: BenchRecord) -> str:
-    """The ratio to plain decoding, with its extremes."""
+    """Render the ratio to plain decoding, with its extremes."""
     return f"{record.speedup:.2f}x ({record.speedup_min:.2f}-{record.speedup_max:.2f})"
 
 
@@ -66,7 +66,7 @@ DIFFERENCE_COLUMNS = ("prompt", "at token", "expected", "got", "logit gap", "in 
 def bench_report(
     records: Sequence[BenchRecord], by_category: Sequence[BenchRecord] = (), *, width: int = WIDE
 ) -> RenderableType:
-    """The records as a table, with what was measured above and what the numbers mean below.
+    """Render the records as a table, with the settings above and an explanation below.
 
     Args:
         records: of all prompts.
@@ -86,7 +86,7 @@ def bench_report(
 
 
 def bench_table(records: Sequence[BenchRecord], columns: Columns, width: int) -> Table:
-    """The columns that fit the screen, a row for each record."""
+    """Render the columns that fit the screen, a row for each record."""
     columns = [column for column in columns if column[2] or width >= WIDE]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1) if width >= WIDE else (0, 0))
     table.add_column("accelerator", overflow="fold")
@@ -118,7 +118,7 @@ def _category_table(records: Sequence[BenchRecord]) -> Table:
 
 
 def describe_settings(settings: dict[str, Any], record: BenchRecord) -> str:
-    """What was measured and where, on a line."""
+    """Describe the measurement and the machine in a line."""
     samples = f"{record.samples} sample{'s' if record.samples != 1 else ''}"
     repeats = f"{record.repeats} repeat{'s' if record.repeats != 1 else ''}"
     shown = [
@@ -140,7 +140,7 @@ def _explain(records: Sequence[BenchRecord]) -> str:
 
 
 def identity_report(report: IdentityReport, decode: Any, names: Sequence[str] = ()) -> RenderableType:
-    """A check in words, with the first differences.
+    """Render a losslessness check in words, with the first differences.
 
     Args:
         report: the outcome.

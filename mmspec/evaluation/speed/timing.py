@@ -1,4 +1,4 @@
-"""Times several accelerators on the same prompts in one run.
+"""Timing of several accelerators on the same prompts in one run.
 
 Every repeat runs all accelerators on one batch before it goes to the next batch, in an order that rotates,
 so that a machine that slows down slows all of them.
@@ -17,14 +17,14 @@ from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.memory import PeakMemory
 
-__all__ = ["BASELINE", "Decode", "Decoded", "Run", "batches_of", "measure"]
+__all__ = ["BASELINE", "Decode", "Decoded", "TimedRun", "batches_of", "measure"]
 
 BASELINE = "none"
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """The outcome of one batch.
+    """Decoded tokens and statistics of one batch.
 
     Attributes:
         tokens: one list of output ids per conversation, all its turns in a row.
@@ -41,8 +41,8 @@ Decode = Callable[[Sequence[Example]], Decoded]
 
 
 @dataclass(frozen=True)
-class Run:
-    """One accelerator on one batch in one repeat.
+class TimedRun:
+    """Time and memory of one accelerator on one batch in one repeat.
 
     Attributes:
         seconds: wall-clock, from the prompts to the last token on the host, reading the images included, or
@@ -61,7 +61,7 @@ class Run:
 
 
 def batches_of(examples: Sequence[Example], size: int) -> list[list[Example]]:
-    """Batches of at most `size` conversations of one category, so that categories can be told apart."""
+    """Split examples into batches of at most `size` of one category, so that categories are told apart."""
     if size < 1:
         raise InputError("batch_size", size, "an integer of at least 1")
     groups: dict[str, list[Example]] = {}
@@ -77,7 +77,7 @@ def measure(
     device: torch.device,
     *,
     clock: Callable[[], float] = perf_counter,
-) -> Iterator[Run]:
+) -> Iterator[TimedRun]:
     """Time every decoder on every batch, `repeats` times, after one round of warm-up that is not reported.
 
     A generator, so that a caller who is interrupted keeps what has been measured.
@@ -105,4 +105,4 @@ def measure(
                 decoded = decoders[name](batch)
                 seconds = clock() - started
                 category = batch[0].category
-                yield Run(name, repeat, index, category, seconds, decoded, memory.read(), memory.kind)
+                yield TimedRun(name, repeat, index, category, seconds, decoded, memory.read(), memory.kind)

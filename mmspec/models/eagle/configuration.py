@@ -1,4 +1,4 @@
-"""The shape of an EAGLE head: one decoder layer of its target's own family, and which target that is."""
+"""The config of an EAGLE head."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 import mmspec.models.llamagen  # noqa: F401  its model type is then one that `AutoConfig` knows
 from mmspec.errors import UnsupportedModelError
+from mmspec.models.head_config import HeadConfig
 
 __all__ = ["EagleConfig"]
 
@@ -17,13 +18,11 @@ VISUAL = ("fused", "embedded")
 
 
 @strict
-class EagleConfig(PreTrainedConfig):
-    """The shape of an EAGLE head.
+class EagleConfig(HeadConfig):
+    """Config of an EAGLE head, which has one decoder layer of its target's own family.
 
     Attributes:
         layer: the config of the target's language model, with one layer; as a plain table.
-        vocabulary: tokens that the target knows, which for an image are its codes and syntax alone.
-        target_layers: layers of the target, which tells models of one family and width apart.
         bias: whether the fusion of embedding and hidden state has one.
         input_norm: whether the layer has a norm in front, as SpecVLM's (2509.11815) and those trained here;
             EAGLE's own heads have none.
@@ -39,17 +38,12 @@ class EagleConfig(PreTrainedConfig):
     model_type = "mmspec_eagle"
 
     layer: dict[str, Any] = field(default_factory=dict)
-    vocabulary: int = 0
-    target_layers: int = 0
     bias: bool = True
     input_norm: bool = True
     visual: str = "fused"
     compressor: str = "identity"
     compressor_options: dict[str, Any] = field(default_factory=dict)
-    num_draft_tokens: int = 24
     depth: int = 5
-    top_k: int = 8
-    initializer_range: float = 0.02
 
     def validate_architecture(self) -> None:
         """Refuse what cannot be built; called by `strict`."""
@@ -57,27 +51,16 @@ class EagleConfig(PreTrainedConfig):
             raise ValueError(f"visual: got {self.visual!r}; one of {', '.join(VISUAL)}")
 
     @classmethod
-    def for_target(cls, config: PreTrainedConfig, vocabulary: int, **settings: Any) -> EagleConfig:
-        """The head for a target of that config, by its language model alone.
-
-        Args:
-            config: of the target.
-            vocabulary: tokens that it knows.
-            settings: attributes of this class, to be had otherwise.
-
-        Raises:
-            UnsupportedModelError: the language model is of no family whose layers are known to mmspec.
-        """
-        text = config.get_text_config(decoder=True)
+    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
+        """Attributes of every head, and the target's own layer."""
         layer = text.to_dict() | {"num_hidden_layers": 1}
         types = getattr(text, "layer_types", None)
         if types is not None:
             layer["layer_types"] = ["full_attention" if "full_attention" in types else types[-1]]
         for name in ("dtype", "architectures", "_name_or_path", "transformers_version"):
             layer.pop(name, None)
-        made = cls(layer=layer, vocabulary=vocabulary, target_layers=int(text.num_hidden_layers), **settings)
-        made.layer_config()
-        return made
+        cls(layer=layer).layer_config()  # a family that is not known is refused now
+        return super().sizes_for(text, vocabulary) | {"layer": layer}
 
     def layer_config(self) -> PreTrainedConfig:
         """The config of the decoder of one layer."""

@@ -1,11 +1,10 @@
-"""The EAGLE head with the seams of any transformers decoder: Cache, 4-D mask, position_ids.
+"""The EAGLE head, called as any transformers decoder is: with a Cache, a 4-D mask, position_ids.
 
 It has no embedding and no output matrix: those are its target's, frozen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -15,11 +14,11 @@ from transformers import AutoModel, Emu3TextConfig, PreTrainedConfig, PreTrained
 from transformers.models.emu3.modeling_emu3 import Emu3TextModel
 
 from mmspec.compressors import build_compressor
+from mmspec.decoding.verdict import take
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.models.eagle.configuration import EagleConfig
-from mmspec.models.feature_head import FeatureHead, PromptRows
-from mmspec.visual_tokens.spans import ImageSpan
-from mmspec.visual_tokens.splice import compress_images, splice
+from mmspec.models.feature_head import FeatureHead, Prompts
+from mmspec.visual_tokens.splice import PromptRows, compress_images, splice
 
 __all__ = ["EagleHead"]
 
@@ -66,7 +65,7 @@ class EagleHead(FeatureHead):
             super()._init_weights(module)
 
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
-        """As every head's; here `summary` may be [B, n, d] too, where rows are told of different images."""
+        """Make rows as every head does; `summary` may be [B, n, d] too, of another image for each row."""
         if self.img_fc is not None:
             told = torch.zeros_like(features) if summary is None else summary  # zeros: of no image
             told = told if told.dim() == features.dim() else told[:, None].expand_as(features)
@@ -74,36 +73,27 @@ class EagleHead(FeatureHead):
         fused: Tensor = self.fc(torch.cat([embeddings, features], dim=-1))
         return fused
 
-    def read_prompts(
-        self,
-        embeddings: Tensor,
-        features: Tensor,
-        lengths: Sequence[int],
-        spans: Sequence[Sequence[ImageSpan]],
-        questions: Tensor,
-    ) -> PromptRows:
-        """The rows of whole prompts; the first is left out, as nothing comes before it.
+    def read_prompts(self, prompts: Prompts) -> PromptRows:
+        """Make the rows of whole prompts, each but the first token's.
 
         What is compressed is what a visual row is made of: embedding and hidden state side by side [2d], or
         the embedding alone [d]. A question is a row of text in the same space.
         """
-        joined = torch.cat([embeddings, pad(features[:, :-1], (0, 0, 1, 0))], dim=-1)
-        asked = joined[torch.arange(len(joined), device=joined.device), questions]
-        if self.config.visual == "embedded":
-            asked = self.fuse(*asked.chunk(2, -1))
-            compressed = compress_images(self.compressor, embeddings, spans, asked)
-            wide = pad(compressed.features, (0, features.shape[-1]))
-            spliced = splice(joined, lengths, spans, replace(compressed, features=wide))
-        else:
-            compressed = compress_images(self.compressor, joined, spans, asked)
-            spliced = splice(joined, lengths, spans, compressed)
+        joined = torch.cat([prompts.embeddings, pad(prompts.features[:, :-1], (0, 0, 1, 0))], dim=-1)
+        asked, visual = take(joined, prompts.questions), joined
+        embedded = self.config.visual == "embedded"
+        if embedded:
+            asked, visual = self.fuse(*asked.chunk(2, -1)), prompts.embeddings
+        compressed = compress_images(self.compressor, visual, prompts.spans, asked)
+        wide = pad(compressed.features, (0, joined.shape[-1] - visual.shape[-1]))
+        spliced = splice(joined, prompts.lengths, prompts.spans, replace(compressed, features=wide))
         told = newest = None
         if compressed.summary is not None:
             told = pad(compressed.summary, (0, 0, 1, 0))[spliced.image + 1]  # zeros before all images
             newest = torch.stack([row[length - 1] for row, length in zip(told, spliced.lengths, strict=True)])
         own, before = spliced.rows.chunk(2, -1)
         rows = self.fuse(own, before, told)
-        if self.config.visual == "embedded":
+        if embedded:
             rows = rows.where(spliced.source[..., None] >= 0, own)
         left = [length - 1 for length in spliced.lengths]
         return PromptRows(rows[:, 1:], left, spliced.source[:, 1:], spliced.slot[:, 1:], newest)

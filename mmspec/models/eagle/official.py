@@ -18,7 +18,7 @@ from mmspec.errors import CheckpointError
 from mmspec.models.eagle.configuration import EagleConfig
 from mmspec.models.eagle.modeling import EagleHead
 from mmspec.models.official_files import (
-    check_layout,
+    fill,
     find_file,
     find_tensors,
     open_checkpoint,
@@ -49,7 +49,7 @@ OTHERS = {
 
 
 def read_official(folder: Path, target: PreTrainedConfig) -> EagleHead | None:
-    """The head in a folder of that layout; None if it is no such folder.
+    """Read the head in a folder of that layout; None if it is no such folder.
 
     Args:
         folder: with the weights and a config.json.
@@ -73,14 +73,12 @@ def read_official(folder: Path, target: PreTrainedConfig) -> EagleHead | None:
     check_rope(path, head.config.layer_config(), target, ADAPTOR in names)
     if (queries := tensors.get(own_name(ADAPTOR))) is not None:
         tensors[own_name(ADAPTOR)] = queries.transpose(0, 1)  # theirs are [queries, heads, width of a head]
-    expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
-    check_layout(path, tensors, expected, IGNORED)
-    head.load_state_dict({name: tensors[name] for name in expected})
+    fill(path, head, tensors, IGNORED)
     return head
 
 
 def read_shape(path: Path, tensors: dict[str, Tensor], target: PreTrainedConfig) -> EagleConfig:
-    """The config of a head that is named as ours are.
+    """The config of a head whose tensors have our names.
 
     It has no weights of the vocabulary's size, so a target whose vocabulary is padded is no other target.
 

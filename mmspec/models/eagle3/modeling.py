@@ -16,9 +16,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from mmspec.errors import InputError
 from mmspec.models.eagle3.configuration import Eagle3Config
-from mmspec.models.feature_head import FeatureHead, PromptRows
+from mmspec.models.feature_head import FeatureHead
 from mmspec.models.llama_layer import one_layer
-from mmspec.visual_tokens.spans import ImageSpan
 
 __all__ = ["Eagle3Head"]
 
@@ -120,20 +119,6 @@ class Eagle3Head(FeatureHead):
 
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
         return torch.cat([embeddings, features], dim=-1)
-
-    def read_prompts(
-        self,
-        embeddings: Tensor,
-        features: Tensor,
-        lengths: Sequence[int],
-        spans: Sequence[Sequence[ImageSpan]],
-        questions: Tensor,
-    ) -> PromptRows:
-        """The rows of whole prompts, images as they are; the first token has none."""
-        rows = self.fuse(embeddings[:, 1:], features[:, :-1])
-        slot = torch.arange(1, embeddings.shape[1], device=rows.device).expand(len(rows), -1)
-        within = slot < torch.tensor(lengths, device=rows.device)[:, None]
-        return PromptRows(rows, [length - 1 for length in lengths], slot.where(within, -1), slot)
 
     def logits(self, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
         logits: Tensor = self.lm_head(self.norm(hidden))

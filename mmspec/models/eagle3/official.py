@@ -14,7 +14,7 @@ from mmspec.errors import CheckpointError
 from mmspec.models.eagle3.configuration import Eagle3Config, three_taps
 from mmspec.models.eagle3.modeling import Eagle3Head
 from mmspec.models.official_files import (
-    check_layout,
+    fill,
     find_file,
     find_tensors,
     measure,
@@ -35,7 +35,7 @@ UNKNOWN_FLAGS = ("norm_before_fc", "fc_norm", "norm_output")  # of speculators
 
 
 def read_official(folder: Path, target: PreTrainedConfig) -> Eagle3Head | None:
-    """The head in a folder of that layout; None if it is no such folder.
+    """Read the head in a folder of that layout; None if it is no such folder.
 
     Args:
         folder: with the weights and a config.json.
@@ -58,16 +58,14 @@ def read_official(folder: Path, target: PreTrainedConfig) -> Eagle3Head | None:
     else:
         add_words(path, tensors, config.vocabulary)
     head = Eagle3Head(config)
-    expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
-    check_layout(path, tensors, expected, IGNORED)
-    head.load_state_dict({name: tensors[name] for name in expected})
+    fill(path, head, tensors, IGNORED)
     return head
 
 
 def read_shape(
     path: Path, tensors: dict[str, Tensor], stored: dict[str, Any], target: PreTrainedConfig
 ) -> Eagle3Config:
-    """The config of a head that is named as ours are.
+    """The config of a head whose tensors have our names.
 
     Raises:
         CheckpointError: its own config asks for what is not known here, or cannot be understood.

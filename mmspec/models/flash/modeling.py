@@ -1,24 +1,22 @@
 """The FLASH head: one layer over a compressed prompt, then K transforms that predict K hidden states.
 
 It has no embedding and no output matrix: those are its target's, frozen. The released code never wired its
-semi-autoregressive head in; this follows vlm-drafting.md, section 2.3, where the defects are listed.
+semi-autoregressive head in; this follows the paper (2505.12728).
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 
 from mmspec.compressors import build_compressor
+from mmspec.decoding.verdict import take
 from mmspec.errors import InputError
-from mmspec.models.feature_head import FeatureHead, PromptRows
+from mmspec.models.feature_head import FeatureHead, Prompts
 from mmspec.models.flash.configuration import FlashConfig
 from mmspec.models.llama_layer import one_layer
-from mmspec.visual_tokens.spans import ImageSpan
-from mmspec.visual_tokens.splice import compress_images, splice
+from mmspec.visual_tokens.splice import PromptRows, compress_images, splice
 
 __all__ = ["FlashHead"]
 
@@ -63,19 +61,12 @@ class FlashHead(FeatureHead):
         fused: Tensor = self.fc(torch.cat([embeddings, features], dim=-1))
         return fused
 
-    def read_prompts(
-        self,
-        embeddings: Tensor,
-        features: Tensor,
-        lengths: Sequence[int],
-        spans: Sequence[Sequence[ImageSpan]],
-        questions: Tensor,
-    ) -> PromptRows:
-        """The rows of whole prompts, their images compressed after the fusion."""
-        rows = self.fuse(embeddings, pad(features[:, :-1], (0, 0, 1, 0)))
-        asked = rows[torch.arange(len(rows), device=rows.device), questions]
-        made = splice(rows, lengths, spans, compress_images(self.compressor, rows, spans, asked))
-        return PromptRows(made.rows, made.lengths, made.source, made.slot)
+    def read_prompts(self, prompts: Prompts) -> PromptRows:
+        """Make the rows of whole prompts, their images compressed after the fusion."""
+        rows = self.fuse(prompts.embeddings, pad(prompts.features[:, :-1], (0, 0, 1, 0)))
+        asked = take(rows, prompts.questions)
+        compressed = compress_images(self.compressor, rows, prompts.spans, asked)
+        return splice(rows, prompts.lengths, prompts.spans, compressed)
 
     def predict(self, hidden: Tensor, offsets: int) -> Tensor:
         """h_i = h + MLP_i(h) for the first offsets: [..., d] -> [..., offsets, d]."""
@@ -85,7 +76,7 @@ class FlashHead(FeatureHead):
         return hidden[..., None, :] + torch.einsum("...os,osd->...od", inner, self.down[:offsets])
 
     def bias(self, tokens: Tensor) -> Tensor:
-        """What a token adds to the logits of the next: [...] -> [..., V] (DSpark, 2607.05147).
+        """Bias that a token has on the logits of the next: [...] -> [..., V] (DSpark, 2607.05147).
 
         The offsets of a block do not see what was chosen before them; this is how they still agree on it.
         """

@@ -5,19 +5,17 @@ They have no embedding, and by default no output matrix: those are their target'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
-from transformers import Cache
 
-from mmspec.models.feature_head import FeatureHead, PromptRows
+from mmspec.models.feature_head import FeatureHead
 from mmspec.models.hydra.configuration import HydraConfig
 from mmspec.models.llama_layer import one_layer
 from mmspec.models.medusa.modeling import new_blocks
-from mmspec.visual_tokens.spans import ImageSpan
 
 __all__ = ["HydraHead"]
 
@@ -70,32 +68,12 @@ class HydraHead(FeatureHead):
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
         return features  # what the token is, the heads are told
 
-    def read_prompts(
-        self,
-        embeddings: Tensor,
-        features: Tensor,
-        lengths: Sequence[int],
-        spans: Sequence[Sequence[ImageSpan]],
-        questions: Tensor,
-    ) -> PromptRows:
-        places = torch.arange(1, features.shape[1], device=features.device).expand(len(lengths), -1)
-        source = places.masked_fill(places >= torch.tensor(lengths, device=places.device)[:, None], -1)
-        return PromptRows(features[:, :-1], [length - 1 for length in lengths], source, places)
-
-    def forward(
-        self,
-        rows: Tensor,
-        position_ids: Tensor,
-        attention_mask: Tensor | dict[str, Tensor] | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        if not self.config.prefix_attention:
-            return rows
-        return super().forward(rows, position_ids, attention_mask, past_key_values, **kwargs)
+    def forward(self, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the prefix layer; without one, states are the rows as they are."""
+        return super().forward(rows, *args, **kwargs) if self.config.prefix_attention else rows
 
     def predict(self, hidden: Tensor, path: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
-        """What the head says that is as far along as the path.
+        """Logits of the head that is as far along as the path.
 
         Args:
             hidden: [..., d] from `forward`, at the root.

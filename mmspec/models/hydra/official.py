@@ -16,9 +16,9 @@ from transformers import PreTrainedConfig
 from mmspec.errors import CheckpointError
 from mmspec.models.hydra.configuration import HydraConfig
 from mmspec.models.hydra.modeling import HydraHead
-from mmspec.models.llama_layer import layer_for_target
+from mmspec.models.llama_layer import LlamaLayerConfig
 from mmspec.models.official_files import (
-    check_layout,
+    fill,
     find_file,
     find_tensors,
     measure,
@@ -39,7 +39,7 @@ ARCHITECTURES = ("mlp", "prefix-mlp")
 
 
 def read_official(folder: Path, target: PreTrainedConfig) -> HydraHead | None:
-    """The heads in a folder of that layout; None if it is no such folder.
+    """Read the heads in a folder of that layout; None if it is no such folder.
 
     Args:
         folder: with the file and a config.json.
@@ -56,9 +56,7 @@ def read_official(folder: Path, target: PreTrainedConfig) -> HydraHead | None:
     check_architecture(path, read_config(folder))
     tensors = rename(find_tensors(path, open_checkpoint(path)))
     head = HydraHead(read_shape(path, tensors, target))
-    expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
-    check_layout(path, tensors, expected, IGNORED)
-    head.load_state_dict({name: tensors[name] for name in expected})
+    fill(path, head, tensors, IGNORED)
     return head
 
 
@@ -79,7 +77,7 @@ def check_architecture(path: Path, stored: dict[str, Any]) -> None:
 
 
 def read_shape(path: Path, tensors: dict[str, Tensor], target: PreTrainedConfig) -> HydraConfig:
-    """The config of heads that are named as ours are, for a target of that config."""
+    """The config of heads whose tensors have our names, for a target of that config."""
     block = r"mlps\.0\.blocks\.\d+\.weight"
     shape: dict[str, Any] = {
         "vocabulary": measure(path, tensors, r"lm_heads\.\d+\.weight"),
@@ -91,7 +89,7 @@ def read_shape(path: Path, tensors: dict[str, Tensor], target: PreTrainedConfig)
     }
     if shape["prefix_attention"]:
         text, attention = target.get_text_config(decoder=True), r"decoder\.layers\.0\.self_attn\."
-        wide = layer_for_target(target)["head_dim"]
+        wide = LlamaLayerConfig.sizes_for(text, 0)["head_dim"]
         shape |= {
             "head_dim": wide,
             "num_attention_heads": measure(path, tensors, rf"{attention}q_proj\.weight") // wide,

@@ -1,4 +1,4 @@
-"""Official LlamaGen checkpoints to folders that `from_pretrained` loads.
+"""Conversion of official LlamaGen checkpoints to folders that `from_pretrained` loads.
 
 Everything is read from the shapes but two numbers: the heads, looked up by width and depth, and the grid,
 which the file name tells (`c2i_B_256.pt`, `t2i_XL_stage2_512.pt`).

@@ -36,7 +36,7 @@ FIELDS = {
 
 
 def is_lantern(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether these are LlamaGen's weights under the names of Llama."""
+    """True if these are LlamaGen's weights under the names of Llama."""
     return any(name.startswith(("model.cls_embedding.", "model.layers.0.self_attn.")) for name in tensors)
 
 

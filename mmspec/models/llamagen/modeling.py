@@ -87,7 +87,7 @@ class LlamaGenDecoderLayer(GradientCheckpointingLayer):
 
 
 class LlamaGenPreTrainedModel(PreTrainedModel):
-    """What transformers has to know of both classes below."""
+    """Base of both classes below: what transformers has to know of them."""
 
     config: LlamaGenConfig
     config_class = LlamaGenConfig

@@ -1,4 +1,4 @@
-"""What comes before the first image token, as keyword arguments of the model.
+"""Prompts of image generation: what comes before the first image token, as arguments of the model.
 
 A condition is part of `input_ids`, so a prompt has a length like any other: ids from `vocab_size` on are
 condition slots. Under classifier-free guidance the null prompts are the negative ones.

@@ -42,7 +42,7 @@ RENAMES = (
 
 
 def is_vq(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether this is an image tokenizer."""
+    """True if this is an image tokenizer."""
     return any(name.startswith(("encoder.conv_blocks.", "decoder.conv_blocks.")) for name in tensors)
 
 

@@ -1,4 +1,4 @@
-"""The shape of Medusa's heads."""
+"""The config of Medusa's heads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["MedusaConfig"]
 
 @strict
 class MedusaConfig(LevelHeadsConfig):
-    """The shape of Medusa's heads; what is not said here is as of `LevelHeadsConfig`.
+    """Config of Medusa's heads.
 
     Attributes:
         num_layers: residual blocks of each head. Without `own_lm_heads`, a map [d, d] leads from them to the

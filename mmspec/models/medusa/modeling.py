@@ -61,7 +61,7 @@ class MedusaHead(DraftingHead):
         return torch.stack(states, -2)
 
     def logits(self, predicted: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
-        """What the first heads say of their tokens.
+        """Logits of the tokens of the first heads.
 
         Args:
             predicted: [..., heads, d].

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from mmspec.models.medusa.configuration import MedusaConfig
 from mmspec.models.medusa.modeling import MedusaHead
-from mmspec.models.official_files import check_layout, find_file, find_tensors, measure, open_checkpoint
+from mmspec.models.official_files import fill, find_file, find_tensors, measure, open_checkpoint
 
 __all__ = ["read_official"]
 
@@ -24,7 +24,7 @@ OUTPUT = re.compile(r"(?:medusa_head\.)?(\d+)\.\d+\.weight")
 
 
 def read_official(folder: Path, target: PreTrainedConfig) -> MedusaHead | None:
-    """The heads in a folder of that layout; None if it is no such folder.
+    """Read the heads in a folder of that layout; None if it is no such folder.
 
     Args:
         folder: with the file.
@@ -50,9 +50,7 @@ def read_official(folder: Path, target: PreTrainedConfig) -> MedusaHead | None:
             own_lm_heads=True,
         )
     )
-    expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
-    check_layout(path, tensors, expected, ignored="")
-    head.load_state_dict(tensors)
+    fill(path, head, tensors)
     return head
 
 

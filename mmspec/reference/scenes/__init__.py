@@ -1,4 +1,4 @@
-"""The procedural world that reference models are trained on: textured images whose every fact is known.
+"""Procedural scenes that the reference models are trained on: textured images whose every fact is known.
 
 `sample_scene(seed)` draws a scene, `render` its pixels, `caption`, `describe` and `questions` its words;
 `sample_clip` and `render_clip` set it in motion.

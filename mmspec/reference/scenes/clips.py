@@ -27,7 +27,7 @@ class Clip:
     frames: int
 
     def at(self, frame: int) -> tuple[SceneObject, ...]:
-        """The objects where they are in one frame."""
+        """Objects at their places in one frame."""
         travelled = TRAVEL * frame / max(self.frames - 1, 1)
         moved = []
         for thing, direction in zip(self.scene.objects, self.directions, strict=True):
@@ -37,7 +37,7 @@ class Clip:
 
 
 def sample_clip(seed: int, *, frames: int = 8) -> Clip:
-    """Draw a clip in which nothing collides or leaves the image; equal arguments give equal clips."""
+    """Sample a clip in which nothing collides or leaves the image; equal arguments give equal clips."""
     if not 1 <= frames <= 256:
         raise InputError("frames", frames, "1 to 256 frames")
     scene = sample_scene(seed)
@@ -51,7 +51,7 @@ def sample_clip(seed: int, *, frames: int = 8) -> Clip:
 
 
 def render_clip(clip: Clip, size: int = CANVAS) -> np.ndarray:
-    """Draw every frame on the same background: uint8 array `[frames, size, size, 3]`."""
+    """Render every frame on the same background: uint8 array `[frames, size, size, 3]`."""
     images = [render(replace(clip.scene, objects=clip.at(frame)), size) for frame in range(clip.frames)]
     return np.stack(images)
 

@@ -1,4 +1,4 @@
-"""Sheets of images with words under each, to look at."""
+"""Contact sheets: images with captions, to look at."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def image_sheet(
     columns: int = COLUMNS_ON_SHEET,
     side: int = CANVAS * ZOOM,
 ) -> Image.Image:
-    """A sheet of images with a caption under each.
+    """Draw a sheet of images with a caption under each.
 
     Args:
         images: at least one; small ones are enlarged, in whole steps, as far as `side` allows.

@@ -1,4 +1,4 @@
-"""How people ask for a scene: its caption, or only some of it; and the reader that says what was asked for.
+"""Image prompts: requests for a scene or for some of its attributes, and their parser.
 
 "a red ring left of a small blue square", "an image of a large star on sand": the shape is always said, all
 the rest may be left open. All text is lower case.
@@ -27,14 +27,14 @@ _RELATION = re.compile(r"\b(?:to the )?(left of|right of)\b|\b(and)\b")
 
 @dataclass(frozen=True, slots=True)
 class ImagePrompt:
-    """What a prompt asks for.
+    """Image prompt, and the attributes that it asks for.
 
     Attributes:
         text: the prompt.
         objects: size, colour, pattern and shape of each object, None where it is left open; from left to
             right.
         background: or None.
-        ordered: whether it is said which object is on the left.
+        ordered: True if the prompt fixes which object is on the left.
     """
 
     text: str
@@ -44,13 +44,13 @@ class ImagePrompt:
 
     @property
     def asked(self) -> int:
-        """How many facts are asked for."""
+        """Number of facts that are asked for."""
         facts = [value for thing in self.objects for value in thing]
         return sum(fact is not None for fact in [*facts, self.background])
 
 
 def sample_image_prompt(scene: Scene, rng: np.random.Generator) -> ImagePrompt:
-    """A prompt that asks for this scene, or leaves some of it open."""
+    """Sample a prompt that asks for this scene, or leaves some of it open."""
     if rng.random() < FULL:
         text = caption(scene)
         objects = tuple(thing.attributes for thing in scene.objects)
@@ -70,7 +70,7 @@ def sample_image_prompt(scene: Scene, rng: np.random.Generator) -> ImagePrompt:
 
 
 def parse_image_prompt(text: str) -> ImagePrompt | None:
-    """What a prompt asks for, read word by word; None where no object is named.
+    """Parse an image prompt word by word; None where no object is named.
 
     Words that mean nothing here are passed over, and so is what is said after a second relation that
     contradicts the first.

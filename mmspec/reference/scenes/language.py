@@ -36,19 +36,19 @@ _CAPTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class CaptionReading:
-    """What a caption says: the attributes of each object, from left to right, and the background."""
+    """Facts of a caption: the attributes of each object, from left to right, and the background."""
 
     objects: tuple[tuple[str, str, str, str], ...]
     background: str
 
 
 def name(thing: SceneObject) -> str:
-    """An object in words without article: `small red striped circle`."""
+    """Name an object in words, without article: `small red striped circle`."""
     return " ".join(thing.attributes)
 
 
 def vertical_relation(one: SceneObject, other: SceneObject) -> str:
-    """Where `one` is as seen from `other`: `above`, `below` or `level with`."""
+    """Vertical relation of `one` to `other`: `above`, `below` or `level with`."""
     if one.row == other.row:
         return "level with"
     return "above" if one.y < other.y else "below"

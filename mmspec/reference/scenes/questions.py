@@ -56,7 +56,7 @@ class _Reference:
 
 
 def ask(scene: Scene, kind: str, rng: np.random.Generator) -> Question | None:
-    """A question of one kind, or None where the scene allows none (relations need two objects)."""
+    """Ask a question of one kind; None where the scene allows none (relations need two objects)."""
     if kind not in _ASKERS:
         raise InputError("kind", kind, did_you_mean(kind, KINDS))
     asked = _ASKERS[kind](scene, rng)
@@ -64,7 +64,7 @@ def ask(scene: Scene, kind: str, rng: np.random.Generator) -> Question | None:
 
 
 def questions(scene: Scene, rng: np.random.Generator, count: int) -> list[Question]:
-    """Different questions about one scene, of random kinds; a kind comes again only after all others."""
+    """Sample different questions about one scene; a kind comes again only after all others."""
     if not 0 <= count <= MAX_QUESTIONS:
         raise InputError("count", count, f"at most {MAX_QUESTIONS}: a simple scene allows few different ones")
     asked: dict[str, Question] = {}
@@ -77,7 +77,7 @@ def questions(scene: Scene, rng: np.random.Generator, count: int) -> list[Questi
 
 
 def _references(scene: Scene, index: int, hidden: str | None) -> list[_Reference]:
-    """All ways to name an object that fit no other one and do not give `hidden` away."""
+    """List all references to an object that fit no other one and do not give `hidden` away."""
     thing = scene.objects[index]
     others = [other for i, other in enumerate(scene.objects) if i != index]
     place = PLACES[len(others)][index]

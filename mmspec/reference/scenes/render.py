@@ -1,4 +1,4 @@
-"""Scenes to pixels: textured backgrounds, antialiased shapes, noise.
+"""Render scenes as pixels: textured backgrounds, antialiased shapes, noise.
 
 Fast because it works on bounding boxes, with banks of textures and stencils that are made once per process.
 Knows nothing of words.
@@ -47,7 +47,7 @@ BACKGROUND_COLOURS = {
 
 
 def render(scene: Scene, size: int = CANVAS) -> np.ndarray:
-    """Draw a scene.
+    """Render a scene.
 
     Args:
         scene: what to draw; its seed fixes the texture and the noise.
@@ -72,7 +72,7 @@ def render(scene: Scene, size: int = CANVAS) -> np.ndarray:
 
 
 def object_masks(scene: Scene, size: int = CANVAS) -> np.ndarray:
-    """Which pixels each object covers: bool array `[objects, size, size]`."""
+    """Masks of the pixels that each object covers: bool array `[objects, size, size]`."""
     masks = np.zeros((len(scene.objects), size, size), dtype=bool)
     for mask, thing in zip(masks, scene.objects, strict=True):
         alpha, _ = _stencil_of(thing, size)
@@ -92,7 +92,7 @@ def _paint(image: np.ndarray, thing: SceneObject, tint: float, size: int) -> Non
 
 
 def _windows(thing: SceneObject, side: int, size: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-    """Where a stencil lies on the canvas, and which part of the stencil is inside it."""
+    """Slices of the canvas that a stencil covers, and of the stencil that is inside it."""
     scale = size / CANVAS
     canvas, stencil = [], []
     for centre in (thing.y, thing.x):
@@ -145,7 +145,7 @@ def _signed_distance(shape: str, u: Floats, v: Floats) -> Floats:
 
 
 def _star(u: Floats, v: Floats) -> Floats:
-    """Five points: the plane is folded into one half of a point, whose edge is a straight line."""
+    """Signed distance to a star: the plane is folded into half of a point, whose edge is straight."""
     sector = 2 * np.pi / 5
     angle = np.abs((np.arctan2(u, -v) + sector / 2) % sector - sector / 2)
     radius = np.hypot(u, v)
@@ -171,7 +171,7 @@ def _pattern(pattern: str, u: Floats, v: Floats) -> Floats:
 
 @lru_cache(maxsize=1)
 def _noise() -> Floats:
-    """Grain of the camera: float32 `[tiles, TILE, TILE, 3]`."""
+    """Camera noise: float32 `[tiles, TILE, TILE, 3]`."""
     rng = np.random.default_rng(0x6021)
     return rng.standard_normal((NOISE_TILES, TILE, TILE, 3), dtype=np.float32) * np.float32(NOISE_LEVEL)
 

@@ -1,4 +1,4 @@
-"""Every word that scenes are spoken of in, and some that people use instead: all that a tokenizer needs."""
+"""Vocabulary of the scenes' language and of some synonyms: all words that a tokenizer needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scene is, and how one is drawn by lot.
+"""Scenes: objects on a background, and how they are sampled.
 
 Knows shapes, colours and places; knows nothing of pixels or words. All lengths are in pixels of a canvas of
 96 x 96.
@@ -53,7 +53,7 @@ ROTATIONS = np.linspace(-0.12, 0.12, 13)
 
 @dataclass(frozen=True, slots=True)
 class SceneProfile:
-    """What kind of scenes are drawn by lot.
+    """Distribution that scenes are sampled from.
 
     Attributes:
         diameters: smallest and largest diameter of each of `SIZES`, both included.
@@ -124,7 +124,7 @@ class Scene:
 
 
 def sample_scene(seed: int, *, objects: int | None = None, profile: SceneProfile = GENERAL) -> Scene:
-    """Draw a scene; equal arguments give equal scenes.
+    """Sample a scene; equal arguments give equal scenes.
 
     Args:
         seed: any non-negative integer; `HELD_OUT_SEEDS` are never used in training.
@@ -146,7 +146,7 @@ def sample_scene(seed: int, *, objects: int | None = None, profile: SceneProfile
 
 
 def overlaps(one: SceneObject, other: SceneObject) -> bool:
-    """Whether the bounding boxes of two objects touch, with the margin that rotation needs."""
+    """True if the bounding boxes of two objects touch, with the margin that rotation needs."""
     reach = 0.55 * (one.diameter + other.diameter) + 1
     return abs(one.x - other.x) < reach and abs(one.y - other.y) < reach
 
@@ -179,7 +179,7 @@ def _sample_attributes(
 def _place(
     drawn: list[tuple[str, str, str, str, int, float]], rng: np.random.Generator, profile: SceneProfile
 ) -> tuple[SceneObject, ...] | None:
-    """One attempt at places for all objects; None where two overlap or their order could not be seen."""
+    """Try to place all objects; None where two overlap or their order could not be seen."""
     placed = []
     for shape, colour, size, pattern, diameter, rotation in drawn:
         bands = rng.integers(len(BANDS), size=2)

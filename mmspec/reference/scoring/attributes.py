@@ -1,4 +1,4 @@
-"""Whether drawn images show what was asked for, judged by a reader that has seen real scenes only."""
+"""Attribute accuracy of generated images, judged by a reader that has seen real scenes only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BACKGROUND = "background"
 
 @dataclass(frozen=True)
 class AttributeScores:
-    """How much of what was asked for is there.
+    """Shares of the prompted attributes that images show.
 
     Attributes:
         share: of all facts asked for: size, colour, pattern and shape of every object, and the background.
@@ -56,7 +56,7 @@ class AttributeJudge:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> AttributeJudge:
-        """The judge with the reader in a folder.
+        """Load the judge with the reader in a folder.
 
         Raises:
             CheckpointError: there is none.
@@ -69,7 +69,7 @@ class AttributeJudge:
         return cls(reader)
 
     def read(self, images: Images) -> list[ImageReading]:
-        """What each image shows."""
+        """Read the objects and the background of each image."""
         return [reading for pixels in self._batches(images) for reading in self.reader.read(pixels)]
 
     def features(self, images: Images) -> Tensor:
@@ -131,7 +131,7 @@ class AttributeJudge:
 
 
 def facts_present(prompt: ImagePrompt, reading: ImageReading) -> list[tuple[str, bool]]:
-    """Each fact that a prompt asks for, by its name, and whether the image shows it.
+    """List the facts that a prompt asks for, by name, and whether the image shows each.
 
     The objects asked for are laid on those that were read in the way that makes most of them right: from
     left to right where the prompt says which is left, else in any order. One that is left over is not there.

@@ -1,4 +1,4 @@
-"""Scores a reference image model on held-out prompts: what its images show, and how hard it is to predict.
+"""Scores of a reference image model on held-out prompts: attribute accuracy, and entropy of its tokens.
 
 Images are drawn by plain decoding through the ordinary loop; a reader that has seen only real scenes says
 what they show. Entropy, and how much a conditional distribution depends on the token before it, tell how
@@ -21,14 +21,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, T5EncoderModel
 
-from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.accelerators import none
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, guide
-from mmspec.decoding.sequences import Sequences, Stopping
-from mmspec.decoding.speculative import speculate
-from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.none import NoDrafter
+from mmspec.decoding.sequences import Stopping
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.llamagen import LlamaGenForCausalLM, caption_prompt, class_prompt, null_caption_prompt
 from mmspec.models.llamagen.vq import encode_image
@@ -57,7 +54,7 @@ MEASURED = 16  # images whose conditional distributions are measured, 256 each
 
 @dataclass(frozen=True)
 class ImageModel:
-    """A folder that `train_image` wrote, loaded.
+    """A loaded folder of `train_image`.
 
     Args:
         target: the transformer with its VQ.
@@ -97,11 +94,11 @@ class ImageModel:
 
     @property
     def guidance_scale(self) -> float:
-        """The default."""
+        """The default guidance scale."""
         return float(self.target.model.generation_config.guidance_scale or 1.0)
 
     def request(self, prompt: str | int) -> Request:
-        """A caption or a class label, and its unconditional twin."""
+        """The request of a caption or a class label, with its unconditional twin."""
         model: Any = self.target.model
         if isinstance(prompt, int):
             labels = class_prompt(model.config, [prompt]), class_prompt(model.config, [None])
@@ -126,20 +123,13 @@ class ImageModel:
         cells = self.target.grid.cells
         for start in range(0, len(prompts), batch_size):
             requests = [self.request(prompt) for prompt in prompts[start : start + batch_size]]
-            sequences = Sequences(
-                [request.prompt_tokens for request in requests],
-                Stopping(cells),
-                DecodingStats(),
-                self.target.device,
-            )
             random = RandomStream.from_seed(
                 list(seeds[start : start + batch_size]), len(requests), self.target.device
             )
-            for _ in speculate(
-                self.target, NoDrafter(), SampleAndMatch(), sampler, requests, sequences, random
-            ):
+            call = none().call(self.target, sampler, requests, Stopping(cells), random)
+            for _ in call.rounds():
                 pass
-            drawn += sequences.outputs()
+            drawn += call.sequences.outputs()
         return torch.tensor(drawn, device=self.target.device)
 
     def pixels(self, tokens: Tensor) -> Tensor:
@@ -239,7 +229,7 @@ def _judge(
 
 
 def _class_scores(readings: Sequence[ImageReading], labels: Sequence[int]) -> AttributeScores:
-    """A class is the colour and the shape of the leftmost object."""
+    """Score images of classes, which are the colour and shape of the leftmost object."""
     wanted = [(COLOURS[label // len(SHAPES)], SHAPES[label % len(SHAPES)]) for label in labels]
     leftmost = [reading.objects[0] if reading.objects else ("", "", "", "") for reading in readings]
     right = np.array(

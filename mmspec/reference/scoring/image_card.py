@@ -1,4 +1,4 @@
-"""The model card of a reference image model: how it was made, what its images show, how hard it is."""
+"""The model card of a reference image model: training, attribute accuracy, entropy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USE = {
 from mmspec import MMSpecPipeline
 
 pipe = MMSpecPipeline.from_pretrained("{folder}")
-pipe("a red ring left of a small blue square", seed=0).images[0].save("picture.png")
+pipe("a red ring left of a small blue square", seed=0).images[0].save("image.png")
 ```
 
 Prompts are captions of scenes ("a small red plain ring left of a large blue dotted square on grass."), or
@@ -37,7 +37,7 @@ two objects is on the left may be left open.
 from mmspec import MMSpecPipeline
 
 pipe = MMSpecPipeline.from_pretrained("{folder}")
-pipe(class_labels=[3, 17], seed=0).images[0].save("picture.png")
+pipe(class_labels=[3, 17], seed=0).images[0].save("image.png")
 ```
 
 There are 48 labels, 6 x colour + shape of the leftmost object; colours are red, orange, yellow, green, blue,

@@ -1,4 +1,4 @@
-"""Scores a vision-language model on held-out scenes, where every answer is right or wrong.
+"""Scores of a vision-language model on held-out scenes, where every answer is right or wrong.
 
 Uses plain transformers `generate`, so that any model of the family can be scored, ours or not.
 """
@@ -157,7 +157,7 @@ def _held_out_questions(scene: Scene) -> list[Question]:
 
 
 def _score_parts(captions: list[str], scenes: list[Scene]) -> dict[str, Any]:
-    """What single facts the captions get right; a caption that cannot be read is wrong in all of them."""
+    """Score the single facts of captions; one that cannot be parsed is wrong in all of them."""
     counts, backgrounds = [], []
     attributes: dict[str, list[bool]] = {name: [] for name in ATTRIBUTES}
     for text, scene in zip(captions, scenes, strict=True):

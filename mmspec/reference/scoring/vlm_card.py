@@ -1,4 +1,4 @@
-"""The model card of a reference vision-language model: how it was made, and what it scored."""
+"""The model card of a reference vision-language model: training and scores."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ print(processor.decode(model.generate(**inputs)[0], skip_special_tokens=True))
 """
 LIMITS = """\
 It knows nothing but scenes: textured images of one to three simple objects, drawn by
-`mmspec.reference.scenes`, and the few hundred words that they are spoken of in. It was trained with one image
-per conversation. Images of the real world get confident nonsense.
+`mmspec.reference.scenes`, and the few hundred words that they are spoken of in. It was trained with one
+image per conversation. Images of the real world get confident nonsense.
 """
 LABELS = {
     "captions": "short captions right to the word",

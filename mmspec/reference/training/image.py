@@ -1,4 +1,4 @@
-"""Trains the reference image models: a LlamaGen over the tokens of scenes, given a prompt or a class.
+"""Training of the reference image models: a LlamaGen over the tokens of scenes, given a prompt or a class.
 
 The text encoder learns with it. Every batch is made of new scenes, and the prompts say all or part of them.
 """
@@ -14,9 +14,10 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from torch import nn
 
 from mmspec.errors import CheckpointError, InputError
+from mmspec.models.image_parts import load_vq
 from mmspec.models.llamagen.vq import encode_image
 from mmspec.reference.training.image_data import GRID, IMAGE_SIZE, ImageBatch, image_batch
-from mmspec.reference.training.image_folder import load_vq, save_image_model
+from mmspec.reference.training.image_folder import save_image_model
 from mmspec.reference.training.image_model import (
     SHAPES_BY_SIZE,
     ImageLoss,
@@ -28,8 +29,9 @@ from mmspec.reference.training.image_start import take_weights
 from mmspec.reference.training.reader import load_reader
 from mmspec.reference.training.vlm_data import training_seeds
 from mmspec.registry import did_you_mean
-from mmspec.training.environment import environment, open_accelerator, prepare_training
+from mmspec.training.environment import open_accelerator, prepare_training
 from mmspec.training.plan import PlanOptions, TrainingPlan
+from mmspec.training.record import training_record
 from mmspec.training.stage import Stage, train_stage
 
 __all__ = ["train_image"]
@@ -74,7 +76,7 @@ def train_image(
     prepare_training(plan.seed, plan.threads)
     out, vq = Path(out), Path(vq)
     accelerator = open_accelerator()
-    images = load_vq(vq).to(accelerator.device)
+    images = load_vq(str(vq), vq).requires_grad_(False).to(accelerator.device)
     if reader is not None:
         load_reader(reader)  # refuses what is none, before the work
     shape = SHAPES_BY_SIZE[size]
@@ -106,18 +108,10 @@ def train_image(
         stage.slow, stage.slow_factor = "", FINE_TUNING_FACTOR  # the empty text is part of every name
     train_stage(run, stage, plan.budget)
     if accelerator.is_main_process:
-        options = plan.length
-        options += "" if start is None else f" --from {Path(start).as_posix()}"
-        options += "" if reader is None else f" --reader {Path(reader).as_posix()}"
-        command = f"mmspec train image --out {out.as_posix()} --vq {vq.as_posix()} --size {size}"
-        record = {
-            "command": f"{command} --condition {condition} {options}",
-            "seed": plan.seed,
-            "batch_size": plan.batch_size,
-            "stages": [*before, *run.finished],
-        }
+        options = {"out": out, "vq": vq, "size": size, "condition": condition, **plan.length}
+        options |= {"from": start, "reader": reader}
+        training = training_record("image", options, plan, run, before)
         learner.write_null_embedding()
-        training = record | environment(accelerator, transformer)
         words = None if text_encoder is None else tokenizer
         save_image_model(transformer, text_encoder, words, out, training, vq=vq, reader=reader)
     accelerator.wait_for_everyone()

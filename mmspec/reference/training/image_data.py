@@ -1,4 +1,4 @@
-"""What the image models are trained on: 64-pixel images of large objects, as pixels, labels and prompts."""
+"""Training data of the image models: 64-pixel images of large objects, as pixels, labels and prompts."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from mmspec.reference.scenes import (
 )
 from mmspec.reference.training.vlm_data import Movable, image_pixels, patch_labels
 from mmspec.reference.training.vlm_mentions import IGNORED
+from mmspec.training.data.llamagen_images import DROPPED
 
 __all__ = [
     "CAPTION_CLASSES",
@@ -44,7 +45,6 @@ STRIDE = 4  # pixels a token
 GRID = IMAGE_SIZE // STRIDE
 CLASSES = len(COLOURS) * len(SHAPES)
 CAPTION_LENGTH = 20  # the longest caption has 15 words
-DROPPED = 0.1  # share of prompts that are replaced by no prompt
 ALL_SLOTS = (
     0.5  # share of those that fill all slots, as some samplers do; the rest is masked as the prompt was
 )
@@ -68,7 +68,7 @@ class PixelBatch(Movable):
 
 @dataclass
 class ImageBatch(Movable):
-    """Images and what was asked for, and P prompts more that have no image.
+    """Images with their prompts, and P prompts more that have no image.
 
     `pixels` are [B, 3, 64, 64] in [-1, 1], and `tokens` [B, 256] what the image tokenizer makes of them (none
     before it has seen them). `words` [B + P, `CAPTION_LENGTH`] are padded on the left, where `word_mask` is
@@ -116,7 +116,7 @@ def image_batch(
         only_prompts: so many scenes at the end give no image, but their prompt.
     """
     scenes = image_scenes(seeds)
-    pictured = scenes[: len(scenes) - only_prompts]
+    with_image = scenes[: len(scenes) - only_prompts]
     generators = [np.random.default_rng([int(seed), _PROMPT_SEED]) for seed in seeds]
     prompts = [sample_image_prompt(scene, rng) for scene, rng in zip(scenes, generators, strict=True)]
     encoded = tokenizer(
@@ -129,22 +129,22 @@ def image_batch(
     )
     words, mask = encoded["input_ids"], encoded["attention_mask"]
     draws = torch.from_numpy(np.stack([rng.random(2 + CAPTION_LENGTH) for rng in generators]))
-    is_dropped = (draws[:, 0] < dropped) & (torch.arange(len(scenes)) < len(pictured))
+    is_dropped = (draws[:, 0] < dropped) & (torch.arange(len(scenes)) < len(with_image))
     mask = mask.masked_fill((is_dropped & (draws[:, 1] < ALL_SLOTS))[:, None], 1)
     # Words that say nothing of the image may be any word; people use many.
     unknown = (draws[:, 2:] < UNKNOWN_WORD) & (words == tokenizer.convert_tokens_to_ids("\u2581a"))
     words = words.masked_fill(unknown, int(tokenizer.unk_token_id))
     return ImageBatch(
-        pixels=image_pixels(pictured, IMAGE_SIZE),
-        tokens=torch.empty(len(pictured), 0, dtype=torch.long),
+        pixels=image_pixels(with_image, IMAGE_SIZE),
+        tokens=torch.empty(len(with_image), 0, dtype=torch.long),
         words=words,
         word_mask=mask,
         dropped=is_dropped,
         caption_labels=torch.tensor([_caption_labels(prompt) for prompt in prompts]),
         place_labels=torch.from_numpy(
-            np.stack([patch_labels(scene, STRIDE, IMAGE_SIZE) for scene in pictured])
+            np.stack([patch_labels(scene, STRIDE, IMAGE_SIZE) for scene in with_image])
         ),
-        class_labels=torch.tensor([scene.class_label for scene in pictured]),
+        class_labels=torch.tensor([scene.class_label for scene in with_image]),
     )
 
 

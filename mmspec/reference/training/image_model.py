@@ -71,7 +71,7 @@ def build_transformer(shape: ImageModelShape, condition: str) -> LlamaGenForCaus
 
 
 def build_caption_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each word; prompts of more than `CAPTION_LENGTH` words are cut."""
+    """Build a tokenizer of one token for each word; prompts of more than `CAPTION_LENGTH` words are cut."""
     tokenizer = build_tokenizer()
     tokenizer.model_max_length = CAPTION_LENGTH
     return tokenizer
@@ -101,7 +101,7 @@ def build_text_encoder(shape: ImageModelShape, tokenizer: PreTrainedTokenizerFas
 
 @torch.no_grad()
 def _look_both_ways(encoder: T5EncoderModel) -> None:
-    """Let half of the heads begin by looking back, half by looking ahead.
+    """Initialise half of the heads to look back, half to look ahead.
 
     What is said before "left of" is another object than what is said after it. Position biases grow by the
     learning rate a step at most, so that from a start near zero this takes thousands of steps to find.
@@ -185,7 +185,7 @@ class ImageLoss(nn.Module):
         return vectors[:images], batch.word_mask[:images], loss, right
 
     def _read_places(self, states: Tensor, batch: ImageBatch) -> tuple[Tensor, Tensor]:
-        """What covers the next place, if anything does; where an object begins only the caption can tell."""
+        """Read what covers the next place, if anything; where an object begins, only the caption can tell."""
         covered = batch.place_labels[..., 0] > 0
         begins = covered & ~_beside_objects(covered).bool()
         everywhere = torch.tensor([name in ("rank", "background") for name in PATCH_CLASSES])
@@ -199,7 +199,7 @@ class ImageLoss(nn.Module):
 
 
 def _beside_objects(covered: Tensor) -> Tensor:
-    """Whether an object covers a cell left of or above each cell: [B, cells] bool -> 0 or 1 [B, cells]."""
+    """Mark the cells with an object left of or above them: [B, cells] bool -> 0 or 1 [B, cells]."""
     grid = F.pad(covered.unflatten(1, (GRID, GRID)).float(), (1, 1, 1, 0))
     left, above = grid[:, 1:, :-2], grid[:, :-1, 1:-1]
     corners = torch.maximum(grid[:, :-1, :-2], grid[:, :-1, 2:])

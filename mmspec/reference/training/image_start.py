@@ -1,8 +1,7 @@
-"""Begins an image model with a trained one, whose condition may differ."""
+"""Initialisation of an image model from a trained one, whose condition may differ."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
-from mmspec.errors import CheckpointError
+from mmspec.models.image_parts import TEXT_ENCODER
 from mmspec.models.llamagen import LlamaGenForCausalLM
 from mmspec.reference.scenes import COLOURS, SHAPES
-from mmspec.reference.training.image_folder import TEXT_ENCODER
 from mmspec.reference.training.image_model import ImageLoss
+from mmspec.training.record import donor
 
 __all__ = ["take_weights"]
 
@@ -22,17 +21,17 @@ __all__ = ["take_weights"]
 def take_weights(
     learner: ImageLoss, folder: Path, tokenizer: PreTrainedTokenizerFast
 ) -> list[dict[str, Any]]:
-    """Take over all that fits; returns the stages of the donor's training.
+    """Take over all weights that fit; returns the stages of the donor's training.
 
     A model of classes begins with what a model of captions sees of each class's name.
 
     Raises:
         CheckpointError: there is no trained model in the folder, or it has another shape.
     """
-    try:
-        donor = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        kept = donor.state_dict()
-        conditions = donor.config.condition_type, learner.transformer.config.condition_type
+    with donor(folder, "a model that `mmspec train image` wrote, of the same size") as stages:
+        trained = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        kept = trained.state_dict()
+        conditions = trained.config.condition_type, learner.transformer.config.condition_type
         encoder = None
         if conditions[0] == "caption":
             encoder = T5EncoderModel.from_pretrained(folder / TEXT_ENCODER, dtype=torch.float32)
@@ -46,11 +45,7 @@ def take_weights(
             learner.null_embedding.data.copy_(kept["model.cls_embedding.uncond_embedding"])
         elif encoder is not None:
             table = learner.transformer.model.cls_embedding.embedding_table
-            table.weight.data.copy_(_class_vectors(donor, encoder, tokenizer))
-        stages: list[dict[str, Any]] = json.loads((folder / "training.json").read_text())["stages"]
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        allowed = "a model that `mmspec train image` wrote, of the same size"
-        raise CheckpointError("start", str(folder), allowed) from error
+            table.weight.data.copy_(_class_vectors(trained, encoder, tokenizer))
     return stages
 
 

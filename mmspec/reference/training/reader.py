@@ -1,11 +1,10 @@
-"""Trains the attribute reader, the judge of drawn images: dense labels on real scenes, and on nothing else.
+"""Training of the attribute reader, which judges generated images: dense labels on real scenes alone.
 
 A judge that had seen reconstructions or drawn images would forgive what a person would not.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -18,12 +17,12 @@ from mmspec.reference.attribute_reader import AttributeReader, AttributeReaderCo
 from mmspec.reference.scenes import BACKGROUNDS, COLOURS, IMAGE_TOKENS, MAX_OBJECTS, PATTERNS, SHAPES, SIZES
 from mmspec.reference.training.image_data import IMAGE_SIZE, READER_PATCH
 from mmspec.reference.training.vlm_data import PatchBatch, patch_batch, training_seeds
-from mmspec.reference.training.vlm_folder import half_precision
 from mmspec.reference.training.vlm_model import PatchLoss
 from mmspec.registry import did_you_mean
-from mmspec.training.environment import environment, open_accelerator, prepare_training
+from mmspec.training.environment import open_accelerator, prepare_training
 from mmspec.training.plan import PlanOptions, TrainingPlan
-from mmspec.training.stage import Run, Stage, train_stage
+from mmspec.training.record import donor, save_trained, training_record
+from mmspec.training.stage import Stage, TrainingRun, train_stage
 
 __all__ = ["build_reader", "load_reader", "train_reader"]
 
@@ -34,7 +33,7 @@ STAGE = 7  # apart from the other trainings' stages, so that no two draw the sam
 
 
 def build_reader(size: str = "base") -> AttributeReader:
-    """A reader of 64-pixel scenes with random weights."""
+    """Build a reader of 64-pixel scenes with random weights."""
     if size not in WIDTHS_AND_LAYERS:
         raise InputError("size", size, did_you_mean(size, WIDTHS_AND_LAYERS))
     width, layers = WIDTHS_AND_LAYERS[size]
@@ -84,23 +83,14 @@ def train_reader(
     run = plan.run(out, accelerator, reader)
     train_stage(run, _stage(run, reader, plan.seed, plan.batch_size), plan.budget)
     if accelerator.is_main_process:
-        options = plan.length
-        options += "" if start is None else f" --from {Path(start).as_posix()}"
-        record = {
-            "command": f"mmspec train reader --out {out.as_posix()} --size {size} {options}",
-            "seed": plan.seed,
-            "batch_size": plan.batch_size,
-            "stages": [*before, *run.finished],
-        }
-        reader.save_pretrained(out, state_dict=half_precision(reader))
-        training = record | environment(accelerator, reader)
-        (out / "training.json").write_text(json.dumps(training, indent=2) + "\n")
+        options = {"out": out, "size": size, **plan.length, "from": start}
+        save_trained(reader, out, training_record("reader", options, plan, run, before))
     accelerator.wait_for_everyone()
     return out
 
 
 def load_reader(folder: str | Path) -> AttributeReader:
-    """A trained reader in single precision.
+    """Load a trained reader in single precision.
 
     Raises:
         CheckpointError: there is none in the folder.
@@ -115,16 +105,12 @@ def load_reader(folder: str | Path) -> AttributeReader:
 
 def _take_weights(reader: AttributeReader, folder: Path) -> list[dict[str, Any]]:
     """Take over a trained reader; returns the stages of its training."""
-    try:
+    with donor(folder, "a reader that `mmspec train reader` wrote, of the same size") as stages:
         reader.load_state_dict(load_reader(folder).state_dict())
-        stages: list[dict[str, Any]] = json.loads((folder / "training.json").read_text())["stages"]
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        allowed = "a reader that `mmspec train reader` wrote, of the same size"
-        raise CheckpointError("start", str(folder), allowed) from error
     return stages
 
 
-def _stage(run: Run, reader: AttributeReader, seed: int, batch_size: int) -> Stage:
+def _stage(run: TrainingRun, reader: AttributeReader, seed: int, batch_size: int) -> Stage:
     held_out = _batch(np.arange(CHECK_SCENES))
 
     def make(step: int) -> PatchBatch:

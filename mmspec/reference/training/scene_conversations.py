@@ -1,4 +1,4 @@
-"""Talk about scenes, for drafters of vision-language models: images, a prompt, and the reply to it."""
+"""Conversations about scenes, for drafters of vision-language models: images, a prompt, and the reply."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CAPTIONED = 0.3  # of what shows several images
 
 
 def scene_talk(seed: int, kind: str) -> Conversation:
-    """One prompt about a scene, and the right reply.
+    """Make a conversation of one prompt about a scene, and the right reply.
 
     Of two images and of clips the reply is about the first: scenes-llava never saw several together, and
     this is nearest to what it says by itself. What its drafters learn is what it makes of each token.
@@ -59,13 +59,13 @@ def scene_talk(seed: int, kind: str) -> Conversation:
 
 
 def talk(images: list[np.ndarray], prompt: str, reply: str) -> Conversation:
-    """Images `[H, W, 3]`, a prompt, a reply."""
+    """Make a conversation of images `[H, W, 3]`, a prompt and a reply."""
     messages = (message("user", prompt, len(images)), message("assistant", reply))
     return Conversation(messages, tuple(map(Image.fromarray, images)))
 
 
 class SceneTalk:
-    """Fresh scenes in every step.
+    """Data of conversations about fresh scenes in every step.
 
     Args:
         reader: of the target's tokens.

@@ -1,4 +1,4 @@
-"""Trains the reference vision-language models: the tower on dense labels, then the whole on conversations.
+"""Training of the reference vision-language models: the tower on dense labels, then all on conversations.
 
 Dense labels that hold each object's rank in reading order teach the binding of attributes to objects in
 minutes, which captions alone take far longer to teach. Every batch is made of new scenes, so nothing can be
@@ -24,7 +24,6 @@ from mmspec.reference.training.vlm_data import (
     patch_batch,
     training_seeds,
 )
-from mmspec.reference.training.vlm_folder import save_vlm
 from mmspec.reference.training.vlm_model import (
     SHAPES_BY_SIZE,
     ConversationLoss,
@@ -34,9 +33,10 @@ from mmspec.reference.training.vlm_model import (
 )
 from mmspec.reference.training.vlm_processor import build_processor
 from mmspec.registry import did_you_mean
-from mmspec.training.environment import environment, open_accelerator, prepare_training
+from mmspec.training.environment import open_accelerator, prepare_training
 from mmspec.training.plan import PlanOptions, TrainingPlan
-from mmspec.training.stage import Run, Stage, train_stage
+from mmspec.training.record import save_trained, training_record
+from mmspec.training.stage import Stage, TrainingRun, train_stage
 
 __all__ = ["train_vlm"]
 
@@ -89,22 +89,15 @@ def train_vlm(
     )
     train_stage(run, stage, plan.budget.share(1 - tower_share))
     if accelerator.is_main_process:
-        options = plan.length
-        if tower_from is not None:
-            options += f" --tower-from {Path(tower_from).as_posix()}"
-        made = {
-            "command": f"mmspec train vlm --out {out.as_posix()} --size {size} {options}",
-            "size": size,
-            "seed": plan.seed,
-            "batch_size": plan.batch_size,
-            "stages": run.finished,
-        }
-        save_vlm(model, processor, out, made | environment(accelerator, model))
+        options = {"out": out, "size": size, **plan.length, "tower-from": tower_from}
+        training = training_record("vlm", options, plan, run, size=size)
+        save_trained(model, out, training, parts=("vision_config", "text_config"))
+        processor.save_pretrained(out)
     accelerator.wait_for_everyone()
     return out
 
 
-def _tower_stage(run: Run, model: LlavaForConditionalGeneration, seed: int, batch_size: int) -> Stage:
+def _tower_stage(run: TrainingRun, model: LlavaForConditionalGeneration, seed: int, batch_size: int) -> Stage:
     patch = int(_vision(model).patch_size)
     held_out = patch_batch(np.arange(CHECK_SCENES), patch)
 
@@ -121,7 +114,7 @@ def _tower_stage(run: Run, model: LlavaForConditionalGeneration, seed: int, batc
 
 
 def _conversation_stage(
-    run: Run,
+    run: TrainingRun,
     model: LlavaForConditionalGeneration,
     processor: LlavaProcessor,
     seed: int,

@@ -1,4 +1,4 @@
-"""Which objects the words of a question mean: dense labels for the decoder, as patches have for the tower.
+"""Labels of the objects that words of a question mean, as patches have labels for the vision tower.
 
 To answer "what colour is the star?" a decoder has to find the star first, and then its colour. The answer
 alone teaches the first step slowly, since nothing rewards it without the second; a label at the word "star"

@@ -167,7 +167,7 @@ class ConversationLoss(nn.Module):
 
 
 def exact_answers(batch: ConversationBatch, right: torch.Tensor) -> torch.Tensor:
-    """Which answers are entirely right, and so what greedy decoding would say: bool `[turns]`."""
+    """Mark the answers that greedy decoding would get entirely right: bool `[turns]`."""
     turns = batch.turns[:, 1:][batch.weights[:, 1:] > 0]
     exact = torch.ones(len(batch.kinds), dtype=torch.bool, device=right.device)
     exact[turns[~right]] = False

@@ -1,11 +1,10 @@
-"""Trains the image tokenizer of the reference models: pixels first, then also what the attribute reader sees.
+"""Training of the image tokenizer: on pixels first, then also on the attribute reader's features.
 
 Squared error of pixels alone blurs just what tells a star from a cross, and dots from stripes.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -15,16 +14,16 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from safetensors.torch import save_file
 from torch import nn
 
-from mmspec.errors import CheckpointError, InputError
+from mmspec.errors import InputError
 from mmspec.reference.training.image_data import PixelBatch, pixel_batch
 from mmspec.reference.training.reader import load_reader
 from mmspec.reference.training.vlm_data import training_seeds
-from mmspec.reference.training.vlm_folder import half_precision
 from mmspec.reference.training.vq_model import VQ_SHAPES, Reconstruction, build_vq
 from mmspec.registry import did_you_mean
-from mmspec.training.environment import environment, open_accelerator, prepare_training
+from mmspec.training.environment import open_accelerator, prepare_training
 from mmspec.training.plan import PlanOptions, TrainingPlan
-from mmspec.training.stage import Run, Stage, train_stage
+from mmspec.training.record import donor, half_precision, training_record, write_record
+from mmspec.training.stage import Stage, TrainingRun, train_stage
 
 __all__ = ["save_vq", "train_vq"]
 
@@ -78,16 +77,8 @@ def train_vq(
     title = "pixels" if judge is None else "pixels and features"
     train_stage(run, _stage(run, Reconstruction(vq, judge), title, plan.seed, plan.batch_size), plan.budget)
     if accelerator.is_main_process:
-        options = plan.length
-        options += "" if reader is None else f" --reader {Path(reader).as_posix()}"
-        options += "" if start is None else f" --from {Path(start).as_posix()}"
-        record = {
-            "command": f"mmspec train vq --out {out.as_posix()} --size {size} {options}",
-            "seed": plan.seed,
-            "batch_size": plan.batch_size,
-            "stages": [*before, *run.finished],
-        }
-        save_vq(vq, out, record | environment(accelerator, vq))
+        options = {"out": out, "size": size, **plan.length, "reader": reader, "from": start}
+        save_vq(vq, out, training_record("vq", options, plan, run, before))
     accelerator.wait_for_everyone()
     return out
 
@@ -96,14 +87,13 @@ def save_vq(vq: VQModel, folder: Path, training: dict[str, Any]) -> None:
     """Save in half precision, with the codebook on its own, as `mmspec convert` does, and the record."""
     folder.mkdir(parents=True, exist_ok=True)
     vq.save_config(folder)
-    tensors = {name: tensor.contiguous() for name, tensor in half_precision(vq).items()}
-    save_file(tensors, folder / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
+    save_file(half_precision(vq), folder / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
     codebook = vq.quantize.embedding.weight.detach().to("cpu", torch.float16).contiguous()
     save_file({"codebook": codebook.clone()}, folder / "raw_codebook.safetensors")
-    (folder / "training.json").write_text(json.dumps(training, indent=2) + "\n")
+    write_record(folder, training)
 
 
-def _stage(run: Run, learner: Reconstruction, title: str, seed: int, batch_size: int) -> Stage:
+def _stage(run: TrainingRun, learner: Reconstruction, title: str, seed: int, batch_size: int) -> Stage:
     held_out = pixel_batch(np.arange(CHECK_SCENES))
 
     def make(step: int) -> PixelBatch:
@@ -119,11 +109,6 @@ def _stage(run: Run, learner: Reconstruction, title: str, seed: int, batch_size:
 
 def _take_weights(vq: VQModel, folder: Path) -> list[dict[str, Any]]:
     """Take over a trained tokenizer; returns the stages of its training."""
-    allowed = "a tokenizer that `mmspec train vq` wrote, of the same size"
-    try:
-        donor = VQModel.from_pretrained(folder, torch_dtype=torch.float32)
-        vq.load_state_dict(donor.state_dict())
-        stages: list[dict[str, Any]] = json.loads((folder / "training.json").read_text())["stages"]
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointError("start", str(folder), allowed) from error
+    with donor(folder, "a tokenizer that `mmspec train vq` wrote, of the same size") as stages:
+        vq.load_state_dict(VQModel.from_pretrained(folder, torch_dtype=torch.float32).state_dict())
     return stages

@@ -1,4 +1,4 @@
-"""Given conversations as data for drafters: drawn anew in each step, cut at nothing, skipped if too long."""
+"""Conversations of a list as data for drafters: drawn anew in each step, never cut, skipped if too long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmspec.decoding.interfaces import Request
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.training.data.conversations import Conversation, ConversationReader
-from mmspec.training.data.sequences import DrafterBatch, Example, Trial
+from mmspec.training.data.sequences import DrafterBatch, TrainingExample, Trial
 
 __all__ = ["ConversationRows"]
 
@@ -24,7 +24,7 @@ ATTEMPTS = 100  # rows that are drawn in place of those that are too long, befor
 
 
 class ConversationRows:
-    """Conversations of a list, of which the last four are held out.
+    """Data of given conversations, of which the last four are held out.
 
     Args:
         reader: of the target's tokens.
@@ -81,7 +81,7 @@ class ConversationRows:
             told = self.reader.regenerated([self.rows[index] for index in new], self.regenerate)
             self.told |= dict(zip(new, told, strict=True))
 
-    def example(self, index: int) -> Example | None:
+    def example(self, index: int) -> TrainingExample | None:
         """The sequence of a row; None if it is too long."""
         if index in self.skipped:
             return None

@@ -1,4 +1,4 @@
-"""Rows of conversations: chat messages, prompt and response, or LLaVA's instruction format.
+"""Reader of conversation files: chat messages, prompt and response, or LLaVA's instruction format.
 
 Everything but the images' contents is checked here, before anything else happens. Knows no model.
 """
@@ -26,7 +26,7 @@ FORMS = (
 def read_conversations(
     rows: str | Path | Iterable[Mapping[str, Any]], control: str | None = None
 ) -> list[Conversation]:
-    """All conversations of a file, or of rows as they would be parsed from one.
+    """Read all conversations of a file, or of rows as they would be parsed from one.
 
     Args:
         rows: a JSONL file, a `.json` file that is a list, or an iterable; see `read_conversation`.
@@ -57,7 +57,7 @@ def read_conversations(
 
 
 def parsed(text: str, where: str, allowed: str) -> Any:
-    """A JSON value."""
+    """Parse a JSON value."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -65,7 +65,7 @@ def parsed(text: str, where: str, allowed: str) -> Any:
 
 
 def read_conversation(row: Any, where: str, folder: Path, control: str | None = None) -> Conversation:
-    """A row of any of the three forms: chat messages, prompt and response, LLaVA's instruction format.
+    """Read a row of any of the three forms: chat messages, prompt and response, LLaVA's instruction format.
 
     Images that no message places come first in the first message of the user's. Paths are those of files
     that are there; from Python, images may also be whatever `load_image` takes but addresses.
@@ -126,7 +126,7 @@ def read_conversation(row: Any, where: str, folder: Path, control: str | None = 
 
 
 def read_messages(row: Mapping[str, Any], where: str) -> Iterable[tuple[str, Sequence[Any]]]:
-    """Who speaks in a row, and the parts of what is said."""
+    """The speaker and the content parts of each message in a row."""
     if "messages" in row:
         said = [(each.get("role"), each.get("content")) for each in tables(row["messages"], where)]
     elif "conversations" in row:
@@ -142,14 +142,14 @@ def read_messages(row: Mapping[str, Any], where: str) -> Iterable[tuple[str, Seq
 
 
 def tables(value: Any, where: str) -> list[Mapping[str, Any]]:
-    """A list of tables."""
+    """Check that a value is a list of tables."""
     if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
         raise InputError(where, value, FORMS)
     return list(value)
 
 
 def placed(text: str) -> list[Message]:
-    """A text of the LLaVA format in parts, images where its placeholders are."""
+    """Split a text of the LLaVA format into parts, with images where its placeholders are."""
     pieces = [piece.strip("\n") for piece in text.split(PLACEHOLDER)]
     content = list(message("", pieces[0])["content"])
     for piece in pieces[1:]:
@@ -158,7 +158,7 @@ def placed(text: str) -> list[Message]:
 
 
 def located(image: Any, where: str, folder: Path) -> Any:
-    """An image's file, which is there; or an image that is one already.
+    """The path of an image file that exists; an image that is one already is returned as it is.
 
     Raises:
         InputError: there is no such file.

@@ -1,4 +1,4 @@
-"""Conversations with images as sequences for drafters: which tokens are the assistant's, and what it says.
+"""Conversations with images, tokenised for drafters: which tokens are the assistant's replies.
 
 Written by the target's own processor and chat template. Does not know where conversations come from.
 """
@@ -20,7 +20,7 @@ from mmspec.errors import InputError
 from mmspec.media import load_image
 from mmspec.targets import CausalTarget
 from mmspec.targets.causal import to_device
-from mmspec.training.data.sequences import Example, Trial, decode
+from mmspec.training.data.sequences import TrainingExample, Trial, decode
 
 __all__ = ["Conversation", "ConversationReader", "Message", "message"]
 
@@ -35,7 +35,7 @@ def message(role: str, text: str, images: int = 0) -> Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """What is said in turn, and the images between the words.
+    """Chat messages in turn, and the images that they show.
 
     Attributes:
         messages: as chat templates take them, contents in parts; images are parts without data.
@@ -51,19 +51,19 @@ class Conversation:
         return [turn for turn, each in enumerate(self.messages) if each["role"] == "assistant"]
 
     def until(self, turn: int) -> Conversation:
-        """What was said, and shown, before a message."""
+        """The part of the conversation before a message, with its images."""
         messages = self.messages[:turn]
         shown = sum(part["type"] == "image" for each in messages for part in each["content"])
         return Conversation(messages, self.images[:shown])
 
     def with_reply(self, turn: int, text: str) -> Conversation:
-        """The same with other words in a message of the assistant's."""
+        """The conversation with another text in one of the assistant's messages."""
         messages = (*self.messages[:turn], message("assistant", text), *self.messages[turn + 1 :])
         return replace(self, messages=messages)
 
 
 class ConversationReader:
-    """Conversations in the tokens of a target.
+    """Tokeniser of conversations for a target.
 
     Args:
         target: the model that is drafted for.
@@ -110,8 +110,8 @@ class ConversationReader:
             if name != "attention_mask"  # nothing is padded
         }
 
-    def example(self, said: Conversation) -> Example:
-        """The sequence of a conversation, every reply of it learnt up to the token that ends it.
+    def example(self, said: Conversation) -> TrainingExample:
+        """The training example of a conversation: every reply is learnt up to the token that ends it.
 
         Raises:
             InputError: no reply, or the chat template writes what was said differently later on.
@@ -129,10 +129,10 @@ class ConversationReader:
             learnt[start : start + int(closing[0]) + 1 if len(closing) else stop] = True
         if not learnt.any():
             raise InputError("data", said.messages, "a conversation in which the assistant says something")
-        return Example(whole, int(learnt.long().argmax()), learnt)
+        return TrainingExample(whole, int(learnt.long().argmax()), learnt)
 
     def shared(self, ids: Tensor, text: str, beginning: Conversation, *, answering: bool) -> int:
-        """How many of a conversation's tokens [L] are those of its beginning."""
+        """Number of a conversation's tokens [L] that it shares with its beginning."""
         if not text.startswith(self.text(beginning, answering=answering)):
             allowed = (
                 "turns that the chat template writes alike, whatever follows; cut it after its first reply"
@@ -151,7 +151,7 @@ class ConversationReader:
         return written
 
     def regenerated(self, conversations: Sequence[Conversation], new_tokens: int) -> list[Conversation]:
-        """The same with the target's own replies, greedy, each after those that it gave before.
+        """Replace the replies by the target's own, greedy, each after those that it gave before.
 
         A drafter imitates its target, not whoever wrote the data.
 

@@ -1,26 +1,22 @@
-"""Images from a file of rows, for drafters of image models that draw other things than scenes."""
+"""Reader of image files with prompts or classes, as data for drafters of image models."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from einops import rearrange
 from PIL import Image, ImageOps
 from torch import Tensor
-from transformers import AutoTokenizer
 
-from mmspec.errors import CheckpointError, InputError
+from mmspec.errors import InputError
 from mmspec.media import DEFAULT_LIMITS
 from mmspec.media.images import load_image
-from mmspec.reference.training.image_data import DROPPED
-from mmspec.reference.training.image_folder import TOKENIZER
-from mmspec.reference.training.scene_images import STAGE, TRIAL_IMAGES, LlamaGenImages
 from mmspec.targets.llamagen import LlamaGenTarget
+from mmspec.training.data.llamagen_images import DROPPED, STAGE, TRIAL_IMAGES, LlamaGenImages
 from mmspec.training.data.sequences import DrafterBatch, Trial
 
 __all__ = ["ImageFile"]
@@ -28,7 +24,7 @@ __all__ = ["ImageFile"]
 
 @dataclass(frozen=True)
 class Row:
-    """An image, and the words or the class that it is asked for by."""
+    """An image, and the prompt or class that asks for it."""
 
     image: Path
     asked: Tensor | int
@@ -51,19 +47,13 @@ class ImageFile(LlamaGenImages):
 
     def __init__(self, target: LlamaGenTarget, folder: Path, batch_size: int, seed: int, file: Path) -> None:
         super().__init__(target, folder, batch_size, seed)
-        self.tokenizer: Any = None
-        if self.text_encoder is not None:
-            try:
-                self.tokenizer = AutoTokenizer.from_pretrained(folder / TOKENIZER)
-            except (OSError, ValueError) as error:
-                raise CheckpointError("target", str(folder), "a tokenizer in that folder") from error
         rows = [self.row(file, number, line) for number, line in enumerate(read_lines(file), 1)]
         if len(rows) <= TRIAL_IMAGES:
             raise InputError("data", f"{len(rows)} rows", f"more than {TRIAL_IMAGES}, which are held out")
         self.rows, self.held_out = rows[:-TRIAL_IMAGES], rows[-TRIAL_IMAGES:]
 
     def row(self, file: Path, number: int, line: str) -> Row:
-        """One line of the file."""
+        """Read one line of the file."""
         wanted = "prompt" if self.text_encoder is not None else "class"
         kind = str if wanted == "prompt" else int
         allowed = f'{{"image": path, "{wanted}": {"text" if kind is str else "number"}}}'
@@ -97,7 +87,7 @@ class ImageFile(LlamaGenImages):
         )
 
     def pixels(self, path: Path) -> Tensor:
-        """An image [3, H, W] in [-1, 1], cut to the target's proportions and scaled to its size."""
+        """Load an image [3, H, W] in [-1, 1], cut to the target's proportions and scaled to its size."""
         height, width = self.target.image_size
         image = load_image(path, limits=DEFAULT_LIMITS)
         fitted = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
@@ -105,7 +95,7 @@ class ImageFile(LlamaGenImages):
 
 
 def read_lines(file: Path) -> list[str]:
-    """The lines of a file that are not empty.
+    """Read the lines of a file that are not empty.
 
     Raises:
         InputError: it cannot be read.

@@ -1,4 +1,4 @@
-"""What drafters learn from: whole sequences, prompt and answer, as their target reads them.
+"""Training data of drafters: whole sequences, prompt and answer, as their target reads them.
 
 Knows nothing of drafters. A source of data gives equal sequences for equal steps, so that a resumed run sees
 what an uninterrupted one would have seen.
@@ -13,21 +13,19 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.acceleration import pair
 from mmspec.decoding.interfaces import Drafter, Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sequences import Sequences, Stopping
-from mmspec.decoding.speculative import speculate
-from mmspec.decoding.stats import DecodingStats
 from mmspec.targets import CausalTarget
 
-__all__ = ["DrafterBatch", "DrafterData", "Example", "Trial", "acceptance_length", "decode"]
+__all__ = ["DrafterBatch", "DrafterData", "TrainingExample", "Trial", "acceptance_length", "decode"]
 
 
 @dataclass(frozen=True)
-class Example:
-    """One sequence.
+class TrainingExample:
+    """One training sequence.
 
     Attributes:
         inputs: the target's keyword arguments, as of a request: `input_ids` [1, L] of prompt and answer.
@@ -55,9 +53,9 @@ class Example:
 
 @dataclass(frozen=True)
 class DrafterBatch:
-    """The sequences of a step, and the number that its noise is drawn from."""
+    """The sequences of a step, and the seed of its noise."""
 
-    examples: tuple[Example, ...]
+    examples: tuple[TrainingExample, ...]
     seed: int
 
     def to(self, device: torch.device) -> Self:
@@ -68,7 +66,7 @@ class DrafterBatch:
 
 @dataclass(frozen=True)
 class Trial:
-    """Held-out prompts, and how they are decoded: so many tokens each, or up to an end."""
+    """Held-out prompts, with the settings that they are decoded with."""
 
     requests: Sequence[Request]
     sampler: Sampler
@@ -87,20 +85,17 @@ class DrafterData(Protocol):
 
 
 def acceptance_length(target: CausalTarget, drafter: Drafter, trial: Trial) -> float:
-    """Tokens committed per forward of the target, by decoding the trial with exact acceptance."""
+    """Measure the tokens committed per target forward, by decoding the trial with exact acceptance."""
     return decode(target, drafter, trial).stats.acceptance_length
 
 
 @torch.no_grad()
 def decode(target: CausalTarget, drafter: Drafter, trial: Trial) -> Sequences:
-    """What the target says to some prompts; whoever drafts, exact acceptance leaves its words alone."""
-    stats = DecodingStats()
-    rows = len(trial.requests)
-    prompts = [request.prompt_tokens for request in trial.requests]
+    """Decode the trial with exact acceptance: the target's own output, whichever drafter is used."""
     stopping = Stopping(trial.new_tokens, trial.end_token_ids)
-    sequences = Sequences(prompts, stopping, stats, target.device)
-    random = RandomStream.from_seed(0, rows, target.device)
-    roles = (target, drafter.fit(target), SampleAndMatch(), trial.sampler)
-    for _ in speculate(*roles, trial.requests, sequences, random):
+    random = RandomStream.from_seed(0, len(trial.requests), target.device)
+    accelerator = pair("trial", drafter.fit(target))
+    call = accelerator.call(target, trial.sampler, trial.requests, stopping, random)
+    for _ in call.rounds():
         pass
-    return sequences
+    return call.sequences

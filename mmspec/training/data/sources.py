@@ -1,8 +1,8 @@
-"""A frozen target by its name, and what its drafters learn from."""
+"""Loading of a frozen target, and of the data that its drafters learn from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,20 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.checkpoint import check_source, check_vocabulary, load_config, load_model, load_processor
 from mmspec.models.llamagen import LlamaGenConfig
-from mmspec.reference.training.scene_conversations import SceneTalk
-from mmspec.reference.training.scene_images import SceneImages, open_llamagen
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.training.data.conversation_data import ConversationRows
 from mmspec.training.data.conversation_file import read_conversations
 from mmspec.training.data.conversations import ConversationReader
 from mmspec.training.data.image_file import ImageFile
+from mmspec.training.data.llamagen_images import open_llamagen
 from mmspec.training.data.sequences import DrafterData
 
-__all__ = ["Rows", "open_target", "pick_dtype"]
+__all__ = ["MakeData", "Rows", "open_target", "pick_dtype"]
 
 Rows = str | Path | Iterable[Mapping[str, Any]]
+MakeData = Callable[[Any, Any, int, int, int], DrafterData]
+"""(target, its `ConversationReader` or an image model's folder, batch size, seed, regenerate) -> data."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -34,13 +35,13 @@ def open_target(
     device: torch.device,
     batch_size: int,
     seed: int,
-    data: Rows | None = None,
+    data: Rows | MakeData,
     *,
     dtype: str = "auto",
     max_length: int | None = None,
     regenerate: int = 0,
 ) -> tuple[CausalTarget, DrafterData]:
-    """The target of a folder or hub id, frozen, and its data; these are checked before weights are loaded.
+    """Load the frozen target of a folder or hub id, and its data; data are checked before weights are read.
 
     Arguments are those of `train_drafter`.
 
@@ -57,11 +58,11 @@ def open_target(
                 raise InputError(argument, value, "nothing: the target draws images")
         if dtype not in ("auto", "float32"):
             raise InputError("dtype", dtype, "float32: the target draws images")
-        if data is not None and not isinstance(data, str | Path):
+        if not callable(data) and not isinstance(data, str | Path):
             raise InputError("data", type(data).__name__, "a JSONL file: the target draws images")
         images, folder = open_llamagen(Path(name), device), Path(name)
-        if data is None:
-            return images, SceneImages(images, folder, batch_size, seed)
+        if callable(data):
+            return images, data(images, folder, batch_size, seed, regenerate)
         return images, ImageFile(images, folder, batch_size, seed, Path(data))
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise CheckpointError(
@@ -72,16 +73,16 @@ def open_target(
     processor = load_processor(name, config, argument="target")
     if getattr(processor, "chat_template", None) is None:
         raise CheckpointError("target", name, "a processor with a chat template")
-    told = None if data is None else read_conversations(data, getattr(processor, "image_token", None))
-    if told is None and max_length is not None:
-        raise InputError("max_length", max_length, "nothing where there are no data: scenes are short")
+    told = [] if callable(data) else read_conversations(data, getattr(processor, "image_token", None))
+    if callable(data) and max_length is not None:
+        raise InputError("max_length", max_length, "nothing for generated data, whose lengths are its own")
     model = load_model(name, config, argument="target", dtype=exact, device_map={"": device})
     check_vocabulary(processor.tokenizer, model)
     nn.Module.requires_grad_(model, False)
     target = VisionLanguageTarget(model)
     reader = ConversationReader(target, processor)
-    if told is None:
-        return target, SceneTalk(reader, batch_size, seed, regenerate=regenerate)
+    if callable(data):
+        return target, data(target, reader, batch_size, seed, regenerate)
     rows = ConversationRows(reader, told, batch_size, seed, max_length=max_length, regenerate=regenerate)
     return target, rows
 

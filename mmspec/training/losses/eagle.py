@@ -1,6 +1,6 @@
-"""What an EAGLE head learns: its target's hidden states, and what the target would say of them.
+"""Loss of an EAGLE head, which learns its target's hidden states and the distributions that they mean.
 
-The target runs along, frozen; nothing is stored (vlm-drafting.md, section 4.1).
+The target runs along, frozen; nothing is stored.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad, smooth_l1_loss
 
-from mmspec.models.eagle import EagleHead
-from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
+from mmspec.models.feature_head import HIDDEN
 from mmspec.targets import CausalTarget
-from mmspec.training.data.sequences import DrafterBatch, Example
-from mmspec.training.teacher import Reading, read
-from mmspec.visual_tokens.spans import find_images
+from mmspec.training.data.sequences import DrafterBatch, TrainingExample
+from mmspec.training.losses.base import DrafterLoss
+from mmspec.training.teacher import Reading
 
-__all__ = ["EagleLoss", "HeadRows", "imitation", "positions_of", "true_states"]
+__all__ = ["EagleLoss", "HeadRows", "imitation", "positions_of"]
 
 STATE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1  # EAGLE-1 and LANTERN alike
 NOISE = 0.2  # width of the uniform noise on states, so that the head bears its own guesses
@@ -28,7 +27,7 @@ NOISE_LENGTH = 512  # EAGLE scales it by this over the length; short sequences w
 
 @dataclass(frozen=True)
 class HeadRows:
-    """What a head reads of a batch, as it does in decoding, and which of its predictions are learnt.
+    """Rows of a batch as a head reads them in decoding, and which of its predictions are learnt.
 
     Attributes:
         rows: [B, M, d], padded on the right.
@@ -42,29 +41,24 @@ class HeadRows:
     source: Tensor
     counted: Tensor
 
+    def at(self, counted: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows [m] and places [m] of the tokens, among [B, L], that counted rows [B, M] are of."""
+        return counted.nonzero(as_tuple=True)[0], self.source[counted]
 
-class EagleLoss(nn.Module):
+
+class EagleLoss(DrafterLoss):
     """Smooth L1 between predicted and true hidden states, and soft cross entropy between what both mean.
 
     Images are read as the head's config says, by which it is the loss of MSD and SpecVLM too.
-
-    Args:
-        head: learns.
-        target: does not; its embeddings and output matrix are used as they are.
     """
-
-    def __init__(self, head: EagleHead, target: CausalTarget) -> None:
-        super().__init__()
-        self.head = head
-        self.target = target  # no module: neither trained nor saved
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: its two parts, and how often the likeliest tokens agree."""
-        reading = read(self.target, batch.examples, (EMBEDDINGS, HIDDEN))
+        reading = self.read(batch)
         made = self.rows(batch.examples, reading, self.noisy(reading, batch.seed))
         predicted = self.head(made.rows, made.position_ids)[made.counted]
         # row t: token t and the state at t - 1 give the state at t, which says what token t + 1 is
-        true = true_states(reading, made.source, made.counted)
+        true = reading.taps[HIDDEN][made.at(made.counted)]
         logits, distribution = self.target.head(predicted).float(), self.target.head(true).float().softmax(-1)
         return imitation(predicted, true, logits, distribution)
 
@@ -75,22 +69,14 @@ class EagleLoss(nn.Module):
         noise = torch.rand(states.shape, generator=generator, device=states.device) - 0.5
         return states + noise.to(states.dtype) * (NOISE * min(1.0, NOISE_LENGTH / states.shape[1]))
 
-    def rows(self, examples: Sequence[Example], reading: Reading, states: Tensor) -> HeadRows:
-        """What the head reads, with hidden states [B, L, d] at the tokens."""
-        spans = [find_images(self.target.config, example.inputs) for example in examples]
-        questions = (reading.learnt.long().argmax(-1) - 1).clamp_min(0)
-        made = self.head.read_prompts(reading.taps[EMBEDDINGS], states, reading.lengths, spans, questions)
+    def rows(self, examples: Sequence[TrainingExample], reading: Reading, states: Tensor) -> HeadRows:
+        """Make the rows that the head reads, with hidden states [B, L, d] at the tokens."""
+        made = self.head.read_prompts(reading.prompts(states))
         positions = positions_of(self.target, examples)
         slot = made.slot.expand(*positions.shape[:-1], -1)
         learnt_next = pad(reading.learnt, (0, 1)).gather(1, made.source.clamp_min(0) + 1)
         counted = learnt_next & (made.source >= 0)
         return HeadRows(made.rows, positions.gather(-1, slot), made.source, counted)
-
-
-def true_states(reading: Reading, source: Tensor, counted: Tensor) -> Tensor:
-    """[m, d] the target's final hidden states at the tokens [B, M] of counted rows [B, M]."""
-    row = counted.nonzero(as_tuple=True)[0]
-    return reading.taps[HIDDEN][row, source[counted]]
 
 
 def imitation(
@@ -110,7 +96,7 @@ def imitation(
     return loss, {"states": states, "tokens": tokens, "agreement": agreement}
 
 
-def positions_of(target: CausalTarget, examples: Sequence[Example]) -> Tensor:
+def positions_of(target: CausalTarget, examples: Sequence[TrainingExample]) -> Tensor:
     """[B, L] position ids as the target counts them, padded; [3, B, L] where any sequence has three axes."""
     found = [target.positions(example.inputs)[0] for example in examples]
     axes = max((each.shape[:-2] for each in found), key=len)

@@ -1,4 +1,4 @@
-"""What an EAGLE-3 head learns: its target's next tokens, several steps on its own (2503.01840, section 3.1).
+"""Loss of an EAGLE-3 head, which learns several steps on its own (2503.01840, section 3.1).
 
 In decoding the head goes on from its own states. Training does the same: each step feeds it the states of the
 step before and the tokens that really came (training-time test). The target runs along; nothing is stored.
@@ -7,7 +7,7 @@ step before and the tokens that really came (training-time test). The target run
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
@@ -16,8 +16,9 @@ from mmspec.models.eagle3 import Eagle3Head
 from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, DrafterData
-from mmspec.training.losses.medusa import Blocks, token_loss
-from mmspec.training.teacher import Reading, read
+from mmspec.training.losses.base import DrafterLoss
+from mmspec.training.losses.levels import Blocks, token_loss
+from mmspec.training.teacher import Reading
 
 __all__ = ["Eagle3Loss", "choose_vocabulary", "unroll"]
 
@@ -53,12 +54,10 @@ def unroll(head: Eagle3Head, embeddings: Tensor, features: Tensor, steps: int, f
     return torch.stack(states, dim=2)
 
 
-class Eagle3Loss(nn.Module):
+class Eagle3Loss(DrafterLoss):
     """The loss of an EAGLE-3 head on sequences that its target reads.
 
     Args:
-        head: learns.
-        target: does not; its embeddings and output matrix are used as they are.
         steps: n of the training-time test; the release has 7.
         discount: weight of step i is discount^i.
 
@@ -69,12 +68,15 @@ class Eagle3Loss(nn.Module):
     def __init__(
         self, head: Eagle3Head, target: CausalTarget, *, steps: int = 5, discount: float = 0.8
     ) -> None:
-        super().__init__()
+        super().__init__(head, target)
         if not 1 <= steps <= MAX_STEPS:
             raise InputError("steps", steps, f"an integer from 1 to {MAX_STEPS}")
-        self.head = head
-        self.target = target  # no module: neither trained nor saved
         self.steps, self.discount = steps, discount
+
+    @staticmethod
+    def prepare(head: Eagle3Head, data: DrafterData) -> None:
+        """Choose the vocabulary of a new head."""
+        choose_vocabulary(head, data)
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: how often each step's likeliest token is the target's.
@@ -82,8 +84,7 @@ class Eagle3Loss(nn.Module):
         Each step's cross-entropy is averaged over its learnt tokens, without those where the target's
         likeliest token is none that the head knows.
         """
-        taps = tuple(dict.fromkeys((EMBEDDINGS, *self.head.taps, HIDDEN)))
-        reading = read(self.target, batch.examples, taps)
+        reading = self.read(batch)
         blocks = Blocks.of(reading.learnt, self.steps)
         states = self.states(reading, blocks)
         losses, agreements = [], []
@@ -112,7 +113,7 @@ class Eagle3Loss(nn.Module):
         return torch.cat(found)
 
     def teach(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the target says after hidden states [m, d] of the tokens that the head knows.
+        """The target's distributions after hidden states [m, d], over the tokens that the head knows.
 
         Returns:
             [m, V'] the distribution among those; and [m] whether the likeliest of all is one of them.

@@ -1,4 +1,4 @@
-"""What a ViSpec head learns: to say what its target says, on its own guesses too (2509.15235).
+"""Loss of a ViSpec head, which learns its target's distributions, on its own guesses too (2509.15235).
 
 ViSpec trains on text with EAGLE's loss first, and then with probabilities and ranks on long answers about
 images. Here all are learnt at once, from random weights; each weighs what it is told to.
@@ -14,11 +14,10 @@ from mmspec.compressors.gate import Gate
 from mmspec.decoding.cache import RaggedCache
 from mmspec.errors import InputError
 from mmspec.models.eagle import EagleHead
-from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
+from mmspec.models.feature_head import HIDDEN
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch
-from mmspec.training.losses.eagle import EagleLoss, HeadRows, imitation, true_states
-from mmspec.training.teacher import read
+from mmspec.training.losses.eagle import EagleLoss, HeadRows, imitation
 
 __all__ = ["ViSpecLoss", "ranking", "read_guesses"]
 
@@ -32,8 +31,6 @@ class ViSpecLoss(EagleLoss):
     state before it, as the rows of candidates are.
 
     Args:
-        head: learns.
-        target: does not; its embeddings and output matrix are used as they are.
         imitation: weight of EAGLE's loss, ViSpec's first stage; 0 leaves the second stage alone.
         probabilities: weight of the mean L1 distance between distributions.
         ranks: weight of `ranking`.
@@ -58,18 +55,15 @@ class ViSpecLoss(EagleLoss):
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: its parts, and how often the likeliest tokens agree."""
-        reading = read(self.target, batch.examples, (EMBEDDINGS, HIDDEN))
+        reading = self.read(batch)
         states = self.noisy(reading, batch.seed)
         first = self.rows(batch.examples, reading, states)
         hidden = self.head(first.rows, first.position_ids)
-        guessed = states.index_put(
-            (first.counted.nonzero(as_tuple=True)[0], first.source[first.counted]),
-            hidden[first.counted].to(states.dtype),
-        )
+        guessed = states.index_put(first.at(first.counted), hidden[first.counted].to(states.dtype))
         second = self.rows(batch.examples, reading, guessed)
         again = second.counted & pad(first.counted[:, :-1], (1, 0))  # rows that follow a guess
         predicted = torch.cat([hidden[first.counted], read_guesses(self.head, first, second)[again]])
-        true = torch.cat([true_states(reading, first.source, each) for each in (first.counted, again)])
+        true = torch.cat([reading.taps[HIDDEN][first.at(each)] for each in (first.counted, again)])
         logits, distribution = self.target.head(predicted).float(), self.target.head(true).float().softmax(-1)
         imitated, figures = imitation(predicted, true, logits, distribution)
         count = max(1, len(true))
@@ -99,7 +93,7 @@ def read_guesses(head: EagleHead, first: HeadRows, second: HeadRows) -> Tensor:
 
 
 def ranking(distribution: Tensor, logits: Tensor) -> Tensor:
-    """[m] negative log-likelihood of the order of the ten likeliest tokens of a distribution [m, V] (Plackett-Luce).
+    """[m] nats of the order in which distributions [m, V] rank their ten likeliest tokens (Plackett-Luce).
 
     One token after the other is drawn, without replacement and from these ten alone, by logits [m, V].
     """

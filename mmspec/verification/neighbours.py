@@ -1,7 +1,7 @@
 """Neighbours in a codebook: which codes look alike, and how much probability lies near a token.
 
 A table is computed once for a codebook, a metric and a number of neighbours, and kept beside the model where
-that folder can be written. Knows nothing of acceptance. visual-ar-decoding.md section 2.1.
+that folder can be written. Knows nothing of acceptance.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag, normalize, pad
 
 from mmspec.decoding.interfaces import Target
-from mmspec.decoding.sampling import is_integer
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
+from mmspec.validation import is_integer
 
 NOT_FITTED = "this rule needs the target's codebook: use rule.fit(target)"
 METRICS = ("l2", "cosine")
@@ -111,20 +111,20 @@ def smallest(values: Tensor, count: int) -> Tensor:
 
 
 def model_folder(target: Target[Any]) -> Path | None:
-    """Where the target's model was loaded from, if that is a folder of this machine."""
+    """Local folder that the target's model was loaded from, or None."""
     name = getattr(getattr(target, "model", None), "name_or_path", "")
     return Path(name) if name and Path(name).is_dir() else None
 
 
 def cache_name(codebook: Tensor, count: int, metric: str) -> str:
-    """The file of a table: another codebook, metric or number of neighbours has another name."""
+    """File name of a table, another one for every codebook, metric and number of neighbours."""
     numbers = codebook.float().contiguous().numpy()
     digest = hashlib.sha256(f"{numbers.shape}".encode() + numbers.tobytes()).hexdigest()
     return f"neighbours-{metric}-{count}-{digest[:16]}.safetensors"
 
 
 def read_table(path: Path, size: int, count: int) -> Tensor | None:
-    """The cached table, or None if there is none or it is damaged."""
+    """Read a cached table; None if there is none or it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             table: Tensor = file.get_tensor("neighbours")
@@ -136,7 +136,7 @@ def read_table(path: Path, size: int, count: int) -> Tensor | None:
 
 
 def write_table(path: Path, table: Tensor) -> None:
-    """Keep a table for the next time; a folder that cannot be written is left alone."""
+    """Write a table to the cache; a folder that cannot be written is left alone."""
     content = save({"neighbours": table}, {"sha256": checksum(table)})
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
@@ -156,7 +156,7 @@ def checksum(table: Tensor) -> str:
 
 
 def nearby_mass(p: Tensor, table: Tensor, limit: Tensor | None = None) -> Tensor:
-    """For every token, the mass of its nearest neighbours: c(x) of LANTERN.
+    """Mass of the nearest neighbours of every token: c(x) of LANTERN (2410.03355).
 
     Args:
         p: [..., V] a distribution over the K codes and then the syntax tokens, which have no neighbours.

@@ -1,10 +1,10 @@
-"""The common form of relaxed rules: a mass a(x) <= q(x) that is accepted, and a distribution to draw from otherwise.
+"""Common form of relaxed rules: an accepted mass a(x) <= q(x), and a residual r to draw from otherwise.
 
 A candidate x ~ q is accepted with probability a(x) / q(x); the output distribution of a place is then
-a + (1 - sum a) r, so that its total variation to the target's is known in closed form for *every* rule and
-is reported. The exact rule is a = min(p, q); a relaxed one accepts more, and pays in total variation one for
-one (visual-ar-decoding.md sections 2.5 and 16.1). A token that the target excludes is never accepted: top-k,
-top-p and grammars hold under relaxation too.
+a + (1 - sum a) r, so that its total variation to the target's is known in closed form for *every* rule and is
+reported. The exact rule is a = min(p, q); a relaxed one accepts more, and pays in total variation one for
+one: a is at most q and at most the output, so sum a <= 1 - TV(q, output) <= 1 - TV(p, q) + TV(output, p). A
+token that the target excludes is never accepted: top-k, top-p and grammars hold under relaxation too.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.rejection import walk
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Scores, draw
 from mmspec.decoding.verdict import Verdict, take
-from mmspec.relaxation.residuals import normalise, residual, sampled_distribution
+from mmspec.verification.residuals import normalise, residual, sampled_distribution
+from mmspec.verification.tree_walk import walk
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a rule makes of one candidate x at each of some places.
+    """Acceptance of one candidate x at each of some places, and its total variation.
 
     Attributes:
         accepted: [...] a(x).
@@ -51,7 +51,7 @@ class RelaxedSampling(AcceptanceRule):
 
     @property
     def measures_one_place(self) -> bool:
-        """True if the whole of a is dear to compute.
+        """True if the whole of a is expensive to compute.
 
         Chains of sampled tokens are then judged by `mass_at`, and their total variation is measured at one
         judged place a round.
@@ -69,25 +69,25 @@ class RelaxedSampling(AcceptanceRule):
         """
 
     def mass_at(self, p: Tensor, q: Tensor, x: Tensor, allowance: Tensor) -> Tensor:
-        """a(x) of tokens x [..., 1] alone, [..., 1]; the same numbers as `mass`, for less."""
+        """Accepted mass a(x) of tokens x [..., 1] alone, [..., 1]; the same numbers as `mass`, for less."""
         return self.mass(p, q, allowance).gather(-1, x)
 
     def allowance(self, depth: Tensor) -> Tensor:
-        """What `mass` may relax at depths [...] of the draft, counted from 0, for the first sibling."""
+        """Allowance of `mass` at depths [...] of the draft, counted from 0, for the first sibling."""
         return torch.zeros_like(depth)
 
     def remaining(self, allowance: Tensor, judgement: Judgement) -> Tensor:
-        """[B, 1] what is left of the allowance for the next sibling if this one is refused."""
+        """[B, 1] allowance left for the next sibling if this one is refused."""
         return allowance
 
     def residual(self, p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
-        """What is drawn from if x [..., 1] is refused: norm((p - q)+). q is None where it is one-hot at x."""
+        """Residual distribution norm((p - q)+) if x [..., 1] is refused; q is None where one-hot at x."""
         return normalise(p.scatter(-1, x, 0.0), otherwise=p) if q is None else residual(p, q)
 
     def judge(self, p: Tensor, q: Tensor | None, x: Tensor, allowance: Tensor) -> Judgement:
         """Judge candidates. p, q: [..., V]; x, allowance: [..., 1]; q is None where it is one-hot at x."""
-        distribution = torch.zeros_like(p).scatter(-1, x, 1.0) if q is None else q
-        a = self.mass(p, distribution, allowance, only=x if q is None else None)
+        dense_q = torch.zeros_like(p).scatter(-1, x, 1.0) if q is None else q
+        a = self.mass(p, dense_q, allowance, only=x if q is None else None)
         refused = (1 - a.sum(-1, keepdim=True)).clamp_min(0.0)
         output = a + refused * self.residual(p, q, x)
         return Judgement(a.gather(-1, x)[..., 0], total_variation(output, p))
@@ -98,9 +98,9 @@ class RelaxedSampling(AcceptanceRule):
         return self.verify_tree(draft, scores, random, emitted)
 
     def verify_chain(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
-        """One candidate per place: all places are judged at once."""
+        """Verify one candidate per place: all places are judged at once."""
         p, x = scores.probabilities(), draft.tokens[:, 1:, None]
-        q = distribution_of(draft, p.dtype)
+        q = draft_distribution(draft, p.dtype)
         depth = torch.arange(draft.max_depth, device=emitted.device)
         allowance = self.allowance(depth.to(p.dtype))[:, None].expand(*x.shape)
         if measures_all := q is None or not self.measures_one_place:
@@ -115,11 +115,10 @@ class RelaxedSampling(AcceptanceRule):
         accept = drawn & (u * q_x <= mass) & (mass > 0)
         node = accept.long().cumprod(-1).sum(-1)  # [B] depth of the last accepted node
         p_node, after = take(p, node), (node + 1).clamp_max(draft.max_depth)
-        owed = self.residual(
-            p_node, None if q is None else take(q, after), take(draft.tokens, after)[:, None]
-        )
+        q_node, x_node = None if q is None else take(q, after), take(draft.tokens, after)[:, None]
         refused = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])  # past the end: False
-        next_token = draw(torch.where(refused, owed, p_node), random, emitted + node, Purpose.RESIDUAL)
+        final = torch.where(refused, self.residual(p_node, q_node, x_node), p_node)
+        next_token = draw(final, random, emitted + node, Purpose.RESIDUAL)
         if q is not None and not measures_all and draft.max_depth:
             place = emitted % (node + 1).clamp_max(draft.max_depth)  # some place that was judged
             one = self.judge(take(p, place), take(q, place + 1), take(x, place), take(allowance, place))
@@ -127,13 +126,13 @@ class RelaxedSampling(AcceptanceRule):
         return Verdict.at(draft, node, next_token, tv.where(drawn, float("nan")))
 
     def verify_tree(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
-        """Siblings one after the other, from the root down."""
+        """Verify siblings one after the other, from the root down."""
         p = scores.probabilities()
-        distribution = distribution_of(draft, p.dtype)
+        draft_q = draft_distribution(draft, p.dtype)
         variations: list[Tensor] = []
 
         def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            q = None if distribution is None else take(distribution, children[:, 0].clamp_min(0))
+            q = None if draft_q is None else take(draft_q, children[:, 0].clamp_min(0))
             depth = torch.full((len(p), 1), len(variations), dtype=p.dtype, device=p.device)
             allowance = self.allowance(depth)
             chosen = torch.full_like(children[:, 0], -1)
@@ -162,11 +161,11 @@ class RelaxedSampling(AcceptanceRule):
         return Verdict(verdict.path, verdict.accepted, verdict.next_token, tv)
 
 
-def distribution_of(draft: Draft, dtype: torch.dtype) -> Tensor | None:
-    """The draft's q; None for deterministic candidates, each of which has a one-hot one."""
+def draft_distribution(draft: Draft, dtype: torch.dtype) -> Tensor | None:
+    """Return the draft's q; None for deterministic candidates, whose q is one-hot."""
     return None if draft.kind is DraftKind.POINT else sampled_distribution(draft).to(dtype)
 
 
 def total_variation(output: Tensor, p: Tensor) -> Tensor:
-    """[..., V] distributions -> [...] half the sum of their differences."""
+    """Total variation of two distributions, [..., V] -> [...]: half the sum of their differences."""
     return (output - p).abs().sum(-1) / 2

@@ -1,7 +1,7 @@
 """Groups of tokens that are judged together: by the rank of their probability, or by their code vectors.
 
-visual-ar-decoding.md section 5. Groups are a true partition of the tokens that the target allows: only then
-does the group test accept at least as much as the exact one.
+Groups of GSD (2508.07747). They are a true partition of the tokens that the target allows: only then does the
+group test accept at least as much as the exact one, by the triangle inequality.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmspec.decoding.sampling import is_integer
 from mmspec.errors import InputError
-from mmspec.relaxation.neighbours import BLOCK_ELEMENTS
+from mmspec.validation import is_integer
+from mmspec.verification.neighbours import BLOCK_ELEMENTS
 
 CLUSTERING_ROUNDS = 20
 # of GSD's released code
@@ -34,20 +34,17 @@ def rank_ratio(p: Tensor, q: Tensor, size: int) -> Tensor:
     ordered, order = p.sort(dim=-1, descending=True, stable=True)
     allowed = q.gather(-1, order).where(ordered > 0, 0.0)
     surplus = -p.shape[-1] % size
-    sums = [
-        pad(distribution, (0, surplus)).unflatten(-1, (-1, size)).sum(-1)
-        for distribution in (ordered, allowed)
-    ]
+    sums = [pad(mass, (0, surplus)).unflatten(-1, (-1, size)).sum(-1) for mass in (ordered, allowed)]
     ratio = bounded_ratio(*sums).repeat_interleave(size, -1)[..., : p.shape[-1]]
     return torch.zeros_like(p).scatter(-1, order, ratio.where(ordered > 0, 0.0))
 
 
 def cluster_ratio(p: Tensor, q: Tensor, cluster: Tensor, count: int) -> Tensor:
-    """[..., V] the same for fixed clusters. cluster: [K] from 0 to count - 1; a syntax token is alone."""
+    """[..., V] min(1, P(C) / Q(C)) for fixed clusters, [K] from 0 to count - 1; a syntax token is alone."""
     syntax = torch.arange(count, count + p.shape[-1] - len(cluster), device=p.device)
     index = torch.cat([cluster.long(), syntax]).expand(p.shape)
     empty = p.new_zeros(*p.shape[:-1], count + len(syntax))
-    sums = [empty.scatter_add(-1, index, distribution) for distribution in (p, q.where(p > 0, 0.0))]
+    sums = [empty.scatter_add(-1, index, mass) for mass in (p, q.where(p > 0, 0.0))]
     return bounded_ratio(*sums).gather(-1, index).where(p > 0, 0.0)
 
 
@@ -76,7 +73,7 @@ def cluster_codes(codebook: Tensor, count: int) -> Tensor:
 def window_ratio(p: Tensor, q: Tensor, codebook: Tensor, x: Tensor) -> Tensor:
     """[..., m] min(1, P / Q) over the window of ranks around tokens x [..., m], as GSD was released.
 
-    Section 5.2: ascending ranks r - 7 to r + 6, of which those near in probability and in vector space; the
+    Ascending ranks r - 7 to r + 6, of which those near in probability and in vector space; the
     exact ratio where r < 7, where the released code raises and falls back. Windows overlap: no partition.
     """
     vocabulary, codes = p.shape[-1], len(codebook)

@@ -111,7 +111,7 @@ def load_text_encoder(
 def part_of(
     source: str, name: str, given: str | Path | None, where: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """Where a part of a checkpoint lies: a folder or hub id, and the keywords that lead there."""
+    """Locate a part of a checkpoint: its folder or hub id, and the keywords of transformers."""
     if given is not None:
         return check_source(given, name), where
     if Path(source).is_dir() and not (Path(source) / name).is_dir():

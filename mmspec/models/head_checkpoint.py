@@ -1,9 +1,8 @@
-"""Trained heads as drafters: tokenizer and vocabulary are those of their target."""
+"""Loading of heads that draft: folders of `mmspec train drafter`, and those that authors publish."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,52 +10,14 @@ import torch
 from huggingface_hub import snapshot_download
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmspec.accelerators import ACCELERATORS
 from mmspec.errors import CheckpointError, InputError
-from mmspec.evaluation.machine import reference_models
+from mmspec.heads import HEADS
 from mmspec.models.checkpoint import bytes_of, check_source, check_weights, first_line, load_config
-from mmspec.models.drafters_file import OwnDrafters, read_drafters
-from mmspec.models.eagle import EagleHead
-from mmspec.models.eagle import official as eagle_official
-from mmspec.models.eagle3 import Eagle3Head
-from mmspec.models.eagle3 import official as eagle3_official
-from mmspec.models.flash import FlashHead
-from mmspec.models.hydra import HydraHead
-from mmspec.models.hydra import official as hydra_official
-from mmspec.models.medusa import MedusaHead
-from mmspec.models.medusa import official as medusa_official
-from mmspec.targets import CausalTarget
 
 logger = logging.getLogger(__name__)
 
-#: What `drafter=` has to be, by the name of the drafter in the registry.
-HEADS: dict[str, type[PreTrainedModel]] = {
-    "eagle": EagleHead,
-    "eagle3": Eagle3Head,
-    "flash": FlashHead,
-    "medusa": MedusaHead,
-    "hydra": HydraHead,
-}
-
-#: What reads a folder as the authors of a method publish it, and gives None for any other.
-PUBLISHED: dict[str, Callable[[Path, PreTrainedConfig], PreTrainedModel | None]] = {
-    "eagle": eagle_official.read_official,
-    "eagle3": eagle3_official.read_official,
-    "medusa": medusa_official.read_official,
-    "hydra": hydra_official.read_official,
-}
 FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 NOTHING: dict[str, list[str]] = {"missing_keys": [], "unexpected_keys": []}
-
-
-def own_drafters(model: str | Path) -> OwnDrafters:
-    """The drafters that a model's folder names; those that are not beside it may be reference models.
-
-    Raises:
-        CheckpointError: its `drafters.json` cannot be used.
-    """
-    accelerators = {name: preset.needs_draft_model for name, preset in ACCELERATORS.items()}
-    return read_drafters(model, accelerators, reference_models())
 
 
 def check_head(name: str, model: PreTrainedModel) -> PreTrainedModel:
@@ -65,37 +26,45 @@ def check_head(name: str, model: PreTrainedModel) -> PreTrainedModel:
     Raises:
         InputError: it is no head that the drafter of that name runs.
     """
-    if not isinstance(model, HEADS[name]):
+    kind: type[PreTrainedModel] = HEADS[name].load("model")
+    if not isinstance(model, kind):
         raise InputError("drafter", type(model).__name__, what_writes(name))
     return model
 
 
 def what_writes(name: str) -> str:
-    """What is allowed as a head, in words."""
+    """The heads that are allowed, in words."""
     return f"a head for {name!r}, as `mmspec train drafter --method {name}` writes it"
 
 
-def load_head(name: str, drafter: str | Path | PreTrainedModel, target: CausalTarget) -> PreTrainedModel:
-    """The head that a drafter runs.
+def load_head(
+    name: str,
+    drafter: str | Path | PreTrainedModel,
+    target: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> PreTrainedModel:
+    """Load the head that a drafter runs.
 
     Args:
-        name: of the drafter, a key of `HEADS`.
+        name: a key of `HEADS`.
         drafter: folder or hub id of what `mmspec train drafter` wrote or of what the method's authors
             publish, or a loaded head.
-        target: whose hidden states it reads, in their dtype and on their device.
+        target: config of the model whose hidden states it reads.
+        dtype, device: of those.
 
     Raises:
         CheckpointError: it cannot be loaded, or is a model of another kind.
         InputError: a loaded model that is no such head.
     """
-    kind: Any = HEADS[name]
     if isinstance(drafter, PreTrainedModel):
         return check_head(name, drafter)
+    kind: Any = HEADS[name].load("model")  # its folders become known to the auto classes
     source = check_source(drafter, "drafter")
-    if (published := read_published(name, source, target.config)) is not None:
+    if (published := read_published(name, source, target)) is not None:
         check_weights(published, NOTHING, source, "drafter")
         logger.info("drafter: %.1f MB of weights, as published", bytes_of(published) / 1e6)
-        torch.nn.Module.to(published, device=target.device, dtype=target.dtype)
+        torch.nn.Module.to(published, device=device, dtype=dtype)
         published.eval()
         return published
     config = load_config(source, argument="drafter")
@@ -106,8 +75,8 @@ def load_head(name: str, drafter: str | Path | PreTrainedModel, target: CausalTa
         head, report = kind.from_pretrained(
             source,
             config=config,
-            dtype=target.dtype,
-            device_map={"": target.device},
+            dtype=dtype,
+            device_map={"": device},
             output_loading_info=True,
         )
     except (OSError, RuntimeError, ValueError) as error:
@@ -125,11 +94,23 @@ def read_published(name: str, source: str, target: PreTrainedConfig) -> PreTrain
         CheckpointError: it is one of theirs, but not whole.
     """
     folder = Path(source)
-    if name not in PUBLISHED:
+    if HEADS[name].published is None:
         return None
     if not folder.is_dir():
         try:
             folder = Path(snapshot_download(source, allow_patterns=FILES))
         except (OSError, ValueError):  # `load_config`, which comes next, says what is wrong
             return None
-    return PUBLISHED[name](folder, target)
+    head: PreTrainedModel | None = HEADS[name].load("published")(folder, target)
+    return head
+
+
+def head_of(source: str) -> str | None:
+    """The head that a folder or hub id holds, by name, as `mmspec train drafter` writes it; None for others.
+
+    Raises:
+        CheckpointError: the folder has no usable config.
+    """
+    kinds = {name: head.load("model").config_class for name, head in HEADS.items()}
+    config = load_config(check_source(source, "drafter"), argument="drafter")
+    return next((name for name, kind in kinds.items() if isinstance(config, kind)), None)

@@ -1,0 +1,195 @@
+"""Accelerator: a drafter paired with an acceptance rule that is sound for it; the calls that it decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from mmspec.acceptance import ACCEPTANCE_RULES
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Target
+from mmspec.decoding.parallel import DecodingOrder, decode_cells
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sequences import Emission, Sequences, Stopping
+from mmspec.decoding.speculative import speculate
+from mmspec.decoding.stats import DecodingStats
+from mmspec.drafting.length import CostModel, PacedDrafter
+from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
+from mmspec.validation import require_number
+
+__all__ = ["Accelerator", "Call", "default_rule", "is_sound", "pair"]
+
+LENGTHS = ("fixed", "confidence", "cost")
+DEFAULT_STOP = 0.3
+#: The default is the first of these that is sound for what is proposed.
+DEFAULT_RULES = ("speculative_sampling", "recursive_rejection", "sample_and_match")
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A drafter, or a decoding order, with an acceptance rule that is sound for what it proposes.
+
+    Attributes:
+        costs: measured seconds and tokens of each draft size, by batch size, where the size is chosen by
+            cost; None where sizes are fixed. Filled as batches are decoded.
+
+    Raises:
+        InputError: the rule is not sound for what the drafter proposes, or there are no sizes to choose from.
+    """
+
+    name: str
+    drafter: Drafter
+    rule: AcceptanceRule
+    order: DecodingOrder | None = None
+    costs: dict[int, CostModel] | None = None
+
+    def __post_init__(self) -> None:
+        if self.costs is not None and not self.drafter.sizes:
+            raise InputError("length", "cost", f"'fixed': drafts of {self.name!r} have one size")
+        proposer = self.drafter if self.order is None else self.order
+        if not is_sound(type(self.rule), proposer):
+            sound = sorted(rule for rule in ACCEPTANCE_RULES if is_sound(ACCEPTANCE_RULES[rule], proposer))
+            shape = "trees" if proposer.branches else "chains"
+            raise InputError(
+                "acceptance",
+                type(self.rule).__name__,
+                f"it is not sound for {proposer.kind.value} {shape} and would bias the output; "
+                f"for {self.name} with these options use one of: {', '.join(sound)}",
+            )
+
+    @property
+    def exactness(self) -> str:
+        """Promise of the output distribution: "exact", "tv<=x" or "lossy"."""
+        return self.rule.promise if self.order is None else self.order.exactness
+
+    def with_rule(self, rule: AcceptanceRule) -> Accelerator:
+        """Return this accelerator with another acceptance rule.
+
+        Raises:
+            InputError: the rule is not sound for what the drafter proposes.
+        """
+        return replace(self, rule=rule)
+
+    def with_length(self, length: str, stop_below: float | None = None) -> Accelerator:
+        """Return this accelerator with drafts of another length.
+
+        Args:
+            length: "fixed"; "confidence" goes no deeper where the drafter finds every path unlikely; "cost"
+                chooses among a few sizes by what rounds cost and give here, and stops drafting for a while
+                where none pays.
+            stop_below: the probability of a path for "confidence"; 0.3 if None.
+
+        Raises:
+            InputError: no such length, or one that the drafter does not have.
+        """
+        if length not in LENGTHS:
+            raise InputError("length", length, did_you_mean(length, LENGTHS))
+        if length == "confidence":
+            least = DEFAULT_STOP if stop_below is None else stop_below
+            require_number("stop_below", least, 0.0, 1.0, "above 0, at most 1", open_below=True)
+            return replace(self, drafter=self.drafter.stopping_below(least))
+        if stop_below is not None:
+            raise InputError("stop_below", stop_below, "nothing: it goes with length='confidence'")
+        return self if length == "fixed" else replace(self, costs={})
+
+    def fit(self, target: Target[Any]) -> Accelerator:
+        """Return this accelerator fitted to a target.
+
+        Raises:
+            InputError: the drafter, the rule or the decoding order does not fit the target.
+        """
+        order = None if self.order is None else self.order.fit(target)
+        drafter, rule = self.drafter.fit(target), self.rule.fit(target)
+        costs: dict[int, CostModel] | None = None if self.costs is None else {}
+        return replace(self, drafter=drafter, rule=rule, order=order, costs=costs)
+
+    def decode(
+        self,
+        target: Any,
+        sampler: Sampler,
+        requests: Sequence[Request],
+        sequences: Sequences,
+        random: RandomStream,
+    ) -> Iterator[Emission]:
+        """Decode a batch with the loop that this accelerator is for; see `speculate` and `decode_cells`."""
+        batch = sampler, requests, sequences, random
+        if self.order is not None:
+            return decode_cells(target, self.order, self.rule, *batch)
+        drafter = self.drafter if self.costs is None else PacedDrafter(self.drafter, self.costs)
+        return speculate(target, drafter, self.rule, *batch)
+
+    def call(
+        self,
+        target: Any,
+        sampler: Sampler,
+        requests: Sequence[Request],
+        stopping: Stopping,
+        random: RandomStream,
+        prompts: Sequence[list[int]] | None = None,
+    ) -> Call:
+        """Set up the decoding of a batch.
+
+        Args:
+            target, sampler, requests, random: as of `speculate`.
+            stopping: where rows end.
+            prompts: B lists of token ids that criteria and processors count as well; None for the requests'.
+
+        Raises:
+            InputError: the rule's promise does not hold for this way of sampling.
+        """
+        self.check(sampler)
+        stats = DecodingStats(accelerator=self.name, exactness=self.exactness)
+        ids = [request.prompt_tokens for request in requests] if prompts is None else prompts
+        return Call(self, target, sampler, requests, Sequences(ids, stopping, stats, target.device), random)
+
+    def check(self, sampler: Sampler) -> None:
+        """Raise InputError if the rule's promise does not hold for this way of sampling."""
+        if self.rule.greedy_only and not sampler.greedy:
+            raise InputError(
+                "temperature",
+                sampler.temperature,
+                "acceptance='greedy' holds at temperature 0 only; use sample_and_match",
+            )
+
+
+@dataclass(frozen=True)
+class Call:
+    """One decoding call: the requests of a batch, and the sequences decoded so far."""
+
+    accelerator: Accelerator
+    target: Any
+    sampler: Sampler
+    requests: Sequence[Request]
+    sequences: Sequences
+    random: RandomStream
+
+    @property
+    def stats(self) -> DecodingStats:
+        return self.sequences.stats
+
+    def rounds(self) -> Iterator[Emission]:
+        """Decode, yielding what every round emits; `stats.seconds` counts the time spent in here alone."""
+        batch = self.sampler, self.requests, self.sequences, self.random
+        clock = perf_counter()
+        for emission in self.accelerator.decode(self.target, *batch):
+            self.stats.seconds += perf_counter() - clock
+            yield emission
+            clock = perf_counter()
+
+
+def is_sound(rule: type[AcceptanceRule], proposer: Drafter | DecodingOrder) -> bool:
+    """True if the rule's promise holds for what is proposed."""
+    return proposer.kind in rule.sound_for and not (rule.chains_only and proposer.branches)
+
+
+def default_rule(proposer: Drafter | DecodingOrder) -> AcceptanceRule:
+    """Choose the exact rule that is sound for what is proposed."""
+    return next(rule() for name in DEFAULT_RULES if is_sound(rule := ACCEPTANCE_RULES[name], proposer))
+
+
+def pair(name: str, drafter: Drafter) -> Accelerator:
+    """Pair a drafter with the default rule for what it proposes."""
+    return Accelerator(name, drafter, default_rule(drafter))

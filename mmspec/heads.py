@@ -1,0 +1,87 @@
+"""Table of drafting heads: one record for each, from which all other tables come.
+
+Nothing is imported before it is asked for. Adding a head adds its own files and one record here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["HEADS", "Head"]
+
+
+@dataclass(frozen=True)
+class Head:
+    """Record of one kind of drafting head. Parts are named as "module:attribute".
+
+    Attributes:
+        model: the head, a `DraftingHead`; its `config_class` is its config.
+        drafter: the `Drafter` that runs it.
+        loss: the `DrafterLoss` that trains it.
+        summary: what it does, for tables.
+        source: the paper's arXiv id.
+        published: the function that reads a folder as the method's authors publish it; None if they do not.
+        image_settings: settings of its config where the target draws images and nothing else is asked for.
+    """
+
+    model: str
+    drafter: str
+    loss: str
+    summary: str
+    source: str
+    published: str | None = None
+    image_settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self, part: str) -> Any:
+        """Import the part of that name: "model", "drafter", "loss" or "published"."""
+        module, attribute = getattr(self, part).split(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+IMAGE_TREE = {"num_draft_tokens": 60, "depth": 3, "top_k": 40}  # best of nine for scenes-llamagen
+HEADS = {
+    "eagle": Head(
+        "mmspec.models.eagle:EagleHead",
+        "mmspec.drafters.eagle:EagleDrafter",
+        "mmspec.training.losses.eagle:EagleLoss",
+        "a trained head grows a tree from the target's hidden states",
+        "2406.16858",
+        "mmspec.models.eagle.official:read_official",
+        IMAGE_TREE,
+    ),
+    "eagle3": Head(
+        "mmspec.models.eagle3:Eagle3Head",
+        "mmspec.drafters.eagle:Eagle3Drafter",
+        "mmspec.training.losses.eagle3:Eagle3Loss",
+        "as `eagle`, from hidden states of three depths and over a vocabulary of its own",
+        "2503.01840",
+        "mmspec.models.eagle3.official:read_official",
+        IMAGE_TREE,
+    ),
+    "flash": Head(
+        "mmspec.models.flash:FlashHead",
+        "mmspec.drafters.flash:FlashDrafter",
+        "mmspec.training.losses.flash:FlashLoss",
+        "a trained head reads compressed images and drafts a block of tokens in each pass, as a tree",
+        "2505.12728",
+    ),
+    "medusa": Head(
+        "mmspec.models.medusa:MedusaHead",
+        "mmspec.drafters.medusa:MedusaDrafter",
+        "mmspec.training.losses.medusa:MedusaLoss",
+        "trained heads on one hidden state of the target each draft a token of their own",
+        "2401.10774",
+        "mmspec.models.medusa.official:read_official",
+    ),
+    "hydra": Head(
+        "mmspec.models.hydra:HydraHead",
+        "mmspec.drafters.hydra:HydraDrafter",
+        "mmspec.training.losses.hydra:HydraLoss",
+        "as `medusa`, by heads that are told which tokens the heads before them chose",
+        "2402.05109",
+        "mmspec.models.hydra.official:read_official",
+    ),
+}

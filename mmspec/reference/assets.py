@@ -1,0 +1,71 @@
+"""The reference models in the repository's assets/ folder, and the drafters that belong to models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mmspec.accelerators import ACCELERATORS
+from mmspec.models.drafters_file import OwnDrafters, read_drafters
+
+__all__ = ["examine_models", "find_assets", "own_drafters", "reference_models"]
+
+REFERENCE_MODELS = {  # name -> what it is, and what makes it
+    "scenes-llava": ("vision-language", "mmspec train vlm"),
+    "scenes-llava-small": ("draft of scenes-llava", "mmspec train vlm --size small"),
+    **{
+        f"scenes-llava-{name}": (
+            "head that drafts for scenes-llava",
+            f"mmspec train drafter --target assets/scenes-llava --method {name}",
+        )
+        for name in ("eagle", "eagle3", "medusa", "hydra", "vispec", "flash")
+    },
+    "scenes-llamagen": ("text to image", "mmspec train image"),
+    "scenes-llamagen-eagle": ("head that drafts for scenes-llamagen", "mmspec train drafter"),
+}
+
+
+def find_assets() -> Path | None:
+    """The folder of reference models beside the package in a clone, or None in a plain installation."""
+    folder = Path(__file__).resolve().parents[2] / "assets"
+    return folder if folder.is_dir() else None
+
+
+def reference_models() -> dict[str, Path]:
+    """The reference models that are here, by name."""
+    assets = find_assets()
+    if assets is None:
+        return {}
+    return {name: assets / name for name in REFERENCE_MODELS if (assets / name / "config.json").is_file()}
+
+
+def own_drafters(model: str | Path) -> OwnDrafters:
+    """The drafters that a model's folder names; those that are not beside it may be reference models.
+
+    Raises:
+        CheckpointError: its `drafters.json` cannot be used.
+    """
+    accelerators = {name: preset.needs is not None for name, preset in ACCELERATORS.items()}
+    return read_drafters(model, accelerators, reference_models())
+
+
+def examine_models() -> list[dict[str, Any]]:
+    """The reference models, with what is wrong with those that cannot be used."""
+    return [_model(name, *about) for name, about in REFERENCE_MODELS.items()]
+
+
+def _model(name: str, role: str, recipe: str) -> dict[str, Any]:
+    folder = reference_models().get(name)
+    if folder is not None:
+        size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+        detail = f"{folder}, {size / 1e6:.1f} MB"
+        if size < 10_000:  # what a Git LFS pointer weighs
+            return {"name": name, "ok": False, "detail": f"{folder}: weights missing (run git lfs pull)"}
+        return {"name": name, "ok": True, "detail": f"{role}; {detail}"}
+    assets = find_assets()
+    where = (
+        "no assets/ folder beside the package: install from a clone with pip install -e ."
+        if assets is None
+        else (f"not in {assets}; train it with {recipe}")
+    )
+    return {"name": name, "ok": False, "detail": where}

@@ -1,1 +1,0 @@
-"""Relaxed acceptance: what rules share."""

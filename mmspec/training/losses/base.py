@@ -1,0 +1,45 @@
+"""Base class of the losses of drafting heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
+from mmspec.targets import CausalTarget
+from mmspec.training.data.sequences import DrafterBatch, DrafterData
+from mmspec.training.teacher import Reading, read
+
+__all__ = ["DrafterLoss"]
+
+
+class DrafterLoss(nn.Module):
+    """The loss of a head on sequences that its target reads.
+
+    `forward` takes a `DrafterBatch` and returns the loss, a scalar, and a table of figures.
+
+    Args:
+        head: learns.
+        target: does not; its embeddings and output matrix are used as they are.
+    """
+
+    def __init__(self, head: Any, target: CausalTarget) -> None:
+        super().__init__()
+        self.head = head
+        self.target = target  # no module: neither trained nor saved
+
+    def read(self, batch: DrafterBatch) -> Reading:
+        """Run the target over the sequences, and keep its hidden states that the head reads or learns."""
+        taps = dict.fromkeys((EMBEDDINGS, *self.head.taps, HIDDEN))
+        return read(self.target, batch.examples, tuple(taps))
+
+    @staticmethod
+    def prepare(head: Any, data: DrafterData) -> None:
+        """Prepare a new head, once, before it learns from the data."""
+        return None
+
+    def measure(self, batches: Iterable[DrafterBatch]) -> dict[str, Any]:
+        """Measure a trained head on batches that it has not seen: attributes of its config."""
+        return {}

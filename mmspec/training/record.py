@@ -1,0 +1,106 @@
+"""Trained models on disk: weights in half precision, and the record of how they were made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from mmspec.errors import CheckpointError
+from mmspec.training.environment import environment
+from mmspec.training.plan import TrainingPlan
+from mmspec.training.stage import TrainingRun
+
+__all__ = ["donor", "half_precision", "save_trained", "training_record", "write_record"]
+
+RECORD = "training.json"
+
+
+def training_record(
+    command: str,
+    options: Mapping[str, Any],
+    plan: TrainingPlan,
+    run: TrainingRun,
+    before: Sequence[Mapping[str, Any]] = (),
+    **more: Any,
+) -> dict[str, Any]:
+    """The record of a training: its command, seed, batch size, stages, device and versions.
+
+    Args:
+        command: the subcommand of `mmspec train`.
+        options: of the command, by name; those that are None are left out.
+        plan, run: of the training.
+        before: stages of the model that it began with.
+        more: entries of the record.
+    """
+    given = " ".join(f"--{name} {_shown(value)}" for name, value in options.items() if value is not None)
+    made = {"command": f"mmspec train {command} {given}", **more, "seed": plan.seed}
+    made |= {"batch_size": plan.batch_size, "stages": [*before, *run.finished]}
+    return made | environment(run.accelerator, run.model)
+
+
+def save_trained(
+    model: PreTrainedModel,
+    folder: Path,
+    training: Mapping[str, Any] | None = None,
+    parts: Sequence[str] = (),
+) -> None:
+    """Save a model in half precision on disk, single in memory.
+
+    Args:
+        model: with whole weights.
+        folder: to write.
+        training: the record; None writes none.
+        parts: configs inside the config that say their own precision.
+    """
+    model.save_pretrained(folder, state_dict=half_precision(model))
+    # transformers loads in the dtype that config.json names; half precision is many times slower on a CPU.
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for table in (config, *(config[part] for part in parts)):
+        table["dtype"] = "float32"
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    if training is not None:
+        write_record(folder, training)
+
+
+def write_record(folder: Path, training: Mapping[str, Any]) -> None:
+    """Write the record of a training into the model's folder."""
+    (folder / RECORD).write_text(json.dumps(training, indent=2) + "\n")
+
+
+def half_precision(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights in fp16, on the CPU, contiguous; buffers of other kinds as they are."""
+    return {
+        name: tensor.detach()
+        .to("cpu", torch.float16 if tensor.is_floating_point() else tensor.dtype)
+        .contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+
+
+@contextmanager
+def donor(folder: Path, allowed: str) -> Iterator[list[dict[str, Any]]]:
+    """Take over the weights of a trained folder in this block; gives the stages of its training.
+
+    Raises:
+        CheckpointError: the block, or the folder's record, cannot be read or does not fit.
+    """
+    try:
+        stages: list[dict[str, Any]] = json.loads((folder / RECORD).read_text())["stages"]
+        yield stages
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError("start", str(folder), allowed) from error
+
+
+def _shown(value: Any) -> str:
+    """An option's value on the command line."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value.as_posix() if isinstance(value, Path) else str(value)

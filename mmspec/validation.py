@@ -1,0 +1,34 @@
+"""Checks of arguments that several packages share."""
+
+from __future__ import annotations
+
+from mmspec.errors import InputError
+
+__all__ = ["check_draft_tokens", "is_integer", "require_number"]
+
+MAX_DRAFT_TOKENS = 512
+
+
+def require_number(
+    name: str, value: object, low: float, high: float, allowed: str, *, open_below: bool = False
+) -> None:
+    """Raise InputError unless `value` is a finite number in [low, high], or (low, high]."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not low <= value <= high
+        or (open_below and value == low)
+    ):
+        raise InputError(name, value, allowed)
+
+
+def is_integer(value: object) -> bool:
+    """True for an int that is not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_draft_tokens(value: int) -> int:
+    """Raise InputError unless `value` is an integer from 1 to 512."""
+    if not is_integer(value) or not 1 <= value <= MAX_DRAFT_TOKENS:
+        raise InputError("num_draft_tokens", value, f"an integer from 1 to {MAX_DRAFT_TOKENS}")
+    return value

@@ -1,0 +1,1 @@
+"""Parts that acceptance rules share: residuals, the walk down a tree, relaxed masses."""
