@@ -8,12 +8,14 @@ overwritten later. Prompts are prefilled one row at a time, so no row is ever pa
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from mmspec.decoding.recurrent import RECURRENT_LAYERS, RecurrentLayer
 from mmspec.errors import UnsupportedModelError
 
 CAPACITY_BLOCK = 256
@@ -137,7 +139,7 @@ class RaggedCache(Cache):
         device: of the lengths; buffers follow the model.
 
     Raises:
-        UnsupportedModelError: the model has layers whose state is not keys and values.
+        UnsupportedModelError: the model has layers whose state is of an unknown kind.
     """
 
     def __init__(self, config: PreTrainedConfig, rows: int, capacity: int, device: torch.device) -> None:
@@ -148,8 +150,13 @@ class RaggedCache(Cache):
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         # The host's upper bound of max(lengths): exact after each round's one read, never too small.
         self.longest = 0
-        self.ragged = [RaggedLayer(self.plan) for _ in self.layer_types]
-        super().__init__(layers=list(self.ragged))
+        layers: list[Any] = [
+            RecurrentLayer(self.plan) if kind in RECURRENT_LAYERS else RaggedLayer(self.plan)
+            for kind in self.layer_types
+        ]
+        self.ragged = [layer for layer in layers if isinstance(layer, RaggedLayer)]
+        self.recurrent = [layer for layer in layers if isinstance(layer, RecurrentLayer)]
+        super().__init__(layers=layers)
 
     @property
     def rows(self) -> int:
@@ -228,11 +235,16 @@ class RaggedCache(Cache):
             for layer in self.ragged:
                 if layer.is_initialized:  # layers that read another's keys and values never write any
                     layer.move(source, destination)
+        if self.recurrent:
+            last = (counts - 1).clamp_min(0)
+            node = last if path is None else path.gather(1, last[:, None])[:, 0]
+            for recurrent in self.recurrent:
+                recurrent.commit(node, counts > 0)
         self.lengths += counts
 
     def attention_mask(
         self, ancestors: Tensor, depth: Tensor, dtype: torch.dtype | None, places: Tensor | None = None
-    ) -> Tensor | dict[str, Tensor]:
+    ) -> Tensor | dict[str, Tensor | None]:
         """Attention mask of a scoring forward, 4-D: committed tokens, ancestors and self.
 
         Args:
@@ -242,7 +254,8 @@ class RaggedCache(Cache):
             places: [B, n] where the nodes stand among the m, if they are not the last ones.
 
         Returns:
-            [B, 1, n, width], or one such mask per layer type where a model mixes them.
+            [B, 1, n, width]; or one such mask per layer type where a model mixes them, None for recurrent
+            ones.
         """
         rows, queries, nodes = ancestors.shape
         column = torch.arange(self.plan.width, device=self.lengths.device)
@@ -263,12 +276,14 @@ class RaggedCache(Cache):
                 kind: torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest)
                 for kind, mask in masks.items()
             }
-        shaped = {kind: masks[kind][:, None] for kind in kinds}
-        return shaped if len(kinds) > 1 else next(iter(shaped.values()))
+        if len(kinds) == 1:
+            return masks[kinds.pop()][:, None]
+        return {kind: masks[kind][:, None] if kind in masks else None for kind in kinds}
 
     def nbytes(self) -> int:
-        """Bytes held by keys and values."""
-        return sum(layer.nbytes() for layer in self.ragged)
+        """Bytes held by keys, values and recurrent states."""
+        keys = sum(layer.nbytes() for layer in self.ragged)
+        return keys + sum(layer.nbytes() for layer in self.recurrent)
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return 0
@@ -290,7 +305,7 @@ def check_layer_types(text: PreTrainedConfig) -> list[str]:
     """Attention type of every layer.
 
     Raises:
-        UnsupportedModelError: some layers keep a recurrent state, or attend in chunks; a rejected
+        UnsupportedModelError: some layers keep a state of another kind, or attend in chunks; a rejected
             draft could not be taken back. Or its layers are not counted.
     """
     if not hasattr(text, "num_hidden_layers"):
@@ -305,12 +320,13 @@ def check_layer_types(text: PreTrainedConfig) -> list[str]:
             text, "use_sliding_window", True
         )
         types = ["sliding_attention" if sliding else "full_attention"] * text.num_hidden_layers
-    foreign = sorted(set(types) - MASKABLE_LAYERS)
+    known = MASKABLE_LAYERS | RECURRENT_LAYERS
+    foreign = sorted(set(types) - known)
     if foreign:
         raise UnsupportedModelError(
             f"{text.model_type}: layers of type {', '.join(foreign)} keep a state from which rejected draft "
-            f"tokens cannot be taken back; only layers of type {' and '.join(sorted(MASKABLE_LAYERS))} can "
-            "be decoded speculatively"
+            f"tokens cannot be taken back; only layers of type {', '.join(sorted(known))} can be decoded "
+            "speculatively"
         )
     return list(types)
 

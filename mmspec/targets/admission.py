@@ -14,7 +14,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import check_layer_types
+from mmspec.decoding.recurrent import RECURRENT_LAYERS
 from mmspec.errors import UnsupportedModelError
+from mmspec.targets.mixers import find_mixer
 
 __all__ = ["attention_backend", "check_lengths", "check_model"]
 
@@ -38,11 +40,12 @@ def check_model(model: PreTrainedModel) -> None:
     """Raise UnsupportedModelError unless a model can go back on tokens, see trees and be told positions."""
     if model.config.is_encoder_decoder:
         raise refusal(model, "is an encoder-decoder; only decoder-only models are supported")
-    if getattr(model, "_is_stateful", False):
-        raise refusal(model, "keeps a recurrent state, from which rejected draft tokens cannot be taken back")
     text = model.config.get_text_config(decoder=True)
-    check_layer_types(text)
+    recurrent = [kind in RECURRENT_LAYERS for kind in check_layer_types(text)]
     decoder = model.get_decoder()
+    known = [find_mixer(block) is not None for block in getattr(decoder, "layers", ())]
+    if (recurrent != known) if any(recurrent) else getattr(model, "_is_stateful", False):
+        raise refusal(model, "keeps a recurrent state, from which rejected draft tokens cannot be taken back")
     if not hasattr(decoder, "config"):
         raise refusal(model, f"has a {type(decoder).__name__} for its decoder, where the layers should be")
     backend = attention_backend(model)

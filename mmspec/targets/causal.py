@@ -19,6 +19,7 @@ from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.targets.admission import attention_backend, check_lengths, check_model
 from mmspec.targets.batches import batches, join
+from mmspec.targets.mixers import mixers_on_tree
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
 
 
@@ -138,7 +139,8 @@ class CausalTarget:
         Returns:
             Logits [1, 1, V] after it, its hidden states [1, L, d] by tap, and how many tokens were known.
         """
-        memory = self.prefix_cache
+        # a recurrent state is of a whole prompt: there is none of the part that two prompts share
+        memory = None if cache.recurrent else self.prefix_cache
         prompt = None if memory is None else identify(self.model, inputs)
         if memory is None or prompt is None:
             with tap_hidden_states(self.model, taps) as hidden:
@@ -186,7 +188,7 @@ class CausalTarget:
             # the place on the path, never the index in the array
             "position_ids": (cache.lengths + state.offset)[:, None] + draft.depth,
         }
-        with tap_hidden_states(self.model, taps) as hidden:
+        with tap_hidden_states(self.model, taps) as hidden, mixers_on_tree(self.model, cache, draft):
             logits = self.forward(inputs, cache)
         return TargetOutput(logits, hidden)
 
@@ -201,6 +203,11 @@ class CausalTarget:
             [B, n, V] logits of what comes after each; [2B, n, V] under guidance.
         """
         cache = state.cache
+        if cache.recurrent:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} keeps a recurrent state, which is of tokens in their order; "
+                "they cannot be decoded in another"
+            )
         copies = cache.rows // len(tokens)
         tokens, places = tokens.repeat(copies, 1), places.repeat(copies, 1)
         extent = visible.shape[2]

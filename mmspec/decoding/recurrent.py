@@ -1,0 +1,145 @@
+"""Cache layer of a mixer with a recurrent state: short convolutions, linear attention.
+
+The state is of all committed tokens at once, so that rejected ones cannot be cut off again. Scoring therefore
+leaves it alone: every node is computed from the committed state and its own path, and what a commit needs to
+bring the state to any node stays here meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+from mmspec.decoding.delta_rule import NodeUpdates, state_after, tree_delta_rule
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.verdict import take
+from mmspec.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from mmspec.decoding.cache import WritePlan
+
+RECURRENT_LAYERS = frozenset({"linear_attention", "conv"})
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Paths of a draft, as recurrent layers need them.
+
+    Attributes:
+        ancestors: [B, n, n] as those of the draft.
+        taps: [B, n, k] where a convolution of k taps finds its inputs at each node, the oldest first and the
+            node's own last: 0 to k - 2 are the last committed inputs, k - 1 + j is node j.
+    """
+
+    ancestors: Tensor
+    taps: Tensor
+
+    @classmethod
+    def of(cls, draft: Draft, kernel: int) -> Paths:
+        """Build the paths for convolutions of `kernel` taps."""
+        committed, taps = kernel - 1, []
+        node = torch.arange(draft.tokens.shape[1], device=draft.tokens.device).expand_as(draft.parents)
+        for back in range(kernel):
+            taps.append(torch.where(draft.depth >= back, committed + node, committed + draft.depth - back))
+            node = draft.parents.gather(1, node)
+        return cls(draft.ancestors, torch.stack(taps[::-1], 2))
+
+    def to(self, device: torch.device) -> Paths:
+        """The same on another device; a device_map may put layers on several."""
+        return Paths(self.ancestors.to(device), self.taps.to(device))
+
+
+class RecurrentLayer(LinearAttentionCacheLayerMixin):
+    """State of one mixer for R rows; transformers writes it when prompts are prefilled, mmspec at commits.
+
+    Models find no state before a prompt, which is true, and are not asked while a draft is scored.
+
+    Attributes:
+        window: [R, k - 1, C] last inputs of a convolution of k taps, zeros before the prompt.
+        state: [R, heads, d_k, d_v] after the last committed token; None in short convolutions.
+    """
+
+    is_croppable = False
+
+    def __init__(self, plan: WritePlan) -> None:
+        super().__init__()
+        self.plan = plan
+        self.window: Tensor | None = None
+        self.state: Tensor | None = None
+        self._scored: tuple[Paths, Tensor] | None = None
+        self._updates: NodeUpdates | None = None
+
+    def lazy_initialization(
+        self, conv_states: Tensor | None = None, recurrent_states: Tensor | None = None, state_idx: int = 0
+    ) -> None:
+        """Make buffers for inputs like [1, k - 1, C], and for states like [1, heads, d_k, d_v]."""
+        if conv_states is not None and self.window is None:
+            self.window = conv_states.new_zeros(self.plan.rows, *conv_states.shape[1:])
+        if recurrent_states is not None and self.state is None:
+            self.state = recurrent_states.new_zeros(self.plan.rows, *recurrent_states.shape[1:])
+
+    def update_conv_state(
+        self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int = 0, **kwargs: object
+    ) -> Tensor:
+        """Keep the last inputs of a prompt [1, C, L]; return them all."""
+        row = self._row()
+        if row is not None:
+            committed = conv_kernel_size - 1
+            last = pad(conv_states, (committed, 0))[:, :, -committed:].transpose(1, 2)
+            self.lazy_initialization(conv_states=last)
+            self.window[row] = last[0]  # type: ignore[index]
+        return conv_states
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: object
+    ) -> Tensor:
+        """Keep the state [1, heads, d_k, d_v] after a prompt."""
+        row = self._row()
+        if row is not None:
+            self.lazy_initialization(recurrent_states=recurrent_states)
+            self.state[row] = recurrent_states[0]  # type: ignore[index]
+        return recurrent_states
+
+    def convolved(self, inputs: Tensor, paths: Paths) -> Tensor:
+        """Inputs of a convolution at every node, [B, n, C] -> [B, n, k, C], each with its path before it."""
+        assert self.window is not None
+        known = torch.cat([self.window, inputs], 1)
+        self._scored = paths, known
+        return pick(known, paths.taps.flatten(1)).view(*paths.taps.shape, -1)
+
+    def delta_rule(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, paths: Paths) -> Tensor:
+        """Apply `tree_delta_rule` to the committed state; return its outputs [B, n, heads, d_v]."""
+        assert self.state is not None
+        out, self._updates = tree_delta_rule(q, k, v, g, beta, self.state, paths.ancestors)
+        return out
+
+    def commit(self, node: Tensor, active: Tensor) -> None:
+        """Bring the rows that are active [R] to the state after a node [R] of the draft scored last."""
+        assert self._scored is not None and self.window is not None
+        paths, known = self._scored
+        node, active = node.to(known.device), active.to(known.device)
+        window = pick(known, take(paths.taps, node)[:, 1:])
+        self.window.copy_(window.where(active[:, None, None], self.window))
+        if self._updates is not None and self.state is not None:
+            state = state_after(self.state, self._updates, take(paths.ancestors, node), node)
+            self.state.copy_(state.where(active[:, None, None, None], self.state))
+        self._scored = self._updates = None
+
+    def nbytes(self) -> int:
+        return sum(0 if buffer is None else buffer.nbytes for buffer in (self.window, self.state))
+
+    def _row(self) -> int | None:
+        """The row that is prefilled; None if nothing is kept."""
+        if self.plan.keeps and self.plan.prefill_row is None:
+            raise UnsupportedModelError("a recurrent state would be changed by tokens that may be rejected")
+        return self.plan.prefill_row
+
+
+def pick(values: Tensor, index: Tensor) -> Tensor:
+    """Pick vectors by their places: values [B, m, d], index [B, l] -> [B, l, d]."""
+    return values.gather(1, index[..., None].expand(-1, -1, values.shape[2]))

@@ -1,0 +1,136 @@
+"""Recurrent mixers of transformers models, computed over a draft tree.
+
+Their own forwards read a sequence and change their state. While a draft is scored, and only then, a mixer has
+one of the forwards below: the module's own projections, convolution, norm and activation, with the state in the
+cache left as it is. Mixers that are not in the table are refused when a model is adapted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+
+from mmspec.decoding.cache import RaggedCache
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.recurrent import Paths, RecurrentLayer
+
+__all__ = ["MIXERS", "find_mixer", "mixers_on_tree"]
+
+Projections = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Queries, keys and values [B, n, C], unconvolved; gates [B, n, d]; step sizes and decays [B, n, heads]."""
+
+
+def qwen3_5(mixer: Any, hidden: Tensor) -> Projections:
+    """Projections of Qwen3.5: one each."""
+    return (
+        mixer.in_proj_qkv(hidden),
+        mixer.in_proj_z(hidden),
+        mixer.in_proj_b(hidden),
+        mixer.in_proj_a(hidden),
+    )
+
+
+def qwen3_next(mixer: Any, hidden: Tensor) -> Projections:
+    """Projections of Qwen3-Next: two, in an order that the module undoes."""
+    *qkv, gate, beta, decay = mixer.fix_query_key_value_ordering(
+        mixer.in_proj_qkvz(hidden), mixer.in_proj_ba(hidden)
+    )
+    return torch.cat([part.flatten(2) for part in qkv], 2), gate, beta, decay
+
+
+def gated_delta_net(
+    project: Callable[[Any, Tensor], Projections],
+    mixer: Any,
+    layer: RecurrentLayer,
+    paths: Paths,
+    hidden: Tensor,
+) -> Tensor:
+    """Gated DeltaNet (2412.06464): a short convolution, the gated delta rule and a gated norm."""
+    mixed, gate, beta, decay = project(mixer, hidden)
+    mixed = ACT2FN[mixer.activation](convolve(mixer.conv1d, layer.convolved(mixed, paths)))
+    q, k, v = mixed.split([mixer.key_dim, mixer.key_dim, mixer.value_dim], 2)
+    q, k = q.unflatten(2, (-1, mixer.head_k_dim)), k.unflatten(2, (-1, mixer.head_k_dim))
+    v = v.unflatten(2, (-1, mixer.head_v_dim))
+    g = -mixer.A_log.float().exp() * softplus(decay.float() + mixer.dt_bias)
+    out = layer.delta_rule(q, k, v, g, beta.sigmoid(), paths).to(hidden.dtype)
+    # the norm of two dims: kernels that stand in for it take no more
+    out = mixer.norm(out.reshape(-1, mixer.head_v_dim), gate.reshape(-1, mixer.head_v_dim))
+    projected: Tensor = mixer.out_proj(out.view(*hidden.shape[:2], -1))
+    return projected
+
+
+def short_convolution(mixer: Any, layer: RecurrentLayer, paths: Paths, hidden: Tensor) -> Tensor:
+    """Gated short convolution of LFM2 (2511.23404)."""
+    before, after, x = mixer.in_proj(hidden).chunk(3, -1)
+    projected: Tensor = mixer.out_proj(after * convolve(mixer.conv, layer.convolved(before * x, paths)))
+    return projected
+
+
+def convolve(convolution: nn.Conv1d, taps: Tensor) -> Tensor:
+    """Outputs [B, n, C] of a causal depthwise convolution from its inputs at every node [B, n, k, C]."""
+    # by the module, so that what is hooked to it runs; of its outputs, one has none of its zeros in it
+    out: Tensor = convolution(taps.flatten(0, 1).transpose(1, 2))
+    return out[:, :, taps.shape[2] - 1].view(*taps.shape[:2], -1)
+
+
+#: How a mixer is computed over a tree, by the name of its class in transformers.
+MIXERS: dict[str, Callable[..., Tensor]] = {
+    "Qwen3_5GatedDeltaNet": partial(gated_delta_net, qwen3_5),
+    "Qwen3_5MoeGatedDeltaNet": partial(gated_delta_net, qwen3_5),
+    "Qwen3NextGatedDeltaNet": partial(gated_delta_net, qwen3_next),
+    "Lfm2ShortConv": short_convolution,
+    "Lfm2MoeShortConv": short_convolution,
+    "Lfm3ShortConv": short_convolution,
+}
+
+
+def find_mixer(block: nn.Module) -> nn.Module | None:
+    """The recurrent mixer of a decoder layer; None if there is none that is known."""
+    for module in block.children():
+        made = type(module)
+        if made.__name__ in MIXERS and made.__module__.startswith("transformers.models."):
+            return module
+    return None
+
+
+@contextmanager
+def mixers_on_tree(model: PreTrainedModel, cache: RaggedCache, draft: Draft) -> Iterator[None]:
+    """Let the recurrent mixers of a model read a draft tree, in one scoring forward."""
+    paths: Paths | None = None
+    with ExitStack() as stack:
+        for layer, block in zip(cache.layers, getattr(model.get_decoder(), "layers", ()), strict=False):
+            if isinstance(layer, RecurrentLayer):
+                mixer = find_mixer(block)
+                assert mixer is not None and layer.window is not None
+                paths = paths or Paths.of(draft, layer.window.shape[1] + 1)
+                stack.enter_context(replaced_forward(mixer, layer, paths.to(layer.window.device)))
+        yield
+
+
+@contextmanager
+def replaced_forward(mixer: nn.Module, layer: RecurrentLayer, paths: Paths) -> Iterator[None]:
+    """Replace the forward of one mixer by that over a tree."""
+    # accelerate's hooks (device_map, offloading) stand at `forward`, and call the module's own by this name
+    name = "_old_forward" if hasattr(mixer, "_hf_hook") else "forward"
+    kept = vars(mixer).get(name)
+    compute = MIXERS[type(mixer).__name__]
+
+    def forward(hidden_states: Tensor, **kwargs: object) -> Tensor:
+        return compute(mixer, layer, paths, hidden_states)
+
+    setattr(mixer, name, forward)
+    try:
+        yield
+    finally:
+        if kept is None:
+            delattr(mixer, name)
+        else:
+            setattr(mixer, name, kept)
