@@ -18,9 +18,10 @@ from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler, Scores, draw
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.length import half_lengths
-from mmspec.errors import InputError
+from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget
+from mmspec.targets.mixers import has_mixers
 from mmspec.validation import check_draft_tokens
 
 KIND_OF_SAMPLING = {
@@ -43,11 +44,17 @@ class DraftModelDrafter(Drafter):
 
     Raises:
         InputError: a value outside its range.
+        UnsupportedModelError: the draft model keeps a recurrent state, which does not follow when its cache's
+            lengths alone take back what it drafted.
     """
 
     def __init__(self, model: CausalTarget, num_draft_tokens: int = 5, sampling: str = "coupled") -> None:
         if sampling not in KIND_OF_SAMPLING:
             raise InputError("sampling", sampling, did_you_mean(sampling, KIND_OF_SAMPLING))
+        if has_mixers(model.model):
+            raise UnsupportedModelError(
+                f"{type(model.model).__name__} keeps a recurrent state; it can be a target, not a draft model"
+            )
         self.model = model
         self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
         self.sampling = sampling

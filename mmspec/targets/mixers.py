@@ -1,8 +1,8 @@
 """Recurrent mixers of transformers models, computed over a draft tree.
 
 Their own forwards read a sequence and change their state. While a draft is scored, and only then, a mixer has
-one of the forwards below: the module's own projections, convolution, norm and activation, with the state in the
-cache left as it is. Mixers that are not in the table are refused when a model is adapted.
+one of the forwards below: the module's own projections, convolution, norm and activation, with the state in
+the cache left as it is. Mixers that are not in the table are refused when a model is adapted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.recurrent import Paths, RecurrentLayer
 
-__all__ = ["MIXERS", "find_mixer", "mixers_on_tree"]
+__all__ = ["MIXERS", "find_mixer", "has_mixers", "mixers_on_tree"]
 
 Projections = tuple[Tensor, Tensor, Tensor, Tensor]
 """Queries, keys and values [B, n, C], unconvolved; gates [B, n, d]; step sizes and decays [B, n, heads]."""
@@ -99,6 +99,11 @@ def find_mixer(block: nn.Module) -> nn.Module | None:
         if made.__name__ in MIXERS and made.__module__.startswith("transformers.models."):
             return module
     return None
+
+
+def has_mixers(model: PreTrainedModel) -> bool:
+    """True if a model keeps recurrent states."""
+    return any(find_mixer(block) is not None for block in getattr(model.get_decoder(), "layers", ()))
 
 
 @contextmanager

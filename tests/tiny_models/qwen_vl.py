@@ -10,14 +10,18 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
 
 from .common import TEXT, Family, finish
 from .processors import build_processor
+from .text import DELTA_NET
+from .weights import let_states_last
 
-__all__ = ["tiny_qwen2_vl", "tiny_qwen2_5_vl", "tiny_qwen3_vl"]
+__all__ = ["tiny_qwen2_vl", "tiny_qwen2_5_vl", "tiny_qwen3_vl", "tiny_qwen3_5_vl"]
 
 
 def _qwen_ids(processor: ProcessorMixin) -> dict[str, int]:
@@ -97,3 +101,23 @@ def tiny_qwen3_vl(seed: int = 19) -> Family:
         vision_config=vision, text_config=text, tie_word_embeddings=False, **_qwen_ids(processor)
     )
     return finish(Qwen3VLForConditionalGeneration(config), processor, seed)
+
+
+def tiny_qwen3_5_vl(seed: int = 22) -> Family:
+    """Qwen3.5 with images: interleaved M-RoPE; inputs as those of Qwen3-VL."""
+    processor = build_processor("qwen3_vl")
+    vision = dict(
+        depth=2,
+        hidden_size=32,
+        intermediate_size=64,
+        num_heads=4,
+        patch_size=16,
+        out_hidden_size=32,
+        num_position_embeddings=16,
+    )
+    text = {**_mrope(mrope_interleaved=True, partial_rotary_factor=1.0), **DELTA_NET, "num_hidden_layers": 4}
+    config = Qwen3_5Config(
+        vision_config=vision, text_config=text, tie_word_embeddings=False, **_qwen_ids(processor)
+    )
+    model, processor = finish(Qwen3_5ForConditionalGeneration(config), processor, seed)
+    return let_states_last(model), processor

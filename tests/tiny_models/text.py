@@ -19,36 +19,56 @@ from transformers import (
     Gemma4TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    OlmoHybridConfig,
+    OlmoHybridForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
 
-from .weights import randomise, scale_head_to_entropy
+from .weights import let_states_last, randomise, scale_head_to_entropy
 
 __all__ = [
+    "DELTA_NET",
+    "HYBRID_TEXT_MODELS",
     "REFUSED_TEXT_MODELS",
     "TEXT_MODELS",
     "tiny_gemma2",
     "tiny_gemma3n",
     "tiny_gemma4",
     "tiny_gpt2",
+    "tiny_lfm2",
     "tiny_llama",
     "tiny_lm",
     "tiny_lm_v8",
     "tiny_mamba",
     "tiny_mistral_sliding",
+    "tiny_olmo_hybrid",
     "tiny_qwen2_mixed_sliding",
+    "tiny_qwen3_5",
     "tiny_qwen3_next",
 ]
+
+#: Settings of a Gated DeltaNet: two value heads for each key head.
+DELTA_NET: dict[str, Any] = dict(
+    head_dim=8,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=8,
+    linear_value_head_dim=8,
+)
 
 
 def _sizes(vocab: int, layers: int, hidden: int = 32) -> dict[str, Any]:
@@ -192,23 +212,42 @@ def tiny_mamba(seed: int = 0) -> PreTrainedModel:
     return MambaForCausalLM(config).eval().requires_grad_(False)
 
 
-def tiny_qwen3_next(seed: int = 0) -> PreTrainedModel:
-    """A hybrid: linear attention (gated delta net) in one layer, full in the other. To be refused."""
-    torch.manual_seed(seed)
+def tiny_qwen3_5(
+    dtype: torch.dtype = torch.float32, vocab: int = 64, layers: int = 4, seed: int = 15
+) -> PreTrainedModel:
+    """A Qwen3.5: gated delta rule in three layers of four, with two value heads for each key head."""
+    config = Qwen3_5TextConfig(**_sizes(vocab, layers), **DELTA_NET)
+    return let_states_last(randomise(Qwen3_5ForCausalLM(config), seed)).to(dtype)
+
+
+def tiny_qwen3_next(dtype: torch.dtype = torch.float32, vocab: int = 64, seed: int = 8) -> PreTrainedModel:
+    """A Qwen3-Next: gated delta rule and full attention in turn, experts, projections in another order."""
     config = Qwen3NextConfig(
-        **_sizes(64, 2),
-        head_dim=8,
-        linear_num_key_heads=2,
-        linear_num_value_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
+        **_sizes(vocab, 4),
+        **DELTA_NET,
         num_experts=2,
         num_experts_per_tok=1,
         moe_intermediate_size=16,
         shared_expert_intermediate_size=16,
-        layer_types=["linear_attention", "full_attention"],
+        layer_types=["linear_attention", "full_attention"] * 2,
     )
-    return Qwen3NextForCausalLM(config).eval().requires_grad_(False)
+    return let_states_last(randomise(Qwen3NextForCausalLM(config), seed)).to(dtype)
+
+
+def tiny_lfm2(dtype: torch.dtype = torch.float32, vocab: int = 64, seed: int = 11) -> PreTrainedModel:
+    """An LFM2: short convolutions of three taps and full attention in turn."""
+    config = Lfm2Config(**_sizes(vocab, 4), layer_types=["conv", "full_attention"] * 2)
+    return randomise(Lfm2ForCausalLM(config), seed).to(dtype)
+
+
+def tiny_olmo_hybrid(seed: int = 0) -> PreTrainedModel:
+    """An OLMo hybrid: a mixer of another make. To be refused."""
+    torch.manual_seed(seed)
+    delta_net = {name: value for name, value in DELTA_NET.items() if name != "head_dim"}
+    config = OlmoHybridConfig(
+        **_sizes(64, 2), **delta_net, layer_types=["linear_attention", "full_attention"]
+    )
+    return OlmoHybridForCausalLM(config).eval().requires_grad_(False)
 
 
 #: Text models on which the whole core must work, by name.
@@ -222,5 +261,8 @@ TEXT_MODELS = {
     "gpt2": tiny_gpt2,
 }
 
+#: Text models with recurrent layers, on which the core must work too.
+HYBRID_TEXT_MODELS = {"qwen3_5": tiny_qwen3_5, "qwen3_next": tiny_qwen3_next, "lfm2": tiny_lfm2}
+
 #: Text models that must be refused before any work: their state cannot be rolled back to a path of a tree.
-REFUSED_TEXT_MODELS = {"mamba": tiny_mamba, "qwen3_next": tiny_qwen3_next}
+REFUSED_TEXT_MODELS = {"mamba": tiny_mamba, "olmo_hybrid": tiny_olmo_hybrid}

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-__all__ = ["randomise", "scale_head_to_entropy"]
+__all__ = ["let_states_last", "randomise", "scale_head_to_entropy"]
 
 
 def _noise(name: str, like: torch.Tensor, seed: int) -> torch.Tensor:
@@ -53,6 +53,15 @@ def randomise(
     head.weight.mul_(logit_scale)
     head.weight[list(silent_ids)] = 0.0
     return model.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def let_states_last(model: PreTrainedModel) -> PreTrainedModel:
+    """Slow the decay of recurrent states: random ones fade within two tokens, and errors with them."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            parameter.copy_(torch.linspace(0.003, 0.3, len(parameter)).log())
+    return model
 
 
 @torch.no_grad()

@@ -1,0 +1,221 @@
+"""The closed forms over a tree equal reading every path token by token, in float64, each tree another one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.decoding import delta_rule
+from mmspec.decoding.cache import WritePlan
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.recurrent import Paths, RecurrentLayer
+from tests.contracts.mutation import PlantedBug
+from tests.oracles import ragged_tree
+
+ROWS, NODES, KEY_HEADS, HEADS, KEY_DIM, VALUE_DIM = 4, 12, 2, 4, 5, 3
+KERNEL, CHANNELS = 4, 6
+TOLERANCE = 1e-12  # of numbers about 1, in float64
+
+
+def ragged_draft(seed: int = 0) -> Draft:
+    """Random trees, one a row; one of them a chain, so that paths are longer than a convolution."""
+    generator = torch.Generator().manual_seed(seed)
+    parents = (torch.rand(ROWS, NODES, generator=generator) * torch.arange(NODES)).long()
+    parents[0] = (torch.arange(NODES) - 1).clamp_min(0)
+    tokens = torch.randint(9, (ROWS, NODES), generator=generator)
+    return ragged_tree(tokens, parents, torch.ones_like(tokens).bool(), DraftKind.POINT)
+
+
+def paths_of(draft: Draft) -> list[tuple[int, int, list[int]]]:
+    """Every node of every row with its path from the root, by walking up."""
+    found = []
+    for row in range(ROWS):
+        for node in range(NODES):
+            path = [node]
+            while path[0]:
+                path.insert(0, int(draft.parents[row, path[0]]))
+            found.append((row, node, path))
+    return found
+
+
+def inputs(seed: int = 1) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Queries, keys, values, log decays and step sizes of all nodes; the committed state."""
+    torch.manual_seed(seed)
+    q, k = torch.randn(2, ROWS, NODES, KEY_HEADS, KEY_DIM, dtype=torch.float64)
+    v = torch.randn(ROWS, NODES, HEADS, VALUE_DIM, dtype=torch.float64)
+    g, beta = -torch.rand(ROWS, NODES, HEADS).double(), torch.rand(ROWS, NODES, HEADS).double()
+    return (q, k, v, g, beta), torch.randn(ROWS, HEADS, KEY_DIM, VALUE_DIM, dtype=torch.float64)
+
+
+def read_token_by_token(
+    parts: tuple[Tensor, ...], state: Tensor, row: int, path: list[int]
+) -> tuple[Tensor, Tensor]:
+    """The output of the last node of a path and the state after it, by the recurrence itself."""
+    q, k, v, g, beta = (part[row] for part in parts)
+    state = state[row]
+    for node in path:
+        key = delta_rule.norm(k[node]).repeat_interleave(HEADS // KEY_HEADS, 0)
+        state = g[node].exp()[:, None, None] * state
+        recalled = torch.einsum("hkv,hk->hv", state, key)
+        state = state + torch.einsum("hk,hv->hkv", key, beta[node][:, None] * (v[node] - recalled))
+    query = delta_rule.norm(q[path[-1]]).repeat_interleave(HEADS // KEY_HEADS, 0) * KEY_DIM**-0.5
+    return torch.einsum("hkv,hk->hv", state, query), state
+
+
+def test_every_node_reads_its_own_path() -> None:
+    draft, (parts, state) = ragged_draft(), inputs()
+    out, _ = delta_rule.tree_delta_rule(*parts, state, draft.ancestors)
+    for row, node, path in paths_of(draft):
+        expected, _ = read_token_by_token(parts, state, row, path)
+        assert (out[row, node] - expected).abs().max() < TOLERANCE, f"row {row}, path {path}"
+
+
+def test_the_state_after_any_node() -> None:
+    draft, (parts, state) = ragged_draft(), inputs()
+    _, updates = delta_rule.tree_delta_rule(*parts, state, draft.ancestors)
+    for node in range(NODES):
+        at = torch.full((ROWS,), node)
+        after = delta_rule.state_after(state, updates, draft.ancestors[:, node], at)
+        for row, _, path in paths_of(draft)[node::NODES]:
+            _, expected = read_token_by_token(parts, state, row, path)
+            assert (after[row] - expected).abs().max() < TOLERANCE, f"row {row}, path {path}"
+
+
+def test_decay_that_leaves_nothing_is_no_overflow() -> None:
+    """A head may forget all of its state at one token; siblings then differ by more than exp can hold."""
+    draft, (parts, state) = ragged_draft(), inputs()
+    parts = tuple(part.float() for part in parts)
+    out, updates = delta_rule.tree_delta_rule(
+        *parts[:3], parts[3] * 300, parts[4], state.float(), draft.ancestors
+    )
+    assert out.isfinite().all()
+    assert (
+        delta_rule.state_after(state.float(), updates, draft.ancestors[:, -1], torch.full((ROWS,), NODES - 1))
+        .isfinite()
+        .all()
+    )
+
+
+def scored_layer(draft: Draft) -> tuple[RecurrentLayer, Tensor, Tensor, tuple[Tensor, ...]]:
+    """A layer with prompts of 1, 2, .. tokens that has scored the draft, and what it was given and gave."""
+    plan = WritePlan(ROWS, 0)
+    layer, (parts, state) = RecurrentLayer(plan), inputs()
+    prompt, nodes = torch.randn(CHANNELS, ROWS), torch.randn(ROWS, NODES, CHANNELS)
+    for plan.prefill_row in range(ROWS):
+        layer.update_conv_state(prompt[None, :, : plan.prefill_row + 1], conv_kernel_size=KERNEL)
+        layer.update_recurrent_state(state[plan.prefill_row][None])
+    plan.prefill_row = None
+    paths = Paths.of(draft, KERNEL)
+    seen = layer.convolved(nodes, paths)
+    layer.delta_rule(*parts, paths)
+    return layer, seen, torch.cat([prompt.T.expand(ROWS, -1, -1), nodes], 1), (*parts, state)
+
+
+def last_inputs(known: Tensor, row: int, path: list[int], count: int) -> Tensor:
+    """The last inputs of a row's prompt and a path; zeros before the prompt."""
+    line = torch.cat(
+        [torch.zeros(KERNEL, CHANNELS), known[row, : row + 1], known[row, [ROWS + n for n in path]]]
+    )
+    return line[-count:]
+
+
+def test_convolutions_see_the_path_behind_the_prompt() -> None:
+    draft = ragged_draft()
+    _, seen, known, _ = scored_layer(draft)
+    for row, node, path in paths_of(draft):
+        assert torch.equal(seen[row, node], last_inputs(known, row, path, KERNEL)), f"row {row}, path {path}"
+
+
+def test_a_commit_leaves_what_reading_the_path_leaves() -> None:
+    """Rows that are not active, one of them no number any more, keep what they had."""
+    draft = ragged_draft()
+    for node in range(NODES):
+        layer, _, known, (*parts, state) = scored_layer(draft)
+        active = torch.arange(ROWS) != node % ROWS
+        before = layer.window.clone()
+        layer._updates.values[~active] = float("nan")
+        layer.commit(torch.full((ROWS,), node), active)
+        for row, _, path in paths_of(draft)[node::NODES]:
+            if not active[row]:
+                assert torch.equal(layer.state[row], state[row])
+                assert torch.equal(layer.window[row], before[row])
+                continue
+            assert torch.equal(layer.window[row], last_inputs(known, row, path, KERNEL - 1)), f"path {path}"
+            _, expected = read_token_by_token(tuple(parts), state, row, path)
+            assert (layer.state[row] - expected).abs().max() < TOLERANCE, f"row {row}, path {path}"
+
+
+RULE, LAYER = "mmspec.decoding.delta_rule", "mmspec.decoding.recurrent:RecurrentLayer"
+BUGS = {
+    "a node is its own ancestor": PlantedBug(
+        f"{RULE}:tree_delta_rule",
+        (
+            ("system, beta", "system + torch.eye(len(g[0, 0])), beta"),
+            ("unitriangular=True", "unitriangular=False"),
+        ),
+        test_every_node_reads_its_own_path,
+    ),
+    "decay from before the ancestor": PlantedBug(
+        f"{RULE}:tree_delta_rule",
+        (("total[..., None, :])", "(total - g)[..., None, :])"),),
+        test_every_node_reads_its_own_path,
+    ),
+    "decay of all nodes before": PlantedBug(
+        f"{RULE}:tree_delta_rule",
+        (("(path.to(g.dtype) @ g[..., None])[..., 0]", "g.cumsum(2)"),),
+        test_every_node_reads_its_own_path,
+    ),
+    "the state recalls without its decay": PlantedBug(
+        f"{RULE}:tree_delta_rule",
+        (("recalled = total.exp()[..., None] *", "recalled = 1 *"),),
+        test_every_node_reads_its_own_path,
+    ),
+    "the mask after the exponential": PlantedBug(
+        f"{RULE}:tree_delta_rule",
+        (('.masked_fill(~path, float("-inf")).exp()', ".exp() * path"),),
+        test_decay_that_leaves_nothing_is_no_overflow,
+    ),
+    "a commit replays siblings": PlantedBug(
+        f"{LAYER}.commit",
+        (("take(paths.ancestors, node)", "torch.ones_like(paths.ancestors[:, 0])"),),
+        test_a_commit_leaves_what_reading_the_path_leaves,
+    ),
+    "a commit decays to the last node": PlantedBug(
+        f"{RULE}:state_after",
+        (("decay.gather(2, node", "decay.gather(2, (0 * node + decay.shape[2] - 1)"),),
+        test_the_state_after_any_node,
+    ),
+    "a window is off by one": PlantedBug(
+        f"{LAYER}.commit",
+        (("node)[:, 1:])", "node)[:, :-1])"),),
+        test_a_commit_leaves_what_reading_the_path_leaves,
+    ),
+    "rows that have ended go on": PlantedBug(
+        f"{LAYER}.commit",
+        (("state.where(active[:, None, None, None], self.state)", "state"),),
+        test_a_commit_leaves_what_reading_the_path_leaves,
+    ),
+    "a convolution sees siblings": PlantedBug(
+        "mmspec.decoding.recurrent:Paths.of",
+        (("node = draft.parents.gather(1, node)", "node = (node - 1).clamp_min(0)"),),
+        test_convolutions_see_the_path_behind_the_prompt,
+    ),
+    "the window is counted from the node": PlantedBug(
+        "mmspec.decoding.recurrent:Paths.of",
+        (("committed + draft.depth - back", "committed - back"),),
+        test_convolutions_see_the_path_behind_the_prompt,
+    ),
+    "a short prompt begins where another ended": PlantedBug(
+        f"{LAYER}.update_conv_state",
+        (("pad(conv_states, (committed, 0))", "pad(conv_states, (committed, 0), value=1.0)"),),
+        test_convolutions_see_the_path_behind_the_prompt,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    bug = BUGS[name]
+    with bug.planted(), pytest.raises(AssertionError):
+        bug.check()

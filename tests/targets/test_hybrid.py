@@ -1,0 +1,277 @@
+"""Hybrids, whose layers mix attention with recurrent states: what `generate` says, by chains and by trees.
+
+The states that commits leave, in closed form, are those of reading the tokens at once. transformers computes
+the delta rule in float32 whatever the model's dtype is, so that both agree to its rounding alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
+from torch import nn
+from transformers import PreTrainedModel
+
+from mmspec.accelerators import build_accelerator
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import Drafter
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sequences import Sequences, Stopping
+from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.errors import UnsupportedModelError
+from mmspec.targets import CausalTarget, VisionLanguageTarget
+from mmspec.targets.mixers import find_mixer
+from mmspec.targets.prefix import PrefixCache
+from tests.contracts.mutation import PlantedBug
+from tests.contracts.running import Prompt, Recorder, decode, generate, random_prompts
+from tests.oracles import OracleDrafter, RandomTreeDrafter
+from tests.targets import loop
+from tests.tiny_models import (
+    HYBRID_TEXT_MODELS,
+    VOCABULARY_SIZE,
+    encode,
+    tiny_images,
+    tiny_llama,
+    tiny_qwen3_5,
+    tiny_qwen3_5_vl,
+    user_message,
+)
+
+VOCABULARY, NEW_TOKENS = 64, 64
+PROMPTS: list[Prompt] = [random_prompts(1, shortest=n, longest=n, seed=n)[0] for n in (1, 5, 20)]
+ROUNDING = 2e-4  # of states and logits about 1 to 10; bugs are above 1e-2
+
+
+@functools.cache
+def target_of(name: str = "qwen3_5") -> CausalTarget:
+    return CausalTarget(HYBRID_TEXT_MODELS[name]())
+
+
+@functools.cache
+def expected_of(name: str = "qwen3_5") -> dict[tuple[int, ...], list[int]]:
+    """The prompts, with what `generate` says after each."""
+    model = target_of(name).model
+    return {tuple(prompt): generate(model, prompt, NEW_TOKENS) for prompt in PROMPTS}
+
+
+def drafters(name: str) -> dict[str, Drafter | None]:
+    known = expected_of(name)
+    return {
+        "none": None,
+        "copy": build_accelerator("copy", min_match=1).drafter,
+        "chains": OracleDrafter(known, 5, VOCABULARY, corruption=0.3),
+        "trees": OracleDrafter(known, 4, VOCABULARY, corruption=0.2, siblings=2),
+        "another tree in every row": RandomTreeDrafter(9, VOCABULARY, hints=known),
+    }
+
+
+@pytest.mark.parametrize("name", HYBRID_TEXT_MODELS)
+def test_ragged_rows_say_what_generate_says(name: str) -> None:
+    for method, drafter in drafters(name).items():
+        run = decode(target_of(name), PROMPTS, drafter, max_new_tokens=NEW_TOKENS)
+        assert run.outputs == list(expected_of(name).values()), method
+        assert method == "none" or max(run.stats.rounds) < NEW_TOKENS - 1, method
+
+
+def test_a_row_alone_says_what_generate_says() -> None:
+    prompt = PROMPTS[1]
+    for method, drafter in drafters("qwen3_5").items():
+        run = decode(target_of(), [prompt], drafter, max_new_tokens=NEW_TOKENS)
+        assert run.outputs == [expected_of()[tuple(prompt)]], method
+
+
+def test_eager_attention_says_what_generate_says() -> None:
+    model = tiny_qwen3_5()
+    model.set_attn_implementation("eager")
+    run = decode(CausalTarget(model), PROMPTS, drafters("qwen3_5")["trees"], max_new_tokens=NEW_TOKENS)
+    assert run.outputs == list(expected_of().values())
+
+
+def test_rows_that_end_leave_the_others_alone() -> None:
+    expected = list(expected_of().values())
+    end = expected[2][20]
+    cut = [row[: row.index(end) + 1] if end in row else row for row in expected]
+    assert len({len(row) for row in cut}) > 1
+    for method in ("chains", "trees"):
+        drafter = drafters("qwen3_5")[method]
+        assert decode(target_of(), PROMPTS, drafter, max_new_tokens=NEW_TOKENS, end=[end]).outputs == cut
+
+
+def test_guided_rows_say_what_generate_says() -> None:
+    """Two rows a request: they share the tokens, and have states of their own."""
+    prompt, negative = PROMPTS[1], PROMPTS[2]
+    ids = torch.tensor([list(negative)])
+    told = dict(negative_prompt_ids=ids, negative_prompt_attention_mask=torch.ones_like(ids))
+    expected = generate(target_of().model, prompt, 24, guidance_scale=1.5, **told)
+    known = {tuple(prompt): expected}
+    for drafter in (None, RandomTreeDrafter(9, VOCABULARY, hints=known)):
+        sampler = Sampler(guidance_scale=1.5)
+        run = decode(target_of(), [prompt], drafter, None, sampler, max_new_tokens=24, negatives=[negative])
+        assert run.outputs == [expected]
+
+
+@functools.cache
+def vision_language() -> tuple[VisionLanguageTarget, list[dict[str, Any]], list[list[int]]]:
+    """Qwen3.5 with images; requests with one, two and none; what `generate` says."""
+    model, processor = tiny_qwen3_5_vl()
+    images = tiny_images()
+    inputs = [encode(processor, user_message("what is there ?", images[:count])) for count in (1, 2, 0)]
+    return VisionLanguageTarget(model), inputs, [loop.generate(model, row, NEW_TOKENS) for row in inputs]
+
+
+@pytest.mark.parametrize("siblings", [0, 1])
+def test_images_are_described_as_by_generate(siblings: int) -> None:
+    target, inputs, expected = vision_language()
+    assert len(set(map(tuple, expected))) == 3
+    known = {
+        tuple(row["input_ids"][0].tolist()): output for row, output in zip(inputs, expected, strict=True)
+    }
+    drafted = OracleDrafter(known, 4, VOCABULARY_SIZE, corruption=0.3, siblings=siblings)
+    for rows in ([0], [0, 1, 2]):
+        prompts = [inputs[row] for row in rows]
+        oracle = build_accelerator("none")
+        for accelerator in (oracle, type(oracle)("oracle", drafted, oracle.rule)):
+            run = loop.decode(target, accelerator, prompts, Stopping(NEW_TOKENS))
+            assert run.outputs == [expected[row] for row in rows], accelerator
+
+
+@pytest.mark.parametrize("name", HYBRID_TEXT_MODELS)
+def test_logits_of_a_node_are_those_of_its_path(name: str) -> None:
+    target = target_of(name)
+    state, _ = target.prefill([{"input_ids": torch.tensor([list(prompt)])} for prompt in PROMPTS], 64)
+    tokens = torch.randint(VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(2))
+    draft = Draft.tree(tokens, [0, 0, 0, 1, 1, 2, 4, 6, 7], DraftKind.POINT)
+    logits = target.score(state, draft).logits
+    for row, prompt in enumerate(PROMPTS):
+        for node in range(9):
+            path = tokens[row][draft.ancestors[row, node]].tolist()
+            alone = target.model(torch.tensor([[*prompt, *path]])).logits[0, -1]
+            assert (logits[row, node] - alone).abs().max() < ROUNDING, f"row {row}, node {node}"
+
+
+def states_are_those_of_a_fresh_prefill(name: str = "qwen3_5") -> None:
+    """After every round, of rows that go on."""
+    target = Recorder(target_of(name).model)
+    fresh = target_of(name)
+
+    def watch(sequences: Sequences) -> None:
+        for row, tokens in enumerate(sequences.tokens):
+            if sequences.finish_reasons[row] is None:
+                read, _ = fresh.prefill([{"input_ids": torch.tensor([tokens[:-1]])}], 64)
+                for ours, theirs in zip(target.state.cache.recurrent, read.cache.recurrent, strict=True):
+                    assert (ours.window[row] - theirs.window[0]).abs().max() < ROUNDING
+                    if ours.state is not None:
+                        assert (ours.state[row] - theirs.state[0]).abs().max() < ROUNDING
+
+    for method in ("chains", "trees", "another tree in every row"):
+        decode(target, PROMPTS, drafters(name)[method], max_new_tokens=20, watch=watch)
+
+
+@pytest.mark.parametrize("name", HYBRID_TEXT_MODELS)
+def test_committed_states_are_those_of_a_fresh_prefill(name: str) -> None:
+    states_are_those_of_a_fresh_prefill(name)
+
+
+def test_scoring_changes_no_state_and_leaves_the_model_as_it_was() -> None:
+    target = target_of()
+    mixers = [find_mixer(block) for block in target.model.get_decoder().layers]
+    own = [None if mixer is None else mixer.forward for mixer in mixers]
+    state, _ = target.prefill([{"input_ids": torch.tensor([list(PROMPTS[1])])}], 64)
+    before = [(layer.window.clone(), layer.state.clone()) for layer in state.cache.recurrent]
+    draft = Draft.chain(torch.tensor([[1, 2, 3]]), DraftKind.POINT)
+    target.score(state, draft)
+    hook = target.model.get_output_embeddings().register_forward_pre_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        target.score(state, draft)
+    hook.remove()
+    for layer, (window, matrix) in zip(state.cache.recurrent, before, strict=True):
+        assert torch.equal(layer.window, window) and torch.equal(layer.state, matrix)
+    assert [None if mixer is None else mixer.forward for mixer in mixers] == own
+    assert not any("forward" in vars(mixer) for mixer in mixers if mixer is not None)
+
+
+def fail(*args: object) -> None:
+    raise ZeroDivisionError
+
+
+class CountingHook(ModelHook):
+    """A hook of accelerate, as a device map puts on every module."""
+
+    calls = 0
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return args, kwargs
+
+
+def test_hooks_of_accelerate_run_around_a_mixer() -> None:
+    model, hook = tiny_qwen3_5(), CountingHook()
+    mixer = find_mixer(model.get_decoder().layers[0])
+    assert mixer is not None
+    add_hook_to_module(mixer, hook)
+    run = decode(CausalTarget(model), PROMPTS[1:2], max_new_tokens=8)
+    assert run.outputs == [list(expected_of().values())[1][:8]]
+    assert hook.calls == 8
+
+
+def test_a_prefix_cache_is_not_used() -> None:
+    target = CausalTarget(tiny_qwen3_5())
+    target.prefix_cache = PrefixCache(1 << 20)
+    for _ in range(2):
+        run = decode(target, PROMPTS, max_new_tokens=8)
+        assert run.outputs == [output[:8] for output in expected_of().values()]
+        assert run.stats.cached_prompt_tokens == 0
+    assert target.prefix_cache.nbytes() == 0
+
+
+def test_places_in_another_order_are_refused() -> None:
+    target = target_of()
+    state, _ = target.prefill([{"input_ids": torch.tensor([list(PROMPTS[1])])}], 64)
+    node = torch.zeros(1, 1, dtype=torch.long)
+    with pytest.raises(UnsupportedModelError, match="recurrent state"):
+        target.score_places(state, node, node, torch.ones(1, 1, 1).bool())
+
+
+def test_a_hybrid_is_no_draft_model() -> None:
+    with pytest.raises(UnsupportedModelError, match="not a draft model"):
+        DraftModelDrafter(target_of())
+    assert decode(target_of(), PROMPTS, DraftModelDrafter(CausalTarget(tiny_llama())), max_new_tokens=8)
+
+
+def test_a_mixer_of_another_make_is_refused_though_its_name_is_known() -> None:
+    model: PreTrainedModel = tiny_qwen3_5()
+    mixer = find_mixer(model.get_decoder().layers[0])
+    assert mixer is not None
+    mixer.__class__ = type(type(mixer).__name__, (type(mixer),), {})
+    with pytest.raises(UnsupportedModelError, match="cannot be taken back"):
+        CausalTarget(model)
+
+
+CACHE, MIXERS = "mmspec.decoding.cache:RaggedCache", "mmspec.targets.mixers"
+BUGS = {
+    "a depth is taken for a node": PlantedBug(
+        f"{CACHE}.commit",
+        (("path.gather(1, last[:, None])[:, 0]", "last"),),
+        states_are_those_of_a_fresh_prefill,
+    ),
+    "the next token is committed too": PlantedBug(
+        f"{CACHE}.commit",
+        (("(counts - 1).clamp_min(0)", "counts.clamp_max(1 if path is None else path.shape[1] - 1)"),),
+        states_are_those_of_a_fresh_prefill,
+    ),
+    "an output of the convolution with zeros in it": PlantedBug(
+        f"{MIXERS}:convolve",
+        (("taps.shape[2] - 1]", "taps.shape[2] - 2]"),),
+        states_are_those_of_a_fresh_prefill,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    bug = BUGS[name]
+    with bug.planted(), pytest.raises(AssertionError):
+        bug.check()
