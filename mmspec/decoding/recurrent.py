@@ -61,27 +61,29 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin):
 
     Attributes:
         window: [R, k - 1, C] last inputs of a convolution of k taps, zeros before the prompt.
-        state: [R, heads, d_k, d_v] after the last committed token; None in short convolutions.
+        state: [R, heads, d_k, d_v] after the last committed token; short convolutions have none.
     """
 
     is_croppable = False
+    window: Tensor
+    state: Tensor
+    _scored: tuple[Paths, Tensor]
 
     def __init__(self, plan: WritePlan) -> None:
         super().__init__()
         self.plan = plan
-        self.window: Tensor | None = None
-        self.state: Tensor | None = None
-        self._scored: tuple[Paths, Tensor] | None = None
         self._updates: NodeUpdates | None = None
 
     def lazy_initialization(
         self, conv_states: Tensor | None = None, recurrent_states: Tensor | None = None, state_idx: int = 0
     ) -> None:
         """Make buffers for inputs like [1, k - 1, C], and for states like [1, heads, d_k, d_v]."""
-        if conv_states is not None and self.window is None:
+        if conv_states is not None and not self.is_conv_states_initialized[0]:
             self.window = conv_states.new_zeros(self.plan.rows, *conv_states.shape[1:])
-        if recurrent_states is not None and self.state is None:
+            self.is_conv_states_initialized[0] = True
+        if recurrent_states is not None and not self.is_recurrent_states_initialized[0]:
             self.state = recurrent_states.new_zeros(self.plan.rows, *recurrent_states.shape[1:])
+            self.is_recurrent_states_initialized[0] = True
 
     def update_conv_state(
         self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int = 0, **kwargs: object
@@ -92,7 +94,7 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin):
             committed = conv_kernel_size - 1
             last = pad(conv_states, (committed, 0))[:, :, -committed:].transpose(1, 2)
             self.lazy_initialization(conv_states=last)
-            self.window[row] = last[0]  # type: ignore[index]
+            self.window[row] = last[0]
         return conv_states
 
     def update_recurrent_state(
@@ -102,36 +104,33 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin):
         row = self._row()
         if row is not None:
             self.lazy_initialization(recurrent_states=recurrent_states)
-            self.state[row] = recurrent_states[0]  # type: ignore[index]
+            self.state[row] = recurrent_states[0]
         return recurrent_states
 
     def convolved(self, inputs: Tensor, paths: Paths) -> Tensor:
         """Inputs of a convolution at every node, [B, n, C] -> [B, n, k, C], each with its path before it."""
-        assert self.window is not None
         known = torch.cat([self.window, inputs], 1)
         self._scored = paths, known
         return pick(known, paths.taps.flatten(1)).view(*paths.taps.shape, -1)
 
     def delta_rule(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, paths: Paths) -> Tensor:
         """Apply `tree_delta_rule` to the committed state; return its outputs [B, n, heads, d_v]."""
-        assert self.state is not None
         out, self._updates = tree_delta_rule(q, k, v, g, beta, self.state, paths.ancestors)
         return out
 
     def commit(self, node: Tensor, active: Tensor) -> None:
         """Bring the rows that are active [R] to the state after a node [R] of the draft scored last."""
-        assert self._scored is not None and self.window is not None
         paths, known = self._scored
         node, active = node.to(known.device), active.to(known.device)
         window = pick(known, take(paths.taps, node)[:, 1:])
         self.window.copy_(window.where(active[:, None, None], self.window))
-        if self._updates is not None and self.state is not None:
+        if self._updates is not None:
             state = state_after(self.state, self._updates, take(paths.ancestors, node), node)
             self.state.copy_(state.where(active[:, None, None, None], self.state))
-        self._scored = self._updates = None
 
     def nbytes(self) -> int:
-        return sum(0 if buffer is None else buffer.nbytes for buffer in (self.window, self.state))
+        window = self.window.nbytes if self.is_conv_states_initialized[0] else 0
+        return window + (self.state.nbytes if self.is_recurrent_states_initialized[0] else 0)
 
     def _row(self) -> int | None:
         """The row that is prefilled; None if nothing is kept."""

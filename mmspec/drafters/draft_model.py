@@ -21,7 +21,7 @@ from mmspec.drafting.length import half_lengths
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget
-from mmspec.targets.mixers import has_mixers
+from mmspec.targets.mixers import find_mixers
 from mmspec.validation import check_draft_tokens
 
 KIND_OF_SAMPLING = {
@@ -51,7 +51,7 @@ class DraftModelDrafter(Drafter):
     def __init__(self, model: CausalTarget, num_draft_tokens: int = 5, sampling: str = "coupled") -> None:
         if sampling not in KIND_OF_SAMPLING:
             raise InputError("sampling", sampling, did_you_mean(sampling, KIND_OF_SAMPLING))
-        if has_mixers(model.model):
+        if find_mixers(model.model):
             raise UnsupportedModelError(
                 f"{type(model.model).__name__} keeps a recurrent state; it can be a target, not a draft model"
             )

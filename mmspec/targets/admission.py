@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from mmspec.decoding.cache import check_layer_types
 from mmspec.decoding.recurrent import RECURRENT_LAYERS
 from mmspec.errors import UnsupportedModelError
-from mmspec.targets.mixers import find_mixer
+from mmspec.targets.mixers import find_mixers
 
 __all__ = ["attention_backend", "check_lengths", "check_model"]
 
@@ -41,11 +41,10 @@ def check_model(model: PreTrainedModel) -> None:
     if model.config.is_encoder_decoder:
         raise refusal(model, "is an encoder-decoder; only decoder-only models are supported")
     text = model.config.get_text_config(decoder=True)
-    recurrent = [kind in RECURRENT_LAYERS for kind in check_layer_types(text)]
-    decoder = model.get_decoder()
-    known = [find_mixer(block) is not None for block in getattr(decoder, "layers", ())]
-    if (recurrent != known) if any(recurrent) else getattr(model, "_is_stateful", False):
+    recurrent = sum(kind in RECURRENT_LAYERS for kind in check_layer_types(text))
+    if len(find_mixers(model)) != recurrent or (getattr(model, "_is_stateful", False) and not recurrent):
         raise refusal(model, "keeps a recurrent state, from which rejected draft tokens cannot be taken back")
+    decoder = model.get_decoder()
     if not hasattr(decoder, "config"):
         raise refusal(model, f"has a {type(decoder).__name__} for its decoder, where the layers should be")
     backend = attention_backend(model)

@@ -59,7 +59,8 @@ class CausalTarget:
         model: a loaded decoder-only model with an LM head, on its device, in eval mode.
 
     Attributes:
-        prefix_cache: prompts that were read before, of all batches; None, the default, keeps none.
+        prefix_cache: prompts that were read before, of all batches; None, the default, keeps none. It stays
+            empty for models with recurrent states.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded speculatively; the message says why.

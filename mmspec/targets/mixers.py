@@ -22,7 +22,7 @@ from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.recurrent import Paths, RecurrentLayer
 
-__all__ = ["MIXERS", "find_mixer", "has_mixers", "mixers_on_tree"]
+__all__ = ["MIXERS", "find_mixers", "mixers_on_tree"]
 
 Projections = tuple[Tensor, Tensor, Tensor, Tensor]
 """Queries, keys and values [B, n, C], unconvolved; gates [B, n, d]; step sizes and decays [B, n, heads]."""
@@ -63,7 +63,7 @@ def gated_delta_net(
     out = layer.delta_rule(q, k, v, g, beta.sigmoid(), paths).to(hidden.dtype)
     # the norm of two dims: kernels that stand in for it take no more
     out = mixer.norm(out.reshape(-1, mixer.head_v_dim), gate.reshape(-1, mixer.head_v_dim))
-    projected: Tensor = mixer.out_proj(out.view(*hidden.shape[:2], -1))
+    projected: Tensor = mixer.out_proj(out.reshape(*hidden.shape[:2], -1))
     return projected
 
 
@@ -92,18 +92,14 @@ MIXERS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def find_mixer(block: nn.Module) -> nn.Module | None:
-    """The recurrent mixer of a decoder layer; None if there is none that is known."""
-    for module in block.children():
-        made = type(module)
-        if made.__name__ in MIXERS and made.__module__.startswith("transformers.models."):
-            return module
-    return None
-
-
-def has_mixers(model: PreTrainedModel) -> bool:
-    """True if a model keeps recurrent states."""
-    return any(find_mixer(block) is not None for block in getattr(model.get_decoder(), "layers", ()))
+def find_mixers(model: PreTrainedModel) -> list[nn.Module]:
+    """The recurrent mixers of a model that are known here, in the order of its layers."""
+    return [
+        module
+        for block in getattr(model.get_decoder(), "layers", ())
+        for module in block.children()
+        if type(module).__name__ in MIXERS and type(module).__module__.startswith("transformers.models.")
+    ]
 
 
 @contextmanager
@@ -111,12 +107,9 @@ def mixers_on_tree(model: PreTrainedModel, cache: RaggedCache, draft: Draft) -> 
     """Let the recurrent mixers of a model read a draft tree, in one scoring forward."""
     paths: Paths | None = None
     with ExitStack() as stack:
-        for layer, block in zip(cache.layers, getattr(model.get_decoder(), "layers", ()), strict=False):
-            if isinstance(layer, RecurrentLayer):
-                mixer = find_mixer(block)
-                assert mixer is not None and layer.window is not None
-                paths = paths or Paths.of(draft, layer.window.shape[1] + 1)
-                stack.enter_context(replaced_forward(mixer, layer, paths.to(layer.window.device)))
+        for layer, mixer in zip(cache.recurrent, find_mixers(model) if cache.recurrent else (), strict=True):
+            paths = paths or Paths.of(draft, layer.window.shape[1] + 1)
+            stack.enter_context(replaced_forward(mixer, layer, paths.to(layer.window.device)))
         yield
 
 

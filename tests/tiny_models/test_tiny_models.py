@@ -13,6 +13,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedM
 
 from tests.tiny_models import (
     HAS_VIDEO,
+    HYBRID_TEXT_MODELS,
     REFUSED_TEXT_MODELS,
     TEXT_MODELS,
     VISION_LANGUAGE_FAMILIES,
@@ -59,9 +60,9 @@ def conversations(family: str) -> dict[str, list[dict[str, Any]]]:
     return cases
 
 
-@pytest.mark.parametrize("name", TEXT_MODELS)
+@pytest.mark.parametrize("name", TEXT_MODELS | HYBRID_TEXT_MODELS)
 def test_text_models_are_varied_and_decided(name: str) -> None:
-    model = TEXT_MODELS[name]()
+    model = (TEXT_MODELS | HYBRID_TEXT_MODELS)[name]()
     for length in (1, 5, 20):
         ids = torch.arange(1, length + 1)[None]
         (tokens,), gap = greedy(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})

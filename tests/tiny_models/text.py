@@ -220,7 +220,7 @@ def tiny_qwen3_5(
     return let_states_last(randomise(Qwen3_5ForCausalLM(config), seed)).to(dtype)
 
 
-def tiny_qwen3_next(dtype: torch.dtype = torch.float32, vocab: int = 64, seed: int = 8) -> PreTrainedModel:
+def tiny_qwen3_next(vocab: int = 64, seed: int = 8) -> PreTrainedModel:
     """A Qwen3-Next: gated delta rule and full attention in turn, experts, projections in another order."""
     config = Qwen3NextConfig(
         **_sizes(vocab, 4),
@@ -231,7 +231,7 @@ def tiny_qwen3_next(dtype: torch.dtype = torch.float32, vocab: int = 64, seed: i
         shared_expert_intermediate_size=16,
         layer_types=["linear_attention", "full_attention"] * 2,
     )
-    return let_states_last(randomise(Qwen3NextForCausalLM(config), seed)).to(dtype)
+    return let_states_last(randomise(Qwen3NextForCausalLM(config), seed))
 
 
 def tiny_lfm2(dtype: torch.dtype = torch.float32, vocab: int = 64, seed: int = 11) -> PreTrainedModel:
