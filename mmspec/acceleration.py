@@ -8,11 +8,10 @@ from time import perf_counter
 from typing import Any
 
 from mmspec.acceptance import ACCEPTANCE_RULES
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Target
-from mmspec.decoding.parallel import DecodingOrder, decode_cells
+from mmspec.decoding.canvas import Canvas, Stopping
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Round, Target
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Emission, Sequences, Stopping
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafting.length import CostModel, PacedDrafter
@@ -30,7 +29,7 @@ DEFAULT_RULES = ("speculative_sampling", "recursive_rejection", "sample_and_matc
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A drafter, or a decoding order, with an acceptance rule that is sound for what it proposes.
+    """A drafter with an acceptance rule that is sound for what it proposes.
 
     Attributes:
         costs: measured seconds and tokens of each draft size, by batch size, where the size is chosen by
@@ -43,27 +42,27 @@ class Accelerator:
     name: str
     drafter: Drafter
     rule: AcceptanceRule
-    order: DecodingOrder | None = None
     costs: dict[int, CostModel] | None = None
 
     def __post_init__(self) -> None:
         if self.costs is not None and not self.drafter.sizes:
             raise InputError("length", "cost", f"'fixed': drafts of {self.name!r} have one size")
-        proposer = self.drafter if self.order is None else self.order
-        if not is_sound(type(self.rule), proposer):
-            sound = sorted(rule for rule in ACCEPTANCE_RULES if is_sound(ACCEPTANCE_RULES[rule], proposer))
-            shape = "trees" if proposer.branches else "chains"
+        if not is_sound(type(self.rule), self.drafter):
+            sound = sorted(
+                rule for rule in ACCEPTANCE_RULES if is_sound(ACCEPTANCE_RULES[rule], self.drafter)
+            )
+            shape = "trees" if self.drafter.branches else "chains"
             raise InputError(
                 "acceptance",
                 type(self.rule).__name__,
-                f"it is not sound for {proposer.kind.value} {shape} and would bias the output; "
+                f"it is not sound for {self.drafter.kind.value} {shape} and would bias the output; "
                 f"for {self.name} with these options use one of: {', '.join(sound)}",
             )
 
     @property
     def exactness(self) -> str:
         """Promise of the output distribution: "exact", "tv<=x" or "lossy"."""
-        return self.rule.promise if self.order is None else self.order.exactness
+        return self.rule.promise if self.drafter.exactness == "exact" else self.drafter.exactness
 
     def with_rule(self, rule: AcceptanceRule) -> Accelerator:
         """Return this accelerator with another acceptance rule.
@@ -99,27 +98,23 @@ class Accelerator:
         """Return this accelerator fitted to a target.
 
         Raises:
-            InputError: the drafter, the rule or the decoding order does not fit the target.
+            InputError: the drafter or the rule does not fit the target.
         """
-        order = None if self.order is None else self.order.fit(target)
         drafter, rule = self.drafter.fit(target), self.rule.fit(target)
         costs: dict[int, CostModel] | None = None if self.costs is None else {}
-        return replace(self, drafter=drafter, rule=rule, order=order, costs=costs)
+        return replace(self, drafter=drafter, rule=rule, costs=costs)
 
     def decode(
         self,
         target: Any,
         sampler: Sampler,
         requests: Sequence[Request],
-        sequences: Sequences,
+        canvas: Canvas,
         random: RandomStream,
-    ) -> Iterator[Emission]:
-        """Decode a batch with the loop that this accelerator is for; see `speculate` and `decode_cells`."""
-        batch = sampler, requests, sequences, random
-        if self.order is not None:
-            return decode_cells(target, self.order, self.rule, *batch)
+    ) -> Iterator[Round]:
+        """Decode a batch; see `speculate`."""
         drafter = self.drafter if self.costs is None else PacedDrafter(self.drafter, self.costs)
-        return speculate(target, drafter, self.rule, *batch)
+        return speculate(target, drafter, self.rule, sampler, requests, canvas, random)
 
     def call(
         self,
@@ -143,7 +138,7 @@ class Accelerator:
         self.check(sampler)
         stats = DecodingStats(accelerator=self.name, exactness=self.exactness)
         ids = [request.prompt_tokens for request in requests] if prompts is None else prompts
-        return Call(self, target, sampler, requests, Sequences(ids, stopping, stats, target.device), random)
+        return Call(self, target, sampler, requests, Canvas(ids, stopping, stats, target.device), random)
 
     def check(self, sampler: Sampler) -> None:
         """Raise InputError if the rule's promise does not hold for this way of sampling."""
@@ -157,37 +152,37 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Call:
-    """One decoding call: the requests of a batch, and the sequences decoded so far."""
+    """One decoding call: the requests of a batch, and what is decoded so far."""
 
     accelerator: Accelerator
     target: Any
     sampler: Sampler
     requests: Sequence[Request]
-    sequences: Sequences
+    canvas: Canvas
     random: RandomStream
 
     @property
     def stats(self) -> DecodingStats:
-        return self.sequences.stats
+        return self.canvas.stats
 
-    def rounds(self) -> Iterator[Emission]:
-        """Decode, yielding what every round emits; `stats.seconds` counts the time spent in here alone."""
-        batch = self.sampler, self.requests, self.sequences, self.random
+    def rounds(self) -> Iterator[Round]:
+        """Decode, yielding every round; `stats.seconds` counts the time spent in here alone."""
+        batch = self.sampler, self.requests, self.canvas, self.random
         clock = perf_counter()
-        for emission in self.accelerator.decode(self.target, *batch):
+        for round in self.accelerator.decode(self.target, *batch):
             self.stats.seconds += perf_counter() - clock
-            yield emission
+            yield round
             clock = perf_counter()
 
 
-def is_sound(rule: type[AcceptanceRule], proposer: Drafter | DecodingOrder) -> bool:
+def is_sound(rule: type[AcceptanceRule], drafter: Drafter) -> bool:
     """True if the rule's promise holds for what is proposed."""
-    return proposer.kind in rule.sound_for and not (rule.chains_only and proposer.branches)
+    return drafter.kind in rule.sound_for and not (rule.chains_only and drafter.branches)
 
 
-def default_rule(proposer: Drafter | DecodingOrder) -> AcceptanceRule:
+def default_rule(drafter: Drafter) -> AcceptanceRule:
     """Choose the exact rule that is sound for what is proposed."""
-    return next(rule() for name in DEFAULT_RULES if is_sound(rule := ACCEPTANCE_RULES[name], proposer))
+    return next(rule() for name in DEFAULT_RULES if is_sound(rule := ACCEPTANCE_RULES[name], drafter))
 
 
 def pair(name: str, drafter: Drafter) -> Accelerator:

@@ -13,16 +13,16 @@ from typing import Any, TypedDict, Unpack, get_args, get_type_hints
 
 from transformers import PreTrainedModel
 
-from mmspec.acceleration import Accelerator, default_rule, pair
+from mmspec.acceleration import Accelerator, pair
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.budget import Budget
 from mmspec.acceptance.cool import Cool
-from mmspec.decoding_orders.staircase import Staircase
 from mmspec.drafters import DRAFTERS
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.none import NoDrafter
+from mmspec.drafters.staircase import StaircaseDrafter
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.heads import HEADS
 from mmspec.registry import did_you_mean
@@ -80,10 +80,9 @@ def trained_head(name: str, model: PreTrainedModel, **tree: Unpack[TreeOptions])
     return pair(name, drafter(model, **tree))
 
 
-def zipar(zipar_window: int | None = None, adaptive: bool = False) -> Accelerator:
-    """ZipAR (2412.04062): rows of an image decoded as a staircase; options as of `Staircase`."""
-    staircase = Staircase(zipar_window, adaptive)
-    return Accelerator("zipar", NoDrafter(), default_rule(staircase), staircase)
+def zipar(zipar_window: int | None = None, adaptive: bool = False, window: int = 1) -> Accelerator:
+    """ZipAR (2412.04062): rows of an image decoded as a staircase; options as of `StaircaseDrafter`."""
+    return pair("zipar", StaircaseDrafter(zipar_window, adaptive, window))
 
 
 def sjd(**window: Unpack[WindowOptions]) -> Accelerator:
@@ -140,8 +139,8 @@ class Preset:
         if self.needs is not None:  # all of these are judged by the default rule
             return "exact", None
         made = self.make()
-        if made.order is not None:
-            return made.order.exactness, None
+        if made.drafter.exactness != "exact":
+            return made.drafter.exactness, None
         return made.rule.exactness, made.rule.bound
 
 

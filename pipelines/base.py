@@ -16,8 +16,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.acceleration import Accelerator
 from mmspec.accelerators import build_accelerator, find_preset
-from mmspec.drafters.draft_model import DraftModelDrafter
-from mmspec.drafting.heads import HeadDrafter
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
 from mmspec.heads import HEADS
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
@@ -219,8 +217,8 @@ class MMSpecPipeline:
                     name, value, "nothing: options go into the function that made the accelerator"
                 )
             made, draft_processor = accelerator, None
-            if isinstance(made.drafter, DraftModelDrafter):
-                draft_processor = self._reader_of(made.drafter.model)
+            if made.drafter.reader is not None:
+                draft_processor = self._reader_of(made.drafter.reader)
         else:
             made, draft_processor = self._build_accelerator(accelerator, drafter, options)
         self.accelerator: Accelerator = made.fit(self.target)
@@ -287,11 +285,7 @@ class MMSpecPipeline:
                 if isinstance(part, torch.nn.Module):
                     part.to(*args, **kwargs)
             self.target = self._adapt(self.model)
-            drafter = self.accelerator.drafter
-            if isinstance(drafter, DraftModelDrafter):
-                drafter.model = adapt(drafter.model.model.to(*args, **kwargs))
-            elif isinstance(drafter, HeadDrafter):
-                drafter.model.to(*args, **kwargs)
+            self.accelerator.drafter.to(*args, **kwargs)
             self.accelerator = self.accelerator.fit(self.target)
             self._attach_prefix_caches()
         return self
@@ -327,8 +321,9 @@ class MMSpecPipeline:
 
     def _attach_prefix_caches(self) -> None:
         """Attach the prefix caches that were asked for to every model that reads prompts."""
-        drafter = self.accelerator.drafter
-        for reader in (self.target, *([drafter.model] if isinstance(drafter, DraftModelDrafter) else [])):
+        for reader in (self.target, self.accelerator.drafter.reader):
+            if reader is None:
+                continue
             held = None if reader.prefix_cache is None else reader.prefix_cache.max_bytes
             if held != self._prefix_bytes:
                 reader.prefix_cache = None if self._prefix_bytes is None else PrefixCache(self._prefix_bytes)

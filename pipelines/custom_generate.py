@@ -26,10 +26,10 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmspec.acceleration import Accelerator
 from mmspec.accelerators import build_accelerator, find_preset
+from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Stopping
 from mmspec.errors import InputError
 from mmspec.heads import HEADS
 from mmspec.models.head_checkpoint import check_head
@@ -96,17 +96,17 @@ def accelerate(
         random = RandomStream.from_seed(key, len(requests), input_ids.device)
         padded = input_ids.tolist()  # processors and criteria of generate count the padding as well
         call = fitted.call(target, sampler, requests, stopping, random, padded)
-        for emission in call.rounds():
+        for step in call.rounds():
             if streamer is not None:
-                for token in emission.tokens[0]:
+                for token in step.emission.tokens[0]:
                     streamer.put(torch.tensor([token]))
         if streamer is not None:
             streamer.end()
-        for error in call.sequences.errors:
+        for error in call.canvas.errors:
             if error is not None:
                 raise error
         decode.stats = call.stats  # type: ignore[attr-defined]
-        result = pad_outputs(input_ids, call.sequences.outputs(), generation_config)
+        result = pad_outputs(input_ids, call.canvas.outputs(), generation_config)
         return (
             GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, result))
             if generation_config.return_dict_in_generate

@@ -18,11 +18,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from mmspec.acceleration import Call
+from mmspec.decoding.canvas import NOT_FINITE, Stopping
 from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.interfaces import Request
+from mmspec.decoding.interfaces import Request, Round
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import NOT_FINITE, Stopping
 from mmspec.decoding.stats import merge_stats
 from mmspec.errors import CheckpointError, InputError, NumericalError, UnsupportedModelError
 from mmspec.models.checkpoint import check_vocabulary, load_model, load_processor
@@ -208,7 +208,7 @@ class ImagePipeline(MMSpecPipeline):
                 raise InputError("callback_on_step_end", callback_on_step_end, allowed)
             notify = CheckedStep(callback_on_step_end, "callback_on_step_end")
         with self._busy():
-            call = self._prepare(
+            call = self.prepare(
                 prompt,
                 settings,
                 class_labels=class_labels,
@@ -216,10 +216,11 @@ class ImagePipeline(MMSpecPipeline):
                 height=height,
                 width=width,
             )
-            total = len(call.requests) * call.grid.length
+            total, shown = len(call.requests) * call.grid.length, 0
             with logging.tqdm(**{"total": total, "unit": "token", **self._progress}) as bar:
-                for step, committed in enumerate(call.rounds()):
-                    bar.update(committed)
+                for step, _ in enumerate(call.rounds()):
+                    bar.update(call.committed - shown)
+                    shown = call.committed
                     bar.set_postfix_str(
                         f"{call.calls[-1].stats.acceptance_length:.1f} per forward", refresh=False
                     )
@@ -234,12 +235,21 @@ class ImagePipeline(MMSpecPipeline):
             raise raised
         return output if return_dict else (output.images,)
 
-    def _prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> ImageCall:
-        """Check all arguments and encode the prompts."""
+    def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> ImageCall:
+        """Check all arguments and encode the prompts; nothing heavy has happened when this raises.
+
+        Args:
+            prompt: as of a call.
+            keywords: its settings.
+            what: class_labels, negative_prompt, height and width, where they are not None.
+
+        Returns:
+            The call, whose rounds can be watched as they are decoded.
+        """
         settings = ImageSettings.from_keywords(sampling_defaults(self.model), keywords)
         sampler = settings.sampler()
         self.accelerator.check(sampler)
-        given = what["class_labels"] if prompt is None else prompt
+        given = what.get("class_labels") if prompt is None else prompt
         random = settings.random(len(given) if isinstance(given, list | tuple) else 1, self.device)
         requests = image_requests(
             self.target,
@@ -289,23 +299,22 @@ class ImageCall:
         self._sampler = sampler
         self._random = random
 
-    def rounds(self) -> Iterator[int]:
-        """Decode batch after batch, yielding the number of tokens that each round committed."""
+    def rounds(self) -> Iterator[Round]:
+        """Decode batch after batch, yielding every round; `calls[-1]` is the batch that it belongs to."""
         target, size, stopping = self._pipeline.target, self._settings.batch_size, Stopping(self.grid.length)
         for first in range(0, len(self.requests), size):
             requests = self.requests[first : first + size]
             random = RandomStream(self._random.keys[first : first + size])
             call = self._pipeline.accelerator.call(target, self._sampler, requests, stopping, random)
             self.calls.append(call)
-            for emission in call.rounds():
-                committed = sum(map(len, emission.tokens))
-                self.committed += committed
-                yield committed
+            for step in call.rounds():
+                self.committed += sum(map(len, step.emission.tokens))
+                yield step
 
     def progress(self) -> dict[str, Any]:
         """Progress of the current batch: its rows, their tokens, and a function that makes images of them."""
         first = self._settings.batch_size * (len(self.calls) - 1)
-        tokens = self.calls[-1].sequences.outputs()
+        tokens = self.calls[-1].canvas.outputs()
         return {
             "rows": range(first, first + len(tokens)),
             "tokens": tokens,
@@ -314,13 +323,13 @@ class ImageCall:
 
     def errors(self) -> Iterator[tuple[int, NumericalError]]:
         """Errors of the images that ended in one."""
-        found = [error for call in self.calls for error in call.sequences.errors]
+        found = [error for call in self.calls for error in call.canvas.errors]
         return ((index, error) for index, error in enumerate(found) if error is not None)
 
     def output(self) -> ImageOutput:
         """Make the output of the images drawn so far."""
-        begun = [call.sequences for call in self.calls]
-        missing = len(self.requests) - sum(len(batch.tokens) for batch in begun)
+        begun = [call.canvas for call in self.calls]
+        missing = len(self.requests) - sum(len(batch.ids) for batch in begun)
         tokens = [row for batch in begun for row in batch.outputs()] + [[] for _ in range(missing)]
         reasons = [reason or "interrupted" for batch in begun for reason in batch.finish_reasons]
         drafted = [row for batch in begun for row in batch.drafted]

@@ -21,8 +21,8 @@ from transformers import (
     StopStringCriteria,
 )
 
+from mmspec.decoding.canvas import MAX_NEW_TOKENS, Stopping
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import MAX_NEW_TOKENS, Stopping
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.pipelines.callbacks import CheckedCriterion, CheckedProcessor, StopTextCriterion, checked
 from mmspec.registry import did_you_mean

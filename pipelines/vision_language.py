@@ -77,16 +77,16 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 if not (hasattr(streamer, "put") and hasattr(streamer, "end")):
                     raise InputError("streamer", streamer, "a transformers streamer, with `put` and `end`")
                 streamer.put(call.requests[0].inputs["input_ids"].cpu())
-            for emission in call.rounds():
+            for step in call.rounds():
                 if streamer is not None:
-                    for token in emission.tokens[0]:
+                    for token in step.emission.tokens[0]:
                         streamer.put(torch.tensor([token]))
                 if self._interrupted.is_set():
                     break
             if streamer is not None:
                 streamer.end()
         output = text_output(call, self.tokenizer)
-        for error in call.sequences.errors:
+        for error in call.canvas.errors:
             if error is not None:
                 error.output = output
                 raise error
@@ -116,15 +116,15 @@ class VisionLanguagePipeline(MMSpecPipeline):
                     "prompt", f"{len(call.requests)} prompts", "one prompt; call the pipeline for several"
                 )
             deltas = TextDeltas(self.tokenizer)
-            for emission in call.rounds():
-                if delta := deltas.add(emission.tokens[0]):
+            for step in call.rounds():
+                if delta := deltas.add(step.emission.tokens[0]):
                     yield delta
                 if self._interrupted.is_set():
                     break
             if delta := deltas.finish():
                 yield delta
-        if call.sequences.errors[0] is not None:
-            raise call.sequences.errors[0]
+        if call.canvas.errors[0] is not None:
+            raise call.canvas.errors[0]
 
     def _prepare(
         self,
@@ -227,8 +227,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
 
     def _draft_inputs(self, prompt: Prompt) -> dict[str, Tensor] | None:
         """Inputs of a draft model: its own view of the prompt, or the text alone if it takes no images."""
-        drafter_model = getattr(self.accelerator.drafter, "model", None)
-        if drafter_model is None or self.draft_processor is None:
+        if self.accelerator.drafter.reader is None or self.draft_processor is None:
             return None
         if hasattr(self.draft_processor, "tokenizer"):
             return self._encode(prompt, self.draft_processor)
@@ -257,9 +256,7 @@ def holds_media(given: object) -> bool:
 
 def text_output(call: Call, tokenizer: Any) -> TextOutput:
     """Make the output of the text that a call has decoded so far."""
-    sequences, tokens = call.sequences, call.sequences.outputs()
-    unfinished = "interrupted" if sequences.stopping.max_new_tokens else "length"
-    reasons = [reason or unfinished for reason in sequences.finish_reasons]
-    return TextOutput(
-        [decode(tokenizer, row) for row in tokens], tokens, call.stats, reasons, sequences.drafted
-    )
+    canvas, tokens = call.canvas, call.canvas.outputs()
+    unfinished = "interrupted" if canvas.stopping.max_new_tokens else "length"
+    reasons = [reason or unfinished for reason in canvas.finish_reasons]
+    return TextOutput([decode(tokenizer, row) for row in tokens], tokens, call.stats, reasons, canvas.drafted)

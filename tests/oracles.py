@@ -12,6 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.distribution import Categorical
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
@@ -39,8 +41,8 @@ class SimpleSession(DraftSession):
     def __init__(self, proposal: Proposal) -> None:
         self.proposal = proposal
 
-    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        return self.proposal(root, emitted, history)
+    def propose(self, canvas: Canvas) -> Draft:
+        return self.proposal(canvas.root, canvas.emitted, canvas.ids)
 
 
 class OracleDrafter(SimpleDrafter):
@@ -195,7 +197,7 @@ class SampledTreeDrafter(SimpleDrafter):
                 tokens.append(self.siblings(distribution, width, random, emitted + depth))
                 distributions.append(distribution.repeat_interleave(width, 1))
             q, flat = torch.cat(distributions, 1), torch.cat(tokens, 1)
-            draft = Draft.tree(flat, self.parents, self.kind, q)
+            draft = Draft.tree(flat, self.parents, self.kind, Categorical(q))
             drawable = q.gather(-1, flat[:, :, None])[..., 0] > 0  # fewer tokens may be left than siblings
             drawable[:, 0] = True
             return replace(draft, valid=self.keep(draft, drawable))

@@ -20,5 +20,6 @@ ACCEPTANCE_RULES: Registry[type[AcceptanceRule]] = Registry(
         "grouped": "mmspec.acceptance.grouped:Grouped",
         "cool": "mmspec.acceptance.cool:Cool",
         "suffix": "mmspec.acceptance.suffix:Suffix",
+        "low_confidence": "mmspec.acceptance.confidence:LowConfidence",
     },
 )

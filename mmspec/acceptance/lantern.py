@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmspec.decoding.distribution import Scores, normalise
 from mmspec.decoding.draft import Draft
+from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import Target
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Scores
-from mmspec.decoding.verdict import Verdict, take
+from mmspec.decoding.verdict import Verdict
 from mmspec.validation import require_number
 from mmspec.verification.neighbours import (
     NOT_FITTED,
@@ -24,7 +25,6 @@ from mmspec.verification.neighbours import (
     neighbours_of,
 )
 from mmspec.verification.relaxed_sampling import Judgement, RelaxedSampling, total_variation
-from mmspec.verification.residuals import normalise
 
 
 @dataclass
@@ -175,7 +175,7 @@ class Lantern(RelaxedSampling):
         likeliest = scores.logits.argmax(-1).gather(1, verdict.path)[:, :-1]
         depth = torch.arange(draft.max_depth, device=node.device)
         differs = (path != likeliest) & (depth < verdict.accepted[:, None])
-        return Verdict(verdict.path, verdict.accepted, verdict.next_token, differs.to(p.dtype))
+        return replace(verdict, tv=differs.to(p.dtype))
 
 
 @dataclass

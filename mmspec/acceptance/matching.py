@@ -9,16 +9,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mmspec.decoding.distribution import Distribution, Scores
 from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.indexing import pick, take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Scores
-from mmspec.decoding.verdict import Verdict, take
+from mmspec.decoding.verdict import Verdict
+
+CANDIDATES = frozenset(DraftKind) - {DraftKind.MASKED}
+"""Kinds of draft that hold candidates, whichever way they came about."""
 
 
 def follow(draft: Draft, choice: Tensor) -> Verdict:
-    """Walk from the root along the children that equal the target's choice. choice: [B, n] token ids."""
-    matches = draft.valid & (draft.tokens == choice.gather(1, draft.parents))
+    """Walk from the root along the children that equal the target's choice. choice: as the tokens."""
+    equal = draft.tokens == pick(choice, draft.parents)
+    matches = draft.valid & (equal if equal.dim() == 2 else equal.all(-1))
     matches[:, 0] = True
     reached = (matches[:, None, :] | ~draft.ancestors).all(-1)
     node = torch.where(reached, draft.depth, -1).argmax(-1)
@@ -28,7 +33,7 @@ def follow(draft: Draft, choice: Tensor) -> Verdict:
 class Greedy(AcceptanceRule):
     """Accept what equals the target's arg-max. Exact at temperature 0 only."""
 
-    sound_for = frozenset(DraftKind)
+    sound_for = CANDIDATES
     greedy_only = True
 
     def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
@@ -43,7 +48,7 @@ class SampleAndMatch(AcceptanceRule):
     every drafter and every tree.
     """
 
-    sound_for = frozenset(DraftKind)
+    sound_for = CANDIDATES
 
-    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+    def verify(self, draft: Draft, scores: Distribution, random: RandomStream, emitted: Tensor) -> Verdict:
         return follow(draft, scores.choose(draft, random, emitted))

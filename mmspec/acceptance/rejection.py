@@ -6,15 +6,18 @@ count.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from mmspec.decoding.distribution import Distribution, Scores, normalise, residual
 from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Scores, draw
-from mmspec.decoding.verdict import Verdict, take
-from mmspec.verification.residuals import normalise, residual, sampled_distribution
+from mmspec.decoding.verdict import Verdict
+from mmspec.verification.residuals import last_purpose, sampled_distribution
 from mmspec.verification.tree_walk import walk
 
 __all__ = ["KSequential", "RecursiveRejection", "SpeculativeSampling"]
@@ -30,20 +33,19 @@ class SpeculativeSampling(AcceptanceRule):
     sound_for = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
     chains_only = True
 
-    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
-        q, p = sampled_distribution(draft), scores.probabilities()
+    def verify(self, draft: Draft, scores: Distribution, random: RandomStream, emitted: Tensor) -> Verdict:
+        q = sampled_distribution(draft)
         steps = torch.arange(draft.max_depth, device=emitted.device)
-        u = random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, 1, p.dtype)[..., 0]  # [B, K]
-        x = draft.tokens[:, 1:, None]
-        p_x, q_x = p[:, :-1].gather(-1, x)[..., 0], q[:, 1:].gather(-1, x)[..., 0]
-        drawn = draft.valid[:, 1:] & (q_x > 0)
-        accept = drawn & (u * q_x <= p_x) & (p_x > 0)
-        node = accept.long().cumprod(-1).sum(-1)  # [B] depth of the last accepted node
-        p_node = take(p, node)
-        after = (node + 1).clamp_max(draft.max_depth)
+        u = random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, 1, scores.dtype)[..., 0]
+        known, passes = scores[:-1].judge(draft.tokens[:, 1:], q[1:], u)
+        drawn = draft.valid[:, 1:] & known
+        node = (drawn & passes).long().cumprod(-1).sum(-1)  # [B] depth of the last accepted node
         judged = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])[:, 0]  # past the end: False
-        final = torch.where(judged[:, None], residual(p_node, take(q, after)), p_node)
-        return Verdict.at(draft, node, draw(final, random, emitted + node, Purpose.RESIDUAL))
+        after = (node + 1).clamp_max(draft.max_depth)
+        next_token, filled = scores.at(node).finish(
+            q.at(after), judged, random, emitted + node, last_purpose(draft)
+        )
+        return replace(Verdict.at(draft, node, next_token), filled=filled)
 
 
 class RecursiveRejection(AcceptanceRule):
@@ -75,8 +77,8 @@ class RecursiveRejection(AcceptanceRule):
                     q = torch.where(rejected, normalise(left, otherwise=left), q)
             return chosen, p
 
-        draft_q = sampled_distribution(draft)
-        return walk(draft, scores.probabilities(), random, emitted, judge)
+        draft_q = sampled_distribution(draft).p
+        return walk(draft, scores.p, random, emitted, judge)
 
 
 class KSequential(AcceptanceRule):
@@ -90,7 +92,7 @@ class KSequential(AcceptanceRule):
     bisections = 40
 
     def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
-        draft_q = sampled_distribution(draft)
+        draft_q = sampled_distribution(draft).p
 
         def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
             q = take(draft_q, children[:, 0].clamp_min(0))
@@ -108,7 +110,7 @@ class KSequential(AcceptanceRule):
             left = (p - mass * (p_accept / b.clamp_min(tiny))).clamp_min(0.0)
             return chosen, torch.where(count > 0, normalise(left, otherwise=p), p)
 
-        return walk(draft, scores.probabilities(), random, emitted, judge)
+        return walk(draft, scores.p, random, emitted, judge)
 
     def solve(self, p: Tensor, q: Tensor, count: Tensor) -> Tensor:
         """Solve for rho in [1, k], [B, 1], by bisection: the excess 1 - (1 - b)^k - rho b falls in rho."""

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmspec.decoding.distribution import Scores, draw, residual
 from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Scores, draw
-from mmspec.decoding.verdict import Verdict, take
+from mmspec.decoding.verdict import Verdict
 from mmspec.validation import require_number
-from mmspec.verification.residuals import residual, sampled_distribution
+from mmspec.verification.residuals import last_purpose, sampled_distribution
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Suffix(AcceptanceRule):
         require_number("confidence", self.confidence, 0.0, 1.0, "0 to 1")
 
     def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
-        q, p = sampled_distribution(draft), scores.probabilities()
+        q, p = sampled_distribution(draft).p, scores.p
         steps = torch.arange(draft.max_depth, device=emitted.device)
         u = random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, 1, p.dtype)[..., 0]  # [B, K]
         x = draft.tokens[:, 1:, None]
@@ -57,7 +58,7 @@ class Suffix(AcceptanceRule):
         after = (node + 1).clamp_max(draft.max_depth)
         judged = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])
         final = torch.where(judged, residual(p_node, take(q, after)), p_node)
-        return Verdict.at(draft, node, draw(final, random, emitted + node, Purpose.RESIDUAL))
+        return Verdict.at(draft, node, draw(final, random, emitted + node, last_purpose(draft)))
 
     def count_accepted(self, p_x: Tensor, q_x: Tensor, u: Tensor) -> Tensor:
         """[B] tokens accepted, given probabilities of the drafted tokens and uniforms [B, K]."""

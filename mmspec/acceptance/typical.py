@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmspec.decoding.distribution import Scores, draw
 from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
-from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Scores, draw
-from mmspec.decoding.verdict import Verdict, take
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.verdict import Verdict
 from mmspec.validation import require_number
+from mmspec.verification.residuals import last_purpose
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Typical(AcceptanceRule):
             require_number(name, getattr(self, name), 0.0, 1.0, "0 to 1")
 
     def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
-        p = scores.probabilities()
+        p = scores.p
         threshold = self.threshold(p).gather(1, draft.parents)
         p_x = p.gather(1, draft.parents[:, :, None].expand_as(p)).gather(-1, draft.tokens[:, :, None])[..., 0]
         passes = draft.valid & (p_x > threshold)
@@ -49,7 +51,7 @@ class Typical(AcceptanceRule):
         reached = (passes[:, None, :] | ~draft.ancestors).all(-1)
         node = torch.where(reached, draft.depth, -1).argmax(-1)
         accepted = take(draft.depth, node)
-        return Verdict.at(draft, node, draw(take(p, node), random, emitted + accepted, Purpose.RESIDUAL))
+        return Verdict.at(draft, node, draw(take(p, node), random, emitted + accepted, last_purpose(draft)))
 
     def threshold(self, p: Tensor) -> Tensor:
         """[..., V] -> [...] the probability that a candidate must exceed."""

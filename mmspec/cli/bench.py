@@ -89,9 +89,8 @@ def bench(
     own = {choice.label: {"drafter": choice.options.get("drafter")} for choice in choices}
     variation = {}
     if subject.draws:
-        columns = subject.pipe.target.grid.columns
         for label, one in contenders.items():
-            own[label] |= describe_accelerator(one.accelerator, columns)
+            own[label] |= describe_accelerator(one.accelerator)
             variation[label] = one.measure_variation(batches[0], how.seed, **subject.settings)
     _print(runs, own, variation, described, how.as_json, block)
     block.finish()

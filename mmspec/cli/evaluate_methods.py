@@ -102,14 +102,19 @@ def methods(
 def drawer(pipe: ImagePipeline, name: str, options: dict[str, Any]) -> Draw:
     """A function that draws one image with an accelerator, which is set up here and only here."""
     from mmspec.evaluation.quality.image_methods import Drawing
-    from mmspec.evaluation.quality.variation import with_meter
+    from mmspec.evaluation.quality.variation import VariationMeter, needs_meter
 
     pipe.set_accelerator(name, **options)
-    accelerator = with_meter(pipe.accelerator)
+    accelerator = pipe.accelerator
 
     def draw(prompt: str, seed: int) -> Drawing:
         pipe.accelerator = accelerator
-        output: Any = pipe(prompt, seed=seed, output_type="pt")
+        call, meter = pipe.prepare(prompt, {"seed": seed, "output_type": "pt"}), VariationMeter()
+        for step in call.rounds():
+            if needs_meter(accelerator):
+                meter.watch(step)
+        meter.finish(call.calls[-1])
+        output: Any = call.output()
         codes = pipe.target.grid.codes(output.tokens[0])
         return Drawing(output.images[0], codes, output.stats, output.stats.seconds, output.decode_seconds)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from mmspec.decoding.draft import Nodes
 from mmspec.decoding.recurrent import RECURRENT_LAYERS, RecurrentLayer
 from mmspec.errors import UnsupportedModelError
 
@@ -192,35 +193,19 @@ class RaggedCache(Cache):
             if layer.is_initialized
         }
 
-    def begin_score(self, nodes: int, before: int = 0) -> None:
-        """Set the next forward to score new nodes in every row.
+    def begin_score(self, slots: Tensor, extent: int) -> None:
+        """Set the next forward to write nodes behind each row's committed tokens.
 
         Args:
-            nodes: number of new nodes in a row.
-            before: number of nodes scored since the last commit; the new ones are written behind them, for a
-                tree that grows level by level.
-        """
-        end = before + nodes
-        self._reserve(self.longest + end)
-        plan = self.plan
-        plan.prefill_row, plan.tokens = None, nodes
-        plan.width = min(round_up(self.longest + end, WIDTH_BLOCK), plan.capacity)
-        plan.slots = self._places(
-            torch.arange(before, end, device=self.lengths.device).expand(plan.rows, nodes)
-        )
-
-    def begin_places(self, places: Tensor, extent: int) -> None:
-        """Set the next forward to write its nodes at chosen places behind each row's committed tokens.
-
-        Args:
-            places: [B, n] from 0 to extent - 1.
-            extent: number of places that attention looks at.
+            slots: [B, n] from 0 to extent - 1; what was scored since the last commit stays where no node is
+                written over it.
+            extent: number of slots that attention looks at.
         """
         self._reserve(self.longest + extent)
         plan = self.plan
-        plan.prefill_row, plan.tokens = None, places.shape[1]
-        plan.width = min(round_up(self.longest + extent, WIDTH_BLOCK), plan.capacity)
-        plan.slots = self._places(places)
+        plan.prefill_row, plan.tokens = None, slots.shape[1]
+        plan.width = min(mask_width(self.longest + extent, self.lengths.device), plan.capacity)
+        plan.slots = self._places(slots)
 
     def commit(self, path: Tensor | None, counts: Tensor) -> None:
         """Keep the accepted nodes and advance the lengths.
@@ -242,32 +227,27 @@ class RaggedCache(Cache):
                 recurrent.commit(node, counts > 0)
         self.lengths += counts
 
-    def attention_mask(
-        self, ancestors: Tensor, depth: Tensor, dtype: torch.dtype | None, places: Tensor | None = None
-    ) -> Tensor | dict[str, Tensor | None]:
-        """Attention mask of a scoring forward, 4-D: committed tokens, ancestors and self.
+    def attention_mask(self, nodes: Nodes, dtype: torch.dtype | None) -> Tensor | dict[str, Tensor | None]:
+        """Attention mask of a scoring forward, 4-D: committed tokens, and the slots that a node sees.
 
         Args:
-            ancestors: [B, n, m] of the draft, m = n; or the last n rows of the m nodes of a growing tree.
-            depth: [B, m] of the draft, or of the tree.
+            nodes: n nodes in m slots.
             dtype: None for a boolean mask (sdpa), else the dtype of an additive one (eager).
-            places: [B, n] where the nodes stand among the m, if they are not the last ones.
 
         Returns:
             [B, 1, n, width]; or one such mask per layer type where a model mixes them, None for recurrent
             ones.
         """
-        rows, queries, nodes = ancestors.shape
+        rows, queries, extent = nodes.visible.shape
         column = torch.arange(self.plan.width, device=self.lengths.device)
         committed = (column < self.lengths[:, None])[:, None, :].expand(rows, queries, -1)
-        new = self.lengths[:, None, None] + torch.arange(nodes, device=column.device)
-        full = committed.scatter(2, new.expand(rows, queries, nodes), ancestors)
+        new = self.lengths[:, None, None] + torch.arange(extent, device=column.device)
+        full = committed.scatter(2, new.expand(rows, queries, extent), nodes.visible)
         masks = {"full_attention": full}
         if "sliding_attention" in self.layer_types and self.sliding_window is not None:
             # A key's distance counts tokens on the path: its depth says where it stands, not its column.
-            position = column.expand(rows, -1).scatter(1, new[:, 0], self.lengths[:, None] + depth)
-            own = depth[:, -queries:] if places is None else depth.gather(1, places)
-            distance = (self.lengths[:, None] + own)[:, :, None] - position[:, None, :]
+            position = column.expand(rows, -1).scatter(1, new[:, 0], self.lengths[:, None] + nodes.depths)
+            distance = (self.lengths[:, None] + nodes.depth)[:, :, None] - position[:, None, :]
             masks["sliding_attention"] = full & (distance < self.sliding_window)
         kinds = set(self.layer_types)
         if dtype is not None:
@@ -329,6 +309,17 @@ def check_layer_types(text: PreTrainedConfig) -> list[str]:
             "speculatively"
         )
     return list(types)
+
+
+def mask_width(columns: int, device: torch.device) -> int:
+    """Columns of a mask that holds at least so many; few different ones, for every width is a shape.
+
+    Doubled on CUDA, where each shape is captured in a graph of its own. On a CPU that costs a tenth of an
+    image's time in wider attention, and shapes cost nothing, so that widths grow by blocks.
+    """
+    if device.type == "cuda":
+        return max(WIDTH_BLOCK, 1 << (columns - 1).bit_length())
+    return round_up(columns, WIDTH_BLOCK)
 
 
 def round_up(value: int, block: int) -> int:

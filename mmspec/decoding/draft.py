@@ -1,18 +1,20 @@
-"""Draft: a tree of candidate tokens. A chain, or a window of image tokens, is a tree with one path.
+"""Drafts: trees of candidate tokens that follow the output, and chains at chosen places of it.
 
-Knows no drafter and no acceptance rule.
+A chain, or a window of image tokens, is a tree with one path. Knows no drafter and no acceptance rule.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from mmspec.decoding.distribution import Distribution
 from mmspec.errors import InputError
 
 
@@ -27,6 +29,45 @@ class DraftKind(enum.Enum):
     """Siblings drawn independently from the same `q`."""
     WITHOUT_REPLACEMENT = "without_replacement"
     """Siblings drawn one after another from the same `q`, each removed before the next draw."""
+    MASKED = "masked"
+    """No candidates: each node is a mask and predicts its own place; a rule chooses the places to decide."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of one forward, as a target reads them; slots are counted from behind the committed tokens.
+
+    Attributes:
+        tokens: [B, n] ids, or [B, n, d] vectors.
+        slots: [B, n] where the keys and values of each node are written.
+        depths: [B, m] what stands in each slot: how many tokens it is behind the row's committed ones.
+        visible: [B, n, m] the slots that each node attends to, besides all committed tokens.
+        deepest: the host's upper bound of the depths.
+    """
+
+    tokens: Tensor
+    slots: Tensor
+    depths: Tensor
+    visible: Tensor
+    deepest: int
+
+    @property
+    def extent(self) -> int:
+        """Number of slots m."""
+        return self.depths.shape[1]
+
+    @property
+    def depth(self) -> Tensor:
+        """[B, n] depth of each node."""
+        return self.depths.gather(1, self.slots)
+
+    def repeat_rows(self, times: int) -> Nodes:
+        """Repeat the nodes for `times` copies of the batch: guidance scores each request twice."""
+        if times == 1:
+            return self
+        slots, depths = self.slots.repeat(times, 1), self.depths.repeat(times, 1)
+        tokens = self.tokens.repeat(times, *[1] * (self.tokens.dim() - 1))
+        return Nodes(tokens, slots, depths, self.visible.repeat(times, 1, 1), self.deepest)
 
 
 @dataclass(frozen=True)
@@ -37,47 +78,52 @@ class Draft:
     logits give the distribution of depth 1.
 
     Attributes:
-        tokens: [B, n] token ids, parents before children, siblings in the order they were drawn.
+        tokens: [B, n] token ids, or [B, n, d] vectors; parents before children, siblings in the order they
+            were drawn.
         parents: [B, n] index of the parent node; the root is its own parent.
         valid: [B, n] False for padding, which is scored but never accepted.
         kind: how the candidates were chosen.
-        q: [B, n, V] for sampled kinds: the distribution that the token in the slot was really drawn
-            from (of the first sibling, where siblings are drawn without replacement). None for
-            POINT and COUPLED.
+        q: for sampled kinds: the distributions that the tokens in the slots were really drawn from
+            (of the first sibling, where siblings are drawn without replacement). None for POINT and COUPLED.
         max_depth: upper bound of the depths, known to the host so that shapes stay static.
         max_children: upper bound of the children of a node, likewise.
         faulty: [B] True where the drafter's numbers were not finite and it gave up (its nodes are invalid).
+        moves: whether accepted nodes move to the end of the committed tokens; else they stay where they are.
     """
 
     tokens: Tensor
     parents: Tensor
     valid: Tensor
     kind: DraftKind
-    q: Tensor | None
+    q: Any | None
     max_depth: int
     max_children: int
     faulty: Tensor
+
+    moves: ClassVar[bool] = True
 
     @classmethod
     def chain(
         cls,
         tokens: Tensor,
         kind: DraftKind,
-        q: Tensor | None = None,
+        q: Distribution | None = None,
         valid: Tensor | None = None,
         faulty: Tensor | None = None,
     ) -> Draft:
         """Build a draft with one path: node i is the parent of node i + 1. tokens: [B, n], root included."""
-        rows, nodes = tokens.shape
+        rows, nodes = tokens.shape[:2]
         parents = (torch.arange(nodes, device=tokens.device) - 1).clamp_(min=0).expand(rows, nodes)
         if valid is None:
-            valid = torch.ones_like(tokens, dtype=torch.bool)
+            valid = torch.ones_like(parents, dtype=torch.bool)
         if faulty is None:
             faulty = tokens.new_zeros(rows, dtype=torch.bool)
         return cls(tokens, parents, valid, kind, q, nodes - 1, min(1, nodes - 1), faulty)
 
     @classmethod
-    def tree(cls, tokens: Tensor, parents: Sequence[int], kind: DraftKind, q: Tensor | None = None) -> Draft:
+    def tree(
+        cls, tokens: Tensor, parents: Sequence[int], kind: DraftKind, q: Distribution | None = None
+    ) -> Draft:
         """Build a draft whose tree is the same in every row.
 
         Args:
@@ -106,27 +152,21 @@ class Draft:
     @property
     def is_chain(self) -> bool:
         """True if no node has a sibling, so that node i stands at depth i."""
-        return self.max_children <= 1 and self.max_depth == self.tokens.shape[1] - 1
+        return self.max_children <= 1 and self.max_depth == self.valid.shape[1] - 1
 
     @cached_property
     def ancestors(self) -> Tensor:
         """[B, n, n] True where node j is node i or one of its ancestors."""
-        rows, nodes = self.tokens.shape
+        rows, nodes = self.valid.shape
         if self.is_chain:
             ones = torch.ones(nodes, nodes, dtype=torch.bool, device=self.tokens.device)
             return ones.tril().expand(rows, nodes, nodes)
-        reached = torch.eye(nodes, dtype=torch.bool, device=self.tokens.device).expand(rows, nodes, nodes)
-        jump = self.parents
-        # Pointer doubling: after k rounds every node knows its 2^k nearest ancestors.
-        for _ in range(self.max_depth.bit_length()):
-            reached = reached | reached.gather(1, jump[:, :, None].expand(-1, -1, nodes))
-            jump = jump.gather(1, jump)
-        return reached
+        return find_ancestors(self.parents, self.max_depth)
 
     @cached_property
     def depth(self) -> Tensor:
         """[B, n] number of edges from the root."""
-        rows, nodes = self.tokens.shape
+        rows, nodes = self.valid.shape
         if self.is_chain:
             return torch.arange(nodes, device=self.tokens.device).expand(rows, nodes)
         return self.ancestors.sum(-1) - 1
@@ -134,7 +174,7 @@ class Draft:
     @cached_property
     def children(self) -> Tensor:
         """[B, n, max_children] indices of the valid children in draw order, -1 where there are fewer."""
-        rows, nodes = self.tokens.shape
+        rows, nodes = self.valid.shape
         index = torch.arange(nodes, device=self.tokens.device)
         is_child = (self.parents[:, None, :] == index[None, :, None]) & self.valid[:, None, :] & (index > 0)
         rank = is_child.cumsum(-1) - 1
@@ -142,17 +182,101 @@ class Draft:
         table = torch.full((rows, nodes, self.max_children + 1), -1, device=self.tokens.device)
         return table.scatter(2, slot, index.expand(rows, nodes, nodes))[:, :, : self.max_children]
 
-    def repeat_rows(self, times: int) -> Draft:
-        """Repeat the draft for `times` copies of the batch: guidance scores each request twice."""
-        if times == 1:
-            return self
-        return replace(
-            self,
-            tokens=self.tokens.repeat(times, 1),
-            parents=self.parents.repeat(times, 1),
-            valid=self.valid.repeat(times, 1),
-            q=None,
-        )
+    @property
+    def nodes(self) -> Nodes:
+        """The nodes as a target reads them: node i in slot i, seeing its ancestors."""
+        rows, count = self.valid.shape
+        slots = torch.arange(count, device=self.tokens.device).expand(rows, count)
+        return Nodes(self.tokens, slots, self.depth, self.ancestors, self.max_depth)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows B of the batch."""
+        return len(self.valid)
+
+    @property
+    def reach(self) -> int:
+        """The host's bound on the tokens that a round with this draft can emit in a row."""
+        return self.max_depth + 1
+
+    def first(self, emitted: Tensor) -> Tensor:
+        """[B] output index that depth 1 competes for, where rows have emitted that many tokens [B]."""
+        return emitted
+
+    def may_follow(self, node: Tensor) -> Tensor:
+        """[B] whether the token after a node [B] may be decided now."""
+        return torch.ones_like(node, dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class Cells(Draft):
+    """Chains at chosen places of the output, several side by side in every row of the batch.
+
+    What `Draft` holds for each of B rows, this holds for each of T = B * L chains, those of a row one after
+    another. Keys stay in the slots where they are written, until others are written over them.
+
+    Attributes:
+        slots: [T, n] where each node is written; slot i is for the token at output index i, and what does not
+            stand in the output yet has slots behind those.
+        depths: [B, m] the output index that each slot stands for.
+        starts: [T] output index that depth 1 competes for: the place after the root's where nodes predict
+            the next token, the root's own where they predict their own.
+        visible: [B, L * n, m] the slots that each node attends to, besides the prompt.
+        follows: [T, n] whether the token after each node may be decided now.
+        completes: the host's bound on the places, from the first that is not emitted on, that are complete
+            after this round.
+    """
+
+    slots: Tensor
+    depths: Tensor
+    starts: Tensor
+    visible: Tensor
+    follows: Tensor
+    completes: int
+
+    moves: ClassVar[bool] = False
+
+    @property
+    def rows(self) -> int:
+        return len(self.visible)
+
+    @classmethod
+    def of(cls, chains: Draft, **where: Any) -> Cells:
+        """Build cells of T chains and the attributes that chains alone do not have."""
+        return cls(**{field.name: getattr(chains, field.name) for field in fields(Draft)}, **where)
+
+    @property
+    def reach(self) -> int:
+        return self.completes
+
+    @property
+    def nodes(self) -> Nodes:
+        """The nodes as a target reads them, those of a row side by side."""
+        rows, count, extent = self.visible.shape
+        tokens = self.tokens.view(rows, count, *self.tokens.shape[2:])
+        slots = self.slots.view(rows, count)
+        return Nodes(tokens, slots, self.depths, self.visible, extent - 1)
+
+    def first(self, emitted: Tensor) -> Tensor:
+        return self.starts
+
+    def may_follow(self, node: Tensor) -> Tensor:
+        return self.follows.gather(1, node[:, None])[:, 0]
+
+
+def find_ancestors(parents: Tensor, depth: int) -> Tensor:
+    """[B, n, n] True where node j is node i or one of its ancestors, in trees of at most that depth.
+
+    Args:
+        parents: [B, n] index of each node's parent; roots are their own.
+    """
+    rows, nodes = parents.shape
+    reached = torch.eye(nodes, dtype=torch.bool, device=parents.device).expand(rows, nodes, nodes)
+    # Pointer doubling: after k rounds every node knows its 2^k nearest ancestors.
+    for _ in range(depth.bit_length()):
+        reached = reached | reached.gather(1, parents[:, :, None].expand(-1, -1, nodes))
+        parents = parents.gather(1, parents)
+    return reached
 
 
 def check_tree(parents: Sequence[int]) -> list[int]:

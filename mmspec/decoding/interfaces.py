@@ -10,10 +10,12 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from mmspec.decoding.canvas import Canvas, Emission
+from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler, Scores
+from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 
@@ -67,14 +69,17 @@ class PromptOutput:
     """Result of a prefill.
 
     Attributes:
-        logits: [B, 1, V] after each prompt; [2B, 1, V] under guidance.
+        logits: [B, 1, V] after each prompt; [2B, 1, V] under guidance; [.., 0, V] of a model that predicts
+            nothing from a prompt alone.
         taps: layer index -> B hidden states [1, L_b, d], of prompts of their own length.
         cached_tokens: tokens of all prompts that were found in a prefix cache, and not read.
+        forwards: forwards that each row took; 0 where the prompts are read with every draft instead.
     """
 
     logits: Tensor
     taps: dict[int, list[Tensor]] = field(default_factory=dict)
     cached_tokens: int = 0
+    forwards: int = 1
 
 
 class TargetState(Protocol):
@@ -91,10 +96,25 @@ State = TypeVar("State", bound=TargetState)
 
 
 class Target(Protocol[State]):
-    """Model whose distribution is promised. Holds no state of a request; `prefill` returns it."""
+    """Model whose distribution is promised. Holds no state of a request; `prefill` returns it.
+
+    Attributes:
+        vocabulary: V.
+        device: of its inputs.
+        grid: the image that it draws when nothing else is asked for; None if it draws none.
+        codebook: [K, d] code vectors of the image's cells; None if it has none.
+        vector_size: d of its tokens, if they are vectors; 0 if they are ids.
+        config: of the model, where heads can read its hidden states, embeddings and output matrix; or None.
+        mask_token_id: the token of places that are not decided; None if it predicts the next token alone.
+    """
 
     vocabulary: int
     device: torch.device
+    grid: ImageGrid | None
+    codebook: Tensor | None
+    config: Any
+    mask_token_id: int | None
+    vector_size: int
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
@@ -137,15 +157,13 @@ class DraftSession(ABC):
         """
         raise NotImplementedError(f"drafts of {type(self).__name__} have one size")
 
-    @abstractmethod
-    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        """Propose the candidates of one round.
+    def open(self, canvas: Canvas) -> Draft:
+        """Prepare a canvas for its first token; return the draft that the prompts' own logits are of."""
+        return Draft.chain(canvas.root[:, None], DraftKind.POINT)
 
-        Args:
-            root: [B] newest emitted token of each row.
-            emitted: [B] tokens emitted so far, root included.
-            history: B lists of committed token ids, prompt and root included.
-        """
+    @abstractmethod
+    def propose(self, canvas: Canvas) -> Draft:
+        """Propose the candidates of one round, given the output so far."""
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         """Update the session after verification, also of drafts that are not its own. Optional."""
@@ -160,18 +178,29 @@ class Drafter(ABC):
         max_nodes: nodes of its largest draft, root included.
         taps: layers of the target whose hidden states it reads.
         branches: True if its drafts have siblings; rules that judge one candidate per place refuse those.
+        exactness: "lossy" if nodes see less than the model would, so that no rule can be exact.
     """
 
     kind: DraftKind
     max_nodes: int
     taps: tuple[int, ...] = ()
     branches: bool = False
+    exactness: str = "exact"
 
     @abstractmethod
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
     ) -> DraftSession:
         """Start a session for a batch that the target has just prefilled."""
+
+    @property
+    def reader(self) -> Any | None:
+        """The target behind which a draft model stands that reads prompts by itself; None if none does."""
+        return None
+
+    def to(self, *args: Any, **kwargs: Any) -> None:
+        """Move the drafter's own model, as `torch.nn.Module.to` does; most have none."""
+        return None
 
     @property
     def sizes(self) -> tuple[Any, ...]:
@@ -234,12 +263,31 @@ class AcceptanceRule(ABC):
         return self
 
     @abstractmethod
-    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+    def verify(self, draft: Draft, scores: Any, random: RandomStream, emitted: Tensor) -> Verdict:
         """Verify a draft: decide which nodes are accepted, and choose the token after them.
 
         Args:
             draft: the candidates.
-            scores: the target's warped scores of every node.
+            scores: the target's distribution after every node; rules for codebooks take `Scores`.
             random: the rows' random numbers.
             emitted: [B] tokens emitted so far, root included: the output index that depth 1 competes for.
         """
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round, as `speculate` yields it: tensors on the device, valid until the next round begins.
+
+    Attributes:
+        draft: what was proposed; the root alone for the prefill.
+        first: [T] output index that depth 1 of each draft competed for.
+        scores: the target's distribution after each node.
+        verdict: what was accepted.
+        emission: the tokens that were completed, on the host.
+    """
+
+    draft: Draft
+    first: Tensor
+    scores: Scores
+    verdict: Verdict
+    emission: Emission

@@ -8,6 +8,7 @@ bit for bit. The generator is Philox4x32-10 (Salmon et al., SC 2011), in `mmspec
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,7 @@ class Purpose(enum.IntEnum):
     ACCEPT = 2
     RESIDUAL = 3
     REDRAW = 4
+    RETRY = 5
     ROW_KEY = 7
 
 
@@ -37,6 +39,7 @@ class RandomStream:
 
     Attributes:
         keys: [B, 2] the rows' Philox keys, uint32 words held in int64.
+        round: number of the round, for proposals of a residual, which may take several rounds.
         step: tells apart numbers for one position that is drawn again and again, as places of a Jacobi
             window are. A place is judged once, so acceptance rules need no step; the target's own
             noise never has one.
@@ -44,6 +47,7 @@ class RandomStream:
 
     keys: Tensor
     step: int = 0
+    round: int = 0
 
     @classmethod
     def from_seed(
@@ -68,17 +72,38 @@ class RandomStream:
         counters = torch.tensor([[row, 0, Purpose.ROW_KEY, 0] for row in index], dtype=torch.int64)
         return cls(philox4x32(counters.reshape(rows, 4), words.reshape(rows, 2))[:, :2].to(device))
 
+    def repeat(self, rows: int) -> RandomStream:
+        """Return the stream of a batch in which each row stands rows / B times, one after another."""
+        copies = rows // max(len(self.keys), 1)
+        return self if copies == 1 else replace(self, keys=self.keys.repeat_interleave(copies, 0))
+
+    def during(self, round: int) -> RandomStream:
+        """Return the stream of the same rows in a round."""
+        return replace(self, round=round)
+
     def at(self, step: int) -> RandomStream:
         """Return the stream of the same rows at another step."""
         return replace(self, step=step)
 
-    def uniform(self, position: Tensor, purpose: Purpose, count: int, dtype: torch.dtype) -> Tensor:
-        """[B, m] positions -> [B, m, count] uniforms in (0, 1)."""
+    def uniform(self, position: Tensor, purpose: Purpose | Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        """[B, m] positions -> [B, m, count] uniforms in (0, 1); a tensor [B, m] holds many purposes."""
         return philox_uniform(self.keys, position, purpose, count, self._step(purpose), dtype)
 
-    def gumbel(self, position: Tensor, purpose: Purpose, count: int, dtype: torch.dtype) -> Tensor:
-        """[B, m] positions -> [B, m, count] standard Gumbel numbers."""
+    def gumbel(self, position: Tensor, purpose: Purpose | Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        """[B, m] positions -> [B, m, count] standard Gumbel numbers; a tensor [B, m] holds many purposes."""
         return philox_gumbel(self.keys, position, purpose, count, self._step(purpose), dtype)
 
-    def _step(self, purpose: Purpose) -> int:
-        return 0 if purpose is Purpose.TARGET else self.step
+    def normal(self, position: Tensor, purpose: Purpose | Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        """[B, m] positions -> [B, m, count] standard normal numbers."""
+        return box_muller(self.uniform(position, purpose, 2 * count, dtype))
+
+    def _step(self, purpose: Purpose | Tensor) -> int | Tensor:
+        if isinstance(purpose, Tensor):
+            return self.step * (purpose != Purpose.TARGET)
+        return {Purpose.TARGET: 0, Purpose.RETRY: self.round}.get(purpose, self.step)
+
+
+def box_muller(u: Tensor) -> Tensor:
+    """Turn uniforms [..., 2 n] into standard normal numbers [..., n] (Box and Muller, 1958)."""
+    radius, angle = u.chunk(2, -1)
+    return (-2 * radius.log()).sqrt() * (2 * math.pi * angle).cos()

@@ -16,8 +16,8 @@ from torch.nn.functional import pad
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from mmspec.decoding.delta_rule import NodeUpdates, state_after, tree_delta_rule
-from mmspec.decoding.draft import Draft
-from mmspec.decoding.verdict import take
+from mmspec.decoding.draft import Nodes
+from mmspec.decoding.indexing import pick, take
 from mmspec.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ RECURRENT_LAYERS = frozenset({"linear_attention", "conv"})
 
 @dataclass(frozen=True)
 class Paths:
-    """Paths of a draft, as recurrent layers need them.
+    """Paths of a draft tree, as recurrent layers need them.
 
     Attributes:
-        ancestors: [B, n, n] as those of the draft.
+        ancestors: [B, n, n] True where node j is node i or one of its ancestors.
         taps: [B, n, k] where a convolution of k taps finds its inputs at each node, the oldest first and the
             node's own last: 0 to k - 2 are the last committed inputs, k - 1 + j is node j.
     """
@@ -40,14 +40,19 @@ class Paths:
     taps: Tensor
 
     @classmethod
-    def of(cls, draft: Draft, kernel: int) -> Paths:
-        """Build the paths for convolutions of `kernel` taps."""
-        committed, taps = kernel - 1, []
-        node = torch.arange(draft.tokens.shape[1], device=draft.tokens.device).expand_as(draft.parents)
-        for back in range(kernel):
-            taps.append(torch.where(draft.depth >= back, committed + node, committed + draft.depth - back))
-            node = draft.parents.gather(1, node)
-        return cls(draft.ancestors, torch.stack(taps[::-1], 2))
+    def of(cls, nodes: Nodes, kernel: int) -> Paths:
+        """Build the paths for convolutions of `kernel` taps, of the nodes of a whole tree."""
+        committed, depth = kernel - 1, nodes.depth
+        above = depth[:, :, None] - depth[:, None, :]  # [B, n, n]
+        taps = [
+            torch.where(
+                depth >= back,
+                committed + (nodes.visible & (above == back)).long().argmax(-1),
+                committed + depth - back,
+            )
+            for back in reversed(range(kernel))
+        ]
+        return cls(nodes.visible, torch.stack(taps, 2))
 
     def to(self, device: torch.device) -> Paths:
         """The same on another device; a device_map may put layers on several."""
@@ -137,8 +142,3 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin):
         if self.plan.keeps and self.plan.prefill_row is None:
             raise UnsupportedModelError("a recurrent state would be changed by tokens that may be rejected")
         return self.plan.prefill_row
-
-
-def pick(values: Tensor, index: Tensor) -> Tensor:
-    """Pick vectors by their places: values [B, m, d], index [B, l] -> [B, l, d]."""
-    return values.gather(1, index[..., None].expand(-1, -1, values.shape[2]))

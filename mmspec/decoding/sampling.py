@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -20,62 +20,14 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
+from mmspec.decoding.distribution import Gaussian, Scores
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
 from mmspec.validation import is_integer, require_number
 
 NEG_INF = float("-inf")
 # They remember the last token that they were called with, and drafts are not called in the order of tokens.
 STATEFUL_PROCESSORS = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Warped logits of the target at every node of a draft.
-
-    Attributes:
-        logits: [B, n, V] float32 (float64 for float64 models); p = softmax(logits).
-        greedy: p is one-hot at the arg-max (temperature 0), and `logits` are not warped.
-    """
-
-    logits: Tensor
-    greedy: bool
-
-    def probabilities(self) -> Tensor:
-        """[B, n, V] the distribution of the token after each node."""
-        if self.greedy:
-            return torch.zeros_like(self.logits).scatter(-1, self.logits.argmax(-1, keepdim=True), 1.0)
-        return self.logits.softmax(-1)
-
-    def choose(self, draft: Draft, random: RandomStream, emitted: Tensor) -> Tensor:
-        """[B, n] the target's own token after each node, drawn with noise keyed by output index.
-
-        Nodes at one depth share their noise: it belongs to the output index they compete for. A
-        walk along these choices therefore emits what plain decoding emits with the same noise.
-
-        Args:
-            emitted: [B] number of tokens emitted so far, the root included.
-        """
-        if self.greedy:
-            return self.logits.argmax(-1)
-        vocabulary = self.logits.shape[-1]
-        index = emitted[:, None] + torch.arange(draft.max_depth + 1, device=emitted.device)
-        noise = random.gumbel(index, Purpose.TARGET, vocabulary, self.logits.dtype)
-        if not draft.is_chain:
-            noise = noise.gather(1, draft.depth[:, :, None].expand(-1, -1, vocabulary))
-        return (self.logits + noise).argmax(-1)
-
-    def choose_at(self, index: Tensor, random: RandomStream) -> Tensor:
-        """[B, n] the target's own tokens for output indices [B, n], with the same noise as `choose`."""
-        if self.greedy:
-            return self.logits.argmax(-1)
-        noise = random.gumbel(index, Purpose.TARGET, self.logits.shape[-1], self.logits.dtype)
-        return (self.logits + noise).argmax(-1)
-
-    def are_finite(self) -> Tensor:
-        """[B, n] False where the logits hold NaN or +inf, or exclude every token."""
-        return self.logits.amax(-1).isfinite()
 
 
 @dataclass(frozen=True)
@@ -133,7 +85,7 @@ class Sampler:
         logits = self.guided(logits)
         if self.processors:
             logits = process_paths(logits, draft, history, self.processors)
-        return self.warped(logits)
+        return self.warped(logits.view(*draft.valid.shape, logits.shape[-1]))
 
     def guided(self, logits: Tensor) -> Tensor:
         """Apply guidance to logits as the model gave them, [B or 2B, n, V] -> [B, n, V]."""
@@ -163,10 +115,33 @@ class Sampler:
         return logits
 
 
-def draw(p: Tensor, random: RandomStream, index: Tensor, purpose: Purpose) -> Tensor:
-    """One token from p [B, V] for output index [B], by the Gumbel-max trick."""
-    noise = random.gumbel(index[:, None], purpose, p.shape[-1], p.dtype)[:, 0]
-    return (p.log() + noise).argmax(-1)
+@dataclass(frozen=True)
+class GaussianSampler:
+    """Sampling settings of continuous tokens with a Gaussian head.
+
+    Args:
+        temperature: factor of the standard deviations; 0 is the mean.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    temperature: float = 1.0
+    guidance_scale: ClassVar[float] = 1.0
+    processors: ClassVar[tuple[LogitsProcessorList, ...]] = ()
+
+    def __post_init__(self) -> None:
+        require_number("temperature", self.temperature, 0.0, 1e4, "0 (the mean) to 10000")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def __call__(self, parameters: Tensor, draft: Draft, history: Sequence[Sequence[int]]) -> Gaussian:
+        """Make distributions of a head's parameters [B, n, 2 d]: mean and log standard deviation."""
+        kept = parameters.to(torch.float64 if parameters.dtype == torch.float64 else torch.float32)
+        mean, log_std = kept.chunk(2, -1)
+        return Gaussian(mean, log_std.exp() * self.temperature)
 
 
 def guide(logits: Tensor, scale: float) -> Tensor:

@@ -10,11 +10,10 @@ from time import perf_counter
 
 import torch
 
-from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, State, Target, list_prompts
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Round, State, Target, list_prompts
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Emission, Sequences
 from mmspec.decoding.verdict import Verdict
 
 # A generous max_new_tokens must not cost memory that is never used: beyond this the cache grows in blocks.
@@ -28,10 +27,10 @@ def speculate(
     rule: AcceptanceRule,
     sampler: Sampler,
     requests: Sequence[Request],
-    sequences: Sequences,
+    canvas: Canvas,
     random: RandomStream,
-) -> Iterator[Emission]:
-    """Decode a batch of requests, yielding the tokens of every round.
+) -> Iterator[Round]:
+    """Decode a batch of requests, round by round.
 
     Args:
         target: the model whose distribution is promised.
@@ -39,44 +38,46 @@ def speculate(
         rule: verifies them; it must be sound for the drafter's kind of draft.
         sampler: logits to distribution, for target and drafter alike.
         requests: B prompts.
-        sequences: B rows that hold the prompts; it grows, and says when all rows are finished.
+        canvas: B rows that hold the prompts; it is filled, and says when all rows are finished.
         random: the rows' random numbers.
 
     Yields:
-        One Emission for the prefill, then one a round.
+        One Round for the prompts, then one for each scoring forward; valid until the next one.
     """
-    if not requests or sequences.stopping.max_new_tokens == 0:
+    if not requests or canvas.stopping.max_new_tokens == 0:
         return
-    stats, started = sequences.stats, perf_counter()
-    ahead = min(sequences.stopping.max_new_tokens, PREALLOCATED_TOKENS) + drafter.max_nodes
-    capacity = max(map(len, sequences.tokens)) + ahead
+    stats, started = canvas.stats, perf_counter()
+    ahead = min(canvas.stopping.max_new_tokens, PREALLOCATED_TOKENS) + drafter.max_nodes
+    capacity = max(map(len, canvas.ids)) + ahead
 
     state, prefill = target.prefill(list_prompts(requests, sampler), capacity, drafter.taps)
     session = drafter.start(requests, prefill, sampler, random)
-    nothing = Draft.chain(sequences.root[:, None], DraftKind.POINT)
-    scores = sampler(prefill.logits, nothing, sequences.tokens)
-    choice = scores.choose(nothing, random, sequences.emitted)
-    verdict = Verdict.at(nothing, torch.zeros_like(sequences.root), choice[:, 0])
-    emission = sequences.append(nothing, verdict, scores.are_finite())
-    stats.target_forwards += 1
+    draft = session.open(canvas)
+    first = draft.first(canvas.emitted)
+    scores = sampler(prefill.logits, draft, canvas.ids)
+    verdict = Verdict.root(draft, scores.choose(draft, random.repeat(len(first)), first)[:, 0])
+    emission = canvas.commit(draft, verdict, scores.is_finite())
+    stats.prompt_forwards = prefill.forwards
+    stats.target_forwards += prefill.forwards
     stats.cached_prompt_tokens = prefill.cached_tokens
     stats.prefill_seconds = perf_counter() - started
-    yield emission
+    yield Round(draft, first, scores, verdict, emission)
 
-    while not sequences.finished:
+    while not canvas.finished:
         clock = perf_counter()
-        draft = session.propose(sequences.root, sequences.emitted, sequences.tokens)
+        draft = session.propose(canvas)
         drafted = perf_counter()
         output = target.score(state, draft, drafter.taps)
         stats.draft_seconds += drafted - clock
         stats.target_seconds += perf_counter() - drafted
         stats.draft_passes = session.passes
-        scores = sampler(output.logits, draft, sequences.tokens)
-        verdict = rule.verify(draft, scores, random, sequences.emitted)
-        target.commit(state, draft, verdict, sequences.active)
+        scores = sampler(output.logits, draft, canvas.ids)
+        first = draft.first(canvas.emitted)
+        verdict = rule.verify(draft, scores, random.repeat(len(first)).during(stats.target_forwards), first)
+        target.commit(state, draft, verdict, canvas.active)
         session.observe(draft, output, scores, verdict)
-        emission = sequences.append(draft, verdict, scores.are_finite())
-        state.tighten(sequences.output_lengths)
+        emission = canvas.commit(draft, verdict, scores.is_finite())
+        state.tighten(canvas.output_lengths)
         stats.target_forwards += 1
         stats.cache_bytes = state.nbytes()
-        yield emission
+        yield Round(draft, first, scores, verdict, emission)

@@ -19,6 +19,7 @@ class DecodingStats:
         new_tokens: tokens emitted, per row.
         rounds: scoring forwards in which a row was active, per row.
         target_forwards: forwards of the target for the batch, the prefill included.
+        prompt_forwards: 1 if a prefill decides the first token of each row; 0 if the prompts take no forward.
         drafted: draft tokens proposed while a row was active, per row.
         accepted: draft tokens accepted, per row; those cut off by a stop are not counted.
         accepted_histogram: how many rounds accepted 0, 1, 2, ... draft tokens, all rows together.
@@ -38,6 +39,7 @@ class DecodingStats:
     new_tokens: list[int] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     target_forwards: int = 0
+    prompt_forwards: int = 1
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     accepted_histogram: dict[int, int] = field(default_factory=dict)
@@ -74,7 +76,8 @@ class DecodingStats:
     @property
     def nfe(self) -> list[int]:
         """Target forwards of each row, the prefill included; a guided pair is one."""
-        return [bool(tokens) + rounds for tokens, rounds in zip(self.new_tokens, self.rounds, strict=True)]
+        rows = zip(self.new_tokens, self.rounds, strict=True)
+        return [self.prompt_forwards * bool(tokens) + rounds for tokens, rounds in rows]
 
     @property
     def nfe_mean(self) -> float:
@@ -93,7 +96,8 @@ class DecodingStats:
     def acceptance_length(self) -> float:
         """Tokens committed per scoring forward, bonus included; the prefill's token is not counted."""
         rounds = sum(self.rounds)
-        committed = sum(self.new_tokens) - sum(1 for count in self.new_tokens if count)
+        prefilled = self.prompt_forwards * sum(1 for count in self.new_tokens if count)
+        committed = sum(self.new_tokens) - prefilled
         return committed / rounds if rounds else 1.0
 
     @property
@@ -124,6 +128,7 @@ def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
     merged = DecodingStats()
     for part in parts:
         merged.accelerator, merged.exactness = part.accelerator, part.exactness
+        merged.prompt_forwards = part.prompt_forwards
         for name in ("new_tokens", "rounds", "drafted", "accepted"):
             setattr(merged, name, getattr(merged, name) + getattr(part, name))
         for name in (

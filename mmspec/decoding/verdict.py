@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft
+from mmspec.decoding.indexing import take
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Verdict:
         path: [B, max_depth + 1] accepted nodes from the root down; entries past `accepted` are padding.
         accepted: [B] number of accepted draft tokens, the root not counted.
         next_token: [B] the target's token after the last accepted node (bonus or residual).
+        filled: [B] False where that token is not decided in this round; its place stays open.
         tv: [B, max_depth] total variation between the output distribution and the target's, at
             the place of each depth, for rules that are not exact; NaN at places that were not measured. None
             for exact rules.
@@ -26,24 +28,34 @@ class Verdict:
     path: Tensor
     accepted: Tensor
     next_token: Tensor
+    filled: Tensor
     tv: Tensor | None = None
+
+    @property
+    def decided(self) -> Tensor:
+        """[B] number of tokens that are decided: the nodes that have a place in the output from now on."""
+        return self.accepted + self.filled
+
+    @property
+    def last(self) -> Tensor:
+        """[B] the last accepted node, after which the next token stands."""
+        return take(self.path, self.accepted)
+
+    @classmethod
+    def root(cls, draft: Draft, next_token: Tensor) -> Verdict:
+        """Build the verdict that accepts nothing but the root."""
+        return cls.at(draft, torch.zeros_like(draft.parents[:, 0]), next_token)
 
     @classmethod
     def at(cls, draft: Draft, node: Tensor, next_token: Tensor, tv: Tensor | None = None) -> Verdict:
         """Build the verdict whose path ends in `node` [B]."""
-        rows, nodes = draft.tokens.shape
+        rows, nodes = draft.valid.shape
         index = torch.arange(nodes, device=node.device)
-        accepted = take(draft.depth, node)
+        accepted, filled = take(draft.depth, node), torch.ones_like(node, dtype=torch.bool)
         if draft.is_chain:
-            return cls(index.expand(rows, nodes), accepted, next_token, tv)
+            return cls(index.expand(rows, nodes), accepted, next_token, filled, tv)
         on_path = take(draft.ancestors, node)
         # Nodes off the path are sent to a column that is cut off again: static shapes, no loop.
         column = torch.where(on_path, draft.depth, draft.max_depth + 1)
         path = node.new_zeros(rows, draft.max_depth + 2).scatter(1, column, index.expand(rows, nodes))
-        return cls(path[:, :-1], accepted, next_token, tv)
-
-
-def take(values: Tensor, node: Tensor) -> Tensor:
-    """Take the value at one node of each row: values [B, n, ...], node [B] -> [B, ...]."""
-    index = node.view(-1, 1, *[1] * (values.dim() - 2)).expand(-1, 1, *values.shape[2:])
-    return values.gather(1, index)[:, 0]
+        return cls(path[:, :-1], accepted, next_token, filled, tv)

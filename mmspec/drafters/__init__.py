@@ -13,6 +13,8 @@ DRAFTERS: Registry[type[Drafter]] = Registry(
         "copy": "mmspec.drafters.copy:CopyDrafter",
         "draft_model": "mmspec.drafters.draft_model:DraftModelDrafter",
         "jacobi": "mmspec.drafters.jacobi:JacobiDrafter",
+        "staircase": "mmspec.drafters.staircase:StaircaseDrafter",
+        "unmasking": "mmspec.drafters.unmasking:UnmaskingDrafter",
         **{name: head.drafter for name, head in HEADS.items()},
     },
 )

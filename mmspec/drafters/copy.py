@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
+from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
@@ -19,6 +19,8 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.drafting.length import half_lengths
 from mmspec.errors import InputError
 from mmspec.validation import check_draft_tokens, is_integer
+
+NOTHING = -1
 
 
 class SuffixAutomaton:
@@ -133,16 +135,14 @@ class CopySession(DraftSession):
     def resize(self, size: int) -> None:
         self.num_draft_tokens = size
 
-    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        found = [self._continuation(row, tokens) for row, tokens in enumerate(history)]
+    def propose(self, canvas: Canvas) -> Draft:
+        found = [self._continuation(row, tokens) for row, tokens in enumerate(canvas.ids)]
         # Two shapes only: a round in which no row has anything to copy is a plain one.
         nodes = self.num_draft_tokens + 1 if any(found) else 1
-        chains = torch.tensor([[0, *copied] + [0] * (nodes - 1 - len(copied)) for copied in found])
-        lengths = torch.tensor([len(copied) for copied in found])
-        tokens = chains.to(root.device)
-        tokens[:, 0] = root
-        valid = torch.arange(nodes) <= lengths[:, None]
-        return Draft.chain(tokens, self.drafter.kind, valid=valid.to(root.device))
+        chains = [[0, *copied] + [NOTHING] * (nodes - 1 - len(copied)) for copied in found]
+        tokens = torch.tensor(chains, device=canvas.device)  # the one copy to the device in a round
+        tokens[:, 0] = canvas.root
+        return Draft.chain(tokens.clamp_min(0), self.drafter.kind, valid=tokens != NOTHING)
 
     def _continuation(self, row: int, tokens: Sequence[int]) -> list[int]:
         automaton = self.automata[row]

@@ -8,19 +8,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Sampler, Scores, draw
+from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.length import half_lengths
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.registry import did_you_mean
-from mmspec.targets import CausalTarget
+from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.mixers import find_mixers
 from mmspec.validation import check_draft_tokens
 
@@ -68,6 +71,13 @@ class DraftModelDrafter(Drafter):
         return DraftModelSession(self, requests, prefill.logits.shape[-1], sampler, random)
 
     @property
+    def reader(self) -> CausalTarget:
+        return self.model
+
+    def to(self, *args: Any, **kwargs: Any) -> None:
+        self.model = adapt(self.model.model.to(*args, **kwargs))
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         return half_lengths(self.num_draft_tokens)
 
@@ -111,44 +121,39 @@ class DraftModelSession(DraftSession):
         ]
         self.state, _ = drafter.model.prefill(prompts, max(p["input_ids"].shape[1] for p in prompts))
         self.prompt_lengths = self.state.cache.lengths.clone()
-        # host twins of the two counts, so that the cache's width needs no read
-        self.ahead = [
-            prompt["input_ids"].shape[1] - request.inputs["input_ids"].shape[1]
-            for prompt, request in zip(prompts, requests, strict=True)
-        ]
 
-    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
+    def propose(self, canvas: Canvas) -> Draft:
         # Reading the last two tokens anew, whatever was accepted, keeps one shape for every row: the token
         # before the root may be the draft's own last one, which it has not read yet. Every round that
         # nothing was drafted for has one token more.
+        root, emitted = canvas.root, canvas.emitted
         cache, newest = self.state.cache, 1 + self.unread
         self.unread = 0
-        longest = max(len(row) + ahead for row, ahead in zip(history, self.ahead, strict=True))
-        cache.longest = max(0, longest - newest)
-        # finished rows may have accepted more than they kept, or stopped before there were so many
-        cache.lengths.copy_((self.prompt_lengths + emitted - newest).clamp(0, cache.longest))
-        recent = [[row[0]] * (newest - len(row)) + list(row[-newest:]) for row in history]
+        lengths = zip(self.state.prompt_lengths, canvas.output_lengths, strict=True)
+        cache.longest = max(0, max(map(sum, lengths)) - newest)
+        # finished rows may have stopped before there were so many
+        cache.lengths.copy_((self.prompt_lengths + emitted - newest).clamp_min(0))
         tokens, distributions, sound = [root], [], torch.ones_like(root, dtype=torch.bool)
-        step, valid = torch.tensor(recent, device=root.device), [sound]
-        step[:, -1] = root
+        step, valid = canvas.before(newest), [sound]
         likely, going = torch.ones_like(root, dtype=torch.float32), sound
         for depth in range(self.num_draft_tokens):
             last = Draft.chain(step[:, -1:], DraftKind.POINT)
-            scores = self.sampler(self._read(step), last, history)
+            scores = self.sampler(self._read(step), last, canvas.ids)
             if self.drafter.stop_below:  # decided by q alone: a decision by the token drawn would bias it
                 likely = likely * scores.logits[:, 0].softmax(-1).amax(-1)
                 going = going & (likely >= self.drafter.stop_below) if depth else going
                 if not going.any():
                     break
             if self.drafter.kind is DraftKind.IID:
-                distributions.append(scores.probabilities()[:, 0])
-                tokens.append(draw(distributions[-1], self.random, emitted + depth, Purpose.DRAFT))
+                distributions.append(scores.at(torch.zeros_like(emitted)))
+                tokens.append(distributions[-1].sample(self.random, emitted + depth, Purpose.DRAFT))
             else:
                 tokens.append(scores.choose(last, self.random, emitted + depth)[:, 0])
-            sound = sound & scores.are_finite()[:, 0]
+            sound = sound & scores.is_finite()[:, 0]
             valid.append(sound & going)
             step = tokens[-1][:, None]
-        q = torch.stack([torch.zeros_like(distributions[0]), *distributions], 1) if distributions else None
+        # the root's is never asked for
+        q = type(distributions[0]).stack([distributions[0], *distributions]) if distributions else None
         return Draft.chain(torch.stack(tokens, 1), self.drafter.kind, q, torch.stack(valid, 1), ~sound)
 
     def resize(self, size: int) -> None:

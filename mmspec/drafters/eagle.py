@@ -10,14 +10,14 @@ and judges them by recursive rejection; ours are picked without chance, for whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
+from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.image_grid import Grammar, exclude
+from mmspec.decoding.indexing import pick
 from mmspec.drafting.feature_session import FeatureDrafter, FeatureSession
-from mmspec.drafting.growth import TreeGrowth, gather_rows
+from mmspec.drafting.growth import TreeGrowth
 from mmspec.drafting.heads import HeadBatch, HeadDrafter
 
 __all__ = ["Eagle3Drafter", "EagleDrafter"]
@@ -33,16 +33,15 @@ class EagleSession(FeatureSession):
         self.grammar = Grammar(grids, batch.target.device) if grids else None
         self.codes = grids[0].codebook_size if grids else 0
 
-    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        growth = TreeGrowth(self.shape, root, self.names)
-        hidden = self._read_committed(root, history)[:, None]  # [R, w, d] at the nodes expanded last
+    def propose(self, canvas: Canvas) -> Draft:
+        growth = TreeGrowth(self.shape, canvas.root, self.names)
+        hidden = self._read_committed(canvas)[:, None]  # [R, w, d] at the nodes expanded last
         while True:
-            parent = growth.grow(self._log_probabilities(self._logits(hidden, emitted + growth.level)))
+            parent = growth.grow(self._log_probabilities(self._logits(hidden, canvas.emitted + growth.level)))
             if growth.is_grown:
                 return growth.draft()
-            before = gather_rows(hidden, self._copied(parent))
-            reached = growth.ancestors[:, -growth.tokens.shape[1] :]
-            hidden = self._read(growth.tokens, before, reached, growth.depths)
+            before = pick(hidden, self._copied(parent))
+            hidden = self._read(before, growth.nodes(growth.tokens))
 
     def _logits(self, hidden: Tensor, index: Tensor) -> Tensor:
         """[B, w, V'] logits, by states [R, w, d], of the tokens at output index [B]."""

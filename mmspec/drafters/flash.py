@@ -12,9 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.draft import Draft, DraftKind, Nodes
+from mmspec.decoding.indexing import pick
 from mmspec.drafting.feature_session import FeatureDrafter, FeatureSession
-from mmspec.drafting.growth import TreeGrowth, gather_rows
+from mmspec.drafting.growth import TreeGrowth
 from mmspec.errors import InputError
 from mmspec.models.flash import FlashHead
 from mmspec.validation import is_integer
@@ -28,10 +30,10 @@ class FlashSession(FeatureSession):
     head: FlashHead
     drafter: FlashDrafter
 
-    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        hidden = self._read_committed(root, history)[:, None]  # [R, w, d] of the nodes that a pass ended in
+    def propose(self, canvas: Canvas) -> Draft:
+        hidden = self._read_committed(canvas)[:, None]  # [R, w, d] of the nodes that a pass ended in
         is_chain = self.shape.max_children == 1 and not self.shape.stop_below
-        return self._chain(root, hidden) if is_chain else self._tree(root, hidden)
+        return self._chain(canvas.root, hidden) if is_chain else self._tree(canvas.root, hidden)
 
     def _chain(self, root: Tensor, hidden: Tensor) -> Draft:
         """Draft what `_tree` would with one child a node, at a third of its operations."""
@@ -46,7 +48,9 @@ class FlashSession(FeatureSession):
             if start + block < depth:
                 read, nodes = torch.stack(tokens[start + 1 :], 1), steps[: start + block]
                 reached = (nodes <= nodes[start:, None]).expand(len(root), -1, -1)
-                hidden = self._read(read, predicted, reached, nodes.expand(len(root), -1))[:, -1:]
+                slots, depths = nodes[start:].expand_as(read), nodes.expand(len(root), -1)
+                unread = Nodes(read, slots, depths, reached, start + block - 1)
+                hidden = self._read(predicted, unread)[:, -1:]
         valid = sound[:, None] | (steps == 0)
         return Draft.chain(torch.stack(tokens, 1), DraftKind.POINT, valid=valid, faulty=~sound)
 
@@ -67,19 +71,18 @@ class FlashSession(FeatureSession):
                 ahead = min(block, self.shape.depth - growth.level)
                 predicted = self.head.predict(hidden, ahead)  # [R, w, K, d]
                 logits = self.target.head(predicted)  # [R, w, K, V]
-            guided = self._biased(gather_rows(logits[:, :, offset], self._copied(base)), growth.tokens)
+            guided = self._biased(pick(logits[:, :, offset], self._copied(base)), growth.tokens)
             parent = growth.grow(self._log_probabilities(guided))
             base = base.gather(1, parent)
             if growth.level <= last_pass:
-                before = gather_rows(predicted[:, :, offset], self._copied(base))
+                before = pick(predicted[:, :, offset], self._copied(base))
                 unread.append((growth.tokens, before))
         return growth.draft()
 
     def _read_nodes(self, unread: Sequence[tuple[Tensor, Tensor]], growth: TreeGrowth) -> Tensor:
         """Read levels of expanded nodes in one pass; the head's state at the last of them, [R, w, d]."""
         tokens, features = (torch.cat(parts, 1) for parts in zip(*unread, strict=True))
-        reached = growth.ancestors[:, -tokens.shape[1] :]
-        return self._read(tokens, features, reached, growth.depths)[:, -growth.tokens.shape[1] :]
+        return self._read(features, growth.nodes(tokens))[:, -growth.tokens.shape[1] :]
 
     def _biased(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """[B, w, V] logits after nodes [B, w]: the head's [R, w, V], and the bias of what stands before."""

@@ -6,14 +6,14 @@ the target made of the committed tokens by a layer of its own first, whose cache
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft
+from mmspec.decoding.indexing import pick
 from mmspec.drafting.feature_session import FeatureDrafter, FeatureSession
-from mmspec.drafting.growth import TreeGrowth, gather_rows
+from mmspec.drafting.growth import TreeGrowth
 from mmspec.drafting.heads import HeadBatch, HeadSession, LevelDrafter, StateSession
 from mmspec.models.hydra import HydraHead
 
@@ -36,7 +36,7 @@ class HydraGrowth(HeadSession):
             parent = growth.grow(self._log_probabilities(self._guided(logits)))
             if growth.is_grown:
                 return growth.draft()
-            before = gather_rows(path.flatten(2), self._copied(parent)).unflatten(2, path.shape[2:])
+            before = pick(path, self._copied(parent))
             path = torch.cat([before, self._embed(growth)], 2)
 
     def _embed(self, growth: TreeGrowth) -> Tensor:
@@ -47,8 +47,8 @@ class HydraGrowth(HeadSession):
 class HydraSession(HydraGrowth, StateSession):
     """Heads that read the target's hidden state as it is."""
 
-    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        return self.grow(root, self.hidden)
+    def propose(self, canvas: Canvas) -> Draft:
+        return self.grow(canvas.root, self.hidden)
 
 
 class PrefixSession(HydraGrowth, FeatureSession):
@@ -56,8 +56,8 @@ class PrefixSession(HydraGrowth, FeatureSession):
 
     head: HydraHead
 
-    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        return self.grow(root, self._read_committed(root, history))
+    def propose(self, canvas: Canvas) -> Draft:
+        return self.grow(canvas.root, self._read_committed(canvas))
 
 
 def open_session(drafter: HydraDrafter, batch: HeadBatch) -> HydraGrowth:

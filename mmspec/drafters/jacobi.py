@@ -17,18 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.distribution import Categorical, Scores, residual
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import FREE, ImageGrid
+from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Sampler, Scores
+from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sparse_distribution import SparseDistribution
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.window import NEIGHBOURS, WindowLayout
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer
-from mmspec.verification.residuals import residual, sampled_distribution
+from mmspec.verification.residuals import sampled_distribution
 
 MAX_WINDOW = 128
 MAX_TAIL_CHILDREN = 16
@@ -97,7 +100,7 @@ class JacobiDrafter(Drafter):
         self.max_nodes = len(self.parents)
 
     def check(self, target: Target[Any]) -> None:
-        self._require_room(getattr(target, "grid", None), target.vocabulary)
+        self._require_room(target.grid, target.vocabulary)
 
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
@@ -149,39 +152,39 @@ class JacobiSession(DraftSession):
             support, vocabulary, scores.logits.element_size()
         )
         self.support = support if pays else None
-        self._keep(replace(draft, q=scores.probabilities()), scores, token[:, 0])
+        self._keep(replace(draft, q=Categorical(scores.p)), scores, token[:, 0])
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         self._keep(draft, scores, verdict.accepted)
 
     def _keep(self, draft: Draft, scores: Scores, accepted: Tensor) -> None:
         """Keep what the next round needs, distributions as pairs where that takes less memory."""
-        q, p = None if draft.q is None else self._pack(draft.q), self._pack(scores.probabilities())
-        self.observed = replace(draft, q=None), q, p, scores.are_finite(), accepted
+        q, p = None if draft.q is None else self._pack(draft.q.p), self._pack(scores.p)
+        self.observed = replace(draft, q=None), q, p, scores.is_finite(), accepted
 
     def _pack(self, distribution: Tensor) -> Tensor | SparseDistribution:
         return distribution if self.support is None else SparseDistribution.of(distribution, self.support)
 
-    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
+    def propose(self, canvas: Canvas) -> Draft:
         drafter, (old_draft, old_q, packed_p, finite, accepted) = self.drafter, self.observed
-        seen = replace(old_draft, q=None if old_q is None else unpack(old_q))
+        seen = replace(old_draft, q=None if old_q is None else Categorical(unpack(old_q)))
         self.round += 1
-        place = emitted[:, None] - 1 + self.steps  # [B, W] output index of each node of the new window
+        place = canvas.emitted[:, None] - 1 + self.steps  # [B, W] output index of each node of the new window
         # A node gives the p of the place after its own. Each row has moved on by what it accepted; beyond the
         # last scored node no p is known, and that of the edge stands in.
         scored = min(seen.tokens.shape[1], drafter.window)
         node = accepted[:, None] + self.steps
         covered, drafted = node < scored, node + 1 < scored
         node = torch.where(covered, node, self._edge(place[:, :1] - accepted[:, None], scored))
-        p, sound = take_nodes(unpack(packed_p), node), finite.gather(1, node)
+        p, sound = pick(unpack(packed_p), node), finite.gather(1, node)
         if drafter.init == "uniform":
             p = torch.where(covered[:, :, None], p, self.layout.uniform.to(p.dtype))
             sound = sound | ~covered
         tokens = self._redraw(p, place, seen, torch.where(drafted, node + 1, 0))
-        tokens[:, 0] = root
+        tokens[:, 0] = canvas.root
         if self.layout.has_syntax or drafter.init in NEIGHBOURS:
             first = place[:, :1] + scored - accepted[:, None]
-            known = torch.where(covered, FREE, self._standing(place, first, tokens, history))
+            known = torch.where(covered, FREE, self._standing(place, first, tokens, canvas))
             tokens, sound = torch.where(known == FREE, tokens, known), sound | (known != FREE)
             one_hot = torch.zeros_like(p).scatter(-1, tokens[:, :, None], 1.0)
             p = torch.where((known == FREE)[:, :, None], p, one_hot)
@@ -190,7 +193,7 @@ class JacobiSession(DraftSession):
         faulty = (inside & ~sound)[:, 1:].any(-1)
         if drafter.branches:
             tokens, valid, p = self._branch(place, tokens, valid, p)
-        q = None if drafter.kind is DraftKind.COUPLED else p
+        q = None if drafter.kind is DraftKind.COUPLED else Categorical(p)
         depth, children = drafter.window - 1, max(drafter.tail_children, min(1, drafter.window - 1))
         parents = self.parents.expand_as(tokens)
         return Draft(tokens, parents, valid, drafter.kind, q, depth, children, faulty)
@@ -205,14 +208,12 @@ class JacobiSession(DraftSession):
         nodes = torch.arange(scored, device=place.device)
         return nodes.where(self.layout.forced(place + nodes) == FREE, 0).amax(-1, keepdim=True)
 
-    def _standing(
-        self, place: Tensor, first: Tensor, tokens: Tensor, history: Sequence[Sequence[int]]
-    ) -> Tensor:
+    def _standing(self, place: Tensor, first: Tensor, tokens: Tensor, canvas: Canvas) -> Tensor:
         """[B, W] token that grammar or neighbour puts in places from `first` [B, 1] on; FREE for a draw."""
         forced = self.layout.forced(place)
         if self.drafter.init not in NEIGHBOURS:
             return forced
-        copied = self.layout.copy(self.drafter.init, place, first, tokens, history)
+        copied = self.layout.copy(self.drafter.init, place, first, tokens, canvas.before(self.layout.reach))
         return torch.where(forced == FREE, copied, forced)
 
     def _redraw(self, p: Tensor, place: Tensor, seen: Draft, old: Tensor) -> Tensor:
@@ -229,13 +230,13 @@ class JacobiSession(DraftSession):
             return (p.log() + self.random.gumbel(place, purpose, vocabulary, p.dtype)).argmax(-1)
         u = self.random.at(self.round).uniform(place, Purpose.REDRAW, 3, torch.float64)
         if coupling == "fresh":
-            return pick(p, u[..., 1:])
-        x, q = seen.tokens.gather(1, old), take_nodes(sampled_distribution(seen), old)
+            return invert(p, u[..., 1:])
+        x, q = seen.tokens.gather(1, old), pick(sampled_distribution(seen).p, old)
         p_x, q_x = (values.gather(-1, x[:, :, None])[..., 0] for values in (p, q))
         tried = (old > 0) & seen.valid.gather(1, old)
         keep = tried & (u[..., 0] * q_x <= p_x) & (p_x > 0)
         final = torch.where((tried & ~keep)[:, :, None], residual(p, q), p)
-        return torch.where(keep, x, pick(final, u[..., 1:]))
+        return torch.where(keep, x, invert(final, u[..., 1:]))
 
     def _branch(
         self, place: Tensor, tokens: Tensor, valid: Tensor, p: Tensor
@@ -266,12 +267,7 @@ def unpack(distribution: Tensor | SparseDistribution) -> Tensor:
     return distribution.dense() if isinstance(distribution, SparseDistribution) else distribution
 
 
-def take_nodes(values: Tensor, node: Tensor) -> Tensor:
-    """Take the values at several nodes of each row: values [B, n, V], node [B, m] -> [B, m, V]."""
-    return values.gather(1, node[:, :, None].expand(-1, -1, values.shape[-1]))
-
-
-def pick(p: Tensor, u: Tensor) -> Tensor:
+def invert(p: Tensor, u: Tensor) -> Tensor:
     """Draw tokens [B, n] from p [B, n, V] by inversion: two numbers a place, where Gumbel noise would need V.
 
     Args:

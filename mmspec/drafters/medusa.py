@@ -7,10 +7,7 @@ is cached.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
+from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft
 from mmspec.drafting.growth import TreeGrowth
 from mmspec.drafting.heads import LevelDrafter, StateSession
@@ -24,12 +21,12 @@ class MedusaSession(StateSession):
 
     head: MedusaHead
 
-    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
+    def propose(self, canvas: Canvas) -> Draft:
         self.passes += 1
         predicted = self.head(self.hidden, self.shape.depth)  # [R, D, d]
         logits = self.head.logits(predicted, self.target.head)
         log_p = self._log_probabilities(self._guided(logits))  # [B, D, V]
-        growth = TreeGrowth(self.shape, root)
+        growth = TreeGrowth(self.shape, canvas.root)
         while not growth.is_grown:
             growth.grow(log_p[:, growth.level, None].expand(-1, growth.tokens.shape[1], -1))
         return growth.draft()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
+from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
@@ -23,5 +22,5 @@ class NoDrafter(Drafter, DraftSession):
     ) -> DraftSession:
         return self
 
-    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        return Draft.chain(root[:, None], self.kind)
+    def propose(self, canvas: Canvas) -> Draft:
+        return Draft.chain(canvas.root[:, None], self.kind)

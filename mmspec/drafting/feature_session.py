@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmspec.decoding.cache import RaggedCache
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.distribution import Scores
+from mmspec.decoding.draft import Draft, DraftKind, Nodes
+from mmspec.decoding.indexing import pick, take
 from mmspec.decoding.interfaces import TargetOutput
-from mmspec.decoding.sampling import Scores
-from mmspec.decoding.verdict import Verdict, take
-from mmspec.drafting.growth import gather_rows
+from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.heads import HeadBatch, HeadDrafter, HeadSession
 from mmspec.models.feature_head import EMBEDDINGS, FeatureHead, Prompts
 from mmspec.targets.causal import CausalState, to_device
@@ -55,7 +56,6 @@ class FeatureSession(HeadSession):
         super().__init__(drafter, batch)
         eager = self.head.decoder.config._attn_implementation == "eager"
         self.additive = self.head.dtype if eager else None
-        self.prompt_lengths = [request.inputs["input_ids"].shape[1] for request in batch.requests]
         taps = [batch.prefill.taps[tap] for tap in self.head.taps]
         known = [self.head.join(states) for states in zip(*taps, strict=True)]
         self.state, self.summary = self._read_prompts(batch.prompts, batch.prefill.taps[EMBEDDINGS], known)
@@ -67,12 +67,12 @@ class FeatureSession(HeadSession):
         self.has_read = False
 
     @abstractmethod
-    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft: ...
+    def propose(self, canvas: Canvas) -> Draft: ...
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         path = self._copied(verdict.path)
         tokens = draft.tokens.gather(1, verdict.path)
-        features = self.head.join([gather_rows(output.taps[tap], path) for tap in self.head.taps])
+        features = self.head.join([pick(output.taps[tap], path) for tap in self.head.taps])
         if self.has_read:
             self.tokens, self.features, self.accepted = tokens.roll(-1, 1), features, verdict.accepted
             self.has_read = False
@@ -123,37 +123,35 @@ class FeatureSession(HeadSession):
         question = torch.tensor([length - 1], device=features.device)
         return self.head.read_prompts(Prompts(embeddings, features, [length], spans, question))
 
-    def _read_committed(self, root: Tensor, history: Sequence[Sequence[int]]) -> Tensor:
+    def _read_committed(self, canvas: Canvas) -> Tensor:
         """Read what was committed since the last time, the root included; the head's state there, [R, d]."""
         self.has_read = True
-        tokens = self.tokens.scatter(1, self.accepted[:, None], root[:, None])
+        tokens = self.tokens.scatter(1, self.accepted[:, None], canvas.root[:, None])
         chain = Draft.chain(tokens, DraftKind.POINT)
-        hidden = self._read(tokens, self.features, chain.ancestors, chain.depth)
+        hidden = self._read(self.features, chain.nodes)
         accepted = self._copied(self.accepted)
         self.state.cache.commit(None, accepted + 1)
-        lengths = zip(history, self.prompt_lengths, strict=True)
-        self.state.tighten([len(tokens) - length for tokens, length in lengths])
+        self.state.cache.longest += tokens.shape[1]
+        self.state.tighten(canvas.output_lengths)
         return take(hidden, accepted)
 
-    def _read(self, tokens: Tensor, features: Tensor, reached: Tensor, depths: Tensor) -> Tensor:
+    def _read(self, features: Tensor, nodes: Nodes) -> Tensor:
         """Read new nodes behind those that were read since the last commit.
 
         Args:
-            tokens: [B, n]; features: [R, n, d] of the tokens before them.
-            reached: [B, n, m] which of the m nodes, these last, each of them sees.
-            depths: [B, m] of all nodes, counted from the first row that is not committed.
+            features: [R, n, d] of the tokens before the nodes.
+            nodes: [B, n].
 
         Returns:
             [R, n, d] the head's state at them.
         """
         self.passes += 1
-        cache, nodes = self.state.cache, tokens.shape[1]
-        cache.begin_score(nodes, depths.shape[1] - nodes)
-        depths = self._copied(depths)
+        cache, nodes = self.state.cache, nodes.repeat_rows(self.copies)
+        cache.begin_score(nodes.slots, nodes.extent)
         hidden: Tensor = self.head(
-            self.head.fuse(self.target.embed(self._copied(tokens)), features, self.summary),
-            (cache.lengths + self.state.offset)[:, None] + depths[:, -nodes:],
-            cache.attention_mask(self._copied(reached), depths, self.additive),
+            self.head.fuse(self.target.embed(nodes.tokens), features, self.summary),
+            (cache.lengths + self.state.offset)[:, None] + nodes.depth,
+            cache.attention_mask(nodes, self.additive),
             cache,
         )
         return hidden

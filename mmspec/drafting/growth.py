@@ -11,11 +11,11 @@ import math
 import torch
 from torch import Tensor
 
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import Draft, DraftKind, Nodes, find_ancestors
 from mmspec.decoding.sampling import NEG_INF
 from mmspec.drafting.tree import TreeShape, renumber
 
-__all__ = ["TreeGrowth", "gather_rows"]
+__all__ = ["TreeGrowth"]
 
 
 class TreeGrowth:
@@ -47,23 +47,16 @@ class TreeGrowth:
         self._parents: list[Tensor] = []  # of the expanded nodes, among themselves; level 1's are themselves
         self.is_grown = False
 
-    @property
-    def depths(self) -> Tensor:
-        """[B, m] depths of all expanded nodes, the root's children being 0."""
-        widths = [parents.shape[1] for parents in self._parents]
-        depths = [depth for depth, width in enumerate(widths) for _ in range(width)]
-        return torch.tensor(depths, device=self.tokens.device).expand(len(self.tokens), -1)
-
-    @property
-    def ancestors(self) -> Tensor:
-        """[B, m, m] True where expanded node j is expanded node i or one of its ancestors."""
-        jump = torch.cat(self._parents, 1)
-        rows, nodes = jump.shape
-        reached = torch.eye(nodes, dtype=torch.bool, device=jump.device).expand(rows, nodes, nodes)
-        for _ in range(self.level.bit_length()):  # pointer doubling, as in `Draft.ancestors`
-            reached = reached | reached.gather(1, jump[:, :, None].expand(-1, -1, nodes))
-            jump = jump.gather(1, jump)
-        return reached
+    def nodes(self, tokens: Tensor) -> Nodes:
+        """The nodes expanded last, tokens [B, n], as a head reads them behind those it has read already."""
+        rows, count = tokens.shape
+        parents = torch.cat(self._parents, 1)
+        widths = [level.shape[1] for level in self._parents]
+        # the root's children stand where the root's successor will
+        depths = torch.cat([parents.new_full((width,), depth) for depth, width in enumerate(widths)])
+        slots = torch.arange(parents.shape[1] - count, parents.shape[1], device=tokens.device)
+        reached = find_ancestors(parents, len(widths))[:, -count:]
+        return Nodes(tokens, slots.expand(rows, count), depths.expand(rows, -1), reached, len(widths) - 1)
 
     def grow(self, log_p: Tensor) -> Tensor:
         """Add the likeliest children of the nodes expanded last, and expand the best of these.
@@ -121,8 +114,3 @@ class TreeGrowth:
             self.shape.max_children,
             faulty,
         )
-
-
-def gather_rows(values: Tensor, index: Tensor) -> Tensor:
-    """[B, m, d] values and [B, n] places -> [B, n, d]."""
-    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))

@@ -13,7 +13,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import (
     Drafter,
     DraftSession,
@@ -24,8 +26,8 @@ from mmspec.decoding.interfaces import (
     list_prompts,
 )
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler, Scores, guide
-from mmspec.decoding.verdict import Verdict, take
+from mmspec.decoding.sampling import Sampler, guide
+from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.tree import DynamicTree, TreeShape, choose_tree
 from mmspec.errors import InputError
 from mmspec.models.feature_head import HIDDEN, DraftingHead
@@ -97,7 +99,7 @@ class HeadDrafter(Drafter):
     def check(self, target: Target[Any]) -> None:
         """Raise an InputError unless the head was trained for a target of this kind and size."""
         config, known = self.model.config, self.model.draft_tokens
-        if not isinstance(target, CausalTarget):
+        if target.config is None:
             raise InputError("drafter", self.title, "a target that is a transformers model")
         text = target.config.get_text_config(decoder=True)
         wanted = {
@@ -113,6 +115,9 @@ class HeadDrafter(Drafter):
         most = target.vocabulary if known is None else len(known)
         if max(self.shape.branch(level) for level in range(1, self.shape.depth + 1)) > most:
             raise InputError("top_k", self.shape.max_children, f"at most {most}, the vocabulary")
+
+    def to(self, *args: Any, **kwargs: Any) -> None:
+        self.model.to(*args, **kwargs)
 
     def fit(self, target: Target[Any]) -> Self:
         """This drafter with the target's embedding and output matrix."""
@@ -201,5 +206,5 @@ class StateSession(HeadSession):
         self.hidden = torch.cat([hidden[:, -1] for hidden in batch.prefill.taps[HIDDEN]])
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
-        newest = take(verdict.path, verdict.accepted)
+        newest = verdict.last
         self.hidden = take(output.taps[HIDDEN], self._copied(newest))

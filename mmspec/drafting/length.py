@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, median
 from time import perf_counter
 
-from torch import Tensor
-
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.distribution import Categorical, Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler, Scores
+from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 
 __all__ = ["CostModel", "PacedDrafter", "half_lengths"]
@@ -135,7 +135,7 @@ class PacedDrafter(Drafter):
         model = self.models.setdefault(len(requests), CostModel(depths))
         nothing = None
         if self.kind in (DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT):  # sampled kinds have a q
-            nothing = prefill.logits.new_zeros(len(requests), 1, prefill.logits.shape[-1])
+            nothing = Categorical(prefill.logits.new_zeros(len(requests), 1, prefill.logits.shape[-1]))
         return PacedSession(self, session, model, nothing)
 
 
@@ -146,23 +146,23 @@ class PacedSession(DraftSession):
     """
 
     def __init__(
-        self, drafter: PacedDrafter, inner: DraftSession, model: CostModel, nothing: Tensor | None
+        self, drafter: PacedDrafter, inner: DraftSession, model: CostModel, nothing: Categorical | None
     ) -> None:
         self.drafter, self.inner, self.model, self.nothing = drafter, inner, model, nothing
         self.choice: int | None = None
         self.started = 0.0
         self.lengths: list[int] = []
 
-    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        now, lengths = self.drafter.clock(), [len(row) for row in history]
+    def propose(self, canvas: Canvas) -> Draft:
+        now, lengths = self.drafter.clock(), list(canvas.output_lengths)
         if self.choice is not None:
             grown = [new - old for new, old in zip(lengths, self.lengths, strict=True) if new > old]
             self.model.record(self.choice, grown, now - self.started)
         self.choice, self.started, self.lengths = self.model.choose(), now, lengths
         if self.choice == PLAIN:
-            return Draft.chain(root[:, None], self.drafter.kind, self.nothing)
+            return Draft.chain(canvas.root[:, None], self.drafter.kind, self.nothing)
         self.inner.resize(self.drafter.inner.sizes[self.choice - 1])
-        draft = self.inner.propose(root, emitted, history)
+        draft = self.inner.propose(canvas)
         self.passes = self.inner.passes
         return draft
 

@@ -6,6 +6,7 @@ then those of level 2, and so on; so parents always come before their children.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -187,10 +188,10 @@ class StaticTree:
         return self._branch[level]
 
     def frontier(self, level: int, scores: Tensor) -> Tensor:
-        return torch.tensor(self._frontier[level], device=scores.device).expand(len(scores), -1)
+        return constant(tuple(self._frontier[level]), scores.device).expand(len(scores), -1)
 
     def choose(self, scores: Tensor) -> Tensor:
-        return torch.tensor(self._chosen, device=scores.device).expand(len(scores), -1)
+        return constant(tuple(self._chosen), scores.device).expand(len(scores), -1)
 
 
 def choose_tree(
@@ -239,6 +240,12 @@ def choose_tree(
         known = ["dynamic", *NAMED_TREES, *(["measured"] if rates else [])]
         raise InputError("tree", tree, did_you_mean(tree, known))
     return StaticTree.named(tree)
+
+
+@functools.cache  # made anew in every round, it would be a copy to the device
+def constant(index: tuple[int, ...], device: torch.device) -> Tensor:
+    """Indices as a tensor on a device."""
+    return torch.tensor(index, device=device)
 
 
 def best(scores: Tensor, count: int) -> Tensor:

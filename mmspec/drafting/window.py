@@ -55,9 +55,7 @@ class WindowLayout:
         upper = place - ((place - first).clamp_min(0) // self._stride + 1) * self._stride
         return torch.where(upper >= 0, upper, self.left(place, first))
 
-    def copy(
-        self, init: str, place: Tensor, first: Tensor, tokens: Tensor, history: Sequence[Sequence[int]]
-    ) -> Tensor:
+    def copy(self, init: str, place: Tensor, first: Tensor, tokens: Tensor, recent: Tensor) -> Tensor:
         """[B, n] token of each place's neighbour, as an initial draft.
 
         Args:
@@ -65,12 +63,9 @@ class WindowLayout:
             place: [B, n] consecutive places; the first of them is that of the newest emitted token.
             first: [B, 1] the first place that holds no token yet.
             tokens: [B, n] the tokens in these places, as far as they have any.
-            history: B lists of committed token ids, prompt included, the newest last.
+            recent: [B, reach] the newest tokens.
         """
-        recent = torch.tensor(
-            [([0] * self.reach + list(row[-self.reach :]))[-self.reach :] for row in history]
-        )
-        known = torch.cat([recent.to(tokens.device), tokens[:, 1:]], 1)
+        known = torch.cat([recent, tokens[:, 1:]], 1)
         source = (self.left if init == "repeat" else self.above)(place, first)
         return look_up(known, source - place[:, :1] + self.reach - 1)
 

@@ -15,7 +15,7 @@ import torch
 from mmspec.acceleration import Accelerator
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.quality.image_methods import held_out_captions
-from mmspec.evaluation.quality.variation import with_meter
+from mmspec.evaluation.quality.variation import VariationMeter, needs_meter
 from mmspec.evaluation.speed.timing import Decode, Decoded
 from mmspec.evaluation.text_contender import Contender
 
@@ -42,6 +42,10 @@ class DrawingPipeline(Protocol):
 
     def __call__(self, prompt: Any = None, **settings: Any) -> Any:
         """Generate images."""
+        ...
+
+    def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> Any:
+        """Set up a call, whose rounds can be watched."""
         ...
 
     def set_accelerator(self, accelerator: str, **options: Any) -> Any:
@@ -73,23 +77,25 @@ class ImageContender(Contender):
         """Make a function that draws a batch with this accelerator; every example has its own noise."""
 
         def decode(batch: Sequence[Example]) -> Decoded:
-            seeds = [seed ^ zlib.crc32(example.identifier.encode()) for example in batch]
-            return decode_images(self.enter(), batch, seeds=seeds, **settings)
+            return decode_images(self.enter(), batch, seeds=seeds_of(batch, seed), **settings)
 
         return decode
 
     def measure_variation(
         self, batch: Sequence[Example], seed: int = 0, **settings: Any
     ) -> dict[str, float] | None:
-        """Measure a fixed decoding order's total variation to the target, mean and maximum, on one batch.
+        """Measure the total variation of a staircase of cells to the target, mean and maximum, on one batch.
 
-        None for all others, see `with_meter`.
+        None for all others: what they promise is exact, or their rules measure it themselves.
         """
-        meter = with_meter(self.accelerator)
-        if meter is self.accelerator:
+        if not needs_meter(self.accelerator):
             return None
-        measured = ImageContender(self.pipe, meter, self.draft_processor)
-        (stats,) = measured.decoder(seed, output_type="latent", **settings)(batch).stats
+        meter = VariationMeter()
+        call = prepare_images(self.enter(), batch, seeds=seeds_of(batch, seed), **settings)
+        for step in call.rounds():
+            meter.watch(step)
+        meter.finish(call.calls[-1])
+        stats = call.calls[-1].stats
         return None if stats.tv_mean is None else {"mean": stats.tv_mean, "max": stats.tv_max}
 
 
@@ -110,12 +116,30 @@ def decode_images(
         seeds: one for each.
         settings: of the call.
     """
-    labels = [example.label for example in batch]
-    what: dict[str, Any] = {"prompt": [example.turns[0] for example in batch]}
-    if None not in labels:
-        what = {"class_labels": labels}
-    output = pipe(**what, seed=list(seeds), batch_size=len(batch), **settings)
+    prompt, what = subject_of(batch)
+    output = pipe(prompt, **what, seed=list(seeds), batch_size=len(batch), **settings)
     return Decoded(output.tokens, [output.stats], output.decode_seconds)
+
+
+def prepare_images(
+    pipe: DrawingPipeline, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any
+) -> Any:
+    """Set up what `decode_images` decodes: the call, whose rounds can be watched."""
+    prompt, what = subject_of(batch)
+    return pipe.prepare(prompt, {"seed": list(seeds), "batch_size": len(batch), **settings}, **what)
+
+
+def subject_of(batch: Sequence[Example]) -> tuple[list[str] | None, dict[str, Any]]:
+    """Prompts of a batch, or None and the classes where it has some."""
+    labels = [example.label for example in batch]
+    if None in labels:
+        return [example.turns[0] for example in batch], {}
+    return None, {"class_labels": labels}
+
+
+def seeds_of(batch: Sequence[Example], seed: int) -> list[int]:
+    """Seed of each example, whatever the batch that it is in."""
+    return [seed ^ zlib.crc32(example.identifier.encode()) for example in batch]
 
 
 def image_examples(pipe: DrawingPipeline, count: int, seed: int = 0) -> list[Example]:
@@ -135,22 +159,19 @@ def image_examples(pipe: DrawingPipeline, count: int, seed: int = 0) -> list[Exa
     return [Example((text,), category=GENERATE, identifier=text) for text in captions]
 
 
-def describe_accelerator(accelerator: Accelerator, columns: int) -> dict[str, Any]:
+def describe_accelerator(accelerator: Accelerator) -> dict[str, Any]:
     """Describe an accelerator's window and promise, which a report states beside its figures.
 
     Args:
         accelerator: fitted.
-        columns: of the image.
 
     Returns:
-        `window`: of a drafter, nodes that one forward feeds at most; of a decoding order, columns between
-            rows.
+        `window`: nodes that one forward feeds at most.
         `promise`: "exact", "tv<=x", or "lossy" with its bound in words or "no bound".
     """
-    order, rule = accelerator.order, accelerator.rule
-    bound = rule.bound if order is None else None
-    promise = accelerator.exactness
+    drafter, promise = accelerator.drafter, accelerator.exactness
+    bound = accelerator.rule.bound if drafter.exactness == "exact" else None
     return {
-        "window": accelerator.drafter.max_nodes if order is None else order.window(columns),
+        "window": drafter.max_nodes,
         "promise": f"lossy, {bound or 'no bound'}" if promise == "lossy" else promise,
     }

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, UnsupportedModelError
@@ -41,7 +42,8 @@ class CausalState:
     def tighten(self, emitted: Sequence[int]) -> None:
         copies = self.cache.rows // len(emitted)
         lengths = zip(self.prompt_lengths, list(emitted) * copies, strict=True)
-        self.cache.longest = max(prompt + count for prompt, count in lengths) - 1
+        longest = max(prompt + count for prompt, count in lengths) - 1
+        self.cache.longest = min(self.cache.longest, longest)
         # a row that was cut by a stop has cached more than it kept; nothing may be written beyond `longest`
         self.cache.lengths.clamp_(max=self.cache.longest)
 
@@ -59,12 +61,18 @@ class CausalTarget:
         model: a loaded decoder-only model with an LM head, on its device, in eval mode.
 
     Attributes:
+        vocabulary, device, grid, codebook, mask_token_id, vector_size: as of `Target`.
         prefix_cache: prompts that were read before, of all batches; None, the default, keeps none. It stays
             empty for models with recurrent states.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded speculatively; the message says why.
     """
+
+    grid: ImageGrid | None = None
+    codebook: Tensor | None = None
+    mask_token_id: int | None = None
+    vector_size: int = 0
 
     def __init__(self, model: PreTrainedModel) -> None:
         check_model(model)
@@ -75,6 +83,11 @@ class CausalTarget:
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         self.dtype: torch.dtype = model.dtype
         self.prefix_cache: PrefixCache | None = None
+
+    @property
+    def additive(self) -> torch.dtype | None:
+        """Number format of additive attention masks; None where masks are boolean."""
+        return self.dtype if attention_backend(self.model) == "eager" else None
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
@@ -169,58 +182,32 @@ class CausalTarget:
         alone.load(known.states)
         rest: dict[str, Any] = rest_of(inputs, known)
         chain = Draft.chain(rest["input_ids"], DraftKind.POINT)
-        alone.begin_score(length - known.length)
-        additive = self.dtype if attention_backend(self.model) == "eager" else None
-        mask = alone.attention_mask(chain.ancestors, chain.depth, additive)
+        alone.begin_score(chain.nodes.slots, length - known.length)
+        mask = alone.attention_mask(chain.nodes, self.additive)
         logits = self.forward({**rest, "attention_mask": mask}, alone, keep=1, whole=whole)
         cache.load(alone.row_states(0, length))
         return logits
 
     def score(self, state: CausalState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
         """Score every node of the draft in one forward."""
-        cache = state.cache
-        draft = draft.repeat_rows(cache.rows // len(draft.tokens))
-        check_lengths(self.model, min(state.prompt_lengths), cache.longest + draft.max_depth + 1)
-        cache.begin_score(draft.tokens.shape[1])
-        additive = self.dtype if attention_backend(self.model) == "eager" else None
-        inputs: dict[str, Any] = {
-            "input_ids": draft.tokens,
-            "attention_mask": cache.attention_mask(draft.ancestors, draft.depth, additive),
-            # the place on the path, never the index in the array
-            "position_ids": (cache.lengths + state.offset)[:, None] + draft.depth,
-        }
-        with tap_hidden_states(self.model, taps) as hidden, mixers_on_tree(self.model, cache, draft):
-            logits = self.forward(inputs, cache)
-        return TargetOutput(logits, hidden)
-
-    def score_places(self, state: CausalState, tokens: Tensor, places: Tensor, visible: Tensor) -> Tensor:
-        """Feed tokens at chosen places of the output; nothing is committed, keys stay where they were put.
-
-        Args:
-            tokens, places: [B, n] what is fed, and at which output index.
-            visible: [B, n, m] which of the first m places of the output each sees, besides the prompt.
-
-        Returns:
-            [B, n, V] logits of what comes after each; [2B, n, V] under guidance.
-        """
-        cache = state.cache
-        if cache.recurrent:
+        cache, nodes = state.cache, draft.nodes
+        if cache.recurrent and not draft.moves:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} keeps a recurrent state, which is of tokens in their order; "
                 "they cannot be decoded in another"
             )
-        copies = cache.rows // len(tokens)
-        tokens, places = tokens.repeat(copies, 1), places.repeat(copies, 1)
-        extent = visible.shape[2]
-        cache.begin_places(places, extent)
-        additive = self.dtype if attention_backend(self.model) == "eager" else None
-        depth = torch.arange(extent, device=places.device).expand(cache.rows, extent)
+        nodes = nodes.repeat_rows(cache.rows // len(nodes.tokens))
+        check_lengths(self.model, min(state.prompt_lengths), cache.longest + nodes.deepest + 1)
+        cache.begin_score(nodes.slots, nodes.extent)
         inputs: dict[str, Any] = {
-            "input_ids": tokens,
-            "attention_mask": cache.attention_mask(visible.repeat(copies, 1, 1), depth, additive, places),
-            "position_ids": (cache.lengths + state.offset)[:, None] + places,
+            "input_ids": nodes.tokens,
+            "attention_mask": cache.attention_mask(nodes, self.additive),
+            # the place on the path, never the index in the array
+            "position_ids": (cache.lengths + state.offset)[:, None] + nodes.depth,
         }
-        return self.forward(inputs, cache)
+        with tap_hidden_states(self.model, taps) as hidden, mixers_on_tree(self.model, cache, nodes):
+            logits = self.forward(inputs, cache)
+        return TargetOutput(logits, hidden)
 
     def forward(
         self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False
@@ -229,7 +216,7 @@ class CausalTarget:
 
         Args:
             inputs: the model's keyword arguments, with `input_ids` [B, n] and `position_ids`.
-            cache: told what to write by `begin_prefill`, `begin_reading`, `begin_score` or `begin_places`.
+            cache: told what to write by `begin_prefill`, `begin_reading` or `begin_score`.
             keep: 1 for the logits of the last token alone, 0 for all.
             whole: whether every layer is to read every token, though the logits are of the last one alone.
 
@@ -254,8 +241,10 @@ class CausalTarget:
 
     def commit(self, state: CausalState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
         """Keep the accepted nodes of the active rows; the next token has no keys yet."""
+        if not draft.moves:
+            return
         copies = state.cache.rows // len(active)
-        counts = ((verdict.accepted + 1) * active).repeat(copies)
+        counts = (verdict.decided * active).repeat(copies)
         state.cache.commit(None if draft.is_chain else verdict.path.repeat(copies, 1), counts)
         state.cache.longest += draft.max_depth + 1
 

@@ -63,6 +63,8 @@ class ImageTokenTarget(CausalTarget, ABC):
         UnsupportedModelError: the model cannot be decoded speculatively; the message says why.
     """
 
+    grid: ImageGrid
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -132,17 +134,11 @@ class ImageTokenTarget(CausalTarget, ABC):
 
     def score(self, state: ImageState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:  # type: ignore[override]
         """Score every node of the draft in one forward, and exclude what the grammar excludes after it."""
-        output = super().score(state, draft, taps)
-        depth = draft.repeat_rows(state.cache.rows // len(draft.tokens)).depth
-        # `lengths - starts` is the output index of the root, which is not cached; its logits are of the next
+        output, nodes = super().score(state, draft, taps), draft.nodes
+        depth = nodes.depth.repeat(state.cache.rows // len(nodes.tokens), 1)
+        # `lengths - starts` is the output index of what stands in the first slot
         index = (state.cache.lengths - state.starts)[:, None] + depth + 1
         return replace(output, logits=self.constrain(output.logits, state.grammar.at(index)))
-
-    def score_places(self, state: ImageState, tokens: Tensor, places: Tensor, visible: Tensor) -> Tensor:  # type: ignore[override]
-        """Score tokens at chosen places of the output, and exclude what the grammar excludes after them."""
-        logits = super().score_places(state, tokens, places, visible)
-        following = places.repeat(state.cache.rows // len(places), 1) + 1
-        return self.constrain(logits, state.grammar.at(following))
 
     def constrain(self, logits: Tensor, forced: Tensor) -> Tensor:
         """Apply the grammar: codes alone at cells, and at forced places the syntax token alone.

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from mmspec.decoding.cache import RaggedCache
-from mmspec.decoding.draft import Draft
+from mmspec.decoding.draft import Nodes
 from mmspec.decoding.recurrent import Paths, RecurrentLayer
 
 __all__ = ["MIXERS", "find_mixers", "mixers_on_tree"]
@@ -103,12 +103,12 @@ def find_mixers(model: PreTrainedModel) -> list[nn.Module]:
 
 
 @contextmanager
-def mixers_on_tree(model: PreTrainedModel, cache: RaggedCache, draft: Draft) -> Iterator[None]:
+def mixers_on_tree(model: PreTrainedModel, cache: RaggedCache, nodes: Nodes) -> Iterator[None]:
     """Let the recurrent mixers of a model read a draft tree, in one scoring forward."""
     paths: Paths | None = None
     with ExitStack() as stack:
         for layer, mixer in zip(cache.recurrent, find_mixers(model) if cache.recurrent else (), strict=True):
-            paths = paths or Paths.of(draft, layer.window.shape[1] + 1)
+            paths = paths or Paths.of(nodes, layer.window.shape[1] + 1)
             stack.enter_context(replaced_forward(mixer, layer, paths.to(layer.window.device)))
         yield
 

@@ -45,7 +45,7 @@ def codebook_of(target: Target[Any]) -> Tensor:
     Raises:
         InputError: the target has no codebook, or not one vector for each code of its vocabulary.
     """
-    codebook, grid = getattr(target, "codebook", None), getattr(target, "grid", None)
+    codebook, grid = target.codebook, target.grid
     codes = target.vocabulary if grid is None else grid.codebook_size
     if codebook is None:
         raise InputError("codebook", None, "a target of image tokens with its codebook; this rule needs it")

@@ -10,17 +10,18 @@ token that the target excludes is never accepted: top-k, top-p and grammars hold
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from mmspec.decoding.distribution import Scores, draw, normalise, residual
 from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Scores, draw
-from mmspec.decoding.verdict import Verdict, take
-from mmspec.verification.residuals import normalise, residual, sampled_distribution
+from mmspec.decoding.verdict import Verdict
+from mmspec.verification.residuals import last_purpose, sampled_distribution
 from mmspec.verification.tree_walk import walk
 
 
@@ -99,7 +100,7 @@ class RelaxedSampling(AcceptanceRule):
 
     def verify_chain(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
         """Verify one candidate per place: all places are judged at once."""
-        p, x = scores.probabilities(), draft.tokens[:, 1:, None]
+        p, x = scores.p, draft.tokens[:, 1:, None]
         q = draft_distribution(draft, p.dtype)
         depth = torch.arange(draft.max_depth, device=emitted.device)
         allowance = self.allowance(depth.to(p.dtype))[:, None].expand(*x.shape)
@@ -118,7 +119,7 @@ class RelaxedSampling(AcceptanceRule):
         q_node, x_node = None if q is None else take(q, after), take(draft.tokens, after)[:, None]
         refused = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])  # past the end: False
         final = torch.where(refused, self.residual(p_node, q_node, x_node), p_node)
-        next_token = draw(final, random, emitted + node, Purpose.RESIDUAL)
+        next_token = draw(final, random, emitted + node, last_purpose(draft))
         if q is not None and not measures_all and draft.max_depth:
             place = emitted % (node + 1).clamp_max(draft.max_depth)  # some place that was judged
             one = self.judge(take(p, place), take(q, place + 1), take(x, place), take(allowance, place))
@@ -127,7 +128,7 @@ class RelaxedSampling(AcceptanceRule):
 
     def verify_tree(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
         """Verify siblings one after the other, from the root down."""
-        p = scores.probabilities()
+        p = scores.p
         draft_q = draft_distribution(draft, p.dtype)
         variations: list[Tensor] = []
 
@@ -157,13 +158,15 @@ class RelaxedSampling(AcceptanceRule):
             return chosen, p
 
         verdict = walk(draft, p, random, emitted, judge)
-        tv = torch.stack(variations, 1)
-        return Verdict(verdict.path, verdict.accepted, verdict.next_token, tv)
+        return replace(verdict, tv=torch.stack(variations, 1))
 
 
 def draft_distribution(draft: Draft, dtype: torch.dtype) -> Tensor | None:
     """Return the draft's q; None for deterministic candidates, whose q is one-hot."""
-    return None if draft.kind is DraftKind.POINT else sampled_distribution(draft).to(dtype)
+    if draft.kind is DraftKind.POINT:
+        return None
+    q: Tensor = sampled_distribution(draft).p.to(dtype)
+    return q
 
 
 def total_variation(output: Tensor, p: Tensor) -> Tensor:

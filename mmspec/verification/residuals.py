@@ -1,26 +1,24 @@
-"""Residual distributions, which are drawn from when a candidate is refused."""
+"""What rules for sampled drafts ask of a draft: its q, and the noise of the last token."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft
+from mmspec.decoding.random_stream import Purpose
 
 
-def normalise(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Divide weights [..., V] by their sum; `otherwise` where all are zero (q = p rounds to nothing left)."""
-    total = weights.sum(-1, keepdim=True)
-    return torch.where(total > 0, weights / total.clamp_min(torch.finfo(weights.dtype).tiny), otherwise)
+def last_purpose(draft: Draft) -> Tensor:
+    """[B] purpose of the noise that draws the last token: plain decoding's own where nothing was proposed."""
+    proposed = (draft.valid & (draft.parents == 0))[:, 1:].any(-1)
+    return torch.where(proposed, Purpose.RESIDUAL, Purpose.TARGET)
 
 
-def residual(p: Tensor, q: Tensor) -> Tensor:
-    """Residual distribution norm((p - q)+), [..., V]: what min(p, q) leaves of p (2211.17192)."""
-    return normalise((p - q).clamp_min(0.0), otherwise=p)
-
-
-def sampled_distribution(draft: Draft) -> Tensor:
-    """Return the draft's q.
+def sampled_distribution(draft: Draft) -> Any:
+    """Return the draft's q, a distribution of the kind that the target's are.
 
     Raises:
         TypeError: it has none; accelerators are checked for that when they are built.

@@ -7,10 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from mmspec.decoding.distribution import draw
 from mmspec.decoding.draft import Draft
+from mmspec.decoding.indexing import take
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import draw
-from mmspec.decoding.verdict import Verdict, take
+from mmspec.decoding.verdict import Verdict
+from mmspec.verification.residuals import last_purpose
 
 __all__ = ["Judge", "walk"]
 
@@ -39,4 +41,4 @@ def walk(draft: Draft, p: Tensor, random: RandomStream, emitted: Tensor, judge: 
         final = torch.where(moved[:, None], here, final)
         moving = moved
     accepted = take(draft.depth, node)
-    return Verdict.at(draft, node, draw(final, random, emitted + accepted, Purpose.RESIDUAL))
+    return Verdict.at(draft, node, draw(final, random, emitted + accepted, last_purpose(draft)))

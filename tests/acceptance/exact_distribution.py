@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from mmspec.acceptance import rejection
+from mmspec.decoding import distribution
+from mmspec.decoding.distribution import Categorical, Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Scores
 from mmspec.verification import relaxed_sampling as relaxation
 from mmspec.verification import tree_walk
 
@@ -42,14 +43,14 @@ class Dial(RandomStream):
 def caught_draws() -> Iterator[list[Tensor]]:
     """Catch the distributions that a rule hands to `draw`."""
     caught: list[Tensor] = []
-    real = rejection.draw
+    real = distribution.draw
 
     def draw(p: Tensor, random: RandomStream, index: Tensor, purpose: Purpose) -> Tensor:
         caught.append(p)
         return real(p, random, index, purpose)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (rejection, relaxation, tree_walk):
+        for module in (distribution, relaxation, tree_walk):
             patch.setattr(module, "draw", draw)
         yield caught
 
@@ -109,7 +110,7 @@ def integrate(
     rows, siblings = tokens.shape
     nodes = torch.cat([torch.zeros(rows, 1, dtype=torch.long), tokens], 1)
     draft_q = None if kind is DraftKind.POINT else q[case][:, None].repeat(1, siblings + 1, 1)
-    draft = Draft.tree(nodes, [0] * (siblings + 1), kind, draft_q)
+    draft = Draft.tree(nodes, [0] * (siblings + 1), kind, None if draft_q is None else Categorical(draft_q))
     scores = Scores(p[case].log()[:, None].expand(-1, siblings + 1, -1), greedy=False)
     emitted = torch.ones(rows, dtype=torch.long)
     reported: list[Tensor] = []

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from mmspec.acceptance.lantern import Lantern
+from mmspec.decoding.distribution import Categorical, Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Scores
 from tests.acceptance import relaxed_checks as checks
 from tests.acceptance import slow_rules
 from tests.acceptance.codes import fitted
@@ -123,7 +123,7 @@ def test_an_expensive_rule_measures_one_judged_place_a_round() -> None:
     random = RandomStream.from_seed(2, rows)
     tokens = (q.log() + random.gumbel(torch.arange(5).expand(rows, 5), Purpose.DRAFT, 6, q.dtype)).argmax(-1)
     emitted = torch.arange(rows)
-    verdict = rule.verify(Draft.chain(tokens, IID, q), Scores(p.log(), False), random, emitted)
+    verdict = rule.verify(Draft.chain(tokens, IID, Categorical(q)), Scores(p.log(), False), random, emitted)
     assert verdict.tv is not None
     measured = ~verdict.tv.isnan()
     assert measured.sum(-1).tolist() == [1] * rows

@@ -7,9 +7,9 @@ import torch
 
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.budget import Budget
+from mmspec.decoding.distribution import Categorical, Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Scores
 from mmspec.errors import InputError
 from tests.acceptance import relaxed_checks as checks
 from tests.contracts.mutation import PlantedBug
@@ -118,7 +118,7 @@ def test_rules_say_what_they_promise() -> None:
 
 
 def test_a_rule_that_was_not_fitted_says_so() -> None:
-    draft = Draft.chain(torch.zeros(1, 2, dtype=torch.long), IID, torch.full((1, 2, 4), 0.25))
+    draft = Draft.chain(torch.zeros(1, 2, dtype=torch.long), IID, Categorical(torch.full((1, 2, 4), 0.25)))
     random, emitted = RandomStream.from_seed(0, 1), torch.ones(1, dtype=torch.long)
     for name, options in (
         ("budget", {}),
@@ -137,7 +137,7 @@ def test_a_rule_that_was_not_fitted_says_so() -> None:
 def test_single_precision_and_a_draft_of_nothing_are_no_exception(name: str, nodes: int) -> None:
     rule = checks.rule_of(name)
     p, q = (values.float().view(20, nodes, 6) for values in checks.random_distributions(20 * nodes))
-    draft = Draft.chain(q.argmax(-1), IID, q)
+    draft = Draft.chain(q.argmax(-1), IID, Categorical(q))
     verdict = rule.verify(
         draft, Scores(p.log(), False), RandomStream.from_seed(0, 20), torch.ones(20, dtype=torch.long)
     )
@@ -161,7 +161,7 @@ def test_no_rule_makes_the_host_wait_for_the_device() -> None:
         ("suffix", checks.rule_of("suffix")),
     ):
         for kind in rule.sound_for:
-            draft_q = None if kind is DraftKind.POINT else q
+            draft_q = None if kind is DraftKind.POINT else Categorical(q)
             for parents in ([0, 0, 1, 2], *([] if rule.chains_only else [[0, 0, 0, 1]])):
                 draft = Draft.tree(tokens, parents, kind, draft_q)
                 with counted_reads() as reads:

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from mmspec.acceptance.typical import Typical
+from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler, Scores
+from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode, generate

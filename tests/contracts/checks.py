@@ -12,10 +12,10 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from mmspec.acceptance.rejection import KSequential, RecursiveRejection, SpeculativeSampling
 from mmspec.decoding import cache as cache_module
+from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Sequences
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts import distributions
@@ -161,10 +161,10 @@ def cache_equals_a_fresh_prefill() -> None:
     target = Recorder(tiny_lm())
     known = futures(precise(), PROMPTS, max_new_tokens=24)
 
-    def watch(sequences: Sequences) -> None:
+    def watch(canvas: Canvas) -> None:
         cache = target.state.cache
-        for row, tokens in enumerate(sequences.tokens):
-            if sequences.finish_reasons[row] is not None:
+        for row, tokens in enumerate(canvas.ids):
+            if canvas.finish_reasons[row] is not None:
                 continue
             length = len(tokens) - 1
             assert int(cache.lengths[row]) == length, "all committed tokens but the root are cached"

@@ -46,7 +46,7 @@ def end_token_anywhere() -> None:
             ):
                 run = decode(target, [prompt], drafter, max_new_tokens=16, end=[end])
                 assert run.outputs == [expected], f"end token {end} at {len(expected) - 1}"
-                assert run.sequences.finish_reasons == ["eos"]
+                assert run.canvas.finish_reasons == ["eos"]
 
 
 def length_is_cut_inside_a_block() -> None:
@@ -123,7 +123,7 @@ def stops_inside_a_block() -> None:
                 drafter = OracleDrafter(plain, 6, VOCABULARY, corruption=corruption)
                 run = decode(target, [prompt], drafter, max_new_tokens=32, criteria=[criterion])
                 assert run.outputs == [expected], f"{type(criterion).__name__}, corruption {corruption}"
-            stopped += run.sequences.finish_reasons == ["stop"]
+            stopped += run.canvas.finish_reasons == ["stop"]
     assert stopped > 12, "the test must stop somewhere"
 
 
@@ -145,4 +145,4 @@ def faults_of_the_draft_are_dropped() -> None:
         assert run.outputs == plain
         assert 0 < run.stats.draft_faults < sum(run.stats.rounds)
     run = decode(precise(), PROMPTS, drafter, SpeculativeSampling(), sampler, max_new_tokens=32)
-    assert run.sequences.errors == [None] * 3 and run.stats.draft_faults > 0
+    assert run.canvas.errors == [None] * 3 and run.stats.draft_faults > 0

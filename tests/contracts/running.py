@@ -11,11 +11,11 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.cache import RaggedCache
+from mmspec.decoding.canvas import Canvas, Emission, Stopping
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Emission, Sequences, Stopping
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafters.none import NoDrafter
@@ -30,7 +30,7 @@ class Run:
 
     outputs: list[list[int]]
     stats: DecodingStats
-    sequences: Sequences
+    canvas: Canvas
     emissions: list[Emission]
 
 
@@ -51,7 +51,7 @@ def decode(
     end: Iterable[int] = (),
     criteria: Sequence[StoppingCriteria] = (),
     negatives: Sequence[Prompt] | None = None,
-    watch: Callable[[Sequences], None] = lambda sequences: None,
+    watch: Callable[[Canvas], None] = lambda canvas: None,
 ) -> Run:
     """Run the loop to its end, calling `watch` after every round. The defaults are plain greedy decoding."""
     pairs = [
@@ -63,14 +63,26 @@ def decode(
     requests = [known[pair] for pair in pairs]
     stopping = Stopping(max_new_tokens, frozenset(end), StoppingCriteriaList(criteria))
     stats = DecodingStats()
-    sequences = Sequences(prompts, stopping, stats, target.device)  # type: ignore[arg-type]
+    canvas = Canvas(prompts, stopping, stats, target.device)  # type: ignore[arg-type]
     random = RandomStream.from_seed(seed, len(prompts))
     roles = target, drafter or NoDrafter(), rule or SampleAndMatch(), sampler or Sampler()
     emissions = []
-    for emission in speculate(*roles, requests, sequences, random):
-        emissions.append(emission)
-        watch(sequences)
-    return Run(sequences.outputs(), stats, sequences, emissions)
+    for step in speculate(*roles, requests, canvas, random):
+        emissions.append(step.emission)
+        watch(canvas)
+    return Run(canvas.outputs(), stats, canvas, emissions)
+
+
+def canvas_of(ids: Sequence[Sequence[int]], emitted: int) -> Canvas:
+    """A canvas whose rows end in `emitted` output tokens."""
+    prompts = [list(row[: len(row) - emitted]) for row in ids]
+    canvas = Canvas(prompts, Stopping(emitted + 64), DecodingStats(), torch.device("cpu"))
+    canvas.reserve(emitted + 64)
+    output = torch.tensor([list(row[len(row) - emitted :]) for row in ids])
+    canvas.decide(torch.arange(emitted).expand_as(output), output, torch.ones_like(output, dtype=torch.bool))
+    canvas.ids, canvas.emitted = [list(row) for row in ids], torch.full((len(ids),), emitted)
+    canvas.output_lengths = [emitted] * len(ids)
+    return canvas
 
 
 def random_prompts(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
+from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind, check_tree
 from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
@@ -144,14 +144,16 @@ class Inspected(Drafter, DraftSession):
         self.session = self.inner.start(requests, prefill, sampler, random)
         return self
 
-    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        for row, tokens in enumerate(history):
+    def propose(self, canvas: Canvas) -> Draft:
+        for row, tokens in enumerate(canvas.ids):
             if len(tokens) - self.prompts[row] < self.limit:  # what a finished row is told does not matter
-                assert root[row] == tokens[-1] and emitted[row] == len(tokens) - self.prompts[row]
-        draft = self.session.propose(root, emitted, history)
+                assert (
+                    canvas.root[row] == tokens[-1] and canvas.emitted[row] == len(tokens) - self.prompts[row]
+                )
+        draft = self.session.propose(canvas)
         rows, nodes = draft.tokens.shape
-        assert draft.kind is self.kind and nodes <= self.max_nodes and rows == len(history)
-        assert torch.equal(draft.tokens[:, 0], root) and draft.valid[:, 0].all()
+        assert draft.kind is self.kind and nodes <= self.max_nodes and rows == len(canvas.ids)
+        assert torch.equal(draft.tokens[:, 0], canvas.root) and draft.valid[:, 0].all()
         depths = [check_tree(parents) for parents in draft.parents.tolist()]
         assert draft.max_depth >= max(map(max, depths)) and torch.equal(draft.depth, torch.tensor(depths))
         assert int((draft.children >= 0).sum(-1).max()) <= draft.max_children
@@ -159,14 +161,15 @@ class Inspected(Drafter, DraftSession):
         assert (draft.tokens >= 0).all() and (draft.tokens < VOCABULARY).all()
         assert (draft.q is None) == (draft.kind in (DraftKind.POINT, DraftKind.COUPLED))
         if draft.q is not None:
-            assert torch.allclose(draft.q[:, 1:].sum(-1), torch.ones_like(draft.q[:, 1:, 0]))
-            mass = draft.q.gather(-1, draft.tokens[:, :, None])[..., 0]
+            assert torch.allclose(draft.q.p[:, 1:].sum(-1), torch.ones_like(draft.q.p[:, 1:, 0]))
+            mass = draft.q.mass(draft.tokens)
             assert (mass > 0)[:, 1:][draft.valid[:, 1:]].all(), "no token that q excludes"
         return draft
 
 
 def test_every_registered_drafter_is_tested_here() -> None:
-    assert {name.split(",")[0] for name in REGISTERED} == set(DRAFTERS)
+    out_of_order = {"staircase", "unmasking"}  # have tests of their own: no other order gives plain output
+    assert {name.split(",")[0] for name in REGISTERED} == set(DRAFTERS) - out_of_order
 
 
 @pytest.mark.parametrize("name", REGISTERED)

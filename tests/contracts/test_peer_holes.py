@@ -56,7 +56,7 @@ def test_stop_strings_are_equal_over_many_outputs(name: str) -> None:
             llama(), [loops(list(prompt))], DRAFTERS[name](), max_new_tokens=40, criteria=[criterion]
         )
         assert run.outputs == [expected]
-        stopped += run.sequences.finish_reasons == ["stop"]
+        stopped += run.canvas.finish_reasons == ["stop"]
     assert stopped >= 8, "the strings must occur"
 
 

@@ -18,7 +18,9 @@ REJECTION, SAMPLING = "mmspec.acceptance.rejection", "mmspec.decoding.sampling"
 CACHE, TARGET = "mmspec.decoding.cache:RaggedCache", "mmspec.targets.causal"
 SPECULATIVE, RECURSIVE = f"{REJECTION}:SpeculativeSampling.verify", f"{REJECTION}:RecursiveRejection.verify"
 DRAFTING = "mmspec.drafters.draft_model:DraftModelSession"
-ACCEPTED, RESIDUAL = "accept.long().cumprod(-1).sum(-1)", "residual(p_node, take(q, after))"
+ACCEPTED = "(drawn & passes).long().cumprod(-1).sum(-1)"
+DISTRIBUTION = "mmspec.decoding.distribution"
+CATEGORICAL = f"{DISTRIBUTION}:Categorical"
 
 
 def bug(check: Callable[[], None], where: str, *edits: tuple[str, str]) -> PlantedBug:
@@ -28,39 +30,43 @@ def bug(check: Callable[[], None], where: str, *edits: tuple[str, str]) -> Plant
 BUGS = {
     # rejection sampling: the residual, the bonus, the ratio, q, the random numbers
     "residual is p": bug(
-        checks.speculative_distribution, f"{REJECTION}:residual", ("(p - q).clamp_min(0.0)", "p")
+        checks.speculative_distribution,
+        f"{DISTRIBUTION}:residual",
+        ("(p - q).clamp_min(0.0)", "p"),
     ),
     "residual is |p - q|": bug(
-        checks.speculative_distribution, f"{REJECTION}:residual", ("(p - q).clamp_min(0.0)", "(p - q).abs()")
+        checks.speculative_distribution,
+        f"{DISTRIBUTION}:residual",
+        ("(p - q).clamp_min(0.0)", "(p - q).abs()"),
     ),
     "bonus drawn from q": bug(
         checks.speculative_distribution,
         SPECULATIVE,
         (
-            f"{RESIDUAL}, p_node)",
-            f"{RESIDUAL}, torch.where((node == draft.max_depth)[:, None], q[:, -1], p_node))",
+            "scores.at(node).finish(",
+            "type(q)(torch.where((node == draft.max_depth)[:, None], q.p[:, -1], scores.at(node).p)).finish(",
         ),
     ),
     "bonus from the position before": bug(
         checks.speculative_distribution,
         SPECULATIVE,
-        ("take(p, node)", "take(p, node - (node == draft.max_depth).long())"),
+        ("scores.at(node)", "scores.at(node - (node == draft.max_depth).long())"),
     ),
     "ratio is q / p": bug(
-        checks.speculative_distribution, SPECULATIVE, ("(u * q_x <= p_x)", "(u * p_x <= q_x)")
+        checks.speculative_distribution, f"{CATEGORICAL}.judge", ("(u * q_x <= p_x)", "(u * p_x <= q_x)")
     ),
     "draft by arg-max, q reported soft": bug(
         checks.real_model_distribution,
         f"{DRAFTING}.propose",
         (
-            "draw(distributions[-1], self.random, emitted + depth, Purpose.DRAFT)",
-            "distributions[-1].argmax(-1)",
+            "distributions[-1].sample(self.random, emitted + depth, Purpose.DRAFT)",
+            "distributions[-1].p.argmax(-1)",
         ),
     ),
     "draft at temperature 0.7, q reported at 1": bug(
         checks.real_model_distribution,
         f"{DRAFTING}.propose",
-        ("draw(distributions[-1], ", "draw(distributions[-1] ** (1 / 0.7), "),
+        ("distributions[-1].sample(", "type(scores[:0])(distributions[-1].p ** (1 / 0.7)).sample("),
     ),
     "one uniform for the whole round": bug(
         checks.speculative_distribution,
@@ -68,18 +74,20 @@ BUGS = {
         ("emitted[:, None] + steps", "emitted[:, None] + 0 * steps"),
     ),
     "accept uniform reused for the residual": bug(
-        checks.speculative_distribution, SPECULATIVE, ("Purpose.RESIDUAL", "Purpose.ACCEPT")
+        checks.speculative_distribution, SPECULATIVE, ("last_purpose(draft)", "Purpose.ACCEPT")
     ),
     "accepting beyond the first rejection": bug(
-        checks.speculative_distribution, SPECULATIVE, (ACCEPTED, "accept.long().sum(-1)")
+        checks.speculative_distribution, SPECULATIVE, (ACCEPTED, "(drawn & passes).long().sum(-1)")
     ),
     "cache keeps the rejected token": bug(
         checks.cache_equals_a_fresh_prefill,
         f"{TARGET}:CausalTarget.commit",
-        ("verdict.accepted + 1", "verdict.accepted + 2"),
+        ("verdict.decided", "(verdict.decided + 1)"),
     ),
     "lenience 1.2": bug(
-        checks.speculative_distribution, SPECULATIVE, ("(u * q_x <= p_x)", "(u * q_x <= 1.2 * p_x)")
+        checks.speculative_distribution,
+        f"{CATEGORICAL}.judge",
+        ("(u * q_x <= p_x)", "(u * q_x <= 1.2 * p_x)"),
     ),
     "last accepted token treated as rejected": bug(
         checks.speculative_distribution, SPECULATIVE, (ACCEPTED, f"{ACCEPTED}.clamp_max(draft.max_depth - 1)")
@@ -88,7 +96,7 @@ BUGS = {
     "q of an older step": bug(
         checks.real_model_distribution,
         f"{DRAFTING}.propose",
-        ("*distributions], 1)", "distributions[0], *distributions[:-1]], 1)"),
+        ("*distributions])", "distributions[0], *distributions[:-1]])"),
     ),
     "all rows advance by the least of the batch": bug(
         checks.speculative_distribution, SPECULATIVE, (ACCEPTED, f"{ACCEPTED}.amin().expand_as(emitted)")
@@ -109,7 +117,7 @@ BUGS = {
         "tests.oracles:SampledTreeDrafter.keep",
         (
             "return drawable",
-            "return (draft.q.gather(-1, draft.tokens[:, :, None])[..., 0] > 0.25) | (draft.depth == 0)",
+            "return (draft.q.mass(draft.tokens) > 0.25) | (draft.depth == 0)",
         ),
     ),
     "siblings tried with the same p": bug(
@@ -121,8 +129,8 @@ BUGS = {
     # of FLASH's and EAGLE's code (2505.12728, 2406.16858), and their like
     "residual of the raw softmax at T = 0.6": bug(
         checks.speculative_distribution_at_low_temperature,
-        SPECULATIVE,
-        (RESIDUAL, "residual(normalise(p_node**0.6, p_node), take(q, after))"),
+        f"{CATEGORICAL}.finish",
+        ("residual(self.p, q.p)", "residual(normalise(self.p**0.6, self.p), q.p)"),
     ),
     "noise drawn in sequence": bug(
         checks.rows_are_independent,
@@ -136,20 +144,17 @@ BUGS = {
     "position is the index in the array": bug(
         checks.identity_on_trees,
         f"{TARGET}:CausalTarget.score",
-        ("[:, None] + draft.depth,", "[:, None] + torch.arange(draft.tokens.shape[1]),"),
+        ("[:, None] + nodes.depth,", "[:, None] + torch.arange(nodes.slots.shape[1]),"),
     ),
     "cache commit off by one": bug(
         checks.cache_equals_a_fresh_prefill,
         f"{TARGET}:CausalTarget.commit",
-        ("verdict.accepted + 1", "verdict.accepted"),
+        ("verdict.decided", "verdict.accepted"),
     ),
     "end token inside a block ignored": bug(
         edge_checks.end_token_anywhere,
-        "mmspec.decoding.sequences:Sequences._extend",
-        (
-            "self._finish_reason(row, token)",
-            "self._finish_reason(row, token) if index == len(block) else None",
-        ),
+        "mmspec.decoding.canvas:Canvas.commit",
+        ("kept = kept & (ends.cumsum(-1) - ends.long() == 0)", "kept = kept & True"),
     ),
     "processors see the committed prefix only": bug(
         checks.processors_see_the_path, f"{SAMPLING}:process_paths", ("[*committed, *path]", "[*committed]")
@@ -157,16 +162,13 @@ BUGS = {
     # further ways to be wrong
     "stop criteria asked once a round": bug(
         edge_checks.stops_inside_a_block,
-        "mmspec.decoding.sequences:Sequences._extend",
-        (
-            "self._finish_reason(row, token)",
-            "self._finish_reason(row, token) if index == len(block) else None",
-        ),
+        "mmspec.decoding.canvas:Canvas._extend",
+        ("elif self.stopping.criteria:", "elif self.stopping.criteria and index == len(block):"),
     ),
     "one token more than max_new_tokens": bug(
         edge_checks.length_is_cut_inside_a_block,
-        "mmspec.decoding.sequences:Sequences._finish_reason",
-        (">= self.stopping.max_new_tokens", "> self.stopping.max_new_tokens"),
+        "mmspec.decoding.canvas:Canvas.commit",
+        ("(window < self.stopping.max_new_tokens)", "(window <= self.stopping.max_new_tokens)"),
     ),
     "accepted path of a tree not gathered": bug(
         checks.cache_equals_a_fresh_prefill,
@@ -177,22 +179,24 @@ BUGS = {
         checks.tree_logits_are_path_logits,
         f"{CACHE}.attention_mask",
         (
-            "expand(rows, queries, nodes), ancestors)",
-            "expand(rows, queries, nodes), torch.ones_like(ancestors).tril())",
+            "expand(rows, queries, extent), nodes.visible)",
+            "expand(rows, queries, extent), torch.ones_like(nodes.visible).tril())",
         ),
     ),
     "window counted in columns": bug(
         checks.sliding_identity_on_trees,
         f"{CACHE}.attention_mask",
-        (".scatter(1, new[:, 0], self.lengths[:, None] + depth)", ""),
+        (".scatter(1, new[:, 0], self.lengths[:, None] + nodes.depths)", ""),
     ),
     "noise not keyed by output index": bug(
-        checks.gumbel_exactness, f"{SAMPLING}:Scores.choose", ("+ torch.arange(", "+ 2 * torch.arange(")
+        checks.gumbel_exactness,
+        f"{DISTRIBUTION}:Scores.choose",
+        ("+ torch.arange(", "+ 2 * torch.arange("),
     ),
     "noise of a tree keyed by node": bug(
         checks.gumbel_exactness,
-        f"{SAMPLING}:Scores.choose",
-        ("draft.depth[:, :, None]", "0 * draft.depth[:, :, None]"),
+        f"{DISTRIBUTION}:Scores.choose",
+        ("draft.depth)", "0 * draft.depth)"),
     ),
     "noise of the draft reused for the residual": bug(
         checks.speculative_distribution,
@@ -222,11 +226,6 @@ BUGS = {
         f"{TARGET}:CausalState.tighten",
         ("self.cache.lengths.clamp_(max=self.cache.longest)", "pass"),
     ),
-    "a finished row of the draft writes beyond its place": bug(
-        edge_checks.finished_rows_leave_the_others_alone,
-        f"{DRAFTING}.propose",
-        (".clamp(0, cache.longest)", ""),
-    ),
     "the longest row is that of the prompts alone": bug(
         edge_checks.guidance_with_a_longer_negative_prompt,
         f"{TARGET}:CausalState.tighten",
@@ -235,7 +234,7 @@ BUGS = {
     "faults of the draft ignored": bug(
         edge_checks.faults_of_the_draft_are_dropped,
         f"{DRAFTING}.propose",
-        ("sound & scores.are_finite()[:, 0]", "sound"),
+        ("sound & scores.is_finite()[:, 0]", "sound"),
     ),
 }
 CHECKS = {planted.check.__name__: planted.check for planted in BUGS.values()}

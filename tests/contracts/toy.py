@@ -57,6 +57,8 @@ class TableTarget:
     """
 
     device = torch.device("cpu")
+    config = grid = codebook = mask_token_id = None
+    vector_size = 0
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
@@ -72,10 +74,13 @@ class TableTarget:
         return state, PromptOutput(self.logits[state.table, ids[:, -2], ids[:, -1]][:, None])
 
     def score(self, state: TableState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
-        draft = draft.repeat_rows(len(state.lengths) // len(draft.tokens))
-        before = draft.tokens.gather(1, draft.parents)
+        copies = len(state.lengths) // len(draft.tokens)
+        before, tokens = (
+            draft.tokens.gather(1, draft.parents).repeat(copies, 1),
+            draft.tokens.repeat(copies, 1),
+        )
         before[:, 0] = state.tokens.gather(1, state.lengths[:, None] - 1)[:, 0]
-        return TargetOutput(self.logits[state.table[:, None], before, draft.tokens])
+        return TargetOutput(self.logits[state.table[:, None], before, tokens])
 
     def commit(self, state: TableState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
         self.check(draft, verdict)

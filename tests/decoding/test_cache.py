@@ -10,8 +10,8 @@ import torch
 from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration, PreTrainedModel
 
 from mmspec.decoding import cache as cache_module
+from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.sequences import Sequences
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.errors import UnsupportedModelError
 from mmspec.targets import CausalTarget
@@ -106,7 +106,7 @@ def test_attention_that_cannot_be_masked_is_refused_with_what_to_do() -> None:
 def test_buffers_stay_where_they_are_for_a_whole_call() -> None:
     target, places = Recorder(tiny_llama()), set()
 
-    def watch(sequences: Sequences) -> None:
+    def watch(canvas: Canvas) -> None:
         places.add(tuple(layer.keys.data_ptr() for layer in target.state.cache.layers))
         places.add(tuple(-layer.values.data_ptr() for layer in target.state.cache.layers))
 
@@ -124,7 +124,7 @@ def test_a_cache_that_must_grow_does_so_in_blocks_without_a_trace(monkeypatch: p
     expected = [generate(target.model, prompt, 64) for prompt in PROMPTS]
     capacities: list[int] = []
 
-    def watch(sequences: Sequences) -> None:
+    def watch(canvas: Canvas) -> None:
         capacities.append(small.state.cache.plan.capacity)
 
     run = decode(target, PROMPTS, DraftModelDrafter(small, 4), max_new_tokens=64, watch=watch)

@@ -106,7 +106,7 @@ def scored_layer(draft: Draft) -> tuple[RecurrentLayer, Tensor, Tensor, tuple[Te
         layer.update_conv_state(prompt[None, :, : plan.prefill_row + 1], conv_kernel_size=KERNEL)
         layer.update_recurrent_state(state[plan.prefill_row][None])
     plan.prefill_row = None
-    paths = Paths.of(draft, KERNEL)
+    paths = Paths.of(draft.nodes, KERNEL)
     seen = layer.convolved(nodes, paths)
     layer.delta_rule(*parts, paths)
     return layer, seen, torch.cat([prompt.T.expand(ROWS, -1, -1), nodes], 1), (*parts, state)
@@ -198,12 +198,12 @@ BUGS = {
     ),
     "a convolution sees siblings": PlantedBug(
         "mmspec.decoding.recurrent:Paths.of",
-        (("node = draft.parents.gather(1, node)", "node = (node - 1).clamp_min(0)"),),
+        (("nodes.visible & (above == back)", "(above == back)"),),
         test_convolutions_see_the_path_behind_the_prompt,
     ),
     "the window is counted from the node": PlantedBug(
         "mmspec.decoding.recurrent:Paths.of",
-        (("committed + draft.depth - back", "committed - back"),),
+        (("committed + depth - back", "committed - back"),),
         test_convolutions_see_the_path_behind_the_prompt,
     ),
     "a short prompt begins where another ended": PlantedBug(

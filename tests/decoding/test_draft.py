@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft, DraftKind, check_tree
-from mmspec.decoding.verdict import Verdict, take
+from mmspec.decoding.indexing import take
+from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 from tests.oracles import ragged_tree
 
@@ -120,9 +121,9 @@ def test_a_tree_of_another_size_than_its_tokens_is_refused() -> None:
 
 def test_guidance_repeats_the_tree_for_the_unconditional_rows() -> None:
     draft = Draft.tree(torch.arange(6).view(2, 3), [0, 0, 0], DraftKind.POINT)
-    twice = draft.repeat_rows(2)
-    assert twice.tokens.tolist() == draft.tokens.tolist() * 2
-    assert twice.ancestors.tolist() == draft.ancestors.tolist() * 2
+    nodes, twice = draft.nodes, draft.nodes.repeat_rows(2)
+    for name in ("tokens", "slots", "depths", "visible", "depth"):
+        assert getattr(twice, name).tolist() == getattr(nodes, name).tolist() * 2
 
 
 def test_take_gathers_the_values_of_one_node_a_row() -> None:

@@ -66,9 +66,9 @@ def test_a_bad_row_ends_with_an_error_and_the_others_go_on(name: str, temperatur
         RandomTreeDrafter(6, VOCABULARY, hints=known),
     ):
         run = decode(target, PROMPTS, drafter, sampler=sampler, max_new_tokens=LIMIT)
-        error = run.sequences.errors[1]
+        error = run.canvas.errors[1]
         assert run.outputs[0] == plain[0] and run.outputs[2] == plain[2]
-        assert run.sequences.finish_reasons == ["length", "error", "length"]
+        assert run.canvas.finish_reasons == ["length", "error", "length"]
         assert isinstance(error, NumericalError) and error.row == 1
         assert run.outputs[1] == plain[1][: error.position], "what was emitted before stands"
         assert position - 5 <= error.position <= position, "a block that touches the fault is not emitted"
@@ -85,7 +85,7 @@ def test_rejection_rules_keep_bad_rows_apart(name: str) -> None:
     target = Poisoned(bad_logits("all NaN"), len(PROMPTS[1]) + 9)
     run = decode(target, PROMPTS, drafter, rule, sampler, max_new_tokens=LIMIT)
     assert run.outputs[0] == plain[0] and run.outputs[2] == plain[2]
-    assert run.sequences.finish_reasons == ["length", "error", "length"]
+    assert run.canvas.finish_reasons == ["length", "error", "length"]
 
 
 def test_one_finite_token_is_enough() -> None:
@@ -107,7 +107,7 @@ def test_processors_that_exclude_every_token_end_that_row_alone() -> None:
     processors = [LogitsProcessorList([*([Nothing()] if row == 1 else [])]) for row in range(3)]
     run = decode(precise(), PROMPTS, sampler=Sampler(processors=processors), max_new_tokens=5)
     assert run.outputs == [plain[0], [], plain[2]]
-    assert isinstance(run.sequences.errors[1], NumericalError) and run.sequences.errors[1].position == 0
+    assert isinstance(run.canvas.errors[1], NumericalError) and run.canvas.errors[1].position == 0
 
 
 def test_a_row_that_fails_at_its_first_token_leaves_the_draft_of_the_others_alone() -> None:
@@ -123,7 +123,7 @@ def test_a_row_that_fails_at_its_first_token_leaves_the_draft_of_the_others_alon
 
     plain = decode(precise(), [(5,)], max_new_tokens=12).outputs
     run = decode(FailsOnThree(tiny_lm()), [(3,), (5,)], DraftModelDrafter(precise(), 3), max_new_tokens=12)
-    assert run.outputs == [[], *plain] and run.sequences.finish_reasons == ["error", "length"]
+    assert run.outputs == [[], *plain] and run.canvas.finish_reasons == ["error", "length"]
 
 
 def test_faults_of_the_draft_model_are_counted_and_change_nothing() -> None:

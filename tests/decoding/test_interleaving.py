@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.interfaces import Drafter, Request
+from mmspec.decoding.canvas import Canvas, Stopping
+from mmspec.decoding.interfaces import Drafter, Request, Round
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Emission, Sequences, Stopping
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafters.copy import CopyDrafter
@@ -32,12 +32,12 @@ DRAFTERS: dict[str, Drafter] = {
 SAMPLER = Sampler(0.8)
 
 
-def begin(prompt: object, drafter: Drafter) -> tuple[Iterator[Emission], Sequences]:
+def begin(prompt: object, drafter: Drafter) -> tuple[Iterator[Round], Canvas]:
     tokens = list(prompt)  # type: ignore[call-overload]
-    sequences = Sequences([tokens], Stopping(24), DecodingStats(), precise().device)
+    canvas = Canvas([tokens], Stopping(24), DecodingStats(), precise().device)
     request = Request({"input_ids": torch.tensor([tokens])})
     stream = RandomStream.from_seed(3, 1)
-    return speculate(precise(), drafter, SampleAndMatch(), SAMPLER, [request], sequences, stream), sequences
+    return speculate(precise(), drafter, SampleAndMatch(), SAMPLER, [request], canvas, stream), canvas
 
 
 def alone(prompt: object) -> list[list[int]]:
@@ -50,7 +50,7 @@ def test_two_calls_taking_turns_are_two_calls_alone(name: str) -> None:
     running = [loop for loop, _ in calls]
     while running:
         running = [loop for loop in running if next(loop, None) is not None]
-    assert [sequences.outputs() for _, sequences in calls] == [alone(prompt) for prompt in PROMPTS[:2]]
+    assert [canvas.outputs() for _, canvas in calls] == [alone(prompt) for prompt in PROMPTS[:2]]
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -58,10 +58,10 @@ def test_a_call_given_up_in_the_middle_leaves_no_trace(name: str) -> None:
     given_up, _ = begin(PROMPTS[2], DRAFTERS[name])
     next(given_up), next(given_up)
     given_up.close()  # type: ignore[attr-defined]
-    loop, sequences = begin(PROMPTS[0], DRAFTERS[name])
+    loop, canvas = begin(PROMPTS[0], DRAFTERS[name])
     for _ in loop:
         pass
-    assert sequences.outputs() == alone(PROMPTS[0])
+    assert canvas.outputs() == alone(PROMPTS[0])
 
 
 def test_the_caller_keeps_its_grad_mode_between_rounds() -> None:

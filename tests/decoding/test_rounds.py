@@ -12,10 +12,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmspec.acceptance.rejection import SpeculativeSampling
+from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Sequences
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
@@ -96,13 +96,50 @@ def test_the_host_reads_the_device_once_a_round(name: str) -> None:
     rounds: list[dict[str, int]] = []
     with counted_reads() as reads:
 
-        def watch(sequences: Sequences) -> None:
+        def watch(canvas: Canvas) -> None:
             rounds.append(dict(reads))
             reads.clear()
 
         decode(precise(), PROMPTS, drafter, rule, sampler, max_new_tokens=16, watch=watch)
     assert len(rounds) > 4
     assert rounds[1:] == [{"tolist": 1}] * (len(rounds) - 1)
+
+
+MADE_OF_NUMBERS = {torch: ("tensor", "as_tensor", "from_numpy"), torch.Tensor: ("new_tensor",)}
+
+
+@contextmanager
+def counted_copies() -> Iterator[Counter[str]]:
+    """Count tensors that the host makes of its numbers: on a CUDA device each is a copy to it."""
+    copies: Counter[str] = Counter()
+
+    def counting(name: str, real: Any) -> Any:
+        def made(*args: Any, **kwargs: Any) -> Any:
+            copies[name] += 1
+            return real(*args, **kwargs)
+
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, names in MADE_OF_NUMBERS.items():
+            for name in names:
+                patch.setattr(owner, name, counting(name, getattr(owner, name)))
+        yield copies
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_copied_to_the_device_in_a_round(name: str) -> None:
+    """But the text that was found in the host's index."""
+    drafter, rule, sampler = CASES[name]
+    rounds: list[Counter[str]] = []
+    with counted_copies() as copies:
+
+        def watch(canvas: Canvas) -> None:
+            rounds.append(+copies)
+            copies.clear()
+
+        decode(precise(), PROMPTS, drafter, rule, sampler, max_new_tokens=16, watch=watch)
+    assert rounds[1:] == [Counter({"tensor": 1} if name == "copy" else {})] * (len(rounds) - 1)
 
 
 @pytest.mark.parametrize("name", CASES)

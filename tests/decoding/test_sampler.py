@@ -27,7 +27,7 @@ ROOT = Draft.chain(torch.zeros(1, 1, dtype=torch.long), DraftKind.POINT)
 
 def warp(sampler: Sampler, logits: Tensor) -> Tensor:
     """[V] logits -> [V] probabilities."""
-    return sampler(logits[None, None], ROOT, [[0]]).probabilities()[0, 0]
+    return sampler(logits[None, None], ROOT, [[0]]).p[0, 0]
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -60,7 +60,7 @@ def test_the_distribution_is_that_of_transformers_warpers(
 def test_guidance_is_u_plus_s_times_c_minus_u(seed: int, scale: float) -> None:
     logits = torch.randn(2, 1, 9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     sampler = Sampler(0.7, top_k=5, guidance_scale=scale)
-    distribution = sampler(logits, ROOT, [[0]]).probabilities()[0, 0]
+    distribution = sampler(logits, ROOT, [[0]]).p[0, 0]
     expected = reference_distribution(logits if scale != 1.0 else logits[:1], sampler)[0]
     assert torch.allclose(distribution, expected, rtol=0, atol=1e-12)
 
@@ -71,7 +71,7 @@ def test_probabilities_are_float32_whatever_the_model_is(dtype: torch.dtype) -> 
     scores = Sampler(0.7)(logits, ROOT, [[0]])
     assert scores.logits.dtype == torch.float32
     exact = (logits.double() / 0.7).softmax(-1)
-    assert (scores.probabilities() - exact).abs().max() < 1e-6
+    assert (scores.p - exact).abs().max() < 1e-6
 
 
 def test_ties_go_to_the_lowest_id_and_greedy_is_one_hot() -> None:
@@ -162,7 +162,7 @@ def test_processors_come_before_temperature_and_after_guidance() -> None:
     bias = lp.SequenceBiasLogitsProcessor({(1,): 1.0})
     logits = torch.randn(2, 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     sampler = Sampler(0.5, guidance_scale=2.0, processors=[LogitsProcessorList([bias])])
-    distribution = sampler(logits, ROOT, [[0]]).probabilities()[0, 0]
+    distribution = sampler(logits, ROOT, [[0]]).p[0, 0]
     conditional, unconditional = logits.log_softmax(-1)[:, 0]
     guided = unconditional + 2.0 * (conditional - unconditional) + torch.tensor([0.0, 1.0, 0.0])
     assert torch.allclose(distribution, (guided / 0.5).softmax(-1))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import MaxTimeCriteria, StoppingCriteria
 
-from mmspec.decoding.sequences import Stopping
+from mmspec.decoding.canvas import Stopping
 from mmspec.errors import InputError
 from tests.contracts import edge_checks
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama
@@ -37,7 +37,7 @@ def test_an_end_token_beside_the_accepted_path_ends_nothing() -> None:
     run = decode(
         llama(), [prompt], OracleDrafter(known, 4, VOCABULARY, siblings=2), max_new_tokens=24, end=[junk]
     )
-    assert run.outputs == [plain] and run.sequences.finish_reasons == ["length"]
+    assert run.outputs == [plain] and run.canvas.finish_reasons == ["length"]
 
 
 def test_a_row_that_ends_at_once_waits_beside_one_that_goes_on() -> None:
@@ -89,7 +89,7 @@ def test_a_criterion_is_asked_after_every_single_token() -> None:
 def test_max_time_stops_after_the_token_that_was_late() -> None:
     late = MaxTimeCriteria(max_time=1.0, initial_timestamp=time.time() - 2.0)
     run = decode(llama(), PROMPTS, max_new_tokens=20, criteria=[late])
-    assert [len(row) for row in run.outputs] == [1, 1, 1] and run.sequences.finish_reasons == ["stop"] * 3
+    assert [len(row) for row in run.outputs] == [1, 1, 1] and run.canvas.finish_reasons == ["stop"] * 3
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "8", None, True, 10**9])

@@ -34,11 +34,11 @@ def test_the_drafter_of_the_structures_page_runs_and_is_exact() -> None:
     import torch
 
     from mmspec.acceptance.matching import SampleAndMatch
+    from mmspec.decoding.canvas import Canvas, Stopping
     from mmspec.decoding.draft import Draft, DraftKind
     from mmspec.decoding.interfaces import Drafter, DraftSession, Request
     from mmspec.decoding.random_stream import RandomStream
     from mmspec.decoding.sampling import Sampler
-    from mmspec.decoding.sequences import Sequences, Stopping
     from mmspec.decoding.speculative import speculate
     from mmspec.decoding.stats import DecodingStats
     from mmspec.targets import CausalTarget
@@ -51,14 +51,14 @@ def test_the_drafter_of_the_structures_page_runs_and_is_exact() -> None:
     target = CausalTarget(tiny_llama())
     prompt = torch.arange(5, 12)[None]
     stats = DecodingStats()
-    sequences = Sequences([prompt[0].tolist()], Stopping(32), stats, target.device)
+    canvas = Canvas([prompt[0].tolist()], Stopping(32), stats, target.device)
     drafter = names["RepeatDrafter"]()  # type: ignore[operator]
     request = Request({"input_ids": prompt})
-    parts = (target, drafter, SampleAndMatch(), Sampler(), [request], sequences)
+    parts = (target, drafter, SampleAndMatch(), Sampler(), [request], canvas)
     for _ in speculate(*parts, RandomStream.from_seed(0, 1)):
         pass
     expected = target.model.generate(prompt, do_sample=False, max_new_tokens=32)[0, 7:].tolist()
-    assert sequences.outputs() == [expected]
+    assert canvas.outputs() == [expected]
     assert sum(stats.drafted) == 2 * sum(stats.rounds)
 
 

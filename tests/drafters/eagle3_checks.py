@@ -44,9 +44,9 @@ def drafts_are_those_of_the_slow_way(family: str = "llava", tree: str = "dynamic
     examined = Examined(Eagle3Drafter(head, tree=tree, **sizes).fit(target), 9, NaiveEagle3)
     inputs = inputs_of(family, torch.float64)
     cases = [inputs[case] for case in ("two images", "no image", "several turns")]
-    sequences = answer(target, examined, cases, Sampler(0.9), 9, Gullible())
+    canvas = answer(target, examined, cases, Sampler(0.9), 9, Gullible())
     assert examined.drafts >= 6, "some drafts were compared"
-    assert max(sequences.stats.accepted_histogram) >= 2, "a path of several candidates was accepted"
+    assert max(canvas.stats.accepted_histogram) >= 2, "a path of several candidates was accepted"
 
 
 def guided_drafts_are_those_of_the_slow_way() -> None:

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from mmspec.acceleration import Accelerator
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import (
     AcceptanceRule,
     Drafter,
@@ -20,8 +23,8 @@ from mmspec.decoding.interfaces import (
     list_prompts,
 )
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler, Scores
-from mmspec.decoding.verdict import Verdict, take
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.verdict import Verdict
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.drafting.heads import HeadDrafter
 from mmspec.drafting.tree import NAMED_TREES, DynamicTree
@@ -104,7 +107,6 @@ class Examined(Drafter, DraftSession):
         assert self.inner.target is not None
         self.session = self.inner.start(requests, prefill, sampler, random)
         prompts = list_prompts(requests, sampler)
-        self.lengths = [len(request.prompt_tokens) for request in requests]
         self.naive = [
             self.slow_way(
                 self.inner.model, self.inner.target, [dict(p) for p in prompts[row :: len(requests)]], sampler
@@ -114,11 +116,10 @@ class Examined(Drafter, DraftSession):
         self.observe = self.session.observe  # type: ignore[method-assign]
         return self
 
-    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        draft = self.session.propose(root, emitted, history)
+    def propose(self, canvas: Canvas) -> Draft:
+        draft = self.session.propose(canvas)
         assert not draft.faulty.any()
-        for row, tokens in enumerate(history):
-            output = list(tokens[self.lengths[row] :])
+        for row, output in enumerate(canvas.outputs()):
             if len(output) >= self.new_tokens:
                 continue  # finished: what it drafts does not matter
             shape = self.inner.shape

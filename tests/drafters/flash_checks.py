@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.interfaces import (
     AcceptanceRule,
@@ -21,7 +21,6 @@ from mmspec.decoding.interfaces import (
 )
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Sequences, Stopping
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafters.flash import FlashDrafter
@@ -85,15 +84,15 @@ def answer(
     new_tokens: int,
     rule: AcceptanceRule | None = None,
     seed: int | Sequence[int] = 5,
-) -> Sequences:
+) -> Canvas:
     """Run the loop on prompts with images."""
     requests = [Request(each) for each in inputs]
     prompts = [request.prompt_tokens for request in requests]
-    sequences = Sequences(prompts, Stopping(new_tokens), DecodingStats(), target.device)
+    canvas = Canvas(prompts, Stopping(new_tokens), DecodingStats(), target.device)
     random = RandomStream.from_seed(seed, len(requests))
-    for _ in speculate(target, drafter, rule or SampleAndMatch(), sampler, requests, sequences, random):
+    for _ in speculate(target, drafter, rule or SampleAndMatch(), sampler, requests, canvas, random):
         pass
-    return sequences
+    return canvas
 
 
 class Examined(Drafter, DraftSession):
@@ -109,7 +108,6 @@ class Examined(Drafter, DraftSession):
         assert self.inner.target is not None
         self.session = self.inner.start(requests, prefill, sampler, random)
         prompts = list_prompts(requests, sampler)
-        self.lengths = [len(request.prompt_tokens) for request in requests]
         head, target, block = self.inner.model, self.inner.target, self.inner.block
         self.naive = [
             NaiveFlash(head, target, [dict(each) for each in prompts[row :: len(requests)]], sampler, block)
@@ -118,11 +116,10 @@ class Examined(Drafter, DraftSession):
         self.observe = self.session.observe  # type: ignore[method-assign]
         return self
 
-    def propose(self, root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-        draft = self.session.propose(root, emitted, history)
+    def propose(self, canvas: Canvas) -> Draft:
+        draft = self.session.propose(canvas)
         assert not draft.faulty.any()
-        for row, tokens in enumerate(history):
-            output = list(tokens[self.lengths[row] :])
+        for row, output in enumerate(canvas.outputs()):
             if len(output) >= self.new_tokens:
                 continue  # finished: what it drafts does not matter
             expected = self.naive[row].dynamic(output, self.inner.shape)
@@ -141,9 +138,9 @@ def drafts_are_those_of_the_slow_way(
     drafter = FlashDrafter(head, nodes, depth=5, top_k=top_k, block=block).fit(target)
     examined, inputs = Examined(drafter, 10), inputs_of(family, torch.float64)
     cases = [inputs[case] for case in ("two images", "no image", "several turns")]
-    sequences = answer(target, examined, cases, Sampler(0.9), 10, Gullible())
+    canvas = answer(target, examined, cases, Sampler(0.9), 10, Gullible())
     assert examined.drafts >= 6, "some drafts were compared"
-    assert max(sequences.stats.accepted_histogram) >= 3, "a path longer than a block of two was accepted"
+    assert max(canvas.stats.accepted_histogram) >= 3, "a path longer than a block of two was accepted"
 
 
 def guided_drafts_are_those_of_the_slow_way(nodes: int = 8, top_k: int = 3) -> None:

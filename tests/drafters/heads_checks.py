@@ -72,9 +72,9 @@ def drafts_are_those_of_the_slow_way(
     examined = Examined(drafter, 10, slow_way, tree)
     inputs = inputs_of(family, torch.float64)
     cases = [inputs[case] for case in ("two images", "no image", "several turns")]
-    sequences = answer(target, examined, cases, Sampler(0.9), 10, Gullible())
+    canvas = answer(target, examined, cases, Sampler(0.9), 10, Gullible())
     assert examined.drafts >= 6, "some drafts were compared"
-    assert max(sequences.stats.accepted_histogram) >= 2, "a path of several candidates was accepted"
+    assert max(canvas.stats.accepted_histogram) >= 2, "a path of several candidates was accepted"
 
 
 def guided_drafts_are_those_of_the_slow_way(kind: str) -> None:

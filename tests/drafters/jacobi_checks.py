@@ -7,7 +7,7 @@ of whose probabilities are known.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ class ImageTable(TableTarget):
 
     def score(self, state: TableState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
         output = super().score(state, draft, taps)
-        depth = draft.repeat_rows(len(state.lengths) // len(draft.tokens)).depth
+        depth = draft.depth.repeat(len(state.lengths) // len(draft.tokens), 1)
         return TargetOutput(
             self.constrain(output.logits, state.lengths[:, None] - len(PROMPTS[0]) + depth + 1)
         )
@@ -85,6 +85,19 @@ def rule_for(drafter: Drafter) -> AcceptanceRule:
     return RecursiveRejection() if drafter.branches else SpeculativeSampling()
 
 
+@dataclass
+class Tape:
+    """What drafters read of a canvas."""
+
+    tokens: Tensor
+    emitted: Tensor
+    root: Tensor
+
+    def before(self, count: int) -> Tensor:
+        place = self.emitted[:, None] + torch.arange(-count, 0)
+        return self.tokens.gather(1, place.clamp_min(0))
+
+
 def sample(
     target: ImageTable, drafter: Drafter, sampler: Sampler, rows: int = ROWS, seed: int = 11
 ) -> tuple[Tensor, Tensor]:
@@ -107,10 +120,7 @@ def sample(
     outputs[:, 0], emitted = root, emitted + 1
     active = emitted < length
     while active.any():
-        # only copies of neighbours look at the history
-        history = outputs[:, :length].tolist() if drafter.init in ("repeat", "above") else ()
-        history = [row[:count] for row, count in zip(history, emitted.tolist(), strict=False)]
-        draft = session.propose(root, emitted, history)
+        draft = session.propose(Tape(outputs, emitted, root))
         output = target.score(state, draft)
         scores = sampler(output.logits, draft, ())
         verdict = rule.verify(draft, scores, random, emitted)

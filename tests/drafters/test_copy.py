@@ -7,8 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmspec.decoding.draft import Draft
 from mmspec.drafters.copy import CopyDrafter, CopySession, SuffixAutomaton
 from mmspec.errors import InputError
+from tests.contracts.running import canvas_of
 
 TEXTS = st.integers(1, 5).flatmap(lambda size: st.lists(st.integers(0, size - 1), max_size=120))
 
@@ -78,32 +80,28 @@ def test_a_token_costs_a_constant_number_of_steps(kind: str) -> None:
     assert long < 11 * short and long < 40 * 20_000
 
 
-def session(prompt: list[int], **settings: int) -> tuple[CopySession, list[list[int]]]:
-    return CopySession(CopyDrafter(**settings), 1), [prompt]
+def propose(*texts: list[int], **settings: int) -> Draft:
+    return CopySession(CopyDrafter(**settings), len(texts)).propose(canvas_of(texts, emitted=1))
 
 
 def test_the_continuation_of_the_latest_occurrence_is_proposed() -> None:
-    copying, history = session([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], num_draft_tokens=3, min_match=2)
-    draft = copying.propose(torch.tensor([2]), torch.tensor([1]), history)
+    draft = propose([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], num_draft_tokens=3, min_match=2)
     assert draft.tokens.tolist() == [[2, 4, 8, 1]] and draft.valid.all()
 
 
 def test_nothing_is_proposed_below_the_shortest_match() -> None:
-    copying, history = session([1, 2, 3, 4, 2], num_draft_tokens=3, min_match=2)
-    draft = copying.propose(torch.tensor([2]), torch.tensor([1]), history)
+    draft = propose([1, 2, 3, 4, 2], num_draft_tokens=3, min_match=2)
     assert draft.tokens.tolist() == [[2]], "a round in which no row copies is a plain one"
 
 
 def test_a_continuation_may_run_into_the_text_that_it_continues() -> None:
-    copying, history = session([5, 6, 5, 6, 5], num_draft_tokens=8, min_match=1)
-    draft = copying.propose(torch.tensor([5]), torch.tensor([1]), history)
+    draft = propose([5, 6, 5, 6, 5], num_draft_tokens=8, min_match=1)
     copied = draft.tokens[0][draft.valid[0]].tolist()
     assert copied[:3] == [5, 6, 5]
 
 
 def test_rows_copy_from_their_own_text_alone() -> None:
-    copying = CopySession(CopyDrafter(2, min_match=1), 2)
-    draft = copying.propose(torch.tensor([1, 3]), torch.tensor([1, 1]), [[1, 7, 8, 1], [2, 3]])
+    draft = propose([1, 7, 8, 1], [2, 3], num_draft_tokens=2, min_match=1)
     assert draft.tokens.tolist() == [[1, 7, 8], [3, 0, 0]]
     assert draft.valid.tolist() == [[True, True, True], [True, False, False]]
 

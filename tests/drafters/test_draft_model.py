@@ -7,10 +7,10 @@ import torch
 
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.acceptance.rejection import RecursiveRejection
+from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Sequences, Stopping
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafters.draft_model import DraftModelDrafter, fit_vocabulary
@@ -83,13 +83,13 @@ def test_a_draft_may_read_a_prompt_of_its_own() -> None:
         for prompt, more in zip(PROMPTS, extra, strict=True)
     ]
     stats = DecodingStats()
-    sequences = Sequences([list(prompt) for prompt in PROMPTS], Stopping(24), stats, llama().device)
+    canvas = Canvas([list(prompt) for prompt in PROMPTS], Stopping(24), stats, llama().device)
     drafter = DraftModelDrafter(CausalTarget(tiny_llama()), 4)
     for _ in speculate(
-        llama(), drafter, SampleAndMatch(), Sampler(), requests, sequences, RandomStream.from_seed(0, 3)
+        llama(), drafter, SampleAndMatch(), Sampler(), requests, canvas, RandomStream.from_seed(0, 3)
     ):
         pass
-    assert sequences.outputs() == expected
+    assert canvas.outputs() == expected
 
 
 @pytest.mark.parametrize(

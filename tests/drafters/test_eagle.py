@@ -13,9 +13,9 @@ from transformers import AutoModel, PreTrainedModel
 
 from mmspec.acceleration import Accelerator
 from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.image_grid import Grammar, ImageGrid, exclude
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Stopping
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.drafting.tree import DynamicTree
@@ -76,8 +76,12 @@ BUGS = {
     "rows of candidates are kept": (f"{READING}._read_committed", "accepted + 1", "accepted + 2"),
     "states of the prompt are not shifted": (f"{HEAD}.read_prompts", "features[:, :-1]", "features[:, 1:]"),
     "positions are off by one": (f"{READING}._read_prompts", "[-1] - count", "[-1] - count - 1"),
-    "levels are written over each other": (f"{READING}._read", ", depths.shape[1] - nodes)", ")"),
-    "candidates see their siblings": (f"{GROWTH}.ancestors", "return reached", "return reached | True"),
+    "levels are written over each other": (
+        f"{GROWTH}.nodes",
+        "parents.shape[1] - count, parents.shape[1]",
+        "0, count",
+    ),
+    "candidates see their siblings": (f"{GROWTH}.nodes", "[:, -count:]", "[:, -count:] | True"),
     "children of another parent": (f"{SESSION}.propose", "self._copied(parent)", "self._copied(0 * parent)"),
     "confidence of the last step alone": (f"{GROWTH}.grow", "(self.scores[", "(0 * self.scores["),
     "guidance is forgotten": (

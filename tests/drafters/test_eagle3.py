@@ -62,8 +62,8 @@ BUGS = {
     "positions are those of the tokens": (f"{READING}._read_prompts", "arange(count", "arange(1, count + 1"),
     "one of the taps is that of another node": (
         f"{READING}.observe",
-        "gather_rows(output.taps[tap], path)",
-        "gather_rows(output.taps[tap], path if tap else path.roll(1, 1))",
+        "pick(output.taps[tap], path)",
+        "pick(output.taps[tap], path if tap else path.roll(1, 1))",
     ),
     "draft ids stand for the target's": (
         "mmspec.drafting.growth:TreeGrowth.grow",

@@ -8,21 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding import cache
+from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.interfaces import Drafter, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Sequences, Stopping
 from mmspec.decoding.sparse_distribution import SparseDistribution
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.jacobi import INITS, KIND_OF_COUPLING, JacobiDrafter, JacobiSession, pick
+from mmspec.drafters.jacobi import INITS, KIND_OF_COUPLING, JacobiDrafter, JacobiSession, invert
 from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError, NumericalError
 from mmspec.pipelines.image_prompts import image_requests
@@ -31,7 +30,7 @@ from mmspec.targets.causal import CausalState
 from mmspec.targets.llamagen import LlamaGenTarget
 from tests.contracts import distributions
 from tests.contracts.checks import PROMPTS, joint_of, precise
-from tests.contracts.running import FanOutTarget, decode
+from tests.contracts.running import FanOutTarget, canvas_of, decode
 from tests.decoding.test_rounds import counted_reads
 from tests.drafters import jacobi_checks as checks
 from tests.drafters.jacobi_checks import ToyImages, check_distribution, mean_forwards, rule_for
@@ -54,7 +53,7 @@ def draw(
     target: ToyImages | None = None,
     grid: ImageGrid = GRID,
     end: Sequence[int] = (),
-) -> tuple[list[list[int]], DecodingStats, Sequences]:
+) -> tuple[list[list[int]], DecodingStats, Canvas]:
     """Images of some of the prompts, each with its own seed."""
     target = target or images()
     negative = {"input_ids": torch.tensor([list(PROMPTS[0])])}
@@ -65,12 +64,12 @@ def draw(
     stats = DecodingStats()
     prompts = [request.prompt_tokens for request in requests]
     stopping = Stopping(grid.length, frozenset(end))
-    sequences = Sequences(prompts, stopping, stats, target.device)
+    canvas = Canvas(prompts, stopping, stats, target.device)
     stream = RandomStream.from_seed([SEEDS[row] for row in rows], len(rows))
     rule = rule_for(drafter) if isinstance(drafter, JacobiDrafter) else SampleAndMatch()
-    for _ in speculate(target, drafter, rule, sampler, requests, sequences, stream):
+    for _ in speculate(target, drafter, rule, sampler, requests, canvas, stream):
         pass
-    return sequences.outputs(), stats, sequences
+    return canvas.outputs(), stats, canvas
 
 
 @functools.cache
@@ -151,9 +150,9 @@ def test_inversion_draws_every_token_with_its_own_probability() -> None:
     """On an even grid of uniforms the shares are the probabilities; what has none is never drawn."""
     p = torch.tensor([0.0, 0.125, 0.0, 0.5, 0.375, 0.0]).expand(1, 800, 6)
     u = torch.stack([(torch.arange(800) + 0.5) / 800, torch.full((800,), 0.5)], -1).double()[None]
-    assert torch.bincount(pick(p, u)[0], minlength=6).tolist() == [0, 100, 0, 400, 300, 0]
+    assert torch.bincount(invert(p, u)[0], minlength=6).tolist() == [0, 100, 0, 400, 300, 0]
     edges = torch.tensor([[[2**-25, 2**-25], [1 - 2**-25, 1 - 2**-25]]], dtype=torch.float64)
-    assert pick(p[:, :2], edges).tolist() == [[1, 4]]
+    assert invert(p[:, :2], edges).tolist() == [[1, 4]]
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 8, 32])
@@ -208,7 +207,7 @@ def test_images_of_several_sizes_share_a_batch() -> None:
             prompt = PromptOutput(torch.zeros(len(grids), 1, 64))
             sessions.append(drafter.start(requests, prompt, SAMPLER, stream))
         both, *single = (
-            session.propose(torch.tensor([4] * n), torch.tensor([3] * n), [[1, 2, 5, 62, 4]] * n)
+            session.propose(canvas_of([[1, 2, 5, 62, 4]] * n, emitted=3))
             for session, n in zip(sessions, (2, 1, 1), strict=True)
         )
         for row, alone in enumerate(single):
@@ -251,19 +250,19 @@ class Watched(JacobiDrafter):
         session = super().start(requests, prefill, sampler, random)
         self.nodes, real = set(), session.propose
 
-        def propose(root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-            draft = real(root, emitted, history)
+        def propose(canvas: Canvas) -> Draft:
+            draft = real(canvas)
             self.nodes.add(draft.tokens.shape[1])
-            place = (emitted[:, None] - 1 + draft.depth).clamp_max(GRID.length)
+            place = (canvas.emitted[:, None] - 1 + draft.depth).clamp_max(GRID.length)
             forced = torch.tensor([*GRID.forced, 63])[place]
             inside = (place < GRID.length) & draft.valid
             assert ((draft.tokens == forced) | (forced == FREE) | ~inside).all(), "syntax where it is forced"
             assert ((draft.tokens < GRID.codebook_size) | (forced != FREE) | ~inside).all(), "codes elsewhere"
             assert not (draft.valid & (place == GRID.length))[:, 1:].any(), "nothing beyond the end"
             if draft.q is not None:
-                mass = draft.q.gather(-1, draft.tokens[:, :, None])[..., 0]
+                mass = draft.q.p.gather(-1, draft.tokens[:, :, None])[..., 0]
                 assert (mass > 0)[:, 1:][draft.valid[:, 1:]].all()
-                assert torch.allclose(draft.q.sum(-1)[inside], torch.ones(()).double())
+                assert torch.allclose(draft.q.p.sum(-1)[inside], torch.ones(()).double())
             siblings = draft.tokens[:, None, :] == draft.tokens[:, :, None]
             same_parent = draft.parents[:, None, :] == draft.parents[:, :, None]
             both = draft.valid[:, None, :] & draft.valid[:, :, None]
@@ -290,12 +289,12 @@ def test_proposing_reads_nothing_from_the_device(init: str) -> None:
         requests = [Request({"input_ids": torch.tensor([[1, 2]])}, grid=GRID)]
         random = RandomStream.from_seed(0, 1)
         session = drafter.start(requests, PromptOutput(torch.randn(1, 1, 64)), SAMPLER, random)
-        history, root, emitted = [[1, 2, 5]], torch.tensor([5]), torch.tensor([1])
+        canvas = canvas_of([[1, 2, 5]], emitted=1)
         with counted_reads() as reads:
             for _ in range(2):
-                draft = session.propose(root, emitted, history)
-                scores = SAMPLER(torch.zeros(1, drafter.max_nodes, 64), draft, history)
-                verdict = rule_for(drafter).verify(draft, scores, random, emitted)
+                draft = session.propose(canvas)
+                scores = SAMPLER(torch.zeros(1, drafter.max_nodes, 64), draft, canvas.ids)
+                verdict = rule_for(drafter).verify(draft, scores, random, canvas.emitted)
                 session.observe(draft, TargetOutput(scores.logits), scores, verdict)
         assert not reads
 
@@ -320,24 +319,24 @@ def test_a_row_of_no_numbers_ends_alone(coupling: str) -> None:
     for tail, sampler in (({}, SAMPLER), (TAIL, SAMPLER), ({}, Sampler())):
         drafter = JacobiDrafter(8, coupling, **tail)
         expected = draw(drafter, sampler=sampler)[0]
-        outputs, _, sequences = draw(drafter, sampler=sampler, target=Poisoned(at=9))
+        outputs, _, canvas = draw(drafter, sampler=sampler, target=Poisoned(at=9))
         assert outputs == [expected[0], expected[1][:9], expected[2]]
-        assert sequences.finish_reasons[1] == "error" and isinstance(sequences.errors[1], NumericalError)
+        assert canvas.finish_reasons[1] == "error" and isinstance(canvas.errors[1], NumericalError)
 
 
 def test_no_numbers_ahead_are_no_error() -> None:
     """A draft may lead the target astray, and only what is committed counts; it is counted as a fault."""
     for tail in ({}, TAIL):
-        outputs, stats, sequences = draw(JacobiDrafter(8, "exact", **tail), target=Poisoned(at=0, ahead=True))
-        assert outputs == plain() and sequences.errors == [None] * 3 and stats.draft_faults > 0
+        outputs, stats, canvas = draw(JacobiDrafter(8, "exact", **tail), target=Poisoned(at=0, ahead=True))
+        assert outputs == plain() and canvas.errors == [None] * 3 and stats.draft_faults > 0
 
 
 def test_a_row_that_ends_at_once_leaves_the_others_alone() -> None:
     """It goes on accepting padding from its first place; nothing is looked up before the image."""
     first = plain()[1][0]
     for init in INITS:
-        outputs, _, sequences = draw(JacobiDrafter(8, "exact", init), end=[first])
-        assert sequences.finish_reasons[1] == "eos" and outputs[1] == [first]
+        outputs, _, canvas = draw(JacobiDrafter(8, "exact", init), end=[first])
+        assert canvas.finish_reasons[1] == "eos" and outputs[1] == [first]
         for row in (0, 2):
             whole = plain()[row]
             assert outputs[row] == (whole[: whole.index(first) + 1] if first in whole else whole)

@@ -9,14 +9,14 @@ from tests.contracts.mutation import PlantedBug
 from tests.drafters import jacobi_checks as checks
 
 SESSION, LAYOUT = "mmspec.drafters.jacobi:JacobiSession", "mmspec.drafting.window:WindowLayout"
-LAST = "tokens[:, 0] = root"
+LAST = "tokens[:, 0] = canvas.root"
 OLD = "torch.where(drafted, node + 1, 0)"
 KEPT = f"(drafted & (tokens == seen.tokens.gather(1, {OLD})))[:, :, None]"
 
 BUGS = {
     "a kept draft labelled with its old distribution (SCD)": PlantedBug(
         f"{SESSION}.propose",
-        ((LAST, f"p = torch.where({KEPT}, take_nodes(seen.q, {OLD}), p); {LAST}"),),
+        ((LAST, f"p = torch.where({KEPT}, pick(seen.q.p, {OLD}), p); {LAST}"),),
         checks.maximal_distribution,
     ),
     "rows advance by the least that any accepted (SJD)": PlantedBug(
@@ -29,7 +29,7 @@ BUGS = {
     ),
     "the residual warped a second time (SJD)": PlantedBug(
         f"{SESSION}._redraw",
-        (("x, pick(final,", "x, pick(final ** (1 / 0.6),"),),
+        (("x, invert(final,", "x, invert(final ** (1 / 0.6),"),),
         checks.maximal_distribution_at_low_temperature,
     ),
     "noise not keyed by round": PlantedBug(

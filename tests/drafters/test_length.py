@@ -198,8 +198,8 @@ BUGS = {
         (
             (
                 "scores.logits[:, 0].softmax(-1).amax(-1)",
-                "(p := scores.probabilities()[:, 0]).gather("
-                "1, draw(p, self.random, emitted + depth, Purpose.DRAFT)[:, None])[:, 0]",
+                "(p := scores.at(torch.zeros_like(root))).mass("
+                "p.sample(self.random, emitted + depth, Purpose.DRAFT))",
             ),
             (" if depth else going", ""),
         ),

@@ -48,13 +48,13 @@ BUGS = {
     "the state of the first node": (
         "medusa",
         f"{STATE}.observe",
-        "take(verdict.path, verdict.accepted)",
+        "verdict.last",
         "verdict.path[:, 0]",
     ),
     "the state of the last node": (
         "medusa",
         f"{STATE}.observe",
-        "take(verdict.path, verdict.accepted)",
+        "verdict.last",
         "verdict.path[:, -1]",
     ),
     "one head for all levels": ("medusa", f"{MEDUSA}.propose", "growth.level, None", "0, None"),
@@ -79,8 +79,8 @@ BUGS = {
     "the state without the prefix": (
         "hydra",
         f"{HYDRA}:PrefixSession.propose",
-        "self._read_committed(root, history)",
-        "self._read_committed(root, history) * 0 + self.features[:, 0]",
+        "self._read_committed(canvas)",
+        "self._read_committed(canvas) * 0 + self.features[:, 0]",
     ),
     "rows of the prefix are kept twice": (
         "hydra",

@@ -42,6 +42,6 @@ def drafts_are_those_of_the_slow_way(kind: str = "vispec", family: str = "llava"
     drafter = EagleDrafter(head_for(target, **KINDS[kind]), 6, depth=3, top_k=2).fit(target)
     examined = Examined(drafter, 8, NaiveVisual)
     cases = [inputs[case] for case in ("two images", "no image", "several turns")]
-    sequences = answer(target, examined, cases, Sampler(0.9), 8, Gullible())
+    canvas = answer(target, examined, cases, Sampler(0.9), 8, Gullible())
     assert examined.drafts >= 6, "some drafts were compared"
-    assert max(sequences.stats.accepted_histogram) >= 2, "a path of several candidates was accepted"
+    assert max(canvas.stats.accepted_histogram) >= 2, "a path of several candidates was accepted"

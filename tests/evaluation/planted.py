@@ -2,7 +2,8 @@
 
 import torch
 
-from mmspec.decoding.verdict import Verdict, take
+from mmspec.decoding.indexing import take
+from mmspec.decoding.verdict import Verdict
 
 
 def accept_everything(self, draft, scores, random, emitted):

@@ -16,19 +16,20 @@ from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.identity.comparison import IdentityReport
-from mmspec.evaluation.identity.images import ImageCheck, RecordingAccelerator
+from mmspec.evaluation.identity.images import ImageCheck
 from mmspec.evaluation.image_contender import (
-    ImageContender,
     decode_images,
     describe_accelerator,
     image_contender,
     image_examples,
+    prepare_images,
 )
 from mmspec.evaluation.quality.variation import VariationMeter
 from mmspec.evaluation.speed.bench_record import BenchRecord, summarise
 from mmspec.evaluation.speed.image_report import REQUIRED, check_context, image_report
 from mmspec.evaluation.speed.timing import Decoded, TimedRun
 from mmspec.pipelines import MMSpecPipeline
+from tests.drafters.staircase_checks import rasters
 from tests.evaluation.planted import accept_everything, stale_noise
 from tests.evaluation.test_report import text
 from tests.tiny_models.llamagen import GRID, save_llamagen
@@ -69,10 +70,10 @@ def test_exact_accelerators_pass(pipe: Any, name: str, options: dict[str, Any], 
 
 
 @pytest.mark.parametrize("window", [2, GRID])
-def test_a_decoding_order_is_lossy_by_its_own_account(pipe: Any, window: int) -> None:
+def test_a_staircase_is_lossy_by_its_own_account(pipe: Any, window: int) -> None:
     report = check(pipe, "zipar", zipar_window=window)
     assert not report.passed
-    assert report.notes[0].startswith("Staircase is lossy by its own account")
+    assert report.notes[0].startswith("StaircaseDrafter is lossy by its own account")
     assert all(one.passed for one in report.comparisons) == (window == GRID)
 
 
@@ -96,18 +97,8 @@ def test_half_precision_ties_are_told_from_bugs(pipe: Any) -> None:
     assert all(difference.position >= 2 for difference in comparison.differences)
 
 
-def test_a_recording_accelerator_decodes_as_the_accelerator_does(pipe: Any) -> None:
-    examples = image_examples(pipe, 2)
-    made = image_contender(pipe, "sjd", window=8)
-    plain = decode_images(made.enter(), examples, seeds=[1, 2], output_type="latent")
-    pipe.accelerator = recording = RecordingAccelerator(**vars(made.accelerator))
-    assert decode_images(pipe, examples, seeds=[1, 2], output_type="latent").tokens == plain.tokens
-    assert recording.exactness == "exact" and recording.sampler is not None
-    assert recording.sampler.guidance_scale == 2.0 and len(recording.requests) == 2
-
-
 @pytest.mark.parametrize(("window", "nothing"), [(GRID, True), (GRID - 1, False), (1, False)])
-def test_a_decoding_order_is_measured_against_raster_order(pipe: Any, window: int, nothing: bool) -> None:
+def test_a_staircase_is_measured_against_raster_order(pipe: Any, window: int, nothing: bool) -> None:
     made = image_contender(pipe, "zipar", zipar_window=window)
     for scale in (1.0, 2.0):
         found = made.measure_variation(image_examples(pipe, 3), guidance_scale=scale)
@@ -120,13 +111,14 @@ def test_the_variation_is_that_of_the_distributions_used(pipe: Any) -> None:
     """The first row is in raster order; the second begins without the end of the first."""
     made = image_contender(pipe, "zipar", zipar_window=2)
     batch = image_examples(pipe, 2)
-    meter = VariationMeter(**vars(made.accelerator))
-    decode_images(ImageContender(pipe, meter, None).enter(), batch, seeds=[0, 1], output_type="latent")
+    meter, call = VariationMeter(), prepare_images(made.enter(), batch, seeds=[0, 1])
+    for step in call.rounds():
+        meter.watch(step)
+    meter.finish(call.calls[-1])
     assert sorted(meter.measured) == list(range(1, GRID**2))
     assert all(len(values) == 2 for values in meter.measured.values())
     assert max(max(meter.measured[cell]) for cell in range(1, GRID)) < 1e-5
     assert min(meter.measured[GRID]) > 1e-3
-    assert image_contender(pipe, "zipar", zipar_window=2, adaptive=True).measure_variation(batch) is None
     assert image_contender(pipe, "none").measure_variation(batch) is None
 
 
@@ -137,11 +129,10 @@ def test_examples_are_classes_in_turn(pipe: Any) -> None:
 
 
 def test_promises_are_in_words() -> None:
-    assert describe_accelerator(build_accelerator("none"), 8) == {"window": 1, "promise": "exact"}
-    zipar = {"window": 4, "promise": "lossy, no bound"}
-    assert describe_accelerator(build_accelerator("zipar", zipar_window=4), 8) == zipar
-    assert describe_accelerator(build_accelerator("zipar"), 24)["window"] == 8
-    typical = describe_accelerator(build_accelerator("copy", acceptance="typical"), 8)
+    assert describe_accelerator(build_accelerator("none")) == {"window": 1, "promise": "exact"}
+    zipar = build_accelerator("zipar", zipar_window=2).fit(rasters())  # 4 x 4 cells
+    assert describe_accelerator(zipar) == {"window": 3, "promise": "lossy, no bound"}
+    typical = describe_accelerator(build_accelerator("copy", acceptance="typical"))
     assert typical["promise"].startswith("lossy, 1 - min(")
 
 
@@ -215,7 +206,7 @@ def test_prompts_are_drawn_as_they_are_written(tmp_path: Path) -> None:
     assert len(image_examples(pipe, 2)) == 2
 
 
-def test_the_table_of_methods_holds_a_decoding_orders_variation(tmp_path: Path) -> None:
+def test_the_table_of_methods_holds_a_staircases_variation(tmp_path: Path) -> None:
     pipe: Any = MMSpecPipeline.from_pretrained(save_llamagen(tmp_path / "captions", "caption"))
     pipe.set_progress_bar_config(disable=True)
     for window, places in ((2, GRID**2 - 1), (GRID, GRID**2 - 1)):

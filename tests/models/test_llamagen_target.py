@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.sequences import Stopping
+from mmspec.decoding.canvas import Stopping
 from mmspec.models.llamagen import caption_prompt, class_prompt
 from mmspec.targets import CausalTarget
 from mmspec.targets.llamagen import LlamaGenTarget

@@ -20,7 +20,7 @@ FLOORS = [
     {"visual_tokens", "verification"},
     {"compressors"},
     {"models"},
-    {"targets", "acceptance", "decoding_orders"},
+    {"targets", "acceptance"},
     {"drafting"},
     {"drafters"},
     {"acceleration"},
@@ -32,7 +32,7 @@ FLOORS = [
     {"__main__"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-PLUG_IN_ROOMS = ("acceptance", "compressors", "drafters", "decoding_orders")
+PLUG_IN_ROOMS = ("acceptance", "compressors", "drafters")
 PLUG_IN_LOCATION = re.compile(rf"(mmspec\.(?:{'|'.join(PLUG_IN_ROOMS)})\.[\w.]+):\w+")
 
 MODULES = {module.name: module for module in modules() if module.name != "mmspec"}

@@ -9,11 +9,11 @@ from torch import Tensor
 from mmspec.acceleration import Accelerator
 from mmspec.accelerators import build_accelerator
 from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Sequences, Stopping
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.targets import ImageTokenTarget
@@ -76,12 +76,12 @@ def draw(
     stats = DecodingStats()
     lengths = {request.grid.length for request in requests if request.grid is not None}
     prompts = [request.prompt_tokens for request in requests]
-    sequences = Sequences(prompts, Stopping(max(lengths)), stats, target.device)
+    canvas = Canvas(prompts, Stopping(max(lengths)), stats, target.device)
     stream = RandomStream.from_seed(seeds or range(len(requests)), len(requests))
     sampler = Sampler(temperature=temperature, guidance_scale=scale)
     rule, drafter = accelerator.rule, accelerator.drafter
-    for _ in speculate(target, drafter, rule, sampler, requests, sequences, stream):
+    for _ in speculate(target, drafter, rule, sampler, requests, canvas, stream):
         pass
-    outputs = sequences.outputs()
+    outputs = canvas.outputs()
     lengths_of_rows = [request.grid.length if request.grid else 0 for request in requests]
     return [row[:length] for row, length in zip(outputs, lengths_of_rows, strict=True)], stats

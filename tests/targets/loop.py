@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from mmspec.acceleration import Accelerator
 from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Sequences, Stopping
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.targets import CausalTarget
@@ -35,10 +35,10 @@ class GreedyRun:
         self.stats = DecodingStats()
         requests = [Request(row) for row in inputs]
         prompts = [request.prompt_tokens for request in requests]
-        self.sequences = Sequences(prompts, stopping, self.stats, target.device)
+        self.canvas = Canvas(prompts, stopping, self.stats, target.device)
         stream = RandomStream.from_seed(0, len(requests))
         self._steps = speculate(
-            target, accelerator.drafter, accelerator.rule, Sampler(), requests, self.sequences, stream
+            target, accelerator.drafter, accelerator.rule, Sampler(), requests, self.canvas, stream
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -47,7 +47,7 @@ class GreedyRun:
     @property
     def outputs(self) -> list[list[int]]:
         """The new tokens of each row."""
-        return self.sequences.outputs()
+        return self.canvas.outputs()
 
 
 def decode(

@@ -44,7 +44,7 @@ from transformers import (
 )
 
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.sequences import Stopping
+from mmspec.decoding.canvas import Stopping
 from mmspec.errors import UnsupportedModelError
 from mmspec.pipelines.base import adapt
 from mmspec.targets import CausalTarget

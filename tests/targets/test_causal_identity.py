@@ -9,7 +9,7 @@ import torch
 
 from mmspec.acceleration import Accelerator
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.sequences import Stopping
+from mmspec.decoding.canvas import Stopping
 from mmspec.errors import UnsupportedModelError
 from mmspec.targets import CausalTarget
 from tests.targets.loop import decode, generate, oracle

@@ -16,10 +16,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.canvas import Canvas, Stopping
+from mmspec.decoding.draft import Cells, Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Sequences, Stopping
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.eagle import Eagle3Drafter
 from mmspec.errors import UnsupportedModelError
@@ -167,9 +167,9 @@ def states_are_those_of_a_fresh_prefill(name: str = "qwen3_5") -> None:
     target = Recorder(target_of(name).model)
     fresh = target_of(name)
 
-    def watch(sequences: Sequences) -> None:
-        for row, tokens in enumerate(sequences.tokens):
-            if sequences.finish_reasons[row] is None:
+    def watch(canvas: Canvas) -> None:
+        for row, tokens in enumerate(canvas.ids):
+            if canvas.finish_reasons[row] is None:
                 read, _ = fresh.prefill([{"input_ids": torch.tensor([tokens[:-1]])}], 64)
                 for ours, theirs in zip(target.state.cache.recurrent, read.cache.recurrent, strict=True):
                     assert (ours.window[row] - theirs.window[0]).abs().max() < ROUNDING
@@ -240,8 +240,10 @@ def test_places_in_another_order_are_refused() -> None:
     target = target_of()
     state, _ = target.prefill([{"input_ids": torch.tensor([list(PROMPTS[1])])}], 64)
     node = torch.zeros(1, 1, dtype=torch.long)
+    where = {"slots": node, "depths": node, "starts": node[0], "visible": torch.ones(1, 1, 1).bool()}
+    cells = Cells.of(Draft.chain(node, DraftKind.POINT), **where, follows=node == 0, completes=1)
     with pytest.raises(UnsupportedModelError, match="recurrent state"):
-        target.score_places(state, node, node, torch.ones(1, 1, 1).bool())
+        target.score(state, cells)
 
 
 def test_a_hybrid_is_no_draft_model() -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import Cells, Draft, DraftKind
 from mmspec.decoding.image_grid import Grammar, ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.pipelines.image_prompts import image_requests
@@ -405,7 +405,7 @@ def test_prompts_are_no_pieces_of_images(family):
 
 
 def test_tokens_fed_at_chosen_places_score_as_they_do_in_order(family):
-    """`score_places` applies the grammar of the place after each token."""
+    """Cells in any order get the grammar of the place after each."""
     requests = family.requests(TEXTS[:2])
     prompts = [request.inputs for request in requests] + [request.negative_inputs for request in requests]
     tokens = torch.tensor([draw_plain(family, [request])[:7] for request in requests])
@@ -414,7 +414,11 @@ def test_tokens_fed_at_chosen_places_score_as_they_do_in_order(family):
     order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
     places = order.expand(2, -1)
     visible = (torch.arange(7) <= order[:, None]).expand(2, 7, 7)
-    logits = family.target.score_places(state, tokens[:, order], places, visible)
+    chain, yes = Draft.chain(tokens[:, order], DraftKind.POINT), torch.ones_like(places, dtype=torch.bool)
+    where = {"slots": places, "starts": places[:, 0] + 1, "visible": visible}
+    where["depths"] = torch.arange(7).expand(2, 7)
+    cells = Cells.of(chain, **where, follows=yes, completes=7)
+    logits = family.target.score(state, cells).logits
     torch.testing.assert_close(logits, expected[:, order])
 
 

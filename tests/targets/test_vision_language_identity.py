@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from mmspec.acceleration import Accelerator
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.sequences import Stopping
+from mmspec.decoding.canvas import Stopping
 from mmspec.errors import InputError
 from mmspec.targets import VisionLanguageTarget
 from tests.targets.loop import GreedyRun, decode, generate, interleave, oracle

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import Draft, DraftKind, Nodes
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
@@ -22,6 +22,7 @@ from mmspec.training.losses.eagle3 import Eagle3Loss
 from mmspec.training.losses.levels import Blocks
 from mmspec.training.teacher import read
 from tests.contracts.mutation import PlantedBug
+from tests.contracts.running import canvas_of
 from tests.drafters.eagle3_checks import head_for
 from tests.drafters.flash_checks import target_of
 from tests.drafters.naive_eagle import read_whole
@@ -43,13 +44,13 @@ def decoded(head: Eagle3Head, target: CausalTarget, example: TrainingExample, ro
     _, prefill = target.prefill([request.inputs], root + 1, drafter.taps)
     session = drafter.start([request], prefill, Sampler(), RandomStream.from_seed(0, 1))
     assert isinstance(session, EagleSession)
-    hidden = session._read_committed(ids[:, root], [ids[0, : root + 1].tolist()])[:, None]
+    hidden = session._read_committed(canvas_of([ids[0, : root + 1].tolist()], emitted=1))[:, None]
     logits = [head.logits(hidden, target.head)[0, 0]]
     chain = Draft.chain(ids[:, root + 1 : root + STEPS], DraftKind.POINT)
     for step in range(chain.tokens.shape[1]):
+        token, slot = chain.tokens[:, step : step + 1], torch.tensor([[step]])
         reached = chain.ancestors[:, step : step + 1, : step + 1]
-        token = chain.tokens[:, step : step + 1]
-        hidden = session._read(token, hidden, reached, chain.depth[:, : step + 1])
+        hidden = session._read(hidden, Nodes(token, slot, chain.depth[:, : step + 1], reached, step))
         logits.append(head.logits(hidden, target.head)[0, 0])
     return logits
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
+from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.drafting.feature_session import FeatureSession
@@ -97,9 +98,9 @@ def training_reads_what_decoding_reads(kind: str, family: str = "llava") -> None
     decoded: list[tuple[list[int], Tensor]] = []
     inner = FeatureSession._read_committed
 
-    def recorded(self: FeatureSession, root: Tensor, history: Sequence[Sequence[int]]) -> Tensor:
-        hidden = inner(self, root, history)
-        decoded.append(([len(tokens) for tokens in history], target.head(hidden)))
+    def recorded(self: FeatureSession, canvas: Canvas) -> Tensor:
+        hidden = inner(self, canvas)
+        decoded.append(([len(tokens) for tokens in canvas.ids], target.head(hidden)))
         return hidden
 
     with pytest.MonkeyPatch.context() as patch:

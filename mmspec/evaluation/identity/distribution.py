@@ -73,7 +73,7 @@ def read_distributions(
     if len(output) > 1:
         draft = Draft.chain(torch.tensor([list(output[:-1])], device=target.device), DraftKind.POINT)
         logits = torch.cat([logits, target.score(state, draft).logits], dim=1)
-    return sampler.warped(sampler.guided(logits)).probabilities()[0]
+    return sampler.warped(sampler.guided(logits)).p[0]
 
 
 def mass_before(distribution: Tensor, tokens: Tensor, u: Tensor) -> Tensor:

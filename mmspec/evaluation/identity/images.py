@@ -10,22 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
-
-from mmspec.acceleration import Accelerator
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.draft import Draft
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Sampler, Scores
-from mmspec.decoding.sequences import Emission, Sequences
+from mmspec.acceleration import Call
+from mmspec.decoding.interfaces import Round
+from mmspec.decoding.random_stream import Purpose
 from mmspec.decoding.stats import DecodingStats, merge_stats
-from mmspec.decoding.verdict import Verdict
-from mmspec.drafters.none import NoDrafter
+from mmspec.evaluation.examples import Example
 from mmspec.evaluation.identity.comparison import Comparison, IdentityReport, compare
 from mmspec.evaluation.identity.distribution import check_distribution
 from mmspec.evaluation.identity.text import IdentityCheck
-from mmspec.evaluation.image_contender import ImageContender, decode_images
+from mmspec.evaluation.image_contender import ImageContender, decode_images, prepare_images
 
 __all__ = ["ImageCheck"]
 
@@ -65,16 +58,18 @@ class ImageCheck(IdentityCheck):
 
     def distribution(self) -> Comparison:
         """Test sampled tokens against the target's distribution of each, given those before it."""
-        pipe = self.accelerated.enter()
-        recording = RecordingAccelerator(**vars(pipe.accelerator))
-        pipe.accelerator = recording
-        outputs, stats = self._draw(pipe, self.temperature)
-        pipe.accelerator = self.accelerated.accelerator
-        if recording.sampler is None:
-            raise RuntimeError("nothing was drawn")
-        test = check_distribution(pipe.target, recording.sampler, recording.requests, outputs, self.seed)
+        pipe, outputs, stats, requests = self.accelerated.enter(), [], [], []
+        for batch, seeds in self._batches():
+            call = prepare_images(pipe, batch, seeds=seeds, **self._settings(self.temperature))
+            for _ in call.rounds():
+                pass
+            outputs += call.calls[-1].canvas.outputs()
+            stats.append(call.calls[-1].stats)
+            requests += call.requests
+            self.on_output()
+        test = check_distribution(pipe.target, call.calls[-1].sampler, requests, outputs, self.seed)
         reference = f"the target's distribution, temperature {self.temperature:g}"
-        return Comparison("distribution", reference, len(outputs), test.places, [], stats, test)
+        return Comparison("distribution", reference, len(outputs), test.places, [], merge_stats(stats), test)
 
     def report(self, comparisons: list[Comparison]) -> IdentityReport:
         """Summarise comparisons in a report."""
@@ -89,92 +84,46 @@ class ImageCheck(IdentityCheck):
         return replace(report, notes=notes)
 
     def _against_plain(self, mode: str, reference: str, temperature: float) -> Comparison:
-        plain, references, gaps = self.plain.pipe, [], []
+        pipe, references, gaps = self.plain.enter(), [], []
         for index, example in enumerate(self.examples):
-            recorder = TopTwoRule(temperature)
-            plain.accelerator = Accelerator("none", NoDrafter(), recorder)
-            decoded = decode_images(
-                plain,
-                [example],
-                seeds=[self.seed + index],
-                output_type="latent",
-                **{**self.settings, "temperature": temperature},
-            )
-            references += decoded.tokens
-            gaps.append(recorder.best)
+            call = prepare_images(pipe, [example], seeds=[self.seed + index], **self._settings(temperature))
+            gaps.append([top_two(step, call.calls[-1]) for step in call.rounds()])
+            references += call.calls[-1].canvas.outputs()
             self.on_output()
         outputs, stats = self._draw(self.accelerated.enter(), temperature)
-        return compare(mode, reference, references, outputs, gaps, plain.dtype, stats)
+        return compare(mode, reference, references, outputs, gaps, pipe.dtype, stats)
 
     def _draw(self, pipe: Any, temperature: float) -> tuple[list[list[int]], DecodingStats]:
         """Decode all examples with the accelerator, in batches."""
         outputs: list[list[int]] = []
         stats: list[DecodingStats] = []
-        for start in range(0, len(self.examples), self.batch_size):
-            batch = self.examples[start : start + self.batch_size]
-            seeds = [self.seed + start + row for row in range(len(batch))]
-            settings = {**self.settings, "temperature": temperature}
-            decoded = decode_images(pipe, batch, seeds=seeds, output_type="latent", **settings)
+        for batch, seeds in self._batches():
+            decoded = decode_images(pipe, batch, seeds=seeds, **self._settings(temperature))
             outputs += decoded.tokens
             stats += decoded.stats
             self.on_output()
         return outputs, merge_stats(stats)
 
+    def _batches(self) -> Iterator[tuple[Sequence[Example], list[int]]]:
+        """Batches of examples with their seeds."""
+        for start in range(0, len(self.examples), self.batch_size):
+            batch = self.examples[start : start + self.batch_size]
+            yield batch, [self.seed + start + row for row in range(len(batch))]
 
-@dataclass(frozen=True)
-class TopTwoRule(SampleAndMatch):
-    """Acceptance rule of plain decoding that records the two best logits, noise included, of every step.
+    def _settings(self, temperature: float) -> dict[str, Any]:
+        return {**self.settings, "temperature": temperature, "output_type": "latent"}
 
-    Args:
-        temperature: of the sampler, which has divided the logits by it.
 
-    Attributes:
-        best: per token, (best, runner-up, largest magnitude of the two without noise), as guided logits. The
-            first token, of the prompt's own forward, is never undecided.
+def top_two(step: Round, call: Call) -> tuple[float, float, float]:
+    """The two best logits of a round of plain decoding, noise included, and the largest of the two without.
+
+    As guided logits: noise is scaled by the temperature, and not the logits by its inverse.
     """
-
-    temperature: float
-    best: list[tuple[float, float, float]] = field(
-        default_factory=lambda: [(float("inf"), 0.0, 1.0)], compare=False
-    )
-
-    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
-        logits = noisy = scores.logits[0, 0]
-        if not scores.greedy:
-            noise = random.gumbel(emitted[:1, None], Purpose.TARGET, len(logits), logits.dtype)
-            noisy = logits + noise[0, 0]
-        unit = self.temperature or 1.0
-        values, tokens = noisy.topk(2)
-        magnitude = logits[tokens].abs().nan_to_num(posinf=0.0).max()
-        self.best.append((*(unit * values).tolist(), float(unit * magnitude)))
-        return super().verify(draft, scores, random, emitted)
-
-
-@dataclass(frozen=True)
-class RecordingAccelerator(Accelerator):
-    """An accelerator that records the requests and the sampler of every decoding call.
-
-    Attributes:
-        calls: sampler and requests of each batch.
-    """
-
-    calls: list[tuple[Sampler, Sequence[Request]]] = field(default_factory=list)
-
-    @property
-    def sampler(self) -> Sampler | None:
-        return self.calls[0][0] if self.calls else None
-
-    @property
-    def requests(self) -> list[Request]:
-        return [request for _, batch in self.calls for request in batch]
-
-    def decode(
-        self,
-        target: Any,
-        sampler: Sampler,
-        requests: Sequence[Request],
-        sequences: Sequences,
-        random: RandomStream,
-    ) -> Iterator[Emission]:
-        self.calls.append((sampler, requests))
-        return super().decode(target, sampler, requests, sequences, random)
+    logits = noisy = step.scores.logits[0, 0]
+    if not step.scores.greedy:
+        noise = call.random.gumbel(step.first[:1, None], Purpose.TARGET, len(logits), logits.dtype)
+        noisy = logits + noise[0, 0]
+    unit = call.sampler.temperature or 1.0
+    values, tokens = noisy.topk(2)
+    magnitude = logits[tokens].abs().nan_to_num(posinf=0.0).max()
+    return (*(unit * values).tolist(), float(unit * magnitude))

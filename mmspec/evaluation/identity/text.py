@@ -124,16 +124,16 @@ class IdentityCheck:
         """Summarise comparisons in a report."""
         pipe, accelerator = self.accelerated.pipe, self.accelerated.accelerator
         notes = []
-        judge = accelerator.rule if accelerator.order is None else accelerator.order
-        rule = type(judge).__name__
+        is_whole = accelerator.drafter.exactness == "exact"  # nodes see all that the model would
+        rule = type(accelerator.rule if is_whole else accelerator.drafter).__name__
         if accelerator.exactness != "exact":
-            bound = f" ({judge.bound})" if getattr(judge, "bound", None) else ""
+            bound = f" ({accelerator.rule.bound})" if is_whole and accelerator.rule.bound else ""
             notes.append(f"{rule} is {accelerator.exactness} by its own account{bound}: it cannot pass")
         elif not self.is_token_exact:
             notes.append(
                 f"sampled tokens were not compared: {rule} promises the target's distribution, not its tokens"
             )
-        drafts = accelerator.name != "none" and accelerator.order is None
+        drafts = accelerator.name != "none" and is_whole
         if drafts and sum(sum(one.stats.accepted) for one in comparisons) == 0:
             notes.append("no draft token was accepted, so this says little: ask for more tokens")
         return IdentityReport(

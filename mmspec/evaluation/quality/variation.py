@@ -1,93 +1,64 @@
-"""Total variation between a decoding order's distributions and the target's, measured at every cell.
+"""Total variation between the distributions that cells were drawn from and the target's, at every cell.
 
 A cell that was decoded before its whole context was known has been drawn from another distribution than in
-raster order. Both are known afterwards: one from the forward that decided it, the other from one forward over
+raster order. Both are known afterwards: one from the round that decided it, the other from one forward over
 the finished image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+import torch
 from torch import Tensor
 
-from mmspec.acceleration import Accelerator
+from mmspec.acceleration import Accelerator, Call
 from mmspec.decoding.image_grid import FREE
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Emission, Sequences
+from mmspec.decoding.interfaces import Round
 from mmspec.evaluation.identity.distribution import read_distributions
 
-__all__ = ["VariationMeter", "with_meter"]
+__all__ = ["VariationMeter", "needs_meter"]
 
 
 @dataclass
-class RecordingTarget:
-    """A target that records the first logits of each place, which are those that decide its token.
+class VariationMeter:
+    """Measures the total variation of one batch, whose rounds it watches.
 
     Attributes:
-        target: the real one.
-        logits: place -> [B, V] logits; [2B, V] under guidance.
+        drawn_from: row and output index -> [V] the distribution that the token was drawn from.
+        measured: output index -> its total variation in each image.
     """
 
-    target: Any
-    logits: dict[int, Tensor] = field(default_factory=dict)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.target, name)
-
-    def score_places(self, state: Any, tokens: Tensor, places: Tensor, visible: Tensor) -> Tensor:
-        """Score places by the target, and record the logits; rows of a batch have the same places."""
-        logits: Tensor = self.target.score_places(state, tokens, places, visible)
-        for node, place in enumerate(places[0].tolist()):
-            self.logits.setdefault(place, logits[:, node])
-        return logits
-
-
-@dataclass(frozen=True)
-class VariationMeter(Accelerator):
-    """An accelerator with a fixed decoding order that measures total variation when a batch is finished.
-
-    It goes into the batch's stats, after the last emission: callers that time emissions do not see it.
-
-    Attributes:
-        measured: output index of a cell -> its total variation in each image. The first cell follows the
-            prompt, whose distribution is the target's.
-    """
-
+    drawn_from: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     measured: dict[int, list[float]] = field(default_factory=dict)
 
-    def decode(
-        self,
-        target: Any,
-        sampler: Sampler,
-        requests: Sequence[Request],
-        sequences: Sequences,
-        random: RandomStream,
-    ) -> Iterator[Emission]:
-        recording = RecordingTarget(target)
-        yield from super().decode(recording, sampler, requests, sequences, random)
-        for row, (request, output) in enumerate(zip(requests, sequences.outputs(), strict=True)):
-            distribution = read_distributions(target, sampler, request, output)
-            for place, recorded in recording.logits.items():
-                cell = place + 1
-                if cell < len(output) and (request.grid is None or request.grid.forced[cell] == FREE):
-                    logits = sampler.guided(recorded[row :: len(requests), None])
-                    drawn_from = sampler.warped(logits).probabilities()[0, 0]
-                    distance = float((drawn_from - distribution[cell]).abs().sum() / 2)
-                    self.measured.setdefault(cell, []).append(distance)
-                    sequences.stats.count_variation(distance, distance, 1)
+    def watch(self, step: Round) -> None:
+        """Record the distributions of the tokens that a round decided."""
+        verdict, rows = step.verdict, len(step.emission.tokens)
+        follows = step.draft.may_follow(verdict.last)
+        lanes = len(verdict.accepted) // rows
+        p = step.scores.p
+        report = torch.stack([verdict.accepted, follows.long(), step.first], 1).tolist()
+        for lane, (path, (accepted, decided, first)) in enumerate(
+            zip(verdict.path.tolist(), report, strict=True)
+        ):
+            for depth in range(accepted + decided):
+                self.drawn_from[lane // lanes, first + depth] = p[lane, path[depth]].clone()
+
+    def finish(self, call: Call) -> None:
+        """Measure a batch that is finished; the figures go into its stats."""
+        canvas = call.canvas
+        for row, (request, output) in enumerate(zip(call.requests, canvas.outputs(), strict=True)):
+            distribution = read_distributions(call.target, call.sampler, request, output)
+            for place in range(1, len(output)):  # the first one's distribution is the prompt's own
+                drawn_from = self.drawn_from.get((row, place))
+                if drawn_from is None or (request.grid is not None and request.grid.forced[place] != FREE):
+                    continue
+                distance = float((drawn_from - distribution[place]).abs().sum() / 2)
+                self.measured.setdefault(place, []).append(distance)
+                canvas.stats.count_variation(distance, distance, 1)
 
 
-def with_meter(accelerator: Accelerator) -> Accelerator:
-    """Return an accelerator that measures its total variation, with a meter where it needs one.
-
-    Rules measure their own while they judge, and are left as they are. So are adaptive decoding orders: a
-    token that was on trial has been drawn from two distributions.
-    """
-    if accelerator.order is None or accelerator.order.adaptive:
-        return accelerator
-    return VariationMeter(**vars(accelerator))
+def needs_meter(accelerator: Accelerator) -> bool:
+    """True if nodes see less than the model would; rules measure their own total variation as they judge."""
+    return accelerator.drafter.exactness != "exact"

@@ -14,7 +14,7 @@ from transformers import AutoModel, Emu3TextConfig, PreTrainedConfig, PreTrained
 from transformers.models.emu3.modeling_emu3 import Emu3TextModel
 
 from mmspec.compressors import build_compressor
-from mmspec.decoding.verdict import take
+from mmspec.decoding.indexing import take
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.models.eagle.configuration import EagleConfig
 from mmspec.models.feature_head import FeatureHead, Prompts

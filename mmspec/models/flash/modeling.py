@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 
 from mmspec.compressors import build_compressor
-from mmspec.decoding.verdict import take
+from mmspec.decoding.indexing import take
 from mmspec.errors import InputError
 from mmspec.models.feature_head import FeatureHead, Prompts
 from mmspec.models.flash.configuration import FlashConfig

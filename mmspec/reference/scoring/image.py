@@ -22,10 +22,10 @@ from tqdm.auto import tqdm
 from transformers import AutoTokenizer, T5EncoderModel
 
 from mmspec.accelerators import none
+from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, guide
-from mmspec.decoding.sequences import Stopping
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.llamagen import LlamaGenForCausalLM, caption_prompt, class_prompt, null_caption_prompt
 from mmspec.models.llamagen.vq import encode_image
@@ -129,7 +129,7 @@ class ImageModel:
             call = none().call(self.target, sampler, requests, Stopping(cells), random)
             for _ in call.rounds():
                 pass
-            drawn += call.sequences.outputs()
+            drawn += call.canvas.outputs()
         return torch.tensor(drawn, device=self.target.device)
 
     def pixels(self, tokens: Tensor) -> Tensor:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from mmspec.acceleration import pair
+from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.interfaces import Drafter, Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Sequences, Stopping
 from mmspec.targets import CausalTarget
 
 __all__ = ["DrafterBatch", "DrafterData", "TrainingExample", "Trial", "acceptance_length", "decode"]
@@ -90,7 +90,7 @@ def acceptance_length(target: CausalTarget, drafter: Drafter, trial: Trial) -> f
 
 
 @torch.no_grad()
-def decode(target: CausalTarget, drafter: Drafter, trial: Trial) -> Sequences:
+def decode(target: CausalTarget, drafter: Drafter, trial: Trial) -> Canvas:
     """Decode the trial with exact acceptance: the target's own output, whichever drafter is used."""
     stopping = Stopping(trial.new_tokens, trial.end_token_ids)
     random = RandomStream.from_seed(0, len(trial.requests), target.device)
@@ -98,4 +98,4 @@ def decode(target: CausalTarget, drafter: Drafter, trial: Trial) -> Sequences:
     call = accelerator.call(target, trial.sampler, trial.requests, stopping, random)
     for _ in call.rounds():
         pass
-    return call.sequences
+    return call.canvas

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from mmspec.compressors.gate import Gate
 from mmspec.decoding.cache import RaggedCache
+from mmspec.decoding.draft import Nodes
 from mmspec.errors import InputError
 from mmspec.models.eagle import EagleHead
 from mmspec.models.feature_head import HIDDEN
@@ -83,9 +84,13 @@ def read_guesses(head: EagleHead, first: HeadRows, second: HeadRows) -> Tensor:
     before, own = place < place[:, None], place == place[:, None]
     seen = torch.cat([torch.cat([before | own, before]), torch.cat([torch.zeros_like(own), own])], 1)
     cache = RaggedCache(head.decoder.config, batch, 2 * count, place.device)
-    cache.begin_score(2 * count)
+    slots, depths = (
+        each.expand(batch, -1) for each in (torch.arange(2 * count, device=place.device), place.repeat(2))
+    )
+    cache.begin_score(slots, 2 * count)
     additive = head.dtype if head.decoder.config._attn_implementation == "eager" else None
-    mask = cache.attention_mask(seen.expand(batch, -1, -1), place.repeat(2).expand(batch, -1), additive)
+    nodes = Nodes(slots, slots, depths, seen.expand(batch, -1, -1), count - 1)
+    mask = cache.attention_mask(nodes, additive)
     rows = torch.cat([first.rows, second.rows], 1)
     positions = torch.cat([first.position_ids, second.position_ids], -1)
     hidden: Tensor = head(rows, positions, mask, cache)

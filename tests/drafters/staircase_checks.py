@@ -17,11 +17,11 @@ from mmspec.acceleration import Accelerator
 from mmspec.accelerators import build_accelerator
 from mmspec.decoding import cache as cache_module
 from mmspec.decoding.cache import RaggedCache, RaggedLayer
+from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.image_grid import Grammar, ImageGrid
-from mmspec.decoding.interfaces import PromptOutput, Request
+from mmspec.decoding.interfaces import PromptOutput, Request, Round
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sequences import Emission, Sequences, Stopping
 from mmspec.decoding.stats import DecodingStats
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
 from mmspec.targets import ImageTokenTarget
@@ -29,7 +29,7 @@ from mmspec.targets.image_tokens import ImageState
 from mmspec.targets.llamagen import LlamaGenTarget
 from tests.contracts import distributions
 from tests.contracts.checks import joint_of
-from tests.decoding_orders.naive_staircase import naive_image
+from tests.drafters.naive_staircase import naive_image
 from tests.tiny_models import randomise, tiny_lm
 
 CODES, GRID, CLASSES = 24, 4, 3
@@ -85,26 +85,26 @@ def requests_of(target: ImageTokenTarget, rows: int, grid: ImageGrid | None = No
     ]
 
 
-def begin(target: ImageTokenTarget, requests: Sequence[Request], tokens: int | None = None) -> Sequences:
+def begin(target: ImageTokenTarget, requests: Sequence[Request], tokens: int | None = None) -> Canvas:
     """Empty outputs of a batch."""
     grid = requests[0].grid
     assert grid is not None
     stopping = Stopping(grid.length if tokens is None else tokens)
     prompts = [request.prompt_tokens for request in requests]
-    return Sequences(prompts, stopping, DecodingStats(), target.device)
+    return Canvas(prompts, stopping, DecodingStats(), target.device)
 
 
 def run(
     target: ImageTokenTarget,
     accelerator: Accelerator,
     requests: Sequence[Request],
-    sequences: Sequences,
+    canvas: Canvas,
     sampler: Sampler = SAMPLED,
     seed: int = 5,
-) -> Iterator[Emission]:
+) -> Iterator[Round]:
     """Decode a batch round by round."""
     stream = RandomStream.from_seed(seed, len(requests))
-    return accelerator.fit(target).decode(target, sampler, requests, sequences, stream)
+    return accelerator.fit(target).decode(target, sampler, requests, canvas, stream)
 
 
 def draw(
@@ -116,17 +116,15 @@ def draw(
     seed: int = 5,
 ) -> tuple[list[list[int]], DecodingStats]:
     """Decode a batch to its end: its images, and what happened."""
-    sequences = begin(target, requests, tokens)
-    emissions = list(run(target, accelerator, requests, sequences, sampler, seed))
-    assert sequences.errors == [None] * len(requests)
-    assert [
-        sum((e.tokens[row] for e in emissions), []) for row in range(len(requests))
-    ] == sequences.outputs()
-    return sequences.outputs(), sequences.stats
+    canvas = begin(target, requests, tokens)
+    emissions = [step.emission for step in run(target, accelerator, requests, canvas, sampler, seed)]
+    assert canvas.errors == [None] * len(requests)
+    assert [sum((e.tokens[row] for e in emissions), []) for row in range(len(requests))] == canvas.outputs()
+    return canvas.outputs(), canvas.stats
 
 
-def zipar(window: int, **options: object) -> Accelerator:
-    return build_accelerator("zipar", zipar_window=window, **options)
+def zipar(lag: int, /, **options: object) -> Accelerator:
+    return build_accelerator("zipar", zipar_window=lag, **options)
 
 
 def equals_naive(
@@ -175,6 +173,25 @@ def lines_equal_naive() -> None:
     for window in (1, 3, 4):
         equals_naive(lines(), window, SAMPLED)
     equals_naive(lines(), 2, GUIDED)
+
+
+def drafts_give_the_staircase() -> None:
+    """Rows that draft give the tokens of rows that do not, in fewer forwards."""
+    saved = 0
+    for target, lag in ((rasters(), 2), (rasters(), 3), (lines(), 2), (lines(), 3), (lines(), 5)):
+        for sampler, window, seed in (
+            (Sampler(0.5), 4, 5),
+            (Sampler(0.9), 4, 6),
+            (Sampler(0.9), 2, 7),
+            (GUIDED, 3, 8),
+        ):
+            requests = requests_of(target, 3)
+            plain, slow = draw(target, zipar(lag), requests, sampler, seed=seed)
+            tokens, fast = draw(target, zipar(lag, window=window), requests, sampler, seed=seed)
+            assert tokens == plain, f"lag {lag}, window {window}"
+            assert all(few <= many for few, many in zip(fast.nfe, slow.nfe, strict=True))
+            saved += sum(slow.nfe) - sum(fast.nfe)
+    assert saved > 10
 
 
 @contextmanager

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from transformers import LogitsProcessorList
 
 from mmspec.accelerators import ACCELERATORS, build_accelerator
 from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding_orders.staircase import Staircase
+from mmspec.drafters.staircase import StaircaseDrafter
 from mmspec.errors import InputError
 from mmspec.targets import CausalTarget
 from mmspec.targets.llamagen import LlamaGenTarget
 from tests.contracts.mutation import PlantedBug
-from tests.decoding_orders import staircase_checks as checks
-from tests.decoding_orders.staircase_checks import (
+from tests.drafters import staircase_checks as checks
+from tests.drafters.staircase_checks import (
     GUIDED,
     SAMPLED,
     begin,
@@ -31,13 +31,15 @@ from tests.decoding_orders.staircase_checks import (
 from tests.tiny_models import tiny_llama, tiny_mistral_sliding
 
 
-def groups_of(rows: int, columns: int, window: int) -> list[list[tuple[int, int]]]:
-    """The cells of each forward."""
-    staircase, decoded, groups = Staircase(window), [0] * rows, []
-    while begun := staircase.open_rows(decoded, columns):
-        groups.append([(row, decoded[row]) for row in begun])
-        decoded = [count + (row in begun) for row, count in enumerate(decoded)]
-    return groups
+def steps_of(rows: int, columns: int, window: int | None) -> int:
+    """Forwards of an image by the published rule: a row begins when the one above is a window ahead."""
+    lag, decoded, forwards = StaircaseDrafter(window).lag(columns), [0] * rows, 0
+    while min(decoded) < columns:
+        above = [columns, *decoded]
+        open_rows = [row for row in range(rows) if above[row] >= min(decoded[row] + lag, columns)]
+        decoded = [min(count + (row in open_rows), columns) for row, count in enumerate(decoded)]
+        forwards += 1
+    return forwards
 
 
 SHAPES = [(1, 5, 2), (3, 5, 1), (3, 5, 2), (4, 3, 3), (6, 4, 2)]
@@ -47,11 +49,7 @@ SHAPES = [(1, 5, 2), (3, 5, 1), (3, 5, 2), (4, 3, 3), (6, 4, 2)]
 def test_forwards_are_the_columns_and_a_window_for_each_further_row(
     rows: int, columns: int, window: int
 ) -> None:
-    groups = groups_of(rows, columns, window)
-    assert groups == [
-        [(row, step - row * window) for row in range(rows) if 0 <= step - row * window < columns]
-        for step in range(columns + (rows - 1) * window)
-    ]
+    assert steps_of(rows, columns, window) == columns + (rows - 1) * window
     grid = ImageGrid(rows, columns, 62, row_end=62, ending=(63,))
     _, stats = draw(lines(), zipar(window), requests_of(lines(), 2, grid))
     assert stats.target_forwards == columns + (rows - 1) * window
@@ -60,9 +58,9 @@ def test_forwards_are_the_columns_and_a_window_for_each_further_row(
 
 def test_published_counts() -> None:
     """2412.04062: 24 x 24 at s = 8 and Lumina's 48 x 48 at s = 16 (syntax is free), raster order at s = C."""
-    assert [Staircase().window(columns) for columns in (24, 48, 2)] == [8, 16, 1]
+    assert [StaircaseDrafter().lag(columns) for columns in (24, 48, 2)] == [8, 16, 1]
     shapes = [(24, 24, 8), (48, 48, 16), (16, 16, 16)]
-    assert [len(groups_of(*shape)) for shape in shapes] == [208, 800, 256]
+    assert [steps_of(*shape) for shape in shapes] == [208, 800, 256]
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -87,6 +85,10 @@ def test_additive_masks_and_sliding_windows_reach_the_places(attention: str) -> 
     plain, _ = draw(target, build_accelerator("none"), requests, Sampler())
     assert draw(target, zipar(target.grid.columns), requests, Sampler())[0] == plain
     checks.equals_naive(target, 2, Sampler(0.7), sliding=model.config.sliding_window)
+
+
+def test_drafts_in_each_row_give_the_staircases_own_tokens_in_fewer_forwards() -> None:
+    checks.drafts_give_the_staircase()
 
 
 def test_rows_of_a_batch_are_the_images_drawn_alone() -> None:
@@ -149,9 +151,11 @@ def test_windows_outside_the_image_are_refused(window: object) -> None:
     [
         ({"zipar_window": 1, "adaptive": True}, "zipar_window"),
         ({"adaptive": "yes"}, "adaptive"),
-        ({"window": 8}, "zipar_window"),
+        ({"window": 0}, "window"),
+        ({"window": 2, "adaptive": True}, "window"),
+        ({"zipar_windw": 8}, "zipar_window"),
         ({"acceptance": "greedy_typo"}, "acceptance"),
-        ({"acceptance": "typical"}, "speculative_sampling"),
+        ({"adaptive": True, "acceptance": "typical"}, "speculative_sampling"),
     ],
 )
 def test_bad_options_are_refused_by_name(options: dict[str, object], named: str) -> None:
@@ -170,95 +174,96 @@ def test_what_has_no_cells_or_no_order_is_refused() -> None:
 
 
 def test_a_cell_whose_logits_are_no_numbers_ends_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests, real = requests_of(rasters(), 3), LlamaGenTarget.score_places
+    requests, real = requests_of(rasters(), 3), LlamaGenTarget.score
     whole, stats = draw(rasters(), zipar(2), requests)
     calls = []
 
-    def broken(*arguments: Any) -> torch.Tensor:
-        logits = real(*arguments)
-        calls.append(logits.shape[1])
+    def broken(*arguments: Any) -> TargetOutput:
+        output = real(*arguments)
+        calls.append(len(output.logits))
         if len(calls) == 6:  # cells 5 and 8 .. of rows 1 and 2
-            logits[1] = float("nan")
-        return logits
+            output.logits[1] = float("nan")
+        return output
 
-    monkeypatch.setattr(LlamaGenTarget, "score_places", broken)
-    sequences = begin(rasters(), requests)
-    for _ in run(rasters(), zipar(2), requests, sequences):
+    monkeypatch.setattr(LlamaGenTarget, "score", broken)
+    canvas = begin(rasters(), requests)
+    for _ in run(rasters(), zipar(2), requests, canvas):
         pass
-    assert [reason for reason in sequences.finish_reasons] == ["length", "error", "length"]
-    assert [error is None for error in sequences.errors] == [True, False, True]
-    outputs = sequences.outputs()
+    assert [reason for reason in canvas.finish_reasons] == ["length", "error", "length"]
+    assert [error is None for error in canvas.errors] == [True, False, True]
+    outputs = canvas.outputs()
     assert outputs[::2] == whole[::2]
     assert outputs[1] == whole[1][: len(outputs[1])] and len(outputs[1]) < 16
 
 
-LOOP, IMAGE = "mmspec.decoding.parallel", "mmspec.decoding.image_cells:Image"
+SESSION = "mmspec.drafters.staircase:StaircaseSession"
+PROPOSE = f"{SESSION}.propose"
 BUGS = {
-    "zero keys take part": (
-        checks.rasters_equal_naive,
-        f"{LOOP}:visible_places",
-        ("kept[:, None, : len(column)] & (column < here)", "(column < here)"),
-    ),
     "unwritten keys take part": (
         checks.unwritten_places_do_not_matter,
-        f"{LOOP}:visible_places",
-        ("kept[:, None, : len(column)] & (column < here)", "(column < here)"),
+        PROPOSE,
+        ("pad(self.fed[:, None, :absent], (0, 2)) & (slot < here)", "(slot < here) & (slot < absent)"),
     ),
-    "rows below are seen": (
-        checks.rasters_equal_naive,
-        f"{LOOP}:visible_places",
-        (" & (column < here)", " & (column >= 0)"),
-    ),
+    "rows below are seen": (checks.rasters_equal_naive, PROPOSE, (" & (slot < here)", " & (slot >= 0)")),
     "a stand-in stays": (
         checks.rasters_equal_naive,
-        f"{IMAGE}.step",
-        ("[self.tokens[place] != FREE for place in places]", "[True for place in places]"),
+        PROPOSE,
+        ("is_used & canvas.decided.gather(1, self.root)", "is_used"),
     ),
     "the stand-in is the first of its row": (
         checks.rasters_equal_naive,
-        f"{IMAGE}.latest",
-        ("place -= 1", "place -= place % self.grid.stride"),
+        PROPOSE,
+        ("+ there - 1", "+ 0 * there"),
     ),
     "a row's last token is never fed": (
         checks.rasters_equal_naive,
-        f"{IMAGE}.put",
-        ("sorted(decided)\n", "sorted(p for p in decided if (p + 1) % self.grid.stride)\n"),
+        f"{SESSION}._advance",
+        ("start = torch.arange(", "unfed = unfed & (done < self.columns)\n    start = torch.arange("),
     ),
     "rows begin a step early": (
         checks.lines_equal_naive,
-        "mmspec.decoding_orders.staircase:Staircase.open_rows",
-        ("count + window", "count + window - 1"),
+        f"{SESSION}._advance",
+        ("least - start + 1", "least - start + 2"),
     ),
     "positions count nodes": (
         checks.lines_equal_naive,
-        "mmspec.targets.causal:CausalTarget.score_places",
-        ("state.offset)[:, None] + places", "state.offset)[:, None] + torch.arange(places.shape[1])"),
+        "mmspec.targets.causal:CausalTarget.score",
+        ("[:, None] + nodes.depth", "[:, None] + torch.arange(nodes.slots.shape[1])"),
     ),
     "one noise for all cells": (
         checks.rasters_equal_naive,
-        "mmspec.decoding.sampling:Scores.choose_at",
+        "mmspec.decoding.distribution:Scores.choose",
         ("random.gumbel(index,", "random.gumbel(0 * index,"),
+    ),
+    "rows of an image draw with the keys of other images": (
+        checks.rasters_equal_naive,
+        "mmspec.decoding.random_stream:RandomStream.repeat",
+        ("self.keys.repeat_interleave(copies, 0)", "self.keys.repeat(copies, 1)"),
     ),
     "first tokens are not judged": (
         checks.first_tokens_follow_the_wider_window,
-        "mmspec.decoding_orders.staircase:Staircase.puts_on_trial",
-        ("return self.adaptive", "return False"),
+        PROPOSE,
+        ("self.on_trial = (", "self.on_trial = torch.zeros_like(trial, dtype=torch.bool) & ("),
     ),
-    "judged by the distribution that they were drawn from": (
+    "the offered distribution is another": (
         checks.first_tokens_follow_the_wider_window,
-        f"{LOOP}:judge",
-        (
-            "rule.verify(draft, Scores(logits, scores.greedy)",
-            "rule.verify(draft, Scores(draft.q.log(), False)",
-        ),
+        f"{SESSION}.observe",
+        ("scores.p[:, 0]", "scores.p[:, 1]"),
     ),
-    "the offered distribution is that of the second prediction": (
-        checks.first_tokens_follow_the_wider_window,
-        f"{LOOP}:judge",
-        (
-            "q=offered[:, None].expand(-1, 2, -1)",
-            "q=take(scores.probabilities(), root[:, 0])[:, None].expand(-1, 2, -1)",
-        ),
+    "drafts are judged before the row above is there": (
+        checks.drafts_give_the_staircase,
+        PROPOSE,
+        ("(column < limit[:, :, None])", "(column < self.columns[:, :, None])"),
+    ),
+    "drafts see the rows above at their latest": (
+        checks.drafts_give_the_staircase,
+        PROPOSE,
+        ("<= reached.flatten(1)", "<= 999 + reached.flatten(1)"),
+    ),
+    "a predecessor is taken as soon as it is there": (
+        checks.drafts_give_the_staircase,
+        PROPOSE,
+        ("(self.done > 0) | ~self.begins_early", "(self.done >= 0) | ~self.begins_early"),
     ),
 }
 

@@ -1,0 +1,302 @@
+"""Output of a batch on the device: what is decided, how much of it is complete, and which rows go on.
+
+Everything here is exact at token granularity: a block that holds the end token, a stop string or
+the last allowed token is cut right there, whatever else was accepted with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteriaList
+
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.indexing import pick, put
+from mmspec.decoding.stats import DecodingStats
+from mmspec.decoding.verdict import Verdict
+from mmspec.errors import InputError, NumericalError
+from mmspec.validation import is_integer
+
+NOT_FINITE = (
+    "the target's logits are NaN or infinite, or every token is excluded; "
+    "check the weights, the dtype and the logits processors"
+)
+MAX_NEW_TOKENS = 1_000_000
+MILLIONTHS = 1_000_000  # total variation travels to the host among integers, to cost no second read
+GROWTH = 512  # least room that is added at a time
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """Conditions under which a row ends.
+
+    Args:
+        max_new_tokens: 0 or more.
+        end_token_ids: ids that end a row; the id itself is emitted, as transformers does.
+        criteria: transformers stopping criteria (stop strings, time, the user's own); each is asked
+            after every single token, with the row's ids [1, length] and scores None.
+
+    Raises:
+        InputError: max_new_tokens is not an integer from 0 to 1,000,000.
+    """
+
+    max_new_tokens: int
+    end_token_ids: frozenset[int] = frozenset()
+    criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
+
+    def __post_init__(self) -> None:
+        if not is_integer(self.max_new_tokens) or not 0 <= self.max_new_tokens <= MAX_NEW_TOKENS:
+            raise InputError(
+                "max_new_tokens", self.max_new_tokens, f"an integer from 0 to {MAX_NEW_TOKENS:,}"
+            )
+
+
+@dataclass(frozen=True)
+class Emission:
+    """Tokens that one round completed, in the order of the output.
+
+    Attributes:
+        tokens: B lists of new token ids, or B tensors [k, d] of new vectors; empty for rows that were
+            finished, or where only places further on were decided.
+        from_draft: B counts: how many of them came from a draft.
+    """
+
+    tokens: list[Any]
+    from_draft: list[int]
+
+
+class Canvas:
+    """Output of a batch, tokens or (`VectorCanvas`) vectors.
+
+    Attributes:
+        tokens: [B, C + 1] on the device: the token at each output index, where one is decided; junk at C.
+        decided: [B, C + 1] on the device: whether one is; tokens may be decided in any order.
+        emitted: [B] on the device: tokens of each active row that are complete from the first on.
+        active: [B] bool on the device: rows that go on. The numbers of those that ended mean nothing.
+        ids: B lists on the host: prompt, and the tokens that are complete.
+        output_lengths: B numbers of tokens that are complete, known to the host.
+        drafted: B lists of flags, one for each output token: whether it came from a draft.
+        finish_reasons: "eos", "length", "stop" or "error" for rows that ended, else None.
+        errors: the NumericalError of rows that ended in one.
+    """
+
+    def __init__(
+        self, prompts: Sequence[list[int]], stopping: Stopping, stats: DecodingStats, device: torch.device
+    ) -> None:
+        rows = len(prompts)
+        self.stopping, self.stats, self.device = stopping, stats, device
+        self.ids = [list(prompt) for prompt in prompts]
+        self.prompt_lengths = [len(prompt) for prompt in prompts]
+        self.drafted: list[list[bool]] = [[] for _ in prompts]
+        self.finish_reasons: list[str | None] = [None] * rows
+        self.errors: list[NumericalError | None] = [None] * rows
+        self.output_lengths = [0] * rows
+        self._prompt_ends = torch.tensor([prompt[-1] for prompt in prompts], dtype=torch.long, device=device)
+        self.tokens = torch.zeros_like(self._prompt_ends)[:, None]
+        self.decided = torch.zeros_like(self.tokens, dtype=torch.bool)
+        self.is_draft = torch.zeros_like(self.decided)
+        self.active = torch.ones(rows, dtype=torch.bool, device=device)
+        self.emitted = torch.zeros(rows, dtype=torch.long, device=device)
+        self._begun = False  # the first commit is of what the prompts decided, without a scoring forward
+        self._ends = torch.tensor(sorted(stopping.end_token_ids), dtype=torch.long, device=device)
+        stats.new_tokens, stats.rounds = [0] * rows, [0] * rows
+        stats.drafted, stats.accepted = [0] * rows, [0] * rows
+
+    @property
+    def finished(self) -> bool:
+        return all(reason is not None for reason in self.finish_reasons)
+
+    @property
+    def root(self) -> Tensor:
+        """[B] newest token of each row, or [B, d] vector: the last one emitted, or the prompt's."""
+        return self.before(1)[:, 0]
+
+    def before(self, count: int) -> Tensor:
+        """[B, count] or [B, count, d]: the last of the output; the prompt's end where there are fewer."""
+        place = self.emitted[:, None] + torch.arange(-count, 0, device=self.device)
+        known = pick(self.tokens, place.clamp_min(0))
+        is_prompt = (place < 0).view(*place.shape, *[1] * (known.dim() - 2))
+        return torch.where(is_prompt, self._prompt_ends[:, None], known)
+
+    def outputs(self) -> list[Any]:
+        """B lists of output tokens, without the prompts."""
+        return [ids[length:] for ids, length in zip(self.ids, self.prompt_lengths, strict=True)]
+
+    def decide(self, places: Tensor, tokens: Tensor, which: Tensor, is_draft: Tensor | bool = False) -> None:
+        """Write tokens [B, k] at output places [B, k] where `which` [B, k] is true."""
+        places = places.where(which, self.tokens.shape[1] - 1)
+        put(self.tokens, places, tokens)
+        self.decided.scatter_(1, places, True)
+        if isinstance(is_draft, Tensor):
+            self.is_draft.scatter_(1, places, is_draft)
+
+    def reserve(self, places: int) -> None:
+        """Make room for output indices below `places`."""
+        missing = places + 1 - self.tokens.shape[1]
+        if missing > 0:
+            room = max(missing, GROWTH, self.tokens.shape[1])
+            self.tokens, self.decided, self.is_draft = (
+                torch.cat([plane[:, :-1], torch.zeros_like(plane[:, :1]).repeat_interleave(room + 1, 1)], 1)
+                for plane in (self.tokens, self.decided, self.is_draft)
+            )
+
+    def commit(self, draft: Draft, verdict: Verdict, finite: Tensor) -> Emission:
+        """Write what a round decided, and read what it completed: the host's one read of the device.
+
+        Args:
+            draft, verdict: of this round.
+            finite: [T, n] whether the target's logits at each node are usable.
+        """
+        rows, steps = len(self.active), torch.arange(verdict.path.shape[1], device=self.device)
+        self.reserve(max(self.output_lengths) + draft.reach)
+        accepted = verdict.accepted[:, None]
+        is_last, is_draft = steps == accepted, steps < accepted
+        # a node's logits decide the token after it: what the usable ones decided is kept
+        asked = is_draft | (is_last & draft.may_follow(verdict.last)[:, None])
+        fine = finite.gather(1, verdict.path) | ~asked
+        keep = asked & fine.long().cumprod(-1).bool() & (is_draft | verdict.filled[:, None])
+        tokens = pick(draft.tokens, verdict.path).roll(-1, 1)
+        put(tokens, accepted, verdict.next_token[:, None])
+        places = draft.first(self.emitted)[:, None] + steps
+        keep, tokens, places, is_draft = (
+            each.reshape(rows, -1, *each.shape[2:]) for each in (keep, tokens, places, is_draft)
+        )
+        self.decide(places, tokens, keep & self.active[:, None], is_draft)
+
+        window = self.emitted[:, None] + torch.arange(draft.reach, device=self.device)
+        fresh, flags = pick(self.tokens, window), self.is_draft.gather(1, window)
+        kept = self.decided.gather(1, window).long().cumprod(-1).bool()
+        kept = kept & (window < self.stopping.max_new_tokens) & self.active[:, None]
+        ends = kept & self._are_ends(fresh)
+        kept = kept & (ends.cumsum(-1) - ends.long() == 0)
+        count = kept.sum(-1)
+        by_row = [
+            (kept & ends).any(-1),
+            self.emitted + count >= self.stopping.max_new_tokens,
+            (~fine).reshape(rows, -1).any(-1),
+            draft.valid[:, 1:].reshape(rows, -1).sum(-1),
+            draft.faulty.reshape(rows, -1).any(-1),
+        ]
+        report = torch.cat(
+            [
+                count[:, None],
+                *(column.long()[:, None] for column in by_row),
+                measured_variation(verdict, rows),
+                flags,
+                *self._readable(fresh),
+            ],
+            dim=1,
+        )
+        self.emitted = self.emitted + count
+        self.active = self.active & ~torch.stack(by_row[:3]).any(0)
+        return self._read(report.tolist(), draft.reach)
+
+    def _read(self, report: list[list[int]], reach: int) -> Emission:
+        """Enter a round into the host's record of every row."""
+        emission, stopped = Emission([], []), False
+        for row, (count, ended, full, failed, drafted, faulty, *rest) in enumerate(report):
+            (variation, largest, places), block = rest[:3], rest[3:]
+            kept, from_draft = [], 0
+            if self.finish_reasons[row] is None:
+                reason = "eos" if ended else "length" if full else None
+                kept = self._extend(row, count, block[reach : reach + count], reason)
+                self.output_lengths[row] += len(kept)
+                stopped |= self.finish_reasons[row] == "stop"
+                if failed and self.finish_reasons[row] is None:
+                    self._fail(row)
+                flags = [bool(flag) for flag in block[: len(kept)]]
+                from_draft = sum(flags)
+                self.drafted[row] += flags
+                self.stats.new_tokens[row] += len(kept)
+                if self._begun:
+                    self.stats.count_round(row, drafted, from_draft, faulty)
+                    self.stats.count_variation(variation / MILLIONTHS, largest / MILLIONTHS, places)
+            emission.tokens.append(kept)
+            emission.from_draft.append(from_draft)
+        self._begun = True
+        if stopped:  # the device cannot know
+            self.active = torch.tensor([r is None for r in self.finish_reasons], device=self.device)
+            self.emitted = torch.tensor(self.output_lengths, device=self.device)
+        return emission
+
+    def _fail(self, row: int) -> None:
+        """End a row whose next token cannot be chosen."""
+        self.errors[row] = NumericalError(row, self.output_lengths[row], NOT_FINITE)
+        self.finish_reasons[row] = "error"
+
+    def _are_ends(self, tokens: Tensor) -> Tensor:
+        """[B, k] whether a token ends its row."""
+        return torch.isin(tokens, self._ends)
+
+    def _readable(self, tokens: Tensor) -> list[Tensor]:
+        """What the host is told of new tokens, as columns of integers."""
+        return [tokens]
+
+    def _extend(self, row: int, count: int, block: list[int], reason: str | None) -> Any:
+        """Append a block of `count` tokens, after the last of which the row ends if there is a reason.
+
+        Returns:
+            Those that were kept: the user's own criteria may end the row before.
+        """
+        for index, token in enumerate(block, start=1):
+            self.ids[row].append(token)
+            if reason is not None and index == len(block):
+                self.finish_reasons[row] = reason
+            elif self.stopping.criteria:
+                ids = torch.tensor([self.ids[row]], device=self.device)
+                if bool(self.stopping.criteria(ids, None).any()):
+                    self.finish_reasons[row] = "stop"
+                    return block[:index]
+        return block
+
+
+class VectorCanvas(Canvas):
+    """Output of a batch of continuous tokens. The vectors stay on the device; the host is told their number.
+
+    Args:
+        size: d of a vector.
+        dtype: of its numbers.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[list[int]],
+        stopping: Stopping,
+        stats: DecodingStats,
+        device: torch.device,
+        size: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(prompts, stopping, stats, device)
+        self._prompt_ends = torch.zeros(len(prompts), size, dtype=dtype, device=device)  # it ends in an id
+        self.tokens = self._prompt_ends[:, None].clone()
+
+    def outputs(self) -> list[Any]:
+        """B tensors [N, d] of output vectors."""
+        return [row[:count] for row, count in zip(self.tokens, self.output_lengths, strict=True)]
+
+    def _are_ends(self, tokens: Tensor) -> Tensor:
+        return torch.zeros_like(tokens[..., 0], dtype=torch.bool)
+
+    def _readable(self, tokens: Tensor) -> list[Tensor]:
+        return []
+
+    def _extend(self, row: int, count: int, block: list[int], reason: str | None) -> Any:
+        start = self.output_lengths[row]
+        self.finish_reasons[row] = reason
+        return self.tokens[row, start : start + count]
+
+
+def measured_variation(verdict: Verdict, rows: int) -> Tensor:
+    """[B, 3] over the judged places of each row: sum and maximum of the total variation, and their number."""
+    if verdict.tv is None or not verdict.tv.shape[1]:  # an exact rule, or a draft of nothing
+        return verdict.accepted.new_zeros(rows, 3)
+    depths = torch.arange(verdict.tv.shape[1], device=verdict.tv.device)
+    judged = depths <= verdict.accepted[:, None]  # the first rejected place included
+    measured = (judged & ~verdict.tv.isnan()).reshape(rows, -1)
+    variation = (verdict.tv.reshape(rows, -1) * MILLIONTHS).where(measured, 0.0).round().long()
+    return torch.stack([variation.sum(-1), variation.amax(-1), measured.sum(-1)], 1)

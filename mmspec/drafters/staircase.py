@@ -1,0 +1,291 @@
+"""Staircase of ZipAR: the rows of an image run side by side, each some cells behind the one above.
+
+ZipAR (2412.04062). A cell is predicted from the node of its predecessor in raster order, which attends to
+the places that the staircase has reached by then. The others are missing, so that every staircase but raster
+order itself is lossy. What a cell sees depends on its place alone, so that rows may draft as well: a window
+of Jacobi drafts in each gives the staircase's own tokens in fewer forwards.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.distribution import Categorical, Scores
+from mmspec.decoding.draft import Cells, Draft, DraftKind
+from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid
+from mmspec.decoding.indexing import take
+from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, TargetOutput
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.verdict import Verdict
+from mmspec.errors import InputError
+from mmspec.validation import is_integer
+
+__all__ = ["StaircaseDrafter"]
+
+BEYOND = 2**40  # steps: later than any image
+
+
+class StaircaseDrafter(Drafter):
+    """Decodes cell (i, j) once (i - 1, j ... j + s - 1) are decoded (ZipAR, 2412.04062).
+
+    Takes C + (R - 1) s forwards for R x C cells; s = C is raster order, and its output that of plain
+    decoding. Lossy otherwise, without a bound: cells miss the right end of the rows above.
+
+    Args:
+        zipar_window: s, from 1 to the columns of the image; None is a third of them, as published (8 of
+            LlamaGen's 24, 16 of Lumina-mGPT's 48).
+        adaptive: predict the first token of a row twice, one forward apart, and let an acceptance rule judge
+            the token drawn the first time by the second distribution (the paper's adaptive window, judging
+            once). The token then has the second distribution; a row that fails is one forward late.
+            Takes s of 2 or more.
+        window: nodes that each row feeds per forward. Those beyond the first are Jacobi drafts, drawn with
+            the noise of the target itself: the tokens are those of window 1, in fewer forwards.
+
+    Raises:
+        InputError: a window outside its range, or drafts in an adaptive staircase.
+    """
+
+    exactness = "lossy"
+
+    def __init__(self, zipar_window: int | None = None, adaptive: bool = False, window: int = 1) -> None:
+        if not isinstance(adaptive, bool):
+            raise InputError("adaptive", adaptive, "True or False")
+        if zipar_window is not None and (not is_integer(zipar_window) or zipar_window < 1 + adaptive):
+            allowed = "an integer of 2 or more" if adaptive else "a positive integer"
+            raise InputError("zipar_window", zipar_window, allowed)
+        if not is_integer(window) or window < 1 or (adaptive and window > 1):
+            allowed = "1: an adaptive staircase drafts nothing" if adaptive else "a positive integer"
+            raise InputError("window", window, allowed)
+        self.zipar_window, self.adaptive, self.window = zipar_window, adaptive, window
+        self.kind = DraftKind.IID if adaptive else DraftKind.COUPLED if window > 1 else DraftKind.POINT
+        self.nodes = self.max_nodes = 1 + adaptive if window == 1 else window
+
+    def lag(self, columns: int) -> int:
+        """Number of cells s by which a row is behind the one above, in an image of that many columns."""
+        if self.zipar_window is None:
+            return max(columns // 3, 1 + self.adaptive)
+        return self.zipar_window
+
+    def lanes(self, grid: ImageGrid) -> int:
+        """Rows of an image at work in one forward: those being decoded, and one whose last token is fed."""
+        return min(grid.rows, 1 + -(-grid.columns // self.lag(grid.columns)))
+
+    def fit(self, target: Target[Any]) -> StaircaseDrafter:
+        self.check(target)
+        fitted = copy.copy(self)
+        if target.grid is not None:
+            fitted.max_nodes = self.nodes * self.lanes(target.grid)
+        return fitted
+
+    def check(self, target: Target[Any]) -> None:
+        grid = target.grid
+        if grid is None:
+            raise InputError("accelerator", "zipar", "a model of image tokens: cells of an image have rows")
+        allowed = f"1 to {grid.columns}, the columns of the image"
+        if self.lag(grid.columns) > grid.columns:
+            raise InputError("zipar_window", self.zipar_window, allowed)
+        if self.window > grid.columns:
+            raise InputError("window", self.window, allowed)
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        if sampler.processors:
+            allowed = "none: cells are not decoded in order"
+            raise InputError("logits_processor", len(sampler.processors), allowed)
+        grids = [request.grid for request in requests if request.grid is not None]
+        if len(grids) < len(requests):
+            raise InputError("accelerator", "zipar", "a model of image tokens")
+        return StaircaseSession(self, grids, prefill.logits, random)
+
+
+class StaircaseSession(DraftSession):
+    """Staircases of a batch of images: R rows in the largest, at most A of them at work in one forward.
+
+    Attributes:
+        fed: [B, L + 1] places whose keys are those of the token that stands there; nothing at L.
+        guesses: [B, L + 1] the target's latest choice for a place, or FREE.
+        trials: [B, R] the first token of a row, drawn but not judged yet, or FREE.
+        offered: [B, V] the distribution that the one on trial was drawn from.
+        rounds: forwards so far.
+    """
+
+    def __init__(
+        self, drafter: StaircaseDrafter, grids: Sequence[ImageGrid], logits: Tensor, random: RandomStream
+    ) -> None:
+        device, vocabulary = logits.device, logits.shape[-1]
+        self.drafter, self.grids, self.random, self.rounds = drafter, grids, random, 0
+        self.length, self.stride = max(grid.length for grid in grids), max(grid.stride for grid in grids)
+        lags = [drafter.lag(grid.columns) for grid in grids]
+        self.least_lag = min(lags)
+        rows, columns = max(grid.rows for grid in grids), max(grid.columns for grid in grids)
+        self.lanes = max(map(drafter.lanes, grids))
+        counts, self.columns, stride, self.lag = torch.tensor(
+            [(grid.rows, grid.columns, grid.stride, lag) for grid, lag in zip(grids, lags, strict=True)],
+            device=device,
+        ).T[:, :, None]
+        row, column = torch.arange(rows, device=device), torch.arange(columns, device=device)
+        self.step = torch.arange(drafter.nodes, device=device)
+        self.exists = row < counts
+        # no syntax before a row's first cell, and the row above is not complete when it begins
+        self.begins_early = (stride == self.columns) & (self.lag < self.columns)
+        self.begin = row * stride  # [B, R] the place of each row's first cell
+        is_cell = (column < self.columns)[:, None, :] & self.exists[:, :, None]
+        self.cells = (self.begin[:, :, None] + column).where(is_cell, self.length)  # [B, R, C]
+        place = torch.arange(self.length + 1, device=device)
+        above, behind = place // stride, place % stride
+        # [B, L + 1] the step of the staircase from which on a place's keys are seen: syntax when a row begins
+        self.seen_from = above * self.lag + torch.where(behind < self.columns, behind + 1, self.lag)
+        self.fed = torch.zeros_like(self.seen_from, dtype=torch.bool)
+        self.guesses = torch.full_like(self.seen_from, FREE)
+        self.trials = torch.full_like(self.begin, FREE)
+        self.offered = torch.zeros(len(grids), vocabulary, device=device)
+
+    def open(self, canvas: Canvas) -> Draft:
+        """Write the syntax, which is known, and return the draft of the first token.
+
+        Raises:
+            InputError: more tokens are asked for than the shortest image has.
+        """
+        shortest, asked = min(grid.length for grid in self.grids), canvas.stopping.max_new_tokens
+        if asked > shortest:
+            raise InputError("max_new_tokens", asked, f"at most {shortest}, the tokens of an image")
+        canvas.reserve(self.length + 1)
+        forced = Grammar(self.grids, canvas.device).forced
+        places = torch.arange(forced.shape[1], device=canvas.device).expand_as(forced)
+        canvas.decide(places, forced, forced != FREE)
+        return super().open(canvas)
+
+    def propose(self, canvas: Canvas) -> Draft:
+        self.rounds += 1
+        done = canvas.decided.gather(1, self.cells.flatten(1)).view_as(self.cells)
+        done = (done & (self.cells < self.length)).sum(-1)  # [B, R] cells of each row, from the left
+        newest = (self.begin + done - 1).clamp(0, self.length)  # the place before the next cell
+        at_work, limit = self._advance(done, (done > 0) & ~self.fed.gather(1, newest))
+        self.row = row = at_work.sort(dim=-1, descending=True, stable=True).indices[:, : self.lanes]
+        self.root, self.done = newest.gather(1, row), done.gather(1, row)
+        is_used, limit = at_work.gather(1, row), limit.gather(1, row)
+
+        # behind the places that this forward looks at: a predecessor that is not there, and what says nothing
+        begun = (1 + (self.rounds - 1) * self.drafter.window) // self.least_lag
+        absent = min(self.length, (1 + begun) * self.stride)
+        extent = absent + 2
+        column = self.done[:, :, None] + self.step  # [B, A, n] of the cell after each node
+        inside = is_used[:, :, None] & (column <= self.columns[:, :, None])
+        is_known = is_used & canvas.decided.gather(1, self.root)
+        if not self.drafter.adaptive:  # by its place, even where the row above is complete already
+            is_known &= (self.done > 0) | ~self.begins_early
+        places = self.root[:, :, None] + self.step
+        slots = places.where(is_known[:, :, None] | (self.step > 0), absent).where(inside, extent - 1)
+        follows = inside & (column < limit[:, :, None])
+        valid = pad(follows[:, :, :-1], (1, 0), value=True)
+
+        # stands in for a predecessor that is not there yet: the newest above as the row begins
+        above = (row - 1).clamp_min(0)
+        above_done = done.gather(1, above)
+        there = above_done if self.drafter.adaptive else self.lag
+        above = self.begin.gather(1, above) + there - 1
+        newest_token = canvas.tokens.gather(1, self.root.where(is_known, above))[:, :, None]
+        self.places = places.where(inside, self.length)
+        tokens = self.guesses.gather(1, self.places.flatten(1)).view_as(places)
+        tokens = torch.where((tokens == FREE) | (self.step == 0), newest_token, tokens)
+        q = None
+        if self.drafter.adaptive:
+            trial = self.trials.gather(1, row)
+            self.on_trial = (self.done == 0) & (trial == FREE) & (above_done < self.columns) & is_used
+            follows[:, :, 0] &= ~self.on_trial
+            follows[:, :, 1] &= trial != FREE
+            valid[:, :, 1] = trial != FREE
+            tokens[:, :, 1] = trial.clamp_min(0)
+            q = Categorical(self.offered[:, None, None].expand(-1, *places.shape[1:], -1).flatten(0, 1))
+
+        self.fed.scatter_(1, self.root.where(is_known, self.length), True)
+        self.fed[:, self.length] = False
+        slot = torch.arange(extent, device=places.device)
+        here, root, own_slot = (
+            each.flatten(1)[:, :, None]
+            for each in (places.where(inside, 0), self.root[:, :, None].expand_as(places), slots)
+        )
+        seen = pad(self.fed[:, None, :absent], (0, 2)) & (slot < here)
+        if self.drafter.window > 1:  # rows above may be further than in a staircase without drafts
+            reached = (row * self.lag)[:, :, None] + column
+            seen &= pad(self.seen_from[:, None, :absent], (0, 2)) <= reached.flatten(1)[:, :, None]
+        visible = seen | ((slot > root) & (slot <= here)) | (slot == own_slot)
+        standing = self.root.where(~is_known & is_used, 0).amax(-1, keepdim=True)  # at most one row begins
+        depths = torch.cat([slot[:absent].expand(len(standing), -1), standing, standing], 1)
+        self.follows, self.column = follows, column.where(inside, self.length)
+        return self._cells(tokens, valid, q, slots, depths, visible)
+
+    def _advance(self, done: Tensor, unfed: Tensor) -> tuple[Tensor, Tensor]:
+        """Find the rows that are at work in this forward, and how far each may be decided.
+
+        The cell in column j waits for min(j + k s, C) cells of the row k above it, for every k, whose keys
+        have to be there: those of a row's newest cell are only if the row is itself at work.
+
+        Args:
+            done: [B, R] cells that rows have.
+            unfed: [B, R] whether the newest one's keys are missing.
+
+        Returns:
+            [B, R] whether a row is at work, and the columns below which its cells may be decided.
+        """
+        start = torch.arange(done.shape[1], device=done.device) * self.lag  # the step that a row begins at
+
+        def limits(there: Tensor) -> Tensor:
+            steps = (there + start).where(there < self.columns, BEYOND)
+            least = pad(steps.cummin(-1).values[:, :-1], (1, 0), value=BEYOND)
+            return torch.minimum(least - start + 1, self.columns)
+
+        by_itself = (done < limits(done - unfed.long())) | ((done == self.columns) & unfed)
+        with_those_above = by_itself | (done < limits(done))
+        stuck = (unfed & ~with_those_above).long().cummax(-1).values.bool()
+        at_work = (by_itself | (with_those_above & ~pad(stuck[:, :-1], (1, 0), value=False))) & self.exists
+        return at_work, limits(torch.where(at_work, done, done - unfed.long()))
+
+    def _cells(
+        self,
+        tokens: Tensor,
+        valid: Tensor,
+        q: Categorical | None,
+        slots: Tensor,
+        depths: Tensor,
+        visible: Tensor,
+    ) -> Cells:
+        """The draft: a chain for each of the A rows at work."""
+        tokens, valid, slots, follows = (each.flatten(0, 1) for each in (tokens, valid, slots, self.follows))
+        return Cells.of(
+            Draft.chain(tokens, self.drafter.kind, q, valid),
+            slots=slots,
+            depths=depths,
+            starts=self.root.flatten() + 1,
+            visible=visible,
+            follows=follows,
+            completes=2 * self.stride + self.drafter.window + max(len(grid.ending) for grid in self.grids),
+        )
+
+    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+        rows, lanes, nodes = self.places.shape
+        accepted = verdict.accepted.view(rows, lanes, 1)
+        whole = self.follows | (self.column == self.columns[:, :, None])  # nothing that they see was missing
+        kept = self.places.where((self.step > 0) & (self.step <= accepted) & whole, self.length)
+        self.fed.scatter_(1, kept.flatten(1), True)
+        self.fed[:, self.length] = False
+        if nodes == 1:
+            return
+        random = self.random.repeat(rows * lanes)
+        choice = scores.choose(draft, random, draft.first(verdict.accepted)).view_as(self.places)
+        if self.drafter.adaptive:
+            self.trials.fill_(FREE).scatter_(1, self.row, choice[:, :, 0].where(self.on_trial, FREE))
+            lane = self.on_trial.long().argmax(-1)
+            self.offered = take(scores.p[:, 0].view(rows, lanes, -1), lane)
+        else:
+            after = (self.places + 1).where(self.column < self.columns[:, :, None], self.length)
+            self.guesses.scatter_(1, after.flatten(1), choice.flatten(1))

@@ -1,0 +1,92 @@
+"""Draft model of continuous tokens: a smaller model draws vectors, and rejection makes them the target's.
+
+Speculative sampling (2211.17192) with densities in place of probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.distribution import Distribution
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target
+from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.errors import InputError
+from mmspec.targets.continuous import ContinuousTarget
+from mmspec.validation import check_draft_tokens
+
+__all__ = ["VectorModelDrafter"]
+
+
+class VectorModelDrafter(Drafter):
+    """Drafts a chain of vectors with a smaller model of the same latent space.
+
+    Args:
+        model: the draft model behind the Target interface.
+        num_draft_tokens: length of the chain.
+
+    Raises:
+        InputError: a length outside its range.
+    """
+
+    kind = DraftKind.IID
+
+    def __init__(self, model: ContinuousTarget, num_draft_tokens: int = 3) -> None:
+        self.model = model
+        self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
+        self.max_nodes = num_draft_tokens + 1
+
+    def check(self, target: Target[Any]) -> None:
+        if target.vector_size != self.model.vector_size:
+            allowed = f"a model of vectors of size {target.vector_size}, as the target's"
+            raise InputError("drafter", f"vectors of size {self.model.vector_size}", allowed)
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
+    ) -> DraftSession:
+        return VectorModelSession(self, requests, sampler, random)
+
+
+class VectorModelSession(DraftSession):
+    """Draft model and its KV cache for one batch.
+
+    A place that a round left open is drafted again from the same context with the same noise, so that the
+    rule meets the very candidate that it has refused.
+    """
+
+    def __init__(
+        self, drafter: VectorModelDrafter, requests: Sequence[Request], sampler: Any, random: RandomStream
+    ) -> None:
+        self.drafter, self.sampler, self.random = drafter, sampler, random
+        prompts = [request.inputs for request in requests]
+        longest = max(prompt["input_ids"].shape[1] for prompt in prompts)
+        self.state, _ = drafter.model.prefill(prompts, longest)
+        self.prompt_lengths = self.state.cache.lengths.clone()
+
+    def propose(self, canvas: Canvas) -> Draft:
+        cache = self.state.cache
+        lengths = zip(self.state.prompt_lengths, canvas.output_lengths, strict=True)
+        cache.longest = max(map(sum, lengths)) - 1
+        cache.lengths.copy_(self.prompt_lengths + canvas.emitted - 1)  # the root has not been read
+        tokens, distributions = [canvas.root], list[Distribution]()
+        for depth in range(self.drafter.num_draft_tokens):
+            distributions.append(self._read(tokens[-1], canvas))
+            tokens.append(distributions[-1].sample(self.random, canvas.emitted + depth, Purpose.DRAFT))
+        self._read(tokens[-1], canvas)  # for its keys, should all be accepted
+        q = type(distributions[0]).stack([distributions[0], *distributions])  # the root's is never asked for
+        return Draft.chain(torch.stack(tokens, 1), self.drafter.kind, q)
+
+    def _read(self, token: Tensor, canvas: Canvas) -> Distribution:
+        """Feed a vector of each row [B, d]; the distributions [B] of the next ones."""
+        self.passes += 1
+        chain = Draft.chain(token[:, None], DraftKind.POINT)
+        output = self.drafter.model.score(self.state, chain)
+        self.state.cache.commit(None, torch.ones_like(canvas.emitted))
+        self.state.cache.longest += 1
+        scores: Distribution = self.sampler(output.logits, chain, canvas.ids)
+        return scores.at(torch.zeros_like(canvas.emitted))

@@ -1,0 +1,68 @@
+"""Costs of a round of every accelerator that is shipped, at its defaults, on the reference models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from mmspec.accelerators import ACCELERATORS
+from mmspec.pipelines import MMSpecPipeline
+from mmspec.reference.assets import find_assets
+from tests.decoding.test_rounds import counted_copies, counted_reads
+
+TEXT = ("none", "copy", "draft_model", "eagle", "eagle3", "flash", "medusa", "hydra")
+IMAGES = ("none", "sjd", "gsd", "lantern", "cool", "zipar", "eagle")
+
+
+@pytest.fixture(scope="module")
+def answering() -> Any:
+    return MMSpecPipeline.from_pretrained(find_assets() / "scenes-llava", accelerator="none")
+
+
+@pytest.fixture(scope="module")
+def drawing() -> Any:
+    pipe: Any = MMSpecPipeline.from_pretrained(find_assets() / "scenes-llamagen", accelerator="none")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@contextmanager
+def counted() -> Iterator[tuple[Counter[str], Counter[str]]]:
+    with counted_reads() as reads, counted_copies() as copies:
+        yield reads, copies
+
+
+def check(call: Any, name: str, rounds: int) -> None:
+    """At most one read of the device in a round, and no copy to it but one of a text that was searched."""
+    with counted() as counters:
+        steps = call.rounds()
+        next(steps), next(steps)  # what is made once a call is made by now
+        for _ in range(rounds):
+            for counter in counters:
+                counter.clear()
+            if next(steps, None) is None:
+                break
+            reads, copies = counters
+            assert dict(reads) == {"tolist": 1}, name
+            assert sum(copies.values()) <= (name == "copy"), (name, copies)
+
+
+def test_every_accelerator_is_here() -> None:
+    assert {*TEXT, *IMAGES} == set(ACCELERATORS)
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_a_round_of_text(answering: Any, name: str) -> None:
+    answering.set_accelerator(name)
+    call = answering._prepare("Describe a red ring.", None, None, None, True, None, {"max_new_tokens": 24})
+    check(call, name, 3)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_round_of_images(drawing: Any, name: str) -> None:
+    drawing.set_accelerator(name)
+    check(drawing.prepare("a red ring", {"seed": 0, "output_type": "latent"}), name, 4)

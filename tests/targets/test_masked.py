@@ -1,0 +1,409 @@
+"""Masked models: the loop's output is that of low-confidence remasking, written out for one row by lists."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, PreTrainedModel
+
+from mmspec.acceleration import Accelerator, is_sound
+from mmspec.acceptance import ACCEPTANCE_RULES
+from mmspec.acceptance.confidence import LowConfidence
+from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.distribution import Scores
+from mmspec.decoding.draft import Cells, Draft, DraftKind
+from mmspec.decoding.interfaces import TargetOutput
+from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.none import NoDrafter
+from mmspec.drafters.unmasking import UnmaskingDrafter
+from mmspec.errors import InputError, UnsupportedModelError
+from mmspec.targets import CausalTarget, MaskedTarget
+from tests.contracts.mutation import PlantedBug
+from tests.contracts.running import Run, decode
+from tests.tiny_models import tiny_lm, tiny_mistral_sliding, tiny_qwen3_5
+
+VOCABULARY, MASK, LENGTH = 32, 31, 9
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
+NULL = [[1], [1, 2, 3], [1, 2]]
+SAMPLED = Sampler(0.8, top_k=12)
+GUIDED = Sampler(0.9, guidance_scale=2.0)
+SHAPES = [(None, 1), (None, 3), (4, 1), (4, 2)]  # block, places a step
+
+
+def tiny_masked() -> PreTrainedModel:
+    """A model whose outputs vary from place to place although all of them hold the same token."""
+    model = tiny_lm(vocab=VOCABULARY, seed=3)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[MASK] *= 0.1
+        model.get_output_embeddings().weight[MASK] *= 2.0  # likely, so that it shows where it is not excluded
+        for layer in model.model.layers:  # by position, where the random matrices hardly look
+            layer.self_attn.q_proj.weight *= 3.0
+            layer.self_attn.k_proj.weight *= 3.0
+    return model
+
+
+@functools.cache
+def target() -> MaskedTarget:
+    return MaskedTarget(tiny_masked(), MASK)
+
+
+def naive_unmasking(
+    predict: Callable[[list[int]], list[list[float]]],
+    length: int,
+    block: int,
+    places: int,
+    choose: Callable[[list[float], int], tuple[int, float]],
+) -> tuple[list[int], int]:
+    """Low-confidence remasking of one row (LLaDA, 2502.09992, section 2.4).
+
+    Args:
+        predict: output with masks -> scores over the vocabulary at each of its places.
+        length, block, places: tokens of the output, of a block, and of those that a step decides.
+        choose: scores and their place -> a token and its probability.
+
+    Returns:
+        The output, and how many forwards it took.
+    """
+    output: list[int | None] = [None] * length
+    forwards = 0
+    while None in output:
+        begin = output.index(None) // block * block
+        scores = predict([MASK if token is None else token for token in output])
+        forwards += 1
+        chosen = []
+        for place in range(begin, min(begin + block, length)):
+            if output[place] is None:
+                token, probability = choose(scores[place], place)
+                chosen.append((-probability, place, token))
+        for _, place, token in sorted(chosen)[:places]:
+            output[place] = token
+    return [token for token in output if token is not None], forwards
+
+
+def naive_choice(scores: list[float], sampler: Sampler, noise: list[float]) -> tuple[int, float]:
+    """A token from scores by the Gumbel-max trick, and its probability; the mask is never drawn."""
+    words = [token for token in range(len(scores)) if token != MASK]
+    if sampler.top_k:
+        words = sorted(words, key=lambda token: -scores[token])[: sampler.top_k]
+    warped = {token: scores[token] / (sampler.temperature or 1.0) for token in words}
+    perturbed = {token: warped[token] + (0.0 if sampler.greedy else noise[token]) for token in words}
+    token = max(perturbed, key=lambda word: perturbed[word])
+    largest = max(warped.values())
+    total = sum(math.exp(each - largest) for each in warped.values())
+    return token, math.exp(warped[token] - largest) / total
+
+
+@functools.cache
+def naive(row: int, block: int | None, places: int, sampler: Sampler, length: int) -> tuple[list[int], int]:
+    """The reference output of a row, and its forwards; the noise is that of row i of three, seed 5."""
+    stream, model = RandomStream.from_seed(5, len(PROMPTS)), target().model
+
+    def read(prompt: Sequence[int], output: list[int]) -> Tensor:
+        ids = torch.tensor([[*prompt, *output]])
+        everything = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=torch.float64)
+        logits = model(ids, attention_mask=everything, position_ids=torch.arange(ids.shape[1])[None]).logits
+        return logits[0, len(prompt) :]
+
+    def predict(output: list[int]) -> list[list[float]]:
+        scores = read(PROMPTS[row], output)
+        if sampler.guidance_scale != 1.0:
+            scores = scores.where(torch.arange(VOCABULARY) != MASK, -math.inf).log_softmax(-1)
+            without = read(NULL[row], output)
+            without = without.where(torch.arange(VOCABULARY) != MASK, -math.inf).log_softmax(-1)
+            scores = without + sampler.guidance_scale * (scores - without)
+        return scores.tolist()
+
+    def choose(scores: list[float], place: int) -> tuple[int, float]:
+        index = torch.full((len(PROMPTS), 1), place)
+        noise = stream.gumbel(index, Purpose.TARGET, VOCABULARY, torch.float64)[row, 0]
+        return naive_choice(scores, sampler, noise.tolist())
+
+    return naive_unmasking(predict, length, block or length, places, choose)
+
+
+def unmask(
+    block: int | None = None,
+    places: int = 1,
+    sampler: Sampler | None = None,
+    rows: Sequence[int] = (0, 1, 2),
+    length: int = LENGTH,
+    model: MaskedTarget | None = None,
+    **settings: Any,
+) -> Run:
+    """Decode some of the prompts in the loop, with the noise that they have in a batch of all three."""
+    model = model or target()
+    rounds = []
+
+    def watch(canvas: Canvas) -> None:
+        rounds.append(canvas)
+        assert len(rounds) <= length + 1, "every round decides something"
+
+    run = decode(
+        model,
+        [PROMPTS[row] for row in rows],
+        UnmaskingDrafter(block).fit(model),
+        LowConfidence(places),
+        sampler,
+        max_new_tokens=length,
+        seed=5,
+        negatives=[NULL[row] for row in rows],
+        watch=watch,
+        **settings,
+    )
+    assert run.stats.target_forwards == max(len(rounds) - 1, 0)
+    return run
+
+
+def equals_naive(sampler: Sampler, shapes: Sequence[tuple[int | None, int]] = SHAPES) -> None:
+    """Tokens and forwards of ragged rows are those of the reference, at every shape."""
+    for block, places in shapes:
+        run = unmask(block, places, sampler)
+        for row, output in enumerate(run.outputs):
+            expected, forwards = naive(row, block, places, sampler, LENGTH)
+            assert output == expected, f"block {block}, {places} a step, row {row}"
+            assert run.stats.nfe[row] == run.stats.target_forwards == forwards
+        assert run.canvas.errors == [None] * 3 and run.canvas.finish_reasons == ["length"] * 3
+
+
+def greedy_equals_naive() -> None:
+    equals_naive(Sampler())
+
+
+def sampled_equals_naive() -> None:
+    equals_naive(SAMPLED)
+
+
+@pytest.mark.parametrize("sampler", [Sampler(), SAMPLED, GUIDED, Sampler(guidance_scale=1.5)], ids=str)
+def test_output_and_forwards_are_those_of_the_reference(sampler: Sampler) -> None:
+    equals_naive(sampler)
+
+
+def test_forwards_are_the_places_of_each_block_over_those_a_step_decides() -> None:
+    for block, places, forwards in (
+        (9, 1, 9),
+        (9, 9, 1),
+        (9, 4, 3),
+        (4, 3, 2 + 2 + 1),
+        (1, 5, 9),
+        (99, 2, 5),
+    ):
+        stats = unmask(block, places).stats
+        assert stats.target_forwards == forwards and stats.rounds == [forwards] * 3
+        assert stats.acceptance_length == stats.step_compression == LENGTH / forwards
+        assert stats.accepted == stats.drafted == [0] * 3 and stats.cache_bytes == 0
+
+
+@pytest.mark.parametrize("sampler", [Sampler(), SAMPLED], ids=str)
+def test_rows_of_a_batch_are_the_rows_alone(sampler: Sampler) -> None:
+    together = unmask(4, 2, sampler).outputs
+    assert unmask(4, 2, sampler, rows=[0]).outputs == together[:1]
+    assert unmask(4, 2, sampler, rows=[0, 1]).outputs == together[:2]
+    assert len({tuple(output) for output in together}) == 3
+
+
+def test_places_are_decided_in_any_order_and_emitted_from_the_left() -> None:
+    decided, emitted = [], []
+
+    def watch(canvas: Canvas) -> None:
+        decided.append(canvas.decided[0, :LENGTH].clone())
+        emitted.append(canvas.output_lengths[0])
+
+    drafter = UnmaskingDrafter().fit(target())
+    decode(target(), PROMPTS[:1], drafter, LowConfidence(), max_new_tokens=LENGTH, watch=watch)
+    assert [int(places.sum()) for places in decided] == list(range(LENGTH + 1))
+    assert any(bool(places[count:].any()) for places, count in zip(decided, emitted, strict=True))
+    for places, count in zip(decided, emitted, strict=True):
+        assert places[:count].all() and not places[count : count + 1].any()
+
+
+def test_an_end_token_ends_its_row_once_all_before_it_is_decided() -> None:
+    for block in (None, 4):
+        whole = unmask(block).outputs
+        end = whole[0][5]
+        run = unmask(block, end=[end])
+        for row, output in enumerate(run.outputs):
+            cut = whole[row].index(end) + 1 if end in whole[row] else LENGTH
+            assert output == whole[row][:cut]
+            assert run.canvas.finish_reasons[row] == ("eos" if end in whole[row] else "length")
+        assert run.canvas.finish_reasons[0] == "eos"
+        if block == 4:  # the end stands in the second block: the third is never begun
+            assert run.stats.rounds[0] <= 8
+
+
+def test_lengths_that_no_block_divides_and_none_at_all() -> None:
+    assert unmask(4, length=0).outputs == [[]] * 3
+    for length in (1, 4, 6):
+        assert unmask(4, length=length).outputs == [
+            naive(row, 4, 1, Sampler(), length)[0] for row in range(3)
+        ]
+
+
+def test_nodes_see_the_slots_that_the_draft_names() -> None:
+    """Blocks of two, causal from block to block, with the nodes in another order than their places."""
+    tokens, slots = torch.tensor([[8, 2, MASK, 5], [4, MASK, 6, 1]]), torch.tensor([2, 0, 3, 1]).expand(2, -1)
+    place = torch.arange(4)
+    sees = place[:, None] // 2 >= place // 2
+    draft = Cells.of(
+        Draft.chain(tokens.reshape(-1, 1), DraftKind.MASKED),
+        slots=slots.reshape(-1, 1),
+        depths=place.expand(2, -1),
+        starts=slots.flatten(),
+        visible=sees[slots],
+        follows=torch.ones(8, 1, dtype=torch.bool),
+        completes=4,
+    )
+    state, _ = target().prefill([{"input_ids": torch.tensor([PROMPTS[row]])} for row in (0, 1)], 0)
+    logits = target().score(state, draft).logits
+    assert draft.rows == 2 and (logits[..., MASK] == -math.inf).all()
+    for row, prompt in enumerate(PROMPTS[:2]):
+        ids = torch.tensor([prompt + tokens[row][slots[row].argsort()].tolist()])
+        mask = torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool)
+        mask[0, 0, len(prompt) :, len(prompt) :] = sees
+        positions = torch.arange(ids.shape[1])[None]
+        expected = target().model(ids, attention_mask=mask, position_ids=positions).logits[0, len(prompt) :]
+        assert torch.allclose(logits[row, :, :MASK], expected[slots[row], :MASK])
+
+
+def test_additive_masks_see_the_same() -> None:
+    model = tiny_masked()
+    model.set_attn_implementation("eager")
+    assert unmask(4, 2, SAMPLED, model=MaskedTarget(model, MASK)).outputs == unmask(4, 2, SAMPLED).outputs
+
+
+def test_what_is_no_number_ends_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, real, calls = unmask(4, 2).outputs, MaskedTarget.score, []
+
+    def broken(*arguments: Any) -> TargetOutput:
+        output = real(*arguments)
+        calls.append(output)
+        if len(calls) == 3:  # the second block begins
+            output.logits[1, 4:] = math.nan
+        return output
+
+    monkeypatch.setattr(MaskedTarget, "score", broken)
+    run = unmask(4, 2)
+    assert run.canvas.finish_reasons == ["length", "error", "length"]
+    assert run.outputs == [whole[0], whole[1][:4], whole[2]]
+
+
+def test_the_rule_is_for_masked_places_and_they_for_no_other_rule() -> None:
+    sound = [name for name in ACCEPTANCE_RULES if is_sound(ACCEPTANCE_RULES[name], UnmaskingDrafter())]
+    assert sound == ["low_confidence"] and not is_sound(LowConfidence, NoDrafter())
+    assert Accelerator("unmasking", UnmaskingDrafter(), LowConfidence()).exactness == "lossy"
+    with pytest.raises(InputError, match="low_confidence"):
+        Accelerator("unmasking", UnmaskingDrafter(), SampleAndMatch())
+    chain = Draft.chain(torch.zeros(1, 2, dtype=torch.long), DraftKind.POINT)
+    stream, emitted = RandomStream.from_seed(0, 1), torch.ones(1, dtype=torch.long)
+    with pytest.raises(TypeError, match="masked places"):
+        LowConfidence().verify(chain, Scores(torch.zeros(1, 2, 3), greedy=True), stream, emitted)
+
+
+def test_what_cannot_be_unmasked_is_refused() -> None:
+    with pytest.raises(InputError, match="masked model"):
+        UnmaskingDrafter().fit(CausalTarget(target().model))
+    for model in (tiny_mistral_sliding(), tiny_qwen3_5()):
+        with pytest.raises(UnsupportedModelError, match="do not see the whole output"):
+            MaskedTarget(model, 0)
+    for bad in (-1, VOCABULARY, 1.0, True):
+        with pytest.raises(InputError, match="mask_token_id"):
+            MaskedTarget(target().model, bad)  # type: ignore[arg-type]
+    for bad in (0, -1, 2.0, True):
+        with pytest.raises(InputError, match="block"):
+            UnmaskingDrafter(bad)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="places_per_step"):
+            LowConfidence(bad)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="logits_processor"):
+        unmask(sampler=Sampler(processors=[LogitsProcessorList()] * 3))
+    with pytest.raises(InputError, match="taps"):
+        target().prefill([], 0, taps=[-1])
+    with pytest.raises(InputError, match="pixel_values"):
+        target().prefill([{"input_ids": torch.ones(1, 2), "pixel_values": torch.ones(1)}], 0)
+
+
+SCORE, MASKS = "mmspec.targets.masked:MaskedTarget.score", "mmspec.targets.masked:MaskedTarget._mask"
+VERIFY, PROPOSE = (
+    "mmspec.acceptance.confidence:LowConfidence.verify",
+    "mmspec.drafters.unmasking:UnmaskingSession.propose",
+)
+BUGS = {
+    "causal mask": (
+        greedy_equals_naive,
+        MASKS,
+        ("expand(rows, count, count))", "expand(rows, count, count)).tril()"),
+    ),
+    "the prompt does not see the output": (greedy_equals_naive, MASKS, ("seen.new_ones(", "seen.new_zeros(")),
+    "slots are taken for the order of nodes": (
+        test_nodes_see_the_slots_that_the_draft_names,
+        MASKS,
+        ("nodes.visible.gather(2, nodes.slots[:, None].expand(rows, count, count))", "nodes.visible"),
+    ),
+    "padding is visible": (greedy_equals_naive, SCORE, ("place < state.lengths[:, None]", "place >= 0")),
+    "positions count padding": (
+        greedy_equals_naive,
+        SCORE,
+        ("state.lengths[:, None] + nodes.depth", "longest + nodes.depth"),
+    ),
+    "logits of the place before": (
+        greedy_equals_naive,
+        SCORE,
+        ("output.logits[", "output.logits.roll(1, 1)["),
+    ),
+    "the mask is predicted": (
+        sampled_equals_naive,
+        SCORE,
+        ('= float("-inf")', "= logits[..., self.mask_token_id]"),
+    ),
+    "decided places are ranked too": (
+        greedy_equals_naive,
+        VERIFY,
+        ("confidence.masked_fill(~is_open, -1.0)", "confidence"),
+    ),
+    "confidence of the arg-max": (
+        sampled_equals_naive,
+        VERIFY,
+        (".gather(-1, token[:, :, None])[:, 0, 0]", ".amax(-1)[:, 0]"),
+    ),
+    "confidence of a greedy choice is 1": (
+        greedy_equals_naive,
+        VERIFY,
+        ("scores.logits.softmax(-1)", "scores.p"),
+    ),
+    "rows share their ranking": (greedy_equals_naive, VERIFY, (".view(draft.rows, -1)", ".view(1, -1)")),
+    "the least confident are decided": (greedy_equals_naive, VERIFY, ("descending=True", "descending=False")),
+    "blocks are not waited for": (greedy_equals_naive, PROPOSE, ("place < end[:, None]", "place >= 0")),
+    "decided tokens are not fed": (
+        greedy_equals_naive,
+        PROPOSE,
+        (".masked_fill(is_open, self.mask_token_id)", ".fill_(self.mask_token_id)"),
+    ),
+    "one noise for all places": (
+        sampled_equals_naive,
+        "mmspec.decoding.distribution:Scores.choose",
+        ("random.gumbel(index,", "random.gumbel(0 * index,"),
+    ),
+    "places draw with the keys of other rows": (
+        sampled_equals_naive,
+        "mmspec.decoding.random_stream:RandomStream.repeat",
+        ("self.keys.repeat_interleave(copies, 0)", "self.keys.repeat(copies, 1)"),
+    ),
+    "a forward is counted that is not made": (
+        greedy_equals_naive,
+        "mmspec.targets.masked:MaskedTarget.prefill",
+        ("forwards=0", "forwards=1"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bugs_are_caught(name: str) -> None:
+    check, where, *edits = BUGS[name]
+    with PlantedBug(where, tuple(edits), check).planted(), pytest.raises(AssertionError):
+        check()
