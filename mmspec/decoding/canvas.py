@@ -151,8 +151,16 @@ class Canvas:
             draft, verdict: of this round.
             finite: [T, n] whether the target's logits at each node are usable.
         """
-        rows, steps = len(self.active), torch.arange(verdict.path.shape[1], device=self.device)
         self.reserve(max(self.output_lengths) + draft.reach)
+        return self._read(self.write(draft, verdict, finite).tolist(), draft.reach)
+
+    def write(self, draft: Draft, verdict: Verdict, finite: Tensor) -> Tensor:
+        """Write what a round decided, all of it on the device, where room has been made.
+
+        Returns:
+            [B, columns] the report that the host reads.
+        """
+        rows, steps = len(self.active), torch.arange(verdict.path.shape[1], device=self.device)
         accepted = verdict.accepted[:, None]
         is_last, is_draft = steps == accepted, steps < accepted
         # a node's logits decide the token after it: what the usable ones decided is kept
@@ -193,7 +201,7 @@ class Canvas:
         )
         self.emitted = self.emitted + count
         self.active = self.active & ~torch.stack(by_row[:3]).any(0)
-        return self._read(report.tolist(), draft.reach)
+        return report
 
     def _read(self, report: list[list[int]], reach: int) -> Emission:
         """Enter a round into the host's record of every row."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from mmspec.decoding.indexing import pick, take
+from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import Purpose, RandomStream, box_muller
 
 if TYPE_CHECKING:
@@ -156,8 +156,8 @@ class Scores(Categorical):
     def __init__(self, logits: Tensor, greedy: bool) -> None:
         self.logits, self.greedy = logits, greedy
 
-    @cached_property
-    def _p(self) -> Tensor:  # type: ignore[override]  # computed where a rule asks for it
+    @once
+    def _p(self) -> Tensor:  # computed where a rule asks for it
         if self.greedy:
             return torch.zeros_like(self.logits).scatter(-1, self.logits.argmax(-1, keepdim=True), 1.0)
         return self.logits.softmax(-1)

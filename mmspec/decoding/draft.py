@@ -8,13 +8,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mmspec.decoding.distribution import Distribution
+from mmspec.decoding.once import once
 from mmspec.errors import InputError
 
 
@@ -154,7 +154,7 @@ class Draft:
         """True if no node has a sibling, so that node i stands at depth i."""
         return self.max_children <= 1 and self.max_depth == self.valid.shape[1] - 1
 
-    @cached_property
+    @once
     def ancestors(self) -> Tensor:
         """[B, n, n] True where node j is node i or one of its ancestors."""
         rows, nodes = self.valid.shape
@@ -163,7 +163,7 @@ class Draft:
             return ones.tril().expand(rows, nodes, nodes)
         return find_ancestors(self.parents, self.max_depth)
 
-    @cached_property
+    @once
     def depth(self) -> Tensor:
         """[B, n] number of edges from the root."""
         rows, nodes = self.valid.shape
@@ -171,7 +171,7 @@ class Draft:
             return torch.arange(nodes, device=self.tokens.device).expand(rows, nodes)
         return self.ancestors.sum(-1) - 1
 
-    @cached_property
+    @once
     def children(self) -> Tensor:
         """[B, n, max_children] indices of the valid children in draw order, -1 where there are fewer."""
         rows, nodes = self.valid.shape

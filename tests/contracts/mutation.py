@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 
 import pytest
 
@@ -45,8 +44,8 @@ class PlantedBug:
         flags = __future__.annotations.compiler_flag
         exec(compile(source, f"<planted in {path}>", "exec", flags=flags), vars(module), made)
         mutant = made[name]
-        if isinstance(mutant, cached_property):
-            mutant.__set_name__(owner, name)  # type: ignore[arg-type]
+        if hasattr(mutant, "__set_name__"):
+            mutant.__set_name__(owner, name)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(owner, name, mutant)
             yield

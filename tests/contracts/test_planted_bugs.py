@@ -153,7 +153,7 @@ BUGS = {
     ),
     "end token inside a block ignored": bug(
         edge_checks.end_token_anywhere,
-        "mmspec.decoding.canvas:Canvas.commit",
+        "mmspec.decoding.canvas:Canvas.write",
         ("kept = kept & (ends.cumsum(-1) - ends.long() == 0)", "kept = kept & True"),
     ),
     "processors see the committed prefix only": bug(
@@ -167,7 +167,7 @@ BUGS = {
     ),
     "one token more than max_new_tokens": bug(
         edge_checks.length_is_cut_inside_a_block,
-        "mmspec.decoding.canvas:Canvas.commit",
+        "mmspec.decoding.canvas:Canvas.write",
         ("(window < self.stopping.max_new_tokens)", "(window <= self.stopping.max_new_tokens)"),
     ),
     "accepted path of a tree not gathered": bug(

@@ -1,0 +1,66 @@
+"""A round from propose to commit is one graph: nothing in it depends on what the host could read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.acceptance.rejection import SpeculativeSampling
+from mmspec.decoding.canvas import Canvas, Stopping
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.stats import DecodingStats
+from mmspec.decoding.verdict import Verdict
+from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.drafters.jacobi import JacobiDrafter
+from mmspec.targets import CausalTarget
+from tests.contracts.running import as_request
+from tests.tiny_models import tiny_llama
+
+PROMPTS = [[1, 2, 3, 4], [5, 6]]
+CASES: dict[str, Callable[[], tuple[Drafter, AcceptanceRule]]] = {
+    "chain": lambda: (DraftModelDrafter(CausalTarget(tiny_llama()), 3), SampleAndMatch()),
+    "tree": lambda: (JacobiDrafter(4, "exact", tail_depth=2, tail_children=3), SampleAndMatch()),
+    "window": lambda: (JacobiDrafter(4), SpeculativeSampling()),
+}
+
+
+def round_of(drafter: Drafter, rule: AcceptanceRule) -> Callable[[], Tensor]:
+    """One round after the prefill, up to the report that the host would read."""
+    target, sampler, random = CausalTarget(tiny_llama()), Sampler(0.8), RandomStream.from_seed(0, 2)
+    requests = [as_request(prompt) for prompt in PROMPTS]
+    canvas = Canvas(PROMPTS, Stopping(64), DecodingStats(), target.device)
+    state, prefill = target.prefill([request.inputs for request in requests], 128, drafter.taps)
+    session = drafter.start(requests, prefill, sampler, random)
+    draft = session.open(canvas)
+    first = draft.first(canvas.emitted)
+    scores = sampler(prefill.logits, draft, canvas.ids)
+    canvas.commit(draft, Verdict.root(draft, scores.choose(draft, random, first)[:, 0]), scores.is_finite())
+    canvas.reserve(64)
+
+    def step() -> Tensor:
+        draft = session.propose(canvas)
+        output = target.score(state, draft)
+        scores = sampler(output.logits, draft, canvas.ids)
+        first = draft.first(canvas.emitted)
+        verdict = rule.verify(draft, scores, random, first)
+        target.commit(state, draft, verdict, canvas.active)
+        session.observe(draft, output, scores, verdict)
+        return canvas.write(draft, verdict, scores.is_finite())
+
+    return step
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+@pytest.mark.parametrize("name", CASES)
+def test_a_round_is_traced_without_a_break(name: str) -> None:
+    with torch.inference_mode():
+        expected = round_of(*CASES[name]())()
+        torch._dynamo.reset()
+        step = torch.compile(round_of(*CASES[name]()), fullgraph=True, backend="eager")
+        assert torch.equal(step(), expected)
