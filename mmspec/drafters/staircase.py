@@ -169,13 +169,15 @@ class StaircaseSession(DraftSession):
         done = canvas.decided.gather(1, self.cells.flatten(1)).view_as(self.cells)
         done = (done & (self.cells < self.length)).sum(-1)  # [B, R] cells of each row, from the left
         newest = (self.begin + done - 1).clamp(0, self.length)  # the place before the next cell
+        begun = (
+            1 + (self.rounds - 1) * self.drafter.window
+        ) // self.least_lag  # rows, at most, but the first
         at_work, limit = self._advance(done, (done > 0) & ~self.fed.gather(1, newest))
-        self.row = row = at_work.sort(dim=-1, descending=True, stable=True).indices[:, : self.lanes]
+        self.row = row = at_work.sort(dim=-1, descending=True, stable=True).indices[:, : self._lanes(begun)]
         self.root, self.done = newest.gather(1, row), done.gather(1, row)
         is_used, limit = at_work.gather(1, row), limit.gather(1, row)
 
         # behind the places that this forward looks at: a predecessor that is not there, and what says nothing
-        begun = (1 + (self.rounds - 1) * self.drafter.window) // self.least_lag
         absent = min(self.length, (1 + begun) * self.stride)
         extent = absent + 2
         column = self.done[:, :, None] + self.step  # [B, A, n] of the cell after each node
@@ -223,6 +225,16 @@ class StaircaseSession(DraftSession):
         depths = torch.cat([slot[:absent].expand(len(standing), -1), standing, standing], 1)
         self.follows, self.column = follows, column.where(inside, self.length)
         return self._cells(tokens, valid, q, slots, depths, visible)
+
+    def _lanes(self, begun: int) -> int:
+        """The host's bound on the rows at work in this forward; exact where nothing is drafted."""
+        if self.drafter.nodes > 1:
+            return min(self.lanes, 1 + begun)
+        counts = [1]
+        for grid in self.grids:
+            begins = range(0, grid.rows * (lag := self.drafter.lag(grid.columns)), lag)
+            counts.append(sum(0 <= self.rounds - begin <= grid.columns for begin in begins))
+        return max(counts)
 
     def _advance(self, done: Tensor, unfed: Tensor) -> tuple[Tensor, Tensor]:
         """Find the rows that are at work in this forward, and how far each may be decided.
