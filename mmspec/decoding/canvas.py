@@ -241,7 +241,7 @@ class Canvas:
         return torch.isin(tokens, self._ends)
 
     def _readable(self, tokens: Tensor) -> list[Tensor]:
-        """What the host is told of new tokens, as columns of integers."""
+        """Columns of integers that tell the host of new tokens."""
         return [tokens]
 
     def _extend(self, row: int, count: int, block: list[int], reason: str | None) -> Any:

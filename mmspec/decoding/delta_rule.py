@@ -26,7 +26,7 @@ __all__ = ["NodeUpdates", "state_after", "tree_delta_rule"]
 
 
 class NodeUpdates(NamedTuple):
-    """What each node of a draft adds to a recurrent state.
+    """Update of a recurrent state by each node of a draft.
 
     Attributes:
         keys: [B, heads, n, d_k].

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from mmspec.decoding.canvas import Canvas, Emission
+from mmspec.decoding.canvas import Canvas, Emission, Stopping
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import ImageGrid
@@ -186,6 +186,10 @@ class Drafter(ABC):
     taps: tuple[int, ...] = ()
     branches: bool = False
     exactness: str = "exact"
+
+    def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
+        """Raise InputError for a batch that this drafter cannot decode, before anything of it is read."""
+        return None
 
     @abstractmethod
     def start(

@@ -46,6 +46,7 @@ def speculate(
     """
     if not requests or canvas.stopping.max_new_tokens == 0:
         return
+    drafter.admit(requests, sampler, canvas.stopping)
     stats, started = canvas.stats, perf_counter()
     ahead = min(canvas.stopping.max_new_tokens, PREALLOCATED_TOKENS) + drafter.max_nodes
     capacity = max(map(len, canvas.ids)) + ahead

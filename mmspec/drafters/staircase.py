@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.distribution import Categorical, Scores
 from mmspec.decoding.draft import Cells, Draft, DraftKind
 from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid
@@ -95,16 +95,26 @@ class StaircaseDrafter(Drafter):
         if self.window > grid.columns:
             raise InputError("window", self.window, allowed)
 
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         if sampler.processors:
             allowed = "none: cells are not decoded in order"
             raise InputError("logits_processor", len(sampler.processors), allowed)
-        grids = [request.grid for request in requests if request.grid is not None]
+        grids = grids_of(requests)
         if len(grids) < len(requests):
             raise InputError("accelerator", "zipar", "a model of image tokens")
-        return StaircaseSession(self, grids, prefill.logits, random)
+        shortest, asked = min(grid.length for grid in grids), stopping.max_new_tokens
+        if asked > shortest:
+            raise InputError("max_new_tokens", asked, f"at most {shortest}, the tokens of an image")
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        return StaircaseSession(self, grids_of(requests), prefill.logits, random)
+
+
+def grids_of(requests: Sequence[Request]) -> list[ImageGrid]:
+    """Grids of the requests that have one."""
+    return [request.grid for request in requests if request.grid is not None]
 
 
 class StaircaseSession(DraftSession):
@@ -150,14 +160,7 @@ class StaircaseSession(DraftSession):
         self.offered = torch.zeros(len(grids), vocabulary, device=device)
 
     def open(self, canvas: Canvas) -> Draft:
-        """Write the syntax, which is known, and return the draft of the first token.
-
-        Raises:
-            InputError: more tokens are asked for than the shortest image has.
-        """
-        shortest, asked = min(grid.length for grid in self.grids), canvas.stopping.max_new_tokens
-        if asked > shortest:
-            raise InputError("max_new_tokens", asked, f"at most {shortest}, the tokens of an image")
+        """Write the syntax, which is known, and return the draft of the first token."""
         canvas.reserve(self.length + 1)
         forced = Grammar(self.grids, canvas.device).forced
         places = torch.arange(forced.shape[1], device=canvas.device).expand_as(forced)
@@ -169,9 +172,8 @@ class StaircaseSession(DraftSession):
         done = canvas.decided.gather(1, self.cells.flatten(1)).view_as(self.cells)
         done = (done & (self.cells < self.length)).sum(-1)  # [B, R] cells of each row, from the left
         newest = (self.begin + done - 1).clamp(0, self.length)  # the place before the next cell
-        begun = (
-            1 + (self.rounds - 1) * self.drafter.window
-        ) // self.least_lag  # rows, at most, but the first
+        # bound of the rows that have begun below the first one
+        begun = (1 + (self.rounds - 1) * self.drafter.window) // self.least_lag
         at_work, limit = self._advance(done, (done > 0) & ~self.fed.gather(1, newest))
         self.row = row = at_work.sort(dim=-1, descending=True, stable=True).indices[:, : self._lanes(begun)]
         self.root, self.done = newest.gather(1, row), done.gather(1, row)

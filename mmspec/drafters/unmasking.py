@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.canvas import MAX_NEW_TOKENS, Canvas
+from mmspec.decoding.canvas import MAX_NEW_TOKENS, Canvas, Stopping
 from mmspec.decoding.draft import Cells, Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target
 from mmspec.decoding.random_stream import RandomStream
@@ -54,12 +54,14 @@ class UnmaskingDrafter(Drafter):
         fitted.mask_token_id = target.mask_token_id
         return fitted
 
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         if sampler.processors:
             allowed = "none: places are not decoded in order"
             raise InputError("logits_processor", len(sampler.processors), allowed)
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
         return UnmaskingSession(self.block or MAX_NEW_TOKENS, self.mask_token_id)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, median
 from time import perf_counter
 
-from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.distribution import Categorical, Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
@@ -126,6 +126,9 @@ class PacedDrafter(Drafter):
         self.inner, self.models, self.clock = inner, models, clock
         self.kind, self.max_nodes = inner.kind, inner.max_nodes
         self.taps, self.branches = inner.taps, inner.branches
+
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
+        self.inner.admit(requests, sampler, stopping)
 
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream

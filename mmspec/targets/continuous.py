@@ -42,7 +42,7 @@ class ContinuousTarget(CausalTarget):
         return parameters[:, -keep:]
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """What enters the first layer [B, n, hidden], of vectors [B, n, d]."""
+        """Embed vectors [B, n, d] for the first layer, [B, n, hidden]."""
         return self.model.embed(tokens)
 
     def head(self, hidden: Tensor) -> Tensor:

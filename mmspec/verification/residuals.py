@@ -1,4 +1,4 @@
-"""What rules for sampled drafts ask of a draft: its q, and the noise of the last token."""
+"""The q of a sampled draft, and the noise of the last token that a rule draws."""
 
 from __future__ import annotations
 

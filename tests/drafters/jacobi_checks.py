@@ -87,7 +87,7 @@ def rule_for(drafter: Drafter) -> AcceptanceRule:
 
 @dataclass
 class Tape:
-    """What drafters read of a canvas."""
+    """Stand-in for a canvas, with as much of one as drafters read."""
 
     tokens: Tensor
     emitted: Tensor

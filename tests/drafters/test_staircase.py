@@ -173,6 +173,15 @@ def test_what_has_no_cells_or_no_order_is_refused() -> None:
         draw(rasters(), zipar(2), requests, tokens=17)
 
 
+def test_a_batch_is_refused_before_its_prompts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlamaGenTarget, "prefill", None)
+    requests = requests_of(rasters(), 1)
+    with pytest.raises(InputError, match="max_new_tokens"):
+        draw(rasters(), zipar(2), requests, tokens=17)
+    with pytest.raises(InputError, match="logits_processor"):
+        draw(rasters(), zipar(2), requests, Sampler(processors=[LogitsProcessorList()]))
+
+
 def test_a_cell_whose_logits_are_no_numbers_ends_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     requests, real = requests_of(rasters(), 3), LlamaGenTarget.score
     whole, stats = draw(rasters(), zipar(2), requests)

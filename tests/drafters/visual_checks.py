@@ -1,4 +1,4 @@
-"""What must hold of EAGLE heads that read images in ways of their own, for tests and planted bugs."""
+"""Checks of EAGLE heads that read images in ways of their own, for tests and planted bugs."""
 
 from __future__ import annotations
 

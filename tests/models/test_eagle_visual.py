@@ -1,4 +1,4 @@
-"""How an EAGLE head reads images: fused, embedded (MSD), compressed (SpecVLM), summed up (ViSpec)."""
+"""Readings of images by an EAGLE head: fused, embedded (MSD), compressed (SpecVLM), summed up (ViSpec)."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_every_class_says_what_generate_says_or_is_refused(part: int) -> None:
 
 
 def verdict(name: str) -> str:
-    """What became of a class; errors of mmspec's own making, other than refusals, are raised."""
+    """Outcome of checking a class; errors of mmspec's own making, other than refusals, are raised."""
     ids = torch.randint(5, FIRST_SPECIAL, (1, 21), generator=torch.Generator().manual_seed(1))
     ids[0, 12:20] = ids[0, 2:10]  # longer than a window of 8, and with something to copy
     prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -44,7 +44,7 @@ def verdict(name: str) -> str:
 
 
 def says(model: PreTrainedModel, prompt: dict[str, torch.Tensor]) -> list[list[int]]:
-    """What is decoded without drafts, with chains and with trees."""
+    """Outputs decoded without drafts, with chains and with trees."""
     ids = prompt["input_ids"]
     outputs = [
         model.generate(

@@ -1,4 +1,4 @@
-"""What drafters learn from in these tests: conversations with images that a tiny target goes on with."""
+"""Training data of drafters in these tests: conversations with images that a tiny target goes on with."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def reader() -> ConversationReader:
 
 
 def rows(count: int = 7) -> list[dict[str, Any]]:
-    """Of growing length, the first without an image."""
+    """Prompts of growing length, the first without an image."""
     replies = ["the circle is red and " * (1 + index) + "blue" for index in range(count)]
     conversations = [{"prompt": "describe the circle", "response": reply} for reply in replies]
     return [row | ({"image": tiny_image(index)} if index else {}) for index, row in enumerate(conversations)]

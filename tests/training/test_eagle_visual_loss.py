@@ -1,4 +1,4 @@
-"""What EAGLE heads learn of images, against the slow way of drafting: what is trained is what decodes."""
+"""Training of EAGLE heads on images, against the slow way of drafting: what is trained is what decodes."""
 
 from __future__ import annotations
 

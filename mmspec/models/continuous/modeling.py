@@ -47,7 +47,7 @@ class ContinuousForCausalLM(PreTrainedModel):
         return self.model
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """What enters the first layer [B, n, hidden]: of token ids [B, n], or of vectors [B, n, d]."""
+        """Embed token ids [B, n] or vectors [B, n, d] for the first layer, [B, n, hidden]."""
         embedded: Tensor = (
             self.read(tokens) if tokens.is_floating_point() else self.model.embed_tokens(tokens)
         )
