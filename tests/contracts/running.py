@@ -132,6 +132,17 @@ class Recorder(CausalTarget):
         return super().score(state, draft, taps)
 
 
+def fan_out(one: RaggedCache, target: CausalTarget, rows: int, capacity: int) -> RaggedCache:
+    """Copy the cache of one prompt into each of many rows."""
+    many = RaggedCache(target.config, rows, capacity, target.device)
+    for source, layer in zip(one.ragged, many.ragged, strict=True):
+        layer.keys, layer.values = (t.repeat(rows, 1, 1, 1) for t in (source.keys, source.values))
+        layer.is_initialized = True
+    many.lengths += one.lengths
+    many.longest = one.longest
+    return many
+
+
 class FanOutTarget(CausalTarget):
     """A causal target that reads equal prompts once, so that thousands of rows start in a moment."""
 
@@ -142,11 +153,6 @@ class FanOutTarget(CausalTarget):
         rows = len(ids)
         assert (ids == ids[0]).all()
         one, output = super().prefill(prompts[:1], capacity, taps)
-        many = RaggedCache(self.config, rows, capacity, self.device)
-        for source, layer in zip(one.cache.layers, many.layers, strict=True):
-            layer.keys, layer.values = (t.repeat(rows, 1, 1, 1) for t in (source.keys, source.values))
-            layer.is_initialized = True
-        many.lengths += one.cache.lengths
-        many.longest = one.cache.longest
+        many = fan_out(one.cache, self, rows, capacity)
         state = CausalState(many, one.offset.repeat(rows), one.prompt_lengths * rows)
         return state, PromptOutput(output.logits.expand(rows, -1, -1))

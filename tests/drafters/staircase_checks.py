@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from mmspec.acceleration import Accelerator
 from mmspec.accelerators import build_accelerator
 from mmspec.decoding import cache as cache_module
-from mmspec.decoding.cache import RaggedCache, RaggedLayer
+from mmspec.decoding.cache import RaggedLayer
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.image_grid import Grammar, ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, Request, Round
@@ -29,6 +29,7 @@ from mmspec.targets.image_tokens import ImageState
 from mmspec.targets.llamagen import LlamaGenTarget
 from tests.contracts import distributions
 from tests.contracts.checks import joint_of
+from tests.contracts.running import fan_out
 from tests.drafters.naive_staircase import naive_image
 from tests.tiny_models import randomise, tiny_lm
 
@@ -251,12 +252,7 @@ class FanOut(LlamaGenTarget):
     ) -> tuple[ImageState, PromptOutput]:
         rows = len(prompts)
         one, output = super().prefill(prompts[:1], capacity, taps)
-        many = RaggedCache(self.config, rows, capacity, self.device)
-        for source, layer in zip(one.cache.ragged, many.ragged, strict=True):
-            layer.keys, layer.values = (t.repeat(rows, 1, 1, 1) for t in (source.keys, source.values))
-            layer.is_initialized = True
-        many.lengths += one.cache.lengths
-        many.longest = one.cache.longest
+        many = fan_out(one.cache, self, rows, capacity)
         lengths = one.prompt_lengths * rows
         grammar = Grammar([self.grid] * rows, self.device)
         state = ImageState(many, one.offset.repeat(rows), lengths, grammar, one.starts)

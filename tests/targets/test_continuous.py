@@ -14,7 +14,6 @@ from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding import cache as cache_module
 from mmspec.decoding import distribution
-from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.canvas import Stopping, VectorCanvas
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter, PromptOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
@@ -29,7 +28,7 @@ from mmspec.targets import CausalTarget
 from mmspec.targets.causal import CausalState
 from mmspec.targets.continuous import ContinuousTarget
 from tests.contracts.mutation import PlantedBug
-from tests.contracts.running import as_request
+from tests.contracts.running import as_request, fan_out
 from tests.tiny_models import tiny_llama
 
 SIZE, ROWS, LENGTH = 2, 3_000, 3
@@ -74,12 +73,7 @@ class FanOut(ContinuousTarget):
             return super().prefill(prompts, capacity, taps)
         rows = len(prompts)
         one, output = super().prefill(prompts[:1], capacity, taps)
-        many = RaggedCache(self.config, rows, capacity, self.device)
-        for source, layer in zip(one.cache.ragged, many.ragged, strict=True):
-            layer.keys, layer.values = (t.repeat(rows, 1, 1, 1) for t in (source.keys, source.values))
-            layer.is_initialized = True
-        many.lengths += one.cache.lengths
-        many.longest = one.cache.longest
+        many = fan_out(one.cache, self, rows, capacity)
         state = CausalState(many, one.offset.repeat(rows), one.prompt_lengths * rows)
         return state, PromptOutput(output.logits.expand(rows, -1, -1))
 
