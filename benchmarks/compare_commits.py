@@ -196,7 +196,10 @@ def compare_times(
             first = (repeat + index) % 2
             seconds = {side: workers[side].run(task)["seconds"] for side in (first, 1 - first)}
             ratios[task.label].append(seconds[0] / seconds[1])
-    print(f"{model}: CPU seconds before / after, medians of {repeats} repeats of {len(tasks) // len(ratios)} prompts")
+    print(
+        f"{model}: CPU seconds before / after, medians over {len(tasks) // len(ratios)} prompts, "
+        f"{repeats} repeats"
+    )
     for label, found in ratios.items():
         print(f"  {label.split(':')[0]}: {median(found):.3f} ({len(found)} pairs)", flush=True)
     return all(median(found) >= at_least for found in ratios.values())

@@ -53,7 +53,7 @@ class LowConfidence(AcceptanceRule):
         # of the logits as they are: probabilities of greedy decoding are 1 everywhere
         confidence = scores.logits.softmax(-1).gather(-1, token[:, :, None])[:, 0, 0]
         verdict = Verdict.root(draft, token[:, 0])
-        is_open = draft.may_follow(verdict.last)
+        is_open = draft.may_follow(verdict)
         ranked = confidence.masked_fill(~is_open, -1.0).view(draft.rows, -1)
         order = ranked.argsort(dim=-1, descending=True, stable=True)
         filled = (order.argsort(-1) < self.places_per_step).view_as(is_open) & is_open

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import StoppingCriteriaList
 
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.indexing import pick, put
+from mmspec.decoding.indexing import pick, put, take
 from mmspec.decoding.stats import DecodingStats
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, NumericalError
@@ -95,16 +95,24 @@ class Canvas:
         self.finish_reasons: list[str | None] = [None] * rows
         self.errors: list[NumericalError | None] = [None] * rows
         self.output_lengths = [0] * rows
-        self._prompt_ends = torch.tensor([prompt[-1] for prompt in prompts], dtype=torch.long, device=device)
-        self.tokens = torch.zeros_like(self._prompt_ends)[:, None]
-        self.decided = torch.zeros_like(self.tokens, dtype=torch.bool)
+        self.decided = torch.zeros(rows, 1, dtype=torch.bool, device=device)
         self.is_draft = torch.zeros_like(self.decided)
+        ends = torch.tensor([prompt[-1] for prompt in prompts], dtype=torch.long, device=device)
+        self._lay_out(ends)
         self.active = torch.ones(rows, dtype=torch.bool, device=device)
         self.emitted = torch.zeros(rows, dtype=torch.long, device=device)
         self._begun = False  # the first commit is of what the prompts decided, without a scoring forward
         self._ends = torch.tensor(sorted(stopping.end_token_ids), dtype=torch.long, device=device)
         stats.new_tokens, stats.rounds = [0] * rows, [0] * rows
         stats.drafted, stats.accepted = [0] * rows, [0] * rows
+
+    def _lay_out(self, prompt_ends: Tensor) -> None:
+        """Set up the tokens behind the last ones of the prompts, [B] or [B, d]."""
+        self._line = torch.stack([prompt_ends, torch.zeros_like(prompt_ends)], 1)
+
+    @property
+    def tokens(self) -> Tensor:
+        return self._line[:, 1:]
 
     @property
     def finished(self) -> bool:
@@ -113,14 +121,12 @@ class Canvas:
     @property
     def root(self) -> Tensor:
         """[B] newest token of each row, or [B, d] vector: the last one emitted, or the prompt's."""
-        return self.before(1)[:, 0]
+        return take(self._line, self.emitted)
 
     def before(self, count: int) -> Tensor:
         """[B, count] or [B, count, d]: the last of the output; the prompt's end where there are fewer."""
-        place = self.emitted[:, None] + torch.arange(-count, 0, device=self.device)
-        known = pick(self.tokens, place.clamp_min(0))
-        is_prompt = (place < 0).view(*place.shape, *[1] * (known.dim() - 2))
-        return torch.where(is_prompt, self._prompt_ends[:, None], known)
+        place = self.emitted[:, None] + torch.arange(1 - count, 1, device=self.device)
+        return pick(self._line, place.clamp_min(0))
 
     def outputs(self) -> list[Any]:
         """B lists of output tokens, without the prompts."""
@@ -128,7 +134,7 @@ class Canvas:
 
     def decide(self, places: Tensor, tokens: Tensor, which: Tensor, is_draft: Tensor | bool = False) -> None:
         """Write tokens [B, k] at output places [B, k] where `which` [B, k] is true."""
-        places = places.where(which, self.tokens.shape[1] - 1)
+        places = places.where(which, self.decided.shape[1] - 1)
         put(self.tokens, places, tokens)
         self.decided.scatter_(1, places, True)
         if isinstance(is_draft, Tensor):
@@ -136,12 +142,12 @@ class Canvas:
 
     def reserve(self, places: int) -> None:
         """Make room for output indices below `places`."""
-        missing = places + 1 - self.tokens.shape[1]
+        missing = places + 1 - self.decided.shape[1]
         if missing > 0:
-            room = max(missing, GROWTH, self.tokens.shape[1])
-            self.tokens, self.decided, self.is_draft = (
+            room = max(missing, GROWTH, self.decided.shape[1])
+            self._line, self.decided, self.is_draft = (
                 torch.cat([plane[:, :-1], torch.zeros_like(plane[:, :1]).repeat_interleave(room + 1, 1)], 1)
-                for plane in (self.tokens, self.decided, self.is_draft)
+                for plane in (self._line, self.decided, self.is_draft)
             )
 
     def commit(self, draft: Draft, verdict: Verdict, finite: Tensor) -> Emission:
@@ -162,46 +168,35 @@ class Canvas:
         """
         rows, steps = len(self.active), torch.arange(verdict.path.shape[1], device=self.device)
         accepted = verdict.accepted[:, None]
-        is_last, is_draft = steps == accepted, steps < accepted
+        is_draft = steps < accepted
         # a node's logits decide the token after it: what the usable ones decided is kept
-        asked = is_draft | (is_last & draft.may_follow(verdict.last)[:, None])
-        fine = finite.gather(1, verdict.path) | ~asked
-        keep = asked & fine.long().cumprod(-1).bool() & (is_draft | verdict.filled[:, None])
+        asked = is_draft | ((steps == accepted) & draft.may_follow(verdict)[:, None])
+        failed = asked & ~finite.gather(1, verdict.path)
+        keep = asked & (is_draft | verdict.filled[:, None]) & (failed.cumsum(-1) == 0)
         tokens = pick(draft.tokens, verdict.path).roll(-1, 1)
         put(tokens, accepted, verdict.next_token[:, None])
         places = draft.first(self.emitted)[:, None] + steps
-        keep, tokens, places, is_draft = (
-            each.reshape(rows, -1, *each.shape[2:]) for each in (keep, tokens, places, is_draft)
+        keep, failed, tokens, places, is_draft = (
+            each.reshape(rows, -1, *each.shape[2:]) for each in (keep, failed, tokens, places, is_draft)
         )
         self.decide(places, tokens, keep & self.active[:, None], is_draft)
 
         window = self.emitted[:, None] + torch.arange(draft.reach, device=self.device)
         fresh, flags = pick(self.tokens, window), self.is_draft.gather(1, window)
-        kept = self.decided.gather(1, window).long().cumprod(-1).bool()
-        kept = kept & (window < self.stopping.max_new_tokens) & self.active[:, None]
-        ends = kept & self._are_ends(fresh)
-        kept = kept & (ends.cumsum(-1) - ends.long() == 0)
-        count = kept.sum(-1)
-        by_row = [
-            (kept & ends).any(-1),
-            self.emitted + count >= self.stopping.max_new_tokens,
-            (~fine).reshape(rows, -1).any(-1),
-            draft.valid[:, 1:].reshape(rows, -1).sum(-1),
-            draft.faulty.reshape(rows, -1).any(-1),
-        ]
-        report = torch.cat(
-            [
-                count[:, None],
-                *(column.long()[:, None] for column in by_row),
-                measured_variation(verdict, rows),
-                flags,
-                *self._readable(fresh),
-            ],
-            dim=1,
-        )
+        ends = self._are_ends(fresh)
+        missing = ~self.decided.gather(1, window) | (window >= self.stopping.max_new_tokens)
+        missing[:, 1:] |= ends[:, :-1]
+        kept = missing.cumsum(-1) == 0
+        count = kept.sum(-1) * self.active
         self.emitted = self.emitted + count
-        self.active = self.active & ~torch.stack(by_row[:3]).any(0)
-        return report
+        ended = (kept & ends).any(-1)
+        full = self.emitted >= self.stopping.max_new_tokens
+        has_failed = failed.any(-1)
+        self.active = self.active & ~(ended | full | has_failed)
+        drafted = draft.valid[:, 1:].reshape(rows, -1).sum(-1)
+        faulty = draft.faulty.reshape(rows, -1).any(-1)
+        summary = torch.stack([count, ended, full, has_failed, drafted, faulty], 1)
+        return torch.cat([summary, measured_variation(verdict, rows), flags, *self._readable(fresh)], 1)
 
     def _read(self, report: list[list[int]], reach: int) -> Emission:
         """Enter a round into the host's record of every row."""
@@ -280,8 +275,7 @@ class VectorCanvas(Canvas):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(prompts, stopping, stats, device)
-        self._prompt_ends = torch.zeros(len(prompts), size, dtype=dtype, device=device)  # it ends in an id
-        self.tokens = self._prompt_ends[:, None].clone()
+        self._lay_out(torch.zeros(len(prompts), size, dtype=dtype, device=device))  # a prompt ends in an id
 
     def outputs(self) -> list[Any]:
         """B tensors [N, d] of output vectors."""

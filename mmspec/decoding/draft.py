@@ -8,14 +8,18 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mmspec.decoding.distribution import Distribution
+from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
 from mmspec.errors import InputError
+
+if TYPE_CHECKING:
+    from mmspec.decoding.verdict import Verdict
 
 
 class DraftKind(enum.Enum):
@@ -203,9 +207,9 @@ class Draft:
         """[B] output index that depth 1 competes for, where rows have emitted that many tokens [B]."""
         return emitted
 
-    def may_follow(self, node: Tensor) -> Tensor:
-        """[B] whether the token after a node [B] may be decided now."""
-        return torch.ones_like(node, dtype=torch.bool)
+    def may_follow(self, verdict: Verdict) -> Tensor:
+        """[B] whether the token after the last accepted node may be decided now."""
+        return torch.ones_like(verdict.filled)
 
 
 @dataclass(frozen=True)
@@ -260,8 +264,8 @@ class Cells(Draft):
     def first(self, emitted: Tensor) -> Tensor:
         return self.starts
 
-    def may_follow(self, node: Tensor) -> Tensor:
-        return self.follows.gather(1, node[:, None])[:, 0]
+    def may_follow(self, verdict: Verdict) -> Tensor:
+        return take(self.follows, verdict.last)
 
 
 def find_ancestors(parents: Tensor, depth: int) -> Tensor:

@@ -23,4 +23,6 @@ def put(values: Tensor, index: Tensor, new: Tensor) -> None:
 
 
 def _widened(index: Tensor, values: Tensor) -> Tensor:
+    if values.dim() == 2:
+        return index
     return index.view(*index.shape, *[1] * (values.dim() - 2)).expand(*index.shape, *values.shape[2:])

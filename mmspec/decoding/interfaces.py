@@ -91,6 +91,9 @@ class TargetState(Protocol):
     def nbytes(self) -> int:
         """Bytes of cached state."""
 
+    def close(self) -> None:
+        """Leave the model as it was before the prefill."""
+
 
 State = TypeVar("State", bound=TargetState)
 
@@ -124,14 +127,14 @@ class Target(Protocol[State]):
         Args:
             prompts: keyword arguments of the model, one row each; see `list_prompts`.
             capacity: tokens per row to make room for.
-            taps: layers whose hidden states are wanted.
+            taps: layers whose hidden states are wanted, now and of every draft until the state is closed.
 
         Returns:
             The state, and the logits and taps after each prompt.
         """
         ...
 
-    def score(self, state: State, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
+    def score(self, state: State, draft: Draft) -> TargetOutput:
         """Score every node of the draft in one forward; nothing is committed to the cache."""
         ...
 

@@ -6,6 +6,7 @@ It knows no method and no model by name. Plain decoding is the drafter that prop
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from time import perf_counter
 
 import torch
@@ -52,33 +53,35 @@ def speculate(
     capacity = max(map(len, canvas.ids)) + ahead
 
     state, prefill = target.prefill(list_prompts(requests, sampler), capacity, drafter.taps)
-    session = drafter.start(requests, prefill, sampler, random)
-    draft = session.open(canvas)
-    first = draft.first(canvas.emitted)
-    scores = sampler(prefill.logits, draft, canvas.ids)
-    verdict = Verdict.root(draft, scores.choose(draft, random.repeat(len(first)), first)[:, 0])
-    emission = canvas.commit(draft, verdict, scores.is_finite())
-    stats.prompt_forwards = prefill.forwards
-    stats.target_forwards += prefill.forwards
-    stats.cached_prompt_tokens = prefill.cached_tokens
-    stats.prefill_seconds = perf_counter() - started
-    yield Round(draft, first, scores, verdict, emission)
-
-    while not canvas.finished:
-        clock = perf_counter()
-        draft = session.propose(canvas)
-        drafted = perf_counter()
-        output = target.score(state, draft, drafter.taps)
-        stats.draft_seconds += drafted - clock
-        stats.target_seconds += perf_counter() - drafted
-        stats.draft_passes = session.passes
-        scores = sampler(output.logits, draft, canvas.ids)
+    with closing(state):
+        session = drafter.start(requests, prefill, sampler, random)
+        draft = session.open(canvas)
         first = draft.first(canvas.emitted)
-        verdict = rule.verify(draft, scores, random.repeat(len(first)).during(stats.target_forwards), first)
-        target.commit(state, draft, verdict, canvas.active)
-        session.observe(draft, output, scores, verdict)
+        scores = sampler(prefill.logits, draft, canvas.ids)
+        verdict = Verdict.root(draft, scores.choose(draft, random.repeat(len(first)), first)[:, 0])
         emission = canvas.commit(draft, verdict, scores.is_finite())
-        state.tighten(canvas.output_lengths)
-        stats.target_forwards += 1
-        stats.cache_bytes = state.nbytes()
+        stats.prompt_forwards = prefill.forwards
+        stats.target_forwards += prefill.forwards
+        stats.cached_prompt_tokens = prefill.cached_tokens
+        stats.prefill_seconds = perf_counter() - started
         yield Round(draft, first, scores, verdict, emission)
+
+        while not canvas.finished:
+            clock = perf_counter()
+            draft = session.propose(canvas)
+            drafted = perf_counter()
+            output = target.score(state, draft)
+            stats.draft_seconds += drafted - clock
+            stats.target_seconds += perf_counter() - drafted
+            stats.draft_passes = session.passes
+            scores = sampler(output.logits, draft, canvas.ids)
+            first = draft.first(canvas.emitted)
+            noise = random.repeat(len(first)).during(stats.target_forwards)
+            verdict = rule.verify(draft, scores, noise, first)
+            target.commit(state, draft, verdict, canvas.active)
+            session.observe(draft, output, scores, verdict)
+            emission = canvas.commit(draft, verdict, scores.is_finite())
+            state.tighten(canvas.output_lengths)
+            stats.target_forwards += 1
+            stats.cache_bytes = state.nbytes()
+            yield Round(draft, first, scores, verdict, emission)

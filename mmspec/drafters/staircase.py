@@ -138,19 +138,20 @@ class StaircaseSession(DraftSession):
         self.least_lag = min(lags)
         rows, columns = max(grid.rows for grid in grids), max(grid.columns for grid in grids)
         self.lanes = max(map(drafter.lanes, grids))
-        counts, self.columns, stride, self.lag = torch.tensor(
+        self.rows, self.columns, stride, self.lag = torch.tensor(
             [(grid.rows, grid.columns, grid.stride, lag) for grid, lag in zip(grids, lags, strict=True)],
             device=device,
         ).T[:, :, None]
         row, column = torch.arange(rows, device=device), torch.arange(columns, device=device)
         self.step = torch.arange(drafter.nodes, device=device)
-        self.exists = row < counts
+        self.order = torch.arange(self.length + 2, device=device)
+        self.exists = row < self.rows
         # no syntax before a row's first cell, and the row above is not complete when it begins
         self.begins_early = (stride == self.columns) & (self.lag < self.columns)
         self.begin = row * stride  # [B, R] the place of each row's first cell
         is_cell = (column < self.columns)[:, None, :] & self.exists[:, :, None]
         self.cells = (self.begin[:, :, None] + column).where(is_cell, self.length)  # [B, R, C]
-        place = torch.arange(self.length + 1, device=device)
+        place = self.order[:-1]
         above, behind = place // stride, place % stride
         # [B, L + 1] the step of the staircase from which on a place's keys are seen: syntax when a row begins
         self.seen_from = above * self.lag + torch.where(behind < self.columns, behind + 1, self.lag)
@@ -169,111 +170,30 @@ class StaircaseSession(DraftSession):
 
     def propose(self, canvas: Canvas) -> Draft:
         self.rounds += 1
-        done = canvas.decided.gather(1, self.cells.flatten(1)).view_as(self.cells)
-        done = (done & (self.cells < self.length)).sum(-1)  # [B, R] cells of each row, from the left
-        newest = (self.begin + done - 1).clamp(0, self.length)  # the place before the next cell
-        # bound of the rows that have begun below the first one
-        begun = (1 + (self.rounds - 1) * self.drafter.window) // self.least_lag
-        at_work, limit = self._advance(done, (done > 0) & ~self.fed.gather(1, newest))
-        self.row = row = at_work.sort(dim=-1, descending=True, stable=True).indices[:, : self._lanes(begun)]
-        self.root, self.done = newest.gather(1, row), done.gather(1, row)
-        is_used, limit = at_work.gather(1, row), limit.gather(1, row)
-
+        self.row, self.done, limit, is_used = (
+            self._march() if self.step.shape[0] == 1 else self._advance(canvas)
+        )
+        place = self.begin.gather(1, self.row) + self.done - 1
+        self.root = place.clamp_min(0).where(is_used, self.length)  # the place before the next cell
+        if self.drafter.adaptive:
+            is_known = is_used & canvas.decided.gather(1, self.root)
+        else:  # by its place, even where the row above is complete already
+            is_known = is_used & ((self.done > 0) | ~self.begins_early)
         # behind the places that this forward looks at: a predecessor that is not there, and what says nothing
-        absent = min(self.length, (1 + begun) * self.stride)
-        extent = absent + 2
+        absent = min(self.length, (1 + self._begun) * self.stride)
+        places = self.root[:, :, None] + self.step
         column = self.done[:, :, None] + self.step  # [B, A, n] of the cell after each node
         inside = is_used[:, :, None] & (column <= self.columns[:, :, None])
-        is_known = is_used & canvas.decided.gather(1, self.root)
-        if not self.drafter.adaptive:  # by its place, even where the row above is complete already
-            is_known &= (self.done > 0) | ~self.begins_early
-        places = self.root[:, :, None] + self.step
-        slots = places.where(is_known[:, :, None] | (self.step > 0), absent).where(inside, extent - 1)
-        follows = inside & (column < limit[:, :, None])
-        valid = pad(follows[:, :, :-1], (1, 0), value=True)
-
-        # stands in for a predecessor that is not there yet: the newest above as the row begins
-        above = (row - 1).clamp_min(0)
-        above_done = done.gather(1, above)
-        there = above_done if self.drafter.adaptive else self.lag
-        above = self.begin.gather(1, above) + there - 1
-        newest_token = canvas.tokens.gather(1, self.root.where(is_known, above))[:, :, None]
         self.places = places.where(inside, self.length)
-        tokens = self.guesses.gather(1, self.places.flatten(1)).view_as(places)
-        tokens = torch.where((tokens == FREE) | (self.step == 0), newest_token, tokens)
-        q = None
-        if self.drafter.adaptive:
-            trial = self.trials.gather(1, row)
-            self.on_trial = (self.done == 0) & (trial == FREE) & (above_done < self.columns) & is_used
-            follows[:, :, 0] &= ~self.on_trial
-            follows[:, :, 1] &= trial != FREE
-            valid[:, :, 1] = trial != FREE
-            tokens[:, :, 1] = trial.clamp_min(0)
-            q = Categorical(self.offered[:, None, None].expand(-1, *places.shape[1:], -1).flatten(0, 1))
-
+        self.column = column.where(inside, self.length)
+        self.follows = inside & (column < limit[:, :, None])
+        slots = places.where(is_known[:, :, None] | (self.step > 0), absent).where(inside, absent + 1)
+        tokens, valid, q = self._candidates(canvas, is_known, is_used)
         self.fed.scatter_(1, self.root.where(is_known, self.length), True)
         self.fed[:, self.length] = False
-        slot = torch.arange(extent, device=places.device)
-        here, root, own_slot = (
-            each.flatten(1)[:, :, None]
-            for each in (places.where(inside, 0), self.root[:, :, None].expand_as(places), slots)
-        )
-        seen = pad(self.fed[:, None, :absent], (0, 2)) & (slot < here)
-        if self.drafter.window > 1:  # rows above may be further than in a staircase without drafts
-            reached = (row * self.lag)[:, :, None] + column
-            seen &= pad(self.seen_from[:, None, :absent], (0, 2)) <= reached.flatten(1)[:, :, None]
-        visible = seen | ((slot > root) & (slot <= here)) | (slot == own_slot)
+        visible = self._visible(slots, places.where(inside, 0), absent)
         standing = self.root.where(~is_known & is_used, 0).amax(-1, keepdim=True)  # at most one row begins
-        depths = torch.cat([slot[:absent].expand(len(standing), -1), standing, standing], 1)
-        self.follows, self.column = follows, column.where(inside, self.length)
-        return self._cells(tokens, valid, q, slots, depths, visible)
-
-    def _lanes(self, begun: int) -> int:
-        """The host's bound on the rows at work in this forward; exact where nothing is drafted."""
-        if self.drafter.nodes > 1:
-            return min(self.lanes, 1 + begun)
-        counts = [1]
-        for grid in self.grids:
-            begins = range(0, grid.rows * (lag := self.drafter.lag(grid.columns)), lag)
-            counts.append(sum(0 <= self.rounds - begin <= grid.columns for begin in begins))
-        return max(counts)
-
-    def _advance(self, done: Tensor, unfed: Tensor) -> tuple[Tensor, Tensor]:
-        """Find the rows that are at work in this forward, and how far each may be decided.
-
-        The cell in column j waits for min(j + k s, C) cells of the row k above it, for every k, whose keys
-        have to be there: those of a row's newest cell are only if the row is itself at work.
-
-        Args:
-            done: [B, R] cells that rows have.
-            unfed: [B, R] whether the newest one's keys are missing.
-
-        Returns:
-            [B, R] whether a row is at work, and the columns below which its cells may be decided.
-        """
-        start = torch.arange(done.shape[1], device=done.device) * self.lag  # the step that a row begins at
-
-        def limits(there: Tensor) -> Tensor:
-            steps = (there + start).where(there < self.columns, BEYOND)
-            least = pad(steps.cummin(-1).values[:, :-1], (1, 0), value=BEYOND)
-            return torch.minimum(least - start + 1, self.columns)
-
-        by_itself = (done < limits(done - unfed.long())) | ((done == self.columns) & unfed)
-        with_those_above = by_itself | (done < limits(done))
-        stuck = (unfed & ~with_those_above).long().cummax(-1).values.bool()
-        at_work = (by_itself | (with_those_above & ~pad(stuck[:, :-1], (1, 0), value=False))) & self.exists
-        return at_work, limits(torch.where(at_work, done, done - unfed.long()))
-
-    def _cells(
-        self,
-        tokens: Tensor,
-        valid: Tensor,
-        q: Categorical | None,
-        slots: Tensor,
-        depths: Tensor,
-        visible: Tensor,
-    ) -> Cells:
-        """The draft: a chain for each of the A rows at work."""
+        depths = torch.cat([self.order[:absent].expand(len(standing), -1), standing, standing], 1)
         tokens, valid, slots, follows = (each.flatten(0, 1) for each in (tokens, valid, slots, self.follows))
         return Cells.of(
             Draft.chain(tokens, self.drafter.kind, q, valid),
@@ -285,15 +205,112 @@ class StaircaseSession(DraftSession):
             completes=2 * self.stride + self.drafter.window + max(len(grid.ending) for grid in self.grids),
         )
 
+    @property
+    def _begun(self) -> int:
+        """The host's bound on the rows that have begun below the first one."""
+        return (1 + (self.rounds - 1) * self.drafter.window) // self.least_lag
+
+    def _march(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Find the rows at work where nothing is drafted: each forward decides one cell of each of them.
+
+        Returns:
+            As of `_advance`.
+        """
+        counts = [1]
+        for grid in self.grids:
+            begins = range(0, grid.rows * (lag := self.drafter.lag(grid.columns)), lag)
+            counts.append(sum(0 <= self.rounds - begin <= grid.columns for begin in begins))
+        highest = (self.rounds - self.columns).clamp_min(0).add(self.lag - 1) // self.lag
+        row = highest + torch.arange(max(counts), device=highest.device)
+        done = self.rounds - row * self.lag
+        is_used = (done >= 0) & (row < self.rows)
+        row = row.clamp_max(self.begin.shape[1] - 1)
+        return row, done.clamp_min(0), self.columns.expand_as(row), is_used
+
+    def _advance(self, canvas: Canvas) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Find the rows at work in this forward, by what has been decided, and how far each may go.
+
+        The cell in column j waits for min(j + k s, C) cells of the row k above it, for every k, whose keys
+        have to be there: those of a row's newest cell are only if the row is itself at work.
+
+        Returns:
+            [B, A] rows, from the top; the cells that each has; the columns below which it may be decided; and
+            whether it is at work at all.
+        """
+        done = canvas.decided.gather(1, self.cells.flatten(1)).view_as(self.cells)
+        self.cells_done = done = (done & (self.cells < self.length)).sum(-1)
+        newest = (self.begin + done - 1).clamp(0, self.length)
+        unfed = (done > 0) & ~self.fed.gather(1, newest)
+        start = torch.arange(done.shape[1], device=done.device) * self.lag  # the step that a row begins at
+
+        def limits(there: Tensor) -> Tensor:
+            steps = (there + start).where(there < self.columns, BEYOND)
+            least = pad(steps.cummin(-1).values[:, :-1], (1, 0), value=BEYOND)
+            return torch.minimum(least - start + 1, self.columns)
+
+        by_itself = (done < limits(done - unfed.long())) | ((done == self.columns) & unfed)
+        with_those_above = by_itself | (done < limits(done))
+        stuck = (unfed & ~with_those_above).long().cummax(-1).values.bool()
+        at_work = (by_itself | (with_those_above & ~pad(stuck[:, :-1], (1, 0), value=False))) & self.exists
+        limit = limits(torch.where(at_work, done, done - unfed.long()))
+        row = at_work.sort(dim=-1, descending=True, stable=True).indices[
+            :, : min(self.lanes, 1 + self._begun)
+        ]
+        return row, done.gather(1, row), limit.gather(1, row), at_work.gather(1, row)
+
+    def _candidates(
+        self, canvas: Canvas, is_known: Tensor, is_used: Tensor
+    ) -> tuple[Tensor, Tensor, Categorical | None]:
+        """Tokens [B, A, n] of the nodes, whether each is a candidate, and what they were drawn from."""
+        # stands in for a predecessor that is not there yet: the newest above as the row begins
+        above = (self.row - 1).clamp_min(0)
+        there = self.cells_done.gather(1, above) if self.drafter.adaptive else self.lag
+        stand_in = self.begin.gather(1, above) + there - 1
+        tokens = canvas.tokens.gather(1, self.root.where(is_known, stand_in))[:, :, None]
+        valid = pad(self.follows[:, :, :-1], (1, 0), value=True)
+        if self.step.shape[0] == 1:
+            return tokens, valid, None
+        guesses = self.guesses.gather(1, self.places.flatten(1)).view_as(self.places)
+        tokens = torch.where((guesses == FREE) | (self.step == 0), tokens, guesses)
+        if not self.drafter.adaptive:
+            return tokens, valid, None
+        trial = self.trials.gather(1, self.row)
+        self.on_trial = (self.done == 0) & (trial == FREE) & (there < self.columns) & is_used
+        self.follows[:, :, 0] &= ~self.on_trial
+        self.follows[:, :, 1] &= trial != FREE
+        valid[:, :, 1] = trial != FREE
+        tokens[:, :, 1] = trial.clamp_min(0)
+        q = self.offered[:, None, None].expand(-1, *self.places.shape[1:], -1).flatten(0, 1)
+        return tokens, valid, Categorical(q)
+
+    def _visible(self, slots: Tensor, here: Tensor, absent: int) -> Tensor:
+        """[B, A * n, m] the slots that each node sees: the places fed before it, and its own.
+
+        Args:
+            slots: [B, A, n] of the nodes.
+            here: [B, A, n] their places; 0 outside the image.
+            absent: the first slot behind the places.
+        """
+        slot = self.order[: absent + 2]
+        own, place = slots.flatten(1)[:, :, None], here.flatten(1)[:, :, None]
+        seen = pad(self.fed[:, None, :absent], (0, 2)) & (slot < place)
+        if self.step.shape[0] > 1:
+            root = self.root[:, :, None].expand_as(here).flatten(1)[:, :, None]
+            if self.drafter.window > 1:  # rows above may be further than in a staircase without drafts
+                reached = ((self.row * self.lag)[:, :, None] + self.done[:, :, None] + self.step).flatten(1)
+                seen &= pad(self.seen_from[:, None, :absent], (0, 2)) <= reached[:, :, None]
+            seen |= (slot > root) & (slot <= place)
+        return seen | (slot == own)
+
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         rows, lanes, nodes = self.places.shape
+        if nodes == 1:
+            return
         accepted = verdict.accepted.view(rows, lanes, 1)
         whole = self.follows | (self.column == self.columns[:, :, None])  # nothing that they see was missing
         kept = self.places.where((self.step > 0) & (self.step <= accepted) & whole, self.length)
         self.fed.scatter_(1, kept.flatten(1), True)
         self.fed[:, self.length] = False
-        if nodes == 1:
-            return
         random = self.random.repeat(rows * lanes)
         choice = scores.choose(draft, random, draft.first(verdict.accepted)).view_as(self.places)
         if self.drafter.adaptive:

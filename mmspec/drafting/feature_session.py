@@ -21,7 +21,7 @@ from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.heads import HeadBatch, HeadDrafter, HeadSession
 from mmspec.models.feature_head import EMBEDDINGS, FeatureHead, Prompts
-from mmspec.targets.causal import CausalState, to_device
+from mmspec.targets.causal import CacheState, to_device
 from mmspec.visual_tokens.spans import find_images
 from mmspec.visual_tokens.splice import PromptRows
 
@@ -89,7 +89,7 @@ class FeatureSession(HeadSession):
         prompts: Sequence[Mapping[str, Tensor]],
         embeddings: Sequence[Tensor],
         features: Sequence[Tensor],
-    ) -> tuple[CausalState, Tensor | None]:
+    ) -> tuple[CacheState, Tensor | None]:
         """Read the prompts into a cache, one at a time as the target does; it and their summary.
 
         Args:
@@ -113,7 +113,7 @@ class FeatureSession(HeadSession):
                 cache.begin_prefill(row, count)
                 self.head(made.rows, positions, past_key_values=cache)
         told = [made.summary for made in read if made.summary is not None]
-        state = CausalState(cache, torch.tensor(offsets, device=device), lengths)
+        state = CacheState(cache, torch.tensor(offsets, device=device), lengths)
         return state, torch.cat(told) if told else None
 
     def _prompt_rows(self, prompt: Mapping[str, Tensor], embeddings: Tensor, features: Tensor) -> PromptRows:

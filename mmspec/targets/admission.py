@@ -7,6 +7,7 @@ work, by what it says of itself and never by its name.
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from mmspec.decoding.recurrent import RECURRENT_LAYERS
 from mmspec.errors import UnsupportedModelError
 from mmspec.targets.mixers import find_mixers
 
-__all__ = ["attention_backend", "check_lengths", "check_model"]
+__all__ = ["attention_backend", "check_length", "check_model", "length_limit"]
 
 MASK_BACKENDS = ("sdpa", "eager")
 PASSED = ("position_ids", "past_key_values")  # with every forward
@@ -93,33 +94,40 @@ def check_rope_index(model: PreTrainedModel) -> None:
         raise refusal(model, f"counts its positions by {made_of} too, and has no target yet that knows how")
 
 
-def check_lengths(model: PreTrainedModel, shortest: int, longest: int) -> None:
-    """Raise UnsupportedModelError if tokens of one forward are turned by other frequencies than alone.
+def length_limit(model: PreTrainedModel, shortest: int) -> tuple[float, str]:
+    """Longest row, in tokens, whose tokens are turned by the same frequencies in one forward as alone.
 
     Rotary frequencies of type "dynamic" change with every token beyond the length that the model was trained
     for, those of type "longrope" once, there: a draft, or a longer row, would change them too early.
 
     Args:
         model: the target's.
-        shortest, longest: the shortest prompt, and the longest row with its draft, in tokens.
+        shortest: the shortest prompt, in tokens.
+
+    Returns:
+        The limit, infinite for frequencies that never change, and their type.
     """
     text = model.config.get_text_config(decoder=True)
     rope = getattr(text, "rope_parameters", None) or {}
+    limits: list[tuple[float, str]] = [(math.inf, "default")]
     for part in (rope, *rope.values()):  # some have parameters for every type of layer
         kind = part.get("rope_type", "") if isinstance(part, dict) else ""
         if "dynamic" in kind:
-            limit, changes = text.max_position_embeddings, True
-        elif kind == "longrope":
-            limit = part["original_max_position_embeddings"]
-            changes = shortest <= limit
-        else:
-            continue
-        if changes and longest > limit:
-            raise refusal(
-                model,
-                f"has rotary frequencies of type {kind!r}, which change at {limit} tokens; a draft must not "
-                f"reach beyond them, and this one reaches to {longest}",
-            )
+            limits.append((text.max_position_embeddings, kind))
+        elif kind == "longrope" and shortest <= part["original_max_position_embeddings"]:
+            limits.append((part["original_max_position_embeddings"], kind))
+    return min(limits)
+
+
+def check_length(model: PreTrainedModel, limit: tuple[float, str], longest: int) -> None:
+    """Raise UnsupportedModelError if the longest row with its draft, in tokens, exceeds `length_limit`."""
+    most, kind = limit
+    if longest > most:
+        raise refusal(
+            model,
+            f"has rotary frequencies of type {kind!r}, which change at {most} tokens; a draft must not "
+            f"reach beyond them, and this one reaches to {longest}",
+        )
 
 
 def takes(model: PreTrainedModel, argument: str) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,15 +19,15 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, UnsupportedModelError
-from mmspec.targets.admission import attention_backend, check_lengths, check_model
+from mmspec.targets.admission import attention_backend, check_length, check_model, length_limit
 from mmspec.targets.batches import batches, join
 from mmspec.targets.mixers import mixers_on_tree
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
 
 
 @dataclass
-class CausalState:
-    """What a causal target keeps of a batch.
+class CacheState:
+    """Cached rows of a batch, and the positions that follow them.
 
     Attributes:
         cache: keys and values, with per-row lengths.
@@ -49,6 +50,24 @@ class CausalState:
 
     def nbytes(self) -> int:
         return self.cache.nbytes()
+
+
+@dataclass
+class CausalState(CacheState):
+    """What a causal target keeps of a batch.
+
+    Attributes:
+        hidden: the hidden states that the drafter reads.
+        limit: of a row's length, by `length_limit`.
+        additive: number format of additive attention masks; None where masks are boolean.
+    """
+
+    hidden: HiddenStates
+    limit: tuple[float, str]
+    additive: torch.dtype | None
+
+    def close(self) -> None:
+        self.hidden.close()
 
 
 class CausalTarget:
@@ -94,19 +113,26 @@ class CausalTarget:
     ) -> tuple[CausalState, PromptOutput]:
         """Read the prompts, one forward each. Returns the state and the logits [B, 1, V] after them."""
         lengths = [prompt["input_ids"].shape[1] for prompt in prompts]
-        check_lengths(self.model, min(lengths), max(lengths))
+        limit = length_limit(self.model, min(lengths))
+        check_length(self.model, limit, max(lengths))
         cache = RaggedCache(self.config, len(prompts), capacity, self.device)
         offsets, logits, tapped, cached_tokens = [], [], [], 0
-        for row, prompt in enumerate(prompts):
-            inputs, offset = self.arguments(prompt)
-            cache.begin_prefill(row, inputs["input_ids"].shape[1])
-            last, hidden, known = self._read_prompt(inputs, cache, row, taps)
-            logits.append(last)
-            tapped.append(hidden)
-            cached_tokens += known
-            offsets.append(offset)
+        states = HiddenStates(self.model, taps)
+        try:
+            for row, prompt in enumerate(prompts):
+                inputs, offset = self.arguments(prompt)
+                cache.begin_prefill(row, inputs["input_ids"].shape[1])
+                last, hidden, known = self._read_prompt(inputs, cache, row, taps, states)
+                logits.append(last)
+                tapped.append(hidden)
+                cached_tokens += known
+                offsets.append(offset)
+        except BaseException:
+            states.close()
+            raise
         rows = {tap: [hidden[tap] for hidden in tapped] for tap in taps}
-        state = CausalState(cache, torch.tensor(offsets, device=self.device), lengths)
+        shifts = torch.tensor(offsets, device=self.device)
+        state = CausalState(cache, shifts, lengths, states, limit, self.additive)
         return state, PromptOutput(torch.cat(logits), rows, cached_tokens)
 
     def read(self, sequences: Sequence[Mapping[str, Tensor]], taps: Sequence[int]) -> dict[int, Tensor]:
@@ -120,13 +146,13 @@ class CausalTarget:
         lengths = [sequence["input_ids"].shape[1] for sequence in sequences]
         rows = [self.joinable(self.arguments(sequence)[0]) for sequence in sequences]
         states: dict[int, dict[int, Tensor]] = {tap: {} for tap in taps}
-        for together in batches(self.model, rows):
-            cache = RaggedCache(self.config, len(together), 0, self.device)
-            cache.begin_reading()
-            with tap_hidden_states(self.model, taps) as hidden:
+        with closing(HiddenStates(self.model, taps)) as reader:
+            for together in batches(self.model, rows):
+                cache = RaggedCache(self.config, len(together), 0, self.device)
+                cache.begin_reading()
                 self.forward(join([rows[row] for row in together]), cache, keep=1, whole=True)
-            for tap in taps:
-                states[tap] |= {row: hidden[tap][place, : lengths[row]] for place, row in enumerate(together)}
+                for tap, hidden in reader.take().items():
+                    states[tap] |= {row: hidden[place, : lengths[row]] for place, row in enumerate(together)}
         return {
             tap: pad_sequence([found[row] for row in range(len(rows))], batch_first=True)
             for tap, found in states.items()
@@ -146,7 +172,12 @@ class CausalTarget:
         return inputs
 
     def _read_prompt(
-        self, inputs: Mapping[str, Any], cache: RaggedCache, row: int, taps: Sequence[int]
+        self,
+        inputs: Mapping[str, Any],
+        cache: RaggedCache,
+        row: int,
+        taps: Sequence[int],
+        states: HiddenStates,
     ) -> tuple[Tensor, dict[int, Tensor], int]:
         """Read the prompt of one row, as much of it as is not known.
 
@@ -156,15 +187,14 @@ class CausalTarget:
         # a recurrent state is of a whole prompt: there is none of the part that two prompts share
         memory = None if cache.recurrent else self.prefix_cache
         prompt = None if memory is None else identify(self.model, inputs)
+        known = None if memory is None or prompt is None else memory.find(prompt, taps)
+        if known is None:
+            logits = self.forward(inputs, cache, keep=1, whole=bool(taps))
+        else:
+            logits = self._read_rest(inputs, known, cache, whole=bool(taps))
+        hidden = states.take()
         if memory is None or prompt is None:
-            with tap_hidden_states(self.model, taps) as hidden:
-                return self.forward(inputs, cache, keep=1, whole=bool(taps)), hidden, 0
-        known = memory.find(prompt, taps)
-        with tap_hidden_states(self.model, taps) as hidden:
-            if known is None:
-                logits = self.forward(inputs, cache, keep=1, whole=bool(taps))
-            else:
-                logits = self._read_rest(inputs, known, cache, whole=bool(taps))
+            return logits, hidden, 0
         if known is not None:
             hidden = {tap: torch.cat([known.taps[tap], hidden[tap]], 1) for tap in taps}
         memory.keep(prompt, cache.row_states(row, len(prompt.tokens)), hidden)
@@ -188,7 +218,7 @@ class CausalTarget:
         cache.load(alone.row_states(0, length))
         return logits
 
-    def score(self, state: CausalState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
+    def score(self, state: CausalState, draft: Draft) -> TargetOutput:
         """Score every node of the draft in one forward."""
         cache, nodes = state.cache, draft.nodes
         if cache.recurrent and not draft.moves:
@@ -197,17 +227,17 @@ class CausalTarget:
                 "they cannot be decoded in another"
             )
         nodes = nodes.repeat_rows(cache.rows // len(nodes.tokens))
-        check_lengths(self.model, min(state.prompt_lengths), cache.longest + nodes.deepest + 1)
+        check_length(self.model, state.limit, cache.longest + nodes.deepest + 1)
         cache.begin_score(nodes.slots, nodes.extent)
         inputs: dict[str, Any] = {
             "input_ids": nodes.tokens,
-            "attention_mask": cache.attention_mask(nodes, self.additive),
+            "attention_mask": cache.attention_mask(nodes, state.additive),
             # the place on the path, never the index in the array
             "position_ids": (cache.lengths + state.offset)[:, None] + nodes.depth,
         }
-        with tap_hidden_states(self.model, taps) as hidden, mixers_on_tree(self.model, cache, nodes):
+        with mixers_on_tree(self.model, cache, nodes):
             logits = self.forward(inputs, cache)
-        return TargetOutput(logits, hidden)
+        return TargetOutput(logits, state.hidden.take())
 
     def forward(
         self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False
@@ -259,52 +289,55 @@ def to_device(inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, T
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
 
 
-@contextmanager
-def tap_hidden_states(model: PreTrainedModel, taps: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-    """Collect hidden states by hooks: the input of layer `tap`, or the final normed one for -1.
+class HiddenStates:
+    """Hidden states of chosen layers, collected by hooks in every forward until `close`.
 
-    Hooks work alike on every transformers version; `output_hidden_states=[...]` does not
-    (5.17 drops the last index).
+    Hooks work alike on every transformers version; `output_hidden_states=[...]` does not (5.17 drops the last
+    index).
+
+    Args:
+        model: whose decoder is hooked.
+        taps: layer indices, each for the input of that layer; -1 for the final, normed states.
 
     Raises:
         InputError: there is no such layer.
         UnsupportedModelError: a layer reads several streams of hidden states (Gemma 3n); in the forward.
     """
-    hidden: dict[int, Tensor] = {}
-    decoder = model.get_decoder()
-    layers: nn.ModuleList | None = getattr(decoder, "layers", getattr(decoder, "h", None))
-    handles = []
-    try:
+
+    def __init__(self, model: PreTrainedModel, taps: Sequence[int]) -> None:
+        decoder = model.get_decoder()
+        layers: Sequence[nn.Module] = getattr(decoder, "layers", getattr(decoder, "h", ()))
         for tap in taps:
-            if tap == -1:
-                handles.append(decoder.register_forward_hook(_keep_output(hidden)))
-            elif layers is not None and 0 <= tap < len(layers):
-                hook = _keep_input(hidden, tap)
-                handles.append(layers[tap].register_forward_pre_hook(hook, with_kwargs=True))
-            else:
-                allowed = f"-1, or a layer index from 0 to {len(layers or ()) - 1}"
-                raise InputError("taps", tap, allowed)
-        yield hidden
-    finally:
-        for handle in handles:
+            if not -1 <= tap < len(layers):
+                raise InputError("taps", tap, f"-1, or a layer index from 0 to {len(layers) - 1}")
+        self._states: dict[int, Tensor] = {}
+        self._handles = [
+            decoder.register_forward_hook(self._keep_output)
+            if tap == -1
+            else layers[tap].register_forward_pre_hook(partial(self._keep_input, tap), with_kwargs=True)
+            for tap in taps
+        ]
+
+    def take(self) -> dict[int, Tensor]:
+        """Return those of the last forward, tap -> [B, n, d], and forget them."""
+        states, self._states = self._states, {}
+        return states
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
             handle.remove()
 
-
-def _keep_input(hidden: dict[int, Tensor], tap: int) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+    def _keep_input(
+        self, tap: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+    ) -> None:
         state = args[0] if args else kwargs["hidden_states"]
         if state.dim() != 3:
             raise UnsupportedModelError(
                 f"{type(module).__name__} reads several streams of hidden states, {tuple(state.shape)}; "
                 "drafters can read those of one stream, [B, n, d]"
             )
-        hidden[tap] = state
+        self._states[tap] = state
 
-    return hook
-
-
-def _keep_output(hidden: dict[int, Tensor]) -> Callable[..., None]:
-    def hook(module: nn.Module, args: object, output: Any) -> None:
-        hidden[-1] = output[0] if isinstance(output, tuple) else output.last_hidden_state
-
-    return hook
+    def _keep_output(self, module: nn.Module, args: object, output: Any) -> None:
+        self._states[-1] = output[0] if isinstance(output, tuple) else output.last_hidden_state

@@ -122,19 +122,21 @@ class ImageTokenTarget(CausalTarget, ABC):
     ) -> tuple[ImageState, PromptOutput]:
         """Prefill the prompts, and set up the grammar of their images."""
         grids = [self.grid_of(prompt) for prompt in prompts]
+        grammar = Grammar(grids, self.device)
         state, output = super().prefill(prompts, capacity, taps)
         starts = torch.tensor(state.prompt_lengths, device=self.device)
-        grammar = Grammar(grids, self.device)
-        image_state = ImageState(state.cache, state.offset, state.prompt_lengths, grammar, starts)
+        image_state = ImageState(**vars(state), grammar=grammar, starts=starts)
         return image_state, replace(output, logits=self.constrain(output.logits, grammar.forced[:, :1]))
 
     def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
         """The model's arguments for a prompt alone, without the size of its image."""
         return super().arguments({name: value for name, value in prompt.items() if name != CELLS})
 
-    def score(self, state: ImageState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:  # type: ignore[override]
+    def score(self, state: ImageState, draft: Draft) -> TargetOutput:  # type: ignore[override]
         """Score every node of the draft in one forward, and exclude what the grammar excludes after it."""
-        output, nodes = super().score(state, draft, taps), draft.nodes
+        output, nodes = super().score(state, draft), draft.nodes
+        if not self.syntax:
+            return output
         depth = nodes.depth.repeat(state.cache.rows // len(nodes.tokens), 1)
         # `lengths - starts` is the output index of what stands in the first slot
         index = (state.cache.lengths - state.starts)[:, None] + depth + 1

@@ -17,7 +17,7 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
-from mmspec.targets.admission import attention_backend, check_lengths, check_model, refusal
+from mmspec.targets.admission import attention_backend, check_length, check_model, length_limit, refusal
 from mmspec.validation import is_integer
 
 
@@ -28,18 +28,21 @@ class MaskedState:
     Attributes:
         prompts: [B, P] token ids, padded on the right; [2B, P] under guidance.
         lengths: [B] or [2B] tokens of each prompt.
-        shortest: the least of them, known to the host.
+        limit: of a row's length, by `length_limit`.
     """
 
     prompts: Tensor
     lengths: Tensor
-    shortest: int
+    limit: tuple[float, str]
 
     def tighten(self, emitted: Sequence[int]) -> None:
         """Do nothing: no room is kept for the output."""
 
     def nbytes(self) -> int:
         return 0
+
+    def close(self) -> None:
+        """Do nothing: the model was not changed."""
 
 
 class MaskedTarget:
@@ -98,16 +101,18 @@ class MaskedTarget:
         tokens = [prompt["input_ids"][0].to(self.device) for prompt in prompts]
         lengths = [len(row) for row in tokens]
         state = MaskedState(
-            pad_sequence(tokens, batch_first=True), torch.tensor(lengths, device=self.device), min(lengths)
+            pad_sequence(tokens, batch_first=True),
+            torch.tensor(lengths, device=self.device),
+            length_limit(self.model, min(lengths)),
         )
         logits = torch.empty(len(prompts), 0, self.vocabulary, dtype=self.model.dtype, device=self.device)
         return state, PromptOutput(logits, forwards=0)
 
-    def score(self, state: MaskedState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
+    def score(self, state: MaskedState, draft: Draft) -> TargetOutput:
         """Score every node of the draft, in one forward over the prompts and the nodes."""
         nodes = draft.nodes.repeat_rows(len(state.prompts) // len(draft.nodes.tokens))
         (rows, longest), count = state.prompts.shape, nodes.tokens.shape[1]
-        check_lengths(self.model, state.shortest, longest + nodes.deepest + 1)
+        check_length(self.model, state.limit, longest + nodes.deepest + 1)
         place = torch.arange(longest, device=self.device).expand(rows, longest)
         output = self.model(
             input_ids=torch.cat([state.prompts, nodes.tokens], 1),

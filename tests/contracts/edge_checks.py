@@ -130,8 +130,8 @@ def stops_inside_a_block() -> None:
 class FaultyTarget(CausalTarget):
     """A draft model whose logits are not numbers after every third token."""
 
-    def score(self, state: CausalState, draft: Draft, taps: tuple[int, ...] = ()) -> TargetOutput:
-        logits = super().score(state, draft, taps).logits
+    def score(self, state: CausalState, draft: Draft) -> TargetOutput:
+        logits = super().score(state, draft).logits
         return TargetOutput(logits.masked_fill((draft.tokens % 3 == 0)[:, :, None], float("nan")))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -127,9 +127,9 @@ class Recorder(CausalTarget):
         self.state, output = super().prefill(prompts, capacity, taps)
         return self.state, output
 
-    def score(self, state: CausalState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
+    def score(self, state: CausalState, draft: Draft) -> TargetOutput:
         self.nodes.append(draft.tokens.shape[1])
-        return super().score(state, draft, taps)
+        return super().score(state, draft)
 
 
 def fan_out(one: RaggedCache, target: CausalTarget, rows: int, capacity: int) -> RaggedCache:
@@ -154,5 +154,6 @@ class FanOutTarget(CausalTarget):
         assert (ids == ids[0]).all()
         one, output = super().prefill(prompts[:1], capacity, taps)
         many = fan_out(one.cache, self, rows, capacity)
-        state = CausalState(many, one.offset.repeat(rows), one.prompt_lengths * rows)
+        offset, lengths = one.offset.repeat(rows), one.prompt_lengths * rows
+        state = replace(one, cache=many, offset=offset, prompt_lengths=lengths)
         return state, PromptOutput(output.logits.expand(rows, -1, -1))

@@ -44,6 +44,9 @@ class TableState:
     def nbytes(self) -> int:
         return self.tokens.nbytes
 
+    def close(self) -> None:
+        return None
+
 
 class TableTarget:
     """A target whose logits are a table of the last two tokens on the node's path.
@@ -73,7 +76,7 @@ class TableTarget:
         state = TableState(tokens, torch.full((len(prompts),), ids.shape[1]), ids[:, 0] % len(self.logits))
         return state, PromptOutput(self.logits[state.table, ids[:, -2], ids[:, -1]][:, None])
 
-    def score(self, state: TableState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
+    def score(self, state: TableState, draft: Draft) -> TargetOutput:
         copies = len(state.lengths) // len(draft.tokens)
         before, tokens = (
             draft.tokens.gather(1, draft.parents).repeat(copies, 1),

@@ -35,8 +35,8 @@ class Poisoned(CausalTarget):
         super().__init__(tiny_lm())
         self.bad, self.after = bad, after
 
-    def score(self, state: CausalState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
-        logits = super().score(state, draft, taps).logits.clone()
+    def score(self, state: CausalState, draft: Draft) -> TargetOutput:
+        logits = super().score(state, draft).logits.clone()
         position = state.cache.lengths[1] + draft.depth[1]
         logits[1] = torch.where((position >= self.after)[:, None], self.bad, logits[1])
         return TargetOutput(logits)

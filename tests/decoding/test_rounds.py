@@ -181,7 +181,8 @@ def test_taps_are_the_models_hidden_states(name: str) -> None:
             assert output.taps[tap][row].shape[1] == len(prompt) and gap < 1e-4
     tokens = torch.randint(VOCABULARY, (3, 5), generator=torch.Generator().manual_seed(3))
     draft = Draft.tree(tokens, [0, 0, 0, 1, 3], DraftKind.POINT)
-    output = target.score(state, draft, taps)
+    output = target.score(state, draft)
+    state.close()
     for row, prompt in enumerate(PROMPTS):
         for node in range(5):
             path = tokens[row][draft.ancestors[row, node]].tolist()

@@ -53,8 +53,8 @@ class ImageTable(TableTarget):
             self.constrain(output.logits, torch.zeros(len(prompts), 1, dtype=torch.long))
         )
 
-    def score(self, state: TableState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
-        output = super().score(state, draft, taps)
+    def score(self, state: TableState, draft: Draft) -> TargetOutput:
+        output = super().score(state, draft)
         depth = draft.depth.repeat(len(state.lengths) // len(draft.tokens), 1)
         return TargetOutput(
             self.constrain(output.logits, state.lengths[:, None] - len(PROMPTS[0]) + depth + 1)

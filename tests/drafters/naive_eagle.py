@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafting.tree import DynamicTree
 from mmspec.models.eagle import EagleHead
-from mmspec.targets.causal import CausalTarget, tap_hidden_states
+from mmspec.targets.causal import CausalTarget, HiddenStates
 
 Path = tuple[int, ...]
 
@@ -25,9 +26,9 @@ def read_whole(
     after = (torch.arange(first.shape[-1], ids.shape[1]) + offset).expand(*first.shape[:-1], -1)
     inputs = {**prompt, "input_ids": ids, "position_ids": torch.cat([first, after], -1)}
     inputs.pop("attention_mask", None)
-    with tap_hidden_states(target.model, taps) as hidden:
+    with closing(HiddenStates(target.model, taps)) as reader:
         target.model(**inputs)
-    return hidden, inputs["position_ids"]
+    return reader.take(), inputs["position_ids"]
 
 
 class NaiveEagle:

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -253,9 +254,13 @@ class FanOut(LlamaGenTarget):
         rows = len(prompts)
         one, output = super().prefill(prompts[:1], capacity, taps)
         many = fan_out(one.cache, self, rows, capacity)
-        lengths = one.prompt_lengths * rows
-        grammar = Grammar([self.grid] * rows, self.device)
-        state = ImageState(many, one.offset.repeat(rows), lengths, grammar, one.starts)
+        state = replace(
+            one,
+            cache=many,
+            offset=one.offset.repeat(rows),
+            prompt_lengths=one.prompt_lengths * rows,
+            grammar=Grammar([self.grid] * rows, self.device),
+        )
         return state, PromptOutput(output.logits.expand(rows, -1, -1))
 
 

@@ -306,8 +306,8 @@ class Poisoned(ToyImages):
         super().__init__(tiny_lm(), GRID)
         self.at, self.ahead = at, ahead
 
-    def score(self, state: CausalState, draft: Draft, taps: Sequence[int] = ()) -> TargetOutput:
-        logits = super().score(state, draft, taps).logits.clone()  # type: ignore[arg-type]
+    def score(self, state: CausalState, draft: Draft) -> TargetOutput:
+        logits = super().score(state, draft).logits.clone()  # type: ignore[arg-type]
         index = (state.cache.lengths - state.starts)[1] + draft.depth[1] + 1  # type: ignore[attr-defined]
         bad = draft.depth[1] >= 2 if self.ahead else index >= self.at
         logits[1, bad] = float("nan")

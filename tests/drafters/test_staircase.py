@@ -207,27 +207,29 @@ def test_a_cell_whose_logits_are_no_numbers_ends_its_row_alone(monkeypatch: pyte
 
 SESSION = "mmspec.drafters.staircase:StaircaseSession"
 PROPOSE = f"{SESSION}.propose"
+CANDIDATES = f"{SESSION}._candidates"
+VISIBLE = f"{SESSION}._visible"
 BUGS = {
     "unwritten keys take part": (
         checks.unwritten_places_do_not_matter,
-        PROPOSE,
-        ("pad(self.fed[:, None, :absent], (0, 2)) & (slot < here)", "(slot < here) & (slot < absent)"),
+        VISIBLE,
+        ("pad(self.fed[:, None, :absent], (0, 2)) & (slot < place)", "(slot < place) & (slot < absent)"),
     ),
-    "rows below are seen": (checks.rasters_equal_naive, PROPOSE, (" & (slot < here)", " & (slot >= 0)")),
+    "rows below are seen": (checks.rasters_equal_naive, VISIBLE, (" & (slot < place)", " & (slot >= 0)")),
     "a stand-in stays": (
-        checks.rasters_equal_naive,
+        checks.first_tokens_follow_the_wider_window,
         PROPOSE,
         ("is_used & canvas.decided.gather(1, self.root)", "is_used"),
     ),
     "the stand-in is the first of its row": (
         checks.rasters_equal_naive,
-        PROPOSE,
+        CANDIDATES,
         ("+ there - 1", "+ 0 * there"),
     ),
     "a row's last token is never fed": (
         checks.rasters_equal_naive,
-        f"{SESSION}._advance",
-        ("start = torch.arange(", "unfed = unfed & (done < self.columns)\n    start = torch.arange("),
+        f"{SESSION}._march",
+        ("(done >= 0)", "(done >= 0) & (done < self.columns)"),
     ),
     "rows begin a step early": (
         checks.drafts_give_the_staircase,
@@ -251,7 +253,7 @@ BUGS = {
     ),
     "first tokens are not judged": (
         checks.first_tokens_follow_the_wider_window,
-        PROPOSE,
+        CANDIDATES,
         ("self.on_trial = (", "self.on_trial = torch.zeros_like(trial, dtype=torch.bool) & ("),
     ),
     "the offered distribution is another": (
@@ -266,8 +268,8 @@ BUGS = {
     ),
     "drafts see the rows above at their latest": (
         checks.drafts_give_the_staircase,
-        PROPOSE,
-        ("<= reached.flatten(1)", "<= 999 + reached.flatten(1)"),
+        VISIBLE,
+        ("<= reached[:", "<= 999 + reached[:"),
     ),
     "a predecessor is taken as soon as it is there": (
         checks.drafts_give_the_staircase,

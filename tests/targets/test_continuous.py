@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -74,7 +75,8 @@ class FanOut(ContinuousTarget):
         rows = len(prompts)
         one, output = super().prefill(prompts[:1], capacity, taps)
         many = fan_out(one.cache, self, rows, capacity)
-        state = CausalState(many, one.offset.repeat(rows), one.prompt_lengths * rows)
+        offset, lengths = one.offset.repeat(rows), one.prompt_lengths * rows
+        state = replace(one, cache=many, offset=offset, prompt_lengths=lengths)
         return state, PromptOutput(output.logits.expand(rows, -1, -1))
 
 

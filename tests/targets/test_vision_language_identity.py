@@ -132,7 +132,9 @@ def test_no_state_is_left_on_the_module(family: Family) -> None:
             for key, value in vars(module).items()
         }
 
-    assert family.reference  # transformers hooks a tower, a video's too, at its first forward and keeps the hooks
+    assert (
+        family.reference
+    )  # transformers hooks a tower, a video's too, at its first forward and keeps the hooks
     generate(family.model, family.inputs["one image"], 2)
     before = attributes()
     family.decode("oracle 30 %", "two images")

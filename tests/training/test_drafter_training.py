@@ -302,7 +302,8 @@ def test_the_teacher_reads_a_image_as_decoding_does(condition: str, image_folder
         ids, start = example.inputs["input_ids"], example.answer
         prompt = {name: value for name, value in example.inputs.items() if name != "position_ids"}
         state, output = llamagen.prefill([{**prompt, "input_ids": ids[:, :start]}], ids.shape[1], (0, -1))
-        after = llamagen.score(state, Draft.chain(ids[:, start:], DraftKind.POINT), (0, -1))
+        after = llamagen.score(state, Draft.chain(ids[:, start:], DraftKind.POINT))
+        state.close()
         for tap, ours in reading.taps.items():
             decoded = torch.cat([output.taps[tap][0], after.taps[tap]], 1)[0]
             assert torch.allclose(ours[row, : ids.shape[1]], decoded, atol=1e-5)

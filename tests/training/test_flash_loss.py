@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.flash import FlashDrafter
 from mmspec.errors import InputError
 from mmspec.models.flash import FlashHead
-from mmspec.targets.causal import tap_hidden_states
+from mmspec.targets.causal import HiddenStates
 from mmspec.training import teacher
 from mmspec.training.losses import flash as flash_loss
 from tests.contracts.mutation import PlantedBug
@@ -46,8 +47,9 @@ def the_loss_is_that_of_drafting_the_slow_way() -> None:
         ids, start = example.inputs["input_ids"], example.answer
         prompt = {**example.inputs, "input_ids": ids[:, :start]}
         naive = NaiveFlash(head, target, [prompt], Sampler(), BLOCK)
-        with tap_hidden_states(target.model, (-1,)) as taps:
+        with closing(HiddenStates(target.model, (-1,))) as reader:
             target.model(**example.inputs)
+        taps = reader.take()
         for t in range(start - 1, ids.shape[1]):
             rows = naive.committed(prompt, ids[0, start : t + 1].tolist())
             predicted = head.predict(naive.state(rows), BLOCK)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from mmspec.drafting.heads import HeadDrafter
 from mmspec.errors import InputError
 from mmspec.models.hydra import HydraHead
 from mmspec.models.medusa import MedusaHead
-from mmspec.targets.causal import tap_hidden_states
+from mmspec.targets.causal import HiddenStates
 from mmspec.training.drafter import train_on
 from mmspec.training.losses.hydra import HydraLoss
 from mmspec.training.losses.levels import hit_rates
@@ -56,8 +57,9 @@ def the_loss_is_that_of_drafting_the_slow_way(kind: str = "medusa") -> None:
         tokens = ids[0].tolist()
         prompt = {**example.inputs, "input_ids": ids[:, : start - 1]}
         naive = slow_way(drafter.model, target, [prompt], Sampler())  # type: ignore[arg-type]
-        with tap_hidden_states(target.model, (-1,)) as taps:
+        with closing(HiddenStates(target.model, (-1,))) as reader:
             target.model(**example.inputs)
+        taps = reader.take()
         for root in range(start - 1, len(tokens)):
             for head in range(min(heads, len(tokens) - 1 - root)):
                 guess = naive.distribution(

@@ -35,7 +35,7 @@ class VariationMeter:
     def watch(self, step: Round) -> None:
         """Record the distributions of the tokens that a round decided."""
         verdict, rows = step.verdict, len(step.emission.tokens)
-        follows = step.draft.may_follow(verdict.last)
+        follows = step.draft.may_follow(verdict)
         lanes = len(verdict.accepted) // rows
         p = step.scores.p
         report = torch.stack([verdict.accepted, follows.long(), step.first], 1).tolist()
