@@ -16,6 +16,7 @@ from torch import nn
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.image_parts import load_vq
 from mmspec.models.llamagen.vq import encode_image
+from mmspec.reference.attribute_reader import load_reader
 from mmspec.reference.training.image_data import GRID, IMAGE_SIZE, ImageBatch, image_batch
 from mmspec.reference.training.image_folder import save_image_model
 from mmspec.reference.training.image_model import (
@@ -26,7 +27,6 @@ from mmspec.reference.training.image_model import (
     build_transformer,
 )
 from mmspec.reference.training.image_start import take_weights
-from mmspec.reference.training.reader import load_reader
 from mmspec.reference.training.vlm_data import training_seeds
 from mmspec.registry import did_you_mean
 from mmspec.training.environment import open_accelerator, prepare_training

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
-import torch
 from torch import nn
 
-from mmspec.errors import CheckpointError, InputError
-from mmspec.reference.attribute_reader import AttributeReader, AttributeReaderConfig
+from mmspec.errors import InputError
+from mmspec.reference.attribute_reader import AttributeReader, AttributeReaderConfig, load_reader
 from mmspec.reference.scenes import BACKGROUNDS, COLOURS, IMAGE_TOKENS, MAX_OBJECTS, PATTERNS, SHAPES, SIZES
 from mmspec.reference.training.image_data import IMAGE_SIZE, READER_PATCH
 from mmspec.reference.training.vlm_data import PatchBatch, patch_batch, training_seeds
@@ -24,7 +23,7 @@ from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import donor, save_trained, training_record
 from mmspec.training.stage import Stage, TrainingRun, train_stage
 
-__all__ = ["build_reader", "load_reader", "train_reader"]
+__all__ = ["build_reader", "train_reader"]
 
 WIDTHS_AND_LAYERS = {"base": (128, 4), "tiny": (32, 1)}
 CHECK_SCENES = 128
@@ -87,20 +86,6 @@ def train_reader(
         save_trained(reader, out, training_record("reader", options, plan, run, before))
     accelerator.wait_for_everyone()
     return out
-
-
-def load_reader(folder: str | Path) -> AttributeReader:
-    """Load a trained reader in single precision.
-
-    Raises:
-        CheckpointError: there is none in the folder.
-    """
-    try:
-        reader: AttributeReader = AttributeReader.from_pretrained(folder, dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        raise CheckpointError("reader", str(folder), "a folder that `mmspec train reader` wrote") from error
-    reader.eval()
-    return reader
 
 
 def _take_weights(reader: AttributeReader, folder: Path) -> list[dict[str, Any]]:

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mmspec.errors import InputError
+from mmspec.reference.attribute_reader import load_reader
 from mmspec.reference.training.image_data import PixelBatch, pixel_batch
-from mmspec.reference.training.reader import load_reader
 from mmspec.reference.training.vlm_data import training_seeds
 from mmspec.reference.training.vq_model import VQ_SHAPES, Reconstruction, build_vq
 from mmspec.registry import did_you_mean
