@@ -20,6 +20,7 @@ __all__ = [
     "bench_report",
     "bench_table",
     "describe_settings",
+    "framed_table",
     "identity_report",
     "speedup",
 ]
@@ -73,14 +74,30 @@ def bench_report(
         by_category: of the prompts of each category.
         width: characters on a line; below 150 some columns are left out, and named.
     """
-    settings = records[0].settings
-    above = Text(describe_settings(settings, records[0]), style="dim")
-    parts: list[RenderableType] = [above, bench_table(records, COLUMNS, width)]
-    if by_category:
-        parts.append(_category_table(by_category))
-    parts.append(Text(_explain(records), style="dim"))
+    explained = (
+        "tokens/forward counts the bonus token, plain decoding has 1. speed-up: ratio to none in this run, "
+        f"of medians over {records[0].repeats} interleaved repeats; decoding alone: without reading the "
+        "prompts. accepted: share of draft tokens. "
+        f"memory: {records[0].memory_kind}."
+    )
+    more = [_category_table(by_category)] if by_category else []
+    above = describe_settings(records[0].settings, records[0])
+    return framed_table(above, records, COLUMNS, width, explained, more)
+
+
+def framed_table(
+    above: str,
+    records: Sequence[BenchRecord],
+    columns: Columns,
+    width: int,
+    explained: str,
+    more: Sequence[RenderableType] = (),
+) -> RenderableType:
+    """Render a table with a line above it, more tables and an explanation below, and what was left out."""
+    parts = [Text(above, style="dim"), bench_table(records, columns, width), *more]
+    parts.append(Text(explained, style="dim"))
     if width < WIDE:
-        left_out = ", ".join(header.replace("\n", " ") for header, _, essential in COLUMNS if not essential)
+        left_out = ", ".join(header.replace("\n", " ") for header, _, essential in columns if not essential)
         parts.append(Text(f"left out on a narrow screen: {left_out}", style="dim"))
     return Group(*parts)
 
@@ -128,15 +145,6 @@ def describe_settings(settings: dict[str, Any], record: BenchRecord) -> str:
         f"torch {settings.get('torch', '')}, transformers {settings.get('transformers', '')}",
     ]
     return " | ".join(shown)
-
-
-def _explain(records: Sequence[BenchRecord]) -> str:
-    return (
-        "tokens/forward counts the bonus token, plain decoding has 1. speed-up: ratio to none in this run, "
-        f"of medians over {records[0].repeats} interleaved repeats; decoding alone: without reading the "
-        "prompts. accepted: share of draft tokens. "
-        f"memory: {records[0].memory_kind}."
-    )
 
 
 def identity_report(report: IdentityReport, decode: Any, names: Sequence[str] = ()) -> RenderableType:
