@@ -11,7 +11,6 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
-from torch import nn
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.image_parts import load_vq
@@ -32,7 +31,7 @@ from mmspec.registry import did_you_mean
 from mmspec.training.environment import open_accelerator, prepare_training
 from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import training_record
-from mmspec.training.stage import Stage, train_stage
+from mmspec.training.stage import Stage, held_out_figures, train_stage
 
 __all__ = ["train_image"]
 
@@ -100,9 +99,7 @@ def train_image(
         image_batch(np.arange(CHECK_SCENES), tokenizer, dropped=0.0), images, accelerator.device
     )
 
-    def check(module: nn.Module) -> dict[str, float]:
-        return {name: round(float(value), 3) for name, value in module(held_out)[1].items()}
-
+    check = held_out_figures(held_out, accelerator.device)
     stage = Stage(f"image tokens, given a {condition}", learner, make, check)
     if start is not None:
         stage.slow, stage.slow_factor = "", FINE_TUNING_FACTOR  # the empty text is part of every name

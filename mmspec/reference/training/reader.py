@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
-from torch import nn
 
 from mmspec.errors import InputError
 from mmspec.reference.attribute_reader import AttributeReader, AttributeReaderConfig, load_reader
@@ -21,7 +20,7 @@ from mmspec.registry import did_you_mean
 from mmspec.training.environment import open_accelerator, prepare_training
 from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import donor, save_trained, training_record
-from mmspec.training.stage import Stage, TrainingRun, train_stage
+from mmspec.training.stage import Stage, TrainingRun, held_out_figures, train_stage
 
 __all__ = ["build_reader", "train_reader"]
 
@@ -96,15 +95,10 @@ def _take_weights(reader: AttributeReader, folder: Path) -> list[dict[str, Any]]
 
 
 def _stage(run: TrainingRun, reader: AttributeReader, seed: int, batch_size: int) -> Stage:
-    held_out = _batch(np.arange(CHECK_SCENES))
-
     def make(step: int) -> PatchBatch:
         return _batch(training_seeds(seed, STAGE, step, run.accelerator.process_index, batch_size))
 
-    def check(module: nn.Module) -> dict[str, float]:
-        _, accuracies = module(held_out.to(run.accelerator.device))
-        return {name: round(float(value), 3) for name, value in accuracies.items()}
-
+    check = held_out_figures(_batch(np.arange(CHECK_SCENES)), run.accelerator.device)
     width = int(reader.tower.config.hidden_size)
     return Stage("reader", PatchLoss(reader.tower, width, reader.heads), make, check)
 

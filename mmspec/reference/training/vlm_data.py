@@ -36,7 +36,7 @@ from mmspec.reference.scenes import (
     render,
     sample_scene,
 )
-from mmspec.reference.training.vlm_mentions import MENTION_CLASSES, mentions
+from mmspec.reference.training.vlm_mentions import MENTION_CLASSES, attribute_labels, mentions
 from mmspec.reference.training.vlm_processor import ASSISTANT, BOS, EOS, IMAGE, USER
 
 __all__ = [
@@ -225,12 +225,6 @@ def patch_labels(scene: Scene, patch: int, size: int = CANVAS) -> np.ndarray:
     owner = np.where(shares.max(0) >= COVERED, shares.argmax(0) + 1, 0)
     table = np.zeros((1 + len(scene.objects), len(PATCH_CLASSES)), dtype=np.int64)
     for rank, thing in enumerate(scene.objects, start=1):
-        table[rank, :5] = (
-            1 + SHAPES.index(thing.shape),
-            1 + COLOURS.index(thing.colour),
-            1 + SIZES.index(thing.size),
-            1 + PATTERNS.index(thing.pattern),
-            rank,
-        )
+        table[rank, :5] = [*(1 + label for label in attribute_labels(thing)), rank]
     table[:, 5] = BACKGROUNDS.index(scene.background)
     return table[owner]

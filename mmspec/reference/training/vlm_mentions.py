@@ -22,7 +22,7 @@ from mmspec.reference.scenes import (
 )
 from mmspec.reference.scenes.questions import PLACES, PLURALS
 
-__all__ = ["IGNORED", "MENTION_CLASSES", "mentions"]
+__all__ = ["IGNORED", "MENTION_CLASSES", "attribute_labels", "mentions"]
 
 MENTION_CLASSES = {
     "shape": len(SHAPES),
@@ -74,16 +74,17 @@ def _meant(scene: Scene, phrase: str) -> list[int]:
 def _labels(scene: Scene, meant: list[int]) -> list[int]:
     attributes = [IGNORED] * (len(MENTION_CLASSES) - 1)
     if len(meant) == 1:
-        attributes = [*_attributes(scene.objects[meant[0]]), meant[0]]
+        thing = scene.objects[meant[0]]
+        place = ROWS.index(thing.row), COLUMNS.index(thing.column)
+        attributes = [*attribute_labels(thing), *place, meant[0]]
     return [*attributes, len(meant)]
 
 
-def _attributes(thing: SceneObject) -> list[int]:
+def attribute_labels(thing: SceneObject) -> list[int]:
+    """Indices of an object's shape, colour, size and pattern."""
     return [
         SHAPES.index(thing.shape),
         COLOURS.index(thing.colour),
         SIZES.index(thing.size),
         PATTERNS.index(thing.pattern),
-        ROWS.index(thing.row),
-        COLUMNS.index(thing.column),
     ]
