@@ -64,7 +64,7 @@ class LlamaGenDecoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: LlamaGenConfig, layer_idx: int) -> None:
         super().__init__()
-        self.self_attn = LlamaGenAttention(config, layer_idx)
+        self.self_attn = LlamaGenAttention(config, layer_idx)  # type: ignore[arg-type]
         self.mlp = LlamaMLP(config)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)

@@ -19,14 +19,10 @@ from mmspec.reference.scenes import (
     BACKGROUNDS,
     CANVAS,
     CAPTION_PROMPTS,
-    COLOURS,
     DESCRIPTION_PROMPTS,
     GENERAL,
     HELD_OUT_SEEDS,
     MAX_OBJECTS,
-    PATTERNS,
-    SHAPES,
-    SIZES,
     Scene,
     SceneProfile,
     caption,
@@ -36,7 +32,7 @@ from mmspec.reference.scenes import (
     render,
     sample_scene,
 )
-from mmspec.reference.training.vlm_mentions import MENTION_CLASSES, attribute_labels, mentions
+from mmspec.reference.training.vlm_mentions import ATTRIBUTES, MENTION_CLASSES, attribute_labels, mentions
 from mmspec.reference.training.vlm_processor import ASSISTANT, BOS, EOS, IMAGE, USER
 
 __all__ = [
@@ -51,10 +47,7 @@ __all__ = [
 ]
 
 PATCH_CLASSES = {
-    "shape": 1 + len(SHAPES),
-    "colour": 1 + len(COLOURS),
-    "size": 1 + len(SIZES),
-    "pattern": 1 + len(PATTERNS),
+    **{name: 1 + len(values) for name, values in ATTRIBUTES.items()},
     "rank": 1 + MAX_OBJECTS,
     "background": len(BACKGROUNDS),
 }

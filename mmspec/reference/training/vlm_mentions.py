@@ -22,13 +22,11 @@ from mmspec.reference.scenes import (
 )
 from mmspec.reference.scenes.questions import PLACES, PLURALS
 
-__all__ = ["IGNORED", "MENTION_CLASSES", "attribute_labels", "mentions"]
+__all__ = ["ATTRIBUTES", "IGNORED", "MENTION_CLASSES", "attribute_labels", "mentions"]
 
+ATTRIBUTES = {"shape": SHAPES, "colour": COLOURS, "size": SIZES, "pattern": PATTERNS}
 MENTION_CLASSES = {
-    "shape": len(SHAPES),
-    "colour": len(COLOURS),
-    "size": len(SIZES),
-    "pattern": len(PATTERNS),
+    **{name: len(values) for name, values in ATTRIBUTES.items()},
     "row": len(ROWS),
     "column": len(COLUMNS),
     "rank": MAX_OBJECTS,
@@ -81,10 +79,5 @@ def _labels(scene: Scene, meant: list[int]) -> list[int]:
 
 
 def attribute_labels(thing: SceneObject) -> list[int]:
-    """Indices of an object's shape, colour, size and pattern."""
-    return [
-        SHAPES.index(thing.shape),
-        COLOURS.index(thing.colour),
-        SIZES.index(thing.size),
-        PATTERNS.index(thing.pattern),
-    ]
+    """The index of each of an object's `ATTRIBUTES`."""
+    return [values.index(getattr(thing, name)) for name, values in ATTRIBUTES.items()]
