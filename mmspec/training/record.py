@@ -46,10 +46,7 @@ def training_record(
 
 
 def save_trained(
-    model: PreTrainedModel,
-    folder: Path,
-    training: Mapping[str, Any] | None = None,
-    parts: Sequence[str] = (),
+    model: PreTrainedModel, folder: Path, training: Mapping[str, Any] | None = None, parts: Sequence[str] = ()
 ) -> None:
     """Save a model in half precision on disk, single in memory.
 

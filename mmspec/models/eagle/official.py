@@ -35,11 +35,7 @@ QUERY = "layers.0.self_attn.q_proj.weight"
 NORM = "layers.0.input_layernorm.weight"
 ADAPTOR, OWN_ADAPTOR = "imadpt.q", "compressor.attention.queries"
 PADDING = 128  # llava-hf has 64 tokens more than the LLaVA that MSD's heads were trained for
-RENAMED = {
-    "layers.": "decoder.layers.",
-    ADAPTOR: OWN_ADAPTOR,
-    "imadpt.": "compressor.attention.",
-}
+RENAMED = {"layers.": "decoder.layers.", ADAPTOR: OWN_ADAPTOR, "imadpt.": "compressor.attention."}
 # layouts that share some of EAGLE's keys
 OTHERS = {
     "layers.ar_proj.0.weight": "FLASH's released block head, whose code cannot run; train one with `flash`",

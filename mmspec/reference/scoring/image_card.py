@@ -109,10 +109,7 @@ def _table(scores: dict[str, Any]) -> str:
         rows[f"guidance {default}, prompts that leave things open"] = scores["prompts"]
     rows |= {"real images": scores["real"], "their reconstructions": scores["reconstructed"]}
     names = list(scores["real"]["by_attribute"])
-    lines = [
-        f"| | all facts | {' | '.join(names)} | image entirely right |",
-        f"|{'---|' * (len(names) + 3)}",
-    ]
+    lines = [f"| | all facts | {' | '.join(names)} | image entirely right |", f"|{'---|' * (len(names) + 3)}"]
     for label, figures in rows.items():
         by_attribute = [_percent(figures["by_attribute"].get(name)) for name in names]
         lines.append(

@@ -100,11 +100,7 @@ def pixel_batch(seeds: np.ndarray, object_weight: float = 1.0) -> PixelBatch:
 
 
 def image_batch(
-    seeds: np.ndarray,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    dropped: float = DROPPED,
-    only_prompts: int = 0,
+    seeds: np.ndarray, tokenizer: PreTrainedTokenizerBase, *, dropped: float = DROPPED, only_prompts: int = 0
 ) -> ImageBatch:
     """Images with prompts.
 

@@ -54,11 +54,7 @@ def build_reader(size: str = "base") -> AttributeReader:
 
 
 def train_reader(
-    out: str | Path,
-    *,
-    start: str | Path | None = None,
-    size: str = "base",
-    **how: Unpack[PlanOptions],
+    out: str | Path, *, start: str | Path | None = None, size: str = "base", **how: Unpack[PlanOptions]
 ) -> Path:
     """Train a reader of scenes and save it as a folder that `AttributeReader.from_pretrained` loads.
 
