@@ -137,9 +137,8 @@ def _check_regular(status: os.stat_result, path: str | Path, argument: str) -> N
     if stat.S_ISDIR(status.st_mode):
         raise MediaError(argument, str(path), "this is a folder; pass the path of one file")
     if not stat.S_ISREG(status.st_mode):
-        raise MediaError(
-            argument, str(path), "this is a device, pipe or socket; pass the path of a regular file"
-        )
+        allowed = "this is a device, pipe or socket; pass the path of a regular file"
+        raise MediaError(argument, str(path), allowed)
     if status.st_size == 0:
         raise MediaError(argument, str(path), "the file is empty")
 

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from mmspec.evaluation.identity.comparison import Comparison, IdentityReport
-from mmspec.evaluation.identity.distribution import DistributionTest
 from mmspec.evaluation.speed.bench_record import BenchRecord
 
 __all__ = [
@@ -52,14 +51,8 @@ COLUMNS: Columns = (
     ("peak\nmemory", lambda record: f"{record.peak_memory_bytes / 1e6:.0f} MB", False),
 )
 COMPARISON_COLUMNS = (
-    "mode",
-    "reference",
-    "equal",
-    "explained",
-    "tokens",
-    "target\nforwards",
-    "accepted",
-    "verdict",
+    *("mode", "reference", "equal", "explained"),
+    *("tokens", "target\nforwards", "accepted", "verdict"),
 )
 DIFFERENCE_COLUMNS = ("prompt", "at token", "expected", "got", "logit gap", "in ulp", "verdict")
 
@@ -176,23 +169,18 @@ def identity_report(report: IdentityReport, decode: Any, names: Sequence[str] = 
 
 
 def _add_comparison(table: Table, comparison: Comparison) -> None:
-    stats = comparison.stats
+    stats, test = comparison.stats, comparison.distribution
+    equal = f"{comparison.equal} of {comparison.examples}"
     table.add_row(
         comparison.mode,
         comparison.reference,
-        f"{comparison.equal} of {comparison.examples}"
-        if comparison.distribution is None
-        else _odds(comparison.distribution),
+        equal if test is None else f"p = {test.p_value:.2g}, z = {test.surprisal:+.1f}",
         str(comparison.explained),
         str(comparison.tokens),
         str(stats.target_forwards),
         f"{sum(stats.accepted)} of {sum(stats.drafted)}",
         Text("passed", "green") if comparison.passed else Text("FAILED", "bold red"),
     )
-
-
-def _odds(distribution: DistributionTest) -> str:
-    return f"p = {distribution.p_value:.2g}, z = {distribution.surprisal:+.1f}"
 
 
 def _difference_table(comparison: Comparison, decode: Any, names: Sequence[str]) -> Table:
