@@ -35,12 +35,7 @@ class CheckQuestion(Question):
 
 
 @unpack_options
-def check(
-    accelerator: Accelerator = None,
-    *,
-    asked: CheckQuestion,
-    how: ModelOptions,
-) -> None:
+def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOptions) -> None:
     """Compare an accelerator's tokens with plain decoding's; exit with 1 if they differ.
 
     Greedy tokens are compared with `model.generate` of transformers, sampled

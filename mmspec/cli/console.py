@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -28,9 +27,7 @@ class Interruptible:
     def __enter__(self) -> Interruptible:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         self.interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         if self.interrupted:
             note("interrupted: these are the results so far")

@@ -52,16 +52,8 @@ def drafters(
     """
     from mmspec.evaluation.machine import environment
     from mmspec.evaluation.plot import check_plot
+    from mmspec.evaluation.speed import drafter_table
     from mmspec.evaluation.speed.bench_record import summarise
-    from mmspec.evaluation.speed.drafter_table import (
-        TASKS,
-        as_rows,
-        count_parameters,
-        drafter_report,
-        draw_plot,
-        task_examples,
-        write_rows,
-    )
     from mmspec.evaluation.speed.timing import batches_of, measure
     from mmspec.evaluation.text_contender import contender
     from mmspec.pipelines import VisionLanguagePipeline
@@ -75,8 +67,8 @@ def drafters(
         choices = default_choices(source, how.drafter)
         if "flash" in {choice.label for choice in choices}:
             choices.append(with_drafter(parse_choice(BLOCKS_OF_ONE), source, how.drafter))
-    asked = TASKS if tasks is None else [part.strip() for part in tasks.split(",")]
-    batches = batches_of(task_examples(asked, samples, how.seed), batch_size)
+    asked = drafter_table.TASKS if tasks is None else [part.strip() for part in tasks.split(",")]
+    batches = batches_of(drafter_table.task_examples(asked, samples, how.seed), batch_size)
     pipe = load_pipeline(VisionLanguagePipeline, source, how)
     contenders = {choice.label: contender(pipe, choice.name, **choice.options) for choice in choices}
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
@@ -92,7 +84,7 @@ def drafters(
     own = {
         choice.label: {
             "drafter": choice.options.get("drafter"),
-            "parameters": count_parameters(contenders[choice.label].accelerator),
+            "parameters": drafter_table.count_parameters(contenders[choice.label].accelerator),
         }
         for choice in choices
     }
@@ -105,10 +97,10 @@ def drafters(
     if not records:
         note("nothing was finished by all drafters")
     else:
-        rows = as_rows(records)
+        rows = drafter_table.as_rows(records)
         if out is not None:
-            note(f"written: {write_rows(out, rows, settings)}")
+            note(f"written: {drafter_table.write_rows(out, rows, settings)}")
         if plot is not None:
-            note(f"written: {draw_plot(plot, rows)}")
-        print_result({"settings": settings, "rows": rows}, drafter_report(records), how.as_json)
+            note(f"written: {drafter_table.draw_plot(plot, rows)}")
+        print_result({"settings": settings, "rows": rows}, drafter_table.drafter_report(records), how.as_json)
     block.finish()

@@ -54,12 +54,7 @@ def methods(
     """
     from mmspec.evaluation.machine import environment
     from mmspec.evaluation.plot import check_plot
-    from mmspec.evaluation.quality.image_methods import (
-        compare_methods,
-        draw_plot,
-        held_out_captions,
-        write_records,
-    )
+    from mmspec.evaluation.quality import image_methods
     from mmspec.pipelines import ImagePipeline
     from mmspec.reference.scoring.attributes import AttributeJudge
 
@@ -72,7 +67,7 @@ def methods(
     choices = compared_choices(accelerators, source, how.drafter)
     reader = AttributeJudge.from_folder(Path(source) / "reader")
     pipe = load_pipeline(ImagePipeline, source, how)
-    captions = held_out_captions(samples, how.seed)
+    captions = image_methods.held_out_captions(samples, how.seed)
     config = pipe.model.generation_config
     warpers = ("guidance_scale", "temperature", "top_k", "top_p")
     settings = {"model": source, "samples": samples, "seed": how.seed, "batch_size": 1}
@@ -83,7 +78,7 @@ def methods(
     with progress(quiet=how.as_json) as bar:
         work = bar.add_task("drawing", total=(len(drawers) + 1) * samples)
         records = list(
-            compare_methods(
+            image_methods.compare_methods(
                 drawers,
                 captions,
                 reader,
@@ -93,9 +88,9 @@ def methods(
             )
         )
     if out is not None:
-        note(f"written: {write_records(out, records)}")
+        note(f"written: {image_methods.write_records(out, records)}")
     if plot is not None:
-        note(f"written: {draw_plot(plot, records)}")
+        note(f"written: {image_methods.draw_plot(plot, records)}")
     print_result([vars(record) for record in records], table(records), how.as_json)
 
 

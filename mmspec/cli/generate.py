@@ -43,8 +43,7 @@ class ImageOptions:
     ] = None
     guidance_scale: GuidanceScale = None
     temperature: Annotated[
-        float | None,
-        typer.Option(help="0 takes the likeliest token everywhere.", show_default="the model's"),
+        float | None, typer.Option(help="0 takes the likeliest token everywhere.", show_default="the model's")
     ] = None
     top_k: TopK = None
     top_p: TopP = None

@@ -122,9 +122,12 @@ def default_choices(model: str, drafter: str | None) -> list[AcceleratorChoice]:
         model: folder or hub id of the target.
         drafter: what the command line names; None for what the model's folder names.
     """
+    from mmspec.models.head_checkpoint import head_of
+
     choices = parse_choices("none,copy")
     if drafter is not None:
-        return [*choices, with_drafter(parse_choice(drafts_as(drafter)), model, drafter)]
+        name = head_of(drafter) or "draft_model"
+        return [*choices, with_drafter(parse_choice(name), model, drafter)]
     return [*choices, *own_drafters(model).values()]
 
 
@@ -136,13 +139,6 @@ def default_choice(model: str, drafter: str | None) -> AcceleratorChoice:
         return default_choices(model, drafter)[-1]
     own, default = own_drafters(model), assets.own_drafters(model).default
     return own[default] if default in own else parse_choice("copy")
-
-
-def drafts_as(drafter: str) -> str:
-    """The accelerator that a folder or hub id is for: that of its head, else draft_model."""
-    from mmspec.models.head_checkpoint import head_of
-
-    return head_of(drafter) or "draft_model"
 
 
 def read_dtype(name: str) -> torch.dtype | None:

@@ -175,11 +175,8 @@ def image_subject(pipe: ImagePipeline, asked: Question, examples: list[Example],
     if asked.images:
         raise InputError("--image", list(asked.images), "no images: this model draws them")
     if asked.max_new_tokens is not None:
-        raise InputError(
-            "--max-new-tokens",
-            asked.max_new_tokens,
-            f"nothing: an image of this model has {pipe.target.grid.length} tokens",
-        )
+        allowed = f"nothing: an image of this model has {pipe.target.grid.length} tokens"
+        raise InputError("--max-new-tokens", asked.max_new_tokens, allowed)
     sampler = ImageSettings.from_keywords(sampling_defaults(pipe.model), asked.settings).sampler()
     warpers = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
     described = {"task": asked.title or GENERATE} | {name: getattr(sampler, name) for name in warpers}

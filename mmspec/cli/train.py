@@ -106,8 +106,7 @@ def reader(out: Out, start: Start = None, size: Size = "base", *, training: Trai
 def vq(
     out: Out,
     reader: Annotated[
-        Path | None,
-        typer.Option(help="Trained reader whose features are compared too.", show_default=False),
+        Path | None, typer.Option(help="Trained reader whose features are compared too.", show_default=False)
     ] = None,
     start: Start = None,
     size: Size = "base",

@@ -69,8 +69,5 @@ class Gate(Compressor):
             torch.stack(parts, 1)
             for parts in zip(*((each.features, each.mask, each.boxes) for each in made), strict=True)
         )
-        if self.training:
-            return VisualTokens(
-                (weights[:, :, None, None] * features).sum(1), mask[rows, chosen], boxes[rows, chosen]
-            )
-        return VisualTokens(features[rows, chosen], mask[rows, chosen], boxes[rows, chosen])
+        mixed = (weights[:, :, None, None] * features).sum(1) if self.training else features[rows, chosen]
+        return VisualTokens(mixed, mask[rows, chosen], boxes[rows, chosen])

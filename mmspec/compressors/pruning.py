@@ -28,22 +28,6 @@ def attended_most(images: VisualTokens, question: Tensor, tokens: int) -> tuple[
     return pad(index.where(mask, 0), missing), pad(mask, missing)
 
 
-class AttentionPruning(Compressor):
-    """The C tokens that the question attends to most (as DREAM selects, 2505.19201).
-
-    Args:
-        width: d, of the features.
-        tokens: C.
-    """
-
-    def __init__(self, width: int, tokens: int = 64) -> None:
-        super().__init__(width, check_tokens(tokens))
-        self.kept = tokens
-
-    def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
-        return images.take(*attended_most(images, question, self.kept))
-
-
 def most_diverse(images: VisualTokens, tokens: int) -> tuple[Tensor, Tensor]:
     """[P, C] indices of the most diverse tokens, in reading order, and which of them exist.
 
@@ -70,8 +54,8 @@ def most_diverse(images: VisualTokens, tokens: int) -> tuple[Tensor, Tensor]:
     return index.where(mask, 0), mask
 
 
-class SimilarityPruning(Compressor):
-    """The C most diverse tokens; no question needed (DivPrune, 2503.02175).
+class Pruning(Compressor):
+    """Base of compressors that keep C of the tokens.
 
     Args:
         width: d, of the features.
@@ -81,6 +65,17 @@ class SimilarityPruning(Compressor):
     def __init__(self, width: int, tokens: int = 64) -> None:
         super().__init__(width, check_tokens(tokens))
         self.kept = tokens
+
+
+class AttentionPruning(Pruning):
+    """The C tokens that the question attends to most (as DREAM selects, 2505.19201)."""
+
+    def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
+        return images.take(*attended_most(images, question, self.kept))
+
+
+class SimilarityPruning(Pruning):
+    """The C most diverse tokens; no question needed (DivPrune, 2503.02175)."""
 
     def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
         with torch.no_grad():

@@ -104,11 +104,8 @@ class DynamicTree:
                 raise InputError(name, value, f"an integer from 1 to {most}")
         candidates = self.top_k + (self.depth - 1) * self.top_k**2
         if self.num_draft_tokens > candidates:
-            raise InputError(
-                "num_draft_tokens",
-                self.num_draft_tokens,
-                f"at most {candidates}, the candidates of depth={self.depth} and top_k={self.top_k}",
-            )
+            allowed = f"at most {candidates}, the candidates of depth={self.depth} and top_k={self.top_k}"
+            raise InputError("num_draft_tokens", self.num_draft_tokens, allowed)
 
     @property
     def max_children(self) -> int:

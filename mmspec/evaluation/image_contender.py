@@ -5,19 +5,16 @@ A pipeline is known by `DrawingPipeline` alone, so that evaluation stays on a fl
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-
-import torch
 
 from mmspec.acceleration import Accelerator
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.quality.image_methods import held_out_captions
 from mmspec.evaluation.quality.variation import VariationMeter, needs_meter
-from mmspec.evaluation.speed.timing import Decode, Decoded
-from mmspec.evaluation.text_contender import Contender
+from mmspec.evaluation.speed.timing import Decoded
+from mmspec.evaluation.text_contender import AnyPipeline, Contender, seeds_of
 
 __all__ = [
     "GENERATE",
@@ -32,13 +29,10 @@ __all__ = [
 GENERATE = "generate"
 
 
-class DrawingPipeline(Protocol):
+class DrawingPipeline(AnyPipeline, Protocol):
     """Interface of an image pipeline, as far as evaluation uses it."""
 
-    model: Any
     target: Any
-    accelerator: Any
-    draft_processor: Any
 
     def __call__(self, prompt: Any = None, **settings: Any) -> Any:
         """Generate images."""
@@ -48,38 +42,14 @@ class DrawingPipeline(Protocol):
         """Set up a call, whose rounds can be watched."""
         ...
 
-    def set_accelerator(self, accelerator: str, **options: Any) -> Any:
-        """Swap the accelerator."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the model."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Number format of the weights."""
-        ...
-
 
 @dataclass(frozen=True)
 class ImageContender(Contender):
     """An accelerator that was set up once on an image pipeline, and can be put back there at no cost."""
 
-    pipe: Any
-
-    def enter(self) -> Any:
-        """Put this accelerator on the pipeline, and return the pipeline."""
-        return super().enter()
-
-    def decoder(self, seed: int = 0, **settings: Any) -> Decode:
-        """Make a function that draws a batch with this accelerator; every example has its own noise."""
-
-        def decode(batch: Sequence[Example]) -> Decoded:
-            return decode_images(self.enter(), batch, seeds=seeds_of(batch, seed), **settings)
-
-        return decode
+    def decode(self, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Decoded:
+        """Draw a batch with this accelerator."""
+        return decode_images(self.enter(), batch, seeds=seeds, **settings)
 
     def measure_variation(
         self, batch: Sequence[Example], seed: int = 0, **settings: Any
@@ -135,11 +105,6 @@ def subject_of(batch: Sequence[Example]) -> tuple[list[str] | None, dict[str, An
     if None in labels:
         return [example.turns[0] for example in batch], {}
     return None, {"class_labels": labels}
-
-
-def seeds_of(batch: Sequence[Example], seed: int) -> list[int]:
-    """Seed of each example, whatever the batch that it is in."""
-    return [seed ^ zlib.crc32(example.identifier.encode()) for example in batch]
 
 
 def image_examples(pipe: DrawingPipeline, count: int, seed: int = 0) -> list[Example]:

@@ -18,6 +18,7 @@ from mmspec.evaluation.speed.timing import Decode, Decoded
 from mmspec.media import load_image
 
 __all__ = [
+    "AnyPipeline",
     "Contender",
     "TextPipeline",
     "contender",
@@ -27,25 +28,15 @@ __all__ = [
 ]
 
 
-class TextPipeline(Protocol):
-    """Interface of a text pipeline, as far as evaluation uses it."""
+class AnyPipeline(Protocol):
+    """Interface of every pipeline, as far as evaluation uses it."""
 
     model: Any
-    processor: Any
     accelerator: Any
     draft_processor: Any
 
-    def __call__(self, prompt: Any, images: Any = None, videos: Any = None, **settings: Any) -> Any:
-        """Generate text."""
-        ...
-
     def set_accelerator(self, accelerator: str, **options: Any) -> Any:
         """Swap the accelerator."""
-        ...
-
-    @property
-    def tokenizer(self) -> Any:
-        """The processor's tokenizer."""
         ...
 
     @property
@@ -59,27 +50,46 @@ class TextPipeline(Protocol):
         ...
 
 
+class TextPipeline(AnyPipeline, Protocol):
+    """Interface of a text pipeline, as far as evaluation uses it."""
+
+    processor: Any
+
+    def __call__(self, prompt: Any, images: Any = None, videos: Any = None, **settings: Any) -> Any:
+        """Generate text."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The processor's tokenizer."""
+        ...
+
+
 @dataclass(frozen=True)
 class Contender:
     """An accelerator that was set up once on a pipeline and can be put back there at no cost."""
 
-    pipe: TextPipeline
+    pipe: Any
     accelerator: Any
     draft_processor: Any
 
-    def enter(self) -> TextPipeline:
+    def enter(self) -> Any:
         """Put this accelerator on the pipeline, and return the pipeline."""
         self.pipe.accelerator, self.pipe.draft_processor = self.accelerator, self.draft_processor
         return self.pipe
 
+    def decode(self, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Decoded:
+        """Decode a batch with this accelerator."""
+        return decode_conversations(self.enter(), batch, seeds=seeds, **settings)
+
     def decoder(self, seed: int = 0, **settings: Any) -> Decode:
         """Make a function that decodes a batch with this accelerator; every example has its own noise."""
+        return lambda batch: self.decode(batch, seeds=seeds_of(batch, seed), **settings)
 
-        def decode(batch: Sequence[Example]) -> Decoded:
-            seeds = [seed ^ zlib.crc32(example.identifier.encode()) for example in batch]
-            return decode_conversations(self.enter(), batch, seeds=seeds, **settings)
 
-        return decode
+def seeds_of(batch: Sequence[Example], seed: int) -> list[int]:
+    """Seed of each example, whatever the batch that it is in."""
+    return [seed ^ zlib.crc32(example.identifier.encode()) for example in batch]
 
 
 def contender(pipe: TextPipeline, name: str, **options: Any) -> Contender:
@@ -90,15 +100,12 @@ def contender(pipe: TextPipeline, name: str, **options: Any) -> Contender:
 
 def load_images(examples: Sequence[Example]) -> list[Example]:
     """Load the images of examples, so that every decoder gets the same pixels from memory."""
-    return [
-        replace(
-            example,
-            images=tuple(
-                load_image(image, argument=example.identifier or "images") for image in example.images
-            ),
-        )
-        for example in examples
-    ]
+    loaded = []
+    for example in examples:
+        argument = example.identifier or "images"
+        images = tuple(load_image(image, argument=argument) for image in example.images)
+        loaded.append(replace(example, images=images))
+    return loaded
 
 
 def decode_conversations(
@@ -142,26 +149,20 @@ def reference_inputs(pipe: TextPipeline, example: Example) -> dict[str, Any]:
         raise UnsupportedModelError("the reference is taken for text and images only, not for videos")
     conversation, processor = _Conversation(example, pipe.processor), pipe.processor
     prompt = conversation.add_turn(example.turns[0])
-    common = {"return_tensors": "pt"}
-    images = {"images": list(example.images)} if example.images else {}
-    if not conversation.has_template:
-        encoded = processor(text=prompt, **images, **common)
-    elif processor is pipe.tokenizer:
-        plain = [{"role": "user", "content": example.turns[0]}]
-        encoded = processor.apply_chat_template(plain, add_generation_prompt=True, return_dict=True, **common)
+    how: dict[str, Any] = {"return_tensors": "pt"}
+    if conversation.has_template:
+        content: Any = example.turns[0]
+        if processor is not pipe.tokenizer:
+            unplaced = iter(example.images)
+            content = [
+                {**part, "image": next(unplaced)} if part["type"] == "image" else part
+                for part in prompt[0]["content"]
+            ]
+        how |= {"tokenize": True, "add_generation_prompt": True, "return_dict": True}
+        encoded = processor.apply_chat_template([{"role": "user", "content": content}], **how)
     else:
-        unplaced = iter(example.images)
-        content = [
-            {**part, "image": next(unplaced)} if part["type"] == "image" else part
-            for part in prompt[0]["content"]
-        ]
-        encoded = processor.apply_chat_template(
-            [{"role": "user", "content": content}],
-            tokenize=True,
-            add_generation_prompt=True,
-            return_dict=True,
-            **common,
-        )
+        images = {"images": list(example.images)} if example.images else {}
+        encoded = processor(text=prompt, **images, **how)
     return {
         name: value.to(pipe.device, pipe.dtype if value.is_floating_point() else value.dtype)
         for name, value in encoded.items()
@@ -174,19 +175,15 @@ class _Conversation:
 
     def __init__(self, example: Example, processor: Any) -> None:
         self.has_template = getattr(processor, "chat_template", None) is not None
-        self._first = [{"type": "image"} for _ in example.images] + [
-            {"type": "video"} for _ in example.videos
-        ]
+        kinds = ["image"] * len(example.images) + ["video"] * len(example.videos)
+        self._first = [{"type": kind} for kind in kinds]
         self._messages: list[dict[str, Any]] = []
         self._text = ""
         if not self.has_template and self._first:
             token = getattr(processor, "image_token", None)
             if token is None or example.videos:
-                raise InputError(
-                    "images",
-                    example.identifier,
-                    "text alone: the model has no chat template to place them with",
-                )
+                allowed = "text alone: the model has no chat template to place them with"
+                raise InputError("images", example.identifier, allowed)
             self._text = token * len(example.images) + "\n"
 
     def add_turn(self, turn: str) -> Any:

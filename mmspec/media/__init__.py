@@ -9,12 +9,4 @@ from mmspec.media.images import load_image, load_images
 from mmspec.media.limits import DEFAULT_LIMITS, MediaLimits
 from mmspec.media.video import Video, load_video
 
-__all__ = [
-    "DEFAULT_LIMITS",
-    "MediaLimits",
-    "Video",
-    "fetch",
-    "load_image",
-    "load_images",
-    "load_video",
-]
+__all__ = ["DEFAULT_LIMITS", "MediaLimits", "Video", "fetch", "load_image", "load_images", "load_video"]

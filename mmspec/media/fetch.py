@@ -81,9 +81,8 @@ def _parse(url: str, argument: str) -> urllib.parse.SplitResult:
     # urlsplit drops tabs and line breaks, and browsers read a backslash as a slash: what looks different to
     # two parsers is refused before there is a second one.
     if len(url) > 8000 or not url.isascii() or any(char <= " " or char in "\\\x7f" for char in url):
-        raise MediaError(
-            argument, url, "a URL has up to 8,000 ASCII characters, without spaces or backslashes"
-        )
+        allowed = "a URL has up to 8,000 ASCII characters, without spaces or backslashes"
+        raise MediaError(argument, url, allowed)
     try:
         parts = urllib.parse.urlsplit(url)
         port = parts.port
@@ -143,9 +142,8 @@ def _connect(
 @contextlib.contextmanager
 def _cut_off(sock: socket.socket, deadline: float) -> Iterator[None]:
     """Shut the connection at the deadline; a timeout of the socket would start anew with every byte."""
-    same = socket.fromfd(
-        sock.fileno(), sock.family, sock.type
-    )  # a TLS socket must not be shut from another thread
+    # a TLS socket must not be shut from another thread
+    same = socket.fromfd(sock.fileno(), sock.family, sock.type)
 
     def shut() -> None:
         with contextlib.suppress(OSError):
@@ -179,9 +177,8 @@ def _request(
     connection.request("GET", target, headers=headers)  # http.client adds Accept-Encoding: identity
     with connection.getresponse() as response:
         if 300 <= response.status < 400:
-            raise MediaError(
-                argument, url, f"status {response.status}: redirects are not followed; pass the final URL"
-            )
+            allowed = f"status {response.status}: redirects are not followed; pass the final URL"
+            raise MediaError(argument, url, allowed)
         if response.status != 200:
             raise MediaError(argument, url, f"the server answered with status {response.status}")
         if response.getheader("Content-Encoding", "identity").lower() != "identity":

@@ -52,7 +52,6 @@ _DAMAGED = (
     EOFError,
     OverflowError,
     MemoryError,
-    NotImplementedError,
     RuntimeError,
     struct.error,
     zlib.error,

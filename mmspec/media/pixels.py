@@ -78,15 +78,9 @@ def _as_numpy(array: Any, argument: str) -> np.ndarray:
         tensor = array.detach().cpu()
         # numpy has no bfloat16
         return np.asarray((tensor.float() if tensor.is_floating_point() else tensor).numpy())
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-        NotImplementedError,
-    ) as error:  # sparse, quantized, meta, ...
-        raise MediaError(
-            argument, array, "this tensor cannot be read; pass a dense one with values"
-        ) from error
+    except (TypeError, ValueError, RuntimeError) as error:  # sparse, quantized, meta, ...
+        allowed = "this tensor cannot be read; pass a dense one with values"
+        raise MediaError(argument, array, allowed) from error
 
 
 def to_uint8(array: np.ndarray, *, argument: str) -> np.ndarray:
@@ -106,11 +100,8 @@ def to_uint8(array: np.ndarray, *, argument: str) -> np.ndarray:
         if not np.isfinite(array).all():
             raise MediaError(argument, array, "it holds NaN or infinity; floats must be in 0..1")
         if low < 0 or high > 1:
-            raise MediaError(
-                argument,
-                array,
-                f"its values are in {low:.4g}..{high:.4g}; floats must be in 0..1 (scale or clamp)",
-            )
+            allowed = f"its values are in {low:.4g}..{high:.4g}; floats must be in 0..1 (scale or clamp)"
+            raise MediaError(argument, array, allowed)
         return np.round(array.astype(np.float32) * 255).astype(np.uint8)
     if array.dtype.itemsize == 2 and array.dtype.kind == "u":
         if 0 < high < 256:

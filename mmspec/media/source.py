@@ -137,17 +137,15 @@ def _check_regular(status: os.stat_result, path: str | Path, argument: str) -> N
     if stat.S_ISDIR(status.st_mode):
         raise MediaError(argument, str(path), "this is a folder; pass the path of one file")
     if not stat.S_ISREG(status.st_mode):
-        raise MediaError(
-            argument, str(path), "this is a device, pipe or socket; pass the path of a regular file"
-        )
+        allowed = "this is a device, pipe or socket; pass the path of a regular file"
+        raise MediaError(argument, str(path), allowed)
     if status.st_size == 0:
         raise MediaError(argument, str(path), "the file is empty")
 
 
 def _read_data_url(url: str, argument: str, kind: str, most: int, allowed: str) -> bytes:
-    if (
-        len(url) > most * 4
-    ):  # percent-encoding takes 3 characters a byte; a cheap bound before anything is copied
+    # Percent-encoding takes 3 characters a byte; a cheap bound before anything is copied.
+    if len(url) > most * 4:
         raise MediaError(argument, Described(f"a data: URL of {len(url):,} characters"), allowed)
     header, comma, body = url[5:].partition(",")
     if not comma:
@@ -157,9 +155,8 @@ def _read_data_url(url: str, argument: str, kind: str, most: int, allowed: str) 
         raise MediaError(argument, url, f"the media type of this data: URL must start with {kind}/")
     if "base64" not in parameters:
         return urllib.parse.unquote_to_bytes(body)
-    if (
-        len(body) > most * 4 // 3 + 1000
-    ):  # some room for line breaks; the decoded size is compared exactly later
+    # Some room for line breaks; the decoded size is compared exactly later.
+    if len(body) > most * 4 // 3 + 1000:
         raise MediaError(argument, Described(f"a data: URL of {len(url):,} characters"), allowed)
     try:
         return base64.b64decode("".join(urllib.parse.unquote(body).split()), validate=True)

@@ -29,10 +29,8 @@ from mmspec.media.source import file_format, read_source
 __all__ = ["Video", "load_video"]
 
 _FORMATS = ("MP4", "Matroska or WebM", "AVI", "GIF")
-_READERS = {
-    "decord": "decord",
-    "pyav": "av",
-}  # name -> module; the second is tried where the first cannot read
+# name -> module; the second is tried where the first cannot read
+_READERS = {"decord": "decord", "pyav": "av"}
 _FASTEST_CAMERA = 240  # frames a second; bounds the index of frames that a lying header makes us read
 
 
@@ -135,9 +133,8 @@ def _from_frames(
             frames = np.empty((len(indices), height, width, 3), np.uint8)
         elif frame.shape != frames.shape[1:]:
             size = Described(f"a frame of {width} x {height} pixels")
-            raise MediaError(
-                name, size, f"the first one has {frames.shape[2]} x {frames.shape[1]}; all must agree"
-            )
+            allowed = f"the first one has {frames.shape[2]} x {frames.shape[1]}; all must agree"
+            raise MediaError(name, size, allowed)
         frames[place] = frame
     return Video(frames, indices, total, timestamps=None, fps=None, backend="frames")
 
@@ -211,9 +208,8 @@ def _converse(
         raise MediaError(argument, Described(f"a video of {total:,} frames"), allowed)
     timestamps = np.frombuffer(_read(child.stdout, total * 8), np.float64)
     if total == 0 or not (np.isfinite(timestamps).all() and (np.diff(timestamps) >= 0).all()):
-        raise MediaError(
-            argument, Described(f"a video of {total} frames"), "it has no frames with usable times"
-        )
+        got = Described(f"a video of {total} frames")
+        raise MediaError(argument, got, "it has no frames with usable times")
     seconds = float(timestamps[-1] - timestamps[0])
     if seconds > limits.max_video_seconds:
         allowed = limits.allows("max_video_seconds", "seconds")

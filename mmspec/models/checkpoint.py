@@ -103,20 +103,16 @@ def check_folder(folder: Path, argument: str, *, trust_remote_code: bool) -> Non
     for file in sorted(folder.glob("*config.json")):
         table = read_json(file, MAX_CONFIG_BYTES) if file.is_file() else None
         if has_key(table, "auto_map") and not trust_remote_code:
-            raise CheckpointError(
-                str(file),
-                "auto_map",
-                "it runs code from the checkpoint: pass trust_remote_code=True if you trust it",
-            )
+            allowed = "it runs code from the checkpoint: pass trust_remote_code=True if you trust it"
+            raise CheckpointError(str(file), "auto_map", allowed)
     config = read_json(path, MAX_CONFIG_BYTES)
     if not isinstance(config, dict) or "model_type" not in config:
         raise CheckpointError(str(path), config, "a JSON object with the key 'model_type'")
     kind = config["model_type"]
     if not trust_remote_code and (not isinstance(kind, str) or kind not in CONFIG_MAPPING):
         near = did_you_mean(kind, CONFIG_MAPPING).split("allowed:")[0]
-        raise CheckpointError(
-            f"{path}: model_type", kind, f"{near}a model type of transformers {transformers_version}"
-        )
+        allowed = f"{near}a model type of transformers {transformers_version}"
+        raise CheckpointError(f"{path}: model_type", kind, allowed)
     check_sizes(config, str(path))
     for index in folder.glob("*.safetensors.index.json"):
         table = read_json(index, MAX_INDEX_BYTES)
@@ -128,9 +124,8 @@ def check_folder(folder: Path, argument: str, *, trust_remote_code: bool) -> Non
                 raise CheckpointError(str(index), shard, "names of files in the same folder")
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
-        raise CheckpointError(
-            argument, str(folder), "safetensors weights; convert others with save_pretrained"
-        )
+        allowed = "safetensors weights; convert others with save_pretrained"
+        raise CheckpointError(argument, str(folder), allowed)
     for file in weights:
         try:
             with safe_open(file, framework="pt"):

@@ -73,11 +73,7 @@ def load_head(
     head: PreTrainedModel
     try:
         head, report = kind.from_pretrained(
-            source,
-            config=config,
-            dtype=dtype,
-            device_map={"": device},
-            output_loading_info=True,
+            source, config=config, dtype=dtype, device_map={"": device}, output_loading_info=True
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError("drafter", source, first_line(error)) from error

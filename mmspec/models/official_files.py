@@ -31,12 +31,16 @@ __all__ = [
     "measure",
     "open_checkpoint",
     "read_config",
+    "replace_prefix",
     "tensor_names",
 ]
 
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.")  # of DDP, of torch.compile, of a plain attribute
 CONTAINERS = ("state_dict",)  # of files that hold more than tensors
 MAX_NAMED_KEYS = 8
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # of a folder of transformers
+# of heads: embeddings are the target's; old versions of transformers kept tables of the rotary embedding
+NOT_OWN = r"embed_tokens\.weight|.*\.rotary_emb\..*"
 MAX_CONFIG_BYTES = 1_000_000
 
 
@@ -76,6 +80,14 @@ def open_checkpoint(path: Path) -> Mapping[str, Any]:
 def find_file(folder: Path, names: Sequence[str]) -> Path | None:
     """The first of these files that the folder has; None if it has none."""
     return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def replace_prefix(name: str, prefixes: Mapping[str, str]) -> str:
+    """The name that a published tensor has here; what begins with none of the prefixes keeps its own."""
+    for theirs, own in prefixes.items():
+        if name.startswith(theirs):
+            return own + name.removeprefix(theirs)
+    return name
 
 
 def tensor_names(path: Path) -> set[str]:

@@ -55,17 +55,13 @@ def examine_models() -> list[dict[str, Any]]:
 
 
 def _model(name: str, role: str, recipe: str) -> dict[str, Any]:
-    folder = reference_models().get(name)
-    if folder is not None:
-        size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
-        detail = f"{folder}, {size / 1e6:.1f} MB"
-        if size < 10_000:  # what a Git LFS pointer weighs
-            return {"name": name, "ok": False, "detail": f"{folder}: weights missing (run git lfs pull)"}
-        return {"name": name, "ok": True, "detail": f"{role}; {detail}"}
-    assets = find_assets()
-    where = (
-        "no assets/ folder beside the package: install from a clone with pip install -e ."
-        if assets is None
-        else (f"not in {assets}; train it with {recipe}")
-    )
-    return {"name": name, "ok": False, "detail": where}
+    folder, assets = reference_models().get(name), find_assets()
+    if folder is None:
+        detail = f"not in {assets}; train it with {recipe}"
+        if assets is None:
+            detail = "no assets/ folder beside the package: install from a clone with pip install -e ."
+        return {"name": name, "ok": False, "detail": detail}
+    size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    if size < 10_000:  # what a Git LFS pointer weighs
+        return {"name": name, "ok": False, "detail": f"{folder}: weights missing (run git lfs pull)"}
+    return {"name": name, "ok": True, "detail": f"{role}; {folder}, {size / 1e6:.1f} MB"}

@@ -5,7 +5,9 @@ It knows attributes by the names in its config; it does not know where images co
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +15,9 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import CLIPVisionConfig, CLIPVisionModel, PreTrainedConfig, PreTrainedModel
 
-__all__ = ["AttributeReader", "AttributeReaderConfig", "ImageReading"]
+from mmspec.errors import CheckpointError
+
+__all__ = ["AttributeReader", "AttributeReaderConfig", "ImageReading", "label_heads", "load_reader"]
 
 PRESENT = 0.5  # probability of an object's rank on its best patch, from which on the object is there
 
@@ -74,9 +78,7 @@ class AttributeReader(PreTrainedModel):
         super().__init__(config)
         vision = CLIPVisionConfig(**config.vision)
         self.tower = CLIPVisionModel(vision)
-        self.heads = nn.ModuleDict(
-            {name: nn.Linear(vision.hidden_size, classes) for name, classes in config.classes.items()}
-        )
+        self.heads = label_heads(vision.hidden_size, config.classes)
         self.post_init()
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
@@ -114,3 +116,22 @@ class AttributeReader(PreTrainedModel):
 
     def _words(self, vote: list[int]) -> tuple[str, ...]:
         return tuple(values[index] for values, index in zip(self.config.attribute_values, vote, strict=True))
+
+
+def label_heads(width: int, classes: Mapping[str, int]) -> nn.ModuleDict:
+    """A linear layer for each label, by name, from states [..., width] to its number of classes."""
+    return nn.ModuleDict({name: nn.Linear(width, count) for name, count in classes.items()})
+
+
+def load_reader(folder: str | Path) -> AttributeReader:
+    """Load a trained reader in single precision.
+
+    Raises:
+        CheckpointError: there is none in the folder.
+    """
+    try:
+        reader: AttributeReader = AttributeReader.from_pretrained(folder, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise CheckpointError("reader", str(folder), "a folder that `mmspec train reader` wrote") from error
+    reader.eval()
+    return reader

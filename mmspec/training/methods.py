@@ -99,9 +99,7 @@ METHODS = {name: Method(name) for name in HEADS} | {
     "msd": Method("eagle", {"visual": "embedded"}),
     "specvlm": Method("eagle", {"compressor": "gate"}),
     "vispec": Method(
-        "eagle",
-        {"visual": "embedded", "compressor": "vispec"},
-        "mmspec.training.losses.vispec:ViSpecLoss",
+        "eagle", {"visual": "embedded", "compressor": "vispec"}, "mmspec.training.losses.vispec:ViSpecLoss"
     ),
 }
 """By name: that of the head, or of a way to read images that is EAGLE's otherwise."""

@@ -17,7 +17,7 @@ from mmspec.training.environment import environment
 from mmspec.training.plan import TrainingPlan
 from mmspec.training.stage import TrainingRun
 
-__all__ = ["donor", "half_precision", "save_trained", "training_record", "write_record"]
+__all__ = ["donor", "half_precision", "read_record", "save_trained", "training_record", "write_record"]
 
 RECORD = "training.json"
 
@@ -46,10 +46,7 @@ def training_record(
 
 
 def save_trained(
-    model: PreTrainedModel,
-    folder: Path,
-    training: Mapping[str, Any] | None = None,
-    parts: Sequence[str] = (),
+    model: PreTrainedModel, folder: Path, training: Mapping[str, Any] | None = None, parts: Sequence[str] = ()
 ) -> None:
     """Save a model in half precision on disk, single in memory.
 
@@ -73,6 +70,19 @@ def save_trained(
 def write_record(folder: Path, training: Mapping[str, Any]) -> None:
     """Write the record of a training into the model's folder."""
     (folder / RECORD).write_text(json.dumps(training, indent=2) + "\n")
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Read the record of a training from the model's folder.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    try:
+        record: dict[str, Any] = json.loads((folder / RECORD).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError("folder", str(folder), f"a folder with the {RECORD} of its training") from error
+    return record
 
 
 def half_precision(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -24,7 +24,7 @@ from mmspec.training.checkpointing import save_state
 from mmspec.training.schedule import Budget, learning_rate, muon_and_adamw
 from mmspec.training.sharding import load_whole, twin, whole
 
-__all__ = ["OnStep", "TrainingRun", "Stage", "train_stage"]
+__all__ = ["OnStep", "TrainingRun", "Stage", "held_out_figures", "train_stage"]
 
 MUON_RATE, ADAMW_RATE = 2e-3, 1e-3
 MAX_GRADIENT_NORM = 1.0
@@ -59,6 +59,18 @@ class Stage:
     slow: str = ""
     slow_factor: float = 1.0
     halved: bool = False
+
+
+def held_out_figures(
+    batch: Batch, device: torch.device, digits: int = 3
+) -> Callable[[nn.Module], dict[str, float]]:
+    """Make the check of a learner that returns its figures beside the loss: those of held-out data."""
+
+    def check(module: nn.Module) -> dict[str, float]:
+        _, figures = module(batch.to(device))
+        return {name: round(float(value), digits) for name, value in figures.items()}
+
+    return check
 
 
 @dataclass

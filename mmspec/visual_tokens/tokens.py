@@ -40,8 +40,3 @@ class VisualTokens:
         return VisualTokens(
             pad(self.features, (0, 0, 0, more)), pad(self.mask, (0, more)), pad(self.boxes, (0, 0, 0, more))
         )
-
-    @classmethod
-    def empty(cls, like: VisualTokens) -> VisualTokens:
-        """No token of any image."""
-        return cls(like.features[:, :0], like.mask[:, :0], like.boxes[:, :0])

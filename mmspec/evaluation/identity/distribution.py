@@ -113,9 +113,8 @@ def check_distribution(
         InputError: fewer than 100 tokens, or greedy decoding, which has no distribution to test.
     """
     if sampler.greedy:
-        raise InputError(
-            "temperature", sampler.temperature, "above 0: greedy decoding has no distribution to test"
-        )
+        allowed = "above 0: greedy decoding has no distribution to test"
+        raise InputError("temperature", sampler.temperature, allowed)
     generator = torch.Generator().manual_seed(seed)
     spread, excess, variance, impossible = [], 0.0, 0.0, 0
     for request, output in zip(requests, outputs, strict=True):

@@ -6,19 +6,18 @@ for token with the same seed; all others are tested against the target's distrib
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmspec.acceleration import Call
 from mmspec.decoding.interfaces import Round
 from mmspec.decoding.random_stream import Purpose
-from mmspec.decoding.stats import DecodingStats, merge_stats
-from mmspec.evaluation.examples import Example
+from mmspec.decoding.stats import merge_stats
 from mmspec.evaluation.identity.comparison import Comparison, IdentityReport, compare
 from mmspec.evaluation.identity.distribution import check_distribution
 from mmspec.evaluation.identity.text import IdentityCheck
-from mmspec.evaluation.image_contender import ImageContender, decode_images, prepare_images
+from mmspec.evaluation.image_contender import ImageContender, prepare_images
 
 __all__ = ["ImageCheck"]
 
@@ -90,25 +89,8 @@ class ImageCheck(IdentityCheck):
             gaps.append([top_two(step, call.calls[-1]) for step in call.rounds()])
             references += call.calls[-1].canvas.outputs()
             self.on_output()
-        outputs, stats = self._draw(self.accelerated.enter(), temperature)
+        outputs, stats = self._decode(self._settings(temperature))
         return compare(mode, reference, references, outputs, gaps, pipe.dtype, stats)
-
-    def _draw(self, pipe: Any, temperature: float) -> tuple[list[list[int]], DecodingStats]:
-        """Decode all examples with the accelerator, in batches."""
-        outputs: list[list[int]] = []
-        stats: list[DecodingStats] = []
-        for batch, seeds in self._batches():
-            decoded = decode_images(pipe, batch, seeds=seeds, **self._settings(temperature))
-            outputs += decoded.tokens
-            stats += decoded.stats
-            self.on_output()
-        return outputs, merge_stats(stats)
-
-    def _batches(self) -> Iterator[tuple[Sequence[Example], list[int]]]:
-        """Batches of examples with their seeds."""
-        for start in range(0, len(self.examples), self.batch_size):
-            batch = self.examples[start : start + self.batch_size]
-            yield batch, [self.seed + start + row for row in range(len(batch))]
 
     def _settings(self, temperature: float) -> dict[str, Any]:
         return {**self.settings, "temperature": temperature, "output_type": "latent"}

@@ -96,12 +96,13 @@ class IdentityCheck:
             references.append(output[0, inputs["input_ids"].shape[1] :].tolist())
             gaps.append(recorder.best)
             self.on_output()
-        outputs, stats = self._decode(None, {"do_sample": False})
+        outputs, stats = self._decode({"do_sample": False, "max_new_tokens": self.max_new_tokens})
         return compare("greedy", "model.generate", references, outputs, gaps, pipe.dtype, stats)
 
     def sampled(self) -> Comparison:
         """Compare sampled tokens with those of plain decoding with the same noise: Gumbel-exact identity."""
         settings = {"temperature": self.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        settings["max_new_tokens"] = self.max_new_tokens
         references, gaps = [], []
         for index, example in enumerate(self.examples):
             recorder = TopTwo(self.temperature, self.seed + index)
@@ -109,14 +110,13 @@ class IdentityCheck:
                 self.plain.enter(),
                 [_first_turn(example)],
                 seeds=[self.seed + index],
-                max_new_tokens=self.max_new_tokens,
                 logits_processor=LogitsProcessorList([recorder]),
                 **settings,
             )
             references += decoded.tokens
             gaps.append(recorder.best)
             self.on_output()
-        outputs, stats = self._decode(self.seed, settings)
+        outputs, stats = self._decode(settings)
         reference = f"plain decoding, temperature {self.temperature:g}"
         return compare("sampled", reference, references, outputs, gaps, self.accelerated.pipe.dtype, stats)
 
@@ -145,21 +145,22 @@ class IdentityCheck:
             notes=notes,
         )
 
-    def _decode(self, seed: int | None, settings: dict[str, Any]) -> tuple[list[list[int]], DecodingStats]:
+    def _decode(self, settings: dict[str, Any]) -> tuple[list[list[int]], DecodingStats]:
         """Decode all examples with the accelerator, in batches."""
         outputs: list[list[int]] = []
         stats: list[DecodingStats] = []
-        for start in range(0, len(self.examples), self.batch_size):
-            batch = [_first_turn(example) for example in self.examples[start : start + self.batch_size]]
-            seeds = None if seed is None else [seed + start + row for row in range(len(batch))]
-            pipe = self.accelerated.enter()
-            decoded = decode_conversations(
-                pipe, batch, seeds=seeds, max_new_tokens=self.max_new_tokens, **settings
-            )
+        for batch, seeds in self._batches():
+            decoded = self.accelerated.decode(batch, seeds=seeds, **settings)
             outputs += decoded.tokens
             stats += decoded.stats
             self.on_output()
         return outputs, merge_stats(stats)
+
+    def _batches(self) -> Iterator[tuple[list[Example], list[int]]]:
+        """Batches of examples with their seeds."""
+        for start in range(0, len(self.examples), self.batch_size):
+            batch = [_first_turn(example) for example in self.examples[start : start + self.batch_size]]
+            yield batch, [self.seed + start + row for row in range(len(batch))]
 
 
 class TopTwo(LogitsProcessor):

@@ -68,11 +68,7 @@ def as_rows(records: Sequence[BenchRecord]) -> list[dict[str, Any]]:
     """
     rows = []
     for record in records:
-        parts = {
-            "prefill": record.prefill_share,
-            "draft": record.draft_share,
-            "target": record.target_share,
-        }
+        parts = {"prefill": record.prefill_share, "draft": record.draft_share, "target": record.target_share}
         rows.append(
             {
                 "drafter": record.accelerator,

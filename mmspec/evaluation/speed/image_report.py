@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
 from mmspec.errors import InputError
 from mmspec.evaluation.speed.bench_record import BenchRecord
-from mmspec.evaluation.speed.report import WIDE, Columns, bench_table, describe_settings, speedup
+from mmspec.evaluation.speed.report import WIDE, Columns, describe_settings, framed_table, speedup
 
 __all__ = ["REQUIRED", "check_context", "image_report"]
 
@@ -82,22 +81,15 @@ def image_report(records: Sequence[BenchRecord], *, width: int = WIDE) -> Render
     warpers = ", ".join(
         [f"guidance {settings['guidance_scale']:g}", f"temperature {settings['temperature']:g}", *cuts]
     )
-    parts: list[RenderableType] = [
-        Text(f"{describe_settings(settings, records[0])} | {warpers}", style="dim"),
-        bench_table(records, COLUMNS, width),
-        Text(
-            "NFE: target forwards of an image, the prompt's own included, a guided pair being one. "
-            "tokens/forward: all tokens over NFE. accepted a round: tokens per scoring forward. tv: measured "
-            "total variation to the target at judged places, - where none was measured. speed-up: ratio of "
-            f"medians over {records[0].repeats} interleaved repeats to {settings['baseline']}; without and "
-            "with pixels. same: images with the tokens of plain decoding. state: keys and values.",
-            style="dim",
-        ),
-    ]
-    if width < WIDE:
-        left_out = ", ".join(header.replace("\n", " ") for header, _, essential in COLUMNS if not essential)
-        parts.append(Text(f"left out on a narrow screen: {left_out}", style="dim"))
-    return Group(*parts)
+    explained = (
+        "NFE: target forwards of an image, the prompt's own included, a guided pair being one. "
+        "tokens/forward: all tokens over NFE. accepted a round: tokens per scoring forward. tv: measured "
+        "total variation to the target at judged places, - where none was measured. speed-up: ratio of "
+        f"medians over {records[0].repeats} interleaved repeats to {settings['baseline']}; without and "
+        "with pixels. same: images with the tokens of plain decoding. state: keys and values."
+    )
+    above = f"{describe_settings(settings, records[0])} | {warpers}"
+    return framed_table(above, records, COLUMNS, width, explained)
 
 
 def _variation(record: BenchRecord, which: str) -> str:

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from mmspec.evaluation.identity.comparison import Comparison, IdentityReport
-from mmspec.evaluation.identity.distribution import DistributionTest
 from mmspec.evaluation.speed.bench_record import BenchRecord
 
 __all__ = [
@@ -20,6 +19,7 @@ __all__ = [
     "bench_report",
     "bench_table",
     "describe_settings",
+    "framed_table",
     "identity_report",
     "speedup",
 ]
@@ -51,14 +51,8 @@ COLUMNS: Columns = (
     ("peak\nmemory", lambda record: f"{record.peak_memory_bytes / 1e6:.0f} MB", False),
 )
 COMPARISON_COLUMNS = (
-    "mode",
-    "reference",
-    "equal",
-    "explained",
-    "tokens",
-    "target\nforwards",
-    "accepted",
-    "verdict",
+    *("mode", "reference", "equal", "explained"),
+    *("tokens", "target\nforwards", "accepted", "verdict"),
 )
 DIFFERENCE_COLUMNS = ("prompt", "at token", "expected", "got", "logit gap", "in ulp", "verdict")
 
@@ -73,14 +67,30 @@ def bench_report(
         by_category: of the prompts of each category.
         width: characters on a line; below 150 some columns are left out, and named.
     """
-    settings = records[0].settings
-    above = Text(describe_settings(settings, records[0]), style="dim")
-    parts: list[RenderableType] = [above, bench_table(records, COLUMNS, width)]
-    if by_category:
-        parts.append(_category_table(by_category))
-    parts.append(Text(_explain(records), style="dim"))
+    explained = (
+        "tokens/forward counts the bonus token, plain decoding has 1. speed-up: ratio to none in this run, "
+        f"of medians over {records[0].repeats} interleaved repeats; decoding alone: without reading the "
+        "prompts. accepted: share of draft tokens. "
+        f"memory: {records[0].memory_kind}."
+    )
+    more = [_category_table(by_category)] if by_category else []
+    above = describe_settings(records[0].settings, records[0])
+    return framed_table(above, records, COLUMNS, width, explained, more)
+
+
+def framed_table(
+    above: str,
+    records: Sequence[BenchRecord],
+    columns: Columns,
+    width: int,
+    explained: str,
+    more: Sequence[RenderableType] = (),
+) -> RenderableType:
+    """Render a table with a line above it, more tables and an explanation below, and what was left out."""
+    parts = [Text(above, style="dim"), bench_table(records, columns, width), *more]
+    parts.append(Text(explained, style="dim"))
     if width < WIDE:
-        left_out = ", ".join(header.replace("\n", " ") for header, _, essential in COLUMNS if not essential)
+        left_out = ", ".join(header.replace("\n", " ") for header, _, essential in columns if not essential)
         parts.append(Text(f"left out on a narrow screen: {left_out}", style="dim"))
     return Group(*parts)
 
@@ -130,15 +140,6 @@ def describe_settings(settings: dict[str, Any], record: BenchRecord) -> str:
     return " | ".join(shown)
 
 
-def _explain(records: Sequence[BenchRecord]) -> str:
-    return (
-        "tokens/forward counts the bonus token, plain decoding has 1. speed-up: ratio to none in this run, "
-        f"of medians over {records[0].repeats} interleaved repeats; decoding alone: without reading the "
-        "prompts. accepted: share of draft tokens. "
-        f"memory: {records[0].memory_kind}."
-    )
-
-
 def identity_report(report: IdentityReport, decode: Any, names: Sequence[str] = ()) -> RenderableType:
     """Render a losslessness check in words, with the first differences.
 
@@ -168,23 +169,18 @@ def identity_report(report: IdentityReport, decode: Any, names: Sequence[str] = 
 
 
 def _add_comparison(table: Table, comparison: Comparison) -> None:
-    stats = comparison.stats
+    stats, test = comparison.stats, comparison.distribution
+    equal = f"{comparison.equal} of {comparison.examples}"
     table.add_row(
         comparison.mode,
         comparison.reference,
-        f"{comparison.equal} of {comparison.examples}"
-        if comparison.distribution is None
-        else _odds(comparison.distribution),
+        equal if test is None else f"p = {test.p_value:.2g}, z = {test.surprisal:+.1f}",
         str(comparison.explained),
         str(comparison.tokens),
         str(stats.target_forwards),
         f"{sum(stats.accepted)} of {sum(stats.drafted)}",
         Text("passed", "green") if comparison.passed else Text("FAILED", "bold red"),
     )
-
-
-def _odds(distribution: DistributionTest) -> str:
-    return f"p = {distribution.p_value:.2g}, z = {distribution.surprisal:+.1f}"
 
 
 def _difference_table(comparison: Comparison, decode: Any, names: Sequence[str]) -> Table:

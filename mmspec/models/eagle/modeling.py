@@ -50,9 +50,8 @@ class EagleHead(FeatureHead):
         self.img_fc: nn.Linear | None = None
         if self.compressor.summarises:
             if visual > width:
-                raise InputError(
-                    "visual", config.visual, f"'embedded': {config.compressor} sums up embeddings"
-                )
+                allowed = f"'embedded': {config.compressor} sums up embeddings"
+                raise InputError("visual", config.visual, allowed)
             self.img_fc = nn.Linear(2 * width, width)
         self.decoder = single_layer(config)
         self.post_init()

@@ -18,28 +18,24 @@ from mmspec.errors import CheckpointError
 from mmspec.models.eagle.configuration import EagleConfig
 from mmspec.models.eagle.modeling import EagleHead
 from mmspec.models.official_files import (
+    NOT_OWN,
+    WEIGHTS,
     fill,
     find_file,
     find_tensors,
     open_checkpoint,
     read_config,
+    replace_prefix,
     tensor_names,
 )
 
 __all__ = ["read_official"]
 
-FILES = ("model.safetensors", "pytorch_model.bin")
 QUERY = "layers.0.self_attn.q_proj.weight"
 NORM = "layers.0.input_layernorm.weight"
-ADAPTOR = "imadpt.q"
+ADAPTOR, OWN_ADAPTOR = "imadpt.q", "compressor.attention.queries"
 PADDING = 128  # llava-hf has 64 tokens more than the LLaVA that MSD's heads were trained for
-RENAMED = {
-    "layers.": "decoder.layers.",
-    "imadpt.q": "compressor.attention.queries",
-    "imadpt.": "compressor.attention.",
-}
-# embeddings are the target's; old versions of transformers kept tables of the rotary embedding
-IGNORED = r"embed_tokens\.weight|.*\.rotary_emb\..*"
+RENAMED = {"layers.": "decoder.layers.", ADAPTOR: OWN_ADAPTOR, "imadpt.": "compressor.attention."}
 # layouts that share some of EAGLE's keys
 OTHERS = {
     "layers.ar_proj.0.weight": "FLASH's released block head, whose code cannot run; train one with `flash`",
@@ -59,7 +55,7 @@ def read_official(folder: Path, target: PreTrainedConfig) -> EagleHead | None:
         CheckpointError: the file is damaged, of another method, or keys are missing, unknown or of another
             shape; or positions are counted in another way than the target counts them.
     """
-    path = find_file(folder, FILES)
+    path = find_file(folder, WEIGHTS)
     if path is None:
         return None
     names = tensor_names(path)
@@ -68,12 +64,13 @@ def read_official(folder: Path, target: PreTrainedConfig) -> EagleHead | None:
             raise CheckpointError("drafter", str(folder), f"a head of EAGLE-1 or 2; this is {what}")
     if not {"fc.weight", QUERY} <= names:
         return None
-    tensors = {own_name(name): tensor for name, tensor in find_tensors(path, open_checkpoint(path)).items()}
+    found = find_tensors(path, open_checkpoint(path))
+    tensors = {replace_prefix(name, RENAMED): tensor for name, tensor in found.items()}
     head = EagleHead(read_shape(path, tensors, target))
     check_rope(path, head.config.layer_config(), target, ADAPTOR in names)
-    if (queries := tensors.get(own_name(ADAPTOR))) is not None:
-        tensors[own_name(ADAPTOR)] = queries.transpose(0, 1)  # theirs are [queries, heads, width of a head]
-    fill(path, head, tensors, IGNORED)
+    if (queries := tensors.get(OWN_ADAPTOR)) is not None:
+        tensors[OWN_ADAPTOR] = queries.transpose(0, 1)  # theirs are [queries, heads, width of a head]
+    fill(path, head, tensors, NOT_OWN)
     return head
 
 
@@ -89,10 +86,10 @@ def read_shape(path: Path, tensors: dict[str, Tensor], target: PreTrainedConfig)
     kind = stored.pop("model_type", None)
     settings: dict[str, Any] = {
         "bias": "fc.bias" in tensors,
-        "input_norm": own_name(NORM) in tensors,
+        "input_norm": f"decoder.{NORM}" in tensors,
         "visual": stored.pop("visual", "embedded" if re.search(r"\bMSD\b", str(path.parent)) else "fused"),
     }
-    if (queries := tensors.get(own_name(ADAPTOR))) is not None and queries.dim() == 3:
+    if (queries := tensors.get(OWN_ADAPTOR)) is not None and queries.dim() == 3:
         settings |= {"visual": "embedded", "compressor": "vispec"}
         settings["compressor_options"] = {"tokens": queries.shape[0] - 1, "heads": queries.shape[1]}
     try:
@@ -126,11 +123,3 @@ def axes(config: PreTrainedConfig) -> list[int] | None:
     """The M-RoPE sections of a language model; None if its positions have one axis."""
     sections: list[int] | None = (getattr(config, "rope_parameters", None) or {}).get("mrope_section")
     return sections
-
-
-def own_name(name: str) -> str:
-    """The name that a published tensor has here; what is unknown keeps its own."""
-    for theirs, own in RENAMED.items():
-        if name.startswith(theirs):
-            return own + name.removeprefix(theirs)
-    return name

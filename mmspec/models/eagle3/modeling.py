@@ -101,13 +101,8 @@ class Eagle3Head(FeatureHead):
         """
         chosen = tokens.unique()
         known, most = self.config.draft_vocabulary, self.config.vocabulary
-        if (
-            self.d2t is None
-            or self.t2d is None
-            or len(chosen) != known
-            or chosen[0] < 0
-            or chosen[-1] >= most
-        ):
+        fits = len(chosen) == known > 0 and chosen[0] >= 0 and chosen[-1] < most
+        if self.d2t is None or self.t2d is None or not fits:
             raise InputError("tokens", tokens.tolist()[:8], f"{known} different tokens from 0 to {most - 1}")
         chosen = chosen.to(self.d2t.device)
         self.d2t = chosen - torch.arange(known, device=chosen.device)

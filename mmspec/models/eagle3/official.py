@@ -14,22 +14,23 @@ from mmspec.errors import CheckpointError
 from mmspec.models.eagle3.configuration import Eagle3Config, three_taps
 from mmspec.models.eagle3.modeling import Eagle3Head
 from mmspec.models.official_files import (
+    NOT_OWN,
+    WEIGHTS,
     fill,
     find_file,
     find_tensors,
     measure,
     open_checkpoint,
     read_config,
+    replace_prefix,
     tensor_names,
 )
 
 __all__ = ["read_official"]
 
-FILES = ("model.safetensors", "pytorch_model.bin")
 MARKS = ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
-LAYERS = ("midlayer.", "layers.0.")  # of EAGLE and SpecForge; of speculators
-# embeddings are the target's; old versions of transformers kept tables of the rotary embedding
-IGNORED = r"embed_tokens\.weight|.*\.rotary_emb\..*"
+# of EAGLE and SpecForge; of speculators
+RENAMED = {"midlayer.": "decoder.layers.0.", "layers.0.": "decoder.layers.0."}
 TAPS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 UNKNOWN_FLAGS = ("norm_before_fc", "fc_norm", "norm_output")  # of speculators
 
@@ -47,18 +48,18 @@ def read_official(folder: Path, target: PreTrainedConfig) -> Eagle3Head | None:
             flag that is not known here, or positions of several axes; or the two tables of its vocabulary
             contradict each other.
     """
-    path = find_file(folder, FILES)
+    path = find_file(folder, WEIGHTS)
     if path is None or not tensor_names(path) & {*MARKS}:
         return None
     found = find_tensors(path, open_checkpoint(path))
-    tensors = {own_name(name): tensor for name, tensor in found.items()}
+    tensors = {replace_prefix(name, RENAMED): tensor for name, tensor in found.items()}
     config = read_shape(path, tensors, read_config(folder), target)
     if config.draft_vocabulary == config.vocabulary:  # then the tables say nothing
         tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
     else:
         add_words(path, tensors, config.vocabulary)
     head = Eagle3Head(config)
-    fill(path, head, tensors, IGNORED)
+    fill(path, head, tensors, NOT_OWN)
     return head
 
 
@@ -143,11 +144,3 @@ def add_words(path: Path, tensors: dict[str, Tensor], vocabulary: int) -> None:
         raise CheckpointError("drafter", f"d2t of {path.parent.name}", allowed)
     if not torch.equal(tensors.setdefault("t2d", known).bool(), known):
         raise CheckpointError("drafter", f"t2d of {path.parent.name}", "the tokens that d2t leads to")
-
-
-def own_name(name: str) -> str:
-    """The name that a published tensor has here; what is unknown keeps its own."""
-    for theirs in LAYERS:
-        if name.startswith(theirs):
-            return "decoder.layers.0." + name.removeprefix(theirs)
-    return name

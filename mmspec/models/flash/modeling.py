@@ -43,9 +43,8 @@ class FlashHead(FeatureHead):
         self.fc = nn.Linear(2 * width, width)
         self.compressor = build_compressor(config.compressor, width, **config.compressor_options)
         if self.compressor.summarises:
-            raise InputError(
-                "compressor", config.compressor, "one whose tokens say all: FLASH reads no summary"
-            )
+            allowed = "one whose tokens say all: FLASH reads no summary"
+            raise InputError("compressor", config.compressor, allowed)
         self.decoder = one_layer(config)  # without norm: what is imitated has passed the target's
         self.up = nn.Linear(width, config.block * config.offset_size)
         self.down = nn.Parameter(torch.zeros(config.block, config.offset_size, width))

@@ -17,14 +17,7 @@ from mmspec.errors import CheckpointError
 from mmspec.models.hydra.configuration import HydraConfig
 from mmspec.models.hydra.modeling import HydraHead
 from mmspec.models.llama_layer import LlamaLayerConfig
-from mmspec.models.official_files import (
-    fill,
-    find_file,
-    find_tensors,
-    measure,
-    open_checkpoint,
-    read_config,
-)
+from mmspec.models.official_files import fill, find_file, find_tensors, measure, open_checkpoint, read_config
 
 __all__ = ["read_official"]
 

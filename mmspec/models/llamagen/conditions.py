@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 from torch import Tensor, nn
 
@@ -23,19 +25,6 @@ class ClassEmbedding(nn.Module):
         raise InputError("caption_features", features, "None: this checkpoint is conditioned on classes")
 
 
-class CaptionProjection(nn.Module):
-    """Text features to vectors: two bias-free layers with a tanh GELU between."""
-
-    def __init__(self, config: LlamaGenConfig) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(config.caption_dim, config.hidden_size, bias=False)
-        self.fc2 = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-
-    def forward(self, features: Tensor) -> Tensor:  # [B, n, caption_dim] -> [B, n, D]
-        projected: Tensor = self.fc2(nn.functional.gelu(self.fc1(features), approximate="tanh"))
-        return projected
-
-
 class CaptionEmbedding(nn.Module):
     """Text features to vectors, and the features of no caption, which are a buffer in official files."""
 
@@ -43,7 +32,13 @@ class CaptionEmbedding(nn.Module):
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
-        self.cap_proj = CaptionProjection(config)
+        self.cap_proj = nn.Sequential(
+            OrderedDict(
+                fc1=nn.Linear(config.caption_dim, config.hidden_size, bias=False),
+                act=nn.GELU("tanh"),
+                fc2=nn.Linear(config.hidden_size, config.hidden_size, bias=False),
+            )
+        )
         self.register_buffer("uncond_embedding", torch.zeros(config.caption_length, config.caption_dim))
 
     def embed(self, input_ids: Tensor, features: Tensor) -> Tensor:

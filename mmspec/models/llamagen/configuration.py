@@ -59,6 +59,7 @@ class LlamaGenConfig(PreTrainedConfig):
 
     model_type = "llamagen"
     keys_to_ignore_at_inference = ["past_key_values"]
+    attention_bias = False  # no field: no LlamaGen has any
 
     vocab_size: int = 16384
     hidden_size: int = 768

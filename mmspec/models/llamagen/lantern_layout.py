@@ -20,19 +20,11 @@ from mmspec.models.official_files import read_config
 __all__ = ["config_from_lantern", "is_lantern"]
 
 CONDITIONS = {"c2i": "class", "t2i": "caption"}
-# field of their config -> ours, where it is there
-FIELDS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_hidden_layers": "num_hidden_layers",
-    "num_attention_heads": "num_attention_heads",
-    "num_key_value_heads": "num_key_value_heads",
-    "rms_norm_eps": "rms_norm_eps",
-    "rope_base": "rope_base",
-    "num_classes": "num_classes",
-    "caption_dim": "caption_dim",
-}
+# fields that their config has under our names, where it has them
+FIELDS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "rms_norm_eps", "rope_base", "num_classes", "caption_dim"),
+)
 
 
 def is_lantern(tensors: Mapping[str, Tensor]) -> bool:
@@ -49,7 +41,7 @@ def config_from_lantern(path: Path) -> LlamaGenConfig:
     stored = read_config(path.parent)
     try:
         grid_size = math.isqrt(stored["block_size"])
-        settings = {own: stored[theirs] for theirs, own in FIELDS.items() if theirs in stored}
+        settings = {name: stored[name] for name in FIELDS if name in stored}
         condition = CONDITIONS[stored["input_type"]]
         if condition == "caption":
             settings["caption_length"] = stored["cls_token_num"]

@@ -15,7 +15,12 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, eager_attention_forward
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaMLP,
+    LlamaRMSNorm,
+    eager_attention_forward,
+)
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -26,25 +31,10 @@ from mmspec.models.llamagen.raster_rope import raster_rotation, rotate_pairs
 __all__ = ["LlamaGenForCausalLM", "LlamaGenModel", "LlamaGenPreTrainedModel"]
 
 
-class LlamaGenAttention(nn.Module):
-    """Causal attention with raster positions; any registered attention function computes it."""
+class LlamaGenAttention(LlamaAttention):
+    """Llama's attention with raster positions."""
 
-    def __init__(self, config: LlamaGenConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.config = config
-        self.layer_idx = layer_idx
-        self.head_dim = config.head_dim
-        key_value_heads = config.num_key_value_heads or config.num_attention_heads
-        self.num_key_value_groups = config.num_attention_heads // key_value_heads
-        self.scaling = config.head_dim**-0.5
-        self.is_causal = True
-        width, own = config.hidden_size, key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(width, width, bias=False)
-        self.k_proj = nn.Linear(width, own, bias=False)
-        self.v_proj = nn.Linear(width, own, bias=False)
-        self.o_proj = nn.Linear(width, width, bias=False)
-
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         hidden_states: Tensor,  # [B, T, D]
         rotation: tuple[Tensor, Tensor],
@@ -62,7 +52,7 @@ class LlamaGenAttention(nn.Module):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
-        dropout = self.config.attention_dropout if self.training else 0.0
+        dropout = self.attention_dropout if self.training else 0.0
         output, weights = attend(
             self, queries, keys, values, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
@@ -74,7 +64,7 @@ class LlamaGenDecoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: LlamaGenConfig, layer_idx: int) -> None:
         super().__init__()
-        self.self_attn = LlamaGenAttention(config, layer_idx)
+        self.self_attn = LlamaGenAttention(config, layer_idx)  # type: ignore[arg-type]
         self.mlp = LlamaMLP(config)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 
@@ -72,5 +73,5 @@ def _is_sound(objects: tuple[SceneObject, ...]) -> bool:
         for thing in objects
         for centre in (thing.x, thing.y)
     )
-    collide = any(overlaps(one, other) for i, one in enumerate(objects) for other in objects[i + 1 :])
+    collide = any(overlaps(one, other) for one, other in combinations(objects, 2))
     return inside and not collide

@@ -76,12 +76,9 @@ def parse_image_prompt(text: str) -> ImagePrompt | None:
     contradicts the first.
     """
     parts = _RELATION.split(text.lower())
-    phrases, relations = (
-        parts[0::3],
-        [one or other for one, other in zip(parts[1::3], parts[2::3], strict=True)],
-    )
+    relations = [one or other for one, other in zip(parts[1::3], parts[2::3], strict=True)]
     objects, background = [], None
-    for phrase in phrases:
+    for phrase in parts[0::3]:
         words = re.findall(r"[a-z]+", phrase)
         found = tuple(next((word for word in words if word in values), None) for values in VALUES)
         if found[-1] is not None:

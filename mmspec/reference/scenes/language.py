@@ -25,13 +25,7 @@ __all__ = ["CaptionReading", "caption", "describe", "name", "parse_caption", "ve
 NUMBERS = ("zero", "one", "two", "three")
 ORDINALS = ("first", "second", "third")
 _NAME = rf"a ({'|'.join(SIZES)}) ({'|'.join(COLOURS)}) ({'|'.join(PATTERNS)}) ({'|'.join(SHAPES)})"
-_CAPTION = re.compile(
-    rf"{_NAME}(?: left of {_NAME})"
-    + "{0,"
-    + str(MAX_OBJECTS - 1)
-    + r"}"
-    + rf" on ({'|'.join(BACKGROUNDS)})\."
-)
+_CAPTION = re.compile(rf"{_NAME}(?: left of {_NAME}){{0,{MAX_OBJECTS - 1}}} on ({'|'.join(BACKGROUNDS)})\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +81,10 @@ def describe(scene: Scene) -> str:
         sentences.append(
             "there is nothing left of it, nothing right of it, nothing above it and nothing below it."
         )
-    for left, right in pairs(scene):
-        sentences.append(
-            f"the {name(left)} is left of the {name(right)} and {vertical_relation(left, right)} it."
-        )
+    sentences += [
+        f"the {name(left)} is left of the {name(right)} and {vertical_relation(left, right)} it."
+        for left, right in pairs(scene)
+    ]
     sentences.append(
         f"nothing else is in the picture, and the texture of {scene.background} fills the rest of it from "
         "corner to corner."

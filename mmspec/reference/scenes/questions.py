@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -104,28 +105,15 @@ def _some_reference(scene: Scene, rng: np.random.Generator, hidden: str | None =
     return _choose(rng, _references(scene, int(rng.integers(len(scene.objects))), hidden))
 
 
-def _spelling(rng: np.random.Generator) -> str:
-    return "color" if rng.random() < 0.25 else "colour"
-
-
 def _ask_colour(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
     reference = _some_reference(scene, rng, "colour")
-    return f"what {_spelling(rng)} is {reference.text}?", reference.thing.colour
+    spelling = "color" if rng.random() < 0.25 else "colour"
+    return f"what {spelling} is {reference.text}?", reference.thing.colour
 
 
-def _ask_shape(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
-    reference = _some_reference(scene, rng, "shape")
-    return f"what shape is {reference.text}?", reference.thing.shape
-
-
-def _ask_size(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
-    reference = _some_reference(scene, rng, "size")
-    return f"what size is {reference.text}?", reference.thing.size
-
-
-def _ask_pattern(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
-    reference = _some_reference(scene, rng, "pattern")
-    return f"what pattern is on {reference.text}?", reference.thing.pattern
+def _ask_attribute(scene: Scene, rng: np.random.Generator, name: str, verb: str = "is") -> tuple[str, str]:
+    reference = _some_reference(scene, rng, name)
+    return f"what {name} {verb} {reference.text}?", getattr(reference.thing, name)
 
 
 def _ask_where(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
@@ -193,9 +181,9 @@ def _ask_background(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
 
 _ASKERS: dict[str, Callable[[Scene, np.random.Generator], tuple[str, str] | None]] = {
     "colour": _ask_colour,
-    "shape": _ask_shape,
-    "size": _ask_size,
-    "pattern": _ask_pattern,
+    "shape": partial(_ask_attribute, name="shape"),
+    "size": partial(_ask_attribute, name="size"),
+    "pattern": partial(_ask_attribute, name="pattern", verb="is on"),
     "where": _ask_where,
     "count": _ask_count,
     "exists": _ask_exists,

@@ -7,7 +7,8 @@ Knows shapes, colours and places; knows nothing of pixels or words. All lengths 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 import numpy as np
 
@@ -138,7 +139,7 @@ def sample_scene(seed: int, *, objects: int | None = None, profile: SceneProfile
         raise InputError("objects", objects, f"1 to {most}, or None for a random number")
     rng = np.random.default_rng([seed, 0x5CE7E])
     count = objects or 1 + int(rng.choice(most, p=profile.counts))
-    drawn = [_sample_attributes(rng, profile) for _ in range(count)]
+    drawn = [_sample_object(rng, profile) for _ in range(count)]
     placed: tuple[SceneObject, ...] | None = None
     while placed is None:
         placed = _place(drawn, rng, profile)
@@ -153,45 +154,33 @@ def overlaps(one: SceneObject, other: SceneObject) -> bool:
 
 def pairs(scene: Scene) -> Iterator[tuple[SceneObject, SceneObject]]:
     """Every pair of objects, the left one first."""
-    for index, left in enumerate(scene.objects):
-        for right in scene.objects[index + 1 :]:
-            yield left, right
+    return combinations(scene.objects, 2)
 
 
-def _sample_attributes(
-    rng: np.random.Generator, profile: SceneProfile
-) -> tuple[str, str, str, str, int, float]:
+def _sample_object(rng: np.random.Generator, profile: SceneProfile) -> SceneObject:
+    """Sample an object that has no place yet."""
     shape, colour, size, pattern, rotation = rng.integers(
         (len(SHAPES), len(COLOURS), len(SIZES), len(PATTERNS), len(ROTATIONS))
     )
     smallest, largest = profile.diameters[size]
     diameter = int(rng.integers(smallest, largest + 1))
-    return (
-        SHAPES[shape],
-        COLOURS[colour],
-        SIZES[size],
-        PATTERNS[pattern],
-        diameter,
-        float(ROTATIONS[rotation]),
-    )
+    attributes = SHAPES[shape], COLOURS[colour], SIZES[size], PATTERNS[pattern]
+    return SceneObject(*attributes, 0, 0, diameter, float(ROTATIONS[rotation]), profile.pattern_scale)
 
 
 def _place(
-    drawn: list[tuple[str, str, str, str, int, float]], rng: np.random.Generator, profile: SceneProfile
+    drawn: list[SceneObject], rng: np.random.Generator, profile: SceneProfile
 ) -> tuple[SceneObject, ...] | None:
     """Try to place all objects; None where two overlap or their order could not be seen."""
     placed = []
-    for shape, colour, size, pattern, diameter, rotation in drawn:
+    for thing in drawn:
         bands = rng.integers(len(BANDS), size=2)
         x, y = (int(rng.integers(BANDS[band][0], BANDS[band][1] + 1)) for band in bands)
-        placed.append(
-            SceneObject(shape, colour, size, pattern, x, y, diameter, rotation, profile.pattern_scale)
-        )
+        placed.append(replace(thing, x=x, y=y))
     placed.sort(key=lambda thing: thing.x)
-    for index, left in enumerate(placed):
-        for right in placed[index + 1 :]:
-            if right.x - left.x < profile.min_step or overlaps(left, right):
-                return None
+    for left, right in combinations(placed, 2):
+        if right.x - left.x < profile.min_step or overlaps(left, right):
+            return None
     return tuple(placed)
 
 

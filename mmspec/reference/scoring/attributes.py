@@ -13,8 +13,8 @@ from einops import rearrange
 from PIL import Image
 from torch import Tensor
 
-from mmspec.errors import CheckpointError, InputError
-from mmspec.reference.attribute_reader import AttributeReader, ImageReading
+from mmspec.errors import InputError
+from mmspec.reference.attribute_reader import AttributeReader, ImageReading, load_reader
 from mmspec.reference.scenes import ImagePrompt, parse_image_prompt
 
 __all__ = ["AttributeJudge", "AttributeScores", "facts_present"]
@@ -61,12 +61,7 @@ class AttributeJudge:
         Raises:
             CheckpointError: there is none.
         """
-        try:
-            reader = AttributeReader.from_pretrained(folder, dtype=torch.float32)
-        except (OSError, ValueError) as error:
-            allowed = "a folder that `mmspec train reader` wrote"
-            raise CheckpointError("reader", str(folder), allowed) from error
-        return cls(reader)
+        return cls(load_reader(folder))
 
     def read(self, images: Images) -> list[ImageReading]:
         """Read the objects and the background of each image."""

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from mmspec.errors import CheckpointError
+from mmspec.reference.scoring.model_card import HEADER, describe_stages, write_readme
+from mmspec.training.record import read_record
 
 __all__ = ["write_card"]
 
-RECORD = "training.json"
-HEADER = """\
----
-license: apache-2.0
-library_name: transformers
-pipeline_tag: {task}
-tags: [llamagen, image-tokens, synthetic, speculative-decoding]
----
-"""
 USE = {
     "caption": """\
 ```python
@@ -75,14 +66,13 @@ def write_card(folder: str | Path, scores: dict[str, Any], command: str) -> Path
         CheckpointError: the folder lacks the record of its training.
     """
     folder = Path(folder)
-    record, vq = _record(folder), _record(folder / "vq")
-    reader = _record(folder / "reader")
+    record, vq, reader = (read_record(part) for part in (folder, folder / "vq", folder / "reader"))
     condition = scores["condition"]
-    card = "\n".join(
+    task = "text-to-image" if condition == "caption" else "unconditional-image-generation"
+    return write_readme(
+        folder,
         [
-            HEADER.format(
-                task="text-to-image" if condition == "caption" else "unconditional-image-generation"
-            ),
+            HEADER.format(task=task, tags="llamagen, image-tokens"),
             f"# {folder.name}\n",
             f"A LlamaGen of {record['parameters'] / 1e6:.2f} million parameters that draws *scenes*, given a "
             f"{condition}; a reference model of mmspec. 64 x 64 pixels, 16 x 16 tokens, a codebook of 1024 x "
@@ -105,19 +95,8 @@ def write_card(folder: str | Path, scores: dict[str, Any], command: str) -> Path
             "`mmspec/training/{image,vq,reader}.py`.\n",
             "## Limits\n",
             LIMITS + (f"\n{record['limits']}\n" if record.get("limits") else ""),
-        ]
+        ],
     )
-    path = folder / "README.md"
-    path.write_text(card)
-    return path
-
-
-def _record(folder: Path) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads((folder / RECORD).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError("folder", str(folder), f"a folder with the {RECORD} of its training") from error
-    return record
 
 
 def _table(scores: dict[str, Any]) -> str:
@@ -130,10 +109,7 @@ def _table(scores: dict[str, Any]) -> str:
         rows[f"guidance {default}, prompts that leave things open"] = scores["prompts"]
     rows |= {"real images": scores["real"], "their reconstructions": scores["reconstructed"]}
     names = list(scores["real"]["by_attribute"])
-    lines = [
-        f"| | all facts | {' | '.join(names)} | image entirely right |",
-        f"|{'---|' * (len(names) + 3)}",
-    ]
+    lines = [f"| | all facts | {' | '.join(names)} | image entirely right |", f"|{'---|' * (len(names) + 3)}"]
     for label, figures in rows.items():
         by_attribute = [_percent(figures["by_attribute"].get(name)) for name in names]
         lines.append(
@@ -162,23 +138,13 @@ def _difficulty(scores: dict[str, Any]) -> str:
 
 
 def _training(part: str, record: dict[str, Any]) -> str:
-    stages = "\n".join(
-        f"- {stage['stage']}: {stage['steps']} steps in {stage['seconds'] / 60:.1f} minutes{_figures(stage)}."
-        for stage in record["stages"]
-    )
+    stages = describe_stages(record, "held out", "g")
     note = f"\n\n{record['note']}" if record.get("note") else ""
     return (
         f"{part} ({record['parameters'] / 1e6:.2f} M parameters): `{record['command']}`, seed "
         f"{record['seed']}, batches of {record['batch_size']}, on {record['device']}, torch "
         f"{record['torch']}.\n\n{stages}{note}\n"
     )
-
-
-def _figures(stage: dict[str, Any]) -> str:
-    shown = {name: value for name, value in stage.items() if name not in ("stage", "steps", "seconds")}
-    if not shown:
-        return ""
-    return "; at its end, held out: " + ", ".join(f"{name} {value:g}" for name, value in shown.items())
 
 
 def _percent(share: float | None) -> str:

@@ -6,8 +6,7 @@ Uses plain transformers `generate`, so that any model of the family can be score
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +39,6 @@ MAX_NEW_TOKENS = {"caption": 64, "question": 12, "description": 320}
 ATTRIBUTES = ("size", "colour", "pattern", "shape")
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """A prompt about a scene, and the only right reply."""
-
-    scene: Scene
-    prompt: str
-    reply: str
-    kind: str
-
-
 def score_vlm(
     model_folder: str | Path,
     scenes: int = 500,
@@ -75,16 +64,15 @@ def score_vlm(
         then `scenes`, `questions`, `seed`, `device` and `seconds`.
     """
     if scenes < 1 or seed not in HELD_OUT_SEEDS or seed + scenes - 1 not in HELD_OUT_SEEDS:
-        raise InputError(
-            "seed", (seed, scenes), f"scenes within the held-out seeds 0 to {HELD_OUT_SEEDS.stop - 1}"
-        )
+        allowed = f"scenes within the held-out seeds 0 to {HELD_OUT_SEEDS.stop - 1}"
+        raise InputError("seed", (seed, scenes), allowed)
     started = time.monotonic()
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     reader = _Reader(model_folder, device, batch_size)
     drawn = [sample_scene(seed + index) for index in range(scenes)]
-    captions = reader.read([_Task(scene, CAPTION_PROMPT, caption(scene), "caption") for scene in drawn])
+    captions = reader.read("caption", [(scene, CAPTION_PROMPT) for scene in drawn])
     asked = [(scene, question) for scene in drawn for question in _held_out_questions(scene)]
-    answers = reader.read([_Task(scene, asked_.text, asked_.answer, "question") for scene, asked_ in asked])
+    answers = reader.read("question", [(scene, question.text) for scene, question in asked])
     kinds = np.array([question.kind for _, question in asked])
     right = np.array([said == question.answer for said, (_, question) in zip(answers, asked, strict=True)])
     scores: dict[str, Any] = {
@@ -94,9 +82,7 @@ def score_vlm(
         **_score_parts(captions, drawn),
     }
     if descriptions:
-        said = reader.read(
-            [_Task(scene, DESCRIPTION_PROMPT, describe(scene), "description") for scene in drawn]
-        )
+        said = reader.read("description", [(scene, DESCRIPTION_PROMPT) for scene in drawn])
         scores["descriptions"] = _share(
             [one == describe(scene) for one, scene in zip(said, drawn, strict=True)]
         )
@@ -110,46 +96,40 @@ def score_vlm(
 
 
 class _Reader:
-    """A loaded model that replies to tasks in batches of one kind."""
+    """A loaded model that replies to prompts about scenes, in batches of one kind."""
 
     def __init__(self, folder: str | Path, device: torch.device, batch_size: int) -> None:
         self.processor = AutoProcessor.from_pretrained(folder)
         self.processor.tokenizer.padding_side = "left"
-        self.model = _load(folder).to(device).eval()
+        model: Any = AutoModelForImageTextToText.from_pretrained(folder)
+        self.model = model.to(device).eval()
         self.batch_size = batch_size
 
-    def read(self, tasks: list[_Task]) -> list[str]:
-        """The model's replies, as text."""
+    def read(self, kind: str, tasks: Sequence[tuple[Scene, str]]) -> list[str]:
+        """The model's replies to scenes with their prompts, as text."""
         replies: list[str] = []
-        with tqdm(total=len(tasks), desc=f"{tasks[0].kind}s") as bar:
-            for batch in self._batches(tasks):
-                replies += self._reply(batch)
+        with tqdm(total=len(tasks), desc=f"{kind}s") as bar:
+            for start in range(0, len(tasks), self.batch_size):
+                batch = tasks[start : start + self.batch_size]
+                replies += self._reply(batch, MAX_NEW_TOKENS[kind])
                 bar.update(len(batch))
         return replies
 
-    def _batches(self, tasks: list[_Task]) -> Iterator[list[_Task]]:
-        for start in range(0, len(tasks), self.batch_size):
-            yield tasks[start : start + self.batch_size]
-
     @torch.inference_mode()
-    def _reply(self, batch: list[_Task]) -> list[str]:
+    def _reply(self, batch: Sequence[tuple[Scene, str]], new_tokens: int) -> list[str]:
         prompts = [
             self.processor.apply_chat_template(
-                [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": task.prompt}]}],
+                [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}],
                 add_generation_prompt=True,
             )
-            for task in batch
+            for _, prompt in batch
         ]
-        images = [Image.fromarray(render(task.scene)) for task in batch]
+        images = [Image.fromarray(render(scene)) for scene, _ in batch]
         inputs = self.processor(text=prompts, images=images, padding=True, return_tensors="pt")
         inputs = inputs.to(self.model.device, self.model.dtype)
-        tokens = self.model.generate(**inputs, do_sample=False, max_new_tokens=MAX_NEW_TOKENS[batch[0].kind])
+        tokens = self.model.generate(**inputs, do_sample=False, max_new_tokens=new_tokens)
         new = tokens[:, inputs["input_ids"].shape[1] :]
         return [text.strip() for text in self.processor.batch_decode(new, skip_special_tokens=True)]
-
-
-def _load(folder: str | Path) -> Any:
-    return AutoModelForImageTextToText.from_pretrained(folder)
 
 
 def _held_out_questions(scene: Scene) -> list[Question]:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from mmspec.errors import CheckpointError
+from mmspec.reference.scoring.model_card import HEADER, describe_stages, write_readme
+from mmspec.training.record import read_record
 
 __all__ = ["write_card"]
 
-RECORD = "training.json"
-HEADER = """\
----
-license: apache-2.0
-library_name: transformers
-pipeline_tag: image-text-to-text
-tags: [llava, synthetic, speculative-decoding]
----
-"""
 USE = """\
 ```python
 from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -54,13 +45,11 @@ def write_card(folder: str | Path, scores: dict[str, Any], command: str) -> Path
         The path of the card.
     """
     folder = Path(folder)
-    try:
-        record = json.loads((folder / RECORD).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError("folder", str(folder), f"a folder with the {RECORD} of its training") from error
-    card = "\n".join(
+    record = read_record(folder)
+    return write_readme(
+        folder,
         [
-            HEADER,
+            HEADER.format(task="image-text-to-text", tags="llava"),
             f"# {folder.name}\n",
             _introduction(record),
             USE.format(folder=folder.as_posix()),
@@ -73,11 +62,8 @@ def write_card(folder: str | Path, scores: dict[str, Any], command: str) -> Path
             _training(record),
             "## Limits\n",
             LIMITS,
-        ]
+        ],
     )
-    path = folder / "README.md"
-    path.write_text(card)
-    return path
 
 
 def _introduction(record: dict[str, Any]) -> str:
@@ -102,18 +88,10 @@ def _table(scores: dict[str, Any]) -> str:
 
 
 def _training(record: dict[str, Any]) -> str:
-    stages = "\n".join(
-        f"- {stage['stage']}: {stage['steps']} steps in {stage['seconds'] / 60:.1f} minutes; at its end, of "
-        f"64 held-out scenes: {', '.join(f'{name} {value:.3f}' for name, value in _figures(stage).items())}."
-        for stage in record["stages"]
-    )
+    stages = describe_stages(record, "of 64 held-out scenes", ".3f")
     note = f"{record['note']}\n\n" if record.get("note") else ""
     return (
         f"`{record['command']}`, seed {record['seed']}, on {record['device']}, torch {record['torch']}, "
         f"fresh scenes in every batch (seeds from 1,000,000), Muon and AdamW.\n\n{stages}\n\n{note}"
         "The code that trained it: `mmspec/reference/training/vlm.py`.\n"
     )
-
-
-def _figures(stage: dict[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in stage.items() if name not in ("stage", "steps", "seconds")}

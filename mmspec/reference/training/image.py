@@ -11,11 +11,11 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
-from torch import nn
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.image_parts import load_vq
 from mmspec.models.llamagen.vq import encode_image
+from mmspec.reference.attribute_reader import load_reader
 from mmspec.reference.training.image_data import GRID, IMAGE_SIZE, ImageBatch, image_batch
 from mmspec.reference.training.image_folder import save_image_model
 from mmspec.reference.training.image_model import (
@@ -26,13 +26,12 @@ from mmspec.reference.training.image_model import (
     build_transformer,
 )
 from mmspec.reference.training.image_start import take_weights
-from mmspec.reference.training.reader import load_reader
 from mmspec.reference.training.vlm_data import training_seeds
 from mmspec.registry import did_you_mean
 from mmspec.training.environment import open_accelerator, prepare_training
 from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import training_record
-from mmspec.training.stage import Stage, train_stage
+from mmspec.training.stage import Stage, held_out_figures, train_stage
 
 __all__ = ["train_image"]
 
@@ -100,9 +99,7 @@ def train_image(
         image_batch(np.arange(CHECK_SCENES), tokenizer, dropped=0.0), images, accelerator.device
     )
 
-    def check(module: nn.Module) -> dict[str, float]:
-        return {name: round(float(value), 3) for name, value in module(held_out)[1].items()}
-
+    check = held_out_figures(held_out, accelerator.device)
     stage = Stage(f"image tokens, given a {condition}", learner, make, check)
     if start is not None:
         stage.slow, stage.slow_factor = "", FINE_TUNING_FACTOR  # the empty text is part of every name

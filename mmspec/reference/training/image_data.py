@@ -45,9 +45,8 @@ STRIDE = 4  # pixels a token
 GRID = IMAGE_SIZE // STRIDE
 CLASSES = len(COLOURS) * len(SHAPES)
 CAPTION_LENGTH = 20  # the longest caption has 15 words
-ALL_SLOTS = (
-    0.5  # share of those that fill all slots, as some samplers do; the rest is masked as the prompt was
-)
+# share of those that fill all slots, as some samplers do; the rest is masked as the prompt was
+ALL_SLOTS = 0.5
 UNKNOWN_WORD = 0.02
 _PROMPT_SEED = 0x1FA9E
 
@@ -101,11 +100,7 @@ def pixel_batch(seeds: np.ndarray, object_weight: float = 1.0) -> PixelBatch:
 
 
 def image_batch(
-    seeds: np.ndarray,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    dropped: float = DROPPED,
-    only_prompts: int = 0,
+    seeds: np.ndarray, tokenizer: PreTrainedTokenizerBase, *, dropped: float = DROPPED, only_prompts: int = 0
 ) -> ImageBatch:
     """Images with prompts.
 

@@ -11,9 +11,11 @@ from torch.nn import functional as F
 from transformers import GenerationConfig, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.reference.attribute_reader import label_heads
 from mmspec.reference.training.image_data import CAPTION_CLASSES, CAPTION_LENGTH, CLASSES, GRID, ImageBatch
 from mmspec.reference.training.vlm_data import PATCH_CLASSES
 from mmspec.reference.training.vlm_mentions import IGNORED
+from mmspec.reference.training.vlm_model import label_loss
 from mmspec.reference.training.vlm_processor import build_tokenizer
 
 __all__ = [
@@ -135,11 +137,11 @@ class ImageLoss(nn.Module):
         self.transformer = transformer
         self.text_encoder = text_encoder
         self.middle = config.num_hidden_layers // 2
-        self.place_heads = _heads(config.hidden_size, PATCH_CLASSES)
+        self.place_heads = label_heads(config.hidden_size, PATCH_CLASSES)
         if text_encoder is not None:
             # A buffer in official files, where the text encoder is frozen; learnt here, and written back.
             self.null_embedding = nn.Parameter(0.02 * torch.randn(CAPTION_LENGTH, config.caption_dim))
-            self.caption_heads = _heads(config.hidden_size, CAPTION_CLASSES)
+            self.caption_heads = label_heads(config.hidden_size, CAPTION_CLASSES)
 
     def forward(self, batch: ImageBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: nats a token, accuracy of places and of what was asked for."""
@@ -180,7 +182,7 @@ class ImageLoss(nn.Module):
         weights = batch.word_mask[..., None].to(vectors.dtype)
         pooled = (vectors * weights).sum(1) / weights.sum(1)
         labels = batch.caption_labels.masked_fill(batch.dropped[:, None], IGNORED)
-        loss, right = _read(pooled, labels, self.caption_heads)
+        loss, right = label_loss(pooled, labels, self.caption_heads)
         images = len(batch.tokens)
         return vectors[:images], batch.word_mask[:images], loss, right
 
@@ -191,9 +193,9 @@ class ImageLoss(nn.Module):
         everywhere = torch.tensor([name in ("rank", "background") for name in PATCH_CLASSES])
         told = everywhere.to(covered.device) | covered[..., None]
         labels = batch.place_labels.masked_fill(~told, IGNORED)
-        loss, right = _read(states, labels, self.place_heads)
+        loss, right = label_loss(states, labels, self.place_heads)
         if bool(begins.any()):
-            first, _ = _read(states[begins], labels[begins], self.place_heads)
+            first, _ = label_loss(states[begins], labels[begins], self.place_heads)
             loss = (loss + first) / 2
         return loss, right
 
@@ -204,21 +206,3 @@ def _beside_objects(covered: Tensor) -> Tensor:
     left, above = grid[:, 1:, :-2], grid[:, :-1, 1:-1]
     corners = torch.maximum(grid[:, :-1, :-2], grid[:, :-1, 2:])
     return torch.stack([left, above, corners]).amax(0).flatten(1)
-
-
-def _heads(width: int, classes: dict[str, int]) -> nn.ModuleDict:
-    return nn.ModuleDict({name: nn.Linear(width, count) for name, count in classes.items()})
-
-
-def _read(states: Tensor, labels: Tensor, heads: nn.ModuleDict) -> tuple[Tensor, Tensor]:
-    """Mean cross entropy and accuracy of labels [..., heads] that are not `IGNORED`."""
-    loss, right = states.new_zeros((), dtype=torch.float32), []
-    for index, head in enumerate(heads.values()):
-        logits, wanted = head(states).float(), labels[..., index]
-        known = wanted != IGNORED
-        losses = F.cross_entropy(
-            logits.flatten(0, -2), wanted.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
-        loss = loss + losses / known.sum().clamp(min=1) / len(heads)
-        right.append((logits.argmax(-1) == wanted)[known])
-    return loss, torch.cat(right).float().mean()

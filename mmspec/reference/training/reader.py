@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
-import torch
-from torch import nn
 
-from mmspec.errors import CheckpointError, InputError
-from mmspec.reference.attribute_reader import AttributeReader, AttributeReaderConfig
+from mmspec.errors import InputError
+from mmspec.reference.attribute_reader import AttributeReader, AttributeReaderConfig, load_reader
 from mmspec.reference.scenes import BACKGROUNDS, COLOURS, IMAGE_TOKENS, MAX_OBJECTS, PATTERNS, SHAPES, SIZES
 from mmspec.reference.training.image_data import IMAGE_SIZE, READER_PATCH
 from mmspec.reference.training.vlm_data import PatchBatch, patch_batch, training_seeds
@@ -22,9 +20,9 @@ from mmspec.registry import did_you_mean
 from mmspec.training.environment import open_accelerator, prepare_training
 from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import donor, save_trained, training_record
-from mmspec.training.stage import Stage, TrainingRun, train_stage
+from mmspec.training.stage import Stage, TrainingRun, held_out_figures, train_stage
 
-__all__ = ["build_reader", "load_reader", "train_reader"]
+__all__ = ["build_reader", "train_reader"]
 
 WIDTHS_AND_LAYERS = {"base": (128, 4), "tiny": (32, 1)}
 CHECK_SCENES = 128
@@ -56,11 +54,7 @@ def build_reader(size: str = "base") -> AttributeReader:
 
 
 def train_reader(
-    out: str | Path,
-    *,
-    start: str | Path | None = None,
-    size: str = "base",
-    **how: Unpack[PlanOptions],
+    out: str | Path, *, start: str | Path | None = None, size: str = "base", **how: Unpack[PlanOptions]
 ) -> Path:
     """Train a reader of scenes and save it as a folder that `AttributeReader.from_pretrained` loads.
 
@@ -89,20 +83,6 @@ def train_reader(
     return out
 
 
-def load_reader(folder: str | Path) -> AttributeReader:
-    """Load a trained reader in single precision.
-
-    Raises:
-        CheckpointError: there is none in the folder.
-    """
-    try:
-        reader: AttributeReader = AttributeReader.from_pretrained(folder, dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        raise CheckpointError("reader", str(folder), "a folder that `mmspec train reader` wrote") from error
-    reader.eval()
-    return reader
-
-
 def _take_weights(reader: AttributeReader, folder: Path) -> list[dict[str, Any]]:
     """Take over a trained reader; returns the stages of its training."""
     with donor(folder, "a reader that `mmspec train reader` wrote, of the same size") as stages:
@@ -111,15 +91,10 @@ def _take_weights(reader: AttributeReader, folder: Path) -> list[dict[str, Any]]
 
 
 def _stage(run: TrainingRun, reader: AttributeReader, seed: int, batch_size: int) -> Stage:
-    held_out = _batch(np.arange(CHECK_SCENES))
-
     def make(step: int) -> PatchBatch:
         return _batch(training_seeds(seed, STAGE, step, run.accelerator.process_index, batch_size))
 
-    def check(module: nn.Module) -> dict[str, float]:
-        _, accuracies = module(held_out.to(run.accelerator.device))
-        return {name: round(float(value), 3) for name, value in accuracies.items()}
-
+    check = held_out_figures(_batch(np.arange(CHECK_SCENES)), run.accelerator.device)
     width = int(reader.tower.config.hidden_size)
     return Stage("reader", PatchLoss(reader.tower, width, reader.heads), make, check)
 

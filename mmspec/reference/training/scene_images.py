@@ -32,11 +32,7 @@ class SceneImages(LlamaGenImages):
         return DrafterBatch(self.examples(prompts, scenes.pixels), int(seeds[0]))
 
     def trial(self) -> Trial:
-        asked = self.asked(image_batch(np.arange(TRIAL_IMAGES), self.tokenizer, dropped=0.0))
-        return self.trial_of(
-            [self.condition(words) for words in asked],
-            [self.condition(words, dropped=True) for words in asked],
-        )
+        return self.trial_of(self.asked(image_batch(np.arange(TRIAL_IMAGES), self.tokenizer, dropped=0.0)))
 
     def asked(self, scenes: ImageBatch) -> list[Tensor | int]:
         """The prompt of each scene as the target takes it: words, or a class label."""

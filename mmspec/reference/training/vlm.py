@@ -36,7 +36,7 @@ from mmspec.registry import did_you_mean
 from mmspec.training.environment import open_accelerator, prepare_training
 from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import save_trained, training_record
-from mmspec.training.stage import Stage, TrainingRun, train_stage
+from mmspec.training.stage import Stage, TrainingRun, held_out_figures, train_stage
 
 __all__ = ["train_vlm"]
 
@@ -99,17 +99,13 @@ def train_vlm(
 
 def _tower_stage(run: TrainingRun, model: LlavaForConditionalGeneration, seed: int, batch_size: int) -> Stage:
     patch = int(_vision(model).patch_size)
-    held_out = patch_batch(np.arange(CHECK_SCENES), patch)
 
     def make(step: int) -> PatchBatch:
         process = run.accelerator.process_index
         seeds = [training_seeds(seed, TOWER, 2 * step + half, process, batch_size) for half in range(2)]
         return patch_batch(np.concatenate(seeds), patch)
 
-    def check(module: nn.Module) -> dict[str, float]:
-        _, accuracies = module(held_out.to(run.accelerator.device))
-        return {name: round(float(value), 3) for name, value in accuracies.items()}
-
+    check = held_out_figures(patch_batch(np.arange(CHECK_SCENES), patch), run.accelerator.device)
     return Stage("tower", PatchLoss(model.model.vision_tower, int(_vision(model).hidden_size)), make, check)
 
 

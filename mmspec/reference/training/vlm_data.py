@@ -19,14 +19,10 @@ from mmspec.reference.scenes import (
     BACKGROUNDS,
     CANVAS,
     CAPTION_PROMPTS,
-    COLOURS,
     DESCRIPTION_PROMPTS,
     GENERAL,
     HELD_OUT_SEEDS,
     MAX_OBJECTS,
-    PATTERNS,
-    SHAPES,
-    SIZES,
     Scene,
     SceneProfile,
     caption,
@@ -36,7 +32,7 @@ from mmspec.reference.scenes import (
     render,
     sample_scene,
 )
-from mmspec.reference.training.vlm_mentions import MENTION_CLASSES, mentions
+from mmspec.reference.training.vlm_mentions import ATTRIBUTES, MENTION_CLASSES, attribute_labels, mentions
 from mmspec.reference.training.vlm_processor import ASSISTANT, BOS, EOS, IMAGE, USER
 
 __all__ = [
@@ -51,10 +47,7 @@ __all__ = [
 ]
 
 PATCH_CLASSES = {
-    "shape": 1 + len(SHAPES),
-    "colour": 1 + len(COLOURS),
-    "size": 1 + len(SIZES),
-    "pattern": 1 + len(PATTERNS),
+    **{name: 1 + len(values) for name, values in ATTRIBUTES.items()},
     "rank": 1 + MAX_OBJECTS,
     "background": len(BACKGROUNDS),
 }
@@ -225,12 +218,6 @@ def patch_labels(scene: Scene, patch: int, size: int = CANVAS) -> np.ndarray:
     owner = np.where(shares.max(0) >= COVERED, shares.argmax(0) + 1, 0)
     table = np.zeros((1 + len(scene.objects), len(PATCH_CLASSES)), dtype=np.int64)
     for rank, thing in enumerate(scene.objects, start=1):
-        table[rank, :5] = (
-            1 + SHAPES.index(thing.shape),
-            1 + COLOURS.index(thing.colour),
-            1 + SIZES.index(thing.size),
-            1 + PATTERNS.index(thing.pattern),
-            rank,
-        )
+        table[rank, :5] = [*(1 + label for label in attribute_labels(thing)), rank]
     table[:, 5] = BACKGROUNDS.index(scene.background)
     return table[owner]

@@ -22,13 +22,11 @@ from mmspec.reference.scenes import (
 )
 from mmspec.reference.scenes.questions import PLACES, PLURALS
 
-__all__ = ["IGNORED", "MENTION_CLASSES", "mentions"]
+__all__ = ["ATTRIBUTES", "IGNORED", "MENTION_CLASSES", "attribute_labels", "mentions"]
 
+ATTRIBUTES = {"shape": SHAPES, "colour": COLOURS, "size": SIZES, "pattern": PATTERNS}
 MENTION_CLASSES = {
-    "shape": len(SHAPES),
-    "colour": len(COLOURS),
-    "size": len(SIZES),
-    "pattern": len(PATTERNS),
+    **{name: len(values) for name, values in ATTRIBUTES.items()},
     "row": len(ROWS),
     "column": len(COLUMNS),
     "rank": MAX_OBJECTS,
@@ -74,16 +72,12 @@ def _meant(scene: Scene, phrase: str) -> list[int]:
 def _labels(scene: Scene, meant: list[int]) -> list[int]:
     attributes = [IGNORED] * (len(MENTION_CLASSES) - 1)
     if len(meant) == 1:
-        attributes = [*_attributes(scene.objects[meant[0]]), meant[0]]
+        thing = scene.objects[meant[0]]
+        place = ROWS.index(thing.row), COLUMNS.index(thing.column)
+        attributes = [*attribute_labels(thing), *place, meant[0]]
     return [*attributes, len(meant)]
 
 
-def _attributes(thing: SceneObject) -> list[int]:
-    return [
-        SHAPES.index(thing.shape),
-        COLOURS.index(thing.colour),
-        SIZES.index(thing.size),
-        PATTERNS.index(thing.pattern),
-        ROWS.index(thing.row),
-        COLUMNS.index(thing.column),
-    ]
+def attribute_labels(thing: SceneObject) -> list[int]:
+    """The index of each of an object's `ATTRIBUTES`."""
+    return [values.index(getattr(thing, name)) for name, values in ATTRIBUTES.items()]

@@ -17,6 +17,7 @@ from transformers import (
     LlavaProcessor,
 )
 
+from mmspec.reference.attribute_reader import label_heads
 from mmspec.reference.scenes.world import CANVAS
 from mmspec.reference.training.vlm_data import PATCH_CLASSES, ConversationBatch, PatchBatch
 from mmspec.reference.training.vlm_mentions import IGNORED, MENTION_CLASSES
@@ -97,9 +98,7 @@ class PatchLoss(nn.Module):
     def __init__(self, tower: nn.Module, width: int, heads: nn.ModuleDict | None = None) -> None:
         super().__init__()
         self.tower = tower
-        self.heads = heads or nn.ModuleDict(
-            {name: nn.Linear(width, classes) for name, classes in PATCH_CLASSES.items()}
-        )
+        self.heads = heads or label_heads(width, PATCH_CLASSES)
 
     def forward(self, batch: PatchBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The loss, and each label's accuracy over the patches on objects (background: over all)."""
@@ -132,9 +131,7 @@ class ConversationLoss(nn.Module):
         self.frozen_tower = frozen_tower
         text: Any = vlm.config.text_config
         self.middle = text.num_hidden_layers // 2
-        self.mention_heads = nn.ModuleDict(
-            {name: nn.Linear(text.hidden_size, classes) for name, classes in MENTION_CLASSES.items()}
-        )
+        self.mention_heads = label_heads(text.hidden_size, MENTION_CLASSES)
         vlm.model.vision_tower.requires_grad_(not frozen_tower)
 
     def forward(self, batch: ConversationBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -152,18 +149,26 @@ class ConversationLoss(nn.Module):
         logits = self.vlm.lm_head(decoded.last_hidden_state[:, :-1][learnt]).float()
         losses = F.cross_entropy(logits, labels[learnt], reduction="none")
         loss = (losses * weights[learnt]).sum() / weights.sum()
-        loss = loss + MENTION_WEIGHT * self._mention_loss(decoded.hidden_states[self.middle], batch)
+        mentions = decoded.hidden_states[self.middle][batch.mention_at.unbind(-1)]
+        mention_loss, _ = label_loss(mentions, batch.mention_labels, self.mention_heads)
+        loss = loss + MENTION_WEIGHT * mention_loss
         return loss, logits.argmax(-1) == labels[learnt]
 
-    def _mention_loss(self, states: torch.Tensor, batch: ConversationBatch) -> torch.Tensor:
-        rows, positions = batch.mention_at.unbind(-1)
-        read = states[rows, positions]
-        loss = states.new_zeros((), dtype=torch.float32)
-        for index, head in enumerate(self.mention_heads.values()):
-            labels = batch.mention_labels[:, index]
-            losses = F.cross_entropy(head(read).float(), labels, ignore_index=IGNORED, reduction="sum")
-            loss = loss + losses / (labels != IGNORED).sum().clamp(min=1) / len(self.mention_heads)
-        return loss
+
+def label_loss(
+    states: torch.Tensor, labels: torch.Tensor, heads: nn.ModuleDict
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean cross entropy and accuracy of labels [..., heads] that are not `IGNORED`."""
+    loss, right = states.new_zeros((), dtype=torch.float32), []
+    for index, head in enumerate(heads.values()):
+        logits, wanted = head(states).float(), labels[..., index]
+        known = wanted != IGNORED
+        losses = F.cross_entropy(
+            logits.flatten(0, -2), wanted.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        loss = loss + losses / known.sum().clamp(min=1) / len(heads)
+        right.append((logits.argmax(-1) == wanted)[known])
+    return loss, torch.cat(right).float().mean()
 
 
 def exact_answers(batch: ConversationBatch, right: torch.Tensor) -> torch.Tensor:

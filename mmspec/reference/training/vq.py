@@ -12,18 +12,17 @@ import numpy as np
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 from safetensors.torch import save_file
-from torch import nn
 
 from mmspec.errors import InputError
+from mmspec.reference.attribute_reader import load_reader
 from mmspec.reference.training.image_data import PixelBatch, pixel_batch
-from mmspec.reference.training.reader import load_reader
 from mmspec.reference.training.vlm_data import training_seeds
 from mmspec.reference.training.vq_model import VQ_SHAPES, Reconstruction, build_vq
 from mmspec.registry import did_you_mean
 from mmspec.training.environment import open_accelerator, prepare_training
 from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import donor, half_precision, training_record, write_record
-from mmspec.training.stage import Stage, TrainingRun, train_stage
+from mmspec.training.stage import Stage, TrainingRun, held_out_figures, train_stage
 
 __all__ = ["save_vq", "train_vq"]
 
@@ -94,16 +93,11 @@ def save_vq(vq: VQModel, folder: Path, training: dict[str, Any]) -> None:
 
 
 def _stage(run: TrainingRun, learner: Reconstruction, title: str, seed: int, batch_size: int) -> Stage:
-    held_out = pixel_batch(np.arange(CHECK_SCENES))
-
     def make(step: int) -> PixelBatch:
         seeds = training_seeds(seed, STAGE, step, run.accelerator.process_index, batch_size)
         return pixel_batch(seeds, OBJECT_WEIGHT)
 
-    def check(module: nn.Module) -> dict[str, float]:
-        _, figures = module(held_out.to(run.accelerator.device))
-        return {name: round(float(value), 4) for name, value in figures.items()}
-
+    check = held_out_figures(pixel_batch(np.arange(CHECK_SCENES)), run.accelerator.device, digits=4)
     return Stage(title, learner, make, check)
 
 

@@ -44,10 +44,8 @@ def read_conversations(
     except (OSError, UnicodeDecodeError) as error:
         raise InputError("data", str(file), allowed) from error
     if file.suffix != ".json":
-        numbered = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-        named = [
-            (f"data, line {number}", parsed(line, f"data, line {number}", FORMS)) for number, line in numbered
-        ]
+        lines = {f"data, line {number}": line for number, line in enumerate(text.splitlines(), 1)}
+        named = [(where, parsed(line, where, FORMS)) for where, line in lines.items() if line.strip()]
     else:
         table = parsed(text, "data", allowed)
         if not isinstance(table, list):
@@ -95,25 +93,22 @@ def read_conversation(row: Any, where: str, folder: Path, control: str | None = 
                 )
                 image = next(waiting, None) if image is None else image
                 if image is None:
-                    raise InputError(
-                        where, f"{len(images)} images", "one for each place that it has for them"
-                    )
+                    allowed = "one for each place that it has for them"
+                    raise InputError(where, f"{len(images)} images", allowed)
                 shown.append(image)
                 content.append({"type": "image"})
             elif kind == "text" and isinstance(part.get("text"), str):
                 if control and control in part["text"]:
-                    raise InputError(
-                        where, part["text"], f"text without {control!r}, which stands for an image"
-                    )
+                    allowed = f"text without {control!r}, which stands for an image"
+                    raise InputError(where, part["text"], allowed)
                 content.append({"type": "text", "text": part["text"]})
             else:
                 raise InputError(where, part, "parts of type 'image' or 'text'")
         messages.append({"role": role, "content": content})
     left = list(waiting)
     if left and shown:
-        raise InputError(
-            where, f"{len(images)} images", f"as many as it has places for: {len(images) - len(left)}"
-        )
+        allowed = f"as many as it has places for: {len(images) - len(left)}"
+        raise InputError(where, f"{len(images)} images", allowed)
     first = next((index for index, each in enumerate(messages) if each["role"] == "user"), None)
     last = max((index for index, each in enumerate(messages) if each["role"] == "assistant"), default=-1)
     if first is None or last < first:

@@ -81,10 +81,7 @@ class ImageFile(LlamaGenImages):
         return DrafterBatch(self.examples(prompts, pixels), int(rng.integers(2**62)))
 
     def trial(self) -> Trial:
-        return self.trial_of(
-            [self.condition(row.asked) for row in self.held_out],
-            [self.condition(row.asked, dropped=True) for row in self.held_out],
-        )
+        return self.trial_of([row.asked for row in self.held_out])
 
     def pixels(self, path: Path) -> Tensor:
         """Load an image [3, H, W] in [-1, 1], cut to the target's proportions and scaled to its size."""

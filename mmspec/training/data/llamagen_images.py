@@ -14,12 +14,7 @@ from mmspec.decoding.interfaces import Request
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.image_parts import load_text_encoder, load_vq
-from mmspec.models.llamagen import (
-    LlamaGenForCausalLM,
-    caption_prompt,
-    class_prompt,
-    null_caption_prompt,
-)
+from mmspec.models.llamagen import LlamaGenForCausalLM, caption_prompt, class_prompt, null_caption_prompt
 from mmspec.models.llamagen.vq import encode_image
 from mmspec.targets.causal import to_device
 from mmspec.targets.llamagen import LlamaGenTarget
@@ -70,14 +65,14 @@ class LlamaGenImages:
             examples.append(TrainingExample(inputs, prompt["input_ids"].shape[1]))
         return tuple(examples)
 
-    def trial_of(self, prompts: Sequence[Inputs], nothing: Sequence[Inputs]) -> Trial:
-        """A trial of whole images from held-out prompts, with the model's generation settings."""
+    def trial_of(self, held_out: Sequence[Tensor | int]) -> Trial:
+        """A trial of whole images from held-out captions or labels, with the model's generation settings."""
         settings = self.model.generation_config
         scale = settings.guidance_scale or 1.0
-        requests = [
-            Request(prompt, negative_inputs=none if scale != 1.0 else None, grid=self.target.grid)
-            for prompt, none in zip(prompts, nothing, strict=True)
-        ]
+        requests = []
+        for asked in held_out:
+            nothing = self.condition(asked, dropped=True) if scale != 1.0 else None
+            requests.append(Request(self.condition(asked), negative_inputs=nothing, grid=self.target.grid))
         sampler = Sampler(settings.temperature or 1.0, top_k=settings.top_k, guidance_scale=scale)
         return Trial(requests, sampler, self.target.grid.length)
 

@@ -38,7 +38,6 @@ class DrafterLoss(nn.Module):
     @staticmethod
     def prepare(head: Any, data: DrafterData) -> None:
         """Prepare a new head, once, before it learns from the data."""
-        return None
 
     def measure(self, batches: Iterable[DrafterBatch]) -> dict[str, Any]:
         """Measure a trained head on batches that it has not seen: attributes of its config."""
