@@ -11,7 +11,7 @@ from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Round, Target
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sampling import Sampler, check_rows
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafting.length import CostModel, PacedDrafter
@@ -133,9 +133,11 @@ class Accelerator:
             prompts: B lists of token ids that criteria and processors count as well; None for the requests'.
 
         Raises:
-            InputError: the rule's promise does not hold for this way of sampling.
+            InputError: the rule's promise does not hold for this way of sampling, or settings of rows are not
+                those of this batch.
         """
         self.check(sampler)
+        check_rows(sampler, len(requests))
         stats = DecodingStats(accelerator=self.name, exactness=self.exactness)
         ids = [request.prompt_tokens for request in requests] if prompts is None else prompts
         return Call(self, target, sampler, requests, Canvas(ids, stopping, stats, target.device), random)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeGuard
+
 from mmspec.errors import InputError
 
-__all__ = ["check_draft_tokens", "is_integer", "require_number"]
+__all__ = ["check_draft_tokens", "is_integer", "is_list", "require_number"]
 
 MAX_DRAFT_TOKENS = 512
 
@@ -25,6 +27,11 @@ def require_number(
 def is_integer(value: object) -> bool:
     """True for an int that is not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_list(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
+    """True for a list or a tuple, which hold one value for each row."""
+    return isinstance(value, list | tuple)
 
 
 def check_draft_tokens(value: int) -> int:

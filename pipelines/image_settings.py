@@ -10,12 +10,12 @@ import torch
 from transformers import PreTrainedModel
 
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sampling import ROW_SETTINGS, Sampler, check_rows
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.pipelines.settings import read_seeds
 from mmspec.registry import did_you_mean
-from mmspec.validation import is_integer
+from mmspec.validation import is_integer, is_list
 
 OUTPUT_TYPES = ("pil", "pt", "np", "latent")
 OF_CALLS = {
@@ -29,7 +29,7 @@ OF_CALLS = {
 }
 ROWS_AT_ONCE = 16
 MAX_IMAGES = 10_000
-SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
+SAMPLING = tuple(ROW_SETTINGS)
 #: Sampling settings of the papers' authors: LlamaGen by its condition, the others by their `model_type`.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "class": {"guidance_scale": 4.0, "top_k": 2000},
@@ -44,8 +44,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 class ImageSettings:
     """Settings of image generation. None takes the generation config's default, or the published one.
 
+    The first five are one value, or a list with one for each prompt, which is that of all its images.
+
     Args:
-        guidance_scale: classifier-free guidance, u + s (c - u); 1 is off and halves the work.
+        guidance_scale: classifier-free guidance, u + s (c - u); 1 is off, and halves the work of images that
+            are decoded together if it is off for all of them.
         temperature: 0 takes the likeliest token everywhere.
         top_k, top_p, min_p: truncation, in that order; 0 keeps every token.
         seed: integer, or a list. Row i of an integer seed has its own stream; rows are the images of the
@@ -57,11 +60,11 @@ class ImageSettings:
         output_type: "pil", "pt", "np", or "latent" for the codes alone.
     """
 
-    guidance_scale: float | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
+    guidance_scale: float | Sequence[float] | None = None
+    temperature: float | Sequence[float] | None = None
+    top_k: int | Sequence[int] | None = None
+    top_p: float | Sequence[float] | None = None
+    min_p: float | Sequence[float] | None = None
     seed: int | Sequence[int] | None = None
     generator: torch.Generator | Sequence[torch.Generator] | None = None
     num_images_per_prompt: int = 1
@@ -90,15 +93,21 @@ class ImageSettings:
                 raise UnknownArgumentError("keyword", keyword, did_you_mean(keyword, known | OF_CALLS))
         return cls(**{**defaults, **{name: value for name, value in keywords.items() if value is not None}})
 
-    def sampler(self) -> Sampler:
-        """Sampler of the distribution that is promised."""
-        return Sampler(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            guidance_scale=1.0 if self.guidance_scale is None else self.guidance_scale,
-        )
+    def sampler(self, prompts: int = 1) -> Sampler:
+        """Sampler of the distribution that is promised, for the images of all prompts.
+
+        Raises:
+            InputError: a value outside its range, or a list of another length than the prompts.
+        """
+        check_rows(self, prompts, "prompts")
+        settings: dict[str, Any] = {"temperature": 1.0}
+        for name in SAMPLING:
+            given = getattr(self, name)
+            if is_list(given):
+                given = [value for value in given for _ in range(self.num_images_per_prompt)]
+            if given is not None:
+                settings[name] = given
+        return Sampler(**settings)
 
     def random(self, prompts: int, device: torch.device) -> RandomStream:
         """Random streams of all images.

@@ -247,15 +247,16 @@ class ImagePipeline(MMSpecPipeline):
             The call, whose rounds can be watched as they are decoded.
         """
         settings = ImageSettings.from_keywords(sampling_defaults(self.model), keywords)
-        sampler = settings.sampler()
-        self.accelerator.check(sampler)
         given = what.get("class_labels") if prompt is None else prompt
-        random = settings.random(len(given) if isinstance(given, list | tuple) else 1, self.device)
+        prompts = len(given) if isinstance(given, list | tuple) else 1
+        sampler = settings.sampler(prompts)
+        self.accelerator.check(sampler)
+        random = settings.random(prompts, self.device)
         requests = image_requests(
             self.target,
             prompt,
             **what,
-            guided=sampler.guidance_scale != 1.0,
+            guided=sampler.is_guided,
             num_images_per_prompt=settings.num_images_per_prompt,
             tokenizer=None if self.processor is None else self.tokenizer,
             text_encoder=self.text_encoder,
@@ -305,7 +306,8 @@ class ImageCall:
         for first in range(0, len(self.requests), size):
             requests = self.requests[first : first + size]
             random = RandomStream(self._random.keys[first : first + size])
-            call = self._pipeline.accelerator.call(target, self._sampler, requests, stopping, random)
+            sampler = self._sampler.of_rows(slice(first, first + size))
+            call = self._pipeline.accelerator.call(target, sampler, requests, stopping, random)
             self.calls.append(call)
             for step in call.rounds():
                 self.committed += sum(map(len, step.emission.tokens))

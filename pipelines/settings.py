@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from mmspec.decoding.canvas import MAX_NEW_TOKENS, Stopping
-from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sampling import Sampler, check_rows
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.pipelines.callbacks import CheckedCriterion, CheckedProcessor, StopTextCriterion, checked
 from mmspec.registry import did_you_mean
@@ -38,11 +38,15 @@ OF_CALLS = {"images", "videos", "num_frames", "apply_chat_template", "generation
 class GenerationSettings:
     """Settings of text generation. None takes the model's generation config, then transformers' default.
 
+    Temperature, top_k, top_p, min_p and guidance_scale are one value, or a list with one for each prompt,
+    which then gives what it gives alone.
+
     Args:
         max_new_tokens: most tokens to emit; by default 256, or what the model's positions leave room for.
         min_new_tokens: no end token before that many.
         do_sample: draw from the distribution instead of taking the likeliest token.
-        temperature: above 0; giving one turns `do_sample` on, 0 turns it off.
+        temperature: above 0; giving one turns `do_sample` on, 0 turns it off. In a list, 0 is for
+            that prompt alone.
         top_k, top_p, min_p: truncation, in that order; `do_sample` alone implies top_k = 50, as in
             transformers; 0 keeps every token.
         repetition_penalty, no_repeat_ngram_size, bad_words_ids: as in transformers, exact along drafts.
@@ -60,10 +64,10 @@ class GenerationSettings:
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
     do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
+    temperature: float | Sequence[float] | None = None
+    top_k: int | Sequence[int] | None = None
+    top_p: float | Sequence[float] | None = None
+    min_p: float | Sequence[float] | None = None
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
     bad_words_ids: list[list[int]] | None = None
@@ -74,7 +78,7 @@ class GenerationSettings:
     eos_token_id: int | Sequence[int] | None = None
     seed: int | Sequence[int] | None = None
     generator: torch.Generator | Sequence[torch.Generator] | None = None
-    guidance_scale: float | None = None
+    guidance_scale: float | Sequence[float] | None = None
     negative_prompt: str | Sequence[str] | None = None
 
     @classmethod
@@ -103,18 +107,26 @@ class GenerationSettings:
             raise InputError("do_sample", given["do_sample"], "True or False")
         return cls(**given)  # type: ignore[arg-type]
 
-    def sampler(self, prompt_lengths: Sequence[int], device: torch.device) -> Sampler:
-        """Sampler of the distribution that is promised."""
-        processors = [self._processors(length, device) for length in prompt_lengths]
+    def sampler(self, prompts: int) -> Sampler:
+        """Sampler of the distribution that is promised, but for its processors.
+
+        Raises:
+            InputError: a value outside its range, or a list of another length than the prompts.
+        """
+        check_rows(self, prompts, "prompts")
         sampled = Sampler(  # made for greedy decoding too: a value that is not used may not be wrong either
             temperature=1.0 if self.temperature is None else self.temperature,
             top_k=DEFAULT_TOP_K if self.top_k is None else self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,
             guidance_scale=1.0 if self.guidance_scale is None else self.guidance_scale,
-            processors=processors if any(processors) else [],
         )
         return sampled if self.do_sample else replace(sampled, temperature=0.0)
+
+    def processors(self, prompt_lengths: Sequence[int], device: torch.device) -> list[LogitsProcessorList]:
+        """Processors of each row, or none at all."""
+        processors = [self._processors(length, device) for length in prompt_lengths]
+        return processors if any(processors) else []
 
     def stopping(
         self, longest_prompt: int, positions: int | None, tokenizer: PreTrainedTokenizerBase

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -151,8 +152,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
         self._check_media(images, videos)  # before anything is fetched
         prompts = read_prompts(prompt, images, videos, **reading)
         self._check_media([row.images for row in prompts], [row.videos for row in prompts])
+        sampler = settings.sampler(len(prompts))
         negatives: list[Prompt] = []
-        if settings.guidance_scale not in (None, 1.0):
+        if sampler.is_guided:
             negatives = read_negatives(settings.negative_prompt, prompts, self.tokenizer)
         requests = [
             Request(
@@ -168,7 +170,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
             raise InputError("prompt", "", "at least one token; give it some text")
         config = self.model.config.get_text_config(decoder=True)
         positions = getattr(config, "max_position_embeddings", None)
-        sampler = settings.sampler([len(request.prompt_tokens) for request in requests], self.device)
+        own = settings.processors([len(request.prompt_tokens) for request in requests], self.device)
+        sampler = replace(sampler, processors=own)
         self.accelerator.check(sampler)
         stopping = settings.stopping(max(lengths, default=0), positions, self.tokenizer)
         random = RandomStream.from_seed(settings.seeds(len(requests)), len(requests), self.device)

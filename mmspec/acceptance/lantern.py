@@ -155,9 +155,12 @@ class Lantern(RelaxedSampling):
         return a + base * share.sum(-1, keepdim=True) + common * spread + nothing * self.uniform(p)
 
     def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
-        if self.reference and scores.greedy:
-            return self.verify_greedy(draft, scores)
-        return super().verify(draft, scores, random, emitted)
+        if not self.reference or scores.greedy is False:
+            return super().verify(draft, scores, random, emitted)
+        greedy = self.verify_greedy(draft, scores)
+        if scores.greedy is True:
+            return greedy
+        return Verdict.choose(scores.greedy[:, 0, 0], greedy, super().verify(draft, scores, random, emitted))
 
     def verify_greedy(self, draft: Draft, scores: Scores) -> Verdict:
         """Verify at temperature 0 as released: the deepest path whose tokens all become the likeliest."""

@@ -150,26 +150,32 @@ class Scores(Categorical):
 
     Args:
         logits: [T, n, V] float32 (float64 for float64 models).
-        greedy: p is one-hot at the arg-max (temperature 0), and `logits` are not warped.
+        greedy: p is one-hot at the arg-max (temperature 0), and `logits` are not warped: in all rows or none,
+            or [T, 1, 1] where.
     """
 
-    def __init__(self, logits: Tensor, greedy: bool) -> None:
+    def __init__(self, logits: Tensor, greedy: bool | Tensor) -> None:
         self.logits, self.greedy = logits, greedy
 
     @once
     def _p(self) -> Tensor:  # computed where a rule asks for it
-        if self.greedy:
-            return torch.zeros_like(self.logits).scatter(-1, self.logits.argmax(-1, keepdim=True), 1.0)
-        return self.logits.softmax(-1)
+        if self.greedy is False:
+            return self.logits.softmax(-1)
+        likeliest = torch.zeros_like(self.logits).scatter(-1, self.logits.argmax(-1, keepdim=True), 1.0)
+        if self.greedy is True:
+            return likeliest
+        return torch.where(self.greedy, likeliest, self.logits.softmax(-1))
 
     def choose(self, draft: Draft, random: RandomStream, first: Tensor) -> Tensor:
-        if self.greedy:
+        if self.greedy is True:
             return self.logits.argmax(-1)
         vocabulary = self.logits.shape[-1]
         index = first[:, None] + torch.arange(draft.max_depth + 1, device=first.device)
         noise = random.gumbel(index, Purpose.TARGET, vocabulary, self.logits.dtype)
         if not draft.is_chain:
             noise = pick(noise, draft.depth)
+        if isinstance(self.greedy, Tensor):
+            noise = noise.masked_fill(self.greedy, 0.0)
         return (self.logits + noise).argmax(-1)
 
     def is_finite(self) -> Tensor:

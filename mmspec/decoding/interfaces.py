@@ -29,7 +29,7 @@ class Request:
             no padding.
         draft_inputs: the same for a draft model that reads the prompt in its own way; None if it
             reads `inputs`.
-        negative_inputs: the unconditional prompt, needed when the guidance scale is not 1.
+        negative_inputs: the unconditional prompt, needed when the guidance scale of any row is not 1.
         grid: the layout of the image that the output is, for image tokens.
     """
 
@@ -44,9 +44,9 @@ class Request:
 
 
 def list_prompts(requests: Sequence[Request], sampler: Sampler) -> list[Mapping[str, Tensor]]:
-    """Prompts of a batch for the target: B, under guidance followed by B unconditional ones."""
+    """Prompts of a batch for the target: B, under guidance of any row followed by B unconditional ones."""
     prompts = [request.inputs for request in requests]
-    if sampler.guidance_scale != 1.0:
+    if sampler.is_guided:
         prompts += [request.negative_inputs for request in requests if request.negative_inputs is not None]
     return prompts
 

@@ -2,15 +2,15 @@
 
 The order is that of transformers: guidance, then processors that look at the path, then
 temperature, top-k, top-p, min-p. Target and drafter share this code, so p and q cannot disagree
-about it.
+about it. Rows of a batch may have settings of their own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -23,16 +23,21 @@ from transformers import (
 from mmspec.decoding.distribution import Gaussian, Scores
 from mmspec.decoding.draft import Draft
 from mmspec.errors import InputError
-from mmspec.validation import is_integer, require_number
+from mmspec.validation import is_integer, is_list, require_number
 
 NEG_INF = float("-inf")
 # They remember the last token that they were called with, and drafts are not called in the order of tokens.
 STATEFUL_PROCESSORS = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
+#: Settings that rows of a batch may have each their own of, and what None stands for there.
+ROW_SETTINGS = {"temperature": None, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "guidance_scale": None}
 
 
 @dataclass(frozen=True)
 class Sampler:
     """Sampling settings: how logits become a distribution. The defaults are greedy decoding.
+
+    The first five are one value for all rows, or a sequence with one for each of the B rows; where all of
+    these are equal, they are kept as one.
 
     Args:
         temperature: 0 is greedy decoding.
@@ -47,24 +52,17 @@ class Sampler:
         InputError: a value outside its range, or a processor that looks at more than the path.
     """
 
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    guidance_scale: float = 1.0
+    temperature: float | Sequence[float] = 0.0
+    top_k: int | Sequence[int | None] | None = None
+    top_p: float | Sequence[float | None] | None = None
+    min_p: float | Sequence[float | None] | None = None
+    guidance_scale: float | Sequence[float] = 1.0
     processors: Sequence[LogitsProcessorList] = ()
+    _copies: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        require_number("temperature", self.temperature, 0.0, 1e4, "0 (greedy) to 10000")
-        if 0.0 < self.temperature < 1e-4:
-            raise InputError("temperature", self.temperature, "0 (greedy), or at least 0.0001")
-        if self.top_k is not None and (not is_integer(self.top_k) or self.top_k < 0):
-            raise InputError("top_k", self.top_k, "a positive integer, or None or 0 to keep every token")
-        if self.top_p is not None:
-            require_number("top_p", self.top_p, 0.0, 1.0, "above 0, at most 1", open_below=True)
-        if self.min_p is not None:
-            require_number("min_p", self.min_p, 0.0, 1.0, "0 to 1")
-        require_number("guidance_scale", self.guidance_scale, 0.0, 1e4, "0 to 10000; 1 is off")
+        for name in ROW_SETTINGS:
+            object.__setattr__(self, name, read_setting(name, getattr(self, name), check_setting))
         for processor in (item for row in self.processors for item in row):
             if isinstance(processor, STATEFUL_PROCESSORS):
                 allowed = "processors of a token's own path; this one keeps a state from call to call"
@@ -72,7 +70,23 @@ class Sampler:
 
     @property
     def greedy(self) -> bool:
+        """True if all rows are."""
         return self.temperature == 0.0
+
+    @property
+    def is_guided(self) -> bool:
+        """True if any row is, so that the unconditional prompts are read as well."""
+        return self.guidance_scale != 1.0
+
+    def support(self, vocabulary: int) -> int:
+        """Most tokens of V that temperature and top-k leave to a row, ties not counted."""
+        return 1 if self.greedy else max(k or vocabulary for k in values_of(self.top_k))
+
+    def of_rows(self, rows: slice) -> Self:
+        """Settings of a part of the batch."""
+        names = (*ROW_SETTINGS, "processors")
+        part: dict[str, Any] = {n: values[rows] for n in names if is_list(values := getattr(self, n))}
+        return replace(self, **part)
 
     def __call__(self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]]) -> Scores:
         """Warp a target's logits.
@@ -85,34 +99,59 @@ class Sampler:
         logits = self.guided(logits)
         if self.processors:
             logits = process_paths(logits, draft, history, self.processors)
-        return self.warped(logits.view(*draft.valid.shape, logits.shape[-1]))
+        return self.scores(logits, draft.valid.shape)
 
     def guided(self, logits: Tensor) -> Tensor:
         """Apply guidance to logits as the model gave them, [B or 2B, n, V] -> [B, n, V]."""
-        # softmax and ratios in float32 whatever the model's dtype, or ties decide
-        logits = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
-        return guide(logits, self.guidance_scale)
+        logits = widen(logits)
+        return guide(logits, self._numbers("guidance_scale", logits))
 
-    def warped(self, logits: Tensor) -> Scores:
-        """Apply temperature and truncation to guided logits [B, n, V]."""
-        return Scores(logits if self.greedy else self.truncate(logits / self.temperature), self.greedy)
+    def scores(self, logits: Tensor, shape: Sequence[int] | None = None) -> Scores:
+        """Make distributions of guided logits [B, m, V].
+
+        Args:
+            logits: of B rows.
+            shape: T and n, where the m nodes of a row stand in T / B lanes of n; B and m if None.
+        """
+        shape = logits.shape[:2] if shape is None else shape
+        warped = self.warp(logits).view(*shape, logits.shape[-1])
+        if self.greedy or 0.0 not in values_of(self.temperature):
+            return Scores(warped, self.greedy)
+        is_greedy: Tensor = self._numbers("temperature", logits) == 0.0
+        return Scores(warped, is_greedy.repeat_interleave(shape[0] // len(logits), 0))
+
+    def warp(self, logits: Tensor) -> Tensor:
+        """Apply temperature and truncation to guided logits [B, n, V]; greedy rows stay as they are."""
+        if self.greedy:
+            return logits
+        temperature = self._numbers("temperature", logits, lambda value: value or 1.0)
+        warped = self.truncate(divide(logits, temperature))
+        if 0.0 in values_of(self.temperature):
+            warped = torch.where(self._numbers("temperature", logits) == 0.0, logits, warped)
+        return warped
 
     def truncate(self, logits: Tensor) -> Tensor:
-        """Exclude tokens by top-k, then top-p, then min-p. logits: [..., V], already at temperature."""
+        """Exclude tokens by top-k, then top-p, then min-p. logits: [B, n, V], already at temperature."""
         vocabulary = logits.shape[-1]
-        if self.top_k and self.top_k < vocabulary:
-            threshold = logits.topk(self.top_k, dim=-1).values[..., -1:]
+        counts = [k for k in values_of(self.top_k) if k and k < vocabulary]
+        if counts:
+            largest = logits.topk(max(counts), dim=-1).values
+            threshold = kth(largest, self._numbers("top_k", logits, lambda k: k or math.inf))
             logits = logits.masked_fill(logits < threshold, NEG_INF)
-        if self.top_p is not None and self.top_p < 1.0:
+        if any(top_p is not None and top_p < 1.0 for top_p in values_of(self.top_p)):
             ordered, order = logits.sort(dim=-1, descending=False)
             # Ascending, as in transformers: drop the tail whose mass is at most 1 - top_p, never the last.
-            drop = ordered.softmax(-1).cumsum(-1) <= 1.0 - self.top_p
+            tail = self._numbers("top_p", logits, lambda top_p: 1.0 - top_p if top_p < 1.0 else NEG_INF)
+            drop = ordered.softmax(-1).cumsum(-1) <= tail
             drop[..., -1] = False
             logits = logits.masked_fill(drop.scatter(-1, order, drop), NEG_INF)
-        if self.min_p:
-            floor = logits.amax(-1, keepdim=True) + math.log(self.min_p)
-            logits = logits.masked_fill(logits < floor, NEG_INF)
+        if any(values_of(self.min_p)):
+            below = self._numbers("min_p", logits, lambda min_p: math.log(min_p) if min_p else NEG_INF)
+            logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + below, NEG_INF)
         return logits
+
+    def _numbers(self, name: str, like: Tensor, of: Callable[[Any], float] = float) -> Any:
+        return numbers(getattr(self, name), like, self._copies, of)
 
 
 @dataclass(frozen=True)
@@ -120,37 +159,131 @@ class GaussianSampler:
     """Sampling settings of continuous tokens with a Gaussian head.
 
     Args:
-        temperature: factor of the standard deviations; 0 is the mean.
+        temperature: factor of the standard deviations, or one for each of the B rows; 0 is the mean.
 
     Raises:
         InputError: a value outside its range.
     """
 
-    temperature: float = 1.0
-    guidance_scale: ClassVar[float] = 1.0
+    temperature: float | Sequence[float] = 1.0
+    is_guided: ClassVar[bool] = False
     processors: ClassVar[tuple[LogitsProcessorList, ...]] = ()
+    _copies: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        require_number("temperature", self.temperature, 0.0, 1e4, "0 (the mean) to 10000")
+        def check(name: str, value: Any) -> None:
+            require_number(name, value, 0.0, 1e4, "0 (the mean) to 10000")
+
+        object.__setattr__(self, "temperature", read_setting("temperature", self.temperature, check))
 
     @property
     def greedy(self) -> bool:
+        """True if all rows are."""
         return self.temperature == 0.0
 
     def __call__(self, parameters: Tensor, draft: Draft, history: Sequence[Sequence[int]]) -> Gaussian:
         """Make distributions of a head's parameters [B, n, 2 d]: mean and log standard deviation."""
-        kept = parameters.to(torch.float64 if parameters.dtype == torch.float64 else torch.float32)
-        mean, log_std = kept.chunk(2, -1)
-        return Gaussian(mean, log_std.exp() * self.temperature)
+        mean, log_std = widen(parameters).chunk(2, -1)
+        return Gaussian(mean, log_std.exp() * numbers(self.temperature, mean, self._copies))
 
 
-def guide(logits: Tensor, scale: float) -> Tensor:
-    """Classifier-free guidance (Ho & Salimans, 2207.12598): [2B, n, V] -> [B, n, V], u + s (c - u)."""
-    if scale == 1.0:
+def check_setting(name: str, value: Any) -> None:
+    """Raise InputError for a value outside the range of its setting."""
+    if name == "temperature":
+        require_number(name, value, 0.0, 1e4, "0 (greedy) to 10000")
+        if 0.0 < value < 1e-4:
+            raise InputError(name, value, "0 (greedy), or at least 0.0001")
+    elif name == "guidance_scale":
+        require_number(name, value, 0.0, 1e4, "0 to 10000; 1 is off")
+    elif name == "top_k" and value is not None and (not is_integer(value) or value < 0):
+        raise InputError(name, value, "a positive integer, or None or 0 to keep every token")
+    elif name == "top_p" and value is not None:
+        require_number(name, value, 0.0, 1.0, "above 0, at most 1", open_below=True)
+    elif name == "min_p" and value is not None:
+        require_number(name, value, 0.0, 1.0, "0 to 1")
+
+
+def read_setting(name: str, given: Any, check: Callable[[str, Any], None]) -> Any:
+    """Check a value, or one for each row: a tuple without None, or one value where all are equal."""
+    values = list(given) if is_list(given) else [given]
+    if not values:
+        raise InputError(name, given, "one value, or one for each row")
+    if len(values) > 1:
+        values = [ROW_SETTINGS[name] if value is None else value for value in values]
+    for value in values:
+        check(name, value)
+    return values[0] if all(value == values[0] for value in values) else tuple(values)
+
+
+def check_rows(settings: object, count: int, rows: str = "rows") -> None:
+    """Raise InputError for a setting that is a list of another length than the batch, or that holds None."""
+    for name in ROW_SETTINGS:
+        values = getattr(settings, name, None)
+        if is_list(values) and (len(values) != count or None in values):
+            raise InputError(name, values, f"one value, or a list with one for each of the {count} {rows}")
+
+
+def values_of(setting: Any) -> tuple[Any, ...]:
+    """The one value of a checked setting, or those of the rows."""
+    return setting if isinstance(setting, tuple) else (setting,)
+
+
+def numbers(setting: Any, like: Tensor, copies: dict[Any, Tensor], of: Callable[[Any], float] = float) -> Any:
+    """What is computed of a setting: a number, or [B, 1, 1] of them beside `like`, where rows differ.
+
+    Args:
+        setting: checked.
+        like: a tensor of the device and dtype.
+        copies: tensors that were made before, so that a value goes to a device once.
+        of: computes the number, on the host as where there is one.
+    """
+    if not isinstance(setting, tuple):
+        return of(setting)
+    key = tuple(map(of, setting)), like.device, like.dtype
+    if key not in copies:
+        copies[key] = torch.tensor(key[0], dtype=like.dtype, device=like.device)[:, None, None]
+    return copies[key]
+
+
+def widen(values: Tensor) -> Tensor:
+    """Convert to float32 whatever the model's dtype is, or ties decide; float64 stays."""
+    return values.to(torch.float64 if values.dtype == torch.float64 else torch.float32)
+
+
+def divide(logits: Tensor, temperature: float | Tensor) -> Tensor:
+    """Divide [B, n, V] by one number or [B, 1, 1], with the same bits."""
+    if isinstance(temperature, Tensor) and logits.is_cuda:
+        return logits * temperature.reciprocal()  # as torch divides by one number there
+    return logits / temperature
+
+
+def kth(largest: Tensor, k: float | Tensor) -> Tensor:
+    """[B, n, 1] the k-th of the largest logits [B, n, m], in order: the last, or one for each k [B, 1, 1].
+
+    A k above m keeps every token: -inf.
+    """
+    if not isinstance(k, Tensor):
+        return largest[..., -1:]
+    most = largest.shape[-1]
+    index = (k.clamp_max(most) - 1).long().expand(*largest.shape[:-1], 1)
+    return largest.gather(-1, index).masked_fill(k > most, NEG_INF)
+
+
+def guide(logits: Tensor, scale: float | Tensor) -> Tensor:
+    """Classifier-free guidance (Ho & Salimans, 2207.12598): [2B, n, V] -> [B, n, V], u + s (c - u).
+
+    Args:
+        logits: [2B, n, V]; [B, n, V] where the scale is 1 for all rows.
+        scale: s, or [B, 1, 1].
+    """
+    if not isinstance(scale, Tensor) and scale == 1.0:
         return logits
     conditional, unconditional = logits.log_softmax(-1).chunk(2)
     guided = unconditional + scale * (conditional - unconditional)
-    return guided.masked_fill(conditional == NEG_INF, NEG_INF)  # excluded by a grammar: -inf minus -inf
+    guided = guided.masked_fill(conditional == NEG_INF, NEG_INF)  # excluded by a grammar: -inf minus -inf
+    if not isinstance(scale, Tensor):
+        return guided
+    return torch.where(scale == 1.0, logits.chunk(2)[0], guided)  # as the model gave them: log_softmax rounds
 
 
 def process_paths(

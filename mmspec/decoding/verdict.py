@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -40,6 +40,12 @@ class Verdict:
     def last(self) -> Tensor:
         """[B] the last accepted node, after which the next token stands."""
         return take(self.path, self.accepted)
+
+    @classmethod
+    def choose(cls, which: Tensor, one: Verdict, other: Verdict) -> Verdict:
+        """Take one verdict where `which` [B] is true, and the other elsewhere; neither of an exact rule."""
+        pairs = ((getattr(one, each.name), getattr(other, each.name)) for each in fields(cls))
+        return cls(*(torch.where(which.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in pairs))
 
     @classmethod
     def root(cls, draft: Draft, next_token: Tensor) -> Verdict:

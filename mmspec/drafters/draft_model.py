@@ -18,7 +18,7 @@ from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sampling import Sampler, widen
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.length import half_lengths
 from mmspec.errors import InputError, UnsupportedModelError
@@ -106,13 +106,7 @@ class DraftModelSession(DraftSession):
         self.drafter = drafter
         self.num_draft_tokens, self.unread = drafter.num_draft_tokens, 1
         self.vocabulary = vocabulary
-        # q may be any distribution, if it is the one drawn from: guidance and grammars stay the target's
-        self.sampler = replace(
-            sampler,
-            guidance_scale=1.0,
-            processors=(),
-            temperature=0.0 if drafter.sampling == "greedy" else sampler.temperature,
-        )
+        self.sampler = replace(sampler, temperature=0.0) if drafter.sampling == "greedy" else sampler
         self.random = random
         last = drafter.model.vocabulary - 1  # the target may have tokens that the draft lacks
         prompts = [
@@ -138,7 +132,8 @@ class DraftModelSession(DraftSession):
         likely, going = torch.ones_like(root, dtype=torch.float32), sound
         for depth in range(self.num_draft_tokens):
             last = Draft.chain(step[:, -1:], DraftKind.POINT)
-            scores = self.sampler(self._read(step), last, canvas.ids)
+            # q may be any distribution, if it is the one drawn from: guidance and grammars stay the target's
+            scores = self.sampler.scores(widen(self._read(step)))
             if self.drafter.stop_below:  # decided by q alone: a decision by the token drawn would bias it
                 likely = likely * scores.logits[:, 0].softmax(-1).amax(-1)
                 going = going & (likely >= self.drafter.stop_below) if depth else going

@@ -146,7 +146,7 @@ class JacobiSession(DraftSession):
         token = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
         draft = Draft.chain(token, drafter.kind)
         scores = sampler(prefill.logits, draft, [request.prompt_tokens for request in requests])
-        support = 1 if sampler.greedy else sampler.top_k or vocabulary
+        support = sampler.support(vocabulary)
         # an initial draft that is uniform has mass everywhere
         pays = drafter.init != "uniform" and SparseDistribution.pays(
             support, vocabulary, scores.logits.element_size()

@@ -26,7 +26,7 @@ from mmspec.decoding.interfaces import (
     list_prompts,
 )
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler, guide
+from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.tree import DynamicTree, TreeShape, choose_tree
 from mmspec.errors import InputError
@@ -178,16 +178,14 @@ class HeadSession(DraftSession):
 
     def _guided(self, logits: Tensor) -> Tensor:
         """[R, w, V] logits of the head -> [B, w, V] in float32, both prompts combined by guidance."""
-        return guide(logits.float(), self.sampler.guidance_scale)
+        return self.sampler.guided(logits.float())
 
     def _log_probabilities(self, logits: Tensor) -> Tensor:
         """[B, w, V] log-probabilities of guided logits, warped as the target's will be.
 
         Processors are left out: they look at paths, which costs more than their effect on a guess.
         """
-        if not self.sampler.greedy:
-            logits = self.sampler.truncate(logits / self.sampler.temperature)
-        return logits.log_softmax(-1)
+        return self.sampler.warp(logits).log_softmax(-1)
 
     def _copied(self, values: Tensor) -> Tensor:
         """[B, ...] values -> [R, ...], for all rows that the target reads."""

@@ -103,8 +103,8 @@ BUGS = {
     ),
     "temperature applied twice": bug(
         checks.speculative_distribution_at_low_temperature,
-        f"{SAMPLING}:Sampler.warped",
-        ("logits / self.temperature", "logits / self.temperature**2"),
+        f"{SAMPLING}:Sampler.warp",
+        ("divide(logits, temperature)", "divide(logits, temperature**2)"),
     ),
     # exactness lost in silence: trees of top-k, draft lengths by q, siblings without a residual
     "deterministic top-k judged with the ratio of q": bug(

@@ -12,7 +12,7 @@ SHAPE = (2, 8, 512)
 @pytest.mark.parametrize("top_k", [1, 7, 100])
 def test_pairs_hold_the_distribution_under_top_k_and_take_their_own_memory(top_k):
     logits = torch.randn(SHAPE, generator=torch.Generator().manual_seed(top_k))
-    distribution = Sampler(temperature=0.7, top_k=top_k).warped(logits).p
+    distribution = Sampler(temperature=0.7, top_k=top_k).scores(logits).p
     pairs = SparseDistribution.of(distribution, top_k)
     torch.testing.assert_close(pairs.dense(), distribution, atol=1e-7, rtol=0)
     assert pairs.nbytes() == 2 * 8 * top_k * 8

@@ -86,8 +86,8 @@ BUGS = {
     "confidence of the last step alone": (f"{GROWTH}.grow", "(self.scores[", "(0 * self.scores["),
     "guidance is forgotten": (
         "mmspec.drafting.heads:HeadSession._guided",
-        "self.sampler.guidance_scale)",
-        "1)[: len(logits) // self.copies]",
+        "self.sampler.guided(logits.float())",
+        "logits.float()[: len(logits) // self.copies]",
     ),
 }
 

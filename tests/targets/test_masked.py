@@ -201,11 +201,14 @@ def test_forwards_are_the_places_of_each_block_over_those_a_step_decides() -> No
         assert stats.accepted == stats.drafted == [0] * 3 and stats.cache_bytes == 0
 
 
-@pytest.mark.parametrize("sampler", [Sampler(), SAMPLED], ids=str)
+OWN = Sampler([0.0, 0.9, 1.2], top_k=[0, 20, 5], guidance_scale=[2.0, 1.0, 3.0])
+
+
+@pytest.mark.parametrize("sampler", [Sampler(), SAMPLED, OWN], ids=str)
 def test_rows_of_a_batch_are_the_rows_alone(sampler: Sampler) -> None:
     together = unmask(4, 2, sampler).outputs
-    assert unmask(4, 2, sampler, rows=[0]).outputs == together[:1]
-    assert unmask(4, 2, sampler, rows=[0, 1]).outputs == together[:2]
+    assert unmask(4, 2, sampler.of_rows(slice(1)), rows=[0]).outputs == together[:1]
+    assert unmask(4, 2, sampler.of_rows(slice(2)), rows=[0, 1]).outputs == together[:2]
     assert len({tuple(output) for output in together}) == 3
 
 

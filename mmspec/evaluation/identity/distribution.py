@@ -73,7 +73,7 @@ def read_distributions(
     if len(output) > 1:
         draft = Draft.chain(torch.tensor([list(output[:-1])], device=target.device), DraftKind.POINT)
         logits = torch.cat([logits, target.score(state, draft).logits], dim=1)
-    return sampler.warped(sampler.guided(logits)).p[0]
+    return sampler.scores(sampler.guided(logits)).p[0]
 
 
 def mass_before(distribution: Tensor, tokens: Tensor, u: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def check_distribution(
 
     Args:
         target: of the distribution that is promised.
-        sampler: of the same.
+        sampler: of the same, for these requests.
         requests, outputs: one output for each request.
         seed: of the uniforms that spread each token over its mass.
 
@@ -117,8 +117,9 @@ def check_distribution(
         raise InputError("temperature", sampler.temperature, allowed)
     generator = torch.Generator().manual_seed(seed)
     spread, excess, variance, impossible = [], 0.0, 0.0, 0
-    for request, output in zip(requests, outputs, strict=True):
-        distribution = read_distributions(target, sampler, request, output).double().cpu()
+    for row, (request, output) in enumerate(zip(requests, outputs, strict=True)):
+        settings = sampler.of_rows(slice(row, row + 1))
+        distribution = read_distributions(target, settings, request, output).double().cpu()
         free = [
             place
             for place in range(len(output))

@@ -13,6 +13,7 @@ from typing import Any
 from mmspec.acceleration import Call
 from mmspec.decoding.interfaces import Round
 from mmspec.decoding.random_stream import Purpose
+from mmspec.decoding.sampling import values_of
 from mmspec.decoding.stats import merge_stats
 from mmspec.evaluation.identity.comparison import Comparison, IdentityReport, compare
 from mmspec.evaluation.identity.distribution import check_distribution
@@ -105,7 +106,7 @@ def top_two(step: Round, call: Call) -> tuple[float, float, float]:
     if not step.scores.greedy:
         noise = call.random.gumbel(step.first[:1, None], Purpose.TARGET, len(logits), logits.dtype)
         noisy = logits + noise[0, 0]
-    unit = call.sampler.temperature or 1.0
+    unit = values_of(call.sampler.temperature)[0] or 1.0
     values, tokens = noisy.topk(2)
     magnitude = logits[tokens].abs().nan_to_num(posinf=0.0).max()
     return (*(unit * values).tolist(), float(unit * magnitude))

@@ -49,7 +49,8 @@ class VariationMeter:
         """Measure a batch that is finished; the figures go into its stats."""
         canvas = call.canvas
         for row, (request, output) in enumerate(zip(call.requests, canvas.outputs(), strict=True)):
-            distribution = read_distributions(call.target, call.sampler, request, output)
+            sampler = call.sampler.of_rows(slice(row, row + 1))
+            distribution = read_distributions(call.target, sampler, request, output)
             for place in range(1, len(output)):  # the first one's distribution is the prompt's own
                 drawn_from = self.drawn_from.get((row, place))
                 if drawn_from is None or (request.grid is not None and request.grid.forced[place] != FREE):

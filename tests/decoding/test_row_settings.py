@@ -1,0 +1,197 @@
+"""Sampling settings per row: a row of a batch is what it is alone with its own settings and seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from mmspec.accelerators import build_accelerator, none
+from mmspec.acceptance.rejection import SpeculativeSampling
+from mmspec.decoding.canvas import Stopping
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import GaussianSampler, Sampler
+from mmspec.drafters.copy import CopyDrafter
+from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.drafters.none import NoDrafter
+from mmspec.errors import InputError
+from mmspec.targets import CausalTarget
+from tests.contracts.checks import PROMPTS, precise
+from tests.contracts.mutation import PlantedBug
+from tests.contracts.running import as_request, decode
+from tests.drafters import eagle_checks, staircase_checks
+from tests.drafters.heads_checks import drafter_for
+from tests.oracles import RandomTreeDrafter
+from tests.tiny_models import tiny_lm
+
+ROWS: list[dict[str, Any]] = [
+    {"temperature": 0.0, "guidance_scale": 2.0},
+    {"temperature": 0.8, "top_k": 5, "top_p": 0.9},
+    {"temperature": 1.3, "top_k": 20, "min_p": 0.05, "guidance_scale": 2.5},
+]
+OFF = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": 0.0, "guidance_scale": 1.0}
+MIXED = {name: [row.get(name, off) for row in ROWS] for name, off in OFF.items()}
+UNGUIDED = MIXED | {"guidance_scale": 1.0}
+SEEDS = [3, 5, 8]
+NEGATIVES = [[1, 2], [3], [4, 5, 6, 7]]
+
+
+def alone(row: int, settings: dict[str, Any]) -> Sampler:
+    return Sampler(**{name: v[row] if isinstance(v, list) else v for name, v in settings.items()})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_are_warped_as_they_are_alone_bit_for_bit(dtype: torch.dtype) -> None:
+    logits = 3 * torch.randn(6, 4, 50, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    logits[2, 1, 7] = logits[5, 1, 7] = float("-inf")
+    lanes = Draft.chain(torch.zeros(6, 2, dtype=torch.long), DraftKind.POINT)
+    mixed = Sampler(**MIXED)
+    scores, by_lanes = mixed.scores(mixed.guided(logits)), mixed(logits, lanes, [])
+    for row in range(3):
+        single = alone(row, MIXED)
+        given = logits[[row, row + 3]] if single.is_guided else logits[[row]]
+        own = single.scores(single.guided(given))
+        assert torch.equal(own.p[0], scores.p[row])
+        assert torch.equal(own.logits[0], scores.logits[row])
+        assert torch.equal(own.p[0], by_lanes.p[2 * row : 2 * row + 2].flatten(0, 1))
+        assert torch.equal(mixed.of_rows(slice(row, row + 1)).scores(single.guided(given)).p, own.p)
+
+
+def test_rows_of_continuous_tokens_have_temperatures_of_their_own() -> None:
+    root = Draft.chain(torch.zeros(3, 1, 4), DraftKind.POINT)
+    parameters = torch.randn(3, 1, 8, generator=torch.Generator().manual_seed(1))
+    mixed = GaussianSampler([0.0, 0.7, 1.0])(parameters, root, [])
+    for row, temperature in enumerate([0.0, 0.7, 1.0]):
+        assert torch.equal(mixed.std[row], GaussianSampler(temperature)(parameters, root, []).std[row])
+
+
+def rows_equal_single_calls(drafter: Drafter, rule: AcceptanceRule | None, settings: dict[str, Any]) -> None:
+    def run(rows: Sequence[int], sampler: Sampler) -> list[list[int]]:
+        prompts, negatives, seeds = ([each[row] for row in rows] for each in (PROMPTS, NEGATIVES, SEEDS))
+        keywords: dict[str, Any] = {"negatives": negatives, "seed": seeds, "max_new_tokens": 12}
+        return decode(precise(), prompts, drafter, rule, sampler, **keywords).outputs
+
+    together = run([0, 1, 2], Sampler(**settings))
+    assert together == [run([row], alone(row, settings))[0] for row in range(3)]
+    assert together != run([0, 1, 2], Sampler(0.8)), "the settings must matter"
+
+
+def draft_model(sampling: str) -> DraftModelDrafter:
+    return DraftModelDrafter(CausalTarget(tiny_lm(seed=22)), 3, sampling)
+
+
+TEXT: dict[str, Callable[[], tuple[Drafter, AcceptanceRule | None]]] = {
+    "none": lambda: (NoDrafter(), None),
+    "copy": lambda: (CopyDrafter(4, min_match=1), None),
+    "trees": lambda: (RandomTreeDrafter(6, precise().vocabulary), None),
+    "draft model, coupled": lambda: (draft_model("coupled"), None),
+    "draft model, sampled": lambda: (draft_model("sampled"), SpeculativeSampling()),
+    "draft model, careful": lambda: (draft_model("sampled").stopping_below(0.2), SpeculativeSampling()),
+    "medusa": lambda: (drafter_for("medusa", precise()).fit(precise()), None),
+}
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_text(name: str) -> None:
+    rows_equal_single_calls(*TEXT[name](), MIXED if name != "copy" else UNGUIDED)
+
+
+def images_equal_single_calls(name: str, **options: Any) -> None:
+    target = eagle_checks.llamagen() if name == "eagle" else staircase_checks.rasters()
+    if name == "eagle":
+        options["model"] = eagle_checks.head_for(target)
+    accelerator = build_accelerator(name, **options).fit(target)
+    requests = staircase_checks.requests_of(target, 3)
+
+    def run(rows: Sequence[int], sampler: Sampler) -> list[list[int]]:
+        stream = RandomStream.from_seed([SEEDS[row] for row in rows], len(rows))
+        stopping = Stopping(target.grid.length)
+        call = accelerator.call(target, sampler, [requests[row] for row in rows], stopping, stream)
+        for _ in call.rounds():
+            pass
+        return call.canvas.outputs()
+
+    together = run([0, 1, 2], Sampler(**MIXED))
+    assert together == [run([row], alone(row, MIXED))[0] for row in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("none", {}),
+        ("sjd", {"window": 5}),
+        ("sjd", {"window": 5, "coupling": "exact", "tail_depth": 2, "tail_children": 3}),
+        ("zipar", {"zipar_window": 2}),
+        ("zipar", {"zipar_window": 2, "window": 2}),
+        ("eagle", {}),
+    ],
+)
+def test_images(name: str, options: dict[str, Any]) -> None:
+    images_equal_single_calls(name, **options)
+
+
+def plain_rows_equal_single_calls() -> None:
+    rows_equal_single_calls(NoDrafter(), None, MIXED)
+
+
+SAMPLING, SCORES = "mmspec.decoding.sampling", "mmspec.decoding.distribution:Scores"
+BUGS = {
+    "each row has the settings of another": (
+        f"{SAMPLING}:numbers",
+        ("map(of, setting)", "map(of, setting[::-1])"),
+    ),
+    "greedy rows are drawn": (f"{SCORES}.choose", ("noise.masked_fill(self.greedy, 0.0)", "noise")),
+    "guidance of 1 takes the other prompt": (f"{SAMPLING}:guide", ("logits.chunk(2)[0]", "unconditional")),
+    "the largest k for all": (
+        f"{SAMPLING}:kth",
+        ("(k.clamp_max(most) - 1)", "torch.full_like(k, most - 1)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    where, edit = BUGS[name]
+    with PlantedBug(where, (edit,), plain_rows_equal_single_calls).planted(), pytest.raises(AssertionError):
+        plain_rows_equal_single_calls()
+
+
+def test_equal_values_are_one_value() -> None:
+    one = Sampler(0.8, 5, 0.9, 0.1, 2.0)
+    assert Sampler([0.8, 0.8], [5, 5], (0.9, 0.9), [0.1, 0.1], [2.0, 2]) == one
+    assert Sampler([0.0, 0]).greedy and not Sampler([0.0, 1.0]).greedy
+    assert not Sampler(guidance_scale=[1, 1.0]).is_guided and Sampler(guidance_scale=[1, 2]).is_guided
+    assert Sampler(1.0, [None, 7]) == Sampler(1.0, [0, 7])
+    assert isinstance(one.scores(torch.zeros(2, 1, 9)).greedy, bool)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("temperature", [1.0, 1e-9]),
+        ("temperature", [1.0, None]),
+        ("temperature", [1, True]),
+        ("temperature", []),
+        ("top_k", [5, -1]),
+        ("top_p", [0.0, 0.5]),
+        ("min_p", [0.1, 1.1]),
+        ("guidance_scale", [1.0, -1.0]),
+    ],
+)
+def test_a_value_out_of_range_is_named(name: str, values: list[Any]) -> None:
+    with pytest.raises(InputError) as caught:
+        Sampler(**{name: values})
+    assert caught.value.argument == name
+
+
+@pytest.mark.parametrize(
+    "sampler", [Sampler([0.0, 1.0]), Sampler(1.0, top_k=[1, 2, 3, 4]), GaussianSampler([0, 1])]
+)
+def test_values_of_another_batch_are_refused(sampler: Any) -> None:
+    requests = [as_request(prompt) for prompt in PROMPTS]
+    with pytest.raises(InputError, match="one for each of the 3 rows"):
+        none().call(precise(), sampler, requests, Stopping(4), RandomStream.from_seed(0, 3))
