@@ -173,13 +173,12 @@ class Canvas:
         asked = is_draft | ((steps == accepted) & draft.may_follow(verdict)[:, None])
         failed = asked & ~finite.gather(1, verdict.path)
         keep = asked & (is_draft | verdict.filled[:, None]) & (failed.cumsum(-1) == 0)
-        tokens = pick(draft.tokens, verdict.path).roll(-1, 1)
-        put(tokens, accepted, verdict.next_token[:, None])
         places = draft.first(self.emitted)[:, None] + steps
-        keep, failed, tokens, places, is_draft = (
-            each.reshape(rows, -1, *each.shape[2:]) for each in (keep, failed, tokens, places, is_draft)
+        keep, failed, values, places, is_draft = (
+            each.reshape(rows, -1, *each.shape[2:])
+            for each in (keep, failed, verdict.values, places, is_draft)
         )
-        self.decide(places, tokens, keep & self.active[:, None], is_draft)
+        self.decide(places, values, keep & self.active[:, None], is_draft)
 
         window = self.emitted[:, None] + torch.arange(draft.reach, device=self.device)
         fresh, flags = pick(self.tokens, window), self.is_draft.gather(1, window)

@@ -20,7 +20,7 @@ from mmspec.decoding.random_stream import Purpose, RandomStream, box_muller
 if TYPE_CHECKING:
     from mmspec.decoding.draft import Draft
 
-__all__ = ["Categorical", "Distribution", "Gaussian", "Scores", "draw", "normalise", "residual"]
+__all__ = ["Categorical", "Distribution", "Gaussian", "Scores", "draw", "keep_first", "normalise", "residual"]
 
 PROPOSALS = 8  # of a residual that is drawn by rejection, in each round
 
@@ -49,6 +49,10 @@ class Distribution(ABC):
     @abstractmethod
     def sample(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
         """Draw a value from each, for output indices [T, n] or [T] that key the noise."""
+
+    def candidate(self, random: RandomStream, place: Tensor, purpose: Purpose) -> tuple[Tensor, Self]:
+        """Draw a value from each, and return it with the q that a rule judges it by."""
+        return self.sample(random, place, purpose), self
 
     def choose(self, draft: Draft, random: RandomStream, first: Tensor) -> Tensor:
         """Draw the target's own value after each node, with noise keyed by output index.
@@ -166,6 +170,10 @@ class Scores(Categorical):
             return likeliest
         return torch.where(self.greedy, likeliest, self.logits.softmax(-1))
 
+    def candidate(self, random: RandomStream, place: Tensor, purpose: Purpose) -> tuple[Tensor, Self]:
+        """Draw a value from each, and return it with the q that a rule judges it by."""
+        return self.sample(random, place, purpose), self
+
     def choose(self, draft: Draft, random: RandomStream, first: Tensor) -> Tensor:
         if self.greedy is True:
             return self.logits.argmax(-1)
@@ -236,11 +244,20 @@ class Gaussian(Distribution):
         p, q = (Gaussian(each.mean[:, None], each.std[:, None]) for each in (self, q))
         y = p.mean + p.std * box_muller(u[..., 1:])  # [T, proposals, d]
         stays = u[..., 0] < -torch.expm1((q.log_density(y) - p.log_density(y)).clamp_max(0.0))
-        drawn = take(y, stays.long().argmax(-1))
-        return torch.where(judged[:, None], drawn, plain), stays.any(-1) | ~judged
+        return keep_first(y, stays, judged, plain)
 
     def is_finite(self) -> Tensor:
         return (self.mean.isfinite() & self.std.isfinite()).all(-1)
+
+
+def keep_first(y: Tensor, stays: Tensor, judged: Tensor, plain: Tensor) -> tuple[Tensor, Tensor]:
+    """Take the first proposal y [T, proposals, d] that stays [T, proposals]; `plain` where not judged [T].
+
+    Returns:
+        The values [T, d], and [T] whether each could be drawn.
+    """
+    drawn = take(y, stays.long().argmax(-1))
+    return torch.where(judged[:, None], drawn, plain), stays.any(-1) | ~judged
 
 
 def normalise(weights: Tensor, otherwise: Tensor) -> Tensor:

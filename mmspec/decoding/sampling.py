@@ -20,6 +20,7 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
+from mmspec.decoding.denoising import Denoising, DenoisingSource
 from mmspec.decoding.distribution import Gaussian, Scores
 from mmspec.decoding.draft import Draft
 from mmspec.errors import InputError
@@ -185,6 +186,44 @@ class GaussianSampler:
         """Make distributions of a head's parameters [B, n, 2 d]: mean and log standard deviation."""
         mean, log_std = widen(parameters).chunk(2, -1)
         return Gaussian(mean, log_std.exp() * numbers(self.temperature, mean, self._copies))
+
+
+@dataclass(frozen=True)
+class DenoisingSampler:
+    """Sampling settings of continuous tokens with a denoising head.
+
+    Args:
+        source: the head.
+        schedule: of its steps.
+        temperature: factor of the deviations of its steps; the first noise is not scaled.
+        guidance_scale: s of u + s (c - u) at every step; 1 is off.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    source: DenoisingSource
+    schedule: Any
+    temperature: float = 1.0
+    guidance_scale: float = 1.0
+    processors: ClassVar[tuple[LogitsProcessorList, ...]] = ()
+    greedy: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_number("temperature", self.temperature, 0.0, 1e4, "0 to 10000")
+        require_number("guidance_scale", self.guidance_scale, 0.0, 1e4, "0 to 10000; 1 is off")
+
+    @property
+    def is_guided(self) -> bool:
+        return self.guidance_scale != 1.0
+
+    def __call__(self, conditions: Tensor, draft: Draft, history: Sequence[Sequence[int]]) -> Denoising:
+        """Make distributions of a model's conditions [B, n, D], or [2B, n, D] under guidance."""
+        nodes = conditions.view(-1, *draft.valid.shape, conditions.shape[-1])
+        unconditional = nodes[1] if self.is_guided else None
+        return Denoising(
+            self.source, self.schedule, nodes[0], unconditional, self.guidance_scale, self.temperature
+        )
 
 
 def check_setting(name: str, value: Any) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.indexing import take
+from mmspec.decoding.indexing import pick, put, take
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,10 @@ class Verdict:
     Attributes:
         path: [B, max_depth + 1] accepted nodes from the root down; entries past `accepted` are padding.
         accepted: [B] number of accepted draft tokens, the root not counted.
-        next_token: [B] the target's token after the last accepted node (bonus or residual).
-        filled: [B] False where that token is not decided in this round; its place stays open.
+        values: [B, max_depth + 1] or [B, max_depth + 1, d] the value that is decided after each node of the
+            path: that of the node below it, and the target's own after the last accepted one (bonus or
+            residual).
+        filled: [B] False where that last one is not decided in this round; its place stays open.
         tv: [B, max_depth] total variation between the output distribution and the target's, at
             the place of each depth, for rules that are not exact; NaN at places that were not measured. None
             for exact rules.
@@ -27,9 +29,14 @@ class Verdict:
 
     path: Tensor
     accepted: Tensor
-    next_token: Tensor
+    values: Tensor
     filled: Tensor
     tv: Tensor | None = None
+
+    @property
+    def next_token(self) -> Tensor:
+        """[B] or [B, d]: the target's token after the last accepted node."""
+        return take(self.values, self.accepted)
 
     @property
     def decided(self) -> Tensor:
@@ -59,9 +66,17 @@ class Verdict:
         index = torch.arange(nodes, device=node.device)
         accepted, filled = take(draft.depth, node), torch.ones_like(node, dtype=torch.bool)
         if draft.is_chain:
-            return cls(index.expand(rows, nodes), accepted, next_token, filled, tv)
+            path = index.expand(rows, nodes)
+            return cls(path, accepted, followed(draft.tokens, accepted, next_token), filled, tv)
         on_path = take(draft.ancestors, node)
         # Nodes off the path are sent to a column that is cut off again: static shapes, no loop.
         column = torch.where(on_path, draft.depth, draft.max_depth + 1)
-        path = node.new_zeros(rows, draft.max_depth + 2).scatter(1, column, index.expand(rows, nodes))
-        return cls(path[:, :-1], accepted, next_token, filled, tv)
+        path = node.new_zeros(rows, draft.max_depth + 2).scatter(1, column, index.expand(rows, nodes))[:, :-1]
+        return cls(path, accepted, followed(pick(draft.tokens, path), accepted, next_token), filled, tv)
+
+
+def followed(tokens: Tensor, accepted: Tensor, next_token: Tensor) -> Tensor:
+    """Values after each node of a path, whose own values are tokens [B, n] or [B, n, d]."""
+    values = tokens.roll(-1, 1)
+    put(values, accepted[:, None], next_token[:, None])
+    return values

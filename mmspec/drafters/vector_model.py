@@ -17,10 +17,14 @@ from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
 from mmspec.targets.continuous import ContinuousTarget
 from mmspec.validation import check_draft_tokens
 
 __all__ = ["VectorModelDrafter"]
+
+
+KIND_OF_SAMPLING = {"sampled": DraftKind.IID, "coupled": DraftKind.COUPLED}
 
 
 class VectorModelDrafter(Drafter):
@@ -29,15 +33,17 @@ class VectorModelDrafter(Drafter):
     Args:
         model: the draft model behind the Target interface.
         num_draft_tokens: length of the chain.
+        sampling: "sampled" draws with noise of its own, for rules that judge by densities; "coupled" with
+            that of the target, for rules that compare values.
 
     Raises:
-        InputError: a length outside its range.
+        InputError: a length outside its range, or another way of sampling.
     """
 
-    kind = DraftKind.IID
-
-    def __init__(self, model: ContinuousTarget, num_draft_tokens: int = 3) -> None:
-        self.model = model
+    def __init__(self, model: ContinuousTarget, num_draft_tokens: int = 3, sampling: str = "sampled") -> None:
+        if sampling not in KIND_OF_SAMPLING:
+            raise InputError("sampling", sampling, did_you_mean(sampling, KIND_OF_SAMPLING))
+        self.model, self.kind = model, KIND_OF_SAMPLING[sampling]
         self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
         self.max_nodes = num_draft_tokens + 1
 
@@ -63,6 +69,7 @@ class VectorModelSession(DraftSession):
         self, drafter: VectorModelDrafter, requests: Sequence[Request], sampler: Any, random: RandomStream
     ) -> None:
         self.drafter, self.sampler, self.random = drafter, sampler, random
+        self.purpose = Purpose.DRAFT if drafter.kind is DraftKind.IID else Purpose.TARGET
         prompts = [request.inputs for request in requests]
         longest = max(prompt["input_ids"].shape[1] for prompt in prompts)
         self.state, _ = drafter.model.prefill(prompts, longest)
@@ -75,10 +82,16 @@ class VectorModelSession(DraftSession):
         cache.lengths.copy_(self.prompt_lengths + canvas.emitted - 1)  # the root has not been read
         tokens, distributions = [canvas.root], list[Distribution]()
         for depth in range(self.drafter.num_draft_tokens):
-            distributions.append(self._read(tokens[-1], canvas))
-            tokens.append(distributions[-1].sample(self.random, canvas.emitted + depth, Purpose.DRAFT))
+            predicted = self._read(tokens[-1], canvas)
+            token, q = predicted.candidate(self.random, canvas.emitted + depth, self.purpose)
+            tokens.append(token)
+            distributions.append(q)
         self._read(tokens[-1], canvas)  # for its keys, should all be accepted
-        q = type(distributions[0]).stack([distributions[0], *distributions])  # the root's is never asked for
+        q = None
+        if self.drafter.kind is DraftKind.IID:
+            q = type(distributions[0]).stack(
+                [distributions[0], *distributions]
+            )  # the root's is never asked for
         return Draft.chain(torch.stack(tokens, 1), self.drafter.kind, q)
 
     def _read(self, token: Tensor, canvas: Canvas) -> Distribution:

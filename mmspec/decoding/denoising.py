@@ -1,0 +1,208 @@
+"""Distributions that a denoising head draws from: chains of normal transitions, from noise to a vector.
+
+The value of a node is the last state of a chain x_0, ..., x_S whose transitions are normal given the state
+before. The density of the value alone has no closed form, that of a whole chain has: exact rules compare the
+chains (acceptance rules of this package; De Bortoli et al., 2501.05370, on single steps).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.distribution import PROPOSALS, Distribution, keep_first
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.indexing import take
+from mmspec.decoding.once import once
+from mmspec.decoding.random_stream import Purpose, RandomStream, box_muller
+
+__all__ = ["Denoising", "DenoisingProcess", "DenoisingSource", "log_likelihood", "run_chain"]
+
+
+class DenoisingProcess(Protocol):
+    """Transitions of M chains, each with a condition of its own.
+
+    Attributes:
+        steps: number of transitions S.
+        size: d of a state.
+    """
+
+    steps: int
+    size: int
+
+    def transition(self, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation [M, d] of the state after x [M, d] at a step."""
+
+    def transitions(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and deviations [M, S, d] after states [M, S, d], the s-th at step s, by one network call."""
+
+    def select(self, rows: Tensor) -> DenoisingProcess:
+        """The chains of rows [K]."""
+
+
+class DenoisingSource(Protocol):
+    """Denoising head of a model."""
+
+    def process(
+        self, condition: Tensor, unconditional: Tensor | None, scale: Any, temperature: Any, schedule: Any
+    ) -> DenoisingProcess:
+        """Set up M chains.
+
+        Args:
+            condition: [M, D].
+            unconditional: [M, D] of the unconditional prompt; None without guidance.
+            scale: of guidance, a number or [M, 1].
+            temperature: factor of the deviations, a number or [M, 1].
+            schedule: of the head's kind.
+        """
+
+
+@dataclass(frozen=True)
+class Denoising(Distribution):
+    """Distributions of vectors at [T, n] nodes, or [T] of them, by a denoising head.
+
+    Attributes:
+        source: the head.
+        schedule: of its steps.
+        condition: [T, n, D].
+        unconditional: [T, n, D] under guidance.
+        scale, temperature: a number for all, or [T, n, 1].
+        drawn: [T, n, S + 1, d] the chains of the values that were drawn, where this is the q of a draft.
+    """
+
+    source: DenoisingSource
+    schedule: Any
+    condition: Tensor
+    unconditional: Tensor | None
+    scale: float | Tensor
+    temperature: float | Tensor
+    drawn: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self.condition.dtype == torch.float64 else torch.float32
+
+    @once
+    def process(self) -> DenoisingProcess:
+        """The chains of all nodes, one after another."""
+        rows = (each.flatten(0, -2) if isinstance(each, Tensor) else each for each in self._fields())
+        condition, unconditional, scale, temperature, _ = rows
+        return self.source.process(condition, unconditional, scale, temperature, self.schedule)
+
+    def __getitem__(self, nodes: slice) -> Denoising:
+        return self._map(lambda each: each[:, nodes])
+
+    def at(self, node: Tensor) -> Denoising:
+        return self._map(lambda each: take(each, node))
+
+    @classmethod
+    def stack(cls, parts: Sequence[Denoising]) -> Denoising:
+        columns = zip(*(part._fields() for part in parts), strict=True)
+        return parts[0]._with(
+            [torch.stack(list(c), 1) if isinstance(c[0], Tensor) else c[0] for c in columns]
+        )
+
+    def sample(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
+        return self.draw(random, place, purpose)[..., -1, :]
+
+    def candidate(self, random: RandomStream, place: Tensor, purpose: Purpose) -> tuple[Tensor, Denoising]:
+        chains = self.draw(random, place, purpose)
+        return chains[..., -1, :], replace(self, drawn=chains)
+
+    def draw(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
+        """Draw a chain from each, [T, n, S + 1, d] or [T, S + 1, d]; arguments as of `sample`."""
+        noise = self.noise(random, place, purpose)
+        return run_chain(self.process, noise).view(*self.condition.shape[:-1], *noise.shape[1:])
+
+    def noise(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
+        """[M, S + 1, d] standard normal numbers of the chains of all nodes; arguments as of `sample`."""
+        keys = place if place.dim() == 2 else place[:, None]
+        if isinstance(purpose, Tensor):
+            purpose = purpose.view(keys.shape)
+        states, size = self.process.steps + 1, self.process.size
+        return random.normal(keys, purpose, states * size, self.dtype).view(-1, states, size)
+
+    def choose(self, draft: Draft, random: RandomStream, first: Tensor) -> Tensor:
+        """As of `Distribution`; a chain takes long, so that the values are kept for who asks again."""
+        found: Tensor | None = self.__dict__.get("_chosen")
+        if found is None:
+            found = super().choose(draft, random, first)
+            object.__setattr__(self, "_chosen", found)
+        return found
+
+    def judge(self, x: Tensor, q: Denoising, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Judge the chains that the candidates end: by p(chain) / q(chain), both on the chain of q."""
+        if q.drawn is None:
+            raise TypeError("candidates of a denoising head are judged by the chains that drew them")
+        chains = q.drawn.flatten(0, -3)
+        ratio = log_likelihood(self.process, chains) - log_likelihood(q.process, chains)
+        return torch.ones_like(u, dtype=torch.bool), u.log() <= ratio.view(u.shape)
+
+    def finish(
+        self, q: Denoising, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Draw from p, or from norm((p - q)+) over chains: one of p stays with 1 - min(1, q / p).
+
+        As of `Gaussian`, a round makes a fixed number of proposals.
+        """
+        plain, process = self.sample(random, place, purpose), self.process
+        states, size = process.steps + 1, process.size
+        u = random.uniform(place[:, None], Purpose.RETRY, PROPOSALS * (2 * states * size + 1), self.dtype)
+        u = u.view(len(place), PROPOSALS, -1)
+        rows = torch.arange(len(place), device=place.device).repeat_interleave(PROPOSALS)
+        noise = box_muller(u[..., 1:]).view(-1, states, size)
+        own, other = process.select(rows), q.process.select(rows)
+        chains = run_chain(own, noise)
+        ratio = log_likelihood(other, chains) - log_likelihood(own, chains)
+        stays = u[..., 0] < -torch.expm1(ratio.view(len(place), PROPOSALS).clamp_max(0.0))
+        return keep_first(chains[:, -1].view(len(place), PROPOSALS, size), stays, judged, plain)
+
+    def is_finite(self) -> Tensor:
+        return self.condition.isfinite().all(-1)
+
+    def _fields(self) -> list[Any]:
+        return [self.condition, self.unconditional, self.scale, self.temperature, self.drawn]
+
+    def _with(self, fields: Sequence[Any]) -> Denoising:
+        names = ("condition", "unconditional", "scale", "temperature", "drawn")
+        return replace(self, **dict(zip(names, fields, strict=True)))
+
+    def _map(self, pick: Any) -> Denoising:
+        return self._with([pick(each) if isinstance(each, Tensor) else each for each in self._fields()])
+
+
+def run_chain(
+    process: DenoisingProcess, noise: Tensor, known: Tensor | None = None, where: Tensor | None = None
+) -> Tensor:
+    """Run chains of M values.
+
+    Args:
+        process: their transitions.
+        noise: [M, S + 1, d] the first state, then the noise of every step.
+        known: [M, S + 1, d] states that are not drawn, if there are any.
+        where: [M, S + 1] which.
+
+    Returns:
+        [M, S + 1, d] their states.
+    """
+    state = noise[:, 0]
+    states = [state] if known is None else [torch.where(where[:, :1], known[:, 0], state)]
+    for step in range(process.steps):
+        mean, std = process.transition(states[-1], step)
+        state = mean + std * noise[:, step + 1]
+        if known is not None:
+            state = torch.where(where[:, step + 1, None], known[:, step + 1], state)
+        states.append(state)
+    return torch.stack(states, 1)
+
+
+def log_likelihood(process: DenoisingProcess, chains: Tensor) -> Tensor:
+    """[M] log density of the transitions of chains [M, S + 1, d]; each has to have noise."""
+    mean, std = process.transitions(chains[:, :-1])
+    z = (chains[:, 1:] - mean) / std
+    return -(z.square() / 2 + std.log() + math.log(2 * math.pi) / 2).sum((-1, -2))
