@@ -70,10 +70,6 @@ class DecodingStats:
         self.tv_places += places
 
     @property
-    def is_lossless(self) -> bool:
-        return self.exactness == "exact"
-
-    @property
     def nfe(self) -> list[int]:
         """Target forwards of each row, the prefill included; a guided pair is one."""
         rows = zip(self.new_tokens, self.rounds, strict=True)
