@@ -69,13 +69,6 @@ class AnoleTarget(TextVocabularyTarget):
         """The default grid, and the model ids of its syntax."""
         return square, []
 
-    def grid_for(self, height: int, width: int) -> ImageGrid:
-        """The one grid of the model."""
-        if (height, width) != self.image_size:
-            own = " x ".join(map(str, self.image_size))
-            raise InputError("height, width", (height, width), f"{own}, the only size that this model draws")
-        return self.grid
-
     def decode(self, cells: Tensor) -> Tensor:
         """Decode codes [B, rows, columns] into images [B, 3, H, W]."""
         from mmspec.models.llamagen.vq import decode_tokens
