@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -275,6 +276,7 @@ def no_images_error(name: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"{name} draws no images token by token; models that do are {families}")
 
 
+@dataclass(eq=False, repr=False)
 class ImageCall:
     """One call in batches: the requests, and the tokens decoded so far.
 
@@ -284,30 +286,22 @@ class ImageCall:
         committed: tokens of all images so far.
     """
 
-    def __init__(
-        self,
-        pipeline: ImagePipeline,
-        requests: list[Request],
-        settings: ImageSettings,
-        sampler: Sampler,
-        random: RandomStream,
-    ) -> None:
-        self.requests = requests
-        self.calls: list[Call] = []
-        self.committed = 0
-        self._pipeline = pipeline
-        self._settings = settings
-        self._sampler = sampler
-        self._random = random
+    pipeline: ImagePipeline
+    requests: list[Request]
+    settings: ImageSettings
+    sampler: Sampler
+    random: RandomStream
+    calls: list[Call] = field(default_factory=list, init=False)
+    committed: int = field(default=0, init=False)
 
     def rounds(self) -> Iterator[Round]:
         """Decode batch after batch, yielding every round; `calls[-1]` is the batch that it belongs to."""
-        target, size, stopping = self._pipeline.target, self._settings.batch_size, Stopping(self.grid.length)
+        target, size, stopping = self.pipeline.target, self.settings.batch_size, Stopping(self.grid.length)
         for first in range(0, len(self.requests), size):
             requests = self.requests[first : first + size]
-            random = RandomStream(self._random.keys[first : first + size])
-            sampler = self._sampler.of_rows(slice(first, first + size))
-            call = self._pipeline.accelerator.call(target, sampler, requests, stopping, random)
+            random = RandomStream(self.random.keys[first : first + size])
+            sampler = self.sampler.of_rows(slice(first, first + size))
+            call = self.pipeline.accelerator.call(target, sampler, requests, stopping, random)
             self.calls.append(call)
             for step in call.rounds():
                 self.committed += sum(map(len, step.emission.tokens))
@@ -315,7 +309,7 @@ class ImageCall:
 
     def progress(self) -> dict[str, Any]:
         """Progress of the current batch: its rows, their tokens, and a function that makes images of them."""
-        first = self._settings.batch_size * (len(self.calls) - 1)
+        first = self.settings.batch_size * (len(self.calls) - 1)
         tokens = self.calls[-1].canvas.outputs()
         return {
             "rows": range(first, first + len(tokens)),
@@ -335,7 +329,7 @@ class ImageCall:
         tokens = [row for batch in begun for row in batch.outputs()] + [[] for _ in range(missing)]
         reasons = [reason or "interrupted" for batch in begun for reason in batch.finish_reasons]
         drafted = [row for batch in begun for row in batch.drafted]
-        kind, clock = self._settings.output_type, perf_counter()
+        kind, clock = self.settings.output_type, perf_counter()
         if kind == "latent":
             images: Any = cells_of(self.grid, tokens)
         else:
@@ -353,7 +347,7 @@ class ImageCall:
     def grid(self) -> ImageGrid:
         """Grid of the images."""
         grid = self.requests[0].grid  # one call has one size
-        return self._pipeline.target.grid if grid is None else grid
+        return self.pipeline.target.grid if grid is None else grid
 
     def _preview(self, tokens: Sequence[Sequence[int]]) -> list[Image.Image]:
         images: list[Image.Image] = VaeImageProcessor().postprocess(self._decode_pixels(tokens), "pil")
@@ -362,7 +356,7 @@ class ImageCall:
     @torch.inference_mode()
     def _decode_pixels(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         """Decode tokens into images [n, 3, H, W] in [-1, 1] on the CPU, grey where nothing is drawn yet."""
-        target, grid = self._pipeline.target, self.grid
+        target, grid = self.pipeline.target, self.grid
         at_once = max(1, PIXELS_AT_ONCE // (grid.cells * target.stride**2))
         cells = cells_of(grid, tokens)
         images = []
