@@ -33,7 +33,36 @@ ROW_SETTINGS = {"temperature": None, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "gu
 
 
 @dataclass(frozen=True)
-class Sampler:
+class RowSettings:
+    """Settings of which each row of a batch may have its own: the temperature, and what subclasses add."""
+
+    temperature: float | Sequence[float] = 0.0
+    _copies: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def greedy(self) -> bool:
+        """True if all rows are."""
+        return self.temperature == 0.0
+
+    def numbers(self, name: str, like: Tensor, of: Callable[[Any], float] = float) -> Any:
+        """What is computed of a setting: a number, or [B, 1, 1] of them beside `like`, where rows differ.
+
+        Args:
+            name: of the setting.
+            like: a tensor of the device and dtype; values go to a device once.
+            of: computes the number, on the host as where there is one.
+        """
+        setting = getattr(self, name)
+        if not isinstance(setting, tuple):
+            return of(setting)
+        key = tuple(map(of, setting)), like.device, like.dtype
+        if key not in self._copies:
+            self._copies[key] = torch.tensor(key[0], dtype=like.dtype, device=like.device)[:, None, None]
+        return self._copies[key]
+
+
+@dataclass(frozen=True)
+class Sampler(RowSettings):
     """Sampling settings: how logits become a distribution. The defaults are greedy decoding.
 
     The first five are one value for all rows, or a sequence with one for each of the B rows; where all of
@@ -52,13 +81,11 @@ class Sampler:
         InputError: a value outside its range, or a processor that looks at more than the path.
     """
 
-    temperature: float | Sequence[float] = 0.0
     top_k: int | Sequence[int | None] | None = None
     top_p: float | Sequence[float | None] | None = None
     min_p: float | Sequence[float | None] | None = None
     guidance_scale: float | Sequence[float] = 1.0
     processors: Sequence[LogitsProcessorList] = ()
-    _copies: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ROW_SETTINGS:
@@ -67,11 +94,6 @@ class Sampler:
             if isinstance(processor, STATEFUL_PROCESSORS):
                 allowed = "processors of a token's own path; this one keeps a state from call to call"
                 raise InputError("logits_processor", type(processor).__name__, allowed)
-
-    @property
-    def greedy(self) -> bool:
-        """True if all rows are."""
-        return self.temperature == 0.0
 
     @property
     def is_guided(self) -> bool:
@@ -104,7 +126,7 @@ class Sampler:
     def guided(self, logits: Tensor) -> Tensor:
         """Apply guidance to logits as the model gave them, [B or 2B, n, V] -> [B, n, V]."""
         logits = widen(logits)
-        return guide(logits, self._numbers("guidance_scale", logits))
+        return guide(logits, self.numbers("guidance_scale", logits))
 
     def scores(self, logits: Tensor, shape: Sequence[int] | None = None) -> Scores:
         """Make distributions of guided logits [B, m, V].
@@ -117,17 +139,17 @@ class Sampler:
         warped = self.warp(logits).view(*shape, logits.shape[-1])
         if self.greedy or 0.0 not in values_of(self.temperature):
             return Scores(warped, self.greedy)
-        is_greedy: Tensor = self._numbers("temperature", logits) == 0.0
+        is_greedy: Tensor = self.numbers("temperature", logits) == 0.0
         return Scores(warped, is_greedy.repeat_interleave(shape[0] // len(logits), 0))
 
     def warp(self, logits: Tensor) -> Tensor:
         """Apply temperature and truncation to guided logits [B, n, V]; greedy rows stay as they are."""
         if self.greedy:
             return logits
-        temperature = self._numbers("temperature", logits, lambda value: value or 1.0)
+        temperature = self.numbers("temperature", logits, lambda value: value or 1.0)
         warped = self.truncate(divide(logits, temperature))
         if 0.0 in values_of(self.temperature):
-            warped = torch.where(self._numbers("temperature", logits) == 0.0, logits, warped)
+            warped = torch.where(self.numbers("temperature", logits) == 0.0, logits, warped)
         return warped
 
     def truncate(self, logits: Tensor) -> Tensor:
@@ -136,26 +158,23 @@ class Sampler:
         counts = [k for k in values_of(self.top_k) if k and k < vocabulary]
         if counts:
             largest = logits.topk(max(counts), dim=-1).values
-            threshold = kth(largest, self._numbers("top_k", logits, lambda k: k or math.inf))
+            threshold = kth(largest, self.numbers("top_k", logits, lambda k: k or math.inf))
             logits = logits.masked_fill(logits < threshold, NEG_INF)
         if any(top_p is not None and top_p < 1.0 for top_p in values_of(self.top_p)):
             ordered, order = logits.sort(dim=-1, descending=False)
             # Ascending, as in transformers: drop the tail whose mass is at most 1 - top_p, never the last.
-            tail = self._numbers("top_p", logits, lambda top_p: 1.0 - top_p if top_p < 1.0 else NEG_INF)
+            tail = self.numbers("top_p", logits, lambda top_p: 1.0 - top_p if top_p < 1.0 else NEG_INF)
             drop = ordered.softmax(-1).cumsum(-1) <= tail
             drop[..., -1] = False
             logits = logits.masked_fill(drop.scatter(-1, order, drop), NEG_INF)
         if any(values_of(self.min_p)):
-            below = self._numbers("min_p", logits, lambda min_p: math.log(min_p) if min_p else NEG_INF)
+            below = self.numbers("min_p", logits, lambda min_p: math.log(min_p) if min_p else NEG_INF)
             logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + below, NEG_INF)
         return logits
 
-    def _numbers(self, name: str, like: Tensor, of: Callable[[Any], float] = float) -> Any:
-        return numbers(getattr(self, name), like, self._copies, of)
-
 
 @dataclass(frozen=True)
-class GaussianSampler:
+class GaussianSampler(RowSettings):
     """Sampling settings of continuous tokens with a Gaussian head.
 
     Args:
@@ -168,7 +187,6 @@ class GaussianSampler:
     temperature: float | Sequence[float] = 1.0
     is_guided: ClassVar[bool] = False
     processors: ClassVar[tuple[LogitsProcessorList, ...]] = ()
-    _copies: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         def check(name: str, value: Any) -> None:
@@ -176,15 +194,10 @@ class GaussianSampler:
 
         object.__setattr__(self, "temperature", read_setting("temperature", self.temperature, check))
 
-    @property
-    def greedy(self) -> bool:
-        """True if all rows are."""
-        return self.temperature == 0.0
-
     def __call__(self, parameters: Tensor, draft: Draft, history: Sequence[Sequence[int]]) -> Gaussian:
         """Make distributions of a head's parameters [B, n, 2 d]: mean and log standard deviation."""
         mean, log_std = widen(parameters).chunk(2, -1)
-        return Gaussian(mean, log_std.exp() * numbers(self.temperature, mean, self._copies))
+        return Gaussian(mean, log_std.exp() * self.numbers("temperature", mean))
 
 
 def check_setting(name: str, value: Any) -> None:
@@ -226,23 +239,6 @@ def check_rows(settings: object, count: int, rows: str = "rows") -> None:
 def values_of(setting: Any) -> tuple[Any, ...]:
     """The one value of a checked setting, or those of the rows."""
     return setting if isinstance(setting, tuple) else (setting,)
-
-
-def numbers(setting: Any, like: Tensor, copies: dict[Any, Tensor], of: Callable[[Any], float] = float) -> Any:
-    """What is computed of a setting: a number, or [B, 1, 1] of them beside `like`, where rows differ.
-
-    Args:
-        setting: checked.
-        like: a tensor of the device and dtype.
-        copies: tensors that were made before, so that a value goes to a device once.
-        of: computes the number, on the host as where there is one.
-    """
-    if not isinstance(setting, tuple):
-        return of(setting)
-    key = tuple(map(of, setting)), like.device, like.dtype
-    if key not in copies:
-        copies[key] = torch.tensor(key[0], dtype=like.dtype, device=like.device)[:, None, None]
-    return copies[key]
 
 
 def widen(values: Tensor) -> Tensor:

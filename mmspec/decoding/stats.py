@@ -125,9 +125,8 @@ def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
     for part in parts:
         merged.accelerator, merged.exactness = part.accelerator, part.exactness
         merged.prompt_forwards = part.prompt_forwards
-        for name in ("new_tokens", "rounds", "drafted", "accepted"):
-            setattr(merged, name, getattr(merged, name) + getattr(part, name))
         for name in (
+            *("new_tokens", "rounds", "drafted", "accepted"),
             *("target_forwards", "draft_faults", "draft_passes", "cached_prompt_tokens"),
             *("seconds", "prefill_seconds", "draft_seconds", "target_seconds"),
         ):
