@@ -7,7 +7,7 @@ runs the target; the text encoder of LlamaGen is run, one caption at a time, so 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -288,7 +288,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase, *tokens: str | None) -> list
     Raises:
         InputError: the tokenizer lacks one; it belongs to another model.
     """
-    vocabulary = tokenizer.get_vocab()
+    vocabulary: Mapping[Any, int] = tokenizer.get_vocab()
     for token in tokens:
         if token not in vocabulary:
             allowed = f"that of the model, which has a token {token!r}"

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from diffusers.image_processor import VaeImageProcessor
 from einops import repeat
-from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -39,7 +38,7 @@ from mmspec.models.image_parts import (
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
 from mmspec.pipelines.base import MMSpecPipeline
-from mmspec.pipelines.callbacks import CheckedStep
+from mmspec.pipelines.callbacks import CheckedCallback
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 from mmspec.pipelines.outputs import ImageOutput
@@ -207,7 +206,7 @@ class ImagePipeline(MMSpecPipeline):
             if not callable(callback_on_step_end):
                 allowed = "a function (pipe, step, committed, kwargs)"
                 raise InputError("callback_on_step_end", callback_on_step_end, allowed)
-            notify = CheckedStep(callback_on_step_end, "callback_on_step_end")
+            notify = CheckedCallback(callback_on_step_end, "callback_on_step_end")
         with self._busy():
             call = self.prepare(
                 prompt,
@@ -226,7 +225,7 @@ class ImagePipeline(MMSpecPipeline):
                         f"{call.calls[-1].stats.acceptance_length:.1f} per forward", refresh=False
                     )
                     if notify is not None:
-                        notify(self, step, call.committed, call.progress())
+                        notify.call(self, step, call.committed, call.progress())
                     if self._interrupted.is_set():
                         break
             output = call.output()
@@ -314,7 +313,7 @@ class ImageCall:
         return {
             "rows": range(first, first + len(tokens)),
             "tokens": tokens,
-            "preview": partial(self._preview, tokens),
+            "preview": partial(self._images, "pil", tokens),
         }
 
     def errors(self) -> Iterator[tuple[int, NumericalError]]:
@@ -330,12 +329,8 @@ class ImageCall:
         reasons = [reason or "interrupted" for batch in begun for reason in batch.finish_reasons]
         drafted = [row for batch in begun for row in batch.drafted]
         kind, clock = self.settings.output_type, perf_counter()
-        if kind == "latent":
-            images: Any = cells_of(self.grid, tokens)
-        else:
-            images = VaeImageProcessor().postprocess(self._decode_pixels(tokens), kind)
         return ImageOutput(
-            images,
+            self._images(kind, tokens),
             tokens,
             merge_stats([call.stats for call in self.calls]),
             reasons + ["interrupted"] * missing,
@@ -349,9 +344,11 @@ class ImageCall:
         grid = self.requests[0].grid  # one call has one size
         return self.pipeline.target.grid if grid is None else grid
 
-    def _preview(self, tokens: Sequence[Sequence[int]]) -> list[Image.Image]:
-        images: list[Image.Image] = VaeImageProcessor().postprocess(self._decode_pixels(tokens), "pil")
-        return images
+    def _images(self, kind: str, tokens: Sequence[Sequence[int]]) -> Any:
+        """Images of tokens, in the form of an `output_type`."""
+        if kind == "latent":
+            return cells_of(self.grid, tokens)
+        return VaeImageProcessor().postprocess(self._decode_pixels(tokens), kind)
 
     @torch.inference_mode()
     def _decode_pixels(self, tokens: Sequence[Sequence[int]]) -> Tensor:

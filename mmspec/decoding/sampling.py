@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self, cast
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -120,13 +121,28 @@ class Sampler(RowSettings):
         """
         logits = self.guided(logits)
         if self.processors:
-            logits = process_paths(logits, draft, history, self.processors)
+            logits = self.processed(logits, draft, history)
         return self.scores(logits, draft.valid.shape)
 
     def guided(self, logits: Tensor) -> Tensor:
         """Apply guidance to logits as the model gave them, [B or 2B, n, V] -> [B, n, V]."""
         logits = widen(logits)
         return guide(logits, self.numbers("guidance_scale", logits))
+
+    def processed(self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]]) -> Tensor:
+        """Apply processors to every node with the token ids of that node's own path.
+
+        Penalties and grammars depend on the path, so each node is one call with one row; this costs
+        one more read of the draft by the host, and only requests that ask for it pay.
+        """
+        tokens, ancestors = draft.tokens.tolist(), draft.ancestors.tolist()
+        processed = torch.empty_like(logits)
+        for row, committed in enumerate(history):
+            for node, reached in enumerate(ancestors[row]):
+                path = [tokens[row][j] for j in range(1, node + 1) if reached[j]]
+                ids: Any = torch.tensor([[*committed, *path]], device=logits.device)
+                processed[row, node] = self.processors[row](ids, logits[row, node][None].clone())[0]
+        return processed
 
     def scores(self, logits: Tensor, shape: Sequence[int] | None = None) -> Scores:
         """Make distributions of guided logits [B, m, V].
@@ -189,9 +205,7 @@ class GaussianSampler(RowSettings):
     processors: ClassVar[tuple[LogitsProcessorList, ...]] = ()
 
     def __post_init__(self) -> None:
-        def check(name: str, value: Any) -> None:
-            require_number(name, value, 0.0, 1e4, "0 (the mean) to 10000")
-
+        check = partial(require_number, low=0.0, high=1e4, allowed="0 (the mean) to 10000")
         object.__setattr__(self, "temperature", read_setting("temperature", self.temperature, check))
 
     def __call__(self, parameters: Tensor, draft: Draft, history: Sequence[Sequence[int]]) -> Gaussian:
@@ -280,26 +294,3 @@ def guide(logits: Tensor, scale: float | Tensor) -> Tensor:
     if not isinstance(scale, Tensor):
         return guided
     return torch.where(scale == 1.0, logits.chunk(2)[0], guided)  # as the model gave them: log_softmax rounds
-
-
-def process_paths(
-    logits: Tensor,
-    draft: Draft,
-    history: Sequence[Sequence[int]],
-    processors: Sequence[LogitsProcessorList],
-) -> Tensor:
-    """Apply processors to every node with the token ids of that node's own path.
-
-    Penalties and grammars depend on the path, so each node is one call with one row; this costs
-    one more read of the draft by the host, and only requests that ask for it pay.
-    """
-    tokens, ancestors = draft.tokens.tolist(), draft.ancestors.tolist()
-    processed = torch.empty_like(logits)
-    for row, committed in enumerate(history):
-        for node, reached in enumerate(ancestors[row]):
-            path = [tokens[row][j] for j in range(1, node + 1) if reached[j]]
-            ids = torch.tensor([[*committed, *path]], device=logits.device)
-            processed[row, node] = processors[row](
-                cast(torch.LongTensor, ids), logits[row, node][None].clone()
-            )[0]
-    return processed

@@ -157,7 +157,9 @@ BUGS = {
         ("kept = kept & (ends.cumsum(-1) - ends.long() == 0)", "kept = kept & True"),
     ),
     "processors see the committed prefix only": bug(
-        checks.processors_see_the_path, f"{SAMPLING}:process_paths", ("[*committed, *path]", "[*committed]")
+        checks.processors_see_the_path,
+        f"{SAMPLING}:Sampler.processed",
+        ("[*committed, *path]", "[*committed]"),
     ),
     # further ways to be wrong
     "stop criteria asked once a round": bug(
