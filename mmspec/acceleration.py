@@ -104,18 +104,6 @@ class Accelerator:
         costs: dict[int, CostModel] | None = None if self.costs is None else {}
         return replace(self, drafter=drafter, rule=rule, costs=costs)
 
-    def decode(
-        self,
-        target: Any,
-        sampler: Sampler,
-        requests: Sequence[Request],
-        canvas: Canvas,
-        random: RandomStream,
-    ) -> Iterator[Round]:
-        """Decode a batch; see `speculate`."""
-        drafter = self.drafter if self.costs is None else PacedDrafter(self.drafter, self.costs)
-        return speculate(target, drafter, self.rule, sampler, requests, canvas, random)
-
     def call(
         self,
         target: Any,
@@ -169,9 +157,11 @@ class Call:
 
     def rounds(self) -> Iterator[Round]:
         """Decode, yielding every round; `stats.seconds` counts the time spent in here alone."""
+        drafter, rule, costs = self.accelerator.drafter, self.accelerator.rule, self.accelerator.costs
+        drafter = drafter if costs is None else PacedDrafter(drafter, costs)
         batch = self.sampler, self.requests, self.canvas, self.random
         clock = perf_counter()
-        for round in self.accelerator.decode(self.target, *batch):
+        for round in speculate(self.target, drafter, rule, *batch):
             self.stats.seconds += perf_counter() - clock
             yield round
             clock = perf_counter()

@@ -6,9 +6,8 @@ Knows nothing of what the plug-ins do.
 from __future__ import annotations
 
 import difflib
-import fnmatch
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from mmspec.errors import InputError
@@ -19,17 +18,9 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """A table `name -> "module:attribute"` whose entries are imported when asked for."""
 
-    def __init__(self, kind: str, entries: dict[str, str] | None = None) -> None:
+    def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
         self.kind = kind
-        self._entries = dict(entries or {})
-
-    def register(self, name: str, location: str) -> None:
-        """Add a plug-in; `location` is "package.module:attribute"."""
-        self._entries[name] = location
-
-    def names(self, pattern: str = "*") -> list[str]:
-        """Registered names that match a wildcard, in order of registration."""
-        return [name for name in self._entries if fnmatch.fnmatchcase(name, pattern)]
+        self._entries = entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

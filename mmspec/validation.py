@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 
 from mmspec.errors import InputError
 
-__all__ = ["check_draft_tokens", "is_integer", "is_list", "require_number"]
+__all__ = ["check_draft_tokens", "given_of", "is_integer", "is_list", "require_number"]
 
 MAX_DRAFT_TOKENS = 512
 
@@ -32,6 +32,11 @@ def is_integer(value: object) -> bool:
 def is_list(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
     """True for a list or a tuple, which hold one value for each row."""
     return isinstance(value, list | tuple)
+
+
+def given_of(**values: Any) -> dict[str, Any]:
+    """Those of some keywords that are given: that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def check_draft_tokens(value: int) -> int:

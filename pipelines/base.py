@@ -33,6 +33,7 @@ from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.reference.assets import own_drafters
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.prefix import PrefixCache
+from mmspec.validation import given_of
 
 logger = logging.getLogger(__name__)
 
@@ -116,26 +117,22 @@ class MMSpecPipeline:
         source = check_source(pretrained_model_name_or_path)
         if accelerator is not None and drafter is None and find_preset(accelerator).needs is not None:
             drafter = own_drafters(source).source_for(accelerator)
-        where: dict[str, Any] = {
-            "revision": revision,
-            "token": token,
-            "cache_dir": cache_dir,
-            "local_files_only": local_files_only,
-            "trust_remote_code": trust_remote_code,
-        }
-        how: dict[str, Any] = {
-            "dtype": dtype if dtype is not None else torch_dtype if torch_dtype is not None else "auto",
-            "device_map": device_map,
-            "attn_implementation": attn_implementation,
-        }
-        where = {key: value for key, value in where.items() if value is not None}
-        how = {key: value for key, value in how.items() if value is not None}
+        where = given_of(
+            revision=revision,
+            token=token,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            trust_remote_code=trust_remote_code,
+        )
+        chosen = torch_dtype if dtype is None else dtype
+        how = given_of(
+            dtype="auto" if chosen is None else chosen,
+            device_map=device_map,
+            attn_implementation=attn_implementation,
+        )
         config = load_config(source, **where)
         kind = pipeline_for(config) if cls is MMSpecPipeline else cls
-        parts = {
-            name: part for name, part in (("vq", vq), ("text_encoder", text_encoder)) if part is not None
-        }
-        loaded = kind._load_parts(source, config, where, how, parts)
+        loaded = kind._load_parts(source, config, where, how, given_of(vq=vq, text_encoder=text_encoder))
         logger.info("target: %.1f MB of weights, %s", bytes_of(loaded["model"]) / 1e6, loaded["model"].dtype)
         if drafter is not None:
             options = {**options, "drafter": drafter}
@@ -201,29 +198,19 @@ class MMSpecPipeline:
             PipelineBusyError: a call is running.
         """
         with self._busy():
-            self._set_accelerator(accelerator, drafter, options)
+            if isinstance(accelerator, Accelerator):
+                given = options if drafter is None else {"drafter": drafter, **options}
+                for name, value in given.items():
+                    allowed = "nothing: options go into the function that made the accelerator"
+                    raise InputError(name, value, allowed)
+                made, reader = accelerator, accelerator.drafter.reader
+                draft_processor = None if reader is None else self._reader_of(reader)
+            else:
+                made, draft_processor = self._build_accelerator(accelerator, drafter, options)
+            self.accelerator: Accelerator = made.fit(self.target)
+            self.draft_processor = draft_processor
+            self._attach_prefix_caches()
         return self
-
-    def _set_accelerator(
-        self,
-        accelerator: str | Accelerator,
-        drafter: str | Path | PreTrainedModel | None,
-        options: dict[str, Any],
-    ) -> None:
-        if isinstance(accelerator, Accelerator):
-            given = options if drafter is None else {"drafter": drafter, **options}
-            for name, value in given.items():
-                raise InputError(
-                    name, value, "nothing: options go into the function that made the accelerator"
-                )
-            made, draft_processor = accelerator, None
-            if made.drafter.reader is not None:
-                draft_processor = self._reader_of(made.drafter.reader)
-        else:
-            made, draft_processor = self._build_accelerator(accelerator, drafter, options)
-        self.accelerator: Accelerator = made.fit(self.target)
-        self.draft_processor = draft_processor
-        self._attach_prefix_caches()
 
     def _build_accelerator(
         self, name: str, drafter: str | Path | PreTrainedModel | None, options: dict[str, Any]

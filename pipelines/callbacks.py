@@ -25,7 +25,8 @@ class CheckedCallback:
         self._callback = callback
         self._argument = argument
 
-    def _call(self, *arguments: object) -> Any:
+    def call(self, *arguments: object) -> Any:
+        """What the callback returns."""
         try:
             return self._callback(*arguments)
         except Exception as error:
@@ -41,7 +42,7 @@ class CheckedProcessor(CheckedCallback, LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         shape = tuple(scores.shape)
-        result = self._call(input_ids, scores)
+        result = self.call(input_ids, scores)
         if not isinstance(result, Tensor) or tuple(result.shape) != shape or not result.is_floating_point():
             raise self._refuse(result, f"logits of shape {shape}")
         return result
@@ -51,19 +52,12 @@ class CheckedCriterion(CheckedCallback, StoppingCriteria):
     """A stopping criterion that says yes or no for one row."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
-        result = self._call(input_ids, scores)
+        result = self.call(input_ids, scores)
         if isinstance(result, bool):
             return torch.tensor([result], device=input_ids.device)
         if not isinstance(result, Tensor) or result.dtype != torch.bool or result.numel() != 1:
             raise self._refuse(result, "a bool, or a bool tensor of one element")
         return result.reshape(1)
-
-
-class CheckedStep(CheckedCallback):
-    """A callback after every round of image generation; its return value is ignored."""
-
-    def __call__(self, pipe: object, step: int, committed: int, kwargs: dict[str, Any]) -> None:
-        self._call(pipe, step, committed, kwargs)
 
 
 class StopTextCriterion(StoppingCriteria):

@@ -141,11 +141,12 @@ def split_rows(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[Request]
         name: value for name, value in model_kwargs.items() if name not in OF_GENERATE and is_input(value)
     }
     mask = model_kwargs.get("attention_mask")
+    seen = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
     aligned = {
         name: value for name, value in inputs.items() if getattr(value, "shape", None) == input_ids.shape
     }
     if len(input_ids) == 1:
-        kept = slice(None) if mask is None else mask[0].bool()
+        kept = seen[0]
         positions = model_kwargs.get("position_ids")
         if positions is not None and positions.dim() == M_ROPE_DIMENSIONS:
             inputs["position_ids"] = positions[..., kept]  # the grids they were made from may be gone by now
@@ -157,11 +158,7 @@ def split_rows(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[Request]
             images,
             "one row when there are images; VisionLanguagePipeline takes batches of them",
         )
-    rows = []
-    for index, tokens in enumerate(input_ids):
-        kept = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask[index].bool()
-        rows.append(Request({"input_ids": tokens[kept][None]}))
-    return rows
+    return [Request({"input_ids": row[kept][None]}) for row, kept in zip(input_ids, seen, strict=True)]
 
 
 def is_input(value: object) -> bool:

@@ -7,7 +7,7 @@ runs the target; the text encoder of LlamaGen is run, one caption at a time, so 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -219,17 +219,17 @@ def janus_ids(
     target: JanusTarget, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
 ) -> IdPair:
     """Encode a prompt of Janus: a turn, then begin-of-image. No prompt is as many visible paddings."""
-    words, newer = plain_encoder(tokenizer), "<|User|>" in tokenizer.get_vocab()
+    newer = "<|User|>" in tokenizer.get_vocab()
     user, assistant = ("<|User|>", "<|Assistant|>") if newer else ("User", "Assistant")
-    begin, image = special_id(tokenizer, tokenizer.bos_token), special_id(tokenizer, JANUS_BEGIN_OF_IMAGE)
+    begin, image = special_ids(tokenizer, tokenizer.bos_token, JANUS_BEGIN_OF_IMAGE)
 
     def turn(content: str) -> list[int]:
-        return [begin, *words(f"{user}: {content}\n\n{assistant}:"), image]
+        return [begin, *plain_ids(tokenizer, f"{user}: {content}\n\n{assistant}:"), image]
 
     ids = turn(text)
     if negative is not None:
         return ids, turn(negative)
-    padding = special_id(tokenizer, tokenizer.pad_token)
+    (padding,) = special_ids(tokenizer, tokenizer.pad_token)
     return ids, [token if token in (begin, image) else padding for token in ids]
 
 
@@ -237,14 +237,12 @@ def emu3_ids(
     target: Emu3Target, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
 ) -> IdPair:
     """Encode a prompt of Emu3: the text, then the grid's size. No prompt is a list of flaws."""
-    words = plain_encoder(tokenizer)
-    begin, image, tokens = (
-        special_id(tokenizer, name)
-        for name in (tokenizer.bos_token, emu3.BEGIN_OF_IMAGE, emu3.BEGIN_OF_TOKENS)
-    )
+    names = (tokenizer.bos_token, emu3.BEGIN_OF_IMAGE, emu3.BEGIN_OF_TOKENS)
+    begin, image, tokens = special_ids(tokenizer, *names)
+    size = plain_ids(tokenizer, f"{grid.rows}*{grid.columns}")
 
     def sized(content: str) -> list[int]:
-        return [begin, *words(content), image, *words(f"{grid.rows}*{grid.columns}"), tokens]
+        return [begin, *plain_ids(tokenizer, content), image, *size, tokens]
 
     return sized(text), sized(EMU3_NEGATIVE if negative is None else negative)
 
@@ -253,14 +251,14 @@ def lumina_ids(
     target: LuminaTarget, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
 ) -> IdPair:
     """Encode a prompt of Lumina-mGPT: a turn, begin-of-image, two size tokens; no prompt is these alone."""
-    words = plain_encoder(tokenizer)
     height, width = grid.rows * target.stride, grid.columns * target.stride
-    names = (chameleon.BEGIN_OF_IMAGE, chameleon.size_token(height), chameleon.size_token(width))
-    head = [special_id(tokenizer, name) for name in names]
-    begin, end = (special_id(tokenizer, name) for name in (chameleon.BEGIN_OF_TEXT, chameleon.END_OF_TURN))
+    sizes = chameleon.size_token(height), chameleon.size_token(width)
+    head = special_ids(tokenizer, chameleon.BEGIN_OF_IMAGE, *sizes)
+    begin, end = special_ids(tokenizer, chameleon.BEGIN_OF_TEXT, chameleon.END_OF_TURN)
 
     def turn(content: str) -> list[int]:
-        return [begin, *words(LUMINA_REQUEST.format(width=width, height=height, text=content)), end, *head]
+        request = LUMINA_REQUEST.format(width=width, height=height, text=content)
+        return [begin, *plain_ids(tokenizer, request), end, *head]
 
     return turn(text), head if negative is None else turn(negative)
 
@@ -269,40 +267,33 @@ def anole_ids(
     target: AnoleTarget, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
 ) -> IdPair:
     """Encode a prompt of Anole: a turn, then begin-of-image; no prompt is the first and last token alone."""
-    words = plain_encoder(tokenizer)
-    begin, end, image = (
-        special_id(tokenizer, name)
-        for name in (chameleon.BEGIN_OF_TEXT, chameleon.END_OF_TURN, chameleon.BEGIN_OF_IMAGE)
-    )
+    names = (chameleon.BEGIN_OF_TEXT, chameleon.END_OF_TURN, chameleon.BEGIN_OF_IMAGE)
+    begin, end, image = special_ids(tokenizer, *names)
 
     def turn(content: str) -> list[int]:
-        return [begin, *words(content), end, image]
+        return [begin, *plain_ids(tokenizer, content), end, image]
 
     return turn(text), [begin, image] if negative is None else turn(negative)
 
 
-def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
-    """Make a function from text to ids without the tokens that a tokenizer puts around them."""
-
-    def words(text: str) -> list[int]:
-        ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
-        return ids
-
-    return words
+def plain_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of a text without the tokens that a tokenizer puts around them."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+    return ids
 
 
-def special_id(tokenizer: PreTrainedTokenizerBase, token: str | None) -> int:
-    """Find the id of a special token.
+def special_ids(tokenizer: PreTrainedTokenizerBase, *tokens: str | None) -> list[int]:
+    """Find the ids of special tokens.
 
     Raises:
-        InputError: the tokenizer has none; it belongs to another model.
+        InputError: the tokenizer lacks one; it belongs to another model.
     """
-    vocabulary = tokenizer.get_vocab()
-    if token not in vocabulary:
-        raise InputError(
-            "tokenizer", type(tokenizer).__name__, f"that of the model, which has a token {token!r}"
-        )
-    return vocabulary[token]
+    vocabulary: Mapping[Any, int] = tokenizer.get_vocab()
+    for token in tokens:
+        if token not in vocabulary:
+            allowed = f"that of the model, which has a token {token!r}"
+            raise InputError("tokenizer", type(tokenizer).__name__, allowed)
+    return [vocabulary[token] for token in tokens]
 
 
 #: Families by target class, the more special one first.

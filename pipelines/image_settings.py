@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import ROW_SETTINGS, Sampler, check_rows
-from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.errors import InputError
 from mmspec.models.llamagen import LlamaGenConfig
-from mmspec.pipelines.settings import read_seeds
+from mmspec.pipelines.settings import read_keywords, read_seeds
 from mmspec.registry import did_you_mean
-from mmspec.validation import is_integer, is_list
+from mmspec.validation import given_of, is_integer, is_list
 
 OUTPUT_TYPES = ("pil", "pt", "np", "latent")
 OF_CALLS = {
@@ -29,7 +29,6 @@ OF_CALLS = {
 }
 ROWS_AT_ONCE = 16
 MAX_IMAGES = 10_000
-SAMPLING = tuple(ROW_SETTINGS)
 #: Sampling settings of the papers' authors: LlamaGen by its condition, the others by their `model_type`.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "class": {"guidance_scale": 4.0, "top_k": 2000},
@@ -87,11 +86,7 @@ class ImageSettings:
             UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
             InputError: a value that cannot be used.
         """
-        known = {field.name for field in fields(cls)}
-        for keyword in keywords:
-            if keyword not in known:
-                raise UnknownArgumentError("keyword", keyword, did_you_mean(keyword, known | OF_CALLS))
-        return cls(**{**defaults, **{name: value for name, value in keywords.items() if value is not None}})
+        return cls(**{**defaults, **read_keywords(cls, keywords, OF_CALLS)})
 
     def sampler(self, prompts: int = 1) -> Sampler:
         """Sampler of the distribution that is promised, for the images of all prompts.
@@ -101,7 +96,7 @@ class ImageSettings:
         """
         check_rows(self, prompts, "prompts")
         settings: dict[str, Any] = {"temperature": 1.0}
-        for name in SAMPLING:
+        for name in ROW_SETTINGS:
             given = getattr(self, name)
             if is_list(given):
                 given = [value for value in given for _ in range(self.num_images_per_prompt)]
@@ -134,5 +129,5 @@ def sampling_defaults(model: PreTrainedModel) -> dict[str, Any]:
     config = model.config
     if not isinstance(config, LlamaGenConfig):
         return PUBLISHED.get(config.model_type, {})
-    own = {name: getattr(model.generation_config, name, None) for name in SAMPLING}
-    return PUBLISHED[config.condition_type] | {k: v for k, v in own.items() if v is not None}
+    own = {name: getattr(model.generation_config, name, None) for name in ROW_SETTINGS}
+    return PUBLISHED[config.condition_type] | given_of(**own)

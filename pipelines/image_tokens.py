@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -11,7 +12,6 @@ from typing import Any
 import torch
 from diffusers.image_processor import VaeImageProcessor
 from einops import repeat
-from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -38,7 +38,7 @@ from mmspec.models.image_parts import (
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
 from mmspec.pipelines.base import MMSpecPipeline
-from mmspec.pipelines.callbacks import CheckedStep
+from mmspec.pipelines.callbacks import CheckedCallback
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 from mmspec.pipelines.outputs import ImageOutput
@@ -206,7 +206,7 @@ class ImagePipeline(MMSpecPipeline):
             if not callable(callback_on_step_end):
                 allowed = "a function (pipe, step, committed, kwargs)"
                 raise InputError("callback_on_step_end", callback_on_step_end, allowed)
-            notify = CheckedStep(callback_on_step_end, "callback_on_step_end")
+            notify = CheckedCallback(callback_on_step_end, "callback_on_step_end")
         with self._busy():
             call = self.prepare(
                 prompt,
@@ -225,7 +225,7 @@ class ImagePipeline(MMSpecPipeline):
                         f"{call.calls[-1].stats.acceptance_length:.1f} per forward", refresh=False
                     )
                     if notify is not None:
-                        notify(self, step, call.committed, call.progress())
+                        notify.call(self, step, call.committed, call.progress())
                     if self._interrupted.is_set():
                         break
             output = call.output()
@@ -275,6 +275,7 @@ def no_images_error(name: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"{name} draws no images token by token; models that do are {families}")
 
 
+@dataclass(eq=False, repr=False)
 class ImageCall:
     """One call in batches: the requests, and the tokens decoded so far.
 
@@ -284,30 +285,22 @@ class ImageCall:
         committed: tokens of all images so far.
     """
 
-    def __init__(
-        self,
-        pipeline: ImagePipeline,
-        requests: list[Request],
-        settings: ImageSettings,
-        sampler: Sampler,
-        random: RandomStream,
-    ) -> None:
-        self.requests = requests
-        self.calls: list[Call] = []
-        self.committed = 0
-        self._pipeline = pipeline
-        self._settings = settings
-        self._sampler = sampler
-        self._random = random
+    pipeline: ImagePipeline
+    requests: list[Request]
+    settings: ImageSettings
+    sampler: Sampler
+    random: RandomStream
+    calls: list[Call] = field(default_factory=list, init=False)
+    committed: int = field(default=0, init=False)
 
     def rounds(self) -> Iterator[Round]:
         """Decode batch after batch, yielding every round; `calls[-1]` is the batch that it belongs to."""
-        target, size, stopping = self._pipeline.target, self._settings.batch_size, Stopping(self.grid.length)
+        target, size, stopping = self.pipeline.target, self.settings.batch_size, Stopping(self.grid.length)
         for first in range(0, len(self.requests), size):
             requests = self.requests[first : first + size]
-            random = RandomStream(self._random.keys[first : first + size])
-            sampler = self._sampler.of_rows(slice(first, first + size))
-            call = self._pipeline.accelerator.call(target, sampler, requests, stopping, random)
+            random = RandomStream(self.random.keys[first : first + size])
+            sampler = self.sampler.of_rows(slice(first, first + size))
+            call = self.pipeline.accelerator.call(target, sampler, requests, stopping, random)
             self.calls.append(call)
             for step in call.rounds():
                 self.committed += sum(map(len, step.emission.tokens))
@@ -315,12 +308,12 @@ class ImageCall:
 
     def progress(self) -> dict[str, Any]:
         """Progress of the current batch: its rows, their tokens, and a function that makes images of them."""
-        first = self._settings.batch_size * (len(self.calls) - 1)
+        first = self.settings.batch_size * (len(self.calls) - 1)
         tokens = self.calls[-1].canvas.outputs()
         return {
             "rows": range(first, first + len(tokens)),
             "tokens": tokens,
-            "preview": partial(self._preview, tokens),
+            "preview": partial(self._images, "pil", tokens),
         }
 
     def errors(self) -> Iterator[tuple[int, NumericalError]]:
@@ -335,13 +328,9 @@ class ImageCall:
         tokens = [row for batch in begun for row in batch.outputs()] + [[] for _ in range(missing)]
         reasons = [reason or "interrupted" for batch in begun for reason in batch.finish_reasons]
         drafted = [row for batch in begun for row in batch.drafted]
-        kind, clock = self._settings.output_type, perf_counter()
-        if kind == "latent":
-            images: Any = cells_of(self.grid, tokens)
-        else:
-            images = VaeImageProcessor().postprocess(self._decode_pixels(tokens), kind)
+        kind, clock = self.settings.output_type, perf_counter()
         return ImageOutput(
-            images,
+            self._images(kind, tokens),
             tokens,
             merge_stats([call.stats for call in self.calls]),
             reasons + ["interrupted"] * missing,
@@ -353,16 +342,18 @@ class ImageCall:
     def grid(self) -> ImageGrid:
         """Grid of the images."""
         grid = self.requests[0].grid  # one call has one size
-        return self._pipeline.target.grid if grid is None else grid
+        return self.pipeline.target.grid if grid is None else grid
 
-    def _preview(self, tokens: Sequence[Sequence[int]]) -> list[Image.Image]:
-        images: list[Image.Image] = VaeImageProcessor().postprocess(self._decode_pixels(tokens), "pil")
-        return images
+    def _images(self, kind: str, tokens: Sequence[Sequence[int]]) -> Any:
+        """Images of tokens, in the form of an `output_type`."""
+        if kind == "latent":
+            return cells_of(self.grid, tokens)
+        return VaeImageProcessor().postprocess(self._decode_pixels(tokens), kind)
 
     @torch.inference_mode()
     def _decode_pixels(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         """Decode tokens into images [n, 3, H, W] in [-1, 1] on the CPU, grey where nothing is drawn yet."""
-        target, grid = self._pipeline.target, self.grid
+        target, grid = self.pipeline.target, self.grid
         at_once = max(1, PIXELS_AT_ONCE // (grid.cells * target.stride**2))
         cells = cells_of(grid, tokens)
         images = []

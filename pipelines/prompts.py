@@ -6,8 +6,9 @@ address checks hold for images inside messages too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from PIL import Image
@@ -17,6 +18,8 @@ from mmspec.errors import InputError
 from mmspec.media import MediaLimits, Video, load_image, load_video
 
 Message = Mapping[str, Any]
+Loaders = Mapping[str, Callable[..., Any]]
+"""How media of each kind, "image" and "video", are loaded: by their source and `argument`, for errors."""
 MEDIA_KEYS = ("url", "path", "base64")
 
 
@@ -67,22 +70,16 @@ def read_prompts(
     is_batch = isinstance(prompt, Sequence) and not isinstance(prompt, str) and not is_message_list(prompt)
     row_images = media_per_row(images, "images", len(rows), is_batch)
     row_videos = media_per_row(videos, "videos", len(rows), is_batch)
+    load: Loaders = {
+        "image": partial(load_image, limits=limits),
+        "video": partial(load_video, num_frames=num_frames, limits=limits),
+    }
     read = []
     for index, row in enumerate(rows):
-        where = f"prompt[{index}]" if is_batch else "prompt"
-        loaded = [
-            load_image(source, argument=f"images[{index}]" if is_batch else "images", limits=limits)
-            for source in row_images[index]
-        ]
-        clips = [
-            load_video(
-                source,
-                num_frames=num_frames,
-                argument=f"videos[{index}]" if is_batch else "videos",
-                limits=limits,
-            )
-            for source in row_videos[index]
-        ]
+        place = f"[{index}]" if is_batch else ""
+        where = f"prompt{place}"
+        loaded = [load["image"](source, argument=f"images{place}") for source in row_images[index]]
+        clips = [load["video"](source, argument=f"videos{place}") for source in row_videos[index]]
         if isinstance(row, str):
             check_text(row, where)
             if apply_chat_template:
@@ -95,7 +92,7 @@ def read_prompts(
                     count_placeholders(row, where, kind, len(media), placeholders.get(kind))
                 read.append(Prompt(text=row, images=loaded, videos=clips))
         else:
-            read.append(from_messages(row, where, loaded, clips, num_frames, limits, tokenizer))
+            read.append(from_messages(row, where, {"image": loaded, "video": clips}, load, tokenizer))
     return read
 
 
@@ -174,16 +171,15 @@ def from_string(text: str, images: list[Image.Image], videos: list[Video]) -> Pr
 def from_messages(
     messages: Sequence[Message],
     where: str,
-    images: list[Image.Image],
-    videos: list[Video],
-    num_frames: int | None,
-    limits: MediaLimits,
+    given: Mapping[str, Sequence[Any]],
+    load: Loaders,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Prompt:
-    """Take media out of the messages; parts without data take theirs from `images=` and `videos=`."""
+    """Take media out of the messages; parts without data take theirs, by kind, from those that were given."""
     prompt = Prompt()
-    waiting: dict[str, list[Any]] = {"image": list(images), "video": list(videos)}
-    needed = {"image": 0, "video": 0}
+    found: dict[str, list[Any]] = {"image": prompt.images, "video": prompt.videos}
+    waiting = {kind: list(media) for kind, media in given.items()}
+    needed = dict.fromkeys(given, 0)
     for turn, message in enumerate(messages):
         if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
             raise InputError(f"{where}[{turn}]", message, "a message with the keys 'role' and 'content'")
@@ -206,18 +202,12 @@ def from_messages(
                 if source is None:
                     needed[kind] += 1
                     if not waiting[kind]:
-                        given = len(images) if kind == "image" else len(videos)
-                        raise InputError(
-                            f"{kind}s", f"{given} {kind}s", f"{where} has more {kind} parts than that"
-                        )
+                        allowed = f"{where} has more {kind} parts than that"
+                        raise InputError(f"{kind}s", f"{len(given[kind])} {kind}s", allowed)
                     media = waiting[kind].pop(0)
-                elif kind == "image":
-                    media = load_image(source, argument=f"{where}[{turn}]", limits=limits)
                 else:
-                    media = load_video(
-                        source, num_frames=num_frames, argument=f"{where}[{turn}]", limits=limits
-                    )
-                (prompt.images if kind == "image" else prompt.videos).append(media)
+                    media = load[kind](source, argument=f"{where}[{turn}]")
+                found[kind].append(media)
                 cleaned.append({"type": kind})
             else:
                 raise InputError(f"{where}[{turn}]", part, "parts of type 'text', 'image' or 'video'")
@@ -230,8 +220,7 @@ def from_messages(
         if left:  # no placeholder anywhere: they belong in front of the first user message
             first = next((m for m in prompt.messages if m["role"] == "user"), prompt.messages[0])
             first["content"][:0] = [{"type": kind} for _ in left]
-            target = prompt.images if kind == "image" else prompt.videos
-            target[:0] = left
+            found[kind][:0] = left
     return prompt
 
 

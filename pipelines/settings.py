@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from mmspec.decoding.sampling import Sampler, check_rows
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.pipelines.callbacks import CheckedCriterion, CheckedProcessor, StopTextCriterion, checked
 from mmspec.registry import did_you_mean
-from mmspec.validation import is_integer, require_number
+from mmspec.validation import given_of, is_integer, require_number
 
 DEFAULT_NEW_TOKENS = 256
 DEFAULT_TOP_K = 50  # what transformers' do_sample=True implies
@@ -91,21 +91,14 @@ class GenerationSettings:
         """
         if not isinstance(config, GenerationConfig):
             raise InputError("generation_config", config, "a transformers GenerationConfig")
-        known = {field.name for field in fields(cls)}
-        for keyword in keywords:
-            if keyword not in known:
-                raise UnknownArgumentError("keyword", keyword, did_you_mean(keyword, known | OF_CALLS))
-        given = {name: value for name, value in keywords.items() if value is not None}
-        temperature = given.get("temperature")
-        if temperature is not None and "do_sample" not in given:
-            given["do_sample"] = temperature != 0
-        for name in known - given.keys():
-            value = getattr(config, name, None)
-            if value is not None:
-                given[name] = value
+        given = read_keywords(cls, keywords, OF_CALLS)
+        if "temperature" in given and "do_sample" not in given:
+            given["do_sample"] = given["temperature"] != 0
+        usual = given_of(**{field.name: getattr(config, field.name, None) for field in fields(cls)})
+        given = {**usual, **given}
         if not isinstance(given.get("do_sample", False), bool):
             raise InputError("do_sample", given["do_sample"], "True or False")
-        return cls(**given)  # type: ignore[arg-type]
+        return cls(**given)
 
     def sampler(self, prompts: int) -> Sampler:
         """Sampler of the distribution that is promised, but for its processors.
@@ -222,6 +215,24 @@ class GenerationSettings:
                 criteria.append(StopTextCriterion(tokenizer, list(strings)))
         criteria.extend(checked(CheckedCriterion, "stopping_criteria", self.stopping_criteria))
         return criteria
+
+
+def read_keywords(settings: type[Any], keywords: Mapping[str, Any], others: set[str]) -> dict[str, Any]:
+    """Those of a call's keywords that are given.
+
+    Args:
+        settings: a dataclass, whose fields they name.
+        keywords: of the call.
+        others: what the call takes besides.
+
+    Raises:
+        UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
+    """
+    known = {field.name for field in fields(settings)}
+    for keyword in keywords:
+        if keyword not in known:
+            raise UnknownArgumentError("keyword", keyword, did_you_mean(keyword, known | others))
+    return given_of(**keywords)
 
 
 def read_seeds(

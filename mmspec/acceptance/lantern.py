@@ -169,10 +169,7 @@ class Lantern(RelaxedSampling):
         x = draft.tokens[:, :, None]
         p_x = above.gather(-1, x)
         near = nearby_mass_at(above, self.nearest[:, : self.neighbours], x, self.limit(p_x))
-        passes = draft.valid & ((p_x + near)[..., 0] >= above.amax(-1))
-        passes[:, 0] = True
-        reached = (passes[:, None, :] | ~draft.ancestors).all(-1)
-        node = torch.where(reached, draft.depth, -1).argmax(-1)
+        node = draft.deepest(draft.valid & ((p_x + near)[..., 0] >= above.amax(-1)))
         verdict = Verdict.at(draft, node, take(scores.logits.argmax(-1), node))
         path = draft.tokens.gather(1, verdict.path)[:, 1:]
         likeliest = scores.logits.argmax(-1).gather(1, verdict.path)[:, :-1]

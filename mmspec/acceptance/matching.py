@@ -6,7 +6,6 @@ about how they were found can bias the output.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from mmspec.decoding.distribution import Distribution, Scores
@@ -24,12 +23,7 @@ def follow(draft: Draft, choice: Tensor) -> Verdict:
     """Walk from the root along the children that equal the target's choice. choice: as the tokens."""
     equal = draft.tokens == pick(choice, draft.parents)
     matches = draft.valid & (equal if equal.dim() == 2 else equal.all(-1))
-    if draft.is_chain:
-        node = ((~matches[:, 1:]).cumsum(-1) == 0).sum(-1)
-    else:
-        matches[:, 0] = True
-        reached = (matches[:, None, :] | ~draft.ancestors).all(-1)
-        node = torch.where(reached, draft.depth, -1).argmax(-1)
+    node = draft.deepest(matches)
     return Verdict.at(draft, node, take(choice, node))
 
 

@@ -46,10 +46,7 @@ class Typical(AcceptanceRule):
         p = scores.p
         threshold = self.threshold(p).gather(1, draft.parents)
         p_x = p.gather(1, draft.parents[:, :, None].expand_as(p)).gather(-1, draft.tokens[:, :, None])[..., 0]
-        passes = draft.valid & (p_x > threshold)
-        passes[:, 0] = True
-        reached = (passes[:, None, :] | ~draft.ancestors).all(-1)
-        node = torch.where(reached, draft.depth, -1).argmax(-1)
+        node = draft.deepest(draft.valid & (p_x > threshold))
         accepted = take(draft.depth, node)
         return Verdict.at(draft, node, draw(take(p, node), random, emitted + accepted, last_purpose(draft)))
 

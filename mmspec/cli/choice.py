@@ -25,13 +25,6 @@ class AcceleratorChoice:
     name: str
     options: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def needs_draft_model(self) -> bool:
-        """True if it needs `drafter=`."""
-        from mmspec.accelerators import find_preset
-
-        return find_preset(self.name).needs is not None
-
 
 def parse_choice(text: str) -> AcceleratorChoice:
     """Read `name[:option=value]...`; values are numbers, true, false, null, or else strings.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,9 +11,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress
-    from rich.table import Table
 
-__all__ = ["Interruptible", "figures", "line_width", "note", "print_result", "progress"]
+__all__ = ["Interruptible", "line_width", "note", "print_result", "progress"]
 
 WIDTH_OF_FILES = 160  # rich assumes 80 columns where there is no terminal, and would cut tables
 
@@ -47,30 +45,6 @@ def print_result(value: Any, shown: RenderableType, as_json: bool) -> None:
         typer.echo(shown)
     else:
         _console(stderr=False).print(shown)
-
-
-def figures(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1, **settings: Any
-) -> Table:
-    """A table of figures.
-
-    Args:
-        columns: their headers.
-        rows: the cells.
-        words: how many of the first columns hold words, which begin at the left.
-        settings: of rich's Table, such as its title.
-    """
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", **settings)
-    for index, column in enumerate(columns):
-        is_figure = index >= words
-        justify: Any = "right" if is_figure else "left"
-        table.add_column(column, justify=justify, no_wrap=is_figure, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def line_width() -> int:

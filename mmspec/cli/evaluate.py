@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmspec.cli.console import figures, print_result
+from mmspec.cli.console import print_result
 from mmspec.cli.evaluate_drafters import drafters
 from mmspec.cli.evaluate_methods import methods
 from mmspec.cli.loading import REFERENCE_IMAGE, reference_model
@@ -123,5 +123,7 @@ def _report(
     rows: Iterable[Sequence[str]],
     **settings: Any,
 ) -> None:
+    from mmspec.evaluation.tables import figures
+
     title = f"{scores['scenes']} scenes from seed {scores['seed']}, {scores['device']}, {scores['seconds']} s"
     print_result({"model": source, **scores}, figures(columns, rows, title=title, **settings), as_json)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.console import figures, note, print_result, progress
+from mmspec.cli.console import note, print_result, progress
 from mmspec.cli.loading import REFERENCE_IMAGE, compared_choices, load_pipeline, own_drafters, reference_model
 from mmspec.cli.options import Model, ModelOptions, Plot, Table, unpack_options
 
@@ -118,6 +118,8 @@ def drawer(pipe: ImagePipeline, name: str, options: dict[str, Any]) -> Draw:
 
 def table(records: Sequence[MethodRecord]) -> rich.table.Table:
     """The records as people read them."""
+    from mmspec.evaluation.tables import figures
+
     columns = (
         *("accelerator", "promise", "NFE\nmean", "max", "times\nfewer", "wall\nclock", "with\npixels"),
         *("measured tv\nmean", "max", "attributes", "kernel\ndistance", "95 %\nmargin", "entropy"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.choice import AcceleratorChoice, parse_choice, parse_choices
-from mmspec.cli.console import Interruptible, figures, note, print_result, progress
+from mmspec.cli.console import Interruptible, note, print_result, progress
 from mmspec.cli.loading import REFERENCE_IMAGE, load_pipeline, reference_model, with_drafter
 from mmspec.cli.options import GuidanceScale, ModelOption, ModelOptions, TopK, TopP, unpack_options
 from mmspec.errors import InputError
@@ -240,6 +240,8 @@ def record(output: ImageOutput, first: ImageOutput, titles: Sequence[str]) -> di
 
 def table(records: Sequence[dict[str, Any]]) -> rich.table.Table:
     """The records as people read them."""
+    from mmspec.evaluation.tables import figures
+
     columns = ("accelerator", "promise", "forwards\nmean", "max", "tokens per\nforward")
     rows = (
         (

@@ -12,6 +12,7 @@ from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, load_pipeline, refere
 from mmspec.cli.options import BatchSize, GuidanceScale, Model, ModelOptions
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
+from mmspec.validation import given_of
 
 if TYPE_CHECKING:
     from mmspec.evaluation.examples import Example
@@ -73,8 +74,7 @@ class Question:
     @property
     def settings(self) -> dict[str, Any]:
         """The keywords of every call that are given."""
-        values = {name: getattr(self, name, None) for name in SETTINGS}
-        return {name: value for name, value in values.items() if value is not None}
+        return given_of(**{name: getattr(self, name, None) for name in SETTINGS})
 
     @property
     def title(self) -> str | None:

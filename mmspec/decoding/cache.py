@@ -251,11 +251,7 @@ class RaggedCache(Cache):
             masks["sliding_attention"] = full & (distance < self.sliding_window)
         kinds = set(self.layer_types)
         if dtype is not None:
-            lowest = torch.finfo(dtype).min
-            masks = {
-                kind: torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest)
-                for kind, mask in masks.items()
-            }
+            masks = {kind: additive_mask(mask, dtype) for kind, mask in masks.items()}
         if len(kinds) == 1:
             return masks[kinds.pop()][:, None]
         return {kind: masks[kind][:, None] if kind in masks else None for kind in kinds}
@@ -309,6 +305,12 @@ def check_layer_types(text: PreTrainedConfig) -> list[str]:
             "speculatively"
         )
     return list(types)
+
+
+def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask as a summand of attention's logits, which eager attention takes."""
+    zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return zeros.masked_fill(~mask, torch.finfo(dtype).min)
 
 
 def mask_width(columns: int, device: torch.device) -> int:

@@ -207,6 +207,14 @@ class Draft:
         """[B] output index that depth 1 competes for, where rows have emitted that many tokens [B]."""
         return emitted
 
+    def deepest(self, passes: Tensor) -> Tensor:
+        """[B] the deepest node on whose path all pass [B, n]; the root does, and is set so."""
+        if self.is_chain:
+            return ((~passes[:, 1:]).cumsum(-1) == 0).sum(-1)
+        passes[:, 0] = True
+        reached = (passes[:, None, :] | ~self.ancestors).all(-1)
+        return torch.where(reached, self.depth, -1).argmax(-1)
+
     def may_follow(self, verdict: Verdict) -> Tensor:
         """[B] whether the token after the last accepted node may be decided now."""
         return torch.ones_like(verdict.filled)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self, cast
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -34,7 +35,36 @@ ROW_SETTINGS = {"temperature": None, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "gu
 
 
 @dataclass(frozen=True)
-class Sampler:
+class RowSettings:
+    """Settings of which each row of a batch may have its own: the temperature, and what subclasses add."""
+
+    temperature: float | Sequence[float] = 0.0
+    _copies: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def greedy(self) -> bool:
+        """True if all rows are."""
+        return self.temperature == 0.0
+
+    def numbers(self, name: str, like: Tensor, of: Callable[[Any], float] = float) -> Any:
+        """What is computed of a setting: a number, or [B, 1, 1] of them beside `like`, where rows differ.
+
+        Args:
+            name: of the setting.
+            like: a tensor of the device and dtype; values go to a device once.
+            of: computes the number, on the host as where there is one.
+        """
+        setting = getattr(self, name)
+        if not isinstance(setting, tuple):
+            return of(setting)
+        key = tuple(map(of, setting)), like.device, like.dtype
+        if key not in self._copies:
+            self._copies[key] = torch.tensor(key[0], dtype=like.dtype, device=like.device)[:, None, None]
+        return self._copies[key]
+
+
+@dataclass(frozen=True)
+class Sampler(RowSettings):
     """Sampling settings: how logits become a distribution. The defaults are greedy decoding.
 
     The first five are one value for all rows, or a sequence with one for each of the B rows; where all of
@@ -53,13 +83,11 @@ class Sampler:
         InputError: a value outside its range, or a processor that looks at more than the path.
     """
 
-    temperature: float | Sequence[float] = 0.0
     top_k: int | Sequence[int | None] | None = None
     top_p: float | Sequence[float | None] | None = None
     min_p: float | Sequence[float | None] | None = None
     guidance_scale: float | Sequence[float] = 1.0
     processors: Sequence[LogitsProcessorList] = ()
-    _copies: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ROW_SETTINGS:
@@ -68,11 +96,6 @@ class Sampler:
             if isinstance(processor, STATEFUL_PROCESSORS):
                 allowed = "processors of a token's own path; this one keeps a state from call to call"
                 raise InputError("logits_processor", type(processor).__name__, allowed)
-
-    @property
-    def greedy(self) -> bool:
-        """True if all rows are."""
-        return self.temperature == 0.0
 
     @property
     def is_guided(self) -> bool:
@@ -99,13 +122,28 @@ class Sampler:
         """
         logits = self.guided(logits)
         if self.processors:
-            logits = process_paths(logits, draft, history, self.processors)
+            logits = self.processed(logits, draft, history)
         return self.scores(logits, draft.valid.shape)
 
     def guided(self, logits: Tensor) -> Tensor:
         """Apply guidance to logits as the model gave them, [B or 2B, n, V] -> [B, n, V]."""
         logits = widen(logits)
-        return guide(logits, self._numbers("guidance_scale", logits))
+        return guide(logits, self.numbers("guidance_scale", logits))
+
+    def processed(self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]]) -> Tensor:
+        """Apply processors to every node with the token ids of that node's own path.
+
+        Penalties and grammars depend on the path, so each node is one call with one row; this costs
+        one more read of the draft by the host, and only requests that ask for it pay.
+        """
+        tokens, ancestors = draft.tokens.tolist(), draft.ancestors.tolist()
+        processed = torch.empty_like(logits)
+        for row, committed in enumerate(history):
+            for node, reached in enumerate(ancestors[row]):
+                path = [tokens[row][j] for j in range(1, node + 1) if reached[j]]
+                ids: Any = torch.tensor([[*committed, *path]], device=logits.device)
+                processed[row, node] = self.processors[row](ids, logits[row, node][None].clone())[0]
+        return processed
 
     def scores(self, logits: Tensor, shape: Sequence[int] | None = None) -> Scores:
         """Make distributions of guided logits [B, m, V].
@@ -118,17 +156,17 @@ class Sampler:
         warped = self.warp(logits).view(*shape, logits.shape[-1])
         if self.greedy or 0.0 not in values_of(self.temperature):
             return Scores(warped, self.greedy)
-        is_greedy: Tensor = self._numbers("temperature", logits) == 0.0
+        is_greedy: Tensor = self.numbers("temperature", logits) == 0.0
         return Scores(warped, is_greedy.repeat_interleave(shape[0] // len(logits), 0))
 
     def warp(self, logits: Tensor) -> Tensor:
         """Apply temperature and truncation to guided logits [B, n, V]; greedy rows stay as they are."""
         if self.greedy:
             return logits
-        temperature = self._numbers("temperature", logits, lambda value: value or 1.0)
+        temperature = self.numbers("temperature", logits, lambda value: value or 1.0)
         warped = self.truncate(divide(logits, temperature))
         if 0.0 in values_of(self.temperature):
-            warped = torch.where(self._numbers("temperature", logits) == 0.0, logits, warped)
+            warped = torch.where(self.numbers("temperature", logits) == 0.0, logits, warped)
         return warped
 
     def truncate(self, logits: Tensor) -> Tensor:
@@ -137,26 +175,23 @@ class Sampler:
         counts = [k for k in values_of(self.top_k) if k and k < vocabulary]
         if counts:
             largest = logits.topk(max(counts), dim=-1).values
-            threshold = kth(largest, self._numbers("top_k", logits, lambda k: k or math.inf))
+            threshold = kth(largest, self.numbers("top_k", logits, lambda k: k or math.inf))
             logits = logits.masked_fill(logits < threshold, NEG_INF)
         if any(top_p is not None and top_p < 1.0 for top_p in values_of(self.top_p)):
             ordered, order = logits.sort(dim=-1, descending=False)
             # Ascending, as in transformers: drop the tail whose mass is at most 1 - top_p, never the last.
-            tail = self._numbers("top_p", logits, lambda top_p: 1.0 - top_p if top_p < 1.0 else NEG_INF)
+            tail = self.numbers("top_p", logits, lambda top_p: 1.0 - top_p if top_p < 1.0 else NEG_INF)
             drop = ordered.softmax(-1).cumsum(-1) <= tail
             drop[..., -1] = False
             logits = logits.masked_fill(drop.scatter(-1, order, drop), NEG_INF)
         if any(values_of(self.min_p)):
-            below = self._numbers("min_p", logits, lambda min_p: math.log(min_p) if min_p else NEG_INF)
+            below = self.numbers("min_p", logits, lambda min_p: math.log(min_p) if min_p else NEG_INF)
             logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + below, NEG_INF)
         return logits
 
-    def _numbers(self, name: str, like: Tensor, of: Callable[[Any], float] = float) -> Any:
-        return numbers(getattr(self, name), like, self._copies, of)
-
 
 @dataclass(frozen=True)
-class GaussianSampler:
+class GaussianSampler(RowSettings):
     """Sampling settings of continuous tokens with a Gaussian head.
 
     Args:
@@ -169,23 +204,15 @@ class GaussianSampler:
     temperature: float | Sequence[float] = 1.0
     is_guided: ClassVar[bool] = False
     processors: ClassVar[tuple[LogitsProcessorList, ...]] = ()
-    _copies: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        def check(name: str, value: Any) -> None:
-            require_number(name, value, 0.0, 1e4, "0 (the mean) to 10000")
-
+        check = partial(require_number, low=0.0, high=1e4, allowed="0 (the mean) to 10000")
         object.__setattr__(self, "temperature", read_setting("temperature", self.temperature, check))
-
-    @property
-    def greedy(self) -> bool:
-        """True if all rows are."""
-        return self.temperature == 0.0
 
     def __call__(self, parameters: Tensor, draft: Draft, history: Sequence[Sequence[int]]) -> Gaussian:
         """Make distributions of a head's parameters [B, n, 2 d]: mean and log standard deviation."""
         mean, log_std = widen(parameters).chunk(2, -1)
-        return Gaussian(mean, log_std.exp() * numbers(self.temperature, mean, self._copies))
+        return Gaussian(mean, log_std.exp() * self.numbers("temperature", mean))
 
 
 @dataclass(frozen=True)
@@ -267,23 +294,6 @@ def values_of(setting: Any) -> tuple[Any, ...]:
     return setting if isinstance(setting, tuple) else (setting,)
 
 
-def numbers(setting: Any, like: Tensor, copies: dict[Any, Tensor], of: Callable[[Any], float] = float) -> Any:
-    """What is computed of a setting: a number, or [B, 1, 1] of them beside `like`, where rows differ.
-
-    Args:
-        setting: checked.
-        like: a tensor of the device and dtype.
-        copies: tensors that were made before, so that a value goes to a device once.
-        of: computes the number, on the host as where there is one.
-    """
-    if not isinstance(setting, tuple):
-        return of(setting)
-    key = tuple(map(of, setting)), like.device, like.dtype
-    if key not in copies:
-        copies[key] = torch.tensor(key[0], dtype=like.dtype, device=like.device)[:, None, None]
-    return copies[key]
-
-
 def widen(values: Tensor) -> Tensor:
     """Convert to float32 whatever the model's dtype is, or ties decide; float64 stays."""
     return values.to(torch.float64 if values.dtype == torch.float64 else torch.float32)
@@ -323,26 +333,3 @@ def guide(logits: Tensor, scale: float | Tensor) -> Tensor:
     if not isinstance(scale, Tensor):
         return guided
     return torch.where(scale == 1.0, logits.chunk(2)[0], guided)  # as the model gave them: log_softmax rounds
-
-
-def process_paths(
-    logits: Tensor,
-    draft: Draft,
-    history: Sequence[Sequence[int]],
-    processors: Sequence[LogitsProcessorList],
-) -> Tensor:
-    """Apply processors to every node with the token ids of that node's own path.
-
-    Penalties and grammars depend on the path, so each node is one call with one row; this costs
-    one more read of the draft by the host, and only requests that ask for it pay.
-    """
-    tokens, ancestors = draft.tokens.tolist(), draft.ancestors.tolist()
-    processed = torch.empty_like(logits)
-    for row, committed in enumerate(history):
-        for node, reached in enumerate(ancestors[row]):
-            path = [tokens[row][j] for j in range(1, node + 1) if reached[j]]
-            ids = torch.tensor([[*committed, *path]], device=logits.device)
-            processed[row, node] = processors[row](
-                cast(torch.LongTensor, ids), logits[row, node][None].clone()
-            )[0]
-    return processed

@@ -70,10 +70,6 @@ class DecodingStats:
         self.tv_places += places
 
     @property
-    def is_lossless(self) -> bool:
-        return self.exactness == "exact"
-
-    @property
     def nfe(self) -> list[int]:
         """Target forwards of each row, the prefill included; a guided pair is one."""
         rows = zip(self.new_tokens, self.rounds, strict=True)
@@ -129,9 +125,8 @@ def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
     for part in parts:
         merged.accelerator, merged.exactness = part.accelerator, part.exactness
         merged.prompt_forwards = part.prompt_forwards
-        for name in ("new_tokens", "rounds", "drafted", "accepted"):
-            setattr(merged, name, getattr(merged, name) + getattr(part, name))
         for name in (
+            *("new_tokens", "rounds", "drafted", "accepted"),
             *("target_forwards", "draft_faults", "draft_passes", "cached_prompt_tokens"),
             *("seconds", "prefill_seconds", "draft_seconds", "target_seconds"),
         ):

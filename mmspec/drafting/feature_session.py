@@ -5,7 +5,6 @@ A drafter of this kind adds a session that says how its head proposes; everythin
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -65,9 +64,6 @@ class FeatureSession(HeadSession):
         self.tokens = torch.zeros(size, dtype=torch.long, device=last.device)
         self.accepted = self.tokens[:, 0]
         self.has_read = False
-
-    @abstractmethod
-    def propose(self, canvas: Canvas) -> Draft: ...
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         path = self._copied(verdict.path)

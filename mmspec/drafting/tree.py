@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -36,42 +35,6 @@ NAMED_TREES = {
 }
 
 
-class TreeShape(Protocol):
-    """A way to grow a tree. Widths depend on the level alone, so that shapes stay static.
-
-    Attributes:
-        num_draft_tokens: nodes that are proposed, the root not counted.
-        depth: the deepest level; level 1 holds the root's children.
-        max_children: most children that a node can have.
-        stop_below: no level is added where every path is less likely than that; 0 adds all of them.
-    """
-
-    @property
-    def num_draft_tokens(self) -> int: ...
-
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def max_children(self) -> int: ...
-
-    @property
-    def stop_below(self) -> float: ...
-
-    @property
-    def sizes(self) -> tuple[TreeShape, ...]:
-        """This tree and smaller ones."""
-
-    def branch(self, level: int) -> int:
-        """Candidates of a level under each node that is expanded."""
-
-    def frontier(self, level: int, scores: Tensor) -> Tensor:
-        """The candidates of a level that are expanded: scores [B, m] -> indices [B, w]."""
-
-    def choose(self, scores: Tensor) -> Tensor:
-        """The nodes that are proposed: scores of the pool [B, p] -> ascending [B, n], the root first."""
-
-
 @dataclass(frozen=True)
 class DynamicTree:
     """The likeliest paths by the draft's own confidence (EAGLE-2, 2406.16858, section 4).
@@ -81,10 +44,10 @@ class DynamicTree:
     earlier of the two is taken, which is the parent. Therefore no proposed node is an orphan.
 
     Args:
-        num_draft_tokens: candidates that are proposed.
-        depth: the deepest level.
+        num_draft_tokens: candidates that are proposed, the root not counted.
+        depth: the deepest level; level 1 holds the root's children.
         top_k: nodes expanded on each level, and children of each.
-        stop_below: as in `TreeShape`.
+        stop_below: no level is added where every path is less likely than that; 0 adds all of them.
 
     Raises:
         InputError: a value outside its range, or fewer candidates than are to be proposed.
@@ -109,6 +72,7 @@ class DynamicTree:
 
     @property
     def max_children(self) -> int:
+        """Most children that a node can have."""
         return self.top_k
 
     @property
@@ -125,19 +89,22 @@ class DynamicTree:
         return tuple(DynamicTree(*size) for size in dict.fromkeys(sizes))
 
     def branch(self, level: int) -> int:
+        """Candidates of a level under each node that is expanded."""
         return self.top_k
 
     def frontier(self, level: int, scores: Tensor) -> Tensor:
+        """The candidates of a level that are expanded: scores [B, m] -> indices [B, w]."""
         return best(scores, self.top_k)
 
     def choose(self, scores: Tensor) -> Tensor:
+        """The nodes that are proposed: scores of the pool [B, p] -> ascending [B, n], the root first."""
         return best(scores, self.num_draft_tokens + 1).sort(-1).values
 
 
 class StaticTree:
     """The same tree every time: a node with r elder siblings is its parent's (r + 1)-th likeliest child.
 
-    It has one size, and is never cut short.
+    It has one size, and is never cut short; its methods are those of `DynamicTree`.
 
     Args:
         parents: as in `Draft.tree`: the parent of each node, the root first and its own parent.
@@ -189,6 +156,10 @@ class StaticTree:
 
     def choose(self, scores: Tensor) -> Tensor:
         return constant(tuple(self._chosen), scores.device).expand(len(scores), -1)
+
+
+TreeShape = DynamicTree | StaticTree
+"""A way to grow a tree. Widths depend on the level alone, so that shapes stay static."""
 
 
 def choose_tree(

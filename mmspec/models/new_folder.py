@@ -15,7 +15,7 @@ __all__ = ["new_folder"]
 
 
 @contextmanager
-def new_folder(out: Path, argument: str = "out") -> Iterator[Path]:
+def new_folder(out: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `out`; it takes the name when the block ends well, else it goes.
 
     Raises:
@@ -23,12 +23,12 @@ def new_folder(out: Path, argument: str = "out") -> Iterator[Path]:
     """
     allowed = "a folder that is new or empty"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(argument, str(out), allowed)
+        raise InputError("out", str(out), allowed)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
-        raise InputError(argument, str(out), f"{allowed} ({error.strerror})") from error
+        raise InputError("out", str(out), f"{allowed} ({error.strerror})") from error
     try:
         yield temporary
         temporary.chmod(0o777 & ~_umask())  # mkdtemp makes it private

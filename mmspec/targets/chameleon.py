@@ -25,7 +25,6 @@ __all__ = ["BEGIN_OF_IMAGE", "BEGIN_OF_TEXT", "END_OF_TURN", "AnoleTarget", "Lum
 BEGIN_OF_TEXT, BEGIN_OF_IMAGE, END_OF_IMAGE = "<s>", "<racm3:break>", "<eoss>"  # ids 0, 8197, 8196
 END_OF_TURN, END_OF_ROW = "<reserved08706>", "<reserved08799>"  # ids 8710, 8803
 SIZE_STEP = 32  # pixels that a size token of Lumina-mGPT counts
-LUMINA_SIZES = (512, 768, 1024)
 DEFAULT_LUMINA_SIZE = 768
 MAX_ASPECT = 4
 
@@ -69,13 +68,6 @@ class AnoleTarget(TextVocabularyTarget):
     def layout(self, model: PreTrainedModel, square: ImageGrid, stride: int) -> tuple[ImageGrid, list[int]]:
         """The default grid, and the model ids of its syntax."""
         return square, []
-
-    def grid_for(self, height: int, width: int) -> ImageGrid:
-        """The one grid of the model."""
-        if (height, width) != self.image_size:
-            own = " x ".join(map(str, self.image_size))
-            raise InputError("height, width", (height, width), f"{own}, the only size that this model draws")
-        return self.grid
 
     def decode(self, cells: Tensor) -> Tensor:
         """Decode codes [B, rows, columns] into images [B, 3, H, W]."""

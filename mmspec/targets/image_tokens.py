@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ class ImageTokenTarget(CausalTarget, ABC):
     Attributes:
         vocabulary: K + S.
         grid, stride, codebook: as passed.
+        only_size: what the default size is, in words, where there is no other.
 
     Raises:
         CheckpointError: the codebook is not that of the vocabulary.
@@ -64,6 +65,7 @@ class ImageTokenTarget(CausalTarget, ABC):
     """
 
     grid: ImageGrid
+    only_size: ClassVar[str] = "the only size that this model draws"
 
     def __init__(
         self,
@@ -90,13 +92,16 @@ class ImageTokenTarget(CausalTarget, ABC):
         """Height and width in pixels of an image on the default grid."""
         return self.grid.rows * self.stride, self.grid.columns * self.stride
 
-    @abstractmethod
     def grid_for(self, height: int, width: int) -> ImageGrid:
-        """Grid of an image of that many pixels.
+        """Grid of an image of that many pixels; the default one alone, where a family has no others.
 
         Raises:
             InputError: the model was not made for this size.
         """
+        if (height, width) != self.image_size:
+            own = " x ".join(map(str, self.image_size))
+            raise InputError("height, width", (height, width), f"{own}, {self.only_size}")
+        return self.grid
 
     @abstractmethod
     def decode(self, cells: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ class JanusTarget(TextPromptTarget):
         codebook: [K, d]; that of the model if None.
     """
 
+    only_size = "the only size that Janus draws"
+
     def __init__(self, model: PreTrainedModel, vq: Any = None, codebook: Tensor | None = None) -> None:
         if vq is not None:
             raise InputError("vq", type(vq).__name__, "None: a Janus checkpoint holds its image tokenizer")
@@ -47,13 +49,6 @@ class JanusTarget(TextPromptTarget):
         parts: Any = self.model.model
         logits: Tensor = parts.generation_head(hidden)
         return logits
-
-    def grid_for(self, height: int, width: int) -> ImageGrid:
-        """The one grid of the model."""
-        if (height, width) != self.image_size:
-            own = " x ".join(map(str, self.image_size))
-            raise InputError("height, width", (height, width), f"{own}, the only size that Janus draws")
-        return self.grid
 
     def decode(self, cells: Tensor) -> Tensor:
         """Decode codes [B, rows, columns] into images [B, 3, H, W]."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.image_grid import ImageGrid
-from mmspec.errors import CheckpointError, InputError
+from mmspec.errors import CheckpointError
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
 from mmspec.targets.batches import EMBEDDINGS
 from mmspec.targets.image_tokens import ImageTokenTarget
@@ -33,6 +33,7 @@ class LlamaGenTarget(ImageTokenTarget):
     """
 
     config: LlamaGenConfig
+    only_size = "which this checkpoint was trained for"  # the rotation of a token depends on it
 
     def __init__(self, model: LlamaGenForCausalLM, vq: Any = None, codebook: Tensor | None = None) -> None:
         config = model.config
@@ -66,15 +67,6 @@ class LlamaGenTarget(ImageTokenTarget):
         rest = dict(inputs)
         ids, features = rest.pop("input_ids"), rest.pop("caption_features", None)
         return {**rest, EMBEDDINGS: self.model.model.embed(ids, features)}
-
-    def grid_for(self, height: int, width: int) -> ImageGrid:
-        """The one grid of the checkpoint: the rotation of a token depends on it."""
-        if (height, width) != self.image_size:
-            own = " x ".join(map(str, self.image_size))
-            raise InputError(
-                "height, width", (height, width), f"{own}, which this checkpoint was trained for"
-            )
-        return self.grid
 
     def decode(self, cells: Tensor) -> Tensor:
         """Decode codes [B, rows, columns] into images [B, 3, H, W] of the tokenizer's dtype."""

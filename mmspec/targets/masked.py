@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from mmspec.decoding.cache import check_layer_types
+from mmspec.decoding.cache import additive_mask, check_layer_types
 from mmspec.decoding.draft import Draft, Nodes
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
@@ -139,12 +139,7 @@ class MaskedTarget:
         seen = nodes.visible.gather(2, nodes.slots[:, None].expand(rows, count, count))
         output = torch.cat([seen.new_ones(rows, longest, count), seen], 1)
         mask = torch.cat([is_prompt[:, None].expand(-1, longest + count, -1), output], 2)[:, None]
-        if attention_backend(self.model) != "eager":
-            return mask
-        dtype = self.model.dtype
-        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(
-            ~mask, torch.finfo(dtype).min
-        )
+        return additive_mask(mask, self.model.dtype) if attention_backend(self.model) == "eager" else mask
 
     def commit(self, state: MaskedState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
         """Do nothing: decided tokens come back with the next draft."""

@@ -13,7 +13,6 @@ def test_options_are_typed():
         "draft_model:num-draft-tokens=3:acceptance=greedy:x=0.5:y=true",
     )
     assert choice.options == {"num_draft_tokens": 3, "acceptance": "greedy", "x": 0.5, "y": True}
-    assert choice.needs_draft_model
 
 
 def test_a_list_keeps_its_order_and_drops_repeats():

@@ -154,10 +154,12 @@ BUGS = {
     "end token inside a block ignored": bug(
         edge_checks.end_token_anywhere,
         "mmspec.decoding.canvas:Canvas.write",
-        ("kept = kept & (ends.cumsum(-1) - ends.long() == 0)", "kept = kept & True"),
+        ("missing[:, 1:] |= ends[:, :-1]", "missing = missing"),
     ),
     "processors see the committed prefix only": bug(
-        checks.processors_see_the_path, f"{SAMPLING}:process_paths", ("[*committed, *path]", "[*committed]")
+        checks.processors_see_the_path,
+        f"{SAMPLING}:Sampler.processed",
+        ("[*committed, *path]", "[*committed]"),
     ),
     # further ways to be wrong
     "stop criteria asked once a round": bug(
@@ -168,7 +170,7 @@ BUGS = {
     "one token more than max_new_tokens": bug(
         edge_checks.length_is_cut_inside_a_block,
         "mmspec.decoding.canvas:Canvas.write",
-        ("(window < self.stopping.max_new_tokens)", "(window <= self.stopping.max_new_tokens)"),
+        ("(window >= self.stopping.max_new_tokens)", "(window > self.stopping.max_new_tokens)"),
     ),
     "accepted path of a tree not gathered": bug(
         checks.cache_equals_a_fresh_prefill,
@@ -223,12 +225,12 @@ BUGS = {
     ),
     "a finished row writes beyond its place": bug(
         edge_checks.finished_rows_leave_the_others_alone,
-        f"{TARGET}:CausalState.tighten",
+        f"{TARGET}:CacheState.tighten",
         ("self.cache.lengths.clamp_(max=self.cache.longest)", "pass"),
     ),
     "the longest row is that of the prompts alone": bug(
         edge_checks.guidance_with_a_longer_negative_prompt,
-        f"{TARGET}:CausalState.tighten",
+        f"{TARGET}:CacheState.tighten",
         ("max(prompt + count", "max(self.prompt_lengths[0] + count"),
     ),
     "faults of the draft ignored": bug(

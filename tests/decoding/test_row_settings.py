@@ -141,7 +141,7 @@ def plain_rows_equal_single_calls() -> None:
 SAMPLING, SCORES = "mmspec.decoding.sampling", "mmspec.decoding.distribution:Scores"
 BUGS = {
     "each row has the settings of another": (
-        f"{SAMPLING}:numbers",
+        f"{SAMPLING}:RowSettings.numbers",
         ("map(of, setting)", "map(of, setting[::-1])"),
     ),
     "greedy rows are drawn": (f"{SCORES}.choose", ("noise.masked_fill(self.greedy, 0.0)", "noise")),

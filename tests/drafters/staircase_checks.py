@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmspec.acceleration import Accelerator
+from mmspec.acceleration import Accelerator, Call
 from mmspec.accelerators import build_accelerator
 from mmspec.decoding import cache as cache_module
 from mmspec.decoding.cache import RaggedLayer
@@ -106,7 +106,7 @@ def run(
 ) -> Iterator[Round]:
     """Decode a batch round by round."""
     stream = RandomStream.from_seed(seed, len(requests))
-    return accelerator.fit(target).decode(target, sampler, requests, canvas, stream)
+    return Call(accelerator.fit(target), target, sampler, requests, canvas, stream).rounds()
 
 
 def draw(

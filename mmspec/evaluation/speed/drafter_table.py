@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +18,7 @@ from mmspec.evaluation.plot import check_plot
 from mmspec.evaluation.speed.bench_record import BenchRecord
 from mmspec.evaluation.speed.report import describe_settings
 from mmspec.evaluation.speed.timing import BASELINE
+from mmspec.evaluation.tables import figures
 from mmspec.targets.causal import CausalTarget
 
 __all__ = [
@@ -106,15 +106,12 @@ def drafter_report(records: Sequence[BenchRecord]) -> Group:
 
 def _task_table(task: str, rows: Sequence[dict[str, Any]]) -> Table:
     title = f"{task}: {rows[0]['samples']} prompts, {rows[0]['new_tokens']} tokens"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    table.add_column("drafter", overflow="fold")
-    for header in (
-        "parameters", "identical", "accepted", "with\nbonus", "passes", "decoding", "end to end\n(min-max)",
-        "prefill", "draft", "target", "other",
-    ):  # fmt: skip
-        table.add_column(header, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
+    columns = (
+        *("drafter", "parameters", "identical", "accepted", "with\nbonus", "passes", "decoding"),
+        *("end to end\n(min-max)", "prefill", "draft", "target", "other"),
+    )
+    cells = (
+        (
             row["drafter"],
             f"{row['parameters'] / 1e6:.2f} M" if row["parameters"] else "-",
             f"{row['identical']:.0%}",
@@ -125,7 +122,9 @@ def _task_table(task: str, rows: Sequence[dict[str, Any]]) -> Table:
             f"{row['speedup']:.2f}x ({row['speedup_min']:.2f}-{row['speedup_max']:.2f})",
             *(f"{part:.0%}" for part in row["time"].values()),
         )
-    return table
+        for row in rows
+    )
+    return figures(columns, cells, title=title)
 
 
 def draw_plot(path: str | Path, rows: Sequence[dict[str, Any]]) -> Path:

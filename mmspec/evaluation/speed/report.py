@@ -12,6 +12,7 @@ from rich.text import Text
 
 from mmspec.evaluation.identity.comparison import Comparison, IdentityReport
 from mmspec.evaluation.speed.bench_record import BenchRecord
+from mmspec.evaluation.tables import figures
 
 __all__ = [
     "WIDE",
@@ -98,33 +99,25 @@ def framed_table(
 def bench_table(records: Sequence[BenchRecord], columns: Columns, width: int) -> Table:
     """Render the columns that fit the screen, a row for each record."""
     columns = [column for column in columns if column[2] or width >= WIDE]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1) if width >= WIDE else (0, 0))
-    table.add_column("accelerator", overflow="fold")
-    for header, _, _ in columns:
-        table.add_column(header, justify="right", no_wrap=True)
-    for record in records:
-        table.add_row(record.accelerator, *(show(record) for _, show, _ in columns))
-    return table
+    headers = ("accelerator", *(header for header, _, _ in columns))
+    rows = [(record.accelerator, *(show(record) for _, show, _ in columns)) for record in records]
+    return figures(headers, rows, padding=(0, 1) if width >= WIDE else (0, 0))
 
 
 def _category_table(records: Sequence[BenchRecord]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="by category", title_justify="left")
-    table.add_column("category", overflow="fold")
-    table.add_column("accelerator", overflow="fold")
-    for column in ("samples", "identical", "tokens/\nforward", "speed-up\n(min-max)"):
-        table.add_column(column, justify="right", no_wrap=True)
-    previous = None
-    for record in records:
-        table.add_row(
-            "" if record.category == previous else record.category,
+    columns = ("category", "accelerator", "samples", "identical", "tokens/\nforward", "speed-up\n(min-max)")
+    rows = [
+        (
+            "" if index and record.category == records[index - 1].category else record.category,
             record.accelerator,
             str(record.samples),
             f"{record.identical:.0%}",
             f"{record.acceptance_length:.2f}",
             speedup(record),
         )
-        previous = record.category
-    return table
+        for index, record in enumerate(records)
+    ]
+    return figures(columns, rows, words=2, title="by category")
 
 
 def describe_settings(settings: dict[str, Any], record: BenchRecord) -> str:
