@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import RaggedCache
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import Draft, DraftKind, Nodes
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
@@ -236,8 +236,12 @@ class CausalTarget:
             "position_ids": (cache.lengths + state.offset)[:, None] + nodes.depth,
         }
         with mixers_on_tree(self.model, cache, nodes):
-            logits = self.forward(inputs, cache)
+            logits = self.forward({**inputs, **self.further_inputs(state, nodes)}, cache)
         return TargetOutput(logits, state.hidden.take())
+
+    def further_inputs(self, state: Any, nodes: Nodes) -> dict[str, Any]:
+        """Arguments that only this kind of model takes, for a scoring forward."""
+        return {}
 
     def forward(
         self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False

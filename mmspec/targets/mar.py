@@ -1,0 +1,109 @@
+"""Masked autoregressive image models as targets (MAR, 2406.11838): any cell, given any others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.indexing import pick, put
+from mmspec.decoding.interfaces import PromptOutput, TargetOutput
+from mmspec.decoding.verdict import Verdict
+from mmspec.errors import InputError
+from mmspec.models.mar import MARForImageGeneration
+
+__all__ = ["LABEL", "MARState", "MARTarget"]
+
+LABEL = "class_label"  # of a prompt: [1, 1]; the number of classes stands for no class
+
+
+@dataclass
+class MARState:
+    """What is known of a batch of images.
+
+    Attributes:
+        tokens: [R, N + 1, d] vectors of the cells; junk at N.
+        known: [R, N + 1] whether each is decided.
+        labels: [R] classes; R is B, or 2B under guidance.
+    """
+
+    tokens: Tensor
+    known: Tensor
+    labels: Tensor
+
+    def tighten(self, emitted: Sequence[int]) -> None:
+        """Do nothing: the image has its size from the start."""
+
+    def nbytes(self) -> int:
+        return self.tokens.nbytes
+
+    def close(self) -> None:
+        """Do nothing: the model was not changed."""
+
+
+class MARTarget:
+    """Adapter from a MAR to the Target interface.
+
+    What the interface calls logits are conditions of the denoising head, [R, n, D]. Every forward reads all
+    known cells anew, since attention goes both ways; nothing is cached.
+
+    Args:
+        model: a loaded model in eval mode.
+
+    Attributes:
+        any_order: True; cells are predicted in any order.
+        vocabulary, device, grid, codebook, config, mask_token_id, vector_size: as of `Target`.
+    """
+
+    any_order = True
+    codebook: Tensor | None = None
+    config: Any = None
+    mask_token_id: int | None = None
+
+    def __init__(self, model: MARForImageGeneration) -> None:
+        self.model = model
+        self.vocabulary: int = model.config.num_classes + 1
+        self.vector_size: int = model.config.token_size
+        side: int = model.config.grid_size
+        self.grid = ImageGrid(side, side, 1)
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+
+    def prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> tuple[MARState, PromptOutput]:
+        """Keep the classes, without a forward. Returns the state and conditions [R, 0, D]: of no cell.
+
+        Raises:
+            InputError: hidden states are asked for.
+        """
+        if taps:
+            raise InputError("taps", tuple(taps), "none: a MAR has no state of a prompt alone")
+        labels = torch.cat([prompt[LABEL].flatten() for prompt in prompts]).to(self.device)
+        tokens = torch.zeros(
+            len(labels), self.grid.cells + 1, self.vector_size, dtype=self.dtype, device=self.device
+        )
+        state = MARState(tokens, torch.zeros_like(tokens[..., 0], dtype=torch.bool), labels)
+        nothing = torch.empty(len(labels), 0, self.model.config.hidden_size, device=self.device)
+        return state, PromptOutput(nothing, forwards=0)
+
+    def score(self, state: MARState, draft: Draft) -> TargetOutput:
+        """Conditions [R, n, D] of the cells of a draft."""
+        cells = draft.nodes.slots
+        conditions = self.model.conditions(state.tokens[:, :-1], state.known[:, :-1], state.labels)
+        return TargetOutput(pick(conditions, cells.repeat(len(state.labels) // len(cells), 1)))
+
+    def commit(self, state: MARState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
+        """Write the cells that were decided."""
+        rows = len(active)
+        cells = draft.nodes.slots.where(verdict.filled.view(rows, -1) & active[:, None], self.grid.cells)
+        copies = len(state.labels) // rows
+        values = verdict.next_token.view(rows, -1, self.vector_size).to(state.tokens.dtype)
+        put(state.tokens, cells.repeat(copies, 1), values.repeat(copies, 1, 1))
+        state.known.scatter_(1, cells.repeat(copies, 1), True)
+        state.known[:, -1] = False

@@ -1,0 +1,86 @@
+"""NextStep-1 as a target: a causal model of words and image tokens, whose vectors a flow head draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.cache import RaggedCache
+from mmspec.decoding.draft import Nodes
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.interfaces import PromptOutput
+from mmspec.models.nextstep import NextStepForImageGeneration
+from mmspec.targets.causal import CausalState, CausalTarget
+
+__all__ = ["NextStepTarget"]
+
+
+@dataclass
+class NextStepState(CausalState):
+    """State of a batch of images.
+
+    Attributes:
+        starts: [rows] prompt lengths.
+    """
+
+    starts: Tensor
+
+
+class NextStepTarget(CausalTarget):
+    """Adapter from a NextStep to the Target interface.
+
+    What the interface calls logits are conditions of the image head, [B, n, D]; `DenoisingSampler` makes
+    distributions of them.
+
+    Args:
+        model: a loaded model in eval mode.
+        grid: the image that it draws when nothing else is asked for; None is that of its config.
+
+    Attributes:
+        vector_size: d of an image token.
+    """
+
+    model: NextStepForImageGeneration
+    grid: ImageGrid
+
+    def __init__(self, model: NextStepForImageGeneration, grid: ImageGrid | None = None) -> None:
+        super().__init__(model)
+        self.vector_size = model.config.token_size
+        side = model.config.latent_size // model.config.latent_patch_size
+        self.grid = ImageGrid(side, side, 1) if grid is None else grid
+
+    def prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> tuple[NextStepState, PromptOutput]:
+        """Prefill the prompts."""
+        state, output = super().prefill(prompts, capacity, taps)
+        starts = torch.tensor(state.prompt_lengths, device=self.device)
+        return NextStepState(**vars(state), starts=starts), output
+
+    def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
+        """The model's arguments for a prompt alone: behind its last token stands the first of the image."""
+        inputs, offset = super().arguments(prompt)
+        length = inputs["input_ids"].shape[1]
+        inputs["output_index"] = torch.arange(1 - length, 1, device=self.device)[None]
+        return inputs, offset
+
+    def further_inputs(self, state: NextStepState, nodes: Nodes) -> dict[str, Any]:
+        # `lengths - starts` is the output index of what stands in the first slot
+        return {"output_index": (state.cache.lengths - state.starts)[:, None] + nodes.depth + 1}
+
+    def forward(
+        self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False
+    ) -> Tensor:
+        """Conditions [B, n or 1, D] of the image head."""
+        others = {name: value for name, value in inputs.items() if name != "input_ids"}
+        conditions: Tensor = self.model(inputs["input_ids"], **others, past_key_values=cache, use_cache=True)
+        return conditions[:, -keep:]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Conditions [B, n, D] of final hidden states, normed [B, n, D]; without embeddings of places."""
+        conditions: Tensor = self.model.image_out_projector(hidden)
+        return conditions
