@@ -161,6 +161,17 @@ def test_what_a_config_lacks_is_read_from_the_weights(tmp_path):
         load_nextstep(publish(tmp_path, num_attention_heads=None))
 
 
+def test_heads_of_words_that_are_the_embeddings_are_not_missed(tmp_path):
+    tensors = weights()
+    embeddings = tensors["embed_tokens.weight"]
+    del tensors["lm_head.weight"]
+    tied = load_nextstep(publish(tmp_path / "tied", tensors, tie_word_embeddings=True))
+    assert tied.lm_head.weight is tied.embed_tokens.weight
+    assert torch.equal(tied.lm_head.weight, embeddings)
+    with pytest.raises(CheckpointError, match="missing keys: lm_head.weight"):
+        load_nextstep(publish(tmp_path / "untied", tensors))
+
+
 def test_dtype_is_kept_or_converted(tmp_path):
     half = {name: tensor.bfloat16() for name, tensor in weights().items()}
     folder = publish(tmp_path, half, dtype="bfloat16")
@@ -268,10 +279,12 @@ def test_places_are_added_before_the_projection(tmp_path):
         placed(tokens)
 
 
-def test_the_table_of_places_is_that_of_sines_and_cosines():
+def test_a_new_model_has_a_table_of_sines_and_cosines_and_a_closed_head():
     config = NextStepConfig(**{name: CONFIG[name] for name in ("hidden_size", "num_attention_heads")})
     config.update({"num_hidden_layers": 1, "vocab_size": 8, "intermediate_size": 8, "fm_head_layers": 1})
-    table = NextStepForImageGeneration(config).gen_pos_embed[0]
+    made = NextStepForImageGeneration(config)
+    assert not made.image_head.net.final_layer.linear.weight.any()
+    table = made.gen_pos_embed[0]
     assert table.shape == (SIDE * SIDE, WIDTH)
     quarter = WIDTH // 4
     for row, column in ((0, 0), (3, 17), (31, 5)):

@@ -12,7 +12,7 @@ from torch.nn.functional import layer_norm
 from transformers import LlamaModel, PreTrainedModel
 
 from mmspec.errors import InputError
-from mmspec.models.denoising import DenoisingHead, DenoisingHeadConfig, DenoisingNet
+from mmspec.models.denoising import DenoisingHead, DenoisingHeadConfig
 from mmspec.models.nextstep.configuration import NextStepConfig
 
 __all__ = ["NextStepForImageGeneration", "normalize_tokens", "place_embeddings"]
@@ -34,6 +34,7 @@ class NextStepForImageGeneration(PreTrainedModel):
     config: NextStepConfig
     supports_gradient_checkpointing = True
     _no_split_modules = ["LlamaDecoderLayer"]
+    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}  # where the config says so
     _skip_keys_device_placement = ["past_key_values"]
     _supports_flash_attn = True
     _supports_sdpa = True
@@ -65,11 +66,7 @@ class NextStepForImageGeneration(PreTrainedModel):
             )
         )
         self.post_init()
-
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, DenoisingNet):
-            module.initialize()
+        self.image_head.net.initialize()  # its layers are not drawn like the others
 
     def get_decoder(self) -> Any:
         return self._unregistered[0]
