@@ -19,7 +19,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.verdict import Verdict
-from mmspec.errors import CheckpointError, InputError
+from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
 from mmspec.models.denoising import FlowSchedule
 from mmspec.models.nextstep import (
     SPECIAL_TOKENS,
@@ -159,6 +159,28 @@ def test_what_a_config_lacks_is_read_from_the_weights(tmp_path):
     assert {name: getattr(config, name) for name in unsaid} == {name: CONFIG[name] for name in unsaid}
     with pytest.raises(CheckpointError, match="num_attention_heads"):
         load_nextstep(publish(tmp_path, num_attention_heads=None))
+
+
+def test_the_names_of_the_later_config_and_a_model_without_a_table_are_read(tmp_path):
+    tensors = weights()
+    del tensors["gen_pos_embed"]
+    renamed = {
+        "latent_size": "image_size",
+        "latent_patch_size": "patch_size",
+        "latent_channels": "num_channels",
+    }
+    changes = {**dict.fromkeys(renamed), **{theirs: CONFIG[own] for own, theirs in renamed.items()}}
+    loaded = load_nextstep(publish(tmp_path / "later", tensors, **changes))
+    assert {name: getattr(loaded.config, name) for name in renamed} == {
+        name: CONFIG[name] for name in renamed
+    }
+    assert set(loaded.state_dict()) == set(tensors)
+    loaded.save_pretrained(tmp_path / "saved")
+    assert set(load_nextstep(tmp_path / "saved").state_dict()) == set(tensors)
+    with pytest.raises(CheckpointError, match="gen_pos_embed, which its config uses"):
+        load_nextstep(publish(tmp_path / "placed", tensors, use_gen_pos_embed=True))
+    with pytest.raises(UnsupportedModelError, match="use_2d_rope"):
+        load_nextstep(publish(tmp_path / "turned", tensors, use_2d_rope=True))
 
 
 def test_heads_of_words_that_are_the_embeddings_are_not_missed(tmp_path):

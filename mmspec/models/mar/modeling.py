@@ -124,8 +124,8 @@ class MARForImageGeneration(PreTrainedModel):
         hidden = self.z_proj_ln(torch.cat([before, read + at], dim=1))
         mask = None
         if is_seen is not None:  # additive, because timm's unfused attention reads masks so
-            hidden_places = torch.cat([is_seen.new_zeros(len(tokens), buffer), ~is_seen], dim=1)
-            mask = torch.zeros_like(hidden[..., 0]).masked_fill(hidden_places, float("-inf"))[:, None, None]
+            is_padding = torch.cat([is_seen.new_zeros(len(tokens), buffer), ~is_seen], dim=1)
+            mask = torch.zeros_like(hidden[..., 0]).masked_fill(is_padding, float("-inf"))[:, None, None]
         for block in self.encoder_blocks:
             hidden = block(hidden, attn_mask=mask)
         encoded: Tensor = self.encoder_norm(hidden)

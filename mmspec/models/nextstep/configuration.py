@@ -25,7 +25,7 @@ class NextStepConfig(LlamaConfig):
         lm_loss_weight, im_loss_weight, fm_head_batch_mul: of training.
         fm_head_dim, fm_head_layers: width and residual blocks of the head.
         use_gen_pos_embed: whether an embedding of its place is added to what predicts a token.
-        gen_pos_grid: places per side of that table; no published config names it.
+        gen_pos_grid: places per side of that table, 0 where there is none; no published config names it.
         o_attention_bias: whether outputs of attention have a bias; None for as `attention_bias`.
     """
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from mmspec.errors import CheckpointError
+from mmspec.errors import CheckpointError, UnsupportedModelError
 from mmspec.models.checkpoint import MAX_INDEX_BYTES, check_weights, first_line, read_json
 from mmspec.models.kl_autoencoder import autoencoder_from_ldm, load_autoencoder
 from mmspec.models.nextstep.configuration import NextStepConfig
@@ -26,6 +26,12 @@ __all__ = ["load_nextstep", "load_nextstep_tokenizer", "load_nextstep_vae"]
 
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 VAE_WEIGHTS = "checkpoint.pt"
+# the config of NextStep-1.1 calls them otherwise
+LATER_NAMES = {
+    "image_size": "latent_size",
+    "patch_size": "latent_patch_size",
+    "num_channels": "latent_channels",
+}
 SCALING_FACTOR, SHIFT_FACTOR = 0.3611, 0.1159  # where the tokenizer's config has none
 NOT_NEEDED = r".*\.rotary_emb\..*|rotary_emb\..*"  # tables that old versions of transformers kept
 
@@ -41,6 +47,7 @@ def load_nextstep(source: str | Path, **where: Any) -> NextStepForImageGeneratio
 
     Raises:
         CheckpointError: it is no such folder, or keys are missing, unknown, of another shape, or not finite.
+        UnsupportedModelError: the config asks for rotations by rows and columns.
     """
     folder = Path(source)
     tensors = _stored_shapes(folder)
@@ -114,8 +121,17 @@ def _config(folder: Path, tensors: Mapping[str, Tensor]) -> NextStepConfig:
     if stored.get("model_type") != NextStepConfig.model_type:
         allowed = f"a config of model type {NextStepConfig.model_type!r}"
         raise CheckpointError("model", str(folder), allowed)
+    if stored.get("use_2d_rope"):
+        raise UnsupportedModelError(
+            "NextStep with use_2d_rope turns tokens by rows and columns: not known here"
+        )
     stored.pop("auto_map", None)
-    stored |= {name: read(folder, tensors) for name, read in SIZES.items() if stored.get(name) is None}
+    stored |= {own: stored[theirs] for theirs, own in LATER_NAMES.items() if theirs in stored}
+    for name, read in SIZES.items():
+        if stored.get(name) is None:
+            stored[name] = read(folder, tensors, stored)
+    if stored.get("use_gen_pos_embed") and not stored["gen_pos_grid"]:
+        raise CheckpointError("model", str(folder), "missing keys: gen_pos_embed, which its config uses")
     if stored.get("num_attention_heads") is None:
         raise CheckpointError("model", str(folder), "a config with num_attention_heads: no shape tells it")
     try:
@@ -124,30 +140,35 @@ def _config(folder: Path, tensors: Mapping[str, Tensor]) -> NextStepConfig:
         raise CheckpointError("model", str(folder), f"no usable config: {first_line(error)}") from error
 
 
-def _size(pattern: str, axis: int = 0) -> Callable[[Path, Mapping[str, Tensor]], int]:
-    return lambda folder, tensors: measure(folder, tensors, pattern, axis)
+#: Reads a size from the weights of a folder and from what its config says.
+Reader = Callable[[Path, Mapping[str, Tensor], Mapping[str, Any]], int]
 
 
-def _count(pattern: str) -> Callable[[Path, Mapping[str, Tensor]], int]:
-    return lambda folder, tensors: len({match[1] for name in tensors if (match := re.match(pattern, name))})
+def _size(pattern: str, axis: int = 0) -> Reader:
+    return lambda folder, tensors, stored: measure(folder, tensors, pattern, axis)
 
 
-def _has(pattern: str) -> Callable[[Path, Mapping[str, Tensor]], bool]:
-    return lambda folder, tensors: any(re.fullmatch(pattern, name) for name in tensors)
+def _count(pattern: str) -> Reader:
+    return lambda folder, tensors, stored: len({m[1] for name in tensors if (m := re.match(pattern, name))})
 
 
-def _channels(folder: Path, tensors: Mapping[str, Tensor]) -> int:
+def _has(pattern: str) -> Reader:
+    return lambda folder, tensors, stored: any(re.fullmatch(pattern, name) for name in tensors)
+
+
+def _channels(folder: Path, tensors: Mapping[str, Tensor], stored: Mapping[str, Any]) -> int:
     size = measure(folder, tensors, r"image_in_projector\.weight", axis=1)
-    patch = read_config(folder).get("latent_patch_size") or NextStepConfig.latent_patch_size
+    patch = stored.get("latent_patch_size") or NextStepConfig.latent_patch_size
     return size // int(patch) ** 2
 
 
-def _places(folder: Path, tensors: Mapping[str, Tensor]) -> int:
-    return math.isqrt(measure(folder, tensors, r"gen_pos_embed", axis=1))
+def _places(folder: Path, tensors: Mapping[str, Tensor], stored: Mapping[str, Any]) -> int:
+    table = tensors.get("gen_pos_embed")
+    return 0 if table is None else math.isqrt(table.shape[1])
 
 
 #: What the weights tell where the config does not.
-SIZES: dict[str, Callable[[Path, Mapping[str, Tensor]], int]] = {
+SIZES: dict[str, Reader] = {
     "vocab_size": _size(r"embed_tokens\.weight"),
     "hidden_size": _size(r"(layers\.\d+\.input_layernorm|norm)\.weight"),
     "intermediate_size": _size(r"layers\.\d+\.mlp\.(gate|up)_proj\.weight"),

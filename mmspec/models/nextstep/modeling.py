@@ -56,8 +56,9 @@ class NextStepForImageGeneration(PreTrainedModel):
         self.rotary_emb = decoder.rotary_emb
         self._unregistered = (decoder,)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        places = place_embeddings(config.hidden_size, config.gen_pos_grid)
-        self.register_buffer("gen_pos_embed", places[None])
+        if config.gen_pos_grid:
+            places = place_embeddings(config.hidden_size, config.gen_pos_grid)
+            self.register_buffer("gen_pos_embed", places[None])
         self.image_in_projector = nn.Linear(config.token_size, config.hidden_size)
         self.image_out_projector = nn.Linear(config.hidden_size, config.hidden_size)
         self.image_head = DenoisingHead(
