@@ -451,3 +451,14 @@ def test_schedules_are_values_that_share_their_tables():
     assert schedule.to(CPU) is schedule
     assert schedule.to(CPU, DOUBLE) is DDPMSchedule(9).to(CPU, DOUBLE)
     assert schedule.times.dtype == schedule.tables.signal.dtype == torch.float32
+
+
+@pytest.mark.parametrize("schedule", [DDPMSchedule(11), FlowSchedule(11)])
+def test_tables_that_were_first_needed_in_inference_serve_training(schedule):
+    x, condition, noises = random(4, TOKEN), random(4, CONDITION), random(4, 12, TOKEN)
+    trained = head(schedule.kind)
+    with torch.inference_mode(), torch.device("meta"):
+        trained.process(condition, None, 1.0, 1.0, schedule).sample(noises)
+    mean, std = trained.process(condition, None, 1.0, 1.0, schedule).transition(x, 2)
+    (mean + std).sum().backward()
+    assert trained.net.input_proj.weight.grad.any()

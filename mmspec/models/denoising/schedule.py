@@ -24,6 +24,8 @@ TRAINING_STEPS = 1000  # of the diffusion that MAR's heads are trained with
 COSINE_OFFSET = 0.008  # keeps the first steps from being vanishingly small (2102.09672, section 3.2)
 MAX_BETA = 0.999
 CPU = torch.device("cpu")
+# tables are kept, so they must serve training too when they were first needed in inference mode
+KEPT = torch.inference_mode(False)
 
 
 @dataclass(frozen=True)
@@ -126,18 +128,21 @@ class DDPMSchedule(DenoisingSchedule):
             raise InputError("steps", self.steps, f"at most {TRAINING_STEPS}, with which heads are trained")
 
     @cached_property
+    @KEPT
     def times(self) -> Tensor:
         """[S] indices of the 1,000 steps of training, 999 first."""
         return torch.tensor(_respaced(self.steps)[::-1], device=self.device, dtype=self.dtype)
 
     @cached_property
+    @KEPT
     def tables(self) -> DDPMTables:
         """Coefficients of each step."""
         return DDPMTables(*(self._table(values) for values in _ddpm_tables(self.steps)))
 
     @cached_property
+    @KEPT
     def _is_noisy(self) -> Tensor:
-        noisy = torch.ones(self.steps, dtype=torch.float64)
+        noisy = torch.ones(self.steps, dtype=torch.float64, device=CPU)
         noisy[-1] = self.last_step_noise
         return self._table(noisy)
 
@@ -163,11 +168,11 @@ def _respaced(steps: int) -> list[int]:
 
 def _ddpm_tables(steps: int) -> tuple[Tensor, ...]:
     """The columns of `DDPMTables` in float64, [S] each, the noisiest step first."""
-    edges = torch.arange(TRAINING_STEPS + 1, dtype=torch.float64) / TRAINING_STEPS
+    edges = torch.arange(TRAINING_STEPS + 1, dtype=torch.float64, device=CPU) / TRAINING_STEPS
     curve = torch.cos((edges + COSINE_OFFSET) / (1 + COSINE_OFFSET) * math.pi / 2) ** 2
     betas = (1 - curve[1:] / curve[:-1]).clamp(max=MAX_BETA)
     kept = torch.cumprod(1 - betas, dim=0)[_respaced(steps)]  # share of the signal's variance
-    previous = torch.cat([torch.ones(1, dtype=torch.float64), kept[:-1]])
+    previous = torch.cat([kept.new_ones(1), kept[:-1]])
     beta = 1 - kept / previous
     posterior = beta * (1 - previous) / (1 - kept)
     posterior[0] = posterior[1]  # 0, whose logarithm is none
@@ -216,21 +221,24 @@ class FlowSchedule(DenoisingSchedule):
             raise InputError("shift", self.shift, "a positive number")
 
     @cached_property
+    @KEPT
     def _exact_times(self) -> Tensor:
-        times = torch.linspace(0, 1 - self.last_step_size, self.steps, dtype=torch.float64)
+        times = torch.linspace(0, 1 - self.last_step_size, self.steps, dtype=torch.float64, device=CPU)
         return times / (self.shift - (self.shift - 1) * times)
 
     @cached_property
+    @KEPT
     def times(self) -> Tensor:
         """[S] from 0, which is noise, towards 1."""
         return self._exact_times.to(self.device, self.dtype)
 
     @cached_property
+    @KEPT
     def _tables(self) -> tuple[Tensor, Tensor, Tensor]:
         """Coefficients of the state and of the velocity in the mean, and the standard deviation."""
         times = self._exact_times
         lengths = times.diff()
-        end = torch.tensor([1.0, self.last_step_size, 0.0], dtype=torch.float64)
+        end = times.new_tensor([1.0, self.last_step_size, 0.0])
         of_state = torch.cat([1 - lengths, end[:1]])
         of_velocity = torch.cat([(1 + times[:-1]) * lengths, end[1:2]])
         std = torch.cat([torch.sqrt(2 * (1 - times[:-1]) * lengths), end[2:]])
