@@ -95,11 +95,11 @@ def build_autoencoder(size: str = "base") -> AutoencoderKL:
         **shape,
     )
     with torch.no_grad():
-        # Noise as large as the signal would teach the decoder to ignore the latents, for hundreds of steps.
-        vae.quant_conv.bias[LATENT_CHANNELS:] = FIRST_LOG_VARIANCE
-        # Residual blocks that begin as the identity halve the error at equal steps.
         for name, parameter in vae.named_parameters():
-            if ".conv2." in name:
+            if name == "quant_conv.bias":
+                # With noise as large as the signal, the decoder would ignore the latents for hundreds of steps.
+                parameter[LATENT_CHANNELS:] = FIRST_LOG_VARIANCE
+            elif ".conv2." in name:  # residual blocks that begin as the identity learn much faster here
                 parameter.zero_()
     return vae
 
