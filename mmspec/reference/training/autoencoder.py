@@ -97,7 +97,7 @@ def build_autoencoder(size: str = "base") -> AutoencoderKL:
     with torch.no_grad():
         for name, parameter in vae.named_parameters():
             if name == "quant_conv.bias":
-                # With noise as large as the signal, the decoder would ignore the latents for hundreds of steps.
+                # Noise as large as the signal teaches the decoder to ignore latents, for hundreds of steps.
                 parameter[LATENT_CHANNELS:] = FIRST_LOG_VARIANCE
             elif ".conv2." in name:  # residual blocks that begin as the identity learn much faster here
                 parameter.zero_()
