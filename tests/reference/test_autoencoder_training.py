@@ -11,7 +11,13 @@ from safetensors.torch import load_file
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.reference.scoring.autoencoder import score_autoencoder
-from mmspec.reference.training.autoencoder import KLReconstruction, build_autoencoder, train_autoencoder
+from mmspec.reference.training.autoencoder import (
+    KL_WEIGHT,
+    KLReconstruction,
+    build_autoencoder,
+    noisy_batch,
+    train_autoencoder,
+)
 from mmspec.reference.training.image_data import pixel_batch
 from mmspec.reference.training.reader import train_reader
 
@@ -122,10 +128,8 @@ def test_scores_are_those_of_the_reconstructions(trained: Path, reader: Path) ->
 
 def test_the_loss_is_that_of_the_drawn_latents() -> None:
     """Noise reaches the images, and the KL is a mean over the latents' elements."""
-    from mmspec.reference.training import autoencoder
-
     torch.manual_seed(0)
-    batch = autoencoder._batch(np.arange(2))
+    batch = noisy_batch(np.arange(2))
     learner = KLReconstruction(build_autoencoder("tiny"))
     with torch.no_grad():
         loss, figures = learner(batch)
@@ -134,4 +138,4 @@ def test_the_loss_is_that_of_the_drawn_latents() -> None:
     error = ((drawn - batch.pixels).square() * batch.weights).mean() / batch.weights.mean()
     kl = 0.5 * (latents.mean.square() + latents.var - 1 - latents.logvar).mean()
     torch.testing.assert_close(figures["kl"], kl)
-    torch.testing.assert_close(loss, error + autoencoder.KL_WEIGHT * kl)
+    torch.testing.assert_close(loss, error + KL_WEIGHT * kl)

@@ -27,7 +27,14 @@ from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import donor, half_precision, training_record, write_record
 from mmspec.training.stage import Stage, TrainingRun, held_out_figures, train_stage
 
-__all__ = ["AUTOENCODER_SHAPES", "build_autoencoder", "save_autoencoder", "train_autoencoder"]
+__all__ = [
+    "AUTOENCODER_SHAPES",
+    "KLReconstruction",
+    "build_autoencoder",
+    "noisy_batch",
+    "save_autoencoder",
+    "train_autoencoder",
+]
 
 CHECK_SCENES = 64
 MEASURED_SCENES = 256
@@ -164,14 +171,14 @@ def save_autoencoder(vae: AutoencoderKL, folder: Path, training: dict[str, Any])
 
 def _stage(run: TrainingRun, learner: KLReconstruction, title: str, seed: int, batch_size: int) -> Stage:
     def make(step: int) -> NoisyBatch:
-        return _batch(training_seeds(seed, STAGE, step, run.accelerator.process_index, batch_size))
+        return noisy_batch(training_seeds(seed, STAGE, step, run.accelerator.process_index, batch_size))
 
-    check = held_out_figures(_batch(np.arange(CHECK_SCENES)), run.accelerator.device, digits=4)
+    check = held_out_figures(noisy_batch(np.arange(CHECK_SCENES)), run.accelerator.device, digits=4)
     return Stage(title, learner, make, check, slow_factor=RATE_FACTOR)  # of all parameters
 
 
-def _batch(seeds: np.ndarray) -> NoisyBatch:
-    # The noise belongs to the batch, so that a resumed run draws what an uninterrupted one would have drawn.
+def noisy_batch(seeds: np.ndarray) -> NoisyBatch:
+    """Images of scenes with their noise, both of the seeds: a resumed run sees what it would have seen."""
     images = pixel_batch(seeds, OBJECT_WEIGHT)
     noise = np.random.default_rng(seeds).standard_normal(
         (len(seeds), LATENT_CHANNELS, GRID, GRID), dtype=np.float32
