@@ -165,7 +165,9 @@ class ImageLoss(nn.Module):
         logits = self.transformer.lm_head(decoded.last_hidden_state[:, slots - 1 :]).float()
         losses = F.cross_entropy(logits.transpose(1, 2), tokens, reduction="none")
         weights = 1 + (BESIDE_OBJECT - 1) * beside_objects(batch.place_labels[..., 0] > 0)
-        places, placed = place_loss(decoded.hidden_states[self.middle][:, slots - 1 :], batch, self.place_heads)
+        places, placed = place_loss(
+            decoded.hidden_states[self.middle][:, slots - 1 :], batch, self.place_heads
+        )
         loss = (losses * weights).sum() / weights.sum()
         loss = loss + PLACE_WEIGHT * places + CAPTION_WEIGHT * caption_loss
         figures = {"nats": losses.mean(), "places": placed}

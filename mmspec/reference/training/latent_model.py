@@ -1,4 +1,4 @@
-"""The reference models of continuous image tokens: their shapes, and the losses that they are trained with."""
+"""The reference models of continuous image tokens: their shapes, and their losses in training."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class LatentShape:
 
 LATENT_SHAPES = {
     "nextstep": {
-        "base": LatentShape(width=128, layers=6, heads=4, inner=320, head_width=112, head_depth=3),
+        "base": LatentShape(width=128, layers=5, heads=4, inner=320, head_width=112, head_depth=3),
         "tiny": LatentShape(width=16, layers=2, heads=2, inner=24, head_width=16, head_depth=1),
     },
     "mar": {
-        "base": LatentShape(width=80, layers=3, heads=4, inner=320, head_width=80, head_depth=3),
+        "base": LatentShape(width=80, layers=2, heads=4, inner=320, head_width=80, head_depth=3),
         "half": LatentShape(width=48, layers=2, heads=4, inner=192, head_width=48, head_depth=2),
         "tiny": LatentShape(width=16, layers=1, heads=2, inner=32, head_width=16, head_depth=1),
     },
@@ -222,4 +222,3 @@ class MARLoss(nn.Module):
         tokens, given = (each[at].repeat(NOISES, 1) for each in (batch.latents, conditions))
         losses = self.model.diffloss.loss(tokens, given)
         return losses.mean(), {"noise": losses.mean()}
-
