@@ -18,6 +18,9 @@ Size = Annotated[str, typer.Option(help="base or tiny.")]
 Start = Annotated[
     Path | None, typer.Option("--from", help="Trained folder to begin with.", show_default=False)
 ]
+ComparingReader = Annotated[
+    Path | None, typer.Option(help="Trained reader whose features are compared too.", show_default=False)
+]
 
 train_app = typer.Typer(help="Train models.", no_args_is_help=True)
 
@@ -105,9 +108,7 @@ def reader(out: Out, start: Start = None, size: Size = "base", *, training: Trai
 @unpack_options
 def vq(
     out: Out,
-    reader: Annotated[
-        Path | None, typer.Option(help="Trained reader whose features are compared too.", show_default=False)
-    ] = None,
+    reader: ComparingReader = None,
     start: Start = None,
     size: Size = "base",
     *,
@@ -123,6 +124,31 @@ def vq(
     from mmspec.reference.training.vq import train_vq
 
     training.report(train_vq(out, reader=reader, start=start, size=size, **training.plan), size=size)
+
+
+@train_app.command()
+@unpack_options
+def autoencoder(
+    out: Out,
+    reader: ComparingReader = None,
+    start: Start = None,
+    size: Size = "base",
+    *,
+    training: TrainingOptions,
+) -> None:
+    """Train a KL autoencoder: 64 x 64 pixels to 16 x 16 continuous tokens.
+
+    Resumable; writes a folder that diffusers' AutoencoderKL loads. By default
+    it takes 20 minutes, 8 examples at once.
+
+    Example:
+        mmspec train autoencoder --out my-vae --reader my-reader --minutes 20
+        mmspec train autoencoder --out my-vae --reader my-reader --minutes 20 --resume
+    """
+    from mmspec.reference.training.autoencoder import train_autoencoder
+
+    folder = train_autoencoder(out, reader=reader, start=start, size=size, **training.plan)
+    training.report(folder, size=size)
 
 
 @train_app.command()

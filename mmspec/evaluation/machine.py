@@ -24,6 +24,7 @@ REQUIRED = (
     "diffusers",
     "accelerate",
     "safetensors",
+    "timm",
     "einops",
     "num2words",
     "numpy",
@@ -36,7 +37,6 @@ OPTIONAL = {
     "triton": ("fast kernels on a GPU; the torch twins are used without it", "pip install triton (Linux)"),
     "decord": ("reading videos", "pip install decord, or av where decord has no wheel"),
     "av": ("reading videos where decord has no wheel", "pip install av"),
-    "timm": ("the vision towers of Gemma 3n, PerceptionLM and FastVLM", "pip install timm"),
     "matplotlib": ("plots", 'pip install "mmspec[eval]"'),
     "tensorboard": ("training curves", 'pip install "mmspec[train]"'),
 }

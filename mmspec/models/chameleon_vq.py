@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mmspec.errors import CheckpointError
+from mmspec.models.ldm_layout import ldm_name, ldm_shape
 from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint
 
 __all__ = ["load_chameleon_vq", "vq_from_taming"]
@@ -25,20 +26,6 @@ __all__ = ["load_chameleon_vq", "vq_from_taming"]
 PREFIX = "model.vqmodel."
 CODEBOOK = "quantize.embedding.weight"
 NOT_NEEDED = r"loss\..*"  # the discriminator of a training file
-
-# diffusers' name of a part -> the one of taming-transformers, whose decoder levels run the other way
-RENAMES = (
-    (r"\.down_blocks\.(\d+)\.resnets\.", r".down.\1.block."),
-    (r"\.down_blocks\.(\d+)\.downsamplers\.0\.", r".down.\1.downsample."),
-    (r"\.mid_block\.resnets\.0\.", ".mid.block_1."),
-    (r"\.mid_block\.attentions\.0\.", ".mid.attn_1."),
-    (r"\.mid_block\.resnets\.1\.", ".mid.block_2."),
-    (r"\.group_norm\.", ".norm."),
-    (r"\.to_([qkv])\.", r".\1."),
-    (r"\.to_out\.0\.", ".proj_out."),
-    (r"\.conv_shortcut\.", ".nin_shortcut."),
-    (r"\.conv_norm_out\.", ".norm_out."),
-)
 
 
 def load_chameleon_vq(path: str | Path) -> VQModel:
@@ -68,9 +55,9 @@ def vq_from_taming(path: Path, tensors: Mapping[str, Tensor]) -> VQModel:
     levels = len(settings["block_out_channels"])
     with torch.device("meta"):
         vq: VQModel = VQModel(**settings)
-    sources = {name: _taming_name(name, levels) for name in vq.state_dict()}
+    sources = {name: ldm_name(name, levels) for name in vq.state_dict()}
     shapes = {name: tuple(tensor.shape) for name, tensor in vq.state_dict().items()}
-    expected = {sources[name]: _taming_shape(sources[name], shape) for name, shape in shapes.items()}
+    expected = {sources[name]: ldm_shape(sources[name], shape) for name, shape in shapes.items()}
     check_layout(path, tensors, expected, NOT_NEEDED)
     own = {name: tensors[source].reshape(shapes[name]).clone() for name, source in sources.items()}
     vq.load_state_dict(own, assign=True)
@@ -112,18 +99,3 @@ def _settings(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         "num_vq_embeddings": measure(path, tensors, re.escape(CODEBOOK)),
         "vq_embed_dim": measure(path, tensors, r"quant_conv\.(weight|bias)"),
     }
-
-
-def _taming_name(name: str, levels: int) -> str:
-    for pattern, replacement in RENAMES:
-        name = re.sub(pattern, replacement, name)
-    if match := re.match(r"decoder\.up_blocks\.(\d+)\.(.*)", name):
-        rest = match[2].replace("resnets.", "block.").replace("upsamplers.0.", "upsample.")
-        name = f"decoder.up.{levels - 1 - int(match[1])}.{rest}"
-    return name
-
-
-def _taming_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Attention projections are 1x1 convolutions in the files, linear layers in diffusers."""
-    is_projection = re.search(r"\.attn_1\.(q|k|v|proj_out)\.weight$", name)
-    return (*shape, 1, 1) if is_projection else shape

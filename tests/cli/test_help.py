@@ -14,6 +14,7 @@ COMMANDS = [
     ["scenes"],
     ["convert"],
     ["train", "vlm"],
+    ["train", "autoencoder"],
     ["evaluate", "vlm"],
     ["evaluate", "drafters"],
 ]

@@ -103,7 +103,7 @@ def test_the_help_names_every_method_of_drafters(run):
     assert all(name in shown for name in METHODS)
 
 
-@pytest.mark.parametrize("name", ["vlm", "reader", "vq", "image", "drafter"])
+@pytest.mark.parametrize("name", ["vlm", "reader", "vq", "autoencoder", "image", "drafter"])
 def test_the_help_says_how_long_and_with_how_many_examples_a_training_goes_on(run, monkeypatch, name):
     defaults = {}
 

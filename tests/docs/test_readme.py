@@ -84,9 +84,7 @@ def test_the_table_of_image_methods_is_the_recorded_one() -> None:
     recorded = json.loads((ROOT / "assets" / "benchmarks" / "image-methods-cpu.json").read_text("utf-8"))
     for row in recorded["methods"]:
         variation = "-" if row["tv_mean"] is None else f"{row['tv_mean']:.3f}"
-        distance = "-"  # not measured yet
-        if row["feature_distance"] is not None:
-            distance = f"{row['feature_distance']:.1f} ± {row['feature_margin']:.1f}"
+        distance = f"{row['feature_distance']:.1f} ± {row['feature_margin']:.1f}"
         shown = (
             f"| `{row['method']}` | {row['promise']} | {row['nfe_mean']:.1f} "
             f"| {row['step_compression']:.2f}x | {row['speedup']:.2f}x | {variation} "

@@ -70,7 +70,7 @@ def test_every_dependency_is_imported_or_needed_by_one_that_is():
 def test_doctor_looks_at_every_dependency():
     always = {Requirement(line).name for line in pyproject()["project"]["dependencies"] if ";" not in line}
     assert set(REQUIRED) == always
-    assert set(OPTIONAL) == {requirement.name for requirement in every_requirement()} - always | {"timm"}
+    assert set(OPTIONAL) == {requirement.name for requirement in every_requirement()} - always
 
 
 @pytest.mark.parametrize("family", ["gemma3n", "perception_lm", "fast_vlm"])

@@ -86,9 +86,9 @@ class ImageBatch(Movable):
     class_labels: torch.Tensor
 
 
-def image_scenes(seeds: np.ndarray) -> list[Scene]:
-    """One scene of the profile for image tokens for each seed."""
-    return [sample_scene(int(seed), profile=IMAGE_TOKENS) for seed in seeds]
+def image_scenes(seeds: np.ndarray, objects: int | None = None) -> list[Scene]:
+    """One scene of the profile for image tokens for each seed, with so many objects."""
+    return [sample_scene(int(seed), objects=objects, profile=IMAGE_TOKENS) for seed in seeds]
 
 
 def pixel_batch(seeds: np.ndarray, object_weight: float = 1.0) -> PixelBatch:
@@ -100,7 +100,12 @@ def pixel_batch(seeds: np.ndarray, object_weight: float = 1.0) -> PixelBatch:
 
 
 def image_batch(
-    seeds: np.ndarray, tokenizer: PreTrainedTokenizerBase, *, dropped: float = DROPPED, only_prompts: int = 0
+    seeds: np.ndarray,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    dropped: float = DROPPED,
+    only_prompts: int = 0,
+    objects: int | None = None,
 ) -> ImageBatch:
     """Images with prompts.
 
@@ -109,8 +114,9 @@ def image_batch(
         tokenizer: of the prompts.
         dropped: share of the images whose prompts are left out.
         only_prompts: so many scenes at the end give no image, but their prompt.
+        objects: of each scene; None for one or two.
     """
-    scenes = image_scenes(seeds)
+    scenes = image_scenes(seeds, objects)
     with_image = scenes[: len(scenes) - only_prompts]
     generators = [np.random.default_rng([int(seed), _PROMPT_SEED]) for seed in seeds]
     prompts = [sample_image_prompt(scene, rng) for scene, rng in zip(scenes, generators, strict=True)]

@@ -19,12 +19,15 @@ from mmspec.reference.training.vlm_model import label_loss
 from mmspec.reference.training.vlm_processor import build_tokenizer
 
 __all__ = [
+    "BESIDE_OBJECT",
     "SHAPES_BY_SIZE",
     "ImageLoss",
     "ImageModelShape",
+    "beside_objects",
     "build_caption_tokenizer",
     "build_text_encoder",
     "build_transformer",
+    "place_loss",
 ]
 
 PLACE_WEIGHT = 1.0
@@ -161,8 +164,10 @@ class ImageLoss(nn.Module):
         )
         logits = self.transformer.lm_head(decoded.last_hidden_state[:, slots - 1 :]).float()
         losses = F.cross_entropy(logits.transpose(1, 2), tokens, reduction="none")
-        weights = 1 + (BESIDE_OBJECT - 1) * _beside_objects(batch.place_labels[..., 0] > 0)
-        places, placed = self._read_places(decoded.hidden_states[self.middle][:, slots - 1 :], batch)
+        weights = 1 + (BESIDE_OBJECT - 1) * beside_objects(batch.place_labels[..., 0] > 0)
+        places, placed = place_loss(
+            decoded.hidden_states[self.middle][:, slots - 1 :], batch, self.place_heads
+        )
         loss = (losses * weights).sum() / weights.sum()
         loss = loss + PLACE_WEIGHT * places + CAPTION_WEIGHT * caption_loss
         figures = {"nats": losses.mean(), "places": placed}
@@ -186,21 +191,25 @@ class ImageLoss(nn.Module):
         images = len(batch.tokens)
         return vectors[:images], batch.word_mask[:images], loss, right
 
-    def _read_places(self, states: Tensor, batch: ImageBatch) -> tuple[Tensor, Tensor]:
-        """Read what covers the next place, if anything; where an object begins, only the caption can tell."""
-        covered = batch.place_labels[..., 0] > 0
-        begins = covered & ~_beside_objects(covered).bool()
-        everywhere = torch.tensor([name in ("rank", "background") for name in PATCH_CLASSES])
-        told = everywhere.to(covered.device) | covered[..., None]
-        labels = batch.place_labels.masked_fill(~told, IGNORED)
-        loss, right = label_loss(states, labels, self.place_heads)
-        if bool(begins.any()):
-            first, _ = label_loss(states[begins], labels[begins], self.place_heads)
-            loss = (loss + first) / 2
-        return loss, right
+
+def place_loss(states: Tensor, batch: ImageBatch, heads: nn.ModuleDict) -> tuple[Tensor, Tensor]:
+    """Loss and accuracy of reading what covers the next place, if anything, from states [B, cells, d].
+
+    Where an object begins, only the caption can tell; those places count again.
+    """
+    covered = batch.place_labels[..., 0] > 0
+    begins = covered & ~beside_objects(covered).bool()
+    everywhere = torch.tensor([name in ("rank", "background") for name in PATCH_CLASSES])
+    told = everywhere.to(covered.device) | covered[..., None]
+    labels = batch.place_labels.masked_fill(~told, IGNORED)
+    loss, right = label_loss(states, labels, heads)
+    if bool(begins.any()):
+        first, _ = label_loss(states[begins], labels[begins], heads)
+        loss = (loss + first) / 2
+    return loss, right
 
 
-def _beside_objects(covered: Tensor) -> Tensor:
+def beside_objects(covered: Tensor) -> Tensor:
     """Mark the cells with an object left of or above them: [B, cells] bool -> 0 or 1 [B, cells]."""
     grid = F.pad(covered.unflatten(1, (GRID, GRID)).float(), (1, 1, 1, 0))
     left, above = grid[:, 1:, :-2], grid[:, :-1, 1:-1]

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from mmspec.reference.attribute_reader import AttributeReader
 from mmspec.reference.training.image_data import PixelBatch
+from mmspec.reference.training.image_error import ImageError
 
 __all__ = ["VQ_SHAPES", "Reconstruction", "build_vq"]
 
 DECAY = 0.95  # of the running means, a step
 DEAD = 0.2  # of the mean use of a code, below which it is drawn anew
 COMMITMENT = 0.25
-FEATURE_WEIGHT = 0.08  # makes the error of the features about as large as that of the pixels
 
 VQ_SHAPES: dict[str, dict[str, Any]] = {
     "base": {"block_out_channels": (24, 48, 128), "norm_num_groups": 8, "num_vq_embeddings": 1024},
@@ -44,7 +44,7 @@ def build_vq(size: str = "base") -> VQModel:
 
 
 class Reconstruction(nn.Module):
-    """Squared error of the pixels, of the reader's features if there is a reader, and of the commitment.
+    """Squared error of the images (see `ImageError`), and of the commitment.
 
     The codebook is not learnt by gradients: each code is the mean direction of the latents that chose it,
     with a memory of about twenty steps. Codes that hardly any latent chooses are put where a latent is.
@@ -68,8 +68,7 @@ class Reconstruction(nn.Module):
         self.register_buffer("uses", torch.zeros(len(codebook)))
         self.register_buffer("sums", codebook.detach().clone())
         self.register_buffer("moves", torch.zeros((), dtype=torch.long))
-        # In a tuple, so that it is neither trained nor saved.
-        self.judge = () if reader is None else (reader.eval().requires_grad_(False),)
+        self.image_error = ImageError(reader)
 
     def forward(self, batch: PixelBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: squared error of the pixels, of the features, codes in use, perplexity."""
@@ -83,13 +82,8 @@ class Reconstruction(nn.Module):
         )
         straight_through = latents + (codes - latents).detach()
         drawn = self.vq.decode(straight_through, force_not_quantize=True).sample
-        pixel_error = ((drawn - batch.pixels).square() * batch.weights).mean() / batch.weights.mean()
-        loss = pixel_error + COMMITMENT * (latents - codes).square().mean()
-        figures = {"mse": F.mse_loss(drawn, batch.pixels)}
-        for reader in self.judge:
-            features = self._feature_error(reader, drawn, batch.pixels)
-            loss = loss + FEATURE_WEIGHT * features
-            figures["features"] = features
+        loss, figures = self.image_error(drawn, batch)
+        loss = loss + COMMITMENT * (latents - codes).square().mean()
         counts = torch.bincount(chosen, minlength=len(codebook)).to(flat.dtype)
         if self.training and torch.is_grad_enabled():
             self._move_codes(flat, chosen, counts)
@@ -97,17 +91,6 @@ class Reconstruction(nn.Module):
         figures["codes"] = (counts > 0).sum()
         figures["perplexity"] = torch.special.entr(shares).sum().exp()
         return loss, figures
-
-    @staticmethod
-    def _feature_error(reader: AttributeReader, drawn: Tensor, real: Tensor) -> Tensor:
-        """Mean squared distance of the states after every layer, each in units of its own spread."""
-        with torch.no_grad():
-            wanted = reader.tower(real, output_hidden_states=True).hidden_states[1:]
-        seen = reader.tower(drawn, output_hidden_states=True).hidden_states[1:]
-        errors = [
-            (one - other).square().mean() / other.var() for one, other in zip(seen, wanted, strict=True)
-        ]
-        return torch.stack(errors).mean()
 
     @torch.no_grad()
     def _move_codes(self, flat: Tensor, chosen: Tensor, counts: Tensor) -> None:

@@ -1,0 +1,249 @@
+"""Schedules of denoising chains: the times of the steps, and the normal distribution of each next state.
+
+A chain of S steps starts from a standard normal state. Step i tells the network the time `times[i]` and moves
+to a normal distribution whose mean is linear in the state and in what the network predicts.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from itertools import accumulate, repeat
+from typing import ClassVar, NamedTuple, Self, cast
+
+import torch
+from torch import Tensor
+
+from mmspec.errors import InputError
+
+__all__ = ["DDPMSchedule", "DDPMTables", "DenoisingSchedule", "FlowSchedule", "TRAINING_STEPS"]
+
+TRAINING_STEPS = 1000  # of the diffusion that MAR's heads are trained with
+COSINE_OFFSET = 0.008  # keeps the first steps from being vanishingly small (2102.09672, section 3.2)
+MAX_BETA = 0.999
+CPU = torch.device("cpu")
+# tables are kept, so they must serve training too when they were first needed in inference mode
+KEPT = torch.inference_mode(False)
+
+
+@dataclass(frozen=True)
+class DenoisingSchedule(ABC):
+    """Times and transitions of a denoising chain.
+
+    A schedule is a value, whose tables are computed in float64 and kept in `dtype` on `device`. Indexing them
+    by a step moves nothing between host and device.
+
+    Attributes:
+        kind: of the heads that it fits: "ddpm" (noise and variance) or "flow" (velocity).
+        steps: S.
+        device, dtype: of the tables; `to` moves them.
+    """
+
+    kind: ClassVar[str]
+    steps: int
+    device: torch.device = field(default=CPU, kw_only=True)
+    dtype: torch.dtype = field(default=torch.float32, kw_only=True)
+
+    @property
+    @abstractmethod
+    def times(self) -> Tensor:
+        """[S] what the network is told, from pure noise on."""
+
+    @abstractmethod
+    def transition(self, x: Tensor, step: int | slice, output: Tensor) -> tuple[Tensor, Tensor]:
+        """The next state's normal distribution.
+
+        Args:
+            x: [M, d] states; [S, M, d] with `slice(None)` for the step.
+            step: index, 0 for pure noise.
+            output: of the network, [M, d or 2 d]; [S, M, d or 2 d].
+
+        Returns:
+            Mean and standard deviation, of x's shape; the deviation is 0 where a step adds no noise.
+        """
+
+    def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Self:
+        """The schedule with its tables there; the same object for the same arguments."""
+        if (device, dtype) == (self.device, self.dtype):
+            return self
+        return cast(Self, _placed(self, device, dtype))
+
+    def _check_steps(self) -> None:
+        if self.steps < 2:
+            raise InputError("steps", self.steps, "at least 2")
+
+    def _table(self, values: Tensor) -> Tensor:
+        """[S] -> [S, 1, 1]: an entry broadcasts with [M, d], and all of them with [S, M, d]."""
+        return values.to(self.device, self.dtype)[:, None, None]
+
+
+@lru_cache(maxsize=64)
+def _placed(schedule: DenoisingSchedule, device: torch.device, dtype: torch.dtype) -> DenoisingSchedule:
+    return replace(schedule, device=device, dtype=dtype)
+
+
+class DDPMTables(NamedTuple):
+    """Coefficients [S, 1, 1] of a `DDPMSchedule`.
+
+    Attributes:
+        signal, noise: of the clean token and of the noise in a state.
+        of_state, of_noise: of the state and of the predicted noise in the mean of the next state.
+        log_beta, log_posterior: ends of the range of the log variance.
+    """
+
+    signal: Tensor
+    noise: Tensor
+    of_state: Tensor
+    of_noise: Tensor
+    log_beta: Tensor
+    log_posterior: Tensor
+
+
+@dataclass(frozen=True)
+class DDPMSchedule(DenoisingSchedule):
+    """Ancestral sampling with predicted noise and variance, as MAR's head does it (2102.09672, 2406.11838).
+
+    A cosine schedule of 1,000 steps is respaced to `steps`; the network is told the original indices. Its
+    output is the noise, and a number v in [-1, 1] by which the log variance goes from that of the posterior
+    to that of beta. The predicted token is not clipped: it is no pixel.
+
+    Attributes:
+        steps: S, from 2 to 1,000.
+        last_step_noise: True to add noise in the last step too, of standard deviation 0.0062 to 0.0064 at 100
+            steps. The published sampler does not, so that its result has no density.
+
+    Raises:
+        InputError: an impossible number of steps.
+    """
+
+    kind: ClassVar[str] = "ddpm"
+    steps: int = 100
+    last_step_noise: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_steps()
+        if self.steps > TRAINING_STEPS:
+            raise InputError("steps", self.steps, f"at most {TRAINING_STEPS}, with which heads are trained")
+
+    @cached_property
+    @KEPT
+    def times(self) -> Tensor:
+        """[S] indices of the 1,000 steps of training, 999 first."""
+        return torch.tensor(_respaced(self.steps)[::-1], device=self.device, dtype=self.dtype)
+
+    @cached_property
+    @KEPT
+    def tables(self) -> DDPMTables:
+        """Coefficients of each step."""
+        return DDPMTables(*(self._table(values) for values in _ddpm_tables(self.steps)))
+
+    @cached_property
+    @KEPT
+    def _is_noisy(self) -> Tensor:
+        noisy = torch.ones(self.steps, dtype=torch.float64, device=CPU)
+        noisy[-1] = self.last_step_noise
+        return self._table(noisy)
+
+    def transition(self, x: Tensor, step: int | slice, output: Tensor) -> tuple[Tensor, Tensor]:
+        predicted, value = output.chunk(2, dim=-1)
+        mean = self.tables.of_state[step] * x + self.tables.of_noise[step] * predicted
+        return mean, torch.exp(0.5 * self.log_variance(step, value)) * self._is_noisy[step]
+
+    def log_variance(self, step: int | slice | Tensor, value: Tensor) -> Tensor:
+        """Log variance of a transition, for the network's values v of the variance."""
+        share = (value + 1) / 2
+        return torch.lerp(self.tables.log_posterior[step], self.tables.log_beta[step], share)
+
+
+def _respaced(steps: int) -> list[int]:
+    """Indices of the training steps that are kept, the least noisy first; both ends are.
+
+    The stride is summed up, as published: products of it round otherwise at some halves.
+    """
+    stride = (TRAINING_STEPS - 1) / (steps - 1)
+    return [round(place) for place in accumulate(repeat(stride, steps - 1), initial=0.0)]
+
+
+def _ddpm_tables(steps: int) -> tuple[Tensor, ...]:
+    """The columns of `DDPMTables` in float64, [S] each, the noisiest step first."""
+    edges = torch.arange(TRAINING_STEPS + 1, dtype=torch.float64, device=CPU) / TRAINING_STEPS
+    curve = torch.cos((edges + COSINE_OFFSET) / (1 + COSINE_OFFSET) * math.pi / 2) ** 2
+    betas = (1 - curve[1:] / curve[:-1]).clamp(max=MAX_BETA)
+    kept = torch.cumprod(1 - betas, dim=0)[_respaced(steps)]  # share of the signal's variance
+    previous = torch.cat([kept.new_ones(1), kept[:-1]])
+    beta = 1 - kept / previous
+    posterior = beta * (1 - previous) / (1 - kept)
+    posterior[0] = posterior[1]  # 0, whose logarithm is none
+    of_token = beta * previous.sqrt() / (1 - kept)
+    of_state = (1 - previous) * (1 - beta).sqrt() / (1 - kept)
+    columns = (
+        kept.sqrt(),
+        (1 - kept).sqrt(),
+        of_state + of_token / kept.sqrt(),  # the predicted token is (x - noise * predicted) / signal
+        -of_token * ((1 - kept) / kept).sqrt(),
+        beta.log(),
+        posterior.log(),
+    )
+    return tuple(column.flip(0) for column in columns)
+
+
+@dataclass(frozen=True)
+class FlowSchedule(DenoisingSchedule):
+    """NextStep-1's sampler of a flow: a stochastic differential equation, and one plain step at the end.
+
+    A state at time t is t * token + (1 - t) * noise, and the network predicts the velocity v = token - noise.
+    The score is (t v - x) / (1 - t), so the drift v + (1 - t) * score is (1 + t) v - x; a step of length dt
+    adds noise of standard deviation sqrt(2 (1 - t) dt), which no network changes. The last one goes
+    `last_step_size` along the velocity and adds none (`stepfun-ai/NextStep-1,
+    nextstep/models/modeling_fm_head.py`, `sample`).
+
+    Attributes:
+        steps: S, at least 2, the last one included.
+        shift: above 1 for more steps at early times. The last step is as long as without, as published.
+        last_step_size: of the last step, in (0, 1).
+
+    Raises:
+        InputError: a setting is out of its range.
+    """
+
+    kind: ClassVar[str] = "flow"
+    steps: int = 20
+    shift: float = 1.0
+    last_step_size: float = 0.04
+
+    def __post_init__(self) -> None:
+        self._check_steps()
+        if not 0 < self.last_step_size < 1:
+            raise InputError("last_step_size", self.last_step_size, "a number between 0 and 1")
+        if not 0 < self.shift < math.inf:
+            raise InputError("shift", self.shift, "a positive number")
+
+    @cached_property
+    @KEPT
+    def _exact_times(self) -> Tensor:
+        times = torch.linspace(0, 1 - self.last_step_size, self.steps, dtype=torch.float64, device=CPU)
+        return times / (self.shift - (self.shift - 1) * times)
+
+    @cached_property
+    @KEPT
+    def times(self) -> Tensor:
+        """[S] from 0, which is noise, towards 1."""
+        return self._exact_times.to(self.device, self.dtype)
+
+    @cached_property
+    @KEPT
+    def _tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Coefficients of the state and of the velocity in the mean, and the standard deviation."""
+        times = self._exact_times
+        lengths = times.diff()
+        end = times.new_tensor([1.0, self.last_step_size, 0.0])
+        of_state = torch.cat([1 - lengths, end[:1]])
+        of_velocity = torch.cat([(1 + times[:-1]) * lengths, end[1:2]])
+        std = torch.cat([torch.sqrt(2 * (1 - times[:-1]) * lengths), end[2:]])
+        return self._table(of_state), self._table(of_velocity), self._table(std)
+
+    def transition(self, x: Tensor, step: int | slice, output: Tensor) -> tuple[Tensor, Tensor]:
+        of_state, of_velocity, std = self._tables
+        return of_state[step] * x + of_velocity[step] * output, std[step].expand_as(x)

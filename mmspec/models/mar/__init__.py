@@ -1,0 +1,21 @@
+"""MAR: images of continuous tokens in any order, with a diffusion head (Li et al., 2406.11838)."""
+
+from transformers import AutoConfig, AutoModel
+
+from mmspec.models.mar.configuration import SIZES, MARConfig
+from mmspec.models.mar.conversion import convert_mar, load_mar
+from mmspec.models.mar.decoding_order import guidance_at, remaining
+from mmspec.models.mar.modeling import MARForImageGeneration
+
+__all__ = [
+    "SIZES",
+    "MARConfig",
+    "MARForImageGeneration",
+    "convert_mar",
+    "guidance_at",
+    "load_mar",
+    "remaining",
+]
+
+AutoConfig.register(MARConfig.model_type, MARConfig, exist_ok=True)
+AutoModel.register(MARConfig, MARForImageGeneration, exist_ok=True)

@@ -1,0 +1,157 @@
+"""MAR: a masked autoencoder that conditions a diffusion of every token on the known ones (2406.11838)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from einops import rearrange
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mmspec.models.denoising import DenoisingHead, DenoisingHeadConfig
+from mmspec.models.mar.configuration import MARConfig
+
+__all__ = ["MARForImageGeneration"]
+
+EPS = 1e-6  # of every LayerNorm
+INITIAL_STD = 0.02
+
+
+class MARForImageGeneration(PreTrainedModel):
+    """MAR with the names of its published weights.
+
+    Attention is bidirectional, so there is no cache: what is known may stand anywhere, and every new token
+    changes the conditions of all others.
+
+    Args:
+        config: its shape.
+
+    Attributes:
+        diffloss: the denoising head, of kind "ddpm".
+    """
+
+    config_class = MARConfig
+    config: MARConfig
+    main_input_name = "tokens"
+    _no_split_modules = ["Block"]
+
+    def __init__(self, config: MARConfig) -> None:
+        super().__init__(config)
+        width, places = config.hidden_size, config.buffer_size + config.image_tokens
+        norm: Any = partial(nn.LayerNorm, eps=EPS)
+        block = partial(
+            Block,
+            dim=width,
+            num_heads=config.num_attention_heads,
+            mlp_ratio=config.mlp_ratio,
+            qkv_bias=True,
+            norm_layer=norm,
+        )
+        self.class_emb = nn.Embedding(config.num_classes, width)
+        self.fake_latent = nn.Parameter(torch.zeros(1, width))  # the null class
+        self.z_proj = nn.Linear(config.token_size, width)
+        self.z_proj_ln = nn.LayerNorm(width, eps=EPS)
+        self.encoder_pos_embed_learned = nn.Parameter(torch.zeros(1, places, width))
+        self.encoder_blocks = nn.ModuleList(block() for _ in range(config.encoder_layers))
+        self.encoder_norm = nn.LayerNorm(width, eps=EPS)
+        self.decoder_embed = nn.Linear(width, width)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.decoder_pos_embed_learned = nn.Parameter(torch.zeros(1, places, width))
+        self.decoder_blocks = nn.ModuleList(block() for _ in range(config.decoder_layers))
+        self.decoder_norm = nn.LayerNorm(width, eps=EPS)
+        self.diffusion_pos_embed_learned = nn.Parameter(torch.zeros(1, config.image_tokens, width))
+        self.diffloss = DenoisingHead(
+            DenoisingHeadConfig(config.token_size, width, config.head_width, config.head_depth, "ddpm")
+        )
+        self.post_init()
+        self.diffloss.net.initialize()  # its layers are not drawn like the others
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """As published: Xavier for layers, and normal numbers for whatever is looked up."""
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=INITIAL_STD)
+        elif isinstance(module, MARForImageGeneration):
+            for weight in module.parameters(recurse=False):
+                nn.init.normal_(weight, std=INITIAL_STD)
+
+    def forward(self, tokens: Tensor, known: Tensor, labels: Tensor) -> Tensor:
+        """As `conditions`."""
+        return self.conditions(tokens, known, labels)
+
+    def conditions(self, tokens: Tensor, known: Tensor, labels: Tensor) -> Tensor:
+        """Read the known tokens and give the conditions of all.
+
+        Rows may know different numbers of tokens; each gets what it gets alone. The numbers are read from the
+        device, once a call, because the encoder sees no unknown token and so its length depends on them.
+
+        Args:
+            tokens: [B, N, d]; what stands at unknown places is never read.
+            known: [B, N] bool.
+            labels: [B] classes; `config.num_classes` for the null class.
+
+        Returns:
+            [B, N, D] conditions of the head, at known places too.
+        """
+        counts = known.sum(1)
+        fewest, most = torch.stack(counts.aminmax()).tolist()
+        order = (~known).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]  # [B, most], the known first
+        is_seen = torch.arange(most, device=tokens.device) < counts[:, None]
+        encoded = self._encode(tokens, order, None if fewest == most else is_seen, self._classes(labels))
+        return self._decode(self.decoder_embed(encoded), order, is_seen)
+
+    def _classes(self, labels: Tensor) -> Tensor:
+        """[B, D] embeddings of classes or of the null class."""
+        is_null = labels == self.config.num_classes
+        embedded = self.class_emb(labels.masked_fill(is_null, 0))
+        return torch.where(is_null[:, None], self.fake_latent, embedded)
+
+    def _encode(self, tokens: Tensor, order: Tensor, is_seen: Tensor | None, classes: Tensor) -> Tensor:
+        """[B, buffer + n, D] of the tokens at `order` [B, n]; those that are not seen are seen by none."""
+        buffer = self.config.buffer_size
+        read = self.z_proj(_rows(tokens, order).to(self.z_proj.weight.dtype))
+        places = self.encoder_pos_embed_learned
+        at = _rows(places[:, buffer:].expand(len(tokens), -1, -1), order)
+        before = classes[:, None] + places[:, :buffer]
+        hidden = self.z_proj_ln(torch.cat([before, read + at], dim=1))
+        mask = None
+        if is_seen is not None:  # additive, because timm's unfused attention reads masks so
+            is_padding = torch.cat([is_seen.new_zeros(len(tokens), buffer), ~is_seen], dim=1)
+            mask = torch.zeros_like(hidden[..., 0]).masked_fill(is_padding, float("-inf"))[:, None, None]
+        for block in self.encoder_blocks:
+            hidden = block(hidden, attn_mask=mask)
+        encoded: Tensor = self.encoder_norm(hidden)
+        return encoded
+
+    def _decode(self, encoded: Tensor, order: Tensor, is_seen: Tensor) -> Tensor:
+        """[B, N, D] of the encoded buffer and tokens at `order` [B, n], with mask tokens everywhere else."""
+        buffer, count = self.config.buffer_size, self.config.image_tokens
+        mask_token = self.mask_token.to(encoded.dtype)
+        image = mask_token.repeat(len(encoded), count, 1)
+        seen = torch.where(is_seen[..., None], encoded[:, buffer:], mask_token)
+        image = image.scatter(1, order[..., None].expand_as(seen), seen)
+        hidden = torch.cat([encoded[:, :buffer], image], dim=1) + self.decoder_pos_embed_learned
+        for block in self.decoder_blocks:
+            hidden = block(hidden)
+        conditions: Tensor = self.decoder_norm(hidden)[:, buffer:] + self.diffusion_pos_embed_learned
+        return conditions
+
+    def unpatchify(self, tokens: Tensor) -> Tensor:
+        """Latents [B, d, g, g] of image tokens [B, g * g, d], for the autoencoder after its scaling."""
+        return rearrange(tokens, "b (h w) c -> b c h w", h=self.config.grid_size)
+
+    def get_input_embeddings(self) -> Any:
+        return self.class_emb
+
+
+def _rows(values: Tensor, order: Tensor) -> Tensor:
+    """[B, n, D] of values [B, N, D] at the places [B, n]."""
+    return values.gather(1, order[..., None].expand(-1, -1, values.shape[-1]))

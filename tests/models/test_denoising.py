@@ -1,0 +1,464 @@
+"""Denoising heads: published keys, tables in closed form, the fast path, chains of known distribution."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import MultivariateNormal, Normal, kl_divergence
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mmspec.errors import InputError
+from mmspec.models.denoising import (
+    DDPMSchedule,
+    DenoisingHead,
+    DenoisingHeadConfig,
+    DenoisingNet,
+    DenoisingProcess,
+    FlowSchedule,
+    Modulations,
+)
+from tests.models.denoising_layout import net_shapes, randomize
+
+TOKEN, CONDITION, WIDTH, DEPTH = 3, 5, 16, 2
+SCHEDULES = {"ddpm": DDPMSchedule(7), "noisy": DDPMSchedule(7, last_step_noise=True), "flow": FlowSchedule(5)}
+CPU, DOUBLE = torch.device("cpu"), torch.float64
+
+
+def head(kind: str, dtype: torch.dtype = DOUBLE, seed: int = 0) -> DenoisingHead:
+    kind = "ddpm" if kind == "noisy" else kind
+    made = DenoisingHead(DenoisingHeadConfig(TOKEN, CONDITION, WIDTH, DEPTH, kind))
+    return randomize(made, seed).to(dtype)
+
+
+def random(*shape: int, seed: int = 1, dtype: torch.dtype = DOUBLE) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=DOUBLE).to(dtype)
+
+
+@pytest.mark.parametrize("outputs", [TOKEN, 2 * TOKEN])
+def test_weights_have_the_published_names_and_start_closed(outputs):
+    net = DenoisingNet(TOKEN, CONDITION, WIDTH, DEPTH, outputs)
+    own = {name: tuple(weight.shape) for name, weight in net.state_dict().items()}
+    assert own == net_shapes(TOKEN, CONDITION, WIDTH, DEPTH, outputs)
+    closed = {name for name, weight in net.named_parameters() if not weight.any()}
+    assert {name for name in own if "adaLN" in name or name.startswith("final_layer.")} <= closed
+    assert not net(random(2, TOKEN).float(), torch.ones(2), random(2, CONDITION).float()).any()
+
+
+def test_the_network_is_what_the_formulas_say():
+    net = head("flow").net
+    weights = net.state_dict()
+
+    def dense(name: str, x: Tensor) -> Tensor:
+        return weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]
+
+    def silu(x: Tensor) -> Tensor:
+        return x / (1 + torch.exp(-x))
+
+    def norm(x: Tensor) -> Tensor:
+        return (x - x.mean()) / torch.sqrt(x.var(unbiased=False) + 1e-6)
+
+    x, condition, time = random(TOKEN), random(CONDITION, seed=2), 0.7
+    angles = [time * 10_000 ** (-k / 128) for k in range(128)]
+    waves = torch.tensor([math.cos(a) for a in angles] + [math.sin(a) for a in angles], dtype=DOUBLE)
+    y = dense("time_embed.mlp.2", silu(dense("time_embed.mlp.0", waves))) + dense("cond_embed", condition)
+    hidden = dense("input_proj", x)
+    for block in (f"res_blocks.{index}." for index in range(DEPTH)):
+        shift, scale, gate = dense(block + "adaLN_modulation.1", silu(y)).split(WIDTH)
+        inner = norm(hidden) * weights[block + "in_ln.weight"] + weights[block + "in_ln.bias"]
+        inner = dense(block + "mlp.0", inner * (1 + scale) + shift)
+        hidden = hidden + gate * dense(block + "mlp.2", silu(inner))
+    shift, scale = dense("final_layer.adaLN_modulation.1", silu(y)).split(WIDTH)
+    expected = dense("final_layer.linear", norm(hidden) * (1 + scale) + shift)
+    output = net(x[None], torch.tensor([time], dtype=DOUBLE), condition[None])[0]
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (DOUBLE, 1e-12)])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_step_with_ready_modulations_equals_the_network(name, dtype, tolerance):
+    net, times = head(name, dtype).net, SCHEDULES[name].to(CPU, dtype).times
+    x, condition = random(4, TOKEN, dtype=dtype), random(4, CONDITION, seed=2, dtype=dtype)
+    tables = net.modulations(times, condition)
+    for step, time in enumerate(times):
+        expected = net(x, time.expand(4), condition)
+        assert float((net.step(x, tables, step) - expected).detach().abs().max()) < tolerance
+
+
+def respaced(steps: int) -> tuple[list[int], list[float], list[float]]:
+    """Indices, alpha bar and alpha bar of the step before, the least noisy first, in python's numbers."""
+
+    def curve(time: float) -> float:
+        return math.cos((time + 0.008) / 1.008 * math.pi / 2) ** 2
+
+    product, products = 1.0, []
+    for index in range(1000):
+        product *= 1 - min(1 - curve((index + 1) / 1000) / curve(index / 1000), 0.999)
+        products.append(product)
+    indices = [round(index * 999 / (steps - 1)) for index in range(steps)]
+    kept = [products[index] for index in indices]
+    return indices, kept, [1.0, *kept[:-1]]
+
+
+@pytest.mark.parametrize("steps", [5, 10, 25, 50, 64, 100, 1000])
+def test_ddpm_tables_are_those_of_the_closed_forms(steps):
+    indices, kept, before = respaced(steps)
+    schedule = DDPMSchedule(steps, last_step_noise=True).to(CPU, DOUBLE)
+    assert schedule.times.tolist() == indices[::-1]
+    x, noise = 0.3, -0.8
+    posteriors = [(1 - a / b) * (1 - b) / (1 - a) for a, b in zip(kept, before, strict=True)]
+    posteriors[0] = posteriors[1]
+    for value in (-1.0, 0.0, 1.0):
+        output = torch.tensor([[noise, value]], dtype=DOUBLE)
+        for index, (a, b) in enumerate(zip(kept, before, strict=True)):
+            beta = 1 - a / b
+            token = x / math.sqrt(a) - math.sqrt(1 / a - 1) * noise
+            expected = (token * beta * math.sqrt(b) + x * (1 - b) * math.sqrt(1 - beta)) / (1 - a)
+            share = (value + 1) / 2
+            variance = math.exp(share * math.log(beta) + (1 - share) * math.log(posteriors[index]))
+            mean, std = schedule.transition(torch.tensor([[x]], dtype=DOUBLE), steps - 1 - index, output)
+            assert float(mean) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+            assert float(std) == pytest.approx(math.sqrt(variance), rel=1e-9)
+
+
+def test_published_numbers_of_the_schedule_of_mar():
+    schedule = DDPMSchedule(100, last_step_noise=True)
+    assert schedule.times[-3:].tolist() == [20, 10, 0]
+    assert schedule.times[:2].tolist() == [999, 989]
+    tables = schedule.tables
+    assert float(tables.log_beta[-1].exp()) == pytest.approx(4.128e-5, rel=1e-3)
+    assert float(tables.log_beta[0].exp()) == pytest.approx(0.99999, abs=1e-5)
+    assert float(tables.log_posterior[-1]) == pytest.approx(-10.154, abs=1e-3)
+    assert tables.log_posterior[-1] == tables.log_posterior[-2]
+    x, ends = torch.zeros(1, 2), torch.tensor([[0.0, 0.0, -1.0, 1.0]])
+    low, high = schedule.transition(x, 99, ends)[1][0].tolist()
+    assert (round(low, 5), round(high, 5)) == (0.00624, 0.00643)
+    assert not DDPMSchedule(100).transition(x, 99, ends)[1].any()
+    assert DDPMSchedule(100).transition(x, 98, ends)[1].all()
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_the_flow_takes_the_steps_of_the_published_sampler(shift):
+    steps, last = 6, 0.04
+    schedule = FlowSchedule(steps, shift, last).to(CPU, DOUBLE)
+    plain = [(1 - last) * index / (steps - 1) for index in range(steps)]
+    times = [time / (shift - (shift - 1) * time) for time in plain]
+    assert schedule.times.tolist() == pytest.approx(times)
+    x, velocity = 0.4, -1.3
+    state, output = (torch.tensor([[number]], dtype=DOUBLE) for number in (x, velocity))
+    for step, (time, following) in enumerate(zip(times, times[1:], strict=False)):
+        score = (time * velocity - x) / ((1 - time) ** 2 + time * (1 - time))
+        drift = velocity + (1 - time) * score
+        mean, std = schedule.transition(state, step, output)
+        assert float(mean) == pytest.approx(x + drift * (following - time))
+        assert float(std) == pytest.approx(math.sqrt(2 * (1 - time)) * math.sqrt(following - time))
+    mean, std = schedule.transition(state, steps - 1, output)
+    assert (float(mean), float(std)) == (pytest.approx(x + last * velocity), 0)
+
+
+@dataclass
+class Best:
+    """The network that knows its data: a normal distribution of each of d numbers. Its tables are shares."""
+
+    center: float
+    spread: float
+    value: float = 0.3
+    input_size: int = 2
+    dtype: torch.dtype = DOUBLE
+
+    def run(self, x: Tensor, tables: Modulations) -> Tensor:
+        share = tables.final
+        variance = share * self.spread**2 + 1 - share
+        noise = (1 - share).sqrt() * (x - share.sqrt() * self.center) / variance
+        return torch.cat([noise, torch.full_like(noise, self.value)], dim=-1)
+
+
+def known_chain(steps: int, rows: int, size: int = 2) -> tuple[DenoisingProcess, Tensor, Tensor]:
+    """A chain of the best network, and the moments [S + 1] of its states in closed form."""
+    net: Any = Best(0.7, 0.5, input_size=size)
+    schedule = DDPMSchedule(steps, last_step_noise=True).to(CPU, DOUBLE)
+    _, kept, before = respaced(steps)
+    shares = torch.tensor(kept[::-1], dtype=DOUBLE)[:, None, None, None]
+    ones = torch.ones(rows, 1, dtype=DOUBLE)
+    process = DenoisingProcess(net, schedule, Modulations((), shares), ones, ones)
+    means, variances = [0.0], [1.0]
+    for a, b in zip(kept[::-1], before[::-1], strict=True):
+        beta = 1 - a / b
+        variance = a * net.spread**2 + 1 - a
+        # noise = slope x + intercept, so the next mean is linear in the state
+        slope, intercept = (
+            math.sqrt(1 - a) / variance * factor for factor in (1, -math.sqrt(a) * net.center)
+        )
+        of_token, of_state = beta * math.sqrt(b) / (1 - a), (1 - b) * math.sqrt(1 - beta) / (1 - a)
+        gain = of_state + of_token * (1 - math.sqrt(1 - a) * slope) / math.sqrt(a)
+        offset = -of_token * math.sqrt(1 - a) * intercept / math.sqrt(a)
+        posterior = beta * (1 - b) / (1 - a)
+        if b == 1.0:
+            posterior = (1 - kept[1] / kept[0]) * (1 - kept[0]) / (1 - kept[1])
+        share = (net.value + 1) / 2
+        means.append(gain * means[-1] + offset)
+        variances.append(gain**2 * variances[-1] + beta**share * posterior ** (1 - share))
+    return process, torch.tensor(means, dtype=DOUBLE), torch.tensor(variances, dtype=DOUBLE)
+
+
+def test_the_log_probability_of_a_path_is_that_of_its_joint_distribution():
+    steps = 12
+    process, means, variances = known_chain(steps, rows=3, size=1)
+    states = means + variances.sqrt() * random(3, steps + 1, seed=4)
+    mean, std = process.transitions(states[:, :-1, None])
+    chain = Normal(mean[..., 0], std[..., 0]).log_prob(states[:, 1:]).sum(1)
+    chain = chain + Normal(0.0, 1.0).log_prob(states[:, 0])
+    # the joint distribution: covariances shrink with the product of the slopes
+    at_zero, at_one = (process.transitions(torch.full((3, steps, 1), at, dtype=DOUBLE))[0] for at in (0, 1))
+    gains = (at_one - at_zero)[0, :, 0]
+    covariance = torch.diag(variances)
+    for first in range(steps):
+        for second in range(first + 1, steps + 1):
+            entry = variances[first] * gains[first:second].prod()
+            covariance[first, second] = covariance[second, first] = entry
+    joint = MultivariateNormal(means, covariance).log_prob(states)
+    torch.testing.assert_close(chain, joint, rtol=1e-6, atol=1e-6)
+
+
+def test_samples_have_the_moments_of_the_closed_form_and_nearly_those_of_the_data():
+    rows, steps = 20_000, 25
+    process, means, variances = known_chain(steps, rows)
+    samples = process.sample(random(rows, steps + 1, 2, seed=5))
+    error = float((variances[-1] / samples.numel()).sqrt())
+    assert abs(float(samples.mean() - means[-1])) < 5 * error
+    assert float(samples.var()) == pytest.approx(float(variances[-1]), rel=5 * math.sqrt(2 / samples.numel()))
+    assert float(means[-1]) == pytest.approx(0.7, abs=0.01)
+    assert float(variances[-1]) == pytest.approx(0.25, abs=0.03)
+
+
+def test_samples_of_a_flow_of_known_data_have_nearly_its_moments():
+    schedule = FlowSchedule(400, last_step_size=0.002).to(CPU, DOUBLE)
+    x, center, spread = random(20_000, 1, seed=6), 0.7, 0.5
+    for step, time in enumerate(schedule.times.tolist()):
+        variance = (time * spread) ** 2 + (1 - time) ** 2
+        away = x - time * center
+        velocity = center + (time * spread**2 - (1 - time)) / variance * away
+        mean, std = schedule.transition(x, step, velocity)
+        x = mean + std * random(20_000, 1, seed=100 + step)
+    assert float(x.mean()) == pytest.approx(center, abs=0.02)
+    assert float(x.std()) == pytest.approx(spread, abs=0.02)
+
+
+def process_of(kind: str, rows: int = 4, dtype: torch.dtype = DOUBLE, **settings: Any) -> DenoisingProcess:
+    arguments: dict[str, Any] = {"unconditional": random(rows, CONDITION, seed=3, dtype=dtype), "scale": 2.5}
+    arguments |= {"temperature": 0.8, "schedule": SCHEDULES[kind]} | settings
+    return head(kind, dtype).process(random(rows, CONDITION, seed=2, dtype=dtype), **arguments)
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_guidance_and_temperature_are_those_of_the_formulas(kind):
+    process, net = process_of(kind), head(kind).net
+    x, steps = random(4, TOKEN, seed=7), process.steps
+    schedule = SCHEDULES[kind].to(CPU, DOUBLE)
+    for step in (0, 2, steps - 1):
+        times = schedule.times[step].expand(4)
+        conditional = net(x, times, random(4, CONDITION, seed=2))
+        unconditional = net(x, times, random(4, CONDITION, seed=3))
+        guided = conditional.clone()
+        u, c = unconditional[:, :TOKEN], conditional[:, :TOKEN]
+        guided[:, :TOKEN] = u + 2.5 * (c - u)
+        mean, std = schedule.transition(x, step, guided)
+        own_mean, own_std = process.transition(x, step)
+        torch.testing.assert_close(own_mean, mean, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(own_std, 0.8 * std, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_rows_with_a_scale_of_one_equal_rows_without_guidance(kind):
+    scale = torch.tensor([[1.0], [2.0], [1.0], [3.0]])
+    guided, plain = process_of(kind, scale=scale), process_of(kind, unconditional=None, scale=7.0)
+    x = random(4, TOKEN, seed=7)
+    for step in range(guided.steps):
+        for own, other in zip(guided.transition(x, step), plain.transition(x, step), strict=True):
+            torch.testing.assert_close(own[::2], other[::2], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("guided", [True, False])
+def test_a_whole_path_gives_the_transitions_of_its_steps(kind, guided):
+    process = process_of(kind) if guided else process_of(kind, unconditional=None)
+    states = random(4, process.steps, TOKEN, seed=8)
+    means, stds = process.transitions(states)
+    assert means.shape == stds.shape == states.shape
+    for step in range(process.steps):
+        mean, std = process.transition(states[:, step], step)
+        torch.testing.assert_close(means[:, step], mean, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(stds[:, step], std, rtol=1e-12, atol=1e-12)
+
+
+def test_chosen_rows_go_on_as_they_would_with_the_others():
+    rows = torch.tensor([3, 1])
+    column = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
+    process = process_of("ddpm", scale=column, temperature=column / 4)
+    x = random(4, TOKEN, seed=7)
+    for own, other in zip(process.select(rows).transition(x[rows], 2), process.transition(x, 2), strict=True):
+        torch.testing.assert_close(own, other[rows], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_sample_is_the_chain_of_its_transitions(kind):
+    process = process_of(kind)
+    noises = random(4, process.steps + 1, TOKEN, seed=9)
+    x = noises[:, 0]
+    for step in range(process.steps):
+        mean, std = process.transition(x, step)
+        assert bool((std > 0).all()) == (step < process.steps - 1 or kind == "noisy")
+        x = mean + std * noises[:, 1 + step]
+    assert torch.equal(process.sample(noises), x)
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_arithmetic_is_in_single_precision_for_a_network_in_half(kind):
+    process = process_of(kind, dtype=torch.bfloat16)
+    mean, std = process.transition(random(4, TOKEN, dtype=torch.float32), 0)
+    samples = process.sample(random(4, process.steps + 1, TOKEN))
+    assert mean.dtype == std.dtype == samples.dtype == torch.float32
+
+
+class Spy(TorchDispatchMode):
+    """Collects the operations that move numbers between host and device, or depend on them."""
+
+    BANNED = ("_local_scalar_dense", "nonzero", "lift", "masked_select", "unique", "is_pinned")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        moves = "_to_copy" in name and (kwargs or {}).get("device") is not None
+        if moves or any(banned in name for banned in self.BANNED):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_nothing_passes_between_host_and_device_inside_a_chain(kind):
+    process = process_of(kind, dtype=torch.bfloat16)
+    noises = random(4, process.steps + 1, TOKEN, dtype=torch.float32)
+    states = random(4, process.steps, TOKEN, dtype=torch.float32)
+    rows = torch.tensor([0, 2])
+    with Spy() as spy:
+        process.sample(noises)
+        process.transitions(states)
+        process.select(rows)
+    assert spy.found == []
+
+
+def test_the_loss_of_a_flow_is_the_error_of_the_velocity():
+    flow = head("flow")
+    x0, noise, times = random(3, TOKEN), random(3, TOKEN, seed=2), torch.tensor([0.1, 0.5, 0.9], dtype=DOUBLE)
+    condition = random(3, CONDITION, seed=3)
+    state = times[:, None] * x0 + (1 - times[:, None]) * noise
+    expected = (flow.net(state, times, condition) - (x0 - noise)).square().mean(1)
+    torch.testing.assert_close(flow._flow_loss(x0, noise, times, condition), expected)
+
+
+def test_the_loss_of_a_diffusion_is_its_error_and_the_bound_of_its_variance():
+    ddpm = head("ddpm")
+    _, kept, before = respaced(1000)
+    indices = [0, 1, 400, 999]
+    x0, noise, condition = random(4, TOKEN), random(4, TOKEN, seed=2), random(4, CONDITION, seed=3)
+    steps = torch.tensor([999 - index for index in indices])
+    losses = ddpm._ddpm_loss(x0, noise, steps, condition)
+    schedule = DDPMSchedule(1000, last_step_noise=True).to(CPU, DOUBLE)
+    for row, index in enumerate(indices):
+        a, b = kept[index], before[index]
+        beta = 1 - a / b
+        state = math.sqrt(a) * x0[row] + math.sqrt(1 - a) * noise[row]
+        output = ddpm.net(state[None], torch.tensor([index], dtype=DOUBLE), condition[row][None])
+        mean, std = schedule.transition(state[None], 999 - index, output)
+        model = Normal(mean, std)
+        if index == 0:
+            bound = -model.log_prob(x0[row])
+        else:
+            center = (x0[row] * beta * math.sqrt(b) + state * (1 - b) * math.sqrt(1 - beta)) / (1 - a)
+            bound = kl_divergence(Normal(center, math.sqrt(beta * (1 - b) / (1 - a))), model)
+        error = (output[:, :TOKEN] - noise[row]).square().mean()
+        torch.testing.assert_close(losses[row], error + bound.mean() / math.log(2), rtol=1e-7, atol=1e-7)
+
+
+def test_the_bound_trains_the_variance_alone():
+    ddpm = head("ddpm")
+    x0, noise, condition = random(4, TOKEN), random(4, TOKEN, seed=2), random(4, CONDITION, seed=3)
+    steps = torch.tensor([0, 500, 998, 999])
+    ddpm._ddpm_loss(x0, noise, steps, condition).sum().backward()
+    own = ddpm.net.final_layer.linear.weight.grad.clone()
+    ddpm.zero_grad()
+    schedule = DDPMSchedule(1000).to(CPU, DOUBLE)
+    signal, spread = (table[steps, 0] for table in schedule.tables[:2])
+    output = ddpm.net(signal * x0 + spread * noise, schedule.times[steps], condition)
+    (output[:, :TOKEN] - noise).square().mean(1).sum().backward()
+    plain = ddpm.net.final_layer.linear.weight.grad
+    torch.testing.assert_close(own[:TOKEN], plain[:TOKEN])
+    assert own[TOKEN:].any()
+    assert not plain[TOKEN:].any()
+
+
+@pytest.mark.parametrize("kind", ["ddpm", "flow"])
+def test_training_learns_the_data_and_repeats_itself(kind):
+    made, generator = head(kind, torch.float32), torch.Generator()
+    condition = torch.zeros(256, CONDITION)
+    tokens = 0.3 * random(256, TOKEN, dtype=torch.float32) + torch.tensor([1.0, -1.0, 0.5])
+    first = made.loss(tokens, condition, generator.manual_seed(0))
+    assert first.shape == (256,)
+    assert torch.equal(first, made.loss(tokens, condition, generator.manual_seed(0)))
+    optimizer = torch.optim.Adam(made.parameters(), lr=3e-3)
+    for _ in range(300):
+        optimizer.zero_grad()
+        made.loss(tokens, condition, generator).mean().backward()
+        optimizer.step()
+    with torch.no_grad():
+        assert made.loss(tokens, condition, generator.manual_seed(0)).mean() < 0.4 * first.mean()
+        if kind == "ddpm":  # its first step needs a noise that is known to 1e-4, and so longer training
+            return
+        process = made.process(condition, None, 1.0, 1.0, FlowSchedule(25))
+        samples = process.sample(random(256, 26, TOKEN, seed=9))
+    assert float((samples.mean(0) - tokens.mean(0)).abs().max()) < 0.2
+    assert float((samples.std(0) - tokens.std(0)).abs().max()) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        (lambda: DDPMSchedule(1), "steps: got 1"),
+        (lambda: DDPMSchedule(1001), "at most 1000"),
+        (lambda: FlowSchedule(1), "steps: got 1"),
+        (lambda: FlowSchedule(shift=0.0), "shift"),
+        (lambda: FlowSchedule(last_step_size=1.0), "last_step_size"),
+        (lambda: DenoisingHeadConfig(1, 1, 1, 1, "score"), "'ddpm' or 'flow'"),
+        (lambda: process_of("ddpm", schedule=FlowSchedule()), "one for heads of kind 'ddpm'"),
+    ],
+)
+def test_impossible_settings_are_refused(made, named):
+    with pytest.raises(InputError, match=named):
+        made()
+
+
+def test_schedules_are_values_that_share_their_tables():
+    schedule = DDPMSchedule(9)
+    assert schedule == DDPMSchedule(9) != DDPMSchedule(9, True)
+    assert schedule.to(CPU) is schedule
+    assert schedule.to(CPU, DOUBLE) is DDPMSchedule(9).to(CPU, DOUBLE)
+    assert schedule.times.dtype == schedule.tables.signal.dtype == torch.float32
+
+
+@pytest.mark.parametrize("schedule", [DDPMSchedule(11), FlowSchedule(11)])
+def test_tables_that_were_first_needed_in_inference_serve_training(schedule):
+    x, condition, noises = random(4, TOKEN), random(4, CONDITION), random(4, 12, TOKEN)
+    trained = head(schedule.kind)
+    with torch.inference_mode(), torch.device("meta"):
+        trained.process(condition, None, 1.0, 1.0, schedule).sample(noises)
+    mean, std = trained.process(condition, None, 1.0, 1.0, schedule).transition(x, 2)
+    (mean + std).sum().backward()
+    assert trained.net.input_proj.weight.grad.any()
