@@ -47,17 +47,15 @@ class Reflection(AcceptanceRule):
         node = (drawn & kept.all(-1)).long().cumprod(-1).sum(-1)
         judged = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])
         here = scores.at(node)
-        noise = here.noise(random, emitted + node, last_purpose(draft))
+        noise, known = here.noise(random, emitted + node, last_purpose(draft)), None
         if draft.max_depth:
             at = node.clamp_max(draft.max_depth - 1)
             chain, agrees = take(q.drawn[:, 1:], at), take(kept, at)
             first = agrees.long().cumprod(-1).sum(-1)[:, None]  # [B, 1] the step that was refused
             state = torch.arange(steps + 1, device=node.device)
-            known = torch.where((state == first + 1)[:, :, None], pad_first(take(mirrored, at)), chain)
-            next_value = run_chain(here.process, noise, known, (state <= first + 1) & judged)[:, -1]
-        else:
-            next_value = run_chain(here.process, noise)[:, -1]
-        return Verdict.at(draft, node, next_value)
+            chain = torch.where((state == first + 1)[:, :, None], pad_first(take(mirrored, at)), chain)
+            known = chain, (state <= first + 1) & judged
+        return Verdict.at(draft, node, run_chain(here.process, noise, known)[:, -1])
 
 
 def reflect(p: Denoising, q: Denoising, u: Tensor) -> tuple[Tensor, Tensor]:

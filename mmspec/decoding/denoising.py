@@ -176,27 +176,25 @@ class Denoising(Distribution):
         return self._with([pick(each) if isinstance(each, Tensor) else each for each in self._fields()])
 
 
-def run_chain(
-    process: DenoisingProcess, noise: Tensor, known: Tensor | None = None, where: Tensor | None = None
-) -> Tensor:
+def run_chain(process: DenoisingProcess, noise: Tensor, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Run chains of M values.
 
     Args:
         process: their transitions.
         noise: [M, S + 1, d] the first state, then the noise of every step.
-        known: [M, S + 1, d] states that are not drawn, if there are any.
-        where: [M, S + 1] which.
+        known: states [M, S + 1, d], and [M, S + 1] which of them are not drawn but taken as they are.
 
     Returns:
         [M, S + 1, d] their states.
     """
-    state = noise[:, 0]
-    states = [state] if known is None else [torch.where(where[:, :1], known[:, 0], state)]
-    for step in range(process.steps):
-        mean, std = process.transition(states[-1], step)
-        state = mean + std * noise[:, step + 1]
+    states = list[Tensor]()
+    for index in range(process.steps + 1):
+        state = noise[:, index]
+        if index:
+            mean, std = process.transition(states[-1], index - 1)
+            state = mean + std * state
         if known is not None:
-            state = torch.where(where[:, step + 1, None], known[:, step + 1], state)
+            state = torch.where(known[1][:, index, None], known[0][:, index], state)
         states.append(state)
     return torch.stack(states, 1)
 

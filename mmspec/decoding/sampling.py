@@ -246,7 +246,7 @@ class DenoisingSampler:
 
     def __call__(self, conditions: Tensor, draft: Draft, history: Sequence[Sequence[int]]) -> Denoising:
         """Make distributions of a model's conditions [B, n, D], or [2B, n, D] under guidance."""
-        nodes = conditions.view(-1, *draft.valid.shape, conditions.shape[-1])
+        nodes = conditions.view(1 + self.is_guided, *draft.valid.shape, conditions.shape[-1])
         unconditional = nodes[1] if self.is_guided else None
         return Denoising(
             self.source, self.schedule, nodes[0], unconditional, self.guidance_scale, self.temperature

@@ -92,7 +92,7 @@ class CellOrderSession(DraftSession):
         self.done = self.forwards = 0
 
     def open(self, canvas: Canvas) -> Draft:
-        """Make room for the image; return a draft of no cell, for nothing is predicted from a prompt alone."""
+        """Make room for the image; return a draft of no cell: a prompt alone predicts none."""
         canvas.reserve(2 * self.cells)
         return self._cells(self.order[:, :0], canvas)
 

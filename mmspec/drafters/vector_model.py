@@ -87,11 +87,9 @@ class VectorModelSession(DraftSession):
             tokens.append(token)
             distributions.append(q)
         self._read(tokens[-1], canvas)  # for its keys, should all be accepted
-        q = None
-        if self.drafter.kind is DraftKind.IID:
-            q = type(distributions[0]).stack(
-                [distributions[0], *distributions]
-            )  # the root's is never asked for
+        q: Distribution | None = None
+        if self.drafter.kind is DraftKind.IID:  # the root's is never asked for
+            q = type(distributions[0]).stack([distributions[0], *distributions])
         return Draft.chain(torch.stack(tokens, 1), self.drafter.kind, q)
 
     def _read(self, token: Tensor, canvas: Canvas) -> Distribution:

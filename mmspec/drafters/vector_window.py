@@ -81,7 +81,7 @@ class VectorWindowSession(DraftSession):
         place = canvas.emitted[:, None] - 1 + torch.arange(self.window, device=root.device)
         valid = place < canvas.stopping.max_new_tokens
         valid[:, 0] = True
-        return Draft.chain(tokens, self.kind, valid=valid)
+        return Draft.chain(tokens, DraftKind.COUPLED, valid=valid)
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Distribution, verdict: Verdict) -> None:  # type: ignore[override]
+    def observe(self, draft: Draft, output: TargetOutput, scores: Distribution, verdict: Verdict) -> None:
         self.values, self.accepted = verdict.values, verdict.accepted

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from torch import nn
 
 from mmspec.errors import CheckpointError, InputError
@@ -127,7 +127,8 @@ def encode_latents(vae: AutoencoderKL, pixels: torch.Tensor) -> torch.Tensor:
     """Scaled latents [B, C, rows, columns], of about unit deviation, of images [B, 3, H, W] in [-1, 1]."""
     config: Any = vae.config
     latents: torch.Tensor = vae.encode(pixels).latent_dist.mean
-    return (latents - (config.shift_factor or 0.0)) * config.scaling_factor
+    scaled: torch.Tensor = (latents - (config.shift_factor or 0.0)) * config.scaling_factor
+    return scaled
 
 
 def _check_vae(folder: Path, vae: AutoencoderKL) -> None:

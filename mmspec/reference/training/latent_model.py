@@ -82,7 +82,7 @@ class LatentBatch(ImageBatch):
 
 
 def build_latent_tokenizer() -> PreTrainedTokenizerFast:
-    """Build a tokenizer of one token for each word of captions, and those that NextStep puts around images."""
+    """Build a tokenizer of the words of captions, and of the tokens that NextStep puts around images."""
     tokenizer = build_caption_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL_TOKENS)})
     tokenizer.add_tokens([AREA])
@@ -91,7 +91,7 @@ def build_latent_tokenizer() -> PreTrainedTokenizerFast:
 
 def build_nextstep(shape: LatentShape, tokenizer: PreTrainedTokenizerFast) -> NextStepForImageGeneration:
     """A NextStep with random weights that draws 16 x 16 latents of 8 channels."""
-    begin, end, placeholder = tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS[1:4]))
+    begin, end, placeholder = (tokenizer.convert_tokens_to_ids(name) for name in SPECIAL_TOKENS[1:4])
     config = NextStepConfig(
         vocab_size=len(tokenizer),
         hidden_size=shape.width,
@@ -151,6 +151,7 @@ class NextStepLoss(nn.Module):
         self.model = model
         self.middle = model.config.num_hidden_layers // 2
         ids = tokenizer.convert_tokens_to_ids([SPECIAL_TOKENS[0], AREA, SPECIAL_TOKENS[1]])
+        self.ending: Tensor
         self.register_buffer("ending", torch.tensor(ids), persistent=False)
         self.place_heads = label_heads(model.config.hidden_size, PATCH_CLASSES)
         self.caption_heads = label_heads(model.config.hidden_size, CAPTION_CLASSES)
