@@ -21,6 +21,8 @@ CANDIDATES = frozenset(DraftKind) - {DraftKind.MASKED}
 
 def follow(draft: Draft, choice: Tensor) -> Verdict:
     """Walk from the root along the children that equal the target's choice. choice: as the tokens."""
+    if not draft.max_depth:  # nothing was proposed
+        return Verdict.root(draft, choice[:, 0])
     equal = draft.tokens == pick(choice, draft.parents)
     matches = draft.valid & (equal if equal.dim() == 2 else equal.all(-1))
     node = draft.deepest(matches)

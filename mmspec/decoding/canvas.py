@@ -74,7 +74,7 @@ class Canvas:
 
     Attributes:
         tokens: [B, C + 1] on the device: the token at each output index, where one is decided; junk at C.
-        decided: [B, C + 1] on the device: whether one is; tokens may be decided in any order.
+        decided: [B, C + 1] on the device: whether one is, in an output that is decided in any order.
         emitted: [B] on the device: tokens of each active row that are complete from the first on.
         active: [B] bool on the device: rows that go on. The numbers of those that ended mean nothing.
         ids: B lists on the host: prompt, and the tokens that are complete.
@@ -170,20 +170,26 @@ class Canvas:
         accepted = verdict.accepted[:, None]
         is_draft = steps < accepted
         # a node's logits decide the token after it: what the usable ones decided is kept
-        asked = is_draft | ((steps == accepted) & draft.may_follow(verdict)[:, None])
+        asked = steps <= accepted
+        if not draft.moves:
+            asked = asked & (is_draft | draft.may_follow(verdict)[:, None])
         failed = asked & ~finite.gather(1, verdict.path)
         keep = asked & (is_draft | verdict.filled[:, None]) & (failed.cumsum(-1) == 0)
         places = draft.first(self.emitted)[:, None] + steps
-        keep, failed, values, places, is_draft = (
-            each.reshape(rows, -1, *each.shape[2:])
-            for each in (keep, failed, verdict.values, places, is_draft)
-        )
-        self.decide(places, values, keep & self.active[:, None], is_draft)
-
-        window = self.emitted[:, None] + torch.arange(draft.reach, device=self.device)
-        fresh, flags = pick(self.tokens, window), self.is_draft.gather(1, window)
+        values = verdict.values
+        if draft.moves:  # it follows what is emitted, and nothing behind that was decided before
+            put(self.tokens, places, values)
+            window, fresh, flags, is_open = places, values, is_draft, ~keep
+        else:
+            keep, failed, values, places, is_draft = (
+                each.reshape(rows, -1, *each.shape[2:]) for each in (keep, failed, values, places, is_draft)
+            )
+            self.decide(places, values, keep & self.active[:, None], is_draft)
+            window = self.emitted[:, None] + torch.arange(draft.reach, device=self.device)
+            fresh, flags = pick(self.tokens, window), self.is_draft.gather(1, window)
+            is_open = ~self.decided.gather(1, window)
         ends = self._are_ends(fresh)
-        missing = ~self.decided.gather(1, window) | (window >= self.stopping.max_new_tokens)
+        missing = is_open | (window >= self.stopping.max_new_tokens)
         missing[:, 1:] |= ends[:, :-1]
         kept = missing.cumsum(-1) == 0
         count = kept.sum(-1) * self.active

@@ -216,10 +216,10 @@ BUGS = {
         ("pad(self.fed[:, None, :absent], (0, 2)) & (slot < place)", "(slot < place) & (slot < absent)"),
     ),
     "rows below are seen": (checks.rasters_equal_naive, VISIBLE, (" & (slot < place)", " & (slot >= 0)")),
-    "a stand-in stays": (
-        checks.first_tokens_follow_the_wider_window,
+    "a predecessor is taken before it is there": (
+        checks.rasters_equal_naive,
         PROPOSE,
-        ("is_used & canvas.decided.gather(1, self.root)", "is_used"),
+        ("(self.done > 0) | ~self.begins_early", "(self.done >= 0) | ~self.begins_early"),
     ),
     "the stand-in is the first of its row": (
         checks.rasters_equal_naive,
