@@ -83,9 +83,9 @@ class VectorModelSession(DraftSession):
         tokens, distributions = [canvas.root], list[Distribution]()
         for depth in range(self.drafter.num_draft_tokens):
             predicted = self._read(tokens[-1], canvas)
-            token, q = predicted.candidate(self.random, canvas.emitted + depth, self.purpose)
+            token, judged_by = predicted.candidate(self.random, canvas.emitted + depth, self.purpose)
             tokens.append(token)
-            distributions.append(q)
+            distributions.append(judged_by)
         self._read(tokens[-1], canvas)  # for its keys, should all be accepted
         q: Distribution | None = None
         if self.drafter.kind is DraftKind.IID:  # the root's is never asked for

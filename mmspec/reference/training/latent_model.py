@@ -91,7 +91,7 @@ def build_latent_tokenizer() -> PreTrainedTokenizerFast:
 
 def build_nextstep(shape: LatentShape, tokenizer: PreTrainedTokenizerFast) -> NextStepForImageGeneration:
     """A NextStep with random weights that draws 16 x 16 latents of 8 channels."""
-    begin, end, placeholder = (tokenizer.convert_tokens_to_ids(name) for name in SPECIAL_TOKENS[1:4])
+    begin, end, placeholder = (tokenizer.get_vocab()[name] for name in SPECIAL_TOKENS[1:4])
     config = NextStepConfig(
         vocab_size=len(tokenizer),
         hidden_size=shape.width,
