@@ -74,7 +74,7 @@ class Canvas:
 
     Attributes:
         tokens: [B, C + 1] on the device: the token at each output index, where one is decided; junk at C.
-        decided: [B, C + 1] on the device: whether one is, in an output that is decided in any order.
+        decided: [B, C + 1] on the device: whether one is; tokens may be decided in any order.
         emitted: [B] on the device: tokens of each active row that are complete from the first on.
         active: [B] bool on the device: rows that go on. The numbers of those that ended mean nothing.
         ids: B lists on the host: prompt, and the tokens that are complete.
@@ -180,6 +180,7 @@ class Canvas:
         places = draft.first(self.emitted)[:, None] + steps
         if draft.moves:  # it follows what is emitted, and nothing behind that was decided before
             put(self.tokens, places, tokens)
+            self.decided.scatter_(1, places, keep)
             window, fresh, flags, is_open = places, tokens, is_draft, ~keep
         else:
             keep, failed, tokens, places, is_draft = (
