@@ -26,7 +26,7 @@ class CheckedCallback:
         self._argument = argument
 
     def call(self, *arguments: object) -> Any:
-        """What the callback returns."""
+        """Call the callback, and return its result."""
         try:
             return self._callback(*arguments)
         except Exception as error:

@@ -19,7 +19,7 @@ from mmspec.media import MediaLimits, Video, load_image, load_video
 
 Message = Mapping[str, Any]
 Loaders = Mapping[str, Callable[..., Any]]
-"""How media of each kind, "image" and "video", are loaded: by their source and `argument`, for errors."""
+"""Loaders of media by kind, "image" and "video": each takes a source and `argument`, for errors."""
 MEDIA_KEYS = ("url", "path", "base64")
 
 

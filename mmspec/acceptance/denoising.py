@@ -12,13 +12,14 @@ from torch import Tensor
 
 from mmspec.acceptance.matching import CANDIDATES
 from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.decoding.denoising import Denoising, run_chain
+from mmspec.decoding.denoising import Denoising, require_noise, run_chain
 from mmspec.decoding.distribution import Gaussian
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.verdict import Verdict
+from mmspec.errors import InputError
 from mmspec.validation import require_number
 from mmspec.verification.residuals import last_purpose, sampled_distribution
 
@@ -68,9 +69,15 @@ def reflect(p: Denoising, q: Denoising, u: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         [T, k, S] whether the state after the step is kept, and [T, k, S, d] what takes its place if not.
+
+    Raises:
+        InputError: the head predicts deviations, which would differ between target and draft.
     """
     if q.drawn is None:
         raise TypeError("candidates of a denoising head are judged by the chains that drew them")
+    if not p.process.has_fixed_noise:
+        allowed = "one whose noise is the same for target and draft (a flow); others take whole chains"
+        raise InputError("schedule", "deviations that the network predicts", allowed)
     chains = q.drawn.flatten(0, 1)
     (mean, std), (other, _) = p.process.transitions(chains[:, :-1]), q.process.transitions(chains[:, :-1])
     moves = std > 0
@@ -112,6 +119,7 @@ class LastStep(SpeculativeSampling):
 def last_transition(distribution: Denoising, chains: Tensor) -> Gaussian:
     """The normal distributions [T, n] of the last states of chains [T, n, S + 1, d]."""
     process = distribution.process
+    require_noise(process)
     mean, std = process.transition(chains[..., -2, :].flatten(0, 1), process.steps - 1)
     shape = (*chains.shape[:2], process.size)
     return Gaussian(mean.view(shape), std.view(shape))
@@ -121,7 +129,8 @@ class SharedNoise(AcceptanceRule):
     """Draw the target's own value at every node; go on along candidates that are within a tolerance of it.
 
     What is emitted is always the target's own, drawn with the noise of plain decoding. Only what it was
-    conditioned on may differ from what was emitted, by the tolerance. At 0 this is plain decoding, bitwise.
+    conditioned on may differ from what was emitted, by the tolerance. At 0 this is plain decoding, up to the
+    rounding of forwards with more nodes.
 
     Args:
         tolerance: largest root mean square, over the d dimensions, of candidate minus value.

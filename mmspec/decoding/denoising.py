@@ -20,8 +20,9 @@ from mmspec.decoding.draft import Draft
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import Purpose, RandomStream, box_muller
+from mmspec.errors import InputError
 
-__all__ = ["Denoising", "DenoisingProcess", "DenoisingSource", "log_likelihood", "run_chain"]
+__all__ = ["Denoising", "DenoisingProcess", "DenoisingSource", "log_likelihood", "require_noise", "run_chain"]
 
 
 class DenoisingProcess(Protocol):
@@ -30,10 +31,14 @@ class DenoisingProcess(Protocol):
     Attributes:
         steps: number of transitions S.
         size: d of a state.
+        is_noisy: whether every step has noise, so that chains have a density.
+        has_fixed_noise: whether the deviations of the steps do not depend on condition or state.
     """
 
     steps: int
     size: int
+    is_noisy: bool
+    has_fixed_noise: bool
 
     def transition(self, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation [M, d] of the state after x [M, d] at a step."""
@@ -199,8 +204,20 @@ def run_chain(process: DenoisingProcess, noise: Tensor, known: tuple[Tensor, Ten
     return torch.stack(states, 1)
 
 
+def require_noise(process: DenoisingProcess) -> None:
+    """Raise InputError if a step has no noise: its states have no density to judge candidates by."""
+    if not process.is_noisy:
+        allowed = "one whose last step has noise too; reflection and shared noise take any"
+        raise InputError("schedule", "a step without noise", allowed)
+
+
 def log_likelihood(process: DenoisingProcess, chains: Tensor) -> Tensor:
-    """[M] log density of the transitions of chains [M, S + 1, d]; each has to have noise."""
+    """[M] log density of the transitions of chains [M, S + 1, d].
+
+    Raises:
+        InputError: a step has no noise, so that there is none.
+    """
+    require_noise(process)
     mean, std = process.transitions(chains[:, :-1])
     z = (chains[:, 1:] - mean) / std
     return -(z.square() / 2 + std.log() + math.log(2 * math.pi) / 2).sum((-1, -2))

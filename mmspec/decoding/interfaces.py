@@ -107,6 +107,7 @@ class Target(Protocol[State]):
         grid: the image that it draws when nothing else is asked for; None if it draws none.
         codebook: [K, d] code vectors of the image's cells; None if it has none.
         vector_size: d of its tokens, if they are vectors; 0 if they are ids.
+        any_order: whether each forward predicts any places of the output, given any others.
         config: of the model, where heads can read its hidden states, embeddings and output matrix; or None.
         mask_token_id: the token of places that are not decided; None if it predicts the next token alone.
     """
@@ -118,6 +119,7 @@ class Target(Protocol[State]):
     config: Any
     mask_token_id: int | None
     vector_size: int
+    any_order: bool
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

@@ -47,7 +47,7 @@ class RowSettings:
         return self.temperature == 0.0
 
     def numbers(self, name: str, like: Tensor, of: Callable[[Any], float] = float) -> Any:
-        """What is computed of a setting: a number, or [B, 1, 1] of them beside `like`, where rows differ.
+        """Compute numbers of a setting: one, or [B, 1, 1] of them beside `like`, where rows differ.
 
         Args:
             name: of the setting.
@@ -222,7 +222,7 @@ class DenoisingSampler:
     Args:
         source: the head.
         schedule: of its steps.
-        temperature: factor of the deviations of its steps; the first noise is not scaled.
+        temperature: factor of the deviations of its steps, above 0; the first noise is not scaled.
         guidance_scale: s of u + s (c - u) at every step; 1 is off.
 
     Raises:
@@ -237,7 +237,7 @@ class DenoisingSampler:
     greedy: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require_number("temperature", self.temperature, 0.0, 1e4, "0 to 10000")
+        require_number("temperature", self.temperature, 0.0, 1e4, "above 0", open_below=True)
         require_number("guidance_scale", self.guidance_scale, 0.0, 1e4, "0 to 10000; 1 is off")
 
     @property

@@ -49,7 +49,7 @@ class CellOrderDrafter(Drafter):
         self.iterations, self.order = iterations, order
 
     def check(self, target: Target[Any]) -> None:
-        if target.grid is None or not getattr(target, "any_order", False):
+        if target.grid is None or not target.any_order:
             raise InputError("accelerator", "cell_order", "a masked autoregressive model of images (MAR)")
 
     def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:

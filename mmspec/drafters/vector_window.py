@@ -52,7 +52,7 @@ class VectorWindowDrafter(Drafter):
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
     ) -> DraftSession:
-        return VectorWindowSession(self.window, random)
+        return VectorWindowSession(self.window)
 
 
 class VectorWindowSession(DraftSession):
@@ -66,8 +66,8 @@ class VectorWindowSession(DraftSession):
     values: Tensor
     accepted: Tensor
 
-    def __init__(self, window: int, random: RandomStream) -> None:
-        self.window, self.random, self.begun = window, random, False
+    def __init__(self, window: int) -> None:
+        self.window, self.begun = window, False
 
     def propose(self, canvas: Canvas) -> Draft:
         root = canvas.root

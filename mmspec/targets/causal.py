@@ -54,7 +54,7 @@ class CacheState:
 
 @dataclass
 class CausalState(CacheState):
-    """What a causal target keeps of a batch.
+    """State of a causal target: the cached rows of a batch, and what a forward needs beside.
 
     Attributes:
         hidden: the hidden states that the drafter reads.
@@ -92,6 +92,7 @@ class CausalTarget:
     codebook: Tensor | None = None
     mask_token_id: int | None = None
     vector_size: int = 0
+    any_order: bool = False
 
     def __init__(self, model: PreTrainedModel) -> None:
         check_model(model)

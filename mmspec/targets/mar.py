@@ -24,7 +24,7 @@ LABEL = "class_label"  # of a prompt: [1, 1]; the number of classes stands for n
 
 @dataclass
 class MARState:
-    """What is known of a batch of images.
+    """Known cells of a batch of images.
 
     Attributes:
         tokens: [R, N + 1, d] vectors of the cells; junk at N.
@@ -60,7 +60,7 @@ class MARTarget:
         vocabulary, device, grid, codebook, config, mask_token_id, vector_size: as of `Target`.
     """
 
-    any_order = True
+    any_order: bool = True
     codebook: Tensor | None = None
     config: Any = None
     mask_token_id: int | None = None

@@ -71,6 +71,7 @@ class MaskedTarget:
     codebook: Tensor | None = None
     config: Any = None
     vector_size: int = 0
+    any_order: bool = True
 
     def __init__(self, model: PreTrainedModel, mask_token_id: int) -> None:
         check_model(model)

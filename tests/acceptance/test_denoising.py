@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import DenoisingSampler
 from mmspec.drafters.vector_model import VectorModelDrafter
+from mmspec.errors import InputError
 from tests.contracts.mutation import PlantedBug
 from tests.targets.test_continuous import ALARM, PROMPTS, ROWS, SIZE, FanOut, decode, statistics, tiny
 
@@ -31,6 +32,8 @@ class ToyProcess:
     std: Tensor
     steps: int = STEPS
     size: int = SIZE
+    is_noisy: bool = True
+    has_fixed_noise: bool = True
 
     def transition(self, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
         return x + (self.mean - x) * (step + 1) / self.steps, self.std * (1 + step) / 2
@@ -41,7 +44,7 @@ class ToyProcess:
         return torch.stack(mean, 1), torch.stack(std, 1)
 
     def select(self, rows: Tensor) -> ToyProcess:
-        return ToyProcess(self.mean[rows], self.std[rows], self.steps, self.size)
+        return replace(self, mean=self.mean[rows], std=self.std[rows])
 
 
 @dataclass
@@ -59,7 +62,7 @@ class ToyHead:
     ) -> ToyProcess:
         mean, log_std = condition.chunk(2, -1)
         std = torch.full_like(mean, 0.5) if self.fixed else log_std.exp()
-        return ToyProcess(mean, std * temperature)
+        return ToyProcess(mean, std * temperature, has_fixed_noise=self.fixed)
 
 
 def sampler(fixed: bool) -> Any:
@@ -187,6 +190,17 @@ def test_a_tolerance_saves_forwards_and_moves_values_little() -> None:
         forwards.append(sum(canvas.stats.accepted))
         drifts.append(float((torch.stack(canvas.outputs()) - expected).square().mean().sqrt()))
     assert forwards[0] < forwards[1] < forwards[2] and drifts[0] == 0 < drifts[1] < drifts[2]
+
+
+def test_rules_refuse_heads_that_they_are_not_exact_for() -> None:
+    """Densities of a step without noise; one deviation where target and draft have two."""
+    without = replace(
+        sampler(True).source.process(torch.zeros(1, 2 * SIZE), None, 1.0, 1.0, None), is_noisy=False
+    )
+    with pytest.raises(InputError, match="noise"):
+        log_likelihood(without, torch.zeros(1, STEPS + 1, SIZE))
+    with pytest.raises(InputError, match="deviations"):
+        decode([PROMPTS[0]], drafter(), Reflection(), sampler(False))
 
 
 BUGS = {

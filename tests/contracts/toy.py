@@ -62,6 +62,7 @@ class TableTarget:
     device = torch.device("cpu")
     config = grid = codebook = mask_token_id = None
     vector_size = 0
+    any_order = False
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits

@@ -243,7 +243,7 @@ def test_copies_and_conversions_keep_the_decoder_and_its_parts_together(model):
 
 
 class Target(CausalTarget):
-    """What any target of continuous tokens does with the model."""
+    """Use the model as any target of continuous tokens does."""
 
     def forward(
         self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False

@@ -167,6 +167,16 @@ class DenoisingProcess:
         return self.schedule.steps
 
     @property
+    def is_noisy(self) -> bool:
+        """True if every step has noise."""
+        return self.schedule.is_noisy
+
+    @property
+    def has_fixed_noise(self) -> bool:
+        """True if the schedule alone says how much noise a step has."""
+        return self.schedule.kind == "flow"
+
+    @property
     def size(self) -> int:
         """Numbers of a token, d."""
         return self.net.input_size

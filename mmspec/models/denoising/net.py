@@ -23,7 +23,7 @@ EPS = 1e-6  # of every LayerNorm
 
 @dataclass(frozen=True)
 class Modulations:
-    """What the layers of a `DenoisingNet` need to know of times and conditions, for every step of a chain.
+    """Modulations of the layers of a `DenoisingNet` by times and conditions, for every step of a chain.
 
     Scale and shift of a residual block include those of its LayerNorm, so that a step normalises without.
 

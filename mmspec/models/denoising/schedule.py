@@ -47,6 +47,11 @@ class DenoisingSchedule(ABC):
     dtype: torch.dtype = field(default=torch.float32, kw_only=True)
 
     @property
+    def is_noisy(self) -> bool:
+        """True if every step has noise."""
+        return False
+
+    @property
     @abstractmethod
     def times(self) -> Tensor:
         """[S] what the network is told, from pure noise on."""
@@ -121,6 +126,10 @@ class DDPMSchedule(DenoisingSchedule):
     kind: ClassVar[str] = "ddpm"
     steps: int = 100
     last_step_noise: bool = False
+
+    @property
+    def is_noisy(self) -> bool:
+        return self.last_step_noise
 
     def __post_init__(self) -> None:
         self._check_steps()

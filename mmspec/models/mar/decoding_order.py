@@ -1,4 +1,4 @@
-"""How many tokens MAR decodes in each iteration, and how strongly it is guided there (2406.11838)."""
+"""Decoding schedule of MAR: tokens left after each iteration, and its guidance (2406.11838)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["guidance_at", "remaining"]
 
 
 def remaining(iterations: int, cells: int = 256) -> list[int]:
-    """How many tokens are still unknown after each iteration: a cosine, and at least one new token in each.
+    """Count the tokens still unknown after each iteration: a cosine, and at least one new token in each.
 
     With as many iterations as cells each gives one token. Published places are a random permutation, whose
     first `n` are those that remain.

@@ -100,7 +100,7 @@ def _errors(error: ImageError, drawn: Tensor, batch: PixelBatch) -> dict[str, fl
 
 
 def _neighbour_correlation(latents: Tensor) -> float:
-    """How much of a latent its left neighbour tells: the correlation over all channels."""
+    """Correlation of latents with their left neighbours, over all channels."""
     centred = latents - latents.mean((0, 2, 3), keepdim=True)
     return round(float((centred[..., 1:] * centred[..., :-1]).mean() / centred.square().mean()), 4)
 
