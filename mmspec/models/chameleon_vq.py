@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mmspec.errors import CheckpointError
-from mmspec.models.ldm_layout import ldm_name, ldm_shape
-from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint
+from mmspec.models.ldm_layout import build_from_ldm
+from mmspec.models.official_files import find_tensors, measure, open_checkpoint
 
 __all__ = ["load_chameleon_vq", "vq_from_taming"]
 
@@ -51,17 +50,7 @@ def vq_from_taming(path: Path, tensors: Mapping[str, Tensor]) -> VQModel:
     Raises:
         CheckpointError: keys are missing, unknown, or of another shape.
     """
-    settings = _settings(path, tensors)
-    levels = len(settings["block_out_channels"])
-    with torch.device("meta"):
-        vq: VQModel = VQModel(**settings)
-    sources = {name: ldm_name(name, levels) for name in vq.state_dict()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in vq.state_dict().items()}
-    expected = {sources[name]: ldm_shape(sources[name], shape) for name, shape in shapes.items()}
-    check_layout(path, tensors, expected, NOT_NEEDED)
-    own = {name: tensors[source].reshape(shapes[name]).clone() for name, source in sources.items()}
-    vq.load_state_dict(own, assign=True)
-    vq.eval().requires_grad_(False)
+    vq: VQModel = build_from_ldm(VQModel, _settings(path, tensors), path, tensors, NOT_NEEDED)
     return vq
 
 

@@ -215,6 +215,29 @@ def load_model(
     return model
 
 
+def load_diffusers_model(model_class: Any, folder: str, argument: str, what: str, **where: Any) -> Any:
+    """Load a model of diffusers from a folder, in single precision and eval mode.
+
+    Args:
+        model_class: of the model.
+        folder: a local one or a hub id.
+        argument, what: name it in messages.
+        where: passed through to diffusers.
+
+    Raises:
+        CheckpointError: there is none, or weights are missing, surplus, of another shape, or not finite.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model, report = model_class.from_pretrained(
+                folder, use_safetensors=True, torch_dtype=torch.float32, output_loading_info=True, **where
+            )
+    except Exception as error:  # a config can make diffusers stumble anywhere
+        raise CheckpointError(argument, folder, f"no usable {what}: {first_line(error)}") from error
+    check_weights(model, report, folder, argument)
+    return model.eval()
+
+
 def check_weights(
     model: torch.nn.Module, report: Any, source: str, argument: str, *, surplus_allowed: bool = False
 ) -> None:

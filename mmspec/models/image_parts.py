@@ -19,7 +19,13 @@ from transformers.utils.hub import cached_file
 
 from mmspec.errors import CheckpointError
 from mmspec.models.chameleon_vq import load_chameleon_vq
-from mmspec.models.checkpoint import check_source, check_vocabulary, check_weights, first_line
+from mmspec.models.checkpoint import (
+    check_source,
+    check_vocabulary,
+    check_weights,
+    first_line,
+    load_diffusers_model,
+)
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
 
@@ -34,15 +40,7 @@ def load_vq(source: str, vq: str | Path | None = None, **where: Any) -> VQModel:
     """
     folder, where = part_of(source, VQ, vq, where)
     where.pop("trust_remote_code", None)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            model, report = VQModel.from_pretrained(
-                folder, use_safetensors=True, torch_dtype=torch.float32, output_loading_info=True, **where
-            )
-    except Exception as error:  # a config can make diffusers stumble anywhere
-        raise CheckpointError(VQ, folder, f"no usable image tokenizer: {first_line(error)}") from error
-    check_weights(model, report, folder, VQ)
-    loaded: VQModel = model.eval()
+    loaded: VQModel = load_diffusers_model(VQModel, folder, VQ, "image tokenizer", **where)
     return loaded
 
 

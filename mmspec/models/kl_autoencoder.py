@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from torch import Tensor
 
-from mmspec.errors import CheckpointError
-from mmspec.models.checkpoint import check_source, check_weights, first_line
-from mmspec.models.ldm_layout import ldm_name, ldm_shape
-from mmspec.models.official_files import check_layout, measure
+from mmspec.models.checkpoint import check_source, load_diffusers_model
+from mmspec.models.ldm_layout import build_from_ldm
+from mmspec.models.official_files import measure
 
 __all__ = ["autoencoder_from_ldm", "load_autoencoder"]
 
@@ -37,19 +35,8 @@ def autoencoder_from_ldm(
     Raises:
         CheckpointError: keys are missing, unknown, or of another shape.
     """
-    settings = _settings(path, tensors)
-    levels = len(settings["block_out_channels"])
-    with torch.device("meta"):
-        vae: AutoencoderKL = AutoencoderKL(
-            **settings, scaling_factor=scaling_factor, shift_factor=shift_factor
-        )
-    sources = {name: ldm_name(name, levels) for name in vae.state_dict()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in vae.state_dict().items()}
-    expected = {sources[name]: ldm_shape(sources[name], shape) for name, shape in shapes.items()}
-    check_layout(path, tensors, expected, NOT_NEEDED)
-    own = {name: tensors[source].reshape(shapes[name]).clone() for name, source in sources.items()}
-    vae.load_state_dict(own, assign=True)
-    vae.eval().requires_grad_(False)
+    settings = _settings(path, tensors) | {"scaling_factor": scaling_factor, "shift_factor": shift_factor}
+    vae: AutoencoderKL = build_from_ldm(AutoencoderKL, settings, path, tensors, NOT_NEEDED)
     return vae
 
 
@@ -60,16 +47,8 @@ def load_autoencoder(source: str | Path, argument: str = "vae", **where: Any) ->
         CheckpointError: there is none, or weights are missing, surplus, or not finite.
     """
     name = check_source(source, argument)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            model, report = AutoencoderKL.from_pretrained(
-                name, use_safetensors=True, torch_dtype=torch.float32, output_loading_info=True, **where
-            )
-    except Exception as error:  # a config can make diffusers stumble anywhere
-        raise CheckpointError(argument, name, f"no usable autoencoder: {first_line(error)}") from error
-    check_weights(model, report, name, argument)
-    loaded: AutoencoderKL = model.eval().requires_grad_(False)
-    return loaded
+    loaded: AutoencoderKL = load_diffusers_model(AutoencoderKL, name, argument, "autoencoder", **where)
+    return loaded.requires_grad_(False)
 
 
 def _settings(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-__all__ = ["ldm_name", "ldm_shape"]
+import torch
+from torch import Tensor
+
+from mmspec.models.official_files import check_layout
+
+__all__ = ["build_from_ldm", "ldm_name", "ldm_shape"]
 
 # diffusers' name of a part -> the published one, whose decoder levels run the other way
 RENAMES = (
@@ -20,6 +28,33 @@ RENAMES = (
     (r"\.conv_shortcut\.", ".nin_shortcut."),
     (r"\.conv_norm_out\.", ".norm_out."),
 )
+
+
+def build_from_ldm(
+    model_class: type[Any], settings: Mapping[str, Any], path: Path, tensors: Mapping[str, Tensor], spare: str
+) -> Any:
+    """Build an autoencoder of diffusers with the weights of a state dict in the published layout.
+
+    Args:
+        model_class: `VQModel` or `AutoencoderKL`.
+        settings: its arguments, `block_out_channels` among them.
+        path: names the file in messages.
+        tensors: by their published names.
+        spare: pattern of names that are not needed.
+
+    Raises:
+        CheckpointError: keys are missing, unknown, or of another shape.
+    """
+    levels = len(settings["block_out_channels"])
+    with torch.device("meta"):
+        model = model_class(**settings)
+    sources = {name: ldm_name(name, levels) for name in model.state_dict()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    expected = {sources[name]: ldm_shape(sources[name], shape) for name, shape in shapes.items()}
+    check_layout(path, tensors, expected, spare)
+    own = {name: tensors[source].reshape(shapes[name]).clone() for name, source in sources.items()}
+    model.load_state_dict(own, assign=True)
+    return model.eval().requires_grad_(False)
 
 
 def ldm_name(name: str, levels: int) -> str:
