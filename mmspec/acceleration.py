@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from mmspec.acceptance import ACCEPTANCE_RULES
-from mmspec.decoding.canvas import Canvas, Stopping
+from mmspec.decoding.canvas import Canvas, Stopping, VectorCanvas
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Round, Target
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler, check_rows
@@ -128,7 +128,10 @@ class Accelerator:
         check_rows(sampler, len(requests))
         stats = DecodingStats(accelerator=self.name, exactness=self.exactness)
         ids = [request.prompt_tokens for request in requests] if prompts is None else prompts
-        return Call(self, target, sampler, requests, Canvas(ids, stopping, stats, target.device), random)
+        canvas = Canvas(ids, stopping, stats, target.device)
+        if target.vector_size:
+            canvas = VectorCanvas(ids, stopping, stats, target.device, target.vector_size)
+        return Call(self, target, sampler, requests, canvas, random)
 
     def check(self, sampler: Sampler) -> None:
         """Raise InputError if the rule's promise does not hold for this way of sampling."""

@@ -56,7 +56,7 @@ class Reflection(AcceptanceRule):
             state = torch.arange(steps + 1, device=node.device)
             chain = torch.where((state == first + 1)[:, :, None], pad_first(take(mirrored, at)), chain)
             known = chain, (state <= first + 1) & judged
-        return Verdict.at(draft, node, run_chain(here.process, noise, known)[:, -1])
+        return Verdict.at(draft, node, here.value_of(run_chain(here.process, noise, known)))
 
 
 def reflect(p: Denoising, q: Denoising, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,6 +110,8 @@ class LastStep(SpeculativeSampling):
 
     def verify(self, draft: Draft, scores: Denoising, random: RandomStream, emitted: Tensor) -> Verdict:  # type: ignore[override]
         q = sampled_distribution(draft)
+        if scores.normalize:
+            raise InputError("normalize_tokens", True, "False: a normalised state has no normal distribution")
         own = scores.draw(random, emitted[:, None] + draft.depth, Purpose.DRAFT)
         return super().verify(
             replace(draft, q=last_transition(q, q.drawn)), last_transition(scores, own), random, emitted

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import layer_norm
 
 from mmspec.decoding.distribution import PROPOSALS, Distribution, keep_first
 from mmspec.decoding.draft import Draft
@@ -21,8 +23,23 @@ from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import Purpose, RandomStream, box_muller
 from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
+from mmspec.validation import is_integer
 
-__all__ = ["Denoising", "DenoisingProcess", "DenoisingSource", "log_likelihood", "require_noise", "run_chain"]
+__all__ = [
+    "Denoising",
+    "DenoisingProcess",
+    "DenoisingSource",
+    "StepAnnealing",
+    "log_likelihood",
+    "require_noise",
+    "run_chain",
+    "with_steps",
+]
+
+NORM_EPS = 1e-6
+ROUNDING = 1e-9
+ANNEALING = ("linear", "cosine", "two-stage")
 
 
 class DenoisingProcess(Protocol):
@@ -48,6 +65,46 @@ class DenoisingProcess(Protocol):
 
     def select(self, rows: Tensor) -> DenoisingProcess:
         """The chains of rows [K]."""
+
+
+@dataclass(frozen=True)
+class StepAnnealing:
+    """Steps of a denoising head that become fewer as an image grows (DiSA, 2505.20297).
+
+    Attributes:
+        first, last: steps of the first forward and of the last one.
+        shape: "linear", "cosine" (long at the ends), or "two-stage" (`last` from the middle on).
+
+    Raises:
+        InputError: less than 2 steps, more at the end than at the beginning, or an unknown shape.
+    """
+
+    first: int
+    last: int
+    shape: str = "linear"
+
+    def __post_init__(self) -> None:
+        if not (is_integer(self.first) and is_integer(self.last)) or not 2 <= self.last <= self.first:
+            allowed = "two integers of at least 2, the first not below the last"
+            raise InputError("num_inference_steps", (self.first, self.last), allowed)
+        if self.shape not in ANNEALING:
+            raise InputError("annealing", self.shape, did_you_mean(self.shape, ANNEALING))
+
+    def steps(self, iteration: int, iterations: int) -> int:
+        """Steps of the forward number `iteration`, from 0, of `iterations`."""
+        passed = iteration / max(1, iterations - 1)
+        left = 1 - passed
+        if self.shape == "cosine":
+            left = (1 + math.cos(math.pi * passed)) / 2
+        elif self.shape == "two-stage":
+            left = float(passed < 0.5)
+        return self.last + math.floor((self.first - self.last) * left + ROUNDING)
+
+
+@lru_cache(maxsize=1024)
+def with_steps(schedule: Any, steps: int) -> Any:
+    """A schedule with another number of steps; the same object for equal arguments: its tables are kept."""
+    return replace(schedule, steps=steps)
 
 
 class DenoisingSource(Protocol):
@@ -78,6 +135,8 @@ class Denoising(Distribution):
         unconditional: [T, n, D] under guidance.
         scale, temperature: a number for all, or [T, n, 1].
         drawn: [T, n, S + 1, d] the chains of the values that were drawn, where this is the q of a draft.
+        normalize: whether a value is the last state of its chain with mean 0 and variance 1, as NextStep-1.1
+            is sampled (`stepfun-ai/NextStep-1, nextstep/models/pipeline_nextstep.py`, `use_norm`).
     """
 
     source: DenoisingSource
@@ -87,6 +146,7 @@ class Denoising(Distribution):
     scale: float | Tensor
     temperature: float | Tensor
     drawn: Tensor | None = None
+    normalize: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -113,11 +173,16 @@ class Denoising(Distribution):
         )
 
     def sample(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
-        return self.draw(random, place, purpose)[..., -1, :]
+        return self.value_of(self.draw(random, place, purpose))
 
     def candidate(self, random: RandomStream, place: Tensor, purpose: Purpose) -> tuple[Tensor, Denoising]:
         chains = self.draw(random, place, purpose)
-        return chains[..., -1, :], replace(self, drawn=chains)
+        return self.value_of(chains), replace(self, drawn=chains)
+
+    def value_of(self, chains: Tensor) -> Tensor:
+        """The values [..., d] that chains [..., S + 1, d] end in."""
+        last = chains[..., -1, :]
+        return layer_norm(last, last.shape[-1:], eps=NORM_EPS) if self.normalize else last
 
     def draw(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
         """Draw a chain from each, [T, n, S + 1, d] or [T, S + 1, d]; arguments as of `sample`."""
@@ -165,7 +230,8 @@ class Denoising(Distribution):
         chains = run_chain(own, noise)
         ratio = log_likelihood(other, chains) - log_likelihood(own, chains)
         stays = u[..., 0] < -torch.expm1(ratio.view(len(place), PROPOSALS).clamp_max(0.0))
-        return keep_first(chains[:, -1].view(len(place), PROPOSALS, size), stays, judged, plain)
+        values = self.value_of(chains).view(len(place), PROPOSALS, size)
+        return keep_first(values, stays, judged, plain)
 
     def is_finite(self) -> Tensor:
         return self.condition.isfinite().all(-1)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,20 @@ class DraftKind(enum.Enum):
     """Siblings drawn one after another from the same `q`, each removed before the next draw."""
     MASKED = "masked"
     """No candidates: each node is a mask and predicts its own place; a rule chooses the places to decide."""
+
+
+class Progress(NamedTuple):
+    """Progress of decoding where all rows decide places together.
+
+    Attributes:
+        iteration, iterations: forwards before this one, and of the whole output.
+        before, after: places that are decided before and after this round.
+    """
+
+    iteration: int
+    iterations: int
+    before: int
+    after: int
 
 
 @dataclass(frozen=True)
@@ -93,6 +107,7 @@ class Draft:
         max_children: upper bound of the children of a node, likewise.
         faulty: [B] True where the drafter's numbers were not finite and it gave up (its nodes are invalid).
         moves: whether accepted nodes move to the end of the committed tokens; else they stay where they are.
+        progress: of the output, for drafts that decide places of all rows together; else None.
     """
 
     tokens: Tensor
@@ -103,6 +118,7 @@ class Draft:
     max_depth: int
     max_children: int
     faulty: Tensor
+    progress: Progress | None = field(default=None, kw_only=True)
 
     moves: ClassVar[bool] = True
 
@@ -255,7 +271,7 @@ class Cells(Draft):
     @classmethod
     def of(cls, chains: Draft, **where: Any) -> Cells:
         """Build cells of T chains and the attributes that chains alone do not have."""
-        return cls(**{field.name: getattr(chains, field.name) for field in fields(Draft)}, **where)
+        return cls(**({each.name: getattr(chains, each.name) for each in fields(Draft)} | where))
 
     @property
     def reach(self) -> int:

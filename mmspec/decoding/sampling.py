@@ -21,13 +21,15 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from mmspec.decoding.denoising import Denoising, DenoisingSource
+from mmspec.decoding.denoising import Denoising, DenoisingSource, StepAnnealing, with_steps
 from mmspec.decoding.distribution import Gaussian, Scores
 from mmspec.decoding.draft import Draft
 from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer, is_list, require_number
 
 NEG_INF = float("-inf")
+GUIDANCE_SCHEDULES = ("constant", "rising", "falling")
 # They remember the last token that they were called with, and drafts are not called in the order of tokens.
 STATEFUL_PROCESSORS = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
 #: Settings that rows of a batch may have each their own of, and what None stands for there.
@@ -112,13 +114,16 @@ class Sampler(RowSettings):
         part: dict[str, Any] = {n: values[rows] for n in names if is_list(values := getattr(self, n))}
         return replace(self, **part)
 
-    def __call__(self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]]) -> Scores:
+    def __call__(
+        self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
+    ) -> Scores:
         """Warp a target's logits.
 
         Args:
             logits: [B, n, V], or [2B, n, V] under guidance: conditional rows, then unconditional ones.
             draft: the scored nodes; they give processors their paths.
             history: B lists of committed token ids, prompt and root included.
+            first: [T] output index that depth 1 competes for, for samplers whose settings depend on it.
         """
         logits = self.guided(logits)
         if self.processors:
@@ -209,21 +214,30 @@ class GaussianSampler(RowSettings):
         check = partial(require_number, low=0.0, high=1e4, allowed="0 (the mean) to 10000")
         object.__setattr__(self, "temperature", read_setting("temperature", self.temperature, check))
 
-    def __call__(self, parameters: Tensor, draft: Draft, history: Sequence[Sequence[int]]) -> Gaussian:
+    def __call__(
+        self, parameters: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
+    ) -> Gaussian:
         """Make distributions of a head's parameters [B, n, 2 d]: mean and log standard deviation."""
         mean, log_std = widen(parameters).chunk(2, -1)
         return Gaussian(mean, log_std.exp() * self.numbers("temperature", mean))
 
 
-@dataclass(frozen=True)
-class DenoisingSampler:
+@dataclass(frozen=True, kw_only=True)
+class DenoisingSampler(RowSettings):
     """Sampling settings of continuous tokens with a denoising head.
+
+    Temperature and guidance are one value for all rows, or a sequence with one for each of the B rows.
 
     Args:
         source: the head.
         schedule: of its steps.
         temperature: factor of the deviations of its steps, above 0; the first noise is not scaled.
         guidance_scale: s of u + s (c - u) at every step; 1 is off.
+        guidance_schedule: "constant"; "rising" from 1 to s with the share of the image that is decided (MAR,
+            2406.11838); or "falling" from s to 1 (NextStep-1, 2508.10711). Both are linear.
+        annealing: fewer steps as the image grows (DiSA, 2505.20297), where all rows decide places together.
+        normalize: whether tokens are normalised as they are drawn, each by itself.
+        length: tokens of the image, for schedules of the guidance.
 
     Raises:
         InputError: a value outside its range.
@@ -231,26 +245,78 @@ class DenoisingSampler:
 
     source: DenoisingSource
     schedule: Any
-    temperature: float = 1.0
-    guidance_scale: float = 1.0
+    temperature: float | Sequence[float] = 1.0
+    guidance_scale: float | Sequence[float] = 1.0
+    guidance_schedule: str = "constant"
+    annealing: StepAnnealing | None = None
+    normalize: bool = False
+    length: int = 0
     processors: ClassVar[tuple[LogitsProcessorList, ...]] = ()
-    greedy: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require_number("temperature", self.temperature, 0.0, 1e4, "above 0", open_below=True)
-        require_number("guidance_scale", self.guidance_scale, 0.0, 1e4, "0 to 10000; 1 is off")
+        noisy = partial(require_number, low=0.0, high=1e4, allowed="above 0", open_below=True)
+        object.__setattr__(self, "temperature", read_setting("temperature", self.temperature, noisy))
+        scale = read_setting("guidance_scale", self.guidance_scale, check_setting)
+        object.__setattr__(self, "guidance_scale", scale)
+        if self.guidance_schedule not in GUIDANCE_SCHEDULES:
+            known = did_you_mean(self.guidance_schedule, GUIDANCE_SCHEDULES)
+            raise InputError("guidance_schedule", self.guidance_schedule, known)
 
     @property
     def is_guided(self) -> bool:
+        """True if any row is, so that the unconditional prompts are read as well."""
         return self.guidance_scale != 1.0
 
-    def __call__(self, conditions: Tensor, draft: Draft, history: Sequence[Sequence[int]]) -> Denoising:
-        """Make distributions of a model's conditions [B, n, D], or [2B, n, D] under guidance."""
+    def of_rows(self, rows: slice) -> Self:
+        """Settings of a part of the batch."""
+        part = {name: getattr(self, name) for name in ("temperature", "guidance_scale")}
+        return replace(self, **{name: value[rows] for name, value in part.items() if is_list(value)})
+
+    def __call__(
+        self, conditions: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
+    ) -> Denoising:
+        """Make distributions of a model's conditions.
+
+        Args:
+            conditions: [B, n, D], or [2B, n, D] under guidance: conditional rows, then unconditional ones.
+            draft: the scored nodes, of T chains.
+            history: not used.
+            first: [T] output index that depth 1 competes for.
+        """
         nodes = conditions.view(1 + self.is_guided, *draft.valid.shape, conditions.shape[-1])
+        schedule, progress = self.schedule, draft.progress
+        if self.annealing is not None and progress is not None:
+            schedule = with_steps(schedule, self.annealing.steps(progress.iteration, progress.iterations))
+        scale, temperature = (
+            self._of_nodes("guidance_scale", nodes[0]),
+            self._of_nodes("temperature", nodes[0]),
+        )
+        if self.is_guided and self.guidance_schedule != "constant":
+            scale = 1 + (scale - 1) * self._share(draft, first, nodes[0])
         unconditional = nodes[1] if self.is_guided else None
         return Denoising(
-            self.source, self.schedule, nodes[0], unconditional, self.guidance_scale, self.temperature
+            self.source, schedule, nodes[0], unconditional, scale, temperature, normalize=self.normalize
         )
+
+    def _of_nodes(self, name: str, nodes: Tensor) -> Any:
+        """The number of a setting, or [T, n, 1] where rows differ; nodes: [T, n, D]."""
+        numbers = self.numbers(name, nodes)
+        if not isinstance(numbers, Tensor):
+            return numbers
+        lanes = len(nodes) // max(1, len(numbers))
+        return numbers.repeat_interleave(lanes, 0).expand(*nodes.shape[:2], 1)
+
+    def _share(self, draft: Draft, first: Tensor | None, nodes: Tensor) -> Any:
+        """Share of the full scale at every node, [T, n, 1] or a number: of what is decided, or is not yet."""
+        before: Any
+        if draft.progress is not None:
+            before, after = draft.progress.before, min(draft.progress.after, self.length - 1)
+        elif first is None:
+            raise TypeError("a guidance schedule depends on the places that are predicted")
+        else:
+            before = (first[:, None] + draft.depth).to(nodes.dtype)[..., None]
+            after = (before + 1).clamp_max(self.length - 1)
+        return after / self.length if self.guidance_schedule == "rising" else 1 - before / self.length
 
 
 def check_setting(name: str, value: Any) -> None:

@@ -57,7 +57,7 @@ def speculate(
         session = drafter.start(requests, prefill, sampler, random)
         draft = session.open(canvas)
         first = draft.first(canvas.emitted)
-        scores = sampler(prefill.logits, draft, canvas.ids)
+        scores = sampler(prefill.logits, draft, canvas.ids, first)
         verdict = Verdict.root(draft, scores.choose(draft, random.repeat(len(first)), first)[:, 0])
         emission = canvas.commit(draft, verdict, scores.is_finite())
         stats.prompt_forwards = prefill.forwards
@@ -74,8 +74,8 @@ def speculate(
             stats.draft_seconds += drafted - clock
             stats.target_seconds += perf_counter() - drafted
             stats.draft_passes = session.passes
-            scores = sampler(output.logits, draft, canvas.ids)
             first = draft.first(canvas.emitted)
+            scores = sampler(output.logits, draft, canvas.ids, first)
             noise = random.repeat(len(first)).during(stats.target_forwards)
             verdict = rule.verify(draft, scores, noise, first)
             target.commit(state, draft, verdict, canvas.active)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.draft import Cells, Draft, DraftKind
+from mmspec.decoding.draft import Cells, Draft, DraftKind, Progress
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target
 from mmspec.decoding.random_stream import Purpose, RandomStream
@@ -97,12 +97,13 @@ class CellOrderSession(DraftSession):
         return self._cells(self.order[:, :0], canvas)
 
     def propose(self, canvas: Canvas) -> Draft:
-        count = self.counts[min(self.forwards, len(self.counts) - 1)]
-        cells = self.order[:, self.done : self.done + count]
-        self.done, self.forwards = self.done + count, self.forwards + 1
-        return self._cells(cells, canvas)
+        iteration = min(self.forwards, len(self.counts) - 1)
+        before, after = self.done, self.done + self.counts[iteration]
+        self.done, self.forwards = after, self.forwards + 1
+        progress = Progress(iteration, len(self.counts), before, after)
+        return self._cells(self.order[:, before:after], canvas, progress)
 
-    def _cells(self, cells: Tensor, canvas: Canvas) -> Cells:
+    def _cells(self, cells: Tensor, canvas: Canvas, progress: Progress | None = None) -> Cells:
         """Each cell [B, k] alone in a chain that predicts it."""
         rows, count = cells.shape
         tokens = canvas.tokens[:, :1].expand(rows, count, -1).flatten(0, 1)[:, None]
@@ -115,6 +116,7 @@ class CellOrderSession(DraftSession):
             visible=ones.new_ones(rows, count, self.cells),
             follows=ones,
             completes=self.cells,
+            progress=progress,
         )
 
 

@@ -82,22 +82,22 @@ class VectorModelSession(DraftSession):
         cache.lengths.copy_(self.prompt_lengths + canvas.emitted - 1)  # the root has not been read
         tokens, distributions = [canvas.root], list[Distribution]()
         for depth in range(self.drafter.num_draft_tokens):
-            predicted = self._read(tokens[-1], canvas)
+            predicted = self._read(tokens[-1], canvas, depth)
             token, judged_by = predicted.candidate(self.random, canvas.emitted + depth, self.purpose)
             tokens.append(token)
             distributions.append(judged_by)
-        self._read(tokens[-1], canvas)  # for its keys, should all be accepted
+        self._read(tokens[-1], canvas, self.drafter.num_draft_tokens)  # for its keys, should all be accepted
         q: Distribution | None = None
         if self.drafter.kind is DraftKind.IID:  # the root's is never asked for
             q = type(distributions[0]).stack([distributions[0], *distributions])
         return Draft.chain(torch.stack(tokens, 1), self.drafter.kind, q)
 
-    def _read(self, token: Tensor, canvas: Canvas) -> Distribution:
-        """Feed a vector of each row [B, d]; the distributions [B] of the next ones."""
+    def _read(self, token: Tensor, canvas: Canvas, depth: int) -> Distribution:
+        """Feed a vector of each row [B, d] at a depth; the distributions [B] of the next ones."""
         self.passes += 1
         chain = Draft.chain(token[:, None], DraftKind.POINT)
         output = self.drafter.model.score(self.state, chain)
         self.state.cache.commit(None, torch.ones_like(canvas.emitted))
         self.state.cache.longest += 1
-        scores: Distribution = self.sampler(output.logits, chain, canvas.ids)
+        scores: Distribution = self.sampler(output.logits, chain, canvas.ids, canvas.emitted + depth)
         return scores.at(torch.zeros_like(canvas.emitted))

@@ -17,9 +17,7 @@ from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 from mmspec.models.mar import MARForImageGeneration
 
-__all__ = ["LABEL", "MARState", "MARTarget"]
-
-LABEL = "class_label"  # of a prompt: [1, 1]; the number of classes stands for no class
+__all__ = ["MARState", "MARTarget"]
 
 
 @dataclass
@@ -53,7 +51,8 @@ class MARTarget:
     known cells anew, since attention goes both ways; nothing is cached.
 
     Args:
-        model: a loaded model in eval mode.
+        model: a loaded model in eval mode. A prompt is `input_ids` [1, 1], the class; the number of classes
+            stands for none.
 
     Attributes:
         any_order: True; cells are predicted in any order.
@@ -84,7 +83,7 @@ class MARTarget:
         """
         if taps:
             raise InputError("taps", tuple(taps), "none: a MAR has no state of a prompt alone")
-        labels = torch.cat([prompt[LABEL].flatten() for prompt in prompts]).to(self.device)
+        labels = torch.cat([prompt["input_ids"].flatten() for prompt in prompts]).to(self.device)
         tokens = torch.zeros(
             len(labels), self.grid.cells + 1, self.vector_size, dtype=self.dtype, device=self.device
         )

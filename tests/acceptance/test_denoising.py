@@ -66,7 +66,7 @@ class ToyHead:
 
 
 def sampler(fixed: bool) -> Any:
-    return DenoisingSampler(ToyHead(fixed), None)
+    return DenoisingSampler(source=ToyHead(fixed), schedule=None)
 
 
 @functools.cache

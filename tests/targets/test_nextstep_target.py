@@ -26,7 +26,7 @@ from mmspec.errors import InputError
 from mmspec.models.denoising import DDPMSchedule, FlowSchedule
 from mmspec.models.mar import MARConfig, MARForImageGeneration, remaining
 from mmspec.models.nextstep import NextStepConfig, NextStepForImageGeneration
-from mmspec.targets.mar import LABEL, MARTarget
+from mmspec.targets.mar import MARTarget
 from mmspec.targets.nextstep import NextStepTarget
 
 SIDE, SIZE = 3, 4
@@ -92,8 +92,8 @@ def decode(
     """Decode a batch of images to its end; plain decoding if no drafter is given."""
     causal = isinstance(target, NextStepTarget)
     head, schedule = (target.model.image_head, FLOW) if causal else (target.model.diffloss, DDPM)
-    sampler: Any = DenoisingSampler(head, schedule, guidance_scale=scale)
-    rows = [request.inputs.get("input_ids", torch.zeros(1, 1))[0].long().tolist() for request in requests]
+    sampler: Any = DenoisingSampler(source=head, schedule=schedule, guidance_scale=scale)
+    rows = [request.prompt_tokens for request in requests]
     canvas = VectorCanvas(rows, Stopping(SIDE**2), DecodingStats(), target.device, SIZE)
     drafter = (drafter or NoDrafter()).fit(target)
     random = RandomStream.from_seed(seed, len(rows))
@@ -109,9 +109,11 @@ def prompts(guided: bool = False) -> list[Request]:
 
 
 def labels(guided: bool = False) -> list[Request]:
-    nothing = {LABEL: torch.tensor([[5]])} if guided else None
+    nothing = {"input_ids": torch.tensor([[5]])} if guided else None
     grid = ImageGrid(SIDE, SIDE, 1)
-    return [Request({LABEL: torch.tensor([[n]])}, negative_inputs=nothing, grid=grid) for n in (0, 3, 4)]
+    return [
+        Request({"input_ids": torch.tensor([[n]])}, negative_inputs=nothing, grid=grid) for n in (0, 3, 4)
+    ]
 
 
 def noise(row: int, place: int, steps: int) -> Tensor:

@@ -212,6 +212,8 @@ class FlowSchedule(DenoisingSchedule):
         steps: S, at least 2, the last one included.
         shift: above 1 for more steps at early times. The last step is as long as without, as published.
         last_step_size: of the last step, in (0, 1).
+        last_step_noise: True to add noise in the last step too, of the same standard deviation (0.057 with
+            the default size). The published sampler does not, so that its result has no density.
 
     Raises:
         InputError: a setting is out of its range.
@@ -221,6 +223,11 @@ class FlowSchedule(DenoisingSchedule):
     steps: int = 20
     shift: float = 1.0
     last_step_size: float = 0.04
+    last_step_noise: bool = False
+
+    @property
+    def is_noisy(self) -> bool:
+        return self.last_step_noise
 
     def __post_init__(self) -> None:
         self._check_steps()
@@ -250,6 +257,8 @@ class FlowSchedule(DenoisingSchedule):
         end = times.new_tensor([1.0, self.last_step_size, 0.0])
         of_state = torch.cat([1 - lengths, end[:1]])
         of_velocity = torch.cat([(1 + times[:-1]) * lengths, end[1:2]])
+        if self.last_step_noise:
+            end[2] = math.sqrt(2 * float(1 - times[-1]) * self.last_step_size)
         std = torch.cat([torch.sqrt(2 * (1 - times[:-1]) * lengths), end[2:]])
         return self._table(of_state), self._table(of_velocity), self._table(std)
 
