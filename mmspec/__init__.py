@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mmspec.errors import InputError, MMSpecError
     from mmspec.media.limits import MediaLimits
     from mmspec.pipelines import (
+        ContinuousImagePipeline,
         ImageOutput,
         ImagePipeline,
         MMSpecPipeline,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "ContinuousImagePipeline",
     "DecodingStats",
     "ImageOutput",
     "ImagePipeline",
@@ -41,6 +43,7 @@ __all__ = [
 ]
 
 _LOCATIONS = {
+    "ContinuousImagePipeline": "mmspec.pipelines",
     "DecodingStats": "mmspec.decoding.stats",
     "ImageOutput": "mmspec.pipelines",
     "ImagePipeline": "mmspec.pipelines",

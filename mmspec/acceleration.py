@@ -23,6 +23,7 @@ __all__ = ["Accelerator", "Call", "default_rule", "is_sound", "pair"]
 
 LENGTHS = ("fixed", "confidence", "cost")
 DEFAULT_STOP = 0.3
+FOR_VECTORS = ("none", "shared_noise", "draft_model", "masked", "cspd")
 #: The default is the first of these that is sound for what is proposed.
 DEFAULT_RULES = ("speculative_sampling", "recursive_rejection", "sample_and_match")
 
@@ -61,7 +62,7 @@ class Accelerator:
 
     @property
     def exactness(self) -> str:
-        """Promise of the output distribution: "exact", "tv<=x" or "lossy"."""
+        """Promise of the output distribution: "exact", "tv<=x", "approximate" or "lossy"."""
         return self.rule.promise if self.drafter.exactness == "exact" else self.drafter.exactness
 
     def with_rule(self, rule: AcceptanceRule) -> Accelerator:
@@ -100,6 +101,13 @@ class Accelerator:
         Raises:
             InputError: the drafter or the rule does not fit the target.
         """
+        kind = "vectors" if target.vector_size else "tokens"
+        for part in (self.drafter.proposes, self.rule.judges):
+            if part not in (kind, "any"):
+                allowed = f"one for models of continuous tokens: {', '.join(FOR_VECTORS)}"
+                if kind == "tokens":
+                    allowed = "one for discrete tokens: this model has no continuous ones"
+                raise InputError("accelerator", self.name, allowed)
         drafter, rule = self.drafter.fit(target), self.rule.fit(target)
         costs: dict[int, CostModel] | None = None if self.costs is None else {}
         return replace(self, drafter=drafter, rule=rule, costs=costs)

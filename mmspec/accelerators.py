@@ -17,16 +17,21 @@ from mmspec.acceleration import Accelerator, pair
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.budget import Budget
 from mmspec.acceptance.cool import Cool
+from mmspec.acceptance.denoising import Reflection, SharedNoise
 from mmspec.drafters import DRAFTERS
+from mmspec.drafters.cell_order import CellOrderDrafter
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.drafters.staircase import StaircaseDrafter
+from mmspec.drafters.vector_model import VectorModelDrafter
+from mmspec.drafters.vector_window import VectorWindowDrafter
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.heads import HEADS
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, adapt
+from mmspec.targets.continuous_families import continuous_target
 from mmspec.validation import is_integer
 
 
@@ -61,11 +66,45 @@ def copy(num_draft_tokens: int = 10, min_match: int = 2) -> Accelerator:
 
 
 def draft_model(
-    model: PreTrainedModel | CausalTarget, num_draft_tokens: int = 5, sampling: str = "coupled"
+    model: PreTrainedModel | CausalTarget, num_draft_tokens: int = 5, sampling: str | None = None
 ) -> Accelerator:
-    """Drafts of a smaller model of the same tokenizer (2211.17192); options as of `DraftModelDrafter`."""
-    reader = model if isinstance(model, CausalTarget) else adapt(model)
-    return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, sampling))
+    """Drafts of a smaller model of the same tokenizer (2211.17192), or of the same continuous tokens.
+
+    Args:
+        model: the draft model.
+        num_draft_tokens: length of a draft.
+        sampling: as of `DraftModelDrafter` or `VectorModelDrafter`; None is "coupled" for the former, judged
+            by `sample_and_match`, and "sampled" for the latter, judged by `reflection`.
+    """
+    reader = model if isinstance(model, CausalTarget) else continuous_target(model) or adapt(model)
+    if not reader.vector_size:
+        return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, sampling or "coupled"))
+    vectors = VectorModelDrafter(reader, num_draft_tokens, sampling or "sampled")
+    rule = SharedNoise() if sampling == "coupled" else Reflection()
+    return Accelerator("draft_model", vectors, rule)
+
+
+def shared_noise(tolerance: float = 0.1, window: int = 16) -> Accelerator:
+    """A window of continuous tokens that the target drafts for itself, the noise of each place kept.
+
+    What is emitted is always the target's own draw; what it is conditioned on may be off by the tolerance.
+    Options as of `VectorWindowDrafter` and `SharedNoise`.
+    """
+    return Accelerator("shared_noise", VectorWindowDrafter(window), SharedNoise(tolerance))
+
+
+def masked(
+    iterations: int | None = None,
+    order: str = "random",
+    last_steps: int | None = None,
+    annealing: str = "linear",
+) -> Accelerator:
+    """Several cells of an image in a forward, in any order (MAR, 2406.11838).
+
+    The published order in 64 forwards is the model's plain decoding; all else is approximate. Options as of
+    `CellOrderDrafter`.
+    """
+    return pair("masked", CellOrderDrafter(iterations, order, last_steps, annealing))
 
 
 def trained_head(name: str, model: PreTrainedModel, **tree: Unpack[TreeOptions]) -> Accelerator:
@@ -150,9 +189,9 @@ ACCELERATORS = {
     "copy": Preset(copy, "copies the continuation of the longest suffix seen before", "2411.10666"),
     "draft_model": Preset(
         draft_model,
-        "a smaller model of the same tokenizer drafts",
+        "a smaller model of the same tokenizer, or of the same continuous tokens, drafts",
         "2211.17192",
-        "a smaller model with the target's tokenizer",
+        "a smaller model with the target's tokenizer or image tokenizer",
     ),
     **{
         name: Preset(partial(trained_head, name), head.summary, head.source, NEEDS_HEAD)
@@ -177,6 +216,18 @@ ACCELERATORS = {
         "as `sjd`; spends delta on tokens whose neighbours in the codebook are likely, after LANTERN "
         "(published rule: `acceptance=lantern`)",
         "2410.03355",
+    ),
+    "shared_noise": Preset(
+        shared_noise,
+        "the target itself: a window of continuous tokens, each drawn again with its own noise; candidates "
+        "within `tolerance` of the draw are kept",
+        "2510.24211",
+    ),
+    "masked": Preset(
+        masked,
+        "nothing: a masked model (MAR) decides several cells in each of `iterations` forwards, in `order` "
+        "random or checkerboard",
+        "2406.11838",
     ),
     "cool": Preset(
         cool,

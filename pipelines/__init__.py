@@ -1,8 +1,10 @@
 """Pipelines, the interface for users. Thin: the decoding loops are in mmspec.decoding."""
 
 from mmspec.pipelines.base import MMSpecPipeline
+from mmspec.pipelines.continuous_images import ContinuousImagePipeline
+from mmspec.pipelines.image_generation import ImageGenerationPipeline
 from mmspec.pipelines.image_tokens import ImagePipeline
 from mmspec.pipelines.outputs import ImageOutput, TextOutput
 from mmspec.pipelines.vision_language import VisionLanguagePipeline
 
-__all__ = ["ImageOutput", "ImagePipeline", "MMSpecPipeline", "TextOutput", "VisionLanguagePipeline"]
+__all__ = ["ContinuousImagePipeline", "ImageGenerationPipeline", "ImageOutput", "ImagePipeline", "MMSpecPipeline", "TextOutput", "VisionLanguagePipeline"]

@@ -29,9 +29,12 @@ from mmspec.models.checkpoint import (
     load_processor,
 )
 from mmspec.models.head_checkpoint import load_head
+import mmspec.models.mar  # noqa: F401  its folders become known to the auto classes
+import mmspec.models.nextstep  # noqa: F401
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.reference.assets import own_drafters
 from mmspec.targets import CausalTarget, adapt
+from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
 from mmspec.targets.prefix import PrefixCache
 from mmspec.validation import given_of
 
@@ -80,6 +83,7 @@ class MMSpecPipeline:
         drafter: str | Path | None = None,
         vq: str | Path | None = None,
         text_encoder: str | Path | None = None,
+        vae: str | Path | None = None,
         dtype: torch.dtype | str | None = None,
         torch_dtype: torch.dtype | str | None = None,
         device_map: Any = None,
@@ -101,7 +105,7 @@ class MMSpecPipeline:
             accelerator: a name from `mmspec.list_accelerators()`; None is the pipeline's default.
             drafter: folder or id of the draft model, for accelerators that need one; None takes the one
                 that `drafters.json` in the model's folder names.
-            vq, text_encoder: folder or id of a part of an image model that is not in a subfolder of its own.
+            vq, text_encoder, vae: folder or id of a part of an image model that is not in a subfolder of its own.
             dtype: as in transformers; `torch_dtype` is its older name.
             device_map, attn_implementation, revision, token, cache_dir, local_files_only,
                 trust_remote_code: passed through to transformers.
@@ -131,14 +135,19 @@ class MMSpecPipeline:
             attn_implementation=attn_implementation,
         )
         config = load_config(source, **where)
-        kind = pipeline_for(config) if cls is MMSpecPipeline else cls
-        loaded = kind._load_parts(source, config, where, how, given_of(vq=vq, text_encoder=text_encoder))
+        kind = cls._kind_for(config)
+        loaded = kind._load_parts(source, config, where, how, given_of(vq=vq, text_encoder=text_encoder, vae=vae))
         logger.info("target: %.1f MB of weights, %s", bytes_of(loaded["model"]) / 1e6, loaded["model"].dtype)
         if drafter is not None:
             options = {**options, "drafter": drafter}
         pipe = kind(**loaded, accelerator=accelerator, **options)
         pipe._folder = Path(source).absolute()
         return pipe
+
+    @classmethod
+    def _kind_for(cls, config: PreTrainedConfig) -> type[MMSpecPipeline]:
+        """Choose the class for a model: this one, unless it is what others have in common."""
+        return pipeline_for(config) if cls is MMSpecPipeline else cls
 
     @classmethod
     def _load_parts(
@@ -289,9 +298,11 @@ class MMSpecPipeline:
                 first.
 
         Raises:
-            InputError: the limit is no positive integer.
+            InputError: the limit is no positive integer, or the model draws continuous tokens.
             PipelineBusyError: a call is running.
         """
+        if self.target.vector_size:
+            raise InputError("prefix cache", max_bytes, "none: prompts of continuous images are short")
         with self._busy():
             self._prefix_bytes = PrefixCache(max_bytes).max_bytes
             self._attach_prefix_caches()
@@ -309,7 +320,7 @@ class MMSpecPipeline:
     def _attach_prefix_caches(self) -> None:
         """Attach the prefix caches that were asked for to every model that reads prompts."""
         for reader in (self.target, self.accelerator.drafter.reader):
-            if reader is None:
+            if reader is None or reader.vector_size:
                 continue
             held = None if reader.prefix_cache is None else reader.prefix_cache.max_bytes
             if held != self._prefix_bytes:
@@ -368,9 +379,12 @@ class MMSpecPipeline:
 
 def pipeline_for(config: PreTrainedConfig) -> type[MMSpecPipeline]:
     """Choose the pipeline class for a model; one that both answers and draws gets the one that answers."""
+    from mmspec.pipelines.continuous_images import ContinuousImagePipeline
     from mmspec.pipelines.image_tokens import ImagePipeline
     from mmspec.pipelines.vision_language import VisionLanguagePipeline
 
+    if config.model_type in CONTINUOUS_FAMILIES:
+        return ContinuousImagePipeline
     return ImagePipeline if isinstance(config, LlamaGenConfig) else VisionLanguagePipeline
 
 

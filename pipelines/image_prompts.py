@@ -136,6 +136,25 @@ def text_pairs(
         raise InputError("prompt", prompt, allowed)
     if tokenizer is None:
         raise InputError("tokenizer", None, "the tokenizer of the prompts")
+    pairs = []
+    for text, negative in read_texts(prompt, negative_prompt, tokenizer):
+        if isinstance(target, LlamaGenTarget):
+            pairs.append(caption_pair(target, text, negative, tokenizer, text_encoder))
+        else:
+            template = next(made for kind, made in TEMPLATES.items() if isinstance(target, kind))
+            ids, negative_ids = template(target, text, negative, grid, tokenizer)
+            pairs.append((prompt_inputs(target, ids), prompt_inputs(target, negative_ids)))
+    return pairs
+
+
+def read_texts(
+    prompt: object, negative_prompt: object, tokenizer: PreTrainedTokenizerBase
+) -> list[tuple[str, str | None]]:
+    """Read prompts, each with its negative one; None where there is none.
+
+    Raises:
+        InputError: no text, other numbers of the two, or special tokens within them.
+    """
     is_batch = isinstance(prompt, list | tuple)
     texts: list[Any] = list(prompt) if isinstance(prompt, list | tuple) else [prompt]
     if not texts:
@@ -152,16 +171,8 @@ def text_pairs(
                 where = f"{name}[{index}]" if is_batch else name
                 check_text(value, where)
                 check_special_tokens(value, where, tokenizer)
-    pairs = []
-    for text, negative in zip(texts, negatives, strict=True):
-        negative = negative or None  # diffusers' way to say that there is none
-        if isinstance(target, LlamaGenTarget):
-            pairs.append(caption_pair(target, text, negative, tokenizer, text_encoder))
-        else:
-            template = next(made for kind, made in TEMPLATES.items() if isinstance(target, kind))
-            ids, negative_ids = template(target, text, negative, grid, tokenizer)
-            pairs.append((prompt_inputs(target, ids), prompt_inputs(target, negative_ids)))
-    return pairs
+    # an empty one is diffusers' way to say that there is none
+    return [(text, negative or None) for text, negative in zip(texts, negatives, strict=True)]
 
 
 def prompt_inputs(target: ImageTokenTarget, ids: list[int]) -> Inputs:

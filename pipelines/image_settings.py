@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
@@ -40,30 +40,24 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class ImageSettings:
-    """Settings of image generation. None takes the generation config's default, or the published one.
-
-    The first five are one value, or a list with one for each prompt, which is that of all its images.
+class ImageBatchSettings:
+    """Settings that all pipelines of images share.
 
     Args:
         guidance_scale: classifier-free guidance, u + s (c - u); 1 is off, and halves the work of images that
             are decoded together if it is off for all of them.
-        temperature: 0 takes the likeliest token everywhere.
-        top_k, top_p, min_p: truncation, in that order; 0 keeps every token.
+        temperature: of sampling.
         seed: integer, or a list. Row i of an integer seed has its own stream; rows are the images of the
             first prompt, then those of the second. A list with one seed per prompt gives what single calls
             give; with one per image, image i is the first one of seed i. None draws a seed.
         generator: torch generator(s), diffusers' way; their initial seeds are taken.
         num_images_per_prompt: images of each prompt.
         batch_size: images decoded together; the images do not depend on it.
-        output_type: "pil", "pt", "np", or "latent" for the codes alone.
+        output_type: "pil", "pt", "np", or "latent" for the tokens alone.
     """
 
     guidance_scale: float | Sequence[float] | None = None
     temperature: float | Sequence[float] | None = None
-    top_k: int | Sequence[int] | None = None
-    top_p: float | Sequence[float] | None = None
-    min_p: float | Sequence[float] | None = None
     seed: int | Sequence[int] | None = None
     generator: torch.Generator | Sequence[torch.Generator] | None = None
     num_images_per_prompt: int = 1
@@ -79,7 +73,7 @@ class ImageSettings:
             raise InputError("output_type", self.output_type, did_you_mean(self.output_type, OUTPUT_TYPES))
 
     @classmethod
-    def from_keywords(cls, defaults: Mapping[str, Any], keywords: Mapping[str, Any]) -> ImageSettings:
+    def from_keywords(cls, defaults: Mapping[str, Any], keywords: Mapping[str, Any]) -> Self:
         """Read settings from a call's keywords, completed by the model's own.
 
         Raises:
@@ -88,21 +82,21 @@ class ImageSettings:
         """
         return cls(**{**defaults, **read_keywords(cls, keywords, OF_CALLS)})
 
-    def sampler(self, prompts: int = 1) -> Sampler:
-        """Sampler of the distribution that is promised, for the images of all prompts.
+    def of_images(self, prompts: int) -> dict[str, Any]:
+        """Sampling settings that are given, where they are lists with one value for each image.
 
         Raises:
-            InputError: a value outside its range, or a list of another length than the prompts.
+            InputError: a list of another length than the prompts.
         """
         check_rows(self, prompts, "prompts")
-        settings: dict[str, Any] = {"temperature": 1.0}
+        settings: dict[str, Any] = {}
         for name in ROW_SETTINGS:
-            given = getattr(self, name)
+            given = getattr(self, name, None)
             if is_list(given):
                 given = [value for value in given for _ in range(self.num_images_per_prompt)]
             if given is not None:
                 settings[name] = given
-        return Sampler(**settings)
+        return settings
 
     def random(self, prompts: int, device: torch.device) -> RandomStream:
         """Random streams of all images.
@@ -118,6 +112,31 @@ class ImageSettings:
         if len(seeds) != prompts:
             raise InputError("seed", seeds, f"one integer, one for each of the {prompts} prompts, or {rows}")
         return RandomStream(torch.cat([RandomStream.from_seed(one, copies, device).keys for one in seeds]))
+
+
+@dataclass(frozen=True)
+class ImageSettings(ImageBatchSettings):
+    """Settings of images of discrete tokens. None takes the generation config's default, or the published one.
+
+    Those of sampling are one value, or a list with one for each prompt, which is that of all its images.
+
+    Args:
+        temperature: 0 takes the likeliest token everywhere.
+        top_k, top_p, min_p: truncation, in that order; 0 keeps every token.
+        others: see `ImageBatchSettings`.
+    """
+
+    top_k: int | Sequence[int] | None = None
+    top_p: float | Sequence[float] | None = None
+    min_p: float | Sequence[float] | None = None
+
+    def sampler(self, prompts: int = 1) -> Sampler:
+        """Sampler of the distribution that is promised, for the images of all prompts.
+
+        Raises:
+            InputError: a value outside its range, or a list of another length than the prompts.
+        """
+        return Sampler(**{"temperature": 1.0, **self.of_images(prompts)})
 
 
 def sampling_defaults(model: PreTrainedModel) -> dict[str, Any]:

@@ -21,5 +21,8 @@ ACCEPTANCE_RULES: Registry[type[AcceptanceRule]] = Registry(
         "cool": "mmspec.acceptance.cool:Cool",
         "suffix": "mmspec.acceptance.suffix:Suffix",
         "low_confidence": "mmspec.acceptance.confidence:LowConfidence",
+        "reflection": "mmspec.acceptance.denoising:Reflection",
+        "last_step": "mmspec.acceptance.denoising:LastStep",
+        "shared_noise": "mmspec.acceptance.denoising:SharedNoise",
     },
 )

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ class Reflection(AcceptanceRule):
 
     sound_for = frozenset({DraftKind.IID})
     chains_only = True
+    judges = "vectors"
 
     def verify(self, draft: Draft, scores: Denoising, random: RandomStream, emitted: Tensor) -> Verdict:
         q = sampled_distribution(draft)
@@ -107,6 +108,7 @@ class LastStep(SpeculativeSampling):
     """
 
     sound_for = frozenset({DraftKind.IID})
+    judges = "vectors"
 
     def verify(self, draft: Draft, scores: Denoising, random: RandomStream, emitted: Tensor) -> Verdict:  # type: ignore[override]
         q = sampled_distribution(draft)
@@ -127,6 +129,7 @@ def last_transition(distribution: Denoising, chains: Tensor) -> Gaussian:
     return Gaussian(mean.view(shape), std.view(shape))
 
 
+@dataclass(frozen=True)
 class SharedNoise(AcceptanceRule):
     """Draw the target's own value at every node; go on along candidates that are within a tolerance of it.
 
@@ -141,17 +144,24 @@ class SharedNoise(AcceptanceRule):
         InputError: a negative tolerance.
     """
 
-    sound_for = CANDIDATES
-    chains_only = True
+    tolerance: float = 0.0
 
-    def __init__(self, tolerance: float = 0.0) -> None:
-        require_number("tolerance", tolerance, 0.0, 1e4, "0 or more; 0 is exact")
-        self.tolerance = tolerance
-        self.exactness = "lossy" if tolerance else "exact"  # type: ignore[misc]
+    sound_for = CANDIDATES
+    exactness = "lossy"
+    chains_only = True
+    judges = "vectors"
+
+    def __post_init__(self) -> None:
+        require_number("tolerance", self.tolerance, 0.0, 1e4, "0 or more; 0 is plain decoding")
+
+    @property
+    def promise(self) -> str:
+        return "approximate" if self.tolerance else "exact"
 
     def verify(self, draft: Draft, scores: Denoising, random: RandomStream, emitted: Tensor) -> Verdict:
         values = scores.choose(draft, random, emitted)
         gap = (draft.tokens[:, 1:] - values[:, :-1]).square().mean(-1).sqrt()
         near = draft.valid[:, 1:] & (gap <= self.tolerance)
         node = near.long().cumprod(-1).sum(-1)
-        return replace(Verdict.at(draft, node, take(values, node)), values=values)
+        drift = gap if self.tolerance else None
+        return replace(Verdict.at(draft, node, take(values, node)), values=values, drift=drift)

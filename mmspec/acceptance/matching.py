@@ -48,6 +48,7 @@ class SampleAndMatch(AcceptanceRule):
     """
 
     sound_for = CANDIDATES
+    judges = "any"
 
     def verify(self, draft: Draft, scores: Distribution, random: RandomStream, emitted: Tensor) -> Verdict:
         return follow(draft, scores.choose(draft, random, emitted))

@@ -32,6 +32,7 @@ class SpeculativeSampling(AcceptanceRule):
 
     sound_for = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
     chains_only = True
+    judges = "any"
 
     def verify(self, draft: Draft, scores: Distribution, random: RandomStream, emitted: Tensor) -> Verdict:
         q = sampled_distribution(draft)

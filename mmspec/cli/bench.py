@@ -12,7 +12,7 @@ from mmspec.cli.choice import parse_choices
 from mmspec.cli.console import Interruptible, line_width, note, print_result, progress
 from mmspec.cli.loading import compared_choices, default_choices
 from mmspec.cli.options import ModelOptions, TopK, TopP, unpack_options
-from mmspec.cli.subject import Question, load_subject
+from mmspec.cli.subject import Question, image_accelerators, load_subject
 from mmspec.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["bench"]
 
 TEXT_DEFAULTS = {"task": "describe", "max_new_tokens": 128, "temperature": 0.0}
-IMAGE_ACCELERATORS = "none,sjd,gsd,lantern,zipar"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +68,7 @@ def bench(
     choices = None if accelerators is None else compared_choices(accelerators, source, how.drafter)
     subject = load_subject(source, asked, how, TEXT_DEFAULTS)
     if choices is None and subject.draws:
-        choices = parse_choices(IMAGE_ACCELERATORS)
+        choices = parse_choices(",".join(["none", *image_accelerators(subject.pipe.target)]))
     choices = choices or default_choices(source, how.drafter)
     batches = batches_of(subject.examples, asked.batch_size)
     contenders = {choice.label: subject.contender(choice) for choice in choices}

@@ -11,7 +11,7 @@ from mmspec.cli.choice import parse_choice
 from mmspec.cli.console import Interruptible, print_result, progress
 from mmspec.cli.loading import default_choice, with_drafter
 from mmspec.cli.options import Accelerator, ModelOptions, unpack_options
-from mmspec.cli.subject import Question, load_subject
+from mmspec.cli.subject import Question, image_accelerators, load_subject
 from mmspec.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["check"]
 
 TEXT_DEFAULTS = {"task": "mixed", "max_new_tokens": 128, "temperature": 1.0}
-IMAGE_ACCELERATOR = "sjd"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +52,7 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
         mmspec check path/to/model --drafter path/to/small --image a.jpg
         mmspec check --task generate --accelerator sjd --samples 32 --batch-size 8
     """
+    from mmspec.evaluation.identity.continuous import ContinuousCheck
     from mmspec.evaluation.identity.images import ImageCheck
     from mmspec.evaluation.identity.text import IdentityCheck
     from mmspec.evaluation.speed.report import identity_report
@@ -63,7 +63,9 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
         choice = with_drafter(choice, source, how.drafter)  # what is missing should not cost a load
     subject = load_subject(source, asked, how, TEXT_DEFAULTS)
     if choice is None:
-        choice = parse_choice(IMAGE_ACCELERATOR) if subject.draws else default_choice(source, how.drafter)
+        choice = default_choice(source, how.drafter)
+        if subject.draws:
+            choice = parse_choice(image_accelerators(subject.pipe.target)[0])
     common: dict[str, Any] = {
         "accelerated": subject.contender(choice),
         "plain": subject.contender(parse_choice("none")),
@@ -71,9 +73,12 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
         "seed": how.seed,
         "batch_size": asked.batch_size,
     }
-    if subject.draws:
+    identity: IdentityCheck
+    if subject.draws and subject.pipe.target.vector_size:
+        identity = ContinuousCheck(**common, settings=subject.settings)
+    elif subject.draws:
         temperature = subject.described["temperature"]
-        identity: IdentityCheck = ImageCheck(**common, temperature=temperature, settings=subject.settings)
+        identity = ImageCheck(**common, temperature=temperature, settings=subject.settings)
     elif asked.guidance_scale is not None:
         raise InputError("--guidance", asked.guidance_scale, "nothing: text is compared without guidance")
     else:

@@ -10,13 +10,23 @@ import typer
 
 from mmspec.cli.console import note, print_result, progress
 from mmspec.cli.loading import REFERENCE_IMAGE, compared_choices, load_pipeline, own_drafters, reference_model
-from mmspec.cli.options import Model, ModelOptions, Plot, Table, unpack_options
+from mmspec.cli.options import (
+    GuidanceScale,
+    HeadSteps,
+    LastStepNoise,
+    Model,
+    ModelOptions,
+    Plot,
+    Table,
+    unpack_options,
+)
+from mmspec.validation import given_of
 
 if TYPE_CHECKING:
     import rich.table
 
     from mmspec.evaluation.quality.image_methods import Draw, MethodRecord
-    from mmspec.pipelines import ImagePipeline
+    from mmspec.pipelines import ImageGenerationPipeline
 
 __all__ = ["methods"]
 
@@ -24,6 +34,13 @@ METHODS = (
     "none,sjd:coupling=fresh,sjd:coupling=gumbel,sjd:coupling=exact,sjd,sjd:tail_depth=3:tail_children=4,"
     "lantern:delta=0.05,lantern,gsd,sjd:acceptance=lantern,sjd:acceptance=grouped,cool,sjd:acceptance=suffix,"
     "zipar"
+)
+VECTOR_METHODS = (
+    "none,shared_noise:tolerance=0,shared_noise:tolerance=0.05,shared_noise,shared_noise:tolerance=0.2"
+)
+MASKED_METHODS = (
+    "none,masked:iterations=32,masked:iterations=20,masked:iterations=64:last_steps=5,"
+    "masked:iterations=20:order=checkerboard,masked:iterations=20:order=checkerboard:last_steps=10"
 )
 METHODS_WITH_DRAFTER = ",eagle,eagle:acceptance=budget:relaxation=neighbours,eagle:acceptance=lantern"
 
@@ -38,6 +55,9 @@ def methods(
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=3, help="How many held-out captions.")] = 128,
+    num_inference_steps: HeadSteps = None,
+    last_step_noise: LastStepNoise = False,
+    guidance_scale: GuidanceScale = None,
     out: Table = None,
     plot: Plot = None,
     *,
@@ -52,35 +72,35 @@ def methods(
     Example:
         mmspec evaluate methods --samples 16 --accelerators none,sjd,gsd
     """
+    from mmspec.evaluation.image_contender import image_subjects
     from mmspec.evaluation.machine import environment
     from mmspec.evaluation.plot import check_plot
     from mmspec.evaluation.quality import image_methods
-    from mmspec.pipelines import ImagePipeline
+    from mmspec.pipelines import ImageGenerationPipeline
     from mmspec.reference.scoring.attributes import AttributeJudge
 
     if plot is not None:
         check_plot(plot)
     source = model or reference_model(REFERENCE_IMAGE)
-    if accelerators is None:
-        has_head = how.drafter is not None or "eagle" in own_drafters(source)
-        accelerators = METHODS + (METHODS_WITH_DRAFTER if has_head else "")
-    choices = compared_choices(accelerators, source, how.drafter)
+    named = None if accelerators is None else compared_choices(accelerators, source, how.drafter)
     reader = AttributeJudge.from_folder(Path(source) / "reader")
-    pipe = load_pipeline(ImagePipeline, source, how)
-    captions = image_methods.held_out_captions(samples, how.seed)
-    config = pipe.model.generation_config
-    warpers = ("guidance_scale", "temperature", "top_k", "top_p")
+    pipe = load_pipeline(ImageGenerationPipeline, source, how)
+    choices = named or compared_choices(default_methods(pipe, source, how.drafter), source, how.drafter)
+    subjects = image_subjects(pipe, samples, how.seed)
+    sampling = given_of(num_inference_steps=num_inference_steps, guidance_scale=guidance_scale)
+    sampling |= {"last_step_noise": True} if last_step_noise else {}
     settings = {"model": source, "samples": samples, "seed": how.seed, "batch_size": 1}
-    settings |= {"attention": pipe.model.config._attn_implementation}
-    settings |= {name: getattr(config, name, None) for name in warpers}
+    settings |= {"attention": pipe.model.config._attn_implementation, **pipe.sampling(sampling)}
     settings |= environment(pipe.device, pipe.dtype)
-    drawers = {choice.label: drawer(pipe, choice.name, choice.options) for choice in choices}
+    drawers = {
+        choice.label: drawer(pipe, choice.name, choice.options, subjects, sampling) for choice in choices
+    }
     with progress(quiet=how.as_json) as bar:
         work = bar.add_task("drawing", total=(len(drawers) + 1) * samples)
         records = list(
             image_methods.compare_methods(
                 drawers,
-                captions,
+                list(subjects),
                 reader,
                 seed=how.seed,
                 settings=settings,
@@ -94,23 +114,46 @@ def methods(
     print_result([vars(record) for record in records], table(records), how.as_json)
 
 
-def drawer(pipe: ImagePipeline, name: str, options: dict[str, Any]) -> Draw:
-    """A function that draws one image with an accelerator, which is set up here and only here."""
+def default_methods(pipe: ImageGenerationPipeline, source: str, drafter: str | None) -> str:
+    """The accelerators to compare where none are named."""
+    own = own_drafters(source)
+    if pipe.target.vector_size:
+        methods = MASKED_METHODS if pipe.target.any_order else VECTOR_METHODS
+        return methods
+    return METHODS + (METHODS_WITH_DRAFTER if drafter is not None or "eagle" in own else "")
+
+
+def drawer(
+    pipe: ImageGenerationPipeline,
+    name: str,
+    options: dict[str, Any],
+    subjects: dict[str, dict[str, Any]],
+    sampling: dict[str, Any],
+) -> Draw:
+    """A function that draws one image with an accelerator, which is set up here and only here.
+
+    Args:
+        pipe, name, options: the accelerator.
+        subjects: what the pipeline is asked for each caption.
+        sampling: settings of every call.
+    """
     from mmspec.evaluation.quality.image_methods import Drawing
     from mmspec.evaluation.quality.variation import VariationMeter, needs_meter
 
     pipe.set_accelerator(name, **options)
     accelerator = pipe.accelerator
 
-    def draw(prompt: str, seed: int) -> Drawing:
+    def draw(caption: str, seed: int) -> Drawing:
         pipe.accelerator = accelerator
-        call, meter = pipe.prepare(prompt, {"seed": seed, "output_type": "pt"}), VariationMeter()
+        asked = {"prompt": None, **subjects[caption]}
+        call = pipe.prepare(asked.pop("prompt"), {"seed": seed, "output_type": "pt", **sampling}, **asked)
+        meter = VariationMeter()
         for step in call.rounds():
             if needs_meter(accelerator):
                 meter.watch(step)
         meter.finish(call.calls[-1])
         output: Any = call.output()
-        codes = pipe.target.grid.codes(output.tokens[0])
+        codes = None if pipe.target.vector_size else pipe.target.grid.codes(output.tokens[0])
         return Drawing(output.images[0], codes, output.stats, output.stats.seconds, output.decode_seconds)
 
     return draw
@@ -122,7 +165,15 @@ def table(records: Sequence[MethodRecord]) -> rich.table.Table:
 
     columns = (
         *("accelerator", "promise", "NFE\nmean", "max", "times\nfewer", "wall\nclock", "with\npixels"),
-        *("measured tv\nmean", "max", "attributes", "kernel\ndistance", "95 %\nmargin", "entropy"),
+        *(
+            "tv or drift\nmean",
+            "max",
+            "roll-\nbacks",
+            "attributes",
+            "kernel\ndistance",
+            "95 %\nmargin",
+            "entropy",
+        ),
     )
     rows = (
         (
@@ -133,13 +184,19 @@ def table(records: Sequence[MethodRecord]) -> rich.table.Table:
             f"{row.step_compression:.2f}x",
             f"{row.speedup:.2f}x",
             f"{row.speedup_with_pixels:.2f}x",
-            "-" if row.tv_mean is None else f"{row.tv_mean:.3f}",
-            "-" if row.tv_max is None else f"{row.tv_max:.3f}",
+            decimals(row.drift_mean if row.tv_mean is None else row.tv_mean, 3),
+            decimals(row.drift_max if row.tv_max is None else row.tv_max, 3),
+            f"{row.rollbacks:.1f}",
             f"{row.attribute_accuracy:.1%}",
             f"{row.feature_distance:.3g}",
             f"{row.feature_margin:.3g}",
-            f"{row.entropy:.2f}",
+            decimals(row.entropy, 2),
         )
         for row in records
     )
     return figures(columns, rows, words=2)
+
+
+def decimals(value: float | None, places: int) -> str:
+    """A number with so many places, or a dash for none."""
+    return "-" if value is None else f"{value:.{places}f}"

@@ -13,18 +13,27 @@ import typer
 from mmspec.cli.choice import AcceleratorChoice, parse_choice, parse_choices
 from mmspec.cli.console import Interruptible, note, print_result, progress
 from mmspec.cli.loading import REFERENCE_IMAGE, load_pipeline, reference_model, with_drafter
-from mmspec.cli.options import GuidanceScale, ModelOption, ModelOptions, TopK, TopP, unpack_options
+from mmspec.cli.options import (
+    GuidanceScale,
+    HeadSteps,
+    LastStepNoise,
+    ModelOption,
+    ModelOptions,
+    TopK,
+    TopP,
+    unpack_options,
+)
 from mmspec.errors import InputError
+from mmspec.validation import given_of
 
 if TYPE_CHECKING:
     import rich.table
 
-    from mmspec.pipelines import ImageOutput, ImagePipeline
+    from mmspec.pipelines import ImageGenerationPipeline, ImageOutput
 
 __all__ = ["generate"]
 
 SAMPLES = 4  # without a prompt
-ACCELERATOR = "sjd"
 COLUMNS_ON_SHEET = 6
 SMALLEST_SIDE, LARGEST_SIDE = 192, 512  # of an image on a sheet
 
@@ -50,6 +59,13 @@ class ImageOptions:
     height: Pixels = None
     width: Pixels = None
     batch_size: Annotated[int, typer.Option(min=1, help="Images decoded together.")] = 1
+    num_inference_steps: HeadSteps = None
+    last_step_noise: LastStepNoise = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keywords of every call that are given."""
+        return given_of(**{**vars(self), "last_step_noise": self.last_step_noise or None})
 
 
 @unpack_options
@@ -68,7 +84,8 @@ def generate(
     accelerator: Annotated[
         str | None,
         typer.Option(
-            help="none, sjd, sjd:coupling=exact, lantern:delta=0.2, zipar, ...", show_default=ACCELERATOR
+            help="none, sjd, lantern:delta=0.2, zipar, shared_noise, masked:iterations=20, ...",
+            show_default="sjd; none for continuous tokens",
         ),
     ] = None,
     compare: Annotated[
@@ -97,13 +114,17 @@ def generate(
         mmspec generate "a red ring left of a small blue cross" --n 4 --out rings.png
         mmspec generate --compare none,sjd,gsd,lantern --out compared.png
     """
-    from mmspec.pipelines import ImagePipeline
+    from mmspec.pipelines import ImageGenerationPipeline
 
-    choices = with_window(chosen(accelerator, compare), window)
+    choices = chosen(accelerator, compare)
     source = model or reference_model(REFERENCE_IMAGE)
-    choices = [with_drafter(choice, source, how.drafter) for choice in choices]
     check_image_file(out)
-    pipe = load_pipeline(ImagePipeline, source, how)
+    pipe: ImageGenerationPipeline | None = None
+    if not choices:  # the model decides
+        pipe = load_pipeline(ImageGenerationPipeline, source, how)
+        choices = [parse_choice(pipe.default_accelerator)]
+    choices = [with_drafter(choice, source, how.drafter) for choice in with_window(choices, window)]
+    pipe = pipe or load_pipeline(ImageGenerationPipeline, source, how)
     if not prompts and not classes:
         prompts, classes = samples(pipe, how.seed)
     what: dict[str, Any] = {"prompt": prompts or None, "class_labels": classes or None, "seed": how.seed}
@@ -119,7 +140,7 @@ def generate(
             def count(_pipe: object, step: int, committed: int, kwargs: object, work: Any = work) -> None:
                 bar.update(work, completed=committed)
 
-            output: Any = pipe(**what, **vars(asked), callback_on_step_end=count)
+            output: Any = pipe(**what, **asked.settings, callback_on_step_end=count)
             drawn[choice.label] = output
     if drawn:
         save_images(out, titles, drawn, columns=n if len(titles) > n > 1 else COLUMNS_ON_SHEET)
@@ -135,13 +156,13 @@ def generate(
 
 
 def chosen(accelerator: str | None, compare: str | None) -> list[AcceleratorChoice]:
-    """The accelerators to draw with.
+    """The accelerators to draw with; [] leaves it to the model.
 
     Raises:
         InputError: both options, or no such accelerator.
     """
     if compare is None:
-        return [parse_choice(ACCELERATOR if accelerator is None else accelerator)]
+        return [] if accelerator is None else [parse_choice(accelerator)]
     if accelerator is not None:
         raise InputError("--compare", compare, "either --accelerator or --compare, not both")
     return parse_choices(compare)
@@ -159,7 +180,7 @@ def with_window(choices: Sequence[AcceleratorChoice], window: int | None) -> lis
         return list(choices)
     have = {choice.name for choice in choices if "window" in find_preset(choice.name).options}
     if not have:
-        raise InputError("--window", window, f"an accelerator that has a window, such as {ACCELERATOR}")
+        raise InputError("--window", window, "an accelerator that has a window, such as sjd")
     return [
         replace(choice, options={"window": window, **choice.options}) if choice.name in have else choice
         for choice in choices
@@ -177,7 +198,7 @@ def check_image_file(path: Path) -> None:
         raise InputError("--out", str(path), "a file in a folder that can be written")
 
 
-def samples(pipe: ImagePipeline, seed: int) -> tuple[list[str] | None, list[int] | None]:
+def samples(pipe: ImageGenerationPipeline, seed: int) -> tuple[list[str] | None, list[int] | None]:
     """Captions of held-out scenes, or the first classes."""
     from mmspec.reference.scenes import IMAGE_TOKENS, caption, sample_scene
 
@@ -226,9 +247,12 @@ def record(output: ImageOutput, first: ImageOutput, titles: Sequence[str]) -> di
         "acceptance_length": stats.acceptance_length,
         "tv_mean": stats.tv_mean,
         "tv_max": stats.tv_max if stats.tv_places else None,
+        "drift_mean": stats.drift_mean,
+        "drift_max": stats.drift_max if stats.drift_places else None,
+        "rollbacks": stats.rollbacks,
         "seconds": stats.seconds,
         "decode_seconds": output.decode_seconds,
-        "identical": sum(map(list.__eq__, output.tokens, first.tokens)),
+        "identical": sum(map(is_same, output.tokens, first.tokens)),
         "images": [
             {"title": title, "nfe": nfe, "new_tokens": len(tokens), "finish_reason": reason}
             for title, nfe, tokens, reason in zip(
@@ -236,6 +260,11 @@ def record(output: ImageOutput, first: ImageOutput, titles: Sequence[str]) -> di
             )
         ],
     }
+
+
+def is_same(tokens: Any, others: Any) -> bool:
+    """True if two images have the same tokens, ids or vectors."""
+    return bool(tokens == others) if isinstance(tokens, list) else bool((tokens == others).all())
 
 
 def table(records: Sequence[dict[str, Any]]) -> rich.table.Table:
@@ -252,8 +281,14 @@ def table(records: Sequence[dict[str, Any]]) -> rich.table.Table:
             f"{row['step_compression']:.2f}",
             f"{row['seconds']:.2f}",
             f"{row['decode_seconds']:.2f}",
-            "-" if row["tv_mean"] is None else f"{row['tv_mean']:.3f}",
+            measured(row),
         )
         for row in records
     )
-    return figures((*columns, "seconds", "for pixels", "measured tv"), rows, words=2)
+    return figures((*columns, "seconds", "for pixels", "measured tv\nor drift"), rows, words=2)
+
+
+def measured(row: dict[str, Any]) -> str:
+    """The measured total variation of a record, or its drift."""
+    value = row["drift_mean"] if row["tv_mean"] is None else row["tv_mean"]
+    return "-" if value is None else f"{value:.3f}"

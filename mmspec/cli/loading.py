@@ -172,7 +172,7 @@ def load_pipeline(kind: type[Pipeline], model: str, how: ModelOptions) -> Pipeli
     import torch
     from transformers.utils import logging
 
-    from mmspec.pipelines import ImagePipeline
+    from mmspec.pipelines import ImageGenerationPipeline
 
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
@@ -185,7 +185,7 @@ def load_pipeline(kind: type[Pipeline], model: str, how: ModelOptions) -> Pipeli
     if dtype is None and device in (None, "cpu") and _is_reference(model):
         dtype = torch.float32  # stored in half precision, in which most CPUs are slow
     pipe = kind.from_pretrained(model, accelerator="none", dtype=dtype, device_map=device)
-    if isinstance(pipe, ImagePipeline):
+    if isinstance(pipe, ImageGenerationPipeline):
         pipe.set_progress_bar_config(disable=True)  # the commands have their own
     return cast(Pipeline, pipe)
 

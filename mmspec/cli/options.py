@@ -16,6 +16,8 @@ __all__ = [
     "AsJson",
     "BatchSize",
     "GuidanceScale",
+    "HeadSteps",
+    "LastStepNoise",
     "Model",
     "ModelOption",
     "ModelOptions",
@@ -52,6 +54,16 @@ GuidanceScale = Annotated[
 ]
 TopK = Annotated[int | None, typer.Option(help="0 keeps every token.", show_default="the model's")]
 TopP = Annotated[float | None, typer.Option(help="1 keeps every token.", show_default="the model's")]
+HeadSteps = Annotated[
+    int | None,
+    typer.Option("--steps", min=2, help="Steps of a denoising head.", show_default="the model's"),
+]
+LastStepNoise = Annotated[
+    bool,
+    typer.Option(
+        "--last-step-noise", help="Noise in the last step of a head too: exact speculation needs it."
+    ),
+]
 Table = Annotated[Path | None, typer.Option(help="JSON file to write as well.", show_default=False)]
 Plot = Annotated[
     Path | None, typer.Option(help="Image of the table to write (matplotlib).", show_default=False)

@@ -9,18 +9,18 @@ import typer
 
 from mmspec.cli.choice import AcceleratorChoice
 from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, load_pipeline, reference_model
-from mmspec.cli.options import BatchSize, GuidanceScale, Model, ModelOptions
+from mmspec.cli.options import BatchSize, GuidanceScale, HeadSteps, LastStepNoise, Model, ModelOptions
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.validation import given_of
 
 if TYPE_CHECKING:
     from mmspec.evaluation.examples import Example
-    from mmspec.pipelines import ImagePipeline
+    from mmspec.pipelines import ImageGenerationPipeline
 
-__all__ = ["Question", "Subject", "load_subject"]
+__all__ = ["Question", "Subject", "image_accelerators", "load_subject"]
 
-SETTINGS = ("max_new_tokens", "temperature", "guidance_scale", "top_k", "top_p")
+SETTINGS = ("max_new_tokens", "temperature", "guidance_scale", "top_k", "top_p", "num_inference_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,8 @@ class Question:
         typer.Option(min=0.0, help="0 takes the likeliest token.", show_default="0; for images the model's"),
     ] = None
     guidance_scale: GuidanceScale = None
+    num_inference_steps: HeadSteps = None
+    last_step_noise: LastStepNoise = False
 
     @property
     def source(self) -> str:
@@ -74,7 +76,10 @@ class Question:
     @property
     def settings(self) -> dict[str, Any]:
         """The keywords of every call that are given."""
-        return given_of(**{name: getattr(self, name, None) for name in SETTINGS})
+        return given_of(
+            **{name: getattr(self, name, None) for name in SETTINGS},
+            last_step_noise=self.last_step_noise or None,
+        )
 
     @property
     def title(self) -> str | None:
@@ -138,13 +143,13 @@ def load_subject(source: str, asked: Question, how: ModelOptions, defaults: dict
     from mmspec.evaluation.examples import TASKS, scene_examples
     from mmspec.evaluation.image_contender import GENERATE
     from mmspec.evaluation.text_contender import load_images
-    from mmspec.pipelines import ImagePipeline, MMSpecPipeline
+    from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
 
     if asked.task not in (None, GENERATE, *TASKS):
         raise InputError("task", asked.task, did_you_mean(asked.task, (*TASKS, GENERATE)))
     examples = asked.examples()  # a file that cannot be used should not cost a load
-    pipe = load_pipeline(ImagePipeline if asked.task == GENERATE else MMSpecPipeline, source, how)
-    if isinstance(pipe, ImagePipeline):
+    pipe = load_pipeline(ImageGenerationPipeline if asked.task == GENERATE else MMSpecPipeline, source, how)
+    if isinstance(pipe, ImageGenerationPipeline):
         if asked.task not in (None, GENERATE):
             raise InputError("task", asked.task, f"{GENERATE}: this model draws images")
         return image_subject(pipe, asked, examples, how.seed)
@@ -157,7 +162,18 @@ def load_subject(source: str, asked: Question, how: ModelOptions, defaults: dict
     return Subject(pipe, False, load_images(examples), settings, {"task": asked.title or task, **settings})
 
 
-def image_subject(pipe: ImagePipeline, asked: Question, examples: list[Example], seed: int) -> Subject:
+def image_accelerators(target: Any) -> list[str]:
+    """Accelerators of images to compare where none are named, as on the command line; the first leads."""
+    if not target.vector_size:
+        return ["sjd", "gsd", "lantern", "zipar"]
+    if target.any_order:
+        return ["masked:iterations=20:order=checkerboard", "masked:iterations=32"]
+    return ["shared_noise", "shared_noise:tolerance=0"]
+
+
+def image_subject(
+    pipe: ImageGenerationPipeline, asked: Question, examples: list[Example], seed: int
+) -> Subject:
     """A model that draws, with captions, classes, or prompts of one's own.
 
     Args:
@@ -170,16 +186,13 @@ def image_subject(pipe: ImagePipeline, asked: Question, examples: list[Example],
         InputError: images to look at, or a number of tokens, which the size of the image says.
     """
     from mmspec.evaluation.image_contender import GENERATE, image_examples
-    from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 
     if asked.images:
         raise InputError("--image", list(asked.images), "no images: this model draws them")
     if asked.max_new_tokens is not None:
         allowed = f"nothing: an image of this model has {pipe.target.grid.length} tokens"
         raise InputError("--max-new-tokens", asked.max_new_tokens, allowed)
-    sampler = ImageSettings.from_keywords(sampling_defaults(pipe.model), asked.settings).sampler()
-    warpers = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
-    described = {"task": asked.title or GENERATE} | {name: getattr(sampler, name) for name in warpers}
+    described = {"task": asked.title or GENERATE} | pipe.sampling(asked.settings)
     attention = pipe.model.config._attn_implementation
     described["baseline"] = f"plain decoding through the same loop, {attention} attention"
     examples = examples or image_examples(pipe, asked.samples, seed)

@@ -158,7 +158,8 @@ class Canvas:
             finite: [T, n] whether the target's logits at each node are usable.
         """
         self.reserve(max(self.output_lengths) + draft.reach)
-        return self._read(self.write(draft, verdict, finite).tolist(), draft.reach)
+        report = self.write(draft, verdict, finite).tolist()
+        return self._read(report, draft.reach, "tv" if verdict.drift is None else "drift")
 
     def write(self, draft: Draft, verdict: Verdict, finite: Tensor) -> Tensor:
         """Write what a round decided, all of it on the device, where room has been made.
@@ -204,8 +205,8 @@ class Canvas:
         summary = torch.stack([count, ended, full, has_failed, drafted, faulty], 1)
         return torch.cat([summary, measured_variation(verdict, rows), flags, *self._readable(fresh)], 1)
 
-    def _read(self, report: list[list[int]], reach: int) -> Emission:
-        """Enter a round into the host's record of every row."""
+    def _read(self, report: list[list[int]], reach: int, measured: str) -> Emission:
+        """Enter a round into the host's record of every row; `measured` names what the rule measured."""
         emission, stopped = Emission([], []), False
         for row, (count, ended, full, failed, drafted, faulty, *rest) in enumerate(report):
             (variation, largest, places), block = rest[:3], rest[3:]
@@ -223,7 +224,7 @@ class Canvas:
                 self.stats.new_tokens[row] += len(kept)
                 if self._begun:
                     self.stats.count_round(row, drafted, from_draft, faulty)
-                    self.stats.count_variation(variation / MILLIONTHS, largest / MILLIONTHS, places)
+                    self.stats.count_measured(measured, variation / MILLIONTHS, largest / MILLIONTHS, places)
             emission.tokens.append(kept)
             emission.from_draft.append(from_draft)
         self._begun = True
@@ -300,11 +301,15 @@ class VectorCanvas(Canvas):
 
 
 def measured_variation(verdict: Verdict, rows: int) -> Tensor:
-    """[B, 3] over the judged places of each row: sum and maximum of the total variation, and their number."""
-    if verdict.tv is None or not verdict.tv.shape[1]:  # an exact rule, or a draft of nothing
+    """[B, 3] over the judged places of each row: sum and maximum of what was measured, and their number.
+
+    Total variation counts at the first rejected place too, where a token was drawn; drift at accepted places.
+    """
+    values = verdict.tv if verdict.drift is None else verdict.drift
+    if values is None or not values.shape[1]:  # an exact rule, or a draft of nothing
         return verdict.accepted.new_zeros(rows, 3)
-    depths = torch.arange(verdict.tv.shape[1], device=verdict.tv.device)
-    judged = depths <= verdict.accepted[:, None]  # the first rejected place included
-    measured = (judged & ~verdict.tv.isnan()).reshape(rows, -1)
-    variation = (verdict.tv.reshape(rows, -1) * MILLIONTHS).where(measured, 0.0).round().long()
+    depths = torch.arange(values.shape[1], device=values.device)
+    judged = depths < verdict.accepted[:, None] + (verdict.drift is None)
+    measured = (judged & ~values.isnan()).reshape(rows, -1)
+    variation = (values.reshape(rows, -1) * MILLIONTHS).where(measured, 0.0).round().long()
     return torch.stack([variation.sum(-1), variation.amax(-1), measured.sum(-1)], 1)

@@ -23,14 +23,11 @@ from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import Purpose, RandomStream, box_muller
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
-from mmspec.validation import is_integer
 
 __all__ = [
     "Denoising",
     "DenoisingProcess",
     "DenoisingSource",
-    "StepAnnealing",
     "log_likelihood",
     "require_noise",
     "run_chain",
@@ -38,8 +35,6 @@ __all__ = [
 ]
 
 NORM_EPS = 1e-6
-ROUNDING = 1e-9
-ANNEALING = ("linear", "cosine", "two-stage")
 
 
 class DenoisingProcess(Protocol):
@@ -65,40 +60,6 @@ class DenoisingProcess(Protocol):
 
     def select(self, rows: Tensor) -> DenoisingProcess:
         """The chains of rows [K]."""
-
-
-@dataclass(frozen=True)
-class StepAnnealing:
-    """Steps of a denoising head that become fewer as an image grows (DiSA, 2505.20297).
-
-    Attributes:
-        first, last: steps of the first forward and of the last one.
-        shape: "linear", "cosine" (long at the ends), or "two-stage" (`last` from the middle on).
-
-    Raises:
-        InputError: less than 2 steps, more at the end than at the beginning, or an unknown shape.
-    """
-
-    first: int
-    last: int
-    shape: str = "linear"
-
-    def __post_init__(self) -> None:
-        if not (is_integer(self.first) and is_integer(self.last)) or not 2 <= self.last <= self.first:
-            allowed = "two integers of at least 2, the first not below the last"
-            raise InputError("num_inference_steps", (self.first, self.last), allowed)
-        if self.shape not in ANNEALING:
-            raise InputError("annealing", self.shape, did_you_mean(self.shape, ANNEALING))
-
-    def steps(self, iteration: int, iterations: int) -> int:
-        """Steps of the forward number `iteration`, from 0, of `iterations`."""
-        passed = iteration / max(1, iterations - 1)
-        left = 1 - passed
-        if self.shape == "cosine":
-            left = (1 + math.cos(math.pi * passed)) / 2
-        elif self.shape == "two-stage":
-            left = float(passed < 0.5)
-        return self.last + math.floor((self.first - self.last) * left + ROUNDING)
 
 
 @lru_cache(maxsize=1024)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from mmspec.decoding.annealing import StepAnnealing
 from mmspec.decoding.distribution import Distribution
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
@@ -43,12 +44,14 @@ class Progress(NamedTuple):
     Attributes:
         iteration, iterations: forwards before this one, and of the whole output.
         before, after: places that are decided before and after this round.
+        annealing: of the steps of a denoising head; None for as many in every forward.
     """
 
     iteration: int
     iterations: int
     before: int
     after: int
+    annealing: StepAnnealing | None = None
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,7 @@ class Drafter(ABC):
         taps: layers of the target whose hidden states it reads.
         branches: True if its drafts have siblings; rules that judge one candidate per place refuse those.
         exactness: "lossy" if nodes see less than the model would, so that no rule can be exact.
+        proposes: "tokens", "vectors", or "any" of them.
     """
 
     kind: DraftKind
@@ -191,6 +192,7 @@ class Drafter(ABC):
     taps: tuple[int, ...] = ()
     branches: bool = False
     exactness: str = "exact"
+    proposes: ClassVar[str] = "tokens"
 
     def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
         """Raise InputError for a batch that this drafter cannot decode, before anything of it is read."""
@@ -250,6 +252,7 @@ class AcceptanceRule(ABC):
         bound: for other rules, the stated bound on the total variation per token, in words.
         greedy_only: True if the claim holds at temperature 0 alone.
         chains_only: True if the rule judges one candidate per place.
+        judges: "tokens", "vectors" (of denoising heads), or "any" of them.
     """
 
     sound_for: ClassVar[frozenset[DraftKind]]
@@ -257,10 +260,11 @@ class AcceptanceRule(ABC):
     bound: ClassVar[str | None] = None
     greedy_only: ClassVar[bool] = False
     chains_only: ClassVar[bool] = False
+    judges: ClassVar[str] = "tokens"
 
     @property
     def promise(self) -> str:
-        """Exactness with these arguments: "exact", "tv<=x" (per token) or "lossy"."""
+        """Exactness with these arguments: "exact", "tv<=x" (per token), "approximate" or "lossy"."""
         return self.exactness
 
     def fit(self, target: Target[Any]) -> AcceptanceRule:

@@ -21,7 +21,7 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from mmspec.decoding.denoising import Denoising, DenoisingSource, StepAnnealing, with_steps
+from mmspec.decoding.denoising import Denoising, DenoisingSource, with_steps
 from mmspec.decoding.distribution import Gaussian, Scores
 from mmspec.decoding.draft import Draft
 from mmspec.errors import InputError
@@ -235,7 +235,6 @@ class DenoisingSampler(RowSettings):
         guidance_scale: s of u + s (c - u) at every step; 1 is off.
         guidance_schedule: "constant"; "rising" from 1 to s with the share of the image that is decided (MAR,
             2406.11838); or "falling" from s to 1 (NextStep-1, 2508.10711). Both are linear.
-        annealing: fewer steps as the image grows (DiSA, 2505.20297), where all rows decide places together.
         normalize: whether tokens are normalised as they are drawn, each by itself.
         length: tokens of the image, for schedules of the guidance.
 
@@ -248,7 +247,6 @@ class DenoisingSampler(RowSettings):
     temperature: float | Sequence[float] = 1.0
     guidance_scale: float | Sequence[float] = 1.0
     guidance_schedule: str = "constant"
-    annealing: StepAnnealing | None = None
     normalize: bool = False
     length: int = 0
     processors: ClassVar[tuple[LogitsProcessorList, ...]] = ()
@@ -285,8 +283,9 @@ class DenoisingSampler(RowSettings):
         """
         nodes = conditions.view(1 + self.is_guided, *draft.valid.shape, conditions.shape[-1])
         schedule, progress = self.schedule, draft.progress
-        if self.annealing is not None and progress is not None:
-            schedule = with_steps(schedule, self.annealing.steps(progress.iteration, progress.iterations))
+        if progress is not None and progress.annealing is not None:
+            steps = progress.annealing.steps(schedule.steps, progress.iteration, progress.iterations)
+            schedule = with_steps(schedule, steps)
         scale, temperature = (
             self._of_nodes("guidance_scale", nodes[0]),
             self._of_nodes("temperature", nodes[0]),

@@ -25,6 +25,9 @@ class DecodingStats:
         accepted_histogram: how many rounds accepted 0, 1, 2, ... draft tokens, all rows together.
         tv_sum, tv_max, tv_places: total variation between the emitted distribution and the target's, over the
             places that were judged and measured; zero places for exact rules.
+        drift_sum, drift_max, drift_places: distance of kept candidates to the target's own vectors (root mean
+            square over their numbers), for rules that keep what is near enough.
+        rollbacks: rounds of a row that refused a candidate, and with it those behind it.
         draft_faults: rounds in which a drafter's numbers were not finite and its draft was dropped.
         draft_passes: forwards of a model of the drafter's own, its prefill not counted.
         seconds: wall-clock time of the call, with its parts `prefill_seconds` (the first token and the
@@ -46,6 +49,10 @@ class DecodingStats:
     tv_sum: float = 0.0
     tv_max: float = 0.0
     tv_places: int = 0
+    drift_sum: float = 0.0
+    drift_max: float = 0.0
+    drift_places: int = 0
+    rollbacks: int = 0
     draft_faults: int = 0
     draft_passes: int = 0
     seconds: float = 0.0
@@ -61,13 +68,14 @@ class DecodingStats:
         self.drafted[row] += drafted
         self.accepted[row] += accepted
         self.draft_faults += faulty
+        self.rollbacks += accepted < drafted
         self.accepted_histogram[accepted] = self.accepted_histogram.get(accepted, 0) + 1
 
-    def count_variation(self, total: float, largest: float, places: int) -> None:
-        """Count the total variation of a lossy rule over the places that it judged in a round."""
-        self.tv_sum += total
-        self.tv_max = max(self.tv_max, largest)
-        self.tv_places += places
+    def count_measured(self, name: str, total: float, largest: float, places: int) -> None:
+        """Count what a lossy rule measured over the places of a round: "tv" or "drift"."""
+        setattr(self, f"{name}_sum", getattr(self, f"{name}_sum") + total)
+        setattr(self, f"{name}_max", max(getattr(self, f"{name}_max"), largest))
+        setattr(self, f"{name}_places", getattr(self, f"{name}_places") + places)
 
     @property
     def nfe(self) -> list[int]:
@@ -108,6 +116,11 @@ class DecodingStats:
         return self.tv_sum / self.tv_places if self.tv_places else None
 
     @property
+    def drift_mean(self) -> float | None:
+        """Mean distance of kept candidates to the target's own vectors; None where nothing was measured."""
+        return self.drift_sum / self.drift_places if self.drift_places else None
+
+    @property
     def tokens_per_second(self) -> float:
         return sum(self.new_tokens) / self.seconds if self.seconds else 0.0
 
@@ -127,11 +140,14 @@ def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
         merged.prompt_forwards = part.prompt_forwards
         for name in (
             *("new_tokens", "rounds", "drafted", "accepted"),
-            *("target_forwards", "draft_faults", "draft_passes", "cached_prompt_tokens"),
+            *("target_forwards", "rollbacks", "draft_faults", "draft_passes", "cached_prompt_tokens"),
             *("seconds", "prefill_seconds", "draft_seconds", "target_seconds"),
         ):
             setattr(merged, name, getattr(merged, name) + getattr(part, name))
-        merged.count_variation(part.tv_sum, part.tv_max, part.tv_places)
+        for name in ("tv", "drift"):
+            merged.count_measured(
+                name, *(getattr(part, f"{name}_{what}") for what in ("sum", "max", "places"))
+            )
         for accepted, count in part.accepted_histogram.items():
             merged.accepted_histogram[accepted] = merged.accepted_histogram.get(accepted, 0) + count
         merged.cache_bytes = max(merged.cache_bytes, part.cache_bytes)

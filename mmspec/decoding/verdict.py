@@ -25,6 +25,8 @@ class Verdict:
         tv: [B, max_depth] total variation between the output distribution and the target's, at
             the place of each depth, for rules that are not exact; NaN at places that were not measured. None
             for exact rules.
+        drift: [B, max_depth] root mean square of candidate minus value at the place of each depth, for rules
+            that keep vectors which are near enough; None for others.
     """
 
     path: Tensor
@@ -32,6 +34,7 @@ class Verdict:
     values: Tensor
     filled: Tensor
     tv: Tensor | None = None
+    drift: Tensor | None = None
 
     @property
     def next_token(self) -> Tensor:
@@ -51,7 +54,8 @@ class Verdict:
     @classmethod
     def choose(cls, which: Tensor, one: Verdict, other: Verdict) -> Verdict:
         """Take one verdict where `which` [B] is true, and the other elsewhere; neither of an exact rule."""
-        pairs = ((getattr(one, each.name), getattr(other, each.name)) for each in fields(cls))
+        decided = [each.name for each in fields(cls) if each.name not in ("tv", "drift")]
+        pairs = ((getattr(one, name), getattr(other, name)) for name in decided)
         return cls(*(torch.where(which.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in pairs))
 
     @classmethod

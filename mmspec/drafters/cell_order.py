@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.decoding.annealing import StepAnnealing
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.draft import Cells, Draft, DraftKind, Progress
 from mmspec.decoding.image_grid import ImageGrid
@@ -33,24 +34,37 @@ class CellOrderDrafter(Drafter):
         iterations: forwards of an image; None is the published 64, or one for each cell if there are fewer.
         order: "random", or "checkerboard": the cells of one colour of a chessboard first, which fix the
             structure, then the others, which have neighbours on all sides (GtR, 2510.17171). Random within.
+        last_steps: steps of the denoising head in the last forward, to which they fall from the first on
+            (DiSA, 2505.20297); None for as many in all.
+        annealing: how they fall: "linear", "cosine" or "two-stage".
 
     Raises:
         InputError: a value outside its range.
     """
 
     kind = DraftKind.POINT
+    proposes = "vectors"
     max_nodes = 0  # beside the cells of the image
 
-    def __init__(self, iterations: int | None = None, order: str = "random") -> None:
+    def __init__(
+        self,
+        iterations: int | None = None,
+        order: str = "random",
+        last_steps: int | None = None,
+        annealing: str = "linear",
+    ) -> None:
         if iterations is not None and (not is_integer(iterations) or iterations < 1):
             raise InputError("iterations", iterations, "a positive integer")
         if order not in ORDERS:
             raise InputError("order", order, did_you_mean(order, ORDERS))
         self.iterations, self.order = iterations, order
+        self.annealing = None if last_steps is None else StepAnnealing(last_steps, annealing)
+        published = iterations is None and order == "random" and last_steps is None
+        self.exactness = "exact" if published else "approximate"
 
     def check(self, target: Target[Any]) -> None:
         if target.grid is None or not target.any_order:
-            raise InputError("accelerator", "cell_order", "a masked autoregressive model of images (MAR)")
+            raise InputError("accelerator", "masked", "a masked autoregressive model of images (MAR)")
 
     def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
         lengths = {request.grid.length for request in requests if request.grid is not None}
@@ -82,7 +96,7 @@ class CellOrderSession(DraftSession):
         random: RandomStream,
     ) -> None:
         grid, rows = grids[0], len(grids)
-        self.cells = grid.cells
+        self.cells, self.annealing = grid.cells, drafter.annealing
         place = torch.arange(grid.cells, device=device).expand(rows, -1)
         rank = random.uniform(place, Purpose.DRAFT, 1, torch.float64)[..., 0]
         if drafter.order == "checkerboard":
@@ -100,7 +114,7 @@ class CellOrderSession(DraftSession):
         iteration = min(self.forwards, len(self.counts) - 1)
         before, after = self.done, self.done + self.counts[iteration]
         self.done, self.forwards = after, self.forwards + 1
-        progress = Progress(iteration, len(self.counts), before, after)
+        progress = Progress(iteration, len(self.counts), before, after, self.annealing)
         return self._cells(self.order[:, before:after], canvas, progress)
 
     def _cells(self, cells: Tensor, canvas: Canvas, progress: Progress | None = None) -> Cells:

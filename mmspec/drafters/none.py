@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request
+from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
+from mmspec.errors import InputError
 
 
 class NoDrafter(Drafter, DraftSession):
@@ -16,6 +18,11 @@ class NoDrafter(Drafter, DraftSession):
 
     kind = DraftKind.POINT
     max_nodes = 1
+    proposes = "any"
+
+    def check(self, target: Target[Any]) -> None:
+        if target.vector_size and target.any_order:
+            raise InputError("accelerator", "none", "masked: a MAR decides its cells in an order of its own")
 
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream

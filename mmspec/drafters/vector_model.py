@@ -14,11 +14,11 @@ from torch import Tensor
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Distribution
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target
+from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, list_prompts
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
-from mmspec.targets.continuous import ContinuousTarget
+from mmspec.targets import CausalTarget
 from mmspec.validation import check_draft_tokens
 
 __all__ = ["VectorModelDrafter"]
@@ -40,7 +40,9 @@ class VectorModelDrafter(Drafter):
         InputError: a length outside its range, or another way of sampling.
     """
 
-    def __init__(self, model: ContinuousTarget, num_draft_tokens: int = 3, sampling: str = "sampled") -> None:
+    proposes = "vectors"
+
+    def __init__(self, model: CausalTarget, num_draft_tokens: int = 3, sampling: str = "sampled") -> None:
         if sampling not in KIND_OF_SAMPLING:
             raise InputError("sampling", sampling, did_you_mean(sampling, KIND_OF_SAMPLING))
         self.model, self.kind = model, KIND_OF_SAMPLING[sampling]
@@ -51,6 +53,10 @@ class VectorModelDrafter(Drafter):
         if target.vector_size != self.model.vector_size:
             allowed = f"a model of vectors of size {target.vector_size}, as the target's"
             raise InputError("drafter", f"vectors of size {self.model.vector_size}", allowed)
+
+    def to(self, *args: Any, **kwargs: Any) -> None:
+        self.model.model.to(*args, **kwargs)
+        self.model = type(self.model)(self.model.model)  # type: ignore[arg-type]
 
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
@@ -70,16 +76,18 @@ class VectorModelSession(DraftSession):
     ) -> None:
         self.drafter, self.sampler, self.random = drafter, sampler, random
         self.purpose = Purpose.DRAFT if drafter.kind is DraftKind.IID else Purpose.TARGET
-        prompts = [request.inputs for request in requests]
+        prompts = list_prompts(requests, sampler)
         longest = max(prompt["input_ids"].shape[1] for prompt in prompts)
+        self.copies = len(prompts) // len(requests)  # of the batch: 2 under guidance
         self.state, _ = drafter.model.prefill(prompts, longest)
         self.prompt_lengths = self.state.cache.lengths.clone()
 
     def propose(self, canvas: Canvas) -> Draft:
         cache = self.state.cache
-        lengths = zip(self.state.prompt_lengths, canvas.output_lengths, strict=True)
+        lengths = zip(self.state.prompt_lengths, canvas.output_lengths * self.copies, strict=True)
         cache.longest = max(map(sum, lengths)) - 1
-        cache.lengths.copy_(self.prompt_lengths + canvas.emitted - 1)  # the root has not been read
+        # the root has not been read
+        cache.lengths.copy_(self.prompt_lengths + canvas.emitted.repeat(self.copies) - 1)
         tokens, distributions = [canvas.root], list[Distribution]()
         for depth in range(self.drafter.num_draft_tokens):
             predicted = self._read(tokens[-1], canvas, depth)
@@ -97,7 +105,7 @@ class VectorModelSession(DraftSession):
         self.passes += 1
         chain = Draft.chain(token[:, None], DraftKind.POINT)
         output = self.drafter.model.score(self.state, chain)
-        self.state.cache.commit(None, torch.ones_like(canvas.emitted))
+        self.state.cache.commit(None, torch.ones_like(self.prompt_lengths))
         self.state.cache.longest += 1
         scores: Distribution = self.sampler(output.logits, chain, canvas.ids, canvas.emitted + depth)
         return scores.at(torch.zeros_like(canvas.emitted))

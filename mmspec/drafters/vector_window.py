@@ -39,6 +39,7 @@ class VectorWindowDrafter(Drafter):
     """
 
     kind = DraftKind.COUPLED
+    proposes = "vectors"
 
     def __init__(self, window: int = 16) -> None:
         if not is_integer(window) or not 1 <= window <= MAX_WINDOW:
@@ -46,8 +47,8 @@ class VectorWindowDrafter(Drafter):
         self.window = self.max_nodes = window
 
     def check(self, target: Target[Any]) -> None:
-        if not target.vector_size:
-            raise InputError("accelerator", "vector_window", "a causal model of continuous tokens")
+        if not target.vector_size or target.any_order:
+            raise InputError("accelerator", "shared_noise", "a causal model of continuous tokens")
 
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from mmspec.acceleration import Accelerator
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.quality.image_methods import held_out_captions
 from mmspec.evaluation.quality.variation import VariationMeter, needs_meter
 from mmspec.evaluation.speed.timing import Decoded
 from mmspec.evaluation.text_contender import AnyPipeline, Contender, seeds_of
+from mmspec.reference.scenes import COLOURS, SHAPES
 
 __all__ = [
     "GENERATE",
@@ -24,6 +27,7 @@ __all__ = [
     "describe_accelerator",
     "image_contender",
     "image_examples",
+    "image_subjects",
 ]
 
 GENERATE = "generate"
@@ -88,7 +92,13 @@ def decode_images(
     """
     prompt, what = subject_of(batch)
     output = pipe(prompt, **what, seed=list(seeds), batch_size=len(batch), **settings)
-    return Decoded(output.tokens, [output.stats], output.decode_seconds)
+    return Decoded(list(map(as_list, output.tokens)), [output.stats], output.decode_seconds)
+
+
+def as_list(row: Any) -> list[Any]:
+    """Tokens of an image as a list, of ids or of vectors."""
+    values: list[Any] = row.tolist() if isinstance(row, Tensor) else row
+    return values
 
 
 def prepare_images(
@@ -124,6 +134,27 @@ def image_examples(pipe: DrawingPipeline, count: int, seed: int = 0) -> list[Exa
     return [Example((text,), category=GENERATE, identifier=text) for text in captions]
 
 
+def image_subjects(pipe: DrawingPipeline, count: int, seed: int = 0) -> dict[str, dict[str, Any]]:
+    """Captions that a reader of attributes can judge, and what a pipeline is asked for each.
+
+    Held-out captions; or, of a model of scenes by class, the classes in turn from `seed` on: as often as the
+    count asks for, told apart by spaces at the end, which mean nothing.
+
+    Raises:
+        InputError: more than there are.
+    """
+    config = pipe.model.config
+    if getattr(config, "condition_type", None) != "class":
+        return {text: {"prompt": text} for text in held_out_captions(count, seed)}
+    labels = [(seed + index) % config.num_classes for index in range(count)]
+    return {
+        f"a {COLOURS[label // len(SHAPES)]} {SHAPES[label % len(SHAPES)]}{' ' * index}": {
+            "class_labels": label
+        }
+        for index, label in enumerate(labels)
+    }
+
+
 def describe_accelerator(accelerator: Accelerator) -> dict[str, Any]:
     """Describe an accelerator's window and promise, which a report states beside its figures.
 
@@ -132,7 +163,7 @@ def describe_accelerator(accelerator: Accelerator) -> dict[str, Any]:
 
     Returns:
         `window`: nodes that one forward feeds at most.
-        `promise`: "exact", "tv<=x", or "lossy" with its bound in words or "no bound".
+        `promise`: "exact", "tv<=x", "approximate", or "lossy" with its bound in words or "no bound".
     """
     drafter, promise = accelerator.drafter, accelerator.exactness
     bound = accelerator.rule.bound if drafter.exactness == "exact" else None

@@ -40,6 +40,7 @@ MAX_CONFIG_BYTES = 1_000_000
 MAX_INDEX_BYTES = 100_000_000
 MAX_DIMENSION = 10_000_000
 MAX_LAYERS = 10_000
+OWN_CODE = frozenset({"nextstep"})  # published with code, which is not run: this package has its own
 
 
 def check_source(source: object, argument: str = "model") -> str:
@@ -102,7 +103,8 @@ def check_folder(folder: Path, argument: str, *, trust_remote_code: bool) -> Non
         raise CheckpointError(argument, str(folder), "a folder with a config.json")
     for file in sorted(folder.glob("*config.json")):
         table = read_json(file, MAX_CONFIG_BYTES) if file.is_file() else None
-        if has_key(table, "auto_map") and not trust_remote_code:
+        own = isinstance(table, dict) and table.get("model_type") in OWN_CODE
+        if has_key(table, "auto_map") and not trust_remote_code and not own:
             allowed = "it runs code from the checkpoint: pass trust_remote_code=True if you trust it"
             raise CheckpointError(str(file), "auto_map", allowed)
     config = read_json(path, MAX_CONFIG_BYTES)

@@ -15,6 +15,7 @@ from mmspec.decoding.indexing import pick, put
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
+from mmspec.models.denoising import DenoisingHead
 from mmspec.models.mar import MARForImageGeneration
 
 __all__ = ["MARState", "MARTarget"]
@@ -72,6 +73,12 @@ class MARTarget:
         self.grid = ImageGrid(side, side, 1)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
+        self.largest_image: int = self.grid.cells
+
+    @property
+    def denoiser(self) -> DenoisingHead:
+        """Head that draws a token, given a condition."""
+        return self.model.diffloss
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

@@ -13,6 +13,7 @@ from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Nodes
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import PromptOutput
+from mmspec.models.denoising import DenoisingHead
 from mmspec.models.nextstep import NextStepForImageGeneration
 from mmspec.targets.causal import CausalState, CausalTarget
 
@@ -42,6 +43,7 @@ class NextStepTarget(CausalTarget):
 
     Attributes:
         vector_size: d of an image token.
+        largest_image: most tokens of an image.
     """
 
     model: NextStepForImageGeneration
@@ -52,6 +54,13 @@ class NextStepTarget(CausalTarget):
         self.vector_size = model.config.token_size
         side = model.config.latent_size // model.config.latent_patch_size
         self.grid = ImageGrid(side, side, 1) if grid is None else grid
+        places = model.config.gen_pos_grid**2 if model.config.use_gen_pos_embed else None
+        self.largest_image: int = model.config.max_position_embeddings if places is None else places
+
+    @property
+    def denoiser(self) -> DenoisingHead:
+        """Head that draws a token, given a condition."""
+        return self.model.image_head
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

@@ -153,7 +153,7 @@ def records(**changed: Any) -> list[BenchRecord]:
         stats = DecodingStats(name, new_tokens=[16], rounds=[forwards - 1], target_forwards=forwards)
         stats.cache_bytes = 1000
         if name == "gsd":
-            stats.count_variation(0.3, 0.2, 6)
+            stats.count_measured("tv", 0.3, 0.2, 6)
         decoded = Decoded([[forwards] * 16], [stats], pixel_seconds=1.0)
         runs.append(TimedRun(name, 0, 0, "", seconds, decoded))
     own = {name: {**OWN[name], **changed.get(name, {})} for name in OWN}

@@ -39,7 +39,7 @@ def artist(forwards, seconds, brightness=0.5, promise="exact", tv=0.0, log=None)
         stats = DecodingStats(exactness=promise, new_tokens=[16], rounds=[forwards - 1])
         stats.target_forwards = forwards
         if tv:
-            stats.count_variation(tv * 3, tv, 3)
+            stats.count_measured("tv", tv * 3, tv, 3)
         return Drawing(brightness * noise + brightness / 2, [seed % 7] * 16, stats, seconds, 0.5)
 
     return draw

@@ -16,6 +16,7 @@ import torch
 
 from mmspec.decoding.stats import DecodingStats
 from mmspec.evaluation.identity.distribution import DistributionTest
+from mmspec.evaluation.identity.samples import SampleTest
 
 __all__ = ["Comparison", "Difference", "IdentityReport", "compare", "first_difference", "ulp"]
 
@@ -50,7 +51,7 @@ class Comparison:
     """Outputs of one way of decoding, compared with their references.
 
     Attributes:
-        mode: "greedy" or "sampled".
+        mode: "greedy", "sampled", "same noise" or "distribution".
         reference: what the tokens were compared with.
         examples, tokens: how much was compared; tokens are the reference's.
         differences: the first one of each example that has any.
@@ -64,7 +65,7 @@ class Comparison:
     tokens: int
     differences: list[Difference]
     stats: DecodingStats
-    distribution: DistributionTest | None = None
+    distribution: DistributionTest | SampleTest | None = None
 
     @property
     def equal(self) -> int:

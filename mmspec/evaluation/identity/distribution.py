@@ -47,6 +47,9 @@ class DistributionTest:
     p_value: float
     surprisal: float
 
+    def __str__(self) -> str:
+        return f"p = {self.p_value:.2g}, z = {self.surprisal:+.1f}"
+
     @property
     def resolution(self) -> float:
         """Total variation of `mass_before` to uniform that fails about every other time.

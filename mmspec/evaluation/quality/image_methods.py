@@ -56,12 +56,12 @@ class Drawing:
 
     Attributes:
         image: [3, H, W] in [0, 1].
-        codes: codebook indices in raster order.
+        codes: codebook indices in raster order; None for continuous tokens.
         seconds, decode_seconds: wall-clock of the tokens, and of turning them into pixels.
     """
 
     image: Tensor
-    codes: list[int]
+    codes: list[int] | None
     stats: DecodingStats
     seconds: float
     decode_seconds: float
@@ -77,18 +77,20 @@ class MethodRecord:
 
     Attributes:
         method: as written on the command line.
-        promise: "exact", "tv<=x" (per token) or "lossy".
+        promise: "exact", "tv<=x" (per token), "approximate" or "lossy".
         images: how many, each at batch 1.
         nfe_mean, nfe_max: target forwards per image, the prompt's own included; a guided pair is one.
         step_compression: forwards of plain decoding / nfe_mean.
         speedup, speedup_with_pixels: ratios to plain decoding of median seconds, without and with the
             decoder from tokens to pixels.
         tv_mean, tv_max: measured total variation to the target at judged places; None for exact rules.
+        drift_mean, drift_max: measured distance of kept candidates to the target's own vectors, likewise.
+        rollbacks: rounds that refused a candidate, per image.
         attribute_accuracy: share of prompted attributes that the reader finds.
         feature_distance: kernel distance (KID) of the reader's features to plain decoding with other seeds;
             0 on average for equal distributions, and negative at times (see `kernel_distance`).
         feature_margin: its 95 % interval is feature_distance +- feature_margin.
-        entropy: of the use of codes, in nats.
+        entropy: of the use of codes, in nats; None for continuous tokens.
         settings: of the run.
     """
 
@@ -103,10 +105,13 @@ class MethodRecord:
     speedup_with_pixels: float
     tv_mean: float | None
     tv_max: float | None
+    drift_mean: float | None
+    drift_max: float | None
+    rollbacks: float
     attribute_accuracy: float
     feature_distance: float
     feature_margin: float
-    entropy: float
+    entropy: float | None
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -179,6 +184,7 @@ def _record(
     distance, margin = kernel_distance(reader.features(_pixels(drawn)), reference)
     forwards = [drawing.stats.target_forwards for drawing in drawn]
     mean_forwards = sum(forwards) / len(forwards)
+    codes: list[Any] = [drawing.codes for drawing in drawn]
     return MethodRecord(
         method=name,
         promise=stats.exactness,
@@ -191,10 +197,13 @@ def _record(
         speedup_with_pixels=_seconds(plain, pixels=True) / _seconds(drawn, pixels=True),
         tv_mean=stats.tv_mean,
         tv_max=stats.tv_max if stats.tv_places else None,
+        drift_mean=stats.drift_mean,
+        drift_max=stats.drift_max if stats.drift_places else None,
+        rollbacks=stats.rollbacks / len(drawn),
         attribute_accuracy=reader.attribute_accuracy(_pixels(drawn), prompts),
         feature_distance=distance,
         feature_margin=margin,
-        entropy=token_entropy([drawing.codes for drawing in drawn]),
+        entropy=None if None in codes else token_entropy(codes),
         settings=settings,
     )
 
@@ -228,7 +237,7 @@ def draw_plot(path: str | Path, records: Sequence[MethodRecord]) -> Path:
     path = check_plot(path)
     from matplotlib.figure import Figure
 
-    colours = {"exact": "#1a7f37", "tv": "#bf8700", "lossy": "#d1242f"}
+    colours = {"exact": "#1a7f37", "tv": "#bf8700", "approximate": "#bf8700", "lossy": "#d1242f"}
     colour = [colours[record.promise.split("<")[0]] for record in records]
     figure = Figure(figsize=(11, 0.42 * len(records) + 1.4), layout="constrained")
     saved, distance = figure.subplots(1, 2, sharey=True)

@@ -57,9 +57,9 @@ class VariationMeter:
                     continue
                 distance = float((drawn_from - distribution[place]).abs().sum() / 2)
                 self.measured.setdefault(place, []).append(distance)
-                canvas.stats.count_variation(distance, distance, 1)
+                canvas.stats.count_measured("tv", distance, distance, 1)
 
 
 def needs_meter(accelerator: Accelerator) -> bool:
     """True if nodes see less than the model would; rules measure their own total variation as they judge."""
-    return accelerator.drafter.exactness != "exact"
+    return accelerator.drafter.exactness == "lossy"

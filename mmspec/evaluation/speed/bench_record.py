@@ -48,6 +48,9 @@ class BenchRecord:
         step_compression: tokens per target forward of a row.
         tv: `mean` and `max` of the measured total variation to the target at judged places; None where
             nothing was measured, as for exact rules.
+        drift: `mean` and `max` distance of kept candidates to the target's own vectors; None where none was
+            measured.
+        rollbacks: rounds of a row that refused a candidate.
         state_bytes: keys and values of the target.
         pixel_seconds: median over repeats of the wall-clock from image tokens to pixels, which `seconds` and
             `speedup` leave out; 0 for text.
@@ -85,6 +88,8 @@ class BenchRecord:
     nfe_max: int
     step_compression: float
     tv: dict[str, float] | None
+    drift: dict[str, float] | None
+    rollbacks: int
     state_bytes: int
     pixel_seconds: float
     speedup_with_pixels: float
@@ -205,6 +210,8 @@ def _record(
         nfe_max=once.nfe_max,
         step_compression=once.step_compression,
         tv=None if once.tv_mean is None else {"mean": once.tv_mean, "max": once.tv_max},
+        drift=None if once.drift_mean is None else {"mean": once.drift_mean, "max": once.drift_max},
+        rollbacks=once.rollbacks,
         state_bytes=once.cache_bytes,
         pixel_seconds=median(pixels),
         speedup_with_pixels=median(map(sum, zip(plain_seconds, plain_pixels, strict=True)))

@@ -19,12 +19,10 @@ REQUIRED = (
     "window",
     "guidance_scale",
     "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
     "baseline",
     "promise",
 )
+OF_TOKENS, OF_VECTORS = ("top_k", "top_p", "min_p"), ("num_inference_steps", "guidance_schedule")
 
 
 def check_context(record: BenchRecord) -> None:
@@ -33,14 +31,16 @@ def check_context(record: BenchRecord) -> None:
     Raises:
         InputError: a setting is missing, no forwards were counted, or the promise is none.
     """
-    missing = [name for name in REQUIRED if name not in record.settings]
+    own = OF_VECTORS if "num_inference_steps" in record.settings else OF_TOKENS
+    missing = [name for name in REQUIRED + own if name not in record.settings]
     if missing:
         raise InputError("record", record.accelerator, f"a speed-up needs beside it: {', '.join(missing)}")
     if record.nfe_mean <= 0:
         raise InputError("record", record.accelerator, "a speed-up needs the number of target forwards")
     promise = record.settings["promise"]
-    if promise != "exact" and not str(promise).startswith(("tv<=", "lossy, ")):
-        raise InputError("promise", promise, "'exact', 'tv<=x', or 'lossy, ' with its bound or 'no bound'")
+    if promise not in ("exact", "approximate") and not str(promise).startswith(("tv<=", "lossy, ")):
+        allowed = "'exact', 'tv<=x', 'approximate', or 'lossy, ' with its bound or 'no bound'"
+        raise InputError("promise", promise, allowed)
 
 
 #: Header, what a record shows there, and whether a narrow screen shows it too.
@@ -52,8 +52,8 @@ COLUMNS: Columns = (
     ("NFE\nmax", lambda record: str(record.nfe_max), True),
     ("tokens/\nforward", lambda record: f"{record.step_compression:.2f}", True),
     ("accepted\na round", lambda record: f"{record.acceptance_length:.2f}", False),
-    ("tv\nmean", lambda record: _variation(record, "mean"), True),
-    ("tv\nmax", lambda record: _variation(record, "max"), False),
+    ("tv or\ndrift", lambda record: _variation(record, "mean"), True),
+    ("its\nmax", lambda record: _variation(record, "max"), False),
     ("speed-up\n(min-max)", speedup, True),
     ("with\npixels", lambda record: f"{record.speedup_with_pixels:.2f}x", True),
     ("state", lambda record: f"{record.state_bytes / 1e6:.1f} MB", False),
@@ -77,14 +77,19 @@ def image_report(records: Sequence[BenchRecord], *, width: int = WIDE) -> Render
     cuts = [
         f"{name.replace('_', '-')} {'off' if settings[name] in values else settings[name]}"
         for name, values in off.items()
+        if name in settings
     ]
+    if "num_inference_steps" in settings:
+        guided = f"guidance {settings['guidance_schedule']}"
+        cuts += [f"{settings['num_inference_steps']} steps of the head", guided]
     warpers = ", ".join(
         [f"guidance {settings['guidance_scale']:g}", f"temperature {settings['temperature']:g}", *cuts]
     )
     explained = (
         "NFE: target forwards of an image, the prompt's own included, a guided pair being one. "
         "tokens/forward: all tokens over NFE. accepted a round: tokens per scoring forward. tv: measured "
-        "total variation to the target at judged places, - where none was measured. speed-up: ratio of "
+        "total variation to the target at judged places (of vectors: drift, the distance of kept candidates "
+        "to the target's own draws), - where none was measured. speed-up: ratio of "
         f"medians over {records[0].repeats} interleaved repeats to {settings['baseline']}; without and "
         "with pixels. same: images with the tokens of plain decoding. state: keys and values."
     )
@@ -93,4 +98,5 @@ def image_report(records: Sequence[BenchRecord], *, width: int = WIDE) -> Render
 
 
 def _variation(record: BenchRecord, which: str) -> str:
-    return "-" if record.tv is None else f"{record.tv[which]:.3f}"
+    measured = record.tv or record.drift
+    return "-" if measured is None else f"{measured[which]:.3f}"

@@ -167,7 +167,7 @@ def _add_comparison(table: Table, comparison: Comparison) -> None:
     table.add_row(
         comparison.mode,
         comparison.reference,
-        equal if test is None else f"p = {test.p_value:.2g}, z = {test.surprisal:+.1f}",
+        equal if test is None else str(test),
         str(comparison.explained),
         str(comparison.tokens),
         str(stats.target_forwards),

@@ -81,6 +81,11 @@ class MARConfig(PreTrainedConfig):
         )
 
     @property
+    def condition_type(self) -> str:
+        """What images are drawn from, as a LlamaGen's config says it."""
+        return "class"
+
+    @property
     def image_tokens(self) -> int:
         """Tokens N of one image."""
         return self.grid_size**2

@@ -1,0 +1,267 @@
+"""ContinuousImagePipeline: generates images with models whose tokens are vectors (NextStep-1, MAR)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+from mmspec.acceleration import Accelerator
+from mmspec.accelerators import build_accelerator
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
+from mmspec.models.checkpoint import check_source, load_config
+from mmspec.models.mar import MARForImageGeneration, load_mar
+from mmspec.models.nextstep import (
+    NextStepForImageGeneration,
+    load_nextstep,
+    load_nextstep_tokenizer,
+    load_nextstep_vae,
+)
+from mmspec.pipelines.continuous_prompts import continuous_requests
+from mmspec.pipelines.continuous_settings import ContinuousSettings, continuous_defaults
+from mmspec.pipelines.image_call import ImageCall
+from mmspec.pipelines.image_generation import ImageGenerationPipeline
+from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES, check_same_latents, continuous_target
+
+VAE = "vae"
+GENERATION_CONFIG = "generation_config.json"
+NEEDED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "vae/*")
+PLAIN, MASKED = "none", "masked"
+
+
+class ContinuousImagePipeline(ImageGenerationPipeline):
+    """Generates images of continuous tokens from prompts (NextStep-1) or class labels (MAR).
+
+    `MMSpecPipeline.from_pretrained` returns one for the folders of both.
+
+    Args:
+        model: the transformer with its denoising head.
+        processor: the tokenizer of prompts; None for models of classes.
+        accelerator: a name from `mmspec.list_accelerators()`; by default plain decoding, which for a MAR is
+            the published order in 64 forwards.
+        vae: the image tokenizer, a diffusers `AutoencoderKL`.
+        options: options of the accelerator.
+
+    Example:
+        >>> pipe = MMSpecPipeline.from_pretrained("assets/scenes-nextstep")  # doctest: +SKIP
+        >>> pipe("a red ring left of a small blue cross").images[0].save("image.png")  # doctest: +SKIP
+    """
+
+    default_accelerator = PLAIN
+    target: Any
+    model: NextStepForImageGeneration | MARForImageGeneration
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        processor: Any = None,
+        accelerator: str | None = None,
+        *,
+        vae: Any = None,
+        **options: Any,
+    ) -> None:
+        self.vae = vae
+        super().__init__(model, processor, accelerator, **options)
+
+    @classmethod
+    def _load_parts(
+        cls,
+        source: str,
+        config: PreTrainedConfig,
+        where: dict[str, Any],
+        how: dict[str, Any],
+        parts: dict[str, str | Path],
+    ) -> dict[str, Any]:
+        model, processor, vae = load_continuous(source, config, where, how, parts)
+        if vae is not None:
+            vae.to(model.device)
+        return {"model": model, "processor": processor, "vae": vae}
+
+    def _adapt(self, model: PreTrainedModel) -> Any:
+        target = continuous_target(model)
+        if target is None:
+            raise no_vectors_error(type(model).__name__)
+        return target
+
+    def _build_accelerator(
+        self, name: str, drafter: str | Path | PreTrainedModel | None, options: dict[str, Any]
+    ) -> tuple[Accelerator, Any]:
+        if name == PLAIN and self.target.any_order and drafter is None:
+            return replace(build_accelerator(MASKED, **options), name=PLAIN), None
+        return super()._build_accelerator(name, drafter, options)
+
+    def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[Any, Any]:
+        own: Any = self.vae.config
+        scalings: tuple[Any, Any] = (None, None)
+        model: Any = drafter
+        if not isinstance(drafter, PreTrainedModel):
+            source = check_source(drafter, "drafter")
+            config = load_config(source, argument="drafter")
+            if config.model_type not in CONTINUOUS_FAMILIES:
+                allowed = f"a draft model for {type(self.model).__name__}"
+                raise InputError("drafter", f"model type {config.model_type!r}", allowed)
+            how = {"dtype": self.dtype, "device_map": {"": self.device}}
+            model, _, vae = load_continuous(source, config, {}, how, {})
+            if vae is not None:
+                read = ("scaling_factor", "shift_factor")
+                scalings = tuple(own.get(name) for name in read), tuple(vae.config.get(name) for name in read)
+        draft = continuous_target(model)
+        if draft is None:
+            allowed = f"a draft model for {type(self.model).__name__}"
+            raise InputError("drafter", type(model).__name__, allowed)
+        check_same_latents(self.target, draft, scalings)
+        return draft, None
+
+    def _check_parts(self) -> None:
+        if self.vae is None:
+            raise CheckpointError(VAE, None, "the image tokenizer, which turns tokens into pixels")
+        channels = self.target.vector_size // self.patch**2
+        if self.vae.config.latent_channels != channels:
+            allowed = f"an autoencoder of {channels} channels, as the model's tokens"
+            raise CheckpointError(VAE, f"{self.vae.config.latent_channels} channels", allowed)
+        if self.processor is None and not self.target.any_order:
+            raise CheckpointError("tokenizer", None, "the tokenizer of the prompts")
+
+    @property
+    def patch(self) -> int:
+        """Latents per side of a token."""
+        return int(getattr(self.model.config, "latent_patch_size", 1))
+
+    @property
+    def stride(self) -> int:
+        return int(2 ** (len(self.vae.config.block_out_channels) - 1)) * self.patch
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """The parts, as diffusers names them."""
+        parts = {"model": self.model, "vae": self.vae, "processor": self.processor}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def _write(self, folder: Path) -> None:
+        self.model.save_pretrained(folder)
+        self.vae.save_pretrained(folder / VAE)
+        if self.processor is not None:
+            self.processor.save_pretrained(folder)
+        stored = getattr(self.model, "generation_config", None)
+        if stored is not None:
+            stored.save_pretrained(folder)
+
+    def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> ImageCall:
+        """Check all arguments and encode the prompts; arguments as of `ImageGenerationPipeline`."""
+        settings = ContinuousSettings.from_keywords(continuous_defaults(self.model), keywords)
+        given = what.get("class_labels") if prompt is None else prompt
+        prompts = len(given) if isinstance(given, list | tuple) else 1
+        normalize = bool(self.vae.config.get("encoder_norm"))
+        grid = self._grid(what.pop("height", None), what.pop("width", None))
+        sampler = settings.sampler(self.target, prompts, grid.length, normalize)
+        self.accelerator.check(sampler)
+        random = settings.random(prompts, self.device)
+        requests = continuous_requests(
+            self.model,
+            prompt,
+            **what,
+            grid=grid,
+            guided=sampler.is_guided,
+            num_images_per_prompt=settings.num_images_per_prompt,
+            tokenizer=self.processor,
+        )
+        return ImageCall(self, requests, settings, sampler, random)
+
+    def sampling(self, keywords: dict[str, Any]) -> dict[str, Any]:
+        """The sampling settings of a call with these keywords, the model's defaults included."""
+        settings = ContinuousSettings.from_keywords(continuous_defaults(self.model), keywords)
+        sampler = settings.sampler(self.target, 1, self.target.grid.length)
+        names = ("guidance_scale", "guidance_schedule", "temperature")
+        described = {name: getattr(sampler, name) for name in names}
+        return {**described, "num_inference_steps": sampler.schedule.steps}
+
+    def _grid(self, height: int | None, width: int | None) -> ImageGrid:
+        """Grid of the size that was asked for; a side that is not given is the default one.
+
+        Raises:
+            InputError: the model draws no image of that size.
+        """
+        own: ImageGrid = self.target.grid
+        sides = []
+        for name, value, cells in (("height", height, own.rows), ("width", width, own.columns)):
+            pixels = cells * self.stride if value is None else value
+            if isinstance(pixels, bool) or not isinstance(pixels, int) or pixels < 1 or pixels % self.stride:
+                raise InputError(name, value, f"a multiple of {self.stride} pixels")
+            sides.append(pixels // self.stride)
+        grid = ImageGrid(*sides, 1)
+        places = self.target.largest_image
+        if grid.cells > places or (self.target.any_order and sides != [own.rows, own.columns]):
+            wanted = f"{own.rows * self.stride} x {own.columns * self.stride} pixels"
+            allowed = wanted if self.target.any_order else f"at most {places} tokens of {self.stride} pixels"
+            raise InputError("height, width", (height, width), allowed)
+        return grid
+
+    def drawn(self, canvas: Canvas) -> list[Any]:
+        """Vectors [N, d] of every row, NaN where a place is not decided."""
+        count = canvas.stopping.max_new_tokens
+        values, decided = canvas.tokens[:, :-1][:, :count], canvas.decided[:, :-1][:, :count]
+        return list(values.masked_fill(~decided[..., None], torch.nan))
+
+    def latents(self, grid: ImageGrid, rows: Sequence[Any]) -> Tensor:
+        """Scaled latents [n, C, h, w] of the vectors of images; NaN where a place is not decided."""
+        tokens = torch.full((len(rows), grid.cells, self.target.vector_size), torch.nan, device=self.device)
+        for image, row in zip(tokens, rows, strict=True):
+            if len(row):
+                image[: len(row)] = row
+        if isinstance(self.model, MARForImageGeneration):
+            return self.model.unpatchify(tokens)
+        return self.model.unpatchify(tokens, grid.rows, grid.columns)
+
+    def _decode(self, grid: ImageGrid, latents: Tensor) -> tuple[Tensor, Tensor]:
+        config, patch = self.vae.config, self.patch
+        is_drawn = ~latents[:, 0, ::patch, ::patch].isnan()
+        scaled = latents.nan_to_num(0.0) / config.scaling_factor + (config.get("shift_factor") or 0.0)
+        return self.vae.decode(scaled.to(self.vae.dtype)).sample, is_drawn
+
+
+def load_continuous(
+    source: str,
+    config: PreTrainedConfig,
+    where: dict[str, Any],
+    how: dict[str, Any],
+    parts: dict[str, str | Path],
+) -> tuple[Any, Any, Any]:
+    """Load a model of continuous tokens: the model, its tokenizer and its autoencoder, None where it has none.
+
+    Args:
+        source, config, where, how, parts: as of `MMSpecPipeline._load_parts`.
+    """
+    if config.model_type not in CONTINUOUS_FAMILIES:
+        raise no_vectors_error(f"model type {config.model_type!r}")
+    for name, part in parts.items():
+        if name != VAE:
+            raise InputError(name, part, f"nothing: this {config.model_type} has no such part")
+    where = {name: value for name, value in where.items() if name != "trust_remote_code"}
+    folder = Path(source)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(source, allow_patterns=list(NEEDED_FILES), **where))
+    tokenizer = vae = None
+    if config.model_type == "mar":
+        model, vae = load_mar(folder, parts.get(VAE), **how)
+    else:
+        model = load_nextstep(folder, **how)
+        tokenizer = load_nextstep_tokenizer(folder)
+        if VAE in parts or (folder / VAE).is_dir():
+            vae = load_nextstep_vae(parts.get(VAE, folder))
+    loaded: Any = model
+    if (folder / GENERATION_CONFIG).is_file():
+        loaded.generation_config = GenerationConfig.from_pretrained(str(folder))
+    return loaded, tokenizer, vae
+
+
+def no_vectors_error(name: str) -> UnsupportedModelError:
+    """Make the error for a model that draws no continuous tokens."""
+    return UnsupportedModelError(f"{name} draws no continuous tokens; models that do are NextStep-1 and MAR")

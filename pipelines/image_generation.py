@@ -1,0 +1,170 @@
+"""ImageGenerationPipeline: what all pipelines that give images have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from einops import repeat
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from mmspec.decoding.canvas import NOT_FINITE, Canvas
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.errors import InputError, NumericalError
+from mmspec.pipelines.base import MMSpecPipeline
+from mmspec.pipelines.callbacks import CheckedCallback
+from mmspec.pipelines.image_call import ImageCall
+from mmspec.pipelines.outputs import ImageOutput
+from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
+
+__all__ = ["ImageGenerationPipeline"]
+
+PIXELS_AT_ONCE = 2**20  # through the decoder, whose inner layers hold hundreds of channels of them
+
+
+class ImageGenerationPipeline(MMSpecPipeline):
+    """Generates images from prompts or class labels: `ImagePipeline`, `ContinuousImagePipeline`.
+
+    Args:
+        model, processor, accelerator, options: as of `MMSpecPipeline`.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, processor: Any = None, accelerator: str | None = None, **options: Any
+    ) -> None:
+        self._progress: dict[str, Any] = {}
+        super().__init__(model, processor, accelerator, **options)
+
+    @classmethod
+    def _kind_for(cls, config: PreTrainedConfig) -> type[MMSpecPipeline]:
+        from mmspec.pipelines.continuous_images import ContinuousImagePipeline
+        from mmspec.pipelines.image_tokens import ImagePipeline
+
+        if cls is not ImageGenerationPipeline:
+            return cls
+        return ContinuousImagePipeline if config.model_type in CONTINUOUS_FAMILIES else ImagePipeline
+
+    def set_progress_bar_config(self, **config: Any) -> None:
+        """Set tqdm's keywords for the bar that counts tokens, such as `disable=True`; as in diffusers."""
+        self._progress = config
+
+    def __call__(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        class_labels: int | Sequence[int | None] | None = None,
+        negative_prompt: str | Sequence[str | None] | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        callback_on_step_end: Callable[..., Any] | None = None,
+        return_dict: bool = True,
+        **settings: Any,
+    ) -> ImageOutput | tuple[Any]:
+        """Generate images of one prompt or class, or of a list of them.
+
+        Args:
+            prompt: text, or a list, for models of captions.
+            class_labels: a label, or a list, for models of classes.
+            negative_prompt: what guidance leads away from; None takes the model's own "no prompt".
+            height, width: pixels; None is the size that the model was trained for.
+            callback_on_step_end: called after every round with the pipeline, the number of the round, the
+                tokens committed so far, and a dict: `rows` (a range: which images are at work), `tokens`
+                (of each) and `preview`, a function that decodes what there is of them to PIL images.
+            return_dict: False returns the tuple (images,).
+            settings: see `ImageSettings` or `ContinuousSettings` (guidance_scale, num_images_per_prompt, temperature, top_k, top_p,
+                seed, generator, output_type, ...).
+
+        Returns:
+            ImageOutput(images, tokens, stats, ...). Images that were interrupted are grey where nothing
+            has been drawn.
+
+        Raises:
+            InputError: an argument cannot be used; raised before any forward pass of the transformer.
+            NumericalError: an image's logits were not finite. The others are finished first; the
+                exception's `output` holds the whole ImageOutput.
+            PipelineBusyError: the pipeline is in use.
+        """
+        notify = None
+        if callback_on_step_end is not None:
+            if not callable(callback_on_step_end):
+                allowed = "a function (pipe, step, committed, kwargs)"
+                raise InputError("callback_on_step_end", callback_on_step_end, allowed)
+            notify = CheckedCallback(callback_on_step_end, "callback_on_step_end")
+        with self._busy():
+            call = self.prepare(
+                prompt,
+                settings,
+                class_labels=class_labels,
+                negative_prompt=negative_prompt,
+                height=height,
+                width=width,
+            )
+            total, shown = len(call.requests) * call.grid.length, 0
+            with logging.tqdm(**{"total": total, "unit": "token", **self._progress}) as bar:
+                for step, _ in enumerate(call.rounds()):
+                    bar.update(call.committed - shown)
+                    shown = call.committed
+                    bar.set_postfix_str(
+                        f"{call.calls[-1].stats.acceptance_length:.1f} per forward", refresh=False
+                    )
+                    if notify is not None:
+                        notify.call(self, step, call.committed, call.progress())
+                    if self._interrupted.is_set():
+                        break
+            output = call.output()
+        for index, error in call.errors():
+            raised = NumericalError(index, error.position, NOT_FINITE)
+            raised.output = output
+            raise raised
+        return output if return_dict else (output.images,)
+
+    @abstractmethod
+    def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> ImageCall:
+        """Check all arguments and encode the prompts; nothing heavy has happened when this raises.
+
+        Args:
+            prompt: as of a call.
+            keywords: its settings.
+            what: class_labels, negative_prompt, height and width, where they are not None.
+
+        Returns:
+            The call, whose rounds can be watched as they are decoded.
+        """
+
+    @abstractmethod
+    def sampling(self, keywords: dict[str, Any]) -> dict[str, Any]:
+        """The sampling settings of a call with these keywords, the model's defaults included."""
+
+    @property
+    @abstractmethod
+    def stride(self) -> int:
+        """Pixels per side of a token."""
+
+    def drawn(self, canvas: Canvas) -> list[Any]:
+        """The tokens of every row that are there so far."""
+        return canvas.outputs()
+
+    @abstractmethod
+    def latents(self, grid: ImageGrid, rows: Sequence[Any]) -> Tensor:
+        """Tokens of images in their places, and a mark where there is none; rows as `drawn` gives them."""
+
+    @torch.inference_mode()
+    def pixels(self, grid: ImageGrid, latents: Tensor) -> Tensor:
+        """Images [n, 3, H, W] in [-1, 1] on the CPU, grey where nothing is drawn yet."""
+        at_once = max(1, PIXELS_AT_ONCE // (grid.cells * self.stride**2))
+        images = []
+        for part in latents.split(at_once):
+            pixels, is_drawn = self._decode(grid, part)
+            height, width = pixels.shape[-2] // grid.rows, pixels.shape[-1] // grid.columns
+            shown = repeat(is_drawn.cpu(), "n rows columns -> n 1 (rows y) (columns x)", y=height, x=width)
+            images.append(pixels.float().cpu() * shown)
+        all_images: Tensor = torch.cat(images)
+        return all_images
+
+    @abstractmethod
+    def _decode(self, grid: ImageGrid, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """Images [n, 3, H, W] of some latents, and [n, rows, columns] which cells are drawn."""
