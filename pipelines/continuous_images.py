@@ -99,9 +99,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         return super()._build_accelerator(name, drafter, options)
 
     def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[Any, Any]:
-        own: Any = self.vae.config
-        scalings: tuple[Any, Any] = (None, None)
-        model: Any = drafter
+        model, vae = drafter, None
         if not isinstance(drafter, PreTrainedModel):
             source = check_source(drafter, "drafter")
             config = load_config(source, argument="drafter")
@@ -110,14 +108,11 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
                 raise InputError("drafter", f"model type {config.model_type!r}", allowed)
             how = {"dtype": self.dtype, "device_map": {"": self.device}}
             model, _, vae = load_continuous(source, config, {}, how, {})
-            if vae is not None:
-                read = ("scaling_factor", "shift_factor")
-                scalings = tuple(own.get(name) for name in read), tuple(vae.config.get(name) for name in read)
         draft = continuous_target(model)
         if draft is None:
             allowed = f"a draft model for {type(self.model).__name__}"
             raise InputError("drafter", type(model).__name__, allowed)
-        check_same_latents(self.target, draft, scalings)
+        check_same_latents(self.target, draft, (scaling(self.model, self.vae), scaling(model, vae)))
         return draft, None
 
     def _check_parts(self) -> None:
@@ -260,6 +255,13 @@ def load_continuous(
     if (folder / GENERATION_CONFIG).is_file():
         loaded.generation_config = GenerationConfig.from_pretrained(str(folder))
     return loaded, tokenizer, vae
+
+
+def scaling(model: Any, vae: Any) -> tuple[float, float] | None:
+    """Factor and shift of a model's latents; None where neither autoencoder nor config says them."""
+    config = model.config if vae is None else vae.config
+    factor = getattr(config, "scaling_factor", None)
+    return None if factor is None else (float(factor), float(getattr(config, "shift_factor", None) or 0.0))
 
 
 def no_vectors_error(name: str) -> UnsupportedModelError:

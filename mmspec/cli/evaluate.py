@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -86,18 +87,25 @@ def image(
     Example:
         mmspec evaluate image assets/scenes-llamagen --scenes 200
     """
+    from mmspec.models.official_files import read_config
     from mmspec.reference.scoring.image import score_image_model
+    from mmspec.reference.scoring.latent_image import score_latent_model
+    from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
 
     source = model or reference_model(REFERENCE_IMAGE)
+    is_continuous = read_config(Path(source)).get("model_type") in CONTINUOUS_FAMILIES
     try:
         scales = [float(part) for part in guidance_scales.split(",")]
     except ValueError as error:
         raise InputError(
             "--guidance-scales", guidance_scales, "numbers with commas, such as 1,3,5"
         ) from error
-    scores = score_image_model(source, scenes, seed, guidance_scales=scales, batch_size=batch_size)
+    score: Any = score_latent_model if is_continuous else score_image_model
+    scores = score(source, scenes, seed, guidance_scales=scales, batch_size=batch_size)
     if card:
-        from mmspec.reference.scoring.image_card import write_card
+        from mmspec.reference.scoring import image_card, latent_card
+
+        write_card: Any = latent_card.write_card if is_continuous else image_card.write_card
 
         command = f"mmspec evaluate image {source} --scenes {scenes} --seed {seed}"
         write_card(source, scores, f"{command} --guidance-scales {guidance_scales}")
@@ -108,10 +116,16 @@ def image(
     for label, one in found.items():
         shares = [one["share"], *map(one["by_attribute"].get, names), one["exact"]]
         rows.append([label, *("" if share is None else f"{share:.1%}" for share in shares)])
-    caption = (
-        f"entropy {scores['entropy_mean']:.2f} nats (median {scores['entropy_median']:.2f}), "
-        f"TV of neighbours {scores['neighbour_tv']:.2f}, after a redraw {scores['redraw_tv']:.2f}"
+    caption = "kernel distance to real images: " + ", ".join(
+        f"{one['kernel_distance']:.3g} +- {one['margin']:.2g} at guidance {scale}"
+        for scale, one in scores["guidance"].items()
+        if "kernel_distance" in one
     )
+    if not is_continuous:
+        caption = (
+            f"entropy {scores['entropy_mean']:.2f} nats (median {scores['entropy_median']:.2f}), "
+            f"TV of neighbours {scores['neighbour_tv']:.2f}, after a redraw {scores['redraw_tv']:.2f}"
+        )
     _report(source, scores, as_json, ("", "all facts", *names, "all right"), rows, caption=caption)
 
 

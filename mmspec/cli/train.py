@@ -163,6 +163,10 @@ def latents(
     ] = None,
     start: Start = None,
     size: Size = "base",
+    target: Annotated[
+        Path | None,
+        typer.Option(help="Model that a --size draft drafts for.", show_default=False),
+    ] = None,
     *,
     training: TrainingOptions,
 ) -> None:
@@ -173,10 +177,12 @@ def latents(
 
     Example:
         mmspec train latents --out my-nextstep --vae my-vae --minutes 150
+        mmspec train latents --out my-draft --vae my-vae --size draft --target my-nextstep --minutes 20
     """
     from mmspec.reference.training.latent_images import train_latent_model
 
-    made = train_latent_model(out, vae, kind=kind, reader=reader, start=start, size=size, **training.plan)
+    chosen = {"kind": kind, "reader": reader, "start": start, "size": size, "target": target}
+    made = train_latent_model(out, vae, **chosen, **training.plan)
     training.report(made, size=size)
 
 

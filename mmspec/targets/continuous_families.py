@@ -29,11 +29,11 @@ def check_same_latents(target: Any, draft: Any, scalings: tuple[Any, Any] = (Non
 
     Args:
         target, draft: targets of `CONTINUOUS_FAMILIES`.
-        scalings: how the latents of each are normalised, where both are known.
+        scalings: factor and shift by which the latents of each are normalised, where both are known.
     """
     own, other = (described(each) for each in (target, draft))
     if None not in scalings:
-        own["normalisation of latents"], other["normalisation of latents"] = scalings
+        own["scaling and shift of latents"], other["scaling and shift of latents"] = scalings
     for name, value in own.items():
         if other[name] != value:
             allowed = f"a draft model of the target's {name}: {value}"

@@ -40,6 +40,7 @@ class MARConfig(PreTrainedConfig):
         buffer_size: tokens of the class before those of the image.
         num_classes: labels; `num_classes` itself is the null class.
         head_width, head_depth: of the diffusion head.
+        scaling_factor: of the latents that it was trained on, where no autoencoder lies beside it.
 
     Example:
         >>> MARConfig.from_size("mar_large").hidden_size
@@ -59,6 +60,7 @@ class MARConfig(PreTrainedConfig):
     num_classes: int = 1000
     head_width: int = 1024
     head_depth: int = 6
+    scaling_factor: float | None = None
 
     def validate_architecture(self) -> None:
         """Refuse what cannot be built; called by `strict`."""

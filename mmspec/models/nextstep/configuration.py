@@ -25,6 +25,8 @@ class NextStepConfig(LlamaConfig):
         lm_loss_weight, im_loss_weight, fm_head_batch_mul: of training.
         fm_head_dim, fm_head_layers: width and residual blocks of the head.
         use_gen_pos_embed: whether an embedding of its place is added to what predicts a token.
+        fm_condition_size: numbers of a condition of the head; None for the hidden size, as published.
+        scaling_factor, shift_factor: of the latents of training, where no autoencoder lies beside the model.
         gen_pos_grid: places per side of that table, 0 where there is none; no published config names it.
         o_attention_bias: whether outputs of attention have a bias; None for as `attention_bias`.
     """
@@ -44,6 +46,9 @@ class NextStepConfig(LlamaConfig):
     fm_head_dim: int = 1536
     fm_head_layers: int = 12
     fm_head_batch_mul: int = 4
+    fm_condition_size: int | None = None
+    scaling_factor: float | None = None
+    shift_factor: float | None = None
     use_gen_pos_embed: bool = False
     gen_pos_grid: int = 32
     o_attention_bias: bool | None = None

@@ -60,10 +60,11 @@ class NextStepForImageGeneration(PreTrainedModel):
             places = place_embeddings(config.hidden_size, config.gen_pos_grid)
             self.register_buffer("gen_pos_embed", places[None])
         self.image_in_projector = nn.Linear(config.token_size, config.hidden_size)
-        self.image_out_projector = nn.Linear(config.hidden_size, config.hidden_size)
+        condition_size = config.fm_condition_size or config.hidden_size
+        self.image_out_projector = nn.Linear(config.hidden_size, condition_size)
         self.image_head = DenoisingHead(
             DenoisingHeadConfig(
-                config.token_size, config.hidden_size, config.fm_head_dim, config.fm_head_layers, "flow"
+                config.token_size, condition_size, config.fm_head_dim, config.fm_head_layers, "flow"
             )
         )
         self.post_init()

@@ -17,6 +17,7 @@ from torch import nn
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.kl_autoencoder import load_autoencoder
+from mmspec.models.nextstep import load_nextstep
 from mmspec.reference.attribute_reader import load_reader
 from mmspec.reference.training.image_data import GRID, IMAGE_SIZE, image_batch
 from mmspec.reference.training.image_folder import READER
@@ -25,6 +26,7 @@ from mmspec.reference.training.latent_model import (
     LATENT_SHAPES,
     LatentBatch,
     MARLoss,
+    NextStepDraftLoss,
     NextStepLoss,
     build_latent_tokenizer,
     build_mar,
@@ -39,6 +41,8 @@ from mmspec.training.stage import Stage, held_out_figures, train_stage
 
 __all__ = ["encode_latents", "train_latent_model"]
 
+DRAFT = "draft"
+DRAFTS = (DRAFT, "half")
 VAE = "vae"  # the autoencoder's folder inside the model's
 CHECK_SCENES = 64
 DEFAULT_MINUTES = 90.0
@@ -54,6 +58,7 @@ def train_latent_model(
     reader: str | Path | None = None,
     start: str | Path | None = None,
     size: str = "base",
+    target: str | Path | None = None,
     **how: Unpack[PlanOptions],
 ) -> Path:
     """Train a reference model of continuous tokens and save it as one folder, with its autoencoder.
@@ -64,7 +69,9 @@ def train_latent_model(
         kind: "nextstep", given a prompt, or "mar", given a class.
         reader: a trained reader that goes into the folder too, for evaluation; the training needs none.
         start: a trained model of the same kind and size to begin with, instead of random weights.
-        size: "base", "half" (a MAR that drafts), or "tiny" (for tests).
+        size: "base", "half" (a MAR that drafts), "draft" (a NextStep that drafts for `target`, and learns its
+            chains), or "tiny" (for tests).
+        target: a trained NextStep. Drafts have no autoencoder or reader of their own.
         how: see `TrainingPlan`; by default 90 minutes, of 16 images a step and process.
 
     Returns:
@@ -78,6 +85,9 @@ def train_latent_model(
         raise InputError("kind", kind, did_you_mean(kind, LATENT_SHAPES))
     if size not in LATENT_SHAPES[kind]:
         raise InputError("size", size, did_you_mean(size, LATENT_SHAPES[kind]))
+    if (size == DRAFT) != (target is not None):
+        allowed = "the model that it drafts for" if size == DRAFT else f"nothing, or size={DRAFT!r}"
+        raise InputError("target", target, allowed)
     plan = TrainingPlan.of(how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
     prepare_training(plan.seed, plan.threads)
     out, vae = Path(out), Path(vae)
@@ -91,6 +101,9 @@ def train_latent_model(
     if kind == "nextstep":
         model: Any = build_nextstep(shape, tokenizer)
         learner, objects, only_prompts = NextStepLoss(model, tokenizer), None, PROMPTS_PER_IMAGE
+        if target is not None:
+            drafted_for = load_nextstep(target, dtype=torch.float32).to(accelerator.device)
+            learner, only_prompts = NextStepDraftLoss(model, drafted_for, tokenizer), 0
     else:
         model = build_mar(shape)
         learner, objects, only_prompts = MARLoss(model), 1, 0
@@ -111,11 +124,13 @@ def train_latent_model(
     train_stage(run, Stage(f"latents, {kind}", learner, make, check), plan.budget)
     if accelerator.is_main_process:
         options = {"out": out, "vae": vae, "kind": kind, "size": size, **plan.length}
-        options |= {"from": start, "reader": reader}
+        options |= {"from": start, "reader": reader, "target": target}
+        model.config.scaling_factor = images.config.scaling_factor
         save_trained(model, out, training_record("latents", options, plan, run, before))
         if kind == "nextstep":
             tokenizer.save_pretrained(out)
-        shutil.copytree(vae, out / VAE, dirs_exist_ok=True)
+        if size not in DRAFTS:
+            shutil.copytree(vae, out / VAE, dirs_exist_ok=True)
         if reader is not None:
             shutil.copytree(reader, out / READER, dirs_exist_ok=True)
     accelerator.wait_for_everyone()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from mmspec.models.denoising import FlowSchedule
 from mmspec.models.mar import MARConfig, MARForImageGeneration
 from mmspec.models.nextstep import SPECIAL_TOKENS, NextStepConfig, NextStepForImageGeneration
 from mmspec.reference.attribute_reader import label_heads
@@ -27,6 +28,7 @@ __all__ = [
     "LATENT_SHAPES",
     "LatentBatch",
     "MARLoss",
+    "NextStepDraftLoss",
     "NextStepLoss",
     "build_latent_tokenizer",
     "build_mar",
@@ -56,6 +58,7 @@ class LatentShape:
 LATENT_SHAPES = {
     "nextstep": {
         "base": LatentShape(width=128, layers=5, heads=4, inner=320, head_width=112, head_depth=3),
+        "draft": LatentShape(width=64, layers=2, heads=2, inner=160, head_width=48, head_depth=2),
         "tiny": LatentShape(width=16, layers=2, heads=2, inner=24, head_width=16, head_depth=1),
     },
     "mar": {
@@ -64,7 +67,7 @@ LATENT_SHAPES = {
         "tiny": LatentShape(width=16, layers=1, heads=2, inner=32, head_width=16, head_depth=1),
     },
 }
-"""The reference models, a MAR of half the width as a draft, and those of the tests. `layers` of a MAR are
+"""The reference models, their drafts (a MAR of half the width), and those of the tests. `layers` of a MAR are
 those of its encoder, and of its decoder."""
 
 
@@ -149,7 +152,6 @@ class NextStepLoss(nn.Module):
     def __init__(self, model: NextStepForImageGeneration, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__()
         self.model = model
-        self.middle = model.config.num_hidden_layers // 2
         ids = tokenizer.convert_tokens_to_ids([SPECIAL_TOKENS[0], AREA, SPECIAL_TOKENS[1]])
         self.ending: Tensor
         self.register_buffer("ending", torch.tensor(ids), persistent=False)
@@ -159,17 +161,9 @@ class NextStepLoss(nn.Module):
     def forward(self, batch: LatentBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: squared error of the velocity, accuracy of places and of what was asked."""
         images, length = batch.latents.shape[:2]
-        seen = batch.word_mask.masked_fill(batch.dropped[:, None], 0)
-        words = torch.cat([batch.words, self.ending.expand(len(seen), -1)], 1)
-        seen = torch.cat([seen, seen.new_ones(len(seen), len(self.ending))], 1)
-        prompts = self.model.embed(words)
-        image_rows = torch.cat([prompts[:images], self.model.embed(batch.latents[:, :-1])], 1)
-        image_seen = torch.cat([seen[:images], seen.new_ones(images, length - 1)], 1)
-        last, middle = self._read(image_rows, image_seen)
+        words, seen = with_ending(batch, self.ending)
+        conditions, middle = read_images(self.model, batch.latents, words[:images], seen[:images])
         before = words.shape[1] - 1
-        places = torch.arange(length, device=last.device)
-        hidden = last[:, before:] + self.model.gen_pos_embed[0, places]
-        conditions = self.model.image_out_projector(hidden)
         tokens, given = (each.flatten(0, 1).repeat(NOISES, 1) for each in (batch.latents, conditions))
         losses = self.model.image_head.loss(tokens, given).view(NOISES, images, length).mean(0)
         covered = batch.place_labels[..., 0] > 0
@@ -178,23 +172,93 @@ class NextStepLoss(nn.Module):
         place, placed = place_loss(middle[:, before:], batch, self.place_heads)
         asked_of = middle[:, before]
         if len(words) > images:  # prompts without image cost next to nothing
-            _, more = self._read(prompts[images:], seen[images:])
+            _, more = read_rows(self.model, self.model.embed(words[images:]), seen[images:])
             asked_of = torch.cat([asked_of, more[:, before]])
         labels = batch.caption_labels.masked_fill(batch.dropped[:, None], IGNORED)
         caption, asked = label_loss(asked_of, labels, self.caption_heads)
         figures = {"velocity": losses.mean(), "places": placed, "asked": asked}
         return loss + PLACE_WEIGHT * place + CAPTION_WEIGHT * caption, figures
 
-    def _read(self, rows: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Final and middle hidden states [B, n, D] of rows; those that are not seen come first."""
-        output = self.model.get_decoder()(
-            inputs_embeds=rows,
-            attention_mask=seen,
-            position_ids=(seen.cumsum(-1) - 1).clamp_min(0),
-            use_cache=False,
-            output_hidden_states=True,
-        )
-        return output.last_hidden_state, output.hidden_states[self.middle]
+
+class NextStepDraftLoss(nn.Module):
+    """Divergence of a draft's chains from the target's, on the latents of scenes.
+
+    Of one step of the chain for every token, times their number: what the logarithms of the chains' densities
+    differ by on average, in nats (the same noise in both, so that squared distances of means are all).
+
+    Args:
+        model: the draft in training.
+        target: that it drafts for, which stays as it is.
+        tokenizer: of the prompts of both.
+    """
+
+    def __init__(
+        self,
+        model: NextStepForImageGeneration,
+        target: NextStepForImageGeneration,
+        tokenizer: PreTrainedTokenizerFast,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._frozen = (target.requires_grad_(False).eval(),)  # not registered, so that it is not trained
+        self.ending: Tensor
+        ids = tokenizer.convert_tokens_to_ids([SPECIAL_TOKENS[0], AREA, SPECIAL_TOKENS[1]])
+        self.register_buffer("ending", torch.tensor(ids), persistent=False)
+        self.schedule = FlowSchedule(last_step_noise=True)
+
+    def forward(self, batch: LatentBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The divergence in nats a token, and the same as a figure."""
+        images = len(batch.latents)
+        words, seen = with_ending(batch, self.ending)
+        rows = batch.latents, words[:images], seen[:images]
+        (target,) = self._frozen
+        with torch.no_grad():
+            expected, _ = read_images(target, *rows)
+        conditions, _ = read_images(self.model, *rows)
+        clean = batch.latents.flatten(0, 1)
+        step = torch.randint(self.schedule.steps, (len(clean),), device=clean.device)
+        schedule = self.schedule.to(clean.device)
+        times = schedule.times[step]
+        states = torch.lerp(torch.randn_like(clean), clean, times[:, None])
+        with torch.no_grad():
+            goal = target.image_head.net(states, times, expected.flatten(0, 1))
+        velocity = self.model.image_head.net(states, times, conditions.flatten(0, 1))
+        zeros = torch.zeros_like(clean).expand(schedule.steps, -1, -1)
+        mean, std = schedule.transition(zeros, slice(None), torch.ones_like(zeros))
+        weight = (mean / std).square()[step, 0, 0] / 2  # of the velocity's error in a step's divergence
+        nats = schedule.steps * (weight * (velocity - goal).square().sum(-1)).mean()
+        return nats, {"nats": nats}
+
+
+def with_ending(batch: LatentBatch, ending: Tensor) -> tuple[Tensor, Tensor]:
+    """Words [B + P, L] of prompts with what precedes images, and which are seen: none of dropped ones."""
+    seen = batch.word_mask.masked_fill(batch.dropped[:, None], 0)
+    words = torch.cat([batch.words, ending.expand(len(seen), -1)], 1)
+    return words, torch.cat([seen, seen.new_ones(len(seen), len(ending))], 1)
+
+
+def read_images(
+    model: NextStepForImageGeneration, latents: Tensor, words: Tensor, seen: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Conditions [B, N, D] of images [B, N, d] behind prompts [B, L], and middle hidden states."""
+    images, length = latents.shape[:2]
+    rows = torch.cat([model.embed(words), model.embed(latents[:, :-1])], 1)
+    last, middle = read_rows(model, rows, torch.cat([seen, seen.new_ones(images, length - 1)], 1))
+    places = torch.arange(length, device=last.device)
+    hidden = last[:, words.shape[1] - 1 :] + model.gen_pos_embed[0, places]
+    return model.image_out_projector(hidden), middle
+
+
+def read_rows(model: NextStepForImageGeneration, rows: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Final and middle hidden states [B, n, D] of rows; those that are not seen come first."""
+    output = model.get_decoder()(
+        inputs_embeds=rows,
+        attention_mask=seen,
+        position_ids=(seen.cumsum(-1) - 1).clamp_min(0),
+        use_cache=False,
+        output_hidden_states=True,
+    )
+    return output.last_hidden_state, output.hidden_states[model.config.num_hidden_layers // 2]
 
 
 class MARLoss(nn.Module):
