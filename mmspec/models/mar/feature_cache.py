@@ -91,7 +91,7 @@ class Choice(NamedTuple):
 
 
 class CachedBlocks:
-    """Cached keys and values of the blocks of an encoder or a decoder, by place.
+    """Cached keys and values of the blocks of an encoder or a decoder, from the test layer on, by place.
 
     Places are those of the buffer, then the cells of the image. A last one is junk: where rows choose
     different numbers of tokens, what fills the shorter ones is written there, and no row depends on others.
@@ -105,8 +105,10 @@ class CachedBlocks:
     """
 
     def __init__(self, blocks: Iterable[Any], test_layer: int, places: int, like: Tensor, rows: int) -> None:
-        self.blocks, self.test_layer = list(blocks), test_layer
-        attention = self.blocks[0].attn
+        every = list(blocks)
+        # Those before the test layer always compute all tokens, so nothing of them is kept.
+        self.before, self.blocks = every[:test_layer], every[test_layer:]
+        attention = every[test_layer].attn
         shape = rows, places + 1, attention.num_heads, attention.head_dim
         self.keys = [like.new_zeros(shape) for _ in self.blocks]
         self.values = [like.new_zeros(shape) for _ in self.blocks]
@@ -124,10 +126,12 @@ class CachedBlocks:
         Returns:
             [R, n, D] hidden states after the last block.
         """
+        for block in self.before:
+            hidden = block(hidden, attn_mask=mask)
         for layer, block in enumerate(self.blocks):
             query, key, value = project(block, hidden)
             self._keep(layer, places, key, value)
-            if layer == self.test_layer:
+            if layer == 0:
                 put(self.tested, places[: len(self.tested)], value[: len(self.tested)])
             hidden = finish(block, hidden, query, key, value, mask)
         return hidden
@@ -143,17 +147,18 @@ class CachedBlocks:
         Returns:
             [B, m, D] hidden states of the chosen after the last block, and their places [B, m].
         """
+        for block in self.before:
+            hidden = block(hidden, attn_mask=mask)
         for layer, block in enumerate(self.blocks):
             query, key, value = project(block, hidden)
             self._keep(layer, places, key, value)
-            if layer == self.test_layer:
+            if layer == 0:
                 chosen, is_chosen = self._choose(value, places, choice)
                 hidden, query, value = (pick(each, chosen) for each in (hidden, query, value))
                 places = pick(places, chosen).where(is_chosen, self.tested.shape[1] - 1)
                 put(self.tested, places, value)
-            if layer >= self.test_layer:
-                key, value, mask = self.keys[layer][:, :-1], self.values[layer][:, :-1], choice.mask
-            hidden = finish(block, hidden, query, key, value, mask)
+            keys, values = self.keys[layer][:, :-1], self.values[layer][:, :-1]
+            hidden = finish(block, hidden, query, keys, values, choice.mask)
         return hidden, places
 
     def nbytes(self) -> int:
@@ -180,12 +185,12 @@ class CachedBlocks:
 class FeatureCache:
     """Cached state of a batch of images: keys, values and features of the newest forward that computed each.
 
-    Of the encoder it holds keys and values of every block, and the features that the decoder reads, for the
-    buffer and for the cells that were known in the last forward. Others have none and are masked, as the
-    encoder does not see them; a cell is computed in the first forward after it was decided.
+    Of the encoder it holds keys and values of the blocks from the test layer on, and the features that the
+    decoder reads, for the buffer and for the cells that were known in the last forward. Others have none and
+    are masked, as the encoder does not see them; a cell is computed in the first forward after it was decided.
 
-    Of the decoder, which sees all places, it holds keys and values of every block and the conditions, for all
-    of them. A cell's mask token is followed by its features at the same place.
+    Of the decoder, which sees all places, it holds keys and values of such blocks and the outputs of the last
+    one, for all places. A cell's mask token is followed by its features at the same place.
 
     Which forwards compute what is said by `FeatureCaching`. Under guidance that is reused, all this is of the
     conditional rows, and the differences between both conditions are kept of the last full forward.
