@@ -187,7 +187,7 @@ class FeatureCache:
 
     Of the encoder it holds keys and values of the blocks from the test layer on, and the features that the
     decoder reads, for the buffer and for the cells that were known in the last forward. Others have none and
-    are masked, as the encoder does not see them; a cell is computed in the first forward after it was decided.
+    are masked, as the encoder does not see them; a cell is computed in the first forward after its decision.
 
     Of the decoder, which sees all places, it holds keys and values of such blocks and the outputs of the last
     one, for all places. A cell's mask token is followed by its features at the same place.
