@@ -300,6 +300,21 @@ def test_a_forward_with_nothing_new_and_nothing_asked_for_changes_nothing():
     assert torch.equal(cache.conditions(tokens, known[0], torch.tensor(LABELS), cells[:, :0]), before)
 
 
+@pytest.mark.parametrize("uneven", [False, True])
+def test_the_host_reads_the_device_once_in_a_forward(uneven, monkeypatch):
+    reads: list[str] = []
+    for name in ("tolist", "item", "nonzero", "__bool__", "__int__", "__float__", "__index__"):
+        real = getattr(Tensor, name)
+
+        def spy(self: Tensor, *args: Any, real: Any = real, name: str = name) -> Any:
+            reads.append(name)
+            return real(self, *args)
+
+        monkeypatch.setattr(Tensor, name, spy)
+    last_conditions(SOME, uneven)
+    assert reads == ["tolist"] * 4
+
+
 def test_full_forwards_are_the_first_ones_and_then_one_of_so_many():
     caching = FeatureCaching(refresh=3, warm_up=2)
     assert [n for n in range(10) if caching.is_full(n)] == [0, 1, 4, 7]

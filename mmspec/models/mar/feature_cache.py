@@ -173,7 +173,8 @@ class CachedBlocks:
     def _choose(self, value: Tensor, places: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
         """[B, m] tokens to compute: what is required, then what changed most; and whether each is of them.
 
-        The paper takes the cosine of the values; their relative distance sees changes of length as well.
+        The paper takes the cosine of the values, to those of the forward before; their relative distance sees
+        changes of length as well.
         """
         new, old = value.flatten(2), pick(self.tested, places).flatten(2)
         change = (new - old).norm(dim=-1) / new.norm(dim=-1).clamp_min(torch.finfo(new.dtype).tiny)
@@ -195,6 +196,10 @@ class FeatureCache:
     Which forwards compute what is said by `FeatureCaching`. Under guidance that is reused, all this is of the
     conditional rows, and the differences between both conditions are kept of the last full forward.
 
+    Unlike in the paper, tokens of the buffer are computed when they change, like all others; tokens that the
+    encoder has read before are, too; the attention of the test layer is that of the chosen tokens alone; and
+    the difference is of the conditions, behind the last norm. The denoising head is not cached.
+
     Args:
         model: the model, in eval mode.
         caching: the settings.
@@ -203,7 +208,7 @@ class FeatureCache:
     """
 
     def __init__(self, model: MARForImageGeneration, caching: FeatureCaching, rows: int, copies: int) -> None:
-        self.model, self.caching, self.rows = model, caching, rows
+        self.model, self.caching = model, caching
         self.reuses_guidance = caching.reuse_guidance and copies > 1
         config, like = model.config, model.mask_token
         self.buffer = config.buffer_size
@@ -237,9 +242,9 @@ class FeatureCache:
         kept = len(self.known)
         cells = cells.repeat(kept // len(cells), 1)
         conditions = self._compute_some(tokens[:kept], known[:kept], labels[:kept], cells)
-        return (
-            conditions if self.difference is None else torch.cat([conditions, conditions - self.difference])
-        )
+        if self.difference is None:
+            return conditions
+        return torch.cat([conditions, conditions - self.difference])
 
     def nbytes(self) -> int:
         """Bytes of the cache."""
