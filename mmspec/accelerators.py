@@ -29,6 +29,7 @@ from mmspec.drafters.vector_model import VectorModelDrafter
 from mmspec.drafters.vector_window import VectorWindowDrafter
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.heads import HEADS
+from mmspec.models.mar import FeatureCaching
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.continuous_families import continuous_target
@@ -98,13 +99,22 @@ def masked(
     order: str = "random",
     last_steps: int | None = None,
     annealing: str = "linear",
+    refresh: int | None = None,
+    share: float = 0.1,
+    test_layer: int = 3,
 ) -> Accelerator:
     """Several cells of an image in a forward, in any order (MAR, 2406.11838).
 
-    The published order in 64 forwards is the model's plain decoding; all else is approximate. Options as of
-    `CellOrderDrafter`.
+    The published order in 64 forwards is the model's plain decoding; all else is approximate.
+
+    Args:
+        iterations, order, last_steps, annealing: as of `CellOrderDrafter`.
+        refresh: forwards from one that computes all tokens to the next, where features are cached (LazyMAR,
+            2503.12450); None computes all in every forward.
+        share, test_layer: as of `FeatureCaching`.
     """
-    return pair("masked", CellOrderDrafter(iterations, order, last_steps, annealing))
+    caching = None if refresh is None else FeatureCaching(refresh, share=share, test_layer=test_layer)
+    return pair("masked", CellOrderDrafter(iterations, order, last_steps, annealing, caching))
 
 
 def trained_head(name: str, model: PreTrainedModel, **tree: Unpack[TreeOptions]) -> Accelerator:

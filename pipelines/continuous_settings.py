@@ -21,7 +21,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "nextstep": {"guidance_scale": 7.5},
     "mar": {"guidance_scale": 3.0, "guidance_schedule": "rising"},
 }
-OWN = ("guidance_scale", "guidance_schedule", "temperature", "num_inference_steps", "shift")
+OWN = (
+    *("guidance_scale", "guidance_schedule", "temperature", "num_inference_steps", "shift"),
+    "clip_sample_range",
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class ContinuousSettings(ImageBatchSettings):
             calls linear; "falling" to 1, which NextStep-1 calls linear.
         num_inference_steps: steps of the head for every token; 20 for flows, 100 for diffusions.
         shift: of the times of a flow; above 1 for more steps at early times.
+        clip_sample_range: largest number of a token that a diffusion head predicts; None does not clip.
         last_step_noise: whether the last step has noise like the others, which the published samplers leave
             out; without it a token has no density, which exact speculation needs.
         normalize_tokens: whether each token is normalised as it is drawn; None is what the image tokenizer
@@ -47,6 +51,7 @@ class ContinuousSettings(ImageBatchSettings):
     guidance_schedule: str = "constant"
     num_inference_steps: int | None = None
     shift: float | None = None
+    clip_sample_range: float | None = None
     last_step_noise: bool = False
     normalize_tokens: bool | None = None
 
@@ -70,10 +75,13 @@ class ContinuousSettings(ImageBatchSettings):
             raise InputError("last_step_noise", self.last_step_noise, "True or False")
         if kind == "ddpm" and self.shift is not None:
             raise InputError("shift", self.shift, "nothing: the times of a diffusion head are fixed")
-        schedule: Any = DDPMSchedule(steps, self.last_step_noise)
+        if kind == "flow" and self.clip_sample_range is not None:
+            raise InputError("clip_sample_range", self.clip_sample_range, "nothing: the head is a flow")
         if kind == "flow":
             shift = 1.0 if self.shift is None else self.shift
-            schedule = FlowSchedule(steps, shift, last_step_noise=self.last_step_noise)
+            schedule: Any = FlowSchedule(steps, shift, last_step_noise=self.last_step_noise)
+        else:
+            schedule = DDPMSchedule(steps, self.last_step_noise, self.clip_sample_range)
         return DenoisingSampler(
             source=target.denoiser,
             schedule=schedule,

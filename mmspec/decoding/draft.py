@@ -45,6 +45,7 @@ class Progress(NamedTuple):
         iteration, iterations: forwards before this one, and of the whole output.
         before, after: places that are decided before and after this round.
         annealing: of the steps of a denoising head; None for as many in every forward.
+        caching: settings by which the target reuses features of earlier forwards, in its own type, or None.
     """
 
     iteration: int
@@ -52,6 +53,7 @@ class Progress(NamedTuple):
     before: int
     after: int
     annealing: StepAnnealing | None = None
+    caching: Any = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
+from mmspec.models.mar import FeatureCaching
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer
 
@@ -37,6 +38,7 @@ class CellOrderDrafter(Drafter):
         last_steps: steps of the denoising head in the last forward, to which they fall from the first on
             (DiSA, 2505.20297); None for as many in all.
         annealing: how they fall: "linear", "cosine" or "two-stage".
+        caching: settings of feature caching (LazyMAR, 2503.12450); None computes all in every forward.
 
     Raises:
         InputError: a value outside its range.
@@ -52,6 +54,7 @@ class CellOrderDrafter(Drafter):
         order: str = "random",
         last_steps: int | None = None,
         annealing: str = "linear",
+        caching: FeatureCaching | None = None,
     ) -> None:
         if iterations is not None and (not is_integer(iterations) or iterations < 1):
             raise InputError("iterations", iterations, "a positive integer")
@@ -59,12 +62,15 @@ class CellOrderDrafter(Drafter):
             raise InputError("order", order, did_you_mean(order, ORDERS))
         self.iterations, self.order = iterations, order
         self.annealing = None if last_steps is None else StepAnnealing(last_steps, annealing)
-        published = iterations is None and order == "random" and last_steps is None
+        self.caching = caching
+        published = iterations is None and order == "random" and last_steps is None and caching is None
         self.exactness = "exact" if published else "approximate"
 
     def check(self, target: Target[Any]) -> None:
         if target.grid is None or not target.any_order:
             raise InputError("accelerator", "masked", "a masked autoregressive model of images (MAR)")
+        if self.caching is not None:
+            self.caching.check(target.config)
 
     def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
         lengths = {request.grid.length for request in requests if request.grid is not None}
@@ -96,7 +102,7 @@ class CellOrderSession(DraftSession):
         random: RandomStream,
     ) -> None:
         grid, rows = grids[0], len(grids)
-        self.cells, self.annealing = grid.cells, drafter.annealing
+        self.cells, self.annealing, self.caching = grid.cells, drafter.annealing, drafter.caching
         place = torch.arange(grid.cells, device=device).expand(rows, -1)
         rank = random.uniform(place, Purpose.DRAFT, 1, torch.float64)[..., 0]
         if drafter.order == "checkerboard":
@@ -114,7 +120,7 @@ class CellOrderSession(DraftSession):
         iteration = min(self.forwards, len(self.counts) - 1)
         before, after = self.done, self.done + self.counts[iteration]
         self.done, self.forwards = after, self.forwards + 1
-        progress = Progress(iteration, len(self.counts), before, after, self.annealing)
+        progress = Progress(iteration, len(self.counts), before, after, self.annealing, self.caching)
         return self._cells(self.order[:, before:after], canvas, progress)
 
     def _cells(self, cells: Tensor, canvas: Canvas, progress: Progress | None = None) -> Cells:

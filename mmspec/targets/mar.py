@@ -16,7 +16,7 @@ from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 from mmspec.models.denoising import DenoisingHead
-from mmspec.models.mar import MARForImageGeneration
+from mmspec.models.mar import FeatureCache, FeatureCaching, MARForImageGeneration
 
 __all__ = ["MARState", "MARTarget"]
 
@@ -29,17 +29,19 @@ class MARState:
         tokens: [R, N + 1, d] vectors of the cells; junk at N.
         known: [R, N + 1] whether each is decided.
         labels: [R] classes; R is B, or 2B under guidance.
+        cache: what forwards reuse of those before, from the first one on; None without caching.
     """
 
     tokens: Tensor
     known: Tensor
     labels: Tensor
+    cache: FeatureCache | None = None
 
     def tighten(self, emitted: Sequence[int]) -> None:
         """Do nothing: the image has its size from the start."""
 
     def nbytes(self) -> int:
-        return self.tokens.nbytes
+        return self.tokens.nbytes + (0 if self.cache is None else self.cache.nbytes())
 
     def close(self) -> None:
         """Do nothing: the model was not changed."""
@@ -49,7 +51,8 @@ class MARTarget:
     """Adapter from a MAR to the Target interface.
 
     What the interface calls logits are conditions of the denoising head, [R, n, D]. Every forward reads all
-    known cells anew, since attention goes both ways; nothing is cached.
+    known cells anew, since attention goes both ways; nothing is cached, unless a draft asks for that: it
+    changes the conditions and so the distribution, by no known bound.
 
     Args:
         model: a loaded model in eval mode. A prompt is `input_ids` [1, 1], the class; the number of classes
@@ -62,11 +65,11 @@ class MARTarget:
 
     any_order: bool = True
     codebook: Tensor | None = None
-    config: Any = None
     mask_token_id: int | None = None
 
     def __init__(self, model: MARForImageGeneration) -> None:
         self.model = model
+        self.config: Any = model.config
         self.vocabulary: int = model.config.num_classes + 1
         self.vector_size: int = model.config.token_size
         side: int = model.config.grid_size
@@ -101,7 +104,8 @@ class MARTarget:
     def score(self, state: MARState, draft: Draft) -> TargetOutput:
         """Conditions [R, n, D] of the cells of a draft."""
         cells = draft.nodes.slots
-        conditions = self.model.conditions(state.tokens[:, :-1], state.known[:, :-1], state.labels)
+        caching = None if draft.progress is None else draft.progress.caching
+        conditions = self._conditions(state, cells, caching)
         return TargetOutput(pick(conditions, cells.repeat(len(state.labels) // len(cells), 1)))
 
     def commit(self, state: MARState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
@@ -113,3 +117,12 @@ class MARTarget:
         put(state.tokens, cells.repeat(copies, 1), values.repeat(copies, 1, 1))
         state.known.scatter_(1, cells.repeat(copies, 1), True)
         state.known[:, -1] = False
+
+    def _conditions(self, state: MARState, cells: Tensor, caching: FeatureCaching | None) -> Tensor:
+        """[R, N, D] conditions, of which those of `cells` [B, n] are wanted."""
+        tokens, known, labels = state.tokens[:, :-1], state.known[:, :-1], state.labels
+        if caching is None:
+            return self.model.conditions(tokens, known, labels)
+        if state.cache is None:
+            state.cache = FeatureCache(self.model, caching, len(cells), len(labels) // len(cells))
+        return state.cache.conditions(tokens, known, labels, cells)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mmspec.errors import InputError
 from mmspec.models.denoising.net import DenoisingNet, Modulations, at_least_float32
-from mmspec.models.denoising.schedule import TRAINING_STEPS, DDPMSchedule, DenoisingSchedule
+from mmspec.models.denoising.schedule import TRAINING_STEPS, DDPMSchedule, DDPMTables, DenoisingSchedule
 
 __all__ = ["DenoisingHead", "DenoisingHeadConfig", "DenoisingProcess"]
 
@@ -121,13 +121,14 @@ class DenoisingHead(nn.Module):
     def _ddpm_loss(self, x0: Tensor, noise: Tensor, step: Tensor, condition: Tensor) -> Tensor:
         """As `loss`, at given steps [M] of the schedule of training."""
         schedule = DDPMSchedule(TRAINING_STEPS).to(x0.device, x0.dtype)
-        signal, spread, _, of_noise, _, log_posterior = (table[step, 0] for table in schedule.tables)
-        output = self._predict(signal * x0 + spread * noise, schedule.times[step], condition)
+        tables = DDPMTables(*(table[step, 0] for table in schedule.tables))
+        output = self._predict(tables.signal * x0 + tables.noise * noise, schedule.times[step], condition)
         predicted, value = output.chunk(2, dim=-1)
         error = predicted - noise
         # the means of posterior and model are the same function of the state and of the noise
-        apart = (of_noise * error.detach()).square()
-        log_variance = torch.lerp(log_posterior, schedule.tables.log_beta[step, 0], (value + 1) / 2)
+        apart = (tables.of_noise * error.detach()).square()
+        log_posterior = tables.log_posterior
+        log_variance = torch.lerp(log_posterior, tables.log_beta, (value + 1) / 2)
         surprise = log_variance + apart * torch.exp(-log_variance)
         divergence = surprise - 1 - log_posterior + torch.exp(log_posterior - log_variance)
         likelihood = surprise + math.log(2 * math.pi)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mmspec.errors import InputError
+from mmspec.validation import require_number
 
 __all__ = ["DDPMSchedule", "DDPMTables", "DenoisingSchedule", "FlowSchedule", "TRAINING_STEPS"]
 
@@ -95,6 +96,7 @@ class DDPMTables(NamedTuple):
     Attributes:
         signal, noise: of the clean token and of the noise in a state.
         of_state, of_noise: of the state and of the predicted noise in the mean of the next state.
+        beside_token, of_token: of the state and of the predicted token in the same mean.
         log_beta, log_posterior: ends of the range of the log variance.
     """
 
@@ -102,6 +104,8 @@ class DDPMTables(NamedTuple):
     noise: Tensor
     of_state: Tensor
     of_noise: Tensor
+    beside_token: Tensor
+    of_token: Tensor
     log_beta: Tensor
     log_posterior: Tensor
 
@@ -112,20 +116,24 @@ class DDPMSchedule(DenoisingSchedule):
 
     A cosine schedule of 1,000 steps is respaced to `steps`; the network is told the original indices. Its
     output is the noise, and a number v in [-1, 1] by which the log variance goes from that of the posterior
-    to that of beta. The predicted token is not clipped: it is no pixel.
+    to that of beta.
 
     Attributes:
         steps: S, from 2 to 1,000.
         last_step_noise: True to add noise in the last step too, of standard deviation 0.0062 to 0.0064 at 100
             steps. The published sampler does not, so that its result has no density.
+        clip_sample_range: largest number of a predicted token, as in diffusers. The published sampler does
+            not clip; its first step takes the error of the predicted noise some 300 times, which a small head
+            does not survive.
 
     Raises:
-        InputError: an impossible number of steps.
+        InputError: an impossible number of steps, or a range that is not above 0.
     """
 
     kind: ClassVar[str] = "ddpm"
     steps: int = 100
     last_step_noise: bool = False
+    clip_sample_range: float | None = None
 
     @property
     def is_noisy(self) -> bool:
@@ -133,6 +141,9 @@ class DDPMSchedule(DenoisingSchedule):
 
     def __post_init__(self) -> None:
         self._check_steps()
+        clip = self.clip_sample_range
+        if clip is not None:
+            require_number("clip_sample_range", clip, 0.0, math.inf, "a positive number", open_below=True)
         if self.steps > TRAINING_STEPS:
             raise InputError("steps", self.steps, f"at most {TRAINING_STEPS}, with which heads are trained")
 
@@ -157,7 +168,12 @@ class DDPMSchedule(DenoisingSchedule):
 
     def transition(self, x: Tensor, step: int | slice, output: Tensor) -> tuple[Tensor, Tensor]:
         predicted, value = output.chunk(2, dim=-1)
-        mean = self.tables.of_state[step] * x + self.tables.of_noise[step] * predicted
+        tables, clip = self.tables, self.clip_sample_range
+        if clip is None:
+            mean = tables.of_state[step] * x + tables.of_noise[step] * predicted
+        else:
+            token = ((x - tables.noise[step] * predicted) / tables.signal[step]).clamp(-clip, clip)
+            mean = tables.beside_token[step] * x + tables.of_token[step] * token
         return mean, torch.exp(0.5 * self.log_variance(step, value)) * self._is_noisy[step]
 
     def log_variance(self, step: int | slice | Tensor, value: Tensor) -> Tensor:
@@ -192,6 +208,8 @@ def _ddpm_tables(steps: int) -> tuple[Tensor, ...]:
         (1 - kept).sqrt(),
         of_state + of_token / kept.sqrt(),  # the predicted token is (x - noise * predicted) / signal
         -of_token * ((1 - kept) / kept).sqrt(),
+        of_state,
+        of_token,
         beta.log(),
         posterior.log(),
     )

@@ -5,10 +5,13 @@ from transformers import AutoConfig, AutoModel
 from mmspec.models.mar.configuration import SIZES, MARConfig
 from mmspec.models.mar.conversion import convert_mar, load_mar
 from mmspec.models.mar.decoding_order import guidance_at, remaining
+from mmspec.models.mar.feature_cache import FeatureCache, FeatureCaching
 from mmspec.models.mar.modeling import MARForImageGeneration
 
 __all__ = [
     "SIZES",
+    "FeatureCache",
+    "FeatureCaching",
     "MARConfig",
     "MARForImageGeneration",
     "convert_mar",

@@ -23,8 +23,8 @@ INITIAL_STD = 0.02
 class MARForImageGeneration(PreTrainedModel):
     """MAR with the names of its published weights.
 
-    Attention is bidirectional, so there is no cache: what is known may stand anywhere, and every new token
-    changes the conditions of all others.
+    Attention is bidirectional, so no cache is exact: what is known may stand anywhere, and every new token
+    changes the conditions of all others. `FeatureCache` is one that is not.
 
     Args:
         config: its shape.
@@ -103,10 +103,15 @@ class MARForImageGeneration(PreTrainedModel):
         """
         counts = known.sum(1)
         fewest, most = torch.stack(counts.aminmax()).tolist()
-        order = (~known).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]  # [B, most], the known first
-        is_seen = torch.arange(most, device=tokens.device) < counts[:, None]
-        encoded = self._encode(tokens, order, None if fewest == most else is_seen, self._classes(labels))
-        return self._decode(self.decoder_embed(encoded), order, is_seen)
+        order, is_seen = known_first(known, counts, most)
+        hidden = self.encoder_inputs(tokens, order, labels)
+        mask = None if fewest == most else self.key_mask(is_seen, hidden.dtype)
+        for block in self.encoder_blocks:
+            hidden = block(hidden, attn_mask=mask)
+        hidden = self.decoder_inputs(self.features(hidden), order, is_seen)
+        for block in self.decoder_blocks:
+            hidden = block(hidden)
+        return self.read_out(hidden)
 
     def _classes(self, labels: Tensor) -> Tensor:
         """[B, D] embeddings of classes or of the null class."""
@@ -114,35 +119,46 @@ class MARForImageGeneration(PreTrainedModel):
         embedded = self.class_emb(labels.masked_fill(is_null, 0))
         return torch.where(is_null[:, None], self.fake_latent, embedded)
 
-    def _encode(self, tokens: Tensor, order: Tensor, is_seen: Tensor | None, classes: Tensor) -> Tensor:
-        """[B, buffer + n, D] of the tokens at `order` [B, n]; those that are not seen are seen by none."""
+    def encoder_inputs(self, tokens: Tensor, order: Tensor, labels: Tensor) -> Tensor:
+        """[B, buffer + n, D] of the classes and of the tokens at `order` [B, n]."""
         buffer = self.config.buffer_size
         read = self.z_proj(_rows(tokens, order).to(self.z_proj.weight.dtype))
         places = self.encoder_pos_embed_learned
         at = _rows(places[:, buffer:].expand(len(tokens), -1, -1), order)
-        before = classes[:, None] + places[:, :buffer]
-        hidden = self.z_proj_ln(torch.cat([before, read + at], dim=1))
-        mask = None
-        if is_seen is not None:  # additive, because timm's unfused attention reads masks so
-            is_padding = torch.cat([is_seen.new_zeros(len(tokens), buffer), ~is_seen], dim=1)
-            mask = torch.zeros_like(hidden[..., 0]).masked_fill(is_padding, float("-inf"))[:, None, None]
-        for block in self.encoder_blocks:
-            hidden = block(hidden, attn_mask=mask)
-        encoded: Tensor = self.encoder_norm(hidden)
-        return encoded
+        before = self._classes(labels)[:, None] + places[:, :buffer]
+        hidden: Tensor = self.z_proj_ln(torch.cat([before, read + at], dim=1))
+        return hidden
 
-    def _decode(self, encoded: Tensor, order: Tensor, is_seen: Tensor) -> Tensor:
-        """[B, N, D] of the encoded buffer and tokens at `order` [B, n], with mask tokens everywhere else."""
+    def key_mask(self, is_seen: Tensor, dtype: torch.dtype) -> Tensor:
+        """[B, 1, 1, buffer + n] what encoder blocks add to attention scores: tokens not seen [B, n] get -inf.
+
+        Additive, because timm's unfused attention reads masks so.
+        """
+        is_padding = torch.cat([is_seen.new_zeros(len(is_seen), self.config.buffer_size), ~is_seen], dim=1)
+        zeros = torch.zeros_like(is_padding, dtype=dtype)
+        return zeros.masked_fill(is_padding, float("-inf"))[:, None, None]
+
+    def features(self, hidden: Tensor) -> Tensor:
+        """Give the encoder's tokens as the decoder reads them, from hidden states after the last block."""
+        features: Tensor = self.decoder_embed(self.encoder_norm(hidden))
+        return features
+
+    def decoder_inputs(self, features: Tensor, order: Tensor, is_seen: Tensor) -> Tensor:
+        """[B, buffer + N, D] of features [B, buffer + n, D], with mask tokens wherever none is seen.
+
+        Those behind the buffer stand at `order` [B, n].
+        """
         buffer, count = self.config.buffer_size, self.config.image_tokens
-        mask_token = self.mask_token.to(encoded.dtype)
-        image = mask_token.repeat(len(encoded), count, 1)
-        seen = torch.where(is_seen[..., None], encoded[:, buffer:], mask_token)
+        mask_token = self.mask_token.to(features.dtype)
+        image = mask_token.repeat(len(features), count, 1)
+        seen = torch.where(is_seen[..., None], features[:, buffer:], mask_token)
         image = image.scatter(1, order[..., None].expand_as(seen), seen)
-        hidden = torch.cat([encoded[:, :buffer], image], dim=1) + self.decoder_pos_embed_learned
-        for block in self.decoder_blocks:
-            hidden = block(hidden)
-        conditions: Tensor = self.decoder_norm(hidden)[:, buffer:] + self.diffusion_pos_embed_learned
-        return conditions
+        return torch.cat([features[:, :buffer], image], dim=1) + self.decoder_pos_embed_learned
+
+    def read_out(self, hidden: Tensor) -> Tensor:
+        """[B, N, D] conditions, from hidden states [B, buffer + N, D] after the last block of the decoder."""
+        normed: Tensor = self.decoder_norm(hidden)
+        return normed[:, self.config.buffer_size :] + self.diffusion_pos_embed_learned
 
     def unpatchify(self, tokens: Tensor) -> Tensor:
         """Latents [B, d, g, g] of image tokens [B, g * g, d], for the autoencoder after its scaling."""
@@ -150,6 +166,12 @@ class MARForImageGeneration(PreTrainedModel):
 
     def get_input_embeddings(self) -> Any:
         return self.class_emb
+
+
+def known_first(known: Tensor, counts: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """[B, most] places of each row's known tokens [B, N] and then of others, and which of them are known."""
+    order = (~known).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
+    return order, torch.arange(most, device=known.device) < counts[:, None]
 
 
 def _rows(values: Tensor, order: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ __all__ = ["write_card"]
 
 ABOUT = {
     "caption": (
-        "A NextStep (causal, 2508.10711) of {size:.2f} million parameters that draws *scenes*, given a caption",
+        "A NextStep (2508.10711) of {size:.2f} million parameters that draws *scenes*, given a caption",
         'pipe("a red ring left of a small blue square", seed=0).images[0].save("image.png")',
     ),
     "class": (
@@ -67,7 +67,7 @@ def write_card(folder: str | Path, scores: dict[str, Any], command: str) -> Path
             USE.format(folder=folder.as_posix(), call=call),
             "## Figures\n",
             f"On {scores['scenes']} held-out scenes (seeds from {scores['seed']}), plain decoding with the "
-            f"published settings, {scores['device']}, {scores['seconds']} s. What was asked for and is there, "
+            f"model's settings, {scores['device']}, {scores['seconds']} s. What was asked for and is there, "
             "by the reader, which has seen real scenes only, and the kernel distance (KID, unbiased) of its "
             "features to real images:\n",
             _table(scores),

@@ -264,6 +264,9 @@ def read_rows(model: NextStepForImageGeneration, rows: Tensor, seen: Tensor) -> 
 class MARLoss(nn.Module):
     """Loss of the diffusion head at the cells that are hidden, as MAR is trained (2406.11838, section 4).
 
+    Cells of objects and beside them count more, and a small loss teaches what covers each place: linear layers read it
+    from the conditions.
+
     Args:
         model: in training.
     """
@@ -271,9 +274,10 @@ class MARLoss(nn.Module):
     def __init__(self, model: MARForImageGeneration) -> None:
         super().__init__()
         self.model = model
+        self.place_heads = label_heads(model.config.hidden_size, PATCH_CLASSES)
 
     def forward(self, batch: LatentBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and its mean as a figure."""
+        """The loss, and figures: the loss of the head, and the accuracy of places."""
         images, cells = batch.latents.shape[:2]
         device = batch.latents.device
         labels = torch.where(batch.dropped[:images], CLASSES, batch.class_labels)
@@ -286,4 +290,9 @@ class MARLoss(nn.Module):
         at = ~known
         tokens, given = (each[at].repeat(NOISES, 1) for each in (batch.latents, conditions))
         losses = self.model.diffloss.loss(tokens, given)
-        return losses.mean(), {"noise": losses.mean()}
+        covered = batch.place_labels[..., 0] > 0
+        near = torch.maximum(covered.float(), beside_objects(covered))
+        weights = (1 + (BESIDE_OBJECT - 1) * near)[at].repeat(NOISES)
+        loss = (losses * weights).sum() / weights.sum()
+        place, placed = place_loss(conditions, batch, self.place_heads)
+        return loss + PLACE_WEIGHT * place, {"noise": losses.mean(), "places": placed}
