@@ -1,0 +1,329 @@
+"""ContinuousImagePipeline: its arguments, its outputs, its accelerators, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
+from mmspec.pipelines import ContinuousImagePipeline, ImagePipeline, MMSpecPipeline
+from tests.tiny_models.continuous import (
+    CLASSES,
+    SIDE,
+    SIZE,
+    autoencoder,
+    folder_of,
+    mar,
+    nextstep,
+    save,
+)
+
+PROMPTS = ["a red circle", "two small blue squares left of a star"]
+FEW: dict[str, Any] = {"num_inference_steps": 4, "guidance_scale": 2.0, "seed": 3, "output_type": "latent"}
+CELLS, PIXELS = SIDE**2, SIDE * 2
+
+
+def load(kind: str, accelerator: str | None = None, **options: Any) -> Any:
+    pipe = MMSpecPipeline.from_pretrained(folder_of(kind), accelerator=accelerator, **options)
+    assert isinstance(pipe, ContinuousImagePipeline)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def words() -> Any:
+    return load("nextstep")
+
+
+@pytest.fixture(scope="module")
+def classes() -> Any:
+    return load("mar")
+
+
+@pytest.fixture(autouse=True)
+def plain(words: Any, classes: Any) -> Any:
+    yield
+    for pipe in (words, classes):
+        pipe.set_accelerator("none")
+
+
+def asked_of(pipe: Any) -> dict[str, Any]:
+    return {"class_labels": [0, 3]} if pipe.target.any_order else {"prompt": PROMPTS}
+
+
+@pytest.fixture(params=["words", "classes"])
+def pipe(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+def test_every_output_type_is_the_same_image(pipe: Any) -> None:
+    asked = asked_of(pipe)
+    latents = pipe(**asked, **FEW).images
+    assert latents.shape == (2, SIZE, SIDE, SIDE) and latents.isfinite().all()
+    settings = {**FEW, "output_type": "pt"}
+    output = pipe(**asked, **settings)
+    with torch.no_grad():
+        expected = pipe.vae.decode(latents / pipe.vae.config.scaling_factor).sample
+    torch.testing.assert_close(output.images, (expected / 2 + 0.5).clamp(0, 1), atol=1e-5, rtol=1e-4)
+    array = pipe(**asked, **{**FEW, "output_type": "np"}).images
+    assert array.shape == (2, PIXELS, PIXELS, 3)
+    np.testing.assert_allclose(array.transpose(0, 3, 1, 2), output.images.numpy(), atol=1e-6)
+    images = pipe(**asked, **{**FEW, "output_type": "pil"}).images
+    assert [image.size for image in images] == [(PIXELS, PIXELS)] * 2
+    assert [row.shape for row in output.tokens] == [(CELLS, SIZE)] * 2
+    assert output.finish_reasons == ["length"] * 2 and "2 images" in str(output)
+
+
+def test_images_do_not_depend_on_their_batch(pipe: Any) -> None:
+    asked = asked_of(pipe)
+    (name, values), *_ = asked.items()
+    together = pipe(**asked, **{**FEW, "seed": [3, 8]}).images
+    split = pipe(**asked, **{**FEW, "seed": [3, 8]}, batch_size=1).images
+    for index, seed in enumerate((3, 8)):
+        alone = pipe(**{name: values[index]}, **{**FEW, "seed": seed}).images
+        torch.testing.assert_close(alone[0], together[index], atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(split[index], together[index], atol=1e-4, rtol=1e-3)
+
+
+def test_rows_have_settings_of_their_own(pipe: Any) -> None:
+    asked = asked_of(pipe)
+    (name, values), *_ = asked.items()
+    mixed = {**FEW, "guidance_scale": [1.0, 3.0], "temperature": [1.0, 0.5], "seed": [3, 3]}
+    together = pipe(**asked, **mixed, guidance_schedule="rising").images
+    for index in range(2):
+        own = {key: value[index] if isinstance(value, list) else value for key, value in mixed.items()}
+        alone = pipe(**{name: values[index]}, **own, guidance_schedule="rising").images[0]
+        torch.testing.assert_close(alone, together[index], atol=1e-4, rtol=1e-3)
+
+
+def test_several_images_of_a_prompt(pipe: Any) -> None:
+    (name, values), *_ = asked_of(pipe).items()
+    images = pipe(**{name: values[0]}, **FEW, num_images_per_prompt=3).images
+    first = pipe(**{name: values[0]}, **FEW).images[0]
+    torch.testing.assert_close(images[0], first, atol=1e-4, rtol=1e-3)
+    assert not torch.allclose(images[0], images[1], atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("shared_noise", {"tolerance": 1e-4, "window": 4}),
+        ("draft_model", {"sampling": "coupled", "tolerance": 1e-4}),
+    ],
+)
+def test_shared_noise_draws_the_images_of_plain_decoding(words: Any, name: str, options: Any) -> None:
+    expected = words(PROMPTS, **FEW).images
+    drafter = {"drafter": folder_of("nextstep")} if name == "draft_model" else {}
+    words.set_accelerator(name, **drafter, **options)
+    output = words(PROMPTS, **FEW)
+    torch.testing.assert_close(output.images, expected, atol=2e-2, rtol=2e-2)
+    assert output.stats.nfe_max < CELLS and output.stats.exactness == "approximate"
+    assert output.stats.drift_max <= 1e-4 and output.stats.drift_places >= sum(output.stats.accepted)
+
+
+def test_a_wide_tolerance_is_fast_and_says_what_it_did(words: Any) -> None:
+    words.set_accelerator("shared_noise", tolerance=10.0, window=8)
+    stats = words(PROMPTS, **FEW).stats
+    assert stats.exactness == "approximate" and stats.nfe_mean < CELLS / 2
+    assert 0 < stats.drift_mean <= stats.drift_max <= 10.0
+    words.set_accelerator("shared_noise", tolerance=0)
+    stats = words(PROMPTS, **FEW).stats
+    assert stats.exactness == "exact" and stats.drift_mean is None and stats.rollbacks > 0
+
+
+@pytest.mark.parametrize("rule", [None, "speculative_sampling", "last_step"])
+def test_a_draft_model_is_exact_where_every_step_has_noise(words: Any, rule: str | None) -> None:
+    options = {} if rule is None else {"acceptance": rule}
+    words.set_accelerator("draft_model", drafter=folder_of("nextstep"), num_draft_tokens=3, **options)
+    stats = words(PROMPTS, **FEW, last_step_noise=True).stats
+    assert stats.exactness == "exact"
+    assert stats.nfe_max < CELLS, "the target as its own draft"
+    words.set_accelerator("draft_model", drafter=folder_of("nextstep-draft"), **options)
+    assert sum(words(PROMPTS, **FEW, last_step_noise=True).stats.drafted) > 0
+
+
+def test_plain_decoding_of_a_mar_is_the_published_order(classes: Any) -> None:
+    asked = {"class_labels": [0, None], **FEW}
+    expected = classes(**asked)
+    classes.set_accelerator("masked")
+    output = classes(**asked)
+    assert torch.equal(output.images, expected.images)
+    assert expected.stats.accelerator == "none" and output.stats.exactness == "exact"
+    classes.set_accelerator("masked", iterations=4, order="checkerboard", last_steps=2)
+    fast = classes(**asked).stats
+    assert fast.nfe == [4, 4] and fast.exactness == "approximate"
+    classes.set_accelerator("masked", iterations=8, refresh=2, test_layer=1)
+    assert classes(**asked).stats.nfe == [8, 8]
+
+
+def test_fewer_steps_at_the_end(classes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mmspec.decoding import sampling
+
+    steps = []
+    with_steps = sampling.with_steps
+    monkeypatch.setattr(sampling, "with_steps", lambda *given: steps.append(given[1]) or with_steps(*given))
+    classes.set_accelerator("masked", iterations=4, last_steps=2)
+    classes(class_labels=1, **{**FEW, "num_inference_steps": 11})
+    assert steps == [11, 8, 5, 2]
+
+
+def test_previews_show_the_cells_that_are_decided(classes: Any) -> None:
+    seen = []
+
+    def watch(pipe: Any, step: int, committed: int, kwargs: dict[str, Any]) -> None:
+        drawn = sum(int((~row[:, 0].isnan()).sum()) for row in kwargs["tokens"])
+        seen.append((drawn, kwargs["preview"]()[0].size))
+        if step == 3:
+            pipe.interrupt()
+
+    classes.set_accelerator("masked", iterations=8)
+    output = classes(class_labels=[1], **FEW, callback_on_step_end=watch)
+    assert output.finish_reasons == ["interrupted"]
+    assert [size for _, size in seen] == [(PIXELS, PIXELS)] * 4
+    counts = [drawn for drawn, _ in seen]
+    assert counts == sorted(counts) and 0 < counts[-1] < CELLS
+    assert output.images.isnan().any() and not output.images.isnan().all()
+
+
+@pytest.mark.parametrize("kind", ["nextstep", "mar"])
+def test_a_saved_folder_draws_the_same(kind: str, tmp_path: Path) -> None:
+    pipe = load(kind)
+    asked = asked_of(pipe)
+    pipe.save_pretrained(tmp_path / "saved")
+    again: Any = MMSpecPipeline.from_pretrained(tmp_path / "saved")
+    again.set_progress_bar_config(disable=True)
+    assert torch.equal(again(**asked, **FEW).images, pipe(**asked, **FEW).images)
+
+
+def test_a_folder_has_defaults_of_its_own(tmp_path: Path) -> None:
+    folder = save(mar(), tmp_path / "mar", autoencoder())
+    stored = {"guidance_scale": 1.5, "num_inference_steps": 7, "clip_sample_range": 4.0}
+    (folder / "generation_config.json").write_text(json.dumps(stored))
+    pipe: Any = MMSpecPipeline.from_pretrained(folder)
+    described = pipe.sampling({})
+    assert (described["guidance_scale"], described["num_inference_steps"]) == (1.5, 7)
+    assert described["guidance_schedule"] == "rising", "as published"
+    pipe.save_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again/generation_config.json").read_text())["clip_sample_range"] == 4.0
+
+
+def test_code_in_a_published_folder_is_not_run(tmp_path: Path) -> None:
+    folder = save(nextstep(), tmp_path / "published", autoencoder())
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text("raise SystemExit('it was run')")
+    assert isinstance(MMSpecPipeline.from_pretrained(folder), ContinuousImagePipeline)
+
+
+def test_images_of_other_sizes(words: Any, classes: Any) -> None:
+    small = words(PROMPTS[0], height=4, width=8, **FEW).images
+    assert small.shape == (1, SIZE, 2, 4)
+    with pytest.raises(InputError, match="multiple of 2 pixels"):
+        words(PROMPTS[0], height=5, **FEW)
+    with pytest.raises(InputError, match="at most 16 tokens"):
+        words(PROMPTS[0], height=32, width=32, **FEW)
+    with pytest.raises(InputError, match="8 x 8 pixels"):
+        classes(class_labels=0, height=4, **FEW)
+
+
+BAD: dict[str, tuple[str, dict[str, Any], str]] = {
+    "words of a model of classes": ("classes", {"prompt": "a cat"}, "class_labels"),
+    "classes of a model of words": ("words", {"class_labels": [1]}, "conditioned on text"),
+    "no prompt": ("words", {}, "prompt"),
+    "no class": ("classes", {}, f"0 to {CLASSES - 1}"),
+    "an unknown class": ("classes", {"class_labels": [CLASSES]}, f"0 to {CLASSES - 1}"),
+    "a class that is no integer": ("classes", {"class_labels": [1.5]}, f"0 to {CLASSES - 1}"),
+    "a negative prompt of classes": ("classes", {"class_labels": 1, "negative_prompt": "x"}, "None"),
+    "a prompt that is too long": ("words", {"prompt": "red " * 60}, "at most"),
+    "one step": ("words", {"prompt": "a", "num_inference_steps": 1}, "at least 2"),
+    "steps that are no integer": ("words", {"prompt": "a", "num_inference_steps": 2.5}, "integer"),
+    "temperature 0": ("words", {"prompt": "a", "temperature": 0.0}, "above 0"),
+    "negative guidance": ("words", {"prompt": "a", "guidance_scale": -1.0}, "guidance_scale"),
+    "an unknown schedule": ("words", {"prompt": "a", "guidance_schedule": "risin"}, "rising"),
+    "a shift of a diffusion": ("classes", {"class_labels": 1, "shift": 2.0}, "diffusion"),
+    "clipping of a flow": ("words", {"prompt": "a", "clip_sample_range": 1.0}, "flow"),
+    "noise that is no switch": ("words", {"prompt": "a", "last_step_noise": 0.5}, "True or False"),
+    "a misspelled keyword": ("words", {"prompt": "a", "num_inference_step": 4}, "num_inference_steps"),
+    "top-k of vectors": ("words", {"prompt": "a", "top_k": 4}, "top_k"),
+    "too many scales": ("words", {"prompt": "a", "guidance_scale": [1.0, 2.0]}, "guidance_scale"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_before_any_forward(name: str, words: Any, classes: Any) -> None:
+    which, arguments, message = BAD[name]
+    pipe = {"words": words, "classes": classes}[which]
+    settings = {"num_inference_steps": 4, **arguments}
+    with pytest.raises(InputError, match=message):
+        pipe(**settings)
+    assert pipe(**{**asked_of(pipe), **FEW}).finish_reasons == ["length"] * 2, "nothing is lost"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"latent_channels": 8}, "size of tokens: 8.*size of tokens: 4"),
+        ({"scaling_factor": 0.25}, r"latents: \(0.25, 0.0\).*latents: \(0.5, 0.0\)"),
+        ({"latent_size": 8, "gen_pos_grid": 8}, "image: 8 x 8 tokens.*image: 4 x 4 tokens"),
+    ],
+)
+def test_a_draft_of_other_latents_is_refused(words: Any, tmp_path: Path, changed: Any, message: str) -> None:
+    folder = save(nextstep(**changed), tmp_path / "draft")
+    with pytest.raises(InputError, match=message):
+        words.set_accelerator("draft_model", drafter=folder)
+
+
+def test_a_draft_with_another_noise_schedule_is_refused(words: Any) -> None:
+    with pytest.raises(InputError, match="family: mar.*family: nextstep"):
+        words.set_accelerator("draft_model", drafter=folder_of("mar"))
+
+
+def test_rules_of_densities_ask_for_noise(words: Any) -> None:
+    words.set_accelerator("draft_model", drafter=folder_of("nextstep"), acceptance="speculative_sampling")
+    with pytest.raises(InputError, match="last step"):
+        words(PROMPTS, **FEW)
+
+
+@pytest.mark.parametrize("name", ["sjd", "copy", "zipar", "lantern", "cool"])
+def test_accelerators_of_discrete_tokens_are_refused(pipe: Any, name: str) -> None:
+    with pytest.raises(InputError, match="continuous tokens"):
+        pipe.set_accelerator(name)
+
+
+def test_accelerators_of_the_other_kind_are_refused(words: Any, classes: Any) -> None:
+    with pytest.raises(InputError, match="MAR"):
+        words.set_accelerator("masked")
+    with pytest.raises(InputError, match="causal"):
+        classes.set_accelerator("shared_noise")
+    with pytest.raises(InputError, match="acceptance"):
+        words.set_accelerator("draft_model", drafter=folder_of("nextstep"), acceptance="typical")
+
+
+def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="vae"):
+        MMSpecPipeline.from_pretrained(save(nextstep(), tmp_path / "bare"))
+    folder = save(mar(), tmp_path / "other", autoencoder(channels=8))
+    with pytest.raises(CheckpointError, match="8 channels"):
+        MMSpecPipeline.from_pretrained(folder)
+    autoencoder().save_pretrained(tmp_path / "vae")
+    pipe = MMSpecPipeline.from_pretrained(tmp_path / "bare", vae=tmp_path / "vae")
+    assert isinstance(pipe, ContinuousImagePipeline)
+    with pytest.raises(InputError, match="no such part"):
+        MMSpecPipeline.from_pretrained(folder_of("mar"), text_encoder=tmp_path / "vae")
+    with pytest.raises(UnsupportedModelError, match="ContinuousImagePipeline"):
+        ImagePipeline.from_pretrained(folder_of("mar"))
+
+
+def test_two_calls_at_once_are_refused(words: Any) -> None:
+    def again(pipe: Any, *_: Any) -> None:
+        with pytest.raises(PipelineBusyError):
+            pipe(PROMPTS[0], **FEW)
+        pipe.interrupt()
+
+    words(PROMPTS[0], **FEW, callback_on_step_end=again)
