@@ -138,7 +138,7 @@ def drawer(
         sampling: settings of every call.
     """
     from mmspec.evaluation.quality.image_methods import Drawing
-    from mmspec.evaluation.quality.variation import VariationMeter, needs_meter
+    from mmspec.evaluation.quality.variation import OverlapMeter, VariationMeter, needs_meter
 
     pipe.set_accelerator(name, **options)
     accelerator = pipe.accelerator
@@ -147,14 +147,16 @@ def drawer(
         pipe.accelerator = accelerator
         asked = {"prompt": None, **subjects[caption]}
         call = pipe.prepare(asked.pop("prompt"), {"seed": seed, "output_type": "pt", **sampling}, **asked)
-        meter = VariationMeter()
+        meter, overlap = VariationMeter(), OverlapMeter()
         for step in call.rounds():
+            overlap.watch(step)
             if needs_meter(accelerator):
                 meter.watch(step)
         meter.finish(call.calls[-1])
         output: Any = call.output()
         codes = None if pipe.target.vector_size else pipe.target.grid.codes(output.tokens[0])
-        return Drawing(output.images[0], codes, output.stats, output.stats.seconds, output.decode_seconds)
+        stats, pixels = output.stats, output.decode_seconds
+        return Drawing(output.images[0], codes, stats, stats.seconds, pixels, overlap.mean)
 
     return draw
 
@@ -168,6 +170,7 @@ def table(records: Sequence[MethodRecord]) -> rich.table.Table:
         *(
             "tv or drift\nmean",
             "max",
+            "over-\nlap",
             "roll-\nbacks",
             "attributes",
             "kernel\ndistance",
@@ -186,6 +189,7 @@ def table(records: Sequence[MethodRecord]) -> rich.table.Table:
             f"{row.speedup_with_pixels:.2f}x",
             decimals(row.drift_mean if row.tv_mean is None else row.tv_mean, 3),
             decimals(row.drift_max if row.tv_max is None else row.tv_max, 3),
+            decimals(row.overlap, 2),
             f"{row.rollbacks:.1f}",
             f"{row.attribute_accuracy:.1%}",
             f"{row.feature_distance:.3g}",

@@ -58,6 +58,7 @@ class Drawing:
         image: [3, H, W] in [0, 1].
         codes: codebook indices in raster order; None for continuous tokens.
         seconds, decode_seconds: wall-clock of the tokens, and of turning them into pixels.
+        overlap: of the chains of draft and target, where it was measured.
     """
 
     image: Tensor
@@ -65,6 +66,7 @@ class Drawing:
     stats: DecodingStats
     seconds: float
     decode_seconds: float
+    overlap: float | None = None
 
 
 Draw = Callable[[str, int], Drawing]
@@ -85,6 +87,9 @@ class MethodRecord:
             decoder from tokens to pixels.
         tv_mean, tv_max: measured total variation to the target at judged places; None for exact rules.
         drift_mean, drift_max: measured distance of kept candidates to the target's own vectors, likewise.
+        overlap: 1 minus the total variation between the chains of draft and target: what the best rule that
+            judges whole chains accepts of first candidates; None where chains have no density.
+        acceptance_rate: accepted candidates / candidates.
         rollbacks: rounds that refused a candidate, per image.
         attribute_accuracy: share of prompted attributes that the reader finds.
         feature_distance: kernel distance (KID) of the reader's features to plain decoding with other seeds;
@@ -107,6 +112,8 @@ class MethodRecord:
     tv_max: float | None
     drift_mean: float | None
     drift_max: float | None
+    overlap: float | None
+    acceptance_rate: float
     rollbacks: float
     attribute_accuracy: float
     feature_distance: float
@@ -184,6 +191,7 @@ def _record(
     distance, margin = kernel_distance(reader.features(_pixels(drawn)), reference)
     forwards = [drawing.stats.target_forwards for drawing in drawn]
     mean_forwards = sum(forwards) / len(forwards)
+    overlaps = [drawing.overlap for drawing in drawn if drawing.overlap is not None]
     codes: list[Any] = [drawing.codes for drawing in drawn]
     return MethodRecord(
         method=name,
@@ -199,6 +207,8 @@ def _record(
         tv_max=stats.tv_max if stats.tv_places else None,
         drift_mean=stats.drift_mean,
         drift_max=stats.drift_max if stats.drift_places else None,
+        overlap=sum(overlaps) / len(overlaps) if overlaps else None,
+        acceptance_rate=stats.acceptance_rate,
         rollbacks=stats.rollbacks / len(drawn),
         attribute_accuracy=reader.attribute_accuracy(_pixels(drawn), prompts),
         feature_distance=distance,

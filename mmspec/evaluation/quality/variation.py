@@ -8,16 +8,18 @@ the finished image.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.acceleration import Accelerator, Call
+from mmspec.decoding.denoising import Denoising, log_likelihood
 from mmspec.decoding.image_grid import FREE
 from mmspec.decoding.interfaces import Round
 from mmspec.evaluation.identity.distribution import read_distributions
 
-__all__ = ["VariationMeter", "needs_meter"]
+__all__ = ["OverlapMeter", "VariationMeter", "needs_meter"]
 
 
 @dataclass
@@ -63,3 +65,37 @@ class VariationMeter:
 def needs_meter(accelerator: Accelerator) -> bool:
     """True if nodes see less than the model would; rules measure their own total variation as they judge."""
     return accelerator.drafter.exactness == "lossy"
+
+
+@dataclass
+class OverlapMeter:
+    """Measures how much the chains of draft and target have in common, where both denoise.
+
+    Of q's chains the mean of min(1, p / q) is 1 minus their total variation: what the best rule that judges
+    whole chains accepts. Candidates right behind what is emitted alone count, which were drafted from the
+    very context that they are judged in.
+
+    Attributes:
+        total, places: sum and number of the measured overlaps.
+    """
+
+    total: float = 0.0
+    places: int = 0
+
+    def watch(self, step: Round) -> None:
+        """Measure the first candidates of a round; other drafts than drawn chains are passed over."""
+        q: Any = step.draft.q
+        if not isinstance(q, Denoising) or q.drawn is None or not q.process.is_noisy:
+            return
+        p, drafted = step.scores[:1], q[1:2]
+        assert isinstance(p, Denoising) and drafted.drawn is not None
+        chains = drafted.drawn[:, 0]
+        ratio = log_likelihood(p.process, chains) - log_likelihood(drafted.process, chains)
+        valid = step.draft.valid[:, 1]
+        self.total += float((ratio.clamp_max(0).exp() * valid).sum())
+        self.places += int(valid.sum())
+
+    @property
+    def mean(self) -> float | None:
+        """1 minus the total variation of the chains; None where nothing was measured."""
+        return self.total / self.places if self.places else None

@@ -264,8 +264,8 @@ def read_rows(model: NextStepForImageGeneration, rows: Tensor, seen: Tensor) -> 
 class MARLoss(nn.Module):
     """Loss of the diffusion head at the cells that are hidden, as MAR is trained (2406.11838, section 4).
 
-    Cells of objects and beside them count more, and a small loss teaches what covers each place: linear layers read it
-    from the conditions.
+    Cells of objects and beside them count more, and a small loss teaches what covers each place: linear
+    layers read it from the conditions.
 
     Args:
         model: in training.
