@@ -108,14 +108,18 @@ class LastStep(SpeculativeSampling):
 
     sound_for = frozenset({DraftKind.IID})
 
-    def verify(self, draft: Draft, scores: Denoising, random: RandomStream, emitted: Tensor) -> Verdict:  # type: ignore[override]
+    def compared(
+        self, draft: Draft, scores: Denoising, random: RandomStream, emitted: Tensor
+    ) -> tuple[Gaussian, Gaussian]:
         q = sampled_distribution(draft)
         if scores.normalize:
             raise InputError("normalize_tokens", True, "False: a normalised state has no normal distribution")
         own = scores.draw(random, emitted[:, None] + draft.depth, Purpose.DRAFT)
-        return super().verify(
-            replace(draft, q=last_transition(q, q.drawn)), last_transition(scores, own), random, emitted
-        )
+        return self.last(scores, own), self.last(q, q.drawn)
+
+    def last(self, distribution: Denoising, chains: Tensor) -> Gaussian:
+        """Distributions of the last states of chains that `distribution` drew, as `last_transition`."""
+        return last_transition(distribution, chains)
 
 
 def last_transition(distribution: Denoising, chains: Tensor) -> Gaussian:

@@ -250,6 +250,8 @@ class AcceptanceRule(ABC):
         bound: for other rules, the stated bound on the total variation per token, in words.
         greedy_only: True if the claim holds at temperature 0 alone.
         chains_only: True if the rule judges one candidate per place.
+        rollback: whether chains that were drafted behind a refused candidate are given up; keeping them is
+            a bias.
     """
 
     sound_for: ClassVar[frozenset[DraftKind]]
@@ -257,6 +259,7 @@ class AcceptanceRule(ABC):
     bound: ClassVar[str | None] = None
     greedy_only: ClassVar[bool] = False
     chains_only: ClassVar[bool] = False
+    rollback: bool = True
 
     @property
     def promise(self) -> str:

@@ -84,7 +84,7 @@ class CellOrderSession(DraftSession):
         grid, rows = grids[0], len(grids)
         self.cells = grid.cells
         place = torch.arange(grid.cells, device=device).expand(rows, -1)
-        rank = random.uniform(place, Purpose.DRAFT, 1, torch.float64)[..., 0]
+        rank = random.uniform(place, Purpose.ORDER, 1, torch.float64)[..., 0]
         if drafter.order == "checkerboard":
             rank = rank + checkerboard_first(grid, device)
         self.order = rank.argsort(-1)
@@ -113,7 +113,7 @@ class CellOrderSession(DraftSession):
             slots=cells.reshape(-1, 1),
             depths=torch.arange(self.cells, device=cells.device).expand(rows, -1),
             starts=cells.reshape(-1),
-            visible=ones.new_ones(rows, count, self.cells),
+            visible=ones.new_ones(rows, 1, self.cells),
             follows=ones,
             completes=self.cells,
             progress=progress,

@@ -171,7 +171,7 @@ def test_mar_equals_the_naive_way() -> None:
         assert canvas.stats.target_forwards == len(cells_by_forward(SIDE**2, iterations))
         for row, (label, image) in enumerate(zip((0, 3, 4), canvas.outputs(), strict=True)):
             stream = RandomStream(RandomStream.from_seed(0, 3).keys[row : row + 1])
-            rank = stream.uniform(torch.arange(SIDE**2)[None], Purpose.DRAFT, 1, torch.float64)
+            rank = stream.uniform(torch.arange(SIDE**2)[None], Purpose.ORDER, 1, torch.float64)
             order = rank[0, :, 0].argsort()
             tokens = torch.zeros(1, SIDE**2, SIZE)
             known = torch.zeros(1, SIDE**2, dtype=torch.bool)
