@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -33,8 +33,13 @@ from tests.targets.test_nextstep_target import SIDE, mar, random_weights
 from tests.tiny_models import tiny_llama
 
 ROWS, ALARM = 8_000, 1e-5  # of each of eleven statistics and three seeds
-RELEASED = {"temperature": 42.0, "variance_factor": "released", "rollback": False, "max_tries": 100}
-AS_RELEASED = {"see_drafts": False, "last_noise": False, "shared_guidance": True}
+RELEASED: dict[str, Any] = {
+    "temperature": 42.0,
+    "variance_factor": "released",
+    "rollback": False,
+    "max_tries": 100,
+}
+AS_RELEASED: dict[str, Any] = {"see_drafts": False, "last_noise": False, "shared_guidance": True}
 
 
 def field(*settings: Any, **named: Any) -> MARTarget:
@@ -158,16 +163,17 @@ def test_ratios_of_drafts_have_mean_one_and_those_with_a_variance_factor_another
     variance_factors_are_those_of_earlier_steps()
 
 
+def around(mean: float) -> Denoising:
+    """[4, 1] chains towards a number."""
+    return Denoising(Head(), None, torch.tensor([[[mean, 1.0]]]).expand(4, 1, 2), None, 1.0, 1.0)
+
+
 def test_the_temperature_softens_acceptance_and_not_the_residual() -> None:
     rule = CSpD(temperature=2.0)
-    p = replace_condition(0.0)
+    p = around(0.0)
     own = p.draw(RandomStream.from_seed(0, 4), torch.zeros(4, 1, dtype=torch.long), Purpose.DRAFT)
     last, soft = rule.last(p, own), CSpD().last(p, own)
     assert torch.equal(last.std, soft.std) and torch.equal(last._softened().std, 2 * soft.std)
-
-
-def replace_condition(mean: float) -> Denoising:
-    return Denoising(Head(), None, torch.tensor([[[mean, 1.0]]]).expand(4, 1, 2), None, 1.0, 1.0)
 
 
 def test_passes_as_released_do_not_depend_on_acceptance() -> None:
@@ -277,7 +283,7 @@ def test_scrambled_candidates_show_where_they_are_seen_and_nowhere_else() -> Non
 
 @pytest.mark.parametrize("scale", [1.0, 1_000.0])
 def test_the_target_as_its_own_draft_is_accepted_whole(scale: float) -> None:
-    settings = {"guidance_scale": scale, "guidance_schedule": "rising"}
+    settings: dict[str, Any] = {"guidance_scale": scale, "guidance_schedule": "rising"}
     canvas = decode_cells(masked(), 20, CellModelDrafter(masked(), 4, 0.1), CSpD(), **settings)
     assert canvas.stats.acceptance_rate > 0.99  # but for the rounding of forwards with more rows
     if canvas.stats.acceptance_rate == 1.0:
@@ -285,7 +291,7 @@ def test_the_target_as_its_own_draft_is_accepted_whole(scale: float) -> None:
 
 
 def test_one_guidance_scale_for_all_cells_of_a_draft_refuses_the_targets_own() -> None:
-    settings = {"guidance_scale": 1_000.0, "guidance_schedule": "rising"}
+    settings: dict[str, Any] = {"guidance_scale": 1_000.0, "guidance_schedule": "rising"}
     drafter = CellModelDrafter(masked(), 4, 0.1, shared_guidance=True)
     canvas = decode_cells(masked(), 8, drafter, CSpD(), **settings)
     assert 0 < canvas.stats.acceptance_rate < 0.9
@@ -301,7 +307,7 @@ def test_the_guidance_scale_of_a_cell_is_that_of_its_place_in_the_order() -> Non
             scales.append(scores.scale[:, 0, 0])
             return rule.compared(draft, scores, *rest)
 
-    settings = {"guidance_scale": 3.0, "guidance_schedule": "rising"}
+    settings: dict[str, Any] = {"guidance_scale": 3.0, "guidance_schedule": "rising"}
     decode_cells(masked(), 1, CellModelDrafter(masked(), 4, 0.2), Watching(), **settings)
     known = torch.tensor([3, 4, 5, 6, 7, 8, 8])  # with the cell itself; at most all but one, as published
     torch.testing.assert_close(torch.cat(scales), 1 + 2 * known / 9)
@@ -332,13 +338,15 @@ def test_what_deviates_says_so() -> None:
 
 
 def refused(name: str) -> Any:
+    llama: Any = CausalTarget(tiny_llama())
+    chain, nothing = Draft.chain(torch.zeros(1, 3, 1), DraftKind.IID), cast(Any, None)
     cases: dict[str, Any] = {
         "temperature": lambda: CSpD(temperature=0.0),
         "variance_factor": lambda: CSpD(variance_factor="correct", max_tries=9),
         "max_tries": lambda: CSpD(variance_factor="published"),
         "prefill": lambda: CellModelDrafter(worse(), prefill=1.5),
         "num_draft_tokens": lambda: CellModelDrafter(worse(), 0),
-        "acceptance": lambda: CSpD().fit(CausalTarget(tiny_llama())),
+        "acceptance": lambda: CSpD().fit(llama),
         "drafter": lambda: CellModelDrafter(worse()).fit(mar()),
         "annealing": lambda: decode_cells(
             mar(), 1, CellModelDrafter(mar()), CSpD(), annealing=StepAnnealing(4, 2)
@@ -346,12 +354,7 @@ def refused(name: str) -> Any:
         "schedule": lambda: decode_cells(
             mar(), 1, CellModelDrafter(mar()), CSpD(), schedule=DDPMSchedule(steps=4)
         ),
-        "rollback": lambda: CSpD(rollback=False).verify(
-            Draft.chain(torch.zeros(1, 3, 1), DraftKind.IID),
-            replace_condition(0.0),
-            None,
-            None,  # type: ignore[arg-type]
-        ),
+        "rollback": lambda: CSpD(rollback=False).verify(chain, around(0.0), nothing, nothing),
     }
     return cases[name]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -104,10 +105,10 @@ def samples_are_those_of_the_mixture() -> None:
         torch.randn(shape, generator=generator) for shape in [(4, 3, 5), (4, 3, 5, 2), (4, 3, 5, 2)]
     )
     parts = Independent(Normal(mean, std.exp()), 1)
-    expected = MixtureSameFamily(Categorical(logits=logits), parts)  # type: ignore[no-untyped-call]
+    expected = MixtureSameFamily(Categorical(logits=logits), parts)
     x = torch.randn(4, 3, 2, generator=generator)
     ours = GaussianMixture(logits, mean, std.exp())
-    torch.testing.assert_close(ours.log_density(x), expected.log_prob(x))  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(ours.log_density(x), expected.log_prob(x))
     flat, chosen = ours.flat(), ours.at(torch.tensor([0, 2, 1, 0]))
     torch.testing.assert_close(flat.log_density(x.flatten(0, 1)), ours.log_density(x).flatten())
     torch.testing.assert_close(chosen.log_density(x[:, 1]), at(ours, x))
@@ -132,7 +133,7 @@ def test_one_component_is_a_normal_distribution() -> None:
 
 
 PATH = "mmspec.decoding.distribution:GaussianMixture"
-BUGS = {
+BUGS: dict[str, tuple[str, tuple[str, str], Any]] = {
     "components have equal weights": (
         f"{PATH}.draw",
         ("self.logits.softmax", "(0 * self.logits).softmax"),
@@ -154,5 +155,5 @@ BUGS = {
 @pytest.mark.parametrize("name", BUGS)
 def test_planted_bugs_are_caught(name: str) -> None:
     where, edit, check = BUGS[name]
-    with PlantedBug(where, (edit,), check).planted(), pytest.raises(AssertionError):  # type: ignore[arg-type]
+    with PlantedBug(where, (edit,), check).planted(), pytest.raises(AssertionError):
         check()

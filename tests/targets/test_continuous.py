@@ -285,7 +285,7 @@ BUGS = {
     ),
     "all dimensions have one noise": (
         neighbours_follow_the_target,
-        "mmspec.decoding.random_stream:box_muller",
+        "mmspec.decoding.distribution:box_muller",
         ("(2 * math.pi * angle).cos()", "(2 * math.pi * angle[..., :1]).cos()"),
     ),
 }
