@@ -37,6 +37,7 @@ class Reflection(AcceptanceRule):
 
     sound_for = frozenset({DraftKind.IID})
     chains_only = True
+    denoising_only = True
 
     def verify(self, draft: Draft, scores: Denoising, random: RandomStream, emitted: Tensor) -> Verdict:
         q = sampled_distribution(draft)
@@ -107,6 +108,7 @@ class LastStep(SpeculativeSampling):
     """
 
     sound_for = frozenset({DraftKind.IID})
+    denoising_only = True
 
     def compared(
         self, draft: Draft, scores: Denoising, random: RandomStream, emitted: Tensor

@@ -250,6 +250,7 @@ class AcceptanceRule(ABC):
         bound: for other rules, the stated bound on the total variation per token, in words.
         greedy_only: True if the claim holds at temperature 0 alone.
         chains_only: True if the rule judges one candidate per place.
+        denoising_only: True if the rule looks into the chains of denoising heads.
         rollback: whether chains that were drafted behind a refused candidate are given up; keeping them is
             a bias.
     """
@@ -259,6 +260,7 @@ class AcceptanceRule(ABC):
     bound: ClassVar[str | None] = None
     greedy_only: ClassVar[bool] = False
     chains_only: ClassVar[bool] = False
+    denoising_only: ClassVar[bool] = False
     rollback: bool = True
 
     @property

@@ -24,6 +24,9 @@ IID, WITHOUT = DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
 SOUND = [
     (name, kind)
     for name in ACCEPTANCE_RULES
+    if not ACCEPTANCE_RULES[
+        name
+    ].denoising_only  # there are no tokens to judge: see tests/acceptance/test_cspd.py
     for kind in DraftKind
     # what has no candidates is no chain or tree: see tests/targets/test_masked.py
     if kind in ACCEPTANCE_RULES[name].sound_for - {DraftKind.MASKED}
