@@ -17,8 +17,11 @@ from mmspec.acceleration import Accelerator, pair
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.budget import Budget
 from mmspec.acceptance.cool import Cool
+from mmspec.acceptance.cspd import CSpD
 from mmspec.acceptance.denoising import Reflection, SharedNoise
+from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.drafters import DRAFTERS
+from mmspec.drafters.cell_model import CellModelDrafter
 from mmspec.drafters.cell_order import CellOrderDrafter
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import DraftModelDrafter
@@ -33,6 +36,7 @@ from mmspec.models.mar import FeatureCaching
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.continuous_families import continuous_target
+from mmspec.targets.mar import MARTarget
 from mmspec.validation import is_integer
 
 
@@ -75,14 +79,40 @@ def draft_model(
         model: the draft model.
         num_draft_tokens: length of a draft.
         sampling: as of `DraftModelDrafter` or `VectorModelDrafter`; None is "coupled" for the former, judged
-            by `sample_and_match`, and "sampled" for the latter, judged by `reflection`.
+            by `sample_and_match`, and "sampled" for the latter, judged by `reflection`. A MAR's drafts are
+            sampled, and judged by `speculative_sampling` of whole chains.
     """
     reader = model if isinstance(model, CausalTarget) else continuous_target(model) or adapt(model)
     if not reader.vector_size:
         return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, sampling or "coupled"))
+    if reader.any_order:
+        cells = CellModelDrafter(reader, num_draft_tokens)
+        return Accelerator("draft_model", cells, SpeculativeSampling())
     vectors = VectorModelDrafter(reader, num_draft_tokens, sampling or "sampled")
     rule = SharedNoise() if sampling == "coupled" else Reflection()
     return Accelerator("draft_model", vectors, rule)
+
+
+def cspd(
+    model: PreTrainedModel | MARTarget,
+    num_draft_tokens: int = 8,
+    prefill: float = 0.05,
+    order: str = "random",
+    see_drafts: bool = True,
+    last_noise: bool = True,
+    shared_guidance: bool = False,
+) -> Accelerator:
+    """Continuous speculative decoding of a MAR (CSpD, 2411.11925), exact unless its biases are asked for.
+
+    As its authors released it: `see_drafts=False, last_noise=False, shared_guidance=True`, with the rule
+    `CSpD(temperature=42, variance_factor="released", rollback=False, max_tries=100)`. Options as of
+    `CellModelDrafter`, and by name those of `CSpD`.
+    """
+    reader = model if isinstance(model, MARTarget) else continuous_target(model)
+    if reader is None or not reader.any_order:
+        raise InputError("drafter", type(model).__name__, "a MAR that drafts for a MAR")
+    switches = see_drafts, last_noise, shared_guidance
+    return Accelerator("cspd", CellModelDrafter(reader, num_draft_tokens, prefill, order, *switches), CSpD())
 
 
 def shared_noise(tolerance: float = 0.1, window: int = 16) -> Accelerator:
@@ -226,6 +256,13 @@ ACCELERATORS = {
         "as `sjd`; spends delta on tokens whose neighbours in the codebook are likely, after LANTERN "
         "(published rule: `acceptance=lantern`)",
         "2410.03355",
+    ),
+    "cspd": Preset(
+        cspd,
+        "a smaller MAR draws cells one after another; the last step of each is judged, exactly unless the "
+        "switches of the released code are set",
+        "2411.11925",
+        "a smaller MAR of the same image tokenizer",
     ),
     "shared_noise": Preset(
         shared_noise,

@@ -10,17 +10,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.matching import CANDIDATES
-from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.decoding.denoising import Denoising, require_noise, run_chain
-from mmspec.decoding.distribution import Gaussian
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.denoising import Denoising, run_chain
+from mmspec.decoding.draft import CANDIDATES, Draft, DraftKind
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 from mmspec.validation import require_number
+from mmspec.verification.last_transition import LastTransition
 from mmspec.verification.residuals import last_purpose, sampled_distribution
 
 __all__ = ["LastStep", "Reflection", "SharedNoise"]
@@ -98,7 +96,7 @@ def pad_first(states: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(states[:, :1]), states], 1)
 
 
-class LastStep(SpeculativeSampling):
+class LastStep(LastTransition):
     """Judge the last transition alone, behind chains of target and draft with the same noise.
 
     The target's own chain, run with the noise of the draft, is a sample of the target up to the last state
@@ -106,27 +104,6 @@ class LastStep(SpeculativeSampling):
     with the variance factor left out and no temperature of its own: both bias it). Exact. With many steps
     the last deviation is small against the distance of the means, and hardly any candidate is accepted.
     """
-
-    sound_for = frozenset({DraftKind.IID})
-    judges = "vectors"
-
-    def verify(self, draft: Draft, scores: Denoising, random: RandomStream, emitted: Tensor) -> Verdict:  # type: ignore[override]
-        q = sampled_distribution(draft)
-        if scores.normalize:
-            raise InputError("normalize_tokens", True, "False: a normalised state has no normal distribution")
-        own = scores.draw(random, emitted[:, None] + draft.depth, Purpose.DRAFT)
-        return super().verify(
-            replace(draft, q=last_transition(q, q.drawn)), last_transition(scores, own), random, emitted
-        )
-
-
-def last_transition(distribution: Denoising, chains: Tensor) -> Gaussian:
-    """The normal distributions [T, n] of the last states of chains [T, n, S + 1, d]."""
-    process = distribution.process
-    require_noise(process)
-    mean, std = process.transition(chains[..., -2, :].flatten(0, 1), process.steps - 1)
-    shape = (*chains.shape[:2], process.size)
-    return Gaussian(mean.view(shape), std.view(shape))
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from mmspec.decoding.distribution import Distribution, Scores
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import CANDIDATES, Draft
 from mmspec.decoding.indexing import pick, take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Verdict
-
-CANDIDATES = frozenset(DraftKind) - {DraftKind.MASKED}
-"""Kinds of draft that hold candidates, whichever way they came about."""
 
 
 def follow(draft: Draft, choice: Tensor) -> Verdict:

@@ -6,47 +6,29 @@ count.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
-from mmspec.decoding.distribution import Distribution, Scores, normalise, residual
+from mmspec.decoding.distribution import Scores, normalise, residual
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
-from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Verdict
-from mmspec.verification.residuals import last_purpose, sampled_distribution
+from mmspec.verification.chain_rejection import ChainRejection
+from mmspec.verification.residuals import sampled_distribution
 from mmspec.verification.tree_walk import walk
 
 __all__ = ["KSequential", "RecursiveRejection", "SpeculativeSampling"]
 
 
-class SpeculativeSampling(AcceptanceRule):
+class SpeculativeSampling(ChainRejection):
     """Accept x ~ q with probability min(1, p(x) / q(x)), else draw from norm((p - q)+).
 
-    Leviathan et al., 2211.17192, algorithm 1; Chen et al., 2302.01318. One candidate per place; all
-    places are judged at once, because a decision depends on its own place only.
+    Leviathan et al., 2211.17192, algorithm 1; Chen et al., 2302.01318. One candidate per place.
     """
 
-    sound_for = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
-    chains_only = True
     judges = "any"
-
-    def verify(self, draft: Draft, scores: Distribution, random: RandomStream, emitted: Tensor) -> Verdict:
-        q = sampled_distribution(draft)
-        steps = torch.arange(draft.max_depth, device=emitted.device)
-        u = random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, 1, scores.dtype)[..., 0]
-        known, passes = scores[:-1].judge(draft.tokens[:, 1:], q[1:], u)
-        drawn = draft.valid[:, 1:] & known
-        node = (drawn & passes).long().cumprod(-1).sum(-1)  # [B] depth of the last accepted node
-        judged = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])[:, 0]  # past the end: False
-        after = (node + 1).clamp_max(draft.max_depth)
-        next_token, filled = scores.at(node).finish(
-            q.at(after), judged, random, emitted + node, last_purpose(draft)
-        )
-        return replace(Verdict.at(draft, node, next_token), filled=filled)
 
 
 class RecursiveRejection(AcceptanceRule):

@@ -126,6 +126,9 @@ class Denoising(Distribution):
     def at(self, node: Tensor) -> Denoising:
         return self._map(lambda each: take(each, node))
 
+    def flat(self) -> Denoising:
+        return self._map(lambda each: each.flatten(0, 1))
+
     @classmethod
     def stack(cls, parts: Sequence[Denoising]) -> Denoising:
         columns = zip(*(part._fields() for part in parts), strict=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -20,7 +20,18 @@ from mmspec.decoding.random_stream import Purpose, RandomStream, box_muller
 if TYPE_CHECKING:
     from mmspec.decoding.draft import Draft
 
-__all__ = ["Categorical", "Distribution", "Gaussian", "Scores", "draw", "keep_first", "normalise", "residual"]
+__all__ = [
+    "Analytic",
+    "Categorical",
+    "Distribution",
+    "Gaussian",
+    "GaussianMixture",
+    "Scores",
+    "draw",
+    "keep_first",
+    "normalise",
+    "residual",
+]
 
 PROPOSALS = 8  # of a residual that is drawn by rejection, in each round
 
@@ -40,6 +51,10 @@ class Distribution(ABC):
     @abstractmethod
     def at(self, node: Tensor) -> Self:
         """Those at one node [T] of each row."""
+
+    @abstractmethod
+    def flat(self) -> Self:
+        """Those of n nodes of T rows as those of T * n rows, one after another."""
 
     @classmethod
     @abstractmethod
@@ -124,6 +139,9 @@ class Categorical(Distribution):
     def at(self, node: Tensor) -> Categorical:
         return Categorical(take(self.p, node))
 
+    def flat(self) -> Categorical:
+        return Categorical(self.p.flatten(0, 1))
+
     @classmethod
     def stack(cls, parts: Sequence[Categorical]) -> Categorical:
         return Categorical(torch.stack([part.p for part in parts], 1))
@@ -190,7 +208,89 @@ class Scores(Categorical):
         return self.logits.amax(-1).isfinite()
 
 
-class Gaussian(Distribution):
+class Analytic(Distribution):
+    """Distributions of vectors whose density has a closed form, given by tensors of parameters [T, n, ...].
+
+    Attributes:
+        size: d of a vector.
+        uniforms: uniform numbers that a draw takes.
+    """
+
+    size: int
+    uniforms: int
+
+    @property
+    @abstractmethod
+    def parameters(self) -> tuple[Tensor, ...]:
+        """What the constructor takes."""
+
+    @abstractmethod
+    def log_density(self, x: Tensor) -> Tensor:
+        """Log density of a vector under each, [..., d] -> [...]."""
+
+    @abstractmethod
+    def draw(self, u: Tensor) -> Tensor:
+        """Draw a vector from each, by uniforms [..., uniforms] -> [..., d]."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parameters[0].dtype
+
+    def __getitem__(self, nodes: slice) -> Self:
+        return self._map(lambda each: each[:, nodes])
+
+    def at(self, node: Tensor) -> Self:
+        return self._map(lambda each: take(each, node))
+
+    def flat(self) -> Self:
+        return self._map(lambda each: each.flatten(0, 1))
+
+    @classmethod
+    def stack(cls, parts: Sequence[Self]) -> Self:
+        return cls(*(torch.stack(each, 1) for each in zip(*(p.parameters for p in parts), strict=True)))
+
+    def sample(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
+        keys = place if place.dim() == 2 else place[:, None]
+        if isinstance(purpose, Tensor):
+            purpose = purpose.view(keys.shape)
+        u = random.uniform(keys, purpose, self.uniforms, self.dtype)
+        return self.draw(u.view(*place.shape, self.uniforms))
+
+    def judge(self, x: Tensor, q: Self, u: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ones_like(u, dtype=torch.bool), u.log() <= self.log_density(x) - q.log_density(x)
+
+    def finish(
+        self, q: Self, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Draw from p, or from norm((p - q)+) by rejection: y ~ p stays with 1 - min(1, q(y) / p(y)).
+
+        A round makes a fixed number of proposals. Where all of them fail, the place stays open; the next
+        round meets the same refused candidate again, and goes on with other noise.
+        """
+        return self.refill(q, judged, random, place, purpose, PROPOSALS)
+
+    def refill(
+        self, q: Self, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor, proposals: int
+    ) -> tuple[Tensor, Tensor]:
+        """As `finish`, with a number of proposals."""
+        plain = self.sample(random, place, purpose)
+        u = random.uniform(place[:, None], Purpose.RETRY, proposals * (self.uniforms + 1), self.dtype)
+        u = u.view(len(place), proposals, -1)
+        p, q = (one._map(lambda each: each[:, None]) for one in (self, q))
+        y = p.draw(u[..., 1:])  # [T, proposals, d]
+        stays = u[..., 0] < -torch.expm1((q.log_density(y) - p.log_density(y)).clamp_max(0.0))
+        return keep_first(y, stays, judged, plain)
+
+    def is_finite(self) -> Tensor:
+        places = self.parameters[0].dim() - 1
+        finite = [each.isfinite().flatten(places).all(-1) for each in self.parameters]
+        return torch.stack(finite).all(0)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)(*map(change, self.parameters))
+
+
+class Gaussian(Analytic):
     """Normal distributions of vectors, with a variance for each dimension.
 
     Args:
@@ -199,55 +299,50 @@ class Gaussian(Distribution):
 
     def __init__(self, mean: Tensor, std: Tensor) -> None:
         self.mean, self.std = mean, std
+        self.size = mean.shape[-1]
+        self.uniforms = 2 * self.size
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.mean.dtype
-
-    def __getitem__(self, nodes: slice) -> Gaussian:
-        return Gaussian(self.mean[:, nodes], self.std[:, nodes])
-
-    def at(self, node: Tensor) -> Gaussian:
-        return Gaussian(take(self.mean, node), take(self.std, node))
-
-    @classmethod
-    def stack(cls, parts: Sequence[Gaussian]) -> Gaussian:
-        return Gaussian(torch.stack([p.mean for p in parts], 1), torch.stack([p.std for p in parts], 1))
+    def parameters(self) -> tuple[Tensor, ...]:
+        return self.mean, self.std
 
     def log_density(self, x: Tensor) -> Tensor:
-        """Log density of a vector under each, [..., d] -> [...]."""
         z = (x - self.mean) / self.std
         return -(z.square() / 2 + self.std.log() + math.log(2 * math.pi) / 2).sum(-1)
 
-    def sample(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
-        keys = place if place.dim() == 2 else place[:, None]
-        if isinstance(purpose, Tensor):
-            purpose = purpose.view(keys.shape)
-        noise = random.normal(keys, purpose, self.mean.shape[-1], self.mean.dtype).view_as(self.mean)
-        return self.mean + self.std * noise
+    def draw(self, u: Tensor) -> Tensor:
+        return self.mean + self.std * box_muller(u)
 
-    def judge(self, x: Tensor, q: Gaussian, u: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.ones_like(u, dtype=torch.bool), u.log() <= self.log_density(x) - q.log_density(x)
 
-    def finish(
-        self, q: Gaussian, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Draw from p, or from norm((p - q)+) by rejection: y ~ p stays with 1 - min(1, q(y) / p(y)).
+class GaussianMixture(Analytic):
+    """Mixtures of k normal distributions with a variance for each dimension (GIVT, 2312.02116).
 
-        A round makes a fixed number of proposals. Where all of them fail, the place stays open; the next
-        round meets the same refused candidate again, and goes on with other noise.
-        """
-        size, dtype = self.mean.shape[-1], self.mean.dtype
-        plain = self.sample(random, place, purpose)
-        u = random.uniform(place[:, None], Purpose.RETRY, PROPOSALS * (2 * size + 1), dtype)
-        u = u.view(len(place), PROPOSALS, -1)
-        p, q = (Gaussian(each.mean[:, None], each.std[:, None]) for each in (self, q))
-        y = p.mean + p.std * box_muller(u[..., 1:])  # [T, proposals, d]
-        stays = u[..., 0] < -torch.expm1((q.log_density(y) - p.log_density(y)).clamp_max(0.0))
-        return keep_first(y, stays, judged, plain)
+    Args:
+        logits: [T, n, k] of the weights, before softmax.
+        mean, std: [T, n, k, d].
+    """
 
-    def is_finite(self) -> Tensor:
-        return (self.mean.isfinite() & self.std.isfinite()).all(-1)
+    def __init__(self, logits: Tensor, mean: Tensor, std: Tensor) -> None:
+        self.logits, self.mean, self.std = logits, mean, std
+        self.size = mean.shape[-1]
+        self.uniforms = 2 * self.size + 1
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return self.logits, self.mean, self.std
+
+    def log_density(self, x: Tensor) -> Tensor:
+        parts = Gaussian(self.mean, self.std).log_density(x[..., None, :])
+        return (self.logits.log_softmax(-1) + parts).logsumexp(-1)
+
+    def draw(self, u: Tensor) -> Tensor:
+        below = self.logits.softmax(-1).cumsum(-1)[..., :-1]
+        part = (u[..., :1] >= below).sum(-1)[..., None, None]  # the component, by the inverse of its CDF
+        mean, std = (
+            each.expand(*part.shape[:-2], *each.shape[-2:]).take_along_dim(part, -2)[..., 0, :]
+            for each in (self.mean, self.std)
+        )
+        return mean + std * box_muller(u[..., 1:])
 
 
 def keep_first(y: Tensor, stays: Tensor, judged: Tensor, plain: Tensor) -> tuple[Tensor, Tensor]:

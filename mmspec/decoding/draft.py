@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -38,20 +38,24 @@ class DraftKind(enum.Enum):
     """No candidates: each node is a mask and predicts its own place; a rule chooses the places to decide."""
 
 
+CANDIDATES = frozenset(DraftKind) - {DraftKind.MASKED}
+"""Kinds of draft that hold candidates, whichever way they came about."""
+
+
 class Progress(NamedTuple):
-    """Progress of decoding where all rows decide places together.
+    """Progress of decoding in any order, where rows decide as many places as they will in each round.
 
     Attributes:
         iteration, iterations: forwards before this one, and of the whole output.
-        before, after: places that are decided before and after this round.
+        before, after: places that are decided before and after this round; [T, 1, 1] where chains differ.
         annealing: of the steps of a denoising head; None for as many in every forward.
         caching: settings by which the target reuses features of earlier forwards, in its own type, or None.
     """
 
     iteration: int
     iterations: int
-    before: int
-    after: int
+    before: int | Tensor
+    after: int | Tensor
     annealing: StepAnnealing | None = None
     caching: Any = None
 
@@ -64,7 +68,7 @@ class Nodes:
         tokens: [B, n] ids, or [B, n, d] vectors.
         slots: [B, n] where the keys and values of each node are written.
         depths: [B, m] what stands in each slot: how many tokens it is behind the row's committed ones.
-        visible: [B, n, m] the slots that each node attends to, besides all committed tokens.
+        visible: [B, n or 1, m] the slots that each node attends to, besides all committed tokens.
         deepest: the host's upper bound of the depths.
     """
 
@@ -112,7 +116,7 @@ class Draft:
         max_children: upper bound of the children of a node, likewise.
         faulty: [B] True where the drafter's numbers were not finite and it gave up (its nodes are invalid).
         moves: whether accepted nodes move to the end of the committed tokens; else they stay where they are.
-        progress: of the output, for drafts that decide places of all rows together; else None.
+        progress: of the output, for drafts of places in any order; else None.
     """
 
     tokens: Tensor
@@ -240,6 +244,10 @@ class Draft:
         """[B] whether the token after the last accepted node may be decided now."""
         return torch.ones_like(verdict.filled)
 
+    def roll_back(self, verdict: Verdict) -> Verdict:
+        """Leave the chains open whose candidates were drafted behind one that is not in the output now."""
+        return verdict
+
 
 @dataclass(frozen=True)
 class Cells(Draft):
@@ -254,10 +262,13 @@ class Cells(Draft):
         depths: [B, m] the output index that each slot stands for.
         starts: [T] output index that depth 1 competes for: the place after the root's where nodes predict
             the next token, the root's own where they predict their own.
-        visible: [B, L * n, m] the slots that each node attends to, besides the prompt.
+        visible: [B, L * n, m] the slots that each node attends to, besides the prompt; [B, 1, m] where all
+            nodes attend to the same.
         follows: [T, n] whether the token after each node may be decided now.
         completes: the host's bound on the places, from the first that is not emitted on, that are complete
             after this round.
+        ordered: whether each chain was drafted behind the candidates of those before it in the row, and falls
+            with them.
     """
 
     slots: Tensor
@@ -266,6 +277,7 @@ class Cells(Draft):
     visible: Tensor
     follows: Tensor
     completes: int
+    ordered: bool = field(default=False, kw_only=True)
 
     moves: ClassVar[bool] = False
 
@@ -285,7 +297,8 @@ class Cells(Draft):
     @property
     def nodes(self) -> Nodes:
         """The nodes as a target reads them, those of a row side by side."""
-        rows, count, extent = self.visible.shape
+        rows, _, extent = self.visible.shape
+        count = self.slots.numel() // max(rows, 1)
         tokens = self.tokens.view(rows, count, *self.tokens.shape[2:])
         slots = self.slots.view(rows, count)
         return Nodes(tokens, slots, self.depths, self.visible, extent - 1)
@@ -295,6 +308,13 @@ class Cells(Draft):
 
     def may_follow(self, verdict: Verdict) -> Tensor:
         return take(self.follows, verdict.last)
+
+    def roll_back(self, verdict: Verdict) -> Verdict:
+        if not self.ordered:
+            return verdict
+        whole = (verdict.accepted == self.max_depth).long().view(self.rows, -1)
+        stands = torch.nn.functional.pad(whole[:, :-1], (1, 0), value=1).cumprod(-1).bool().flatten()
+        return replace(verdict, accepted=verdict.accepted * stands, filled=verdict.filled & stands)
 
 
 def find_ancestors(parents: Tensor, depth: int) -> Tensor:

@@ -253,6 +253,8 @@ class AcceptanceRule(ABC):
         greedy_only: True if the claim holds at temperature 0 alone.
         chains_only: True if the rule judges one candidate per place.
         judges: "tokens", "vectors" (of denoising heads), or "any" of them.
+        rollback: whether chains that were drafted behind a refused candidate are given up; keeping them is
+            a bias.
     """
 
     sound_for: ClassVar[frozenset[DraftKind]]
@@ -261,6 +263,7 @@ class AcceptanceRule(ABC):
     greedy_only: ClassVar[bool] = False
     chains_only: ClassVar[bool] = False
     judges: ClassVar[str] = "tokens"
+    rollback: bool = True
 
     @property
     def promise(self) -> str:

@@ -30,6 +30,7 @@ class Purpose(enum.IntEnum):
     RESIDUAL = 3
     REDRAW = 4
     RETRY = 5
+    ORDER = 6
     ROW_KEY = 7
 
 

@@ -292,6 +292,7 @@ class DenoisingSampler(RowSettings):
         )
         if self.is_guided and self.guidance_schedule != "constant":
             scale = 1 + (scale - 1) * self._share(draft, first, nodes[0])
+            scale = scale.expand(*nodes.shape[1:3], 1) if isinstance(scale, Tensor) else scale
         unconditional = nodes[1] if self.is_guided else None
         return Denoising(
             self.source, schedule, nodes[0], unconditional, scale, temperature, normalize=self.normalize
@@ -309,7 +310,9 @@ class DenoisingSampler(RowSettings):
         """Share of the full scale at every node, [T, n, 1] or a number: of what is decided, or is not yet."""
         before: Any
         if draft.progress is not None:
-            before, after = draft.progress.before, min(draft.progress.after, self.length - 1)
+            before, after = draft.progress.before, draft.progress.after
+            last = self.length - 1
+            after = after.clamp_max(last) if isinstance(after, Tensor) else min(after, last)
         elif first is None:
             raise TypeError("a guidance schedule depends on the places that are predicted")
         else:

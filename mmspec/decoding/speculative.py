@@ -78,6 +78,7 @@ def speculate(
             scores = sampler(output.logits, draft, canvas.ids, first)
             noise = random.repeat(len(first)).during(stats.target_forwards)
             verdict = rule.verify(draft, scores, noise, first)
+            verdict = draft.roll_back(verdict) if rule.rollback else verdict
             target.commit(state, draft, verdict, canvas.active)
             session.observe(draft, output, scores, verdict)
             emission = canvas.commit(draft, verdict, scores.is_finite())

@@ -12,6 +12,7 @@ DRAFTERS: Registry[type[Drafter]] = Registry(
         "none": "mmspec.drafters.none:NoDrafter",
         "copy": "mmspec.drafters.copy:CopyDrafter",
         "draft_model": "mmspec.drafters.draft_model:DraftModelDrafter",
+        "cell_model": "mmspec.drafters.cell_model:CellModelDrafter",
         "jacobi": "mmspec.drafters.jacobi:JacobiDrafter",
         "staircase": "mmspec.drafters.staircase:StaircaseDrafter",
         "vector_model": "mmspec.drafters.vector_model:VectorModelDrafter",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,13 @@ class MARState:
     known: Tensor
     labels: Tensor
     cache: FeatureCache | None = None
+
+    def write(self, cells: Tensor, values: Tensor) -> None:
+        """Decide cells [B, k] of each image, the junk cell N among them, with values [B, k, d]."""
+        copies = len(self.labels) // len(cells)
+        put(self.tokens, cells.repeat(copies, 1), values.to(self.tokens.dtype).repeat(copies, 1, 1))
+        self.known.scatter_(1, cells.repeat(copies, 1), True)
+        self.known[:, -1] = False
 
     def tighten(self, emitted: Sequence[int]) -> None:
         """Do nothing: the image has its size from the start."""
@@ -102,21 +109,42 @@ class MARTarget:
         return state, PromptOutput(nothing, forwards=0)
 
     def score(self, state: MARState, draft: Draft) -> TargetOutput:
-        """Conditions [R, n, D] of the cells of a draft."""
-        cells = draft.nodes.slots
-        caching = None if draft.progress is None else draft.progress.caching
-        conditions = self._conditions(state, cells, caching)
-        return TargetOutput(pick(conditions, cells.repeat(len(state.labels) // len(cells), 1)))
+        """Conditions [R, n, D] of the cells of a draft.
+
+        Where its chains do not all see the same cells, each is read in a row of its own: a mask of one chain
+        is a known cell to another, and attention goes both ways.
+        """
+        nodes = draft.nodes
+        copies = len(state.labels) // len(nodes.slots)
+        lanes = len(draft.valid) // len(nodes.slots) if nodes.visible.shape[1] > 1 else 1
+        if lanes == 1:
+            caching = None if draft.progress is None else draft.progress.caching
+            conditions = self._conditions(state, nodes.slots, caching)
+        else:
+            size = draft.valid.shape[1]
+            seen = nodes.visible[:, ::size]  # [B, L, N] of the first node of each chain: no other is a mask
+            candidates = replace(state, tokens=state.tokens.clone(), known=state.known.clone())
+            drafted = draft.valid.clone()
+            drafted[:, 0] = False
+            cells = nodes.slots.where(drafted.view(nodes.slots.shape), self.grid.cells)
+            candidates.write(cells, nodes.tokens)
+            seen = seen.repeat(copies, 1, 1).flatten(0, 1)
+            tokens, known, labels = (
+                each.repeat_interleave(lanes, 0)
+                for each in (candidates.tokens[:, :-1], candidates.known[:, :-1], state.labels)
+            )
+            conditions = self.model.conditions(tokens, known & seen, labels)
+        slots = nodes.slots.view(len(nodes.slots) * lanes, -1).repeat(copies, 1)
+        picked = pick(conditions, slots)
+        return TargetOutput(picked.view(len(state.labels), -1, picked.shape[-1]))
 
     def commit(self, state: MARState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
         """Write the cells that were decided."""
         rows = len(active)
-        cells = draft.nodes.slots.where(verdict.filled.view(rows, -1) & active[:, None], self.grid.cells)
-        copies = len(state.labels) // rows
-        values = verdict.next_token.view(rows, -1, self.vector_size).to(state.tokens.dtype)
-        put(state.tokens, cells.repeat(copies, 1), values.repeat(copies, 1, 1))
-        state.known.scatter_(1, cells.repeat(copies, 1), True)
-        state.known[:, -1] = False
+        decided = (verdict.accepted > 0) | (verdict.filled & draft.may_follow(verdict))
+        cells = draft.nodes.slots.view(rows, len(decided) // rows, -1)[..., 0]  # of the first node of a chain
+        cells = cells.where(decided.view(rows, -1) & active[:, None], self.grid.cells)
+        state.write(cells, verdict.values[:, 0].view(rows, -1, self.vector_size))
 
     def _conditions(self, state: MARState, cells: Tensor, caching: FeatureCaching | None) -> Tensor:
         """[R, N, D] conditions, of which those of `cells` [B, n] are wanted."""

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.denoising import LastStep, Reflection, SharedNoise
+from mmspec.acceptance.cspd import CSpD
+from mmspec.acceptance.denoising import LastStep, Reflection, SharedNoise, reflect
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.denoising import Denoising, log_likelihood
 from mmspec.decoding.interfaces import AcceptanceRule
@@ -103,6 +104,7 @@ RULES = {
     "whole chain, other deviations": (SpeculativeSampling, False, 0.2),
     "reflection": (Reflection, True, 0.4),
     "last step": (LastStep, False, 0.4),
+    "CSpD without its biases": (CSpD, False, 0.4),
 }
 
 
@@ -173,6 +175,30 @@ def test_ratios_of_drafts_have_mean_one() -> None:
     assert abs(ratio.mean() - 1) < 4 * ratio.std() / rows**0.5
 
 
+def test_reflection_couples_as_well_as_can_be_and_keeps_the_distribution() -> None:
+    """One step in two dimensions: acceptance 2 Phi(-|D| / 2); coordinates, and numbers along D and across."""
+    rows, gap = 50_000, torch.tensor([0.8, -0.6])
+    p, q = (Denoising(TwoNumbers(), None, mean.expand(rows, 1, 2), None, 1.0, 1.0) for mean in (0 * gap, gap))
+    random, place = RandomStream.from_seed(2, rows), torch.zeros(rows, 1, dtype=torch.long)
+    x, q = q.candidate(random, place, Purpose.DRAFT)
+    kept, mirrored = reflect(p, q, random.uniform(place, Purpose.ACCEPT, 1, torch.float32))
+    expected = float(2 * torch.special.ndtr(torch.tensor(-0.5)))
+    error = (expected * (1 - expected) / rows) ** 0.5
+    assert abs(float(kept.float().mean()) - expected) < 3 * error
+    values = torch.where(kept, x, mirrored[:, :, 0])[:, 0].double()
+    ranks = torch.arange(1, rows + 1) / rows
+    for direction in ([1.0, 0.0], [0.0, 1.0], [0.8, -0.6], [0.6, 0.8]):
+        along = (values @ torch.tensor(direction).double()).sort().values
+        assert (ranks - torch.special.ndtr(along)).abs().max() < 1.95 / rows**0.5  # one in a thousand
+
+
+class TwoNumbers:
+    """Head of vectors of two numbers with deviation 1 around its condition, in one step."""
+
+    def process(self, condition: Tensor, *others: Any) -> ToyProcess:
+        return ToyProcess(condition, 2 * torch.ones_like(condition), 1, 2)
+
+
 def test_shared_noise_without_tolerance_is_plain_decoding() -> None:
     prompts = [PROMPTS[0]] * 40
     expected = decode(prompts, sampler=sampler(True)).outputs()
@@ -231,7 +257,7 @@ BUGS = {
     ),
     "the chain has other noise than the draft's and is judged as if it had": (
         "last step",
-        "mmspec.acceptance.denoising:last_transition",
+        "mmspec.verification.last_transition:last_transition",
         ("std.view(shape)", "std.view(shape) * 1.5"),
     ),
 }

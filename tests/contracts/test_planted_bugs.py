@@ -16,7 +16,10 @@ from tests.contracts.mutation import PlantedBug
 
 REJECTION, SAMPLING = "mmspec.acceptance.rejection", "mmspec.decoding.sampling"
 CACHE, TARGET = "mmspec.decoding.cache:RaggedCache", "mmspec.targets.causal"
-SPECULATIVE, RECURSIVE = f"{REJECTION}:SpeculativeSampling.verify", f"{REJECTION}:RecursiveRejection.verify"
+SPECULATIVE, RECURSIVE = (
+    "mmspec.verification.chain_rejection:ChainRejection.verify",
+    f"{REJECTION}:RecursiveRejection.verify",
+)
 DRAFTING = "mmspec.drafters.draft_model:DraftModelSession"
 ACCEPTED = "(drawn & passes).long().cumprod(-1).sum(-1)"
 DISTRIBUTION = "mmspec.decoding.distribution"

@@ -250,7 +250,7 @@ def test_vectors_of_another_size_and_models_of_tokens_are_refused() -> None:
         worse().fit(CausalTarget(tiny_llama()))
 
 
-GAUSSIAN = "mmspec.decoding.distribution:Gaussian"
+ANALYTIC, GAUSSIAN = "mmspec.decoding.distribution:Analytic", "mmspec.decoding.distribution:Gaussian"
 KEEP = "mmspec.decoding.distribution:keep_first"
 BUGS = {
     "the residual is p": (
@@ -260,17 +260,17 @@ BUGS = {
     ),
     "the ratio is upside down": (
         neighbours_follow_the_target,
-        f"{GAUSSIAN}.judge",
+        f"{ANALYTIC}.judge",
         ("self.log_density(x) - q.log_density(x)", "q.log_density(x) - self.log_density(x)"),
     ),
     "the residual is of q": (
         neighbours_follow_the_target,
-        f"{GAUSSIAN}.finish",
+        f"{ANALYTIC}.refill",
         ("q.log_density(y) - p.log_density(y)", "p.log_density(y) - q.log_density(y)"),
     ),
     "the noise of the draft is used again": (
         neighbours_follow_the_target,
-        f"{GAUSSIAN}.finish",
+        f"{ANALYTIC}.refill",
         ("random.uniform(place[:, None], Purpose.RETRY", "random.uniform(place[:, None], Purpose.DRAFT"),
     ),
     "an unfilled place is emitted": (
@@ -285,7 +285,7 @@ BUGS = {
     ),
     "all dimensions have one noise": (
         neighbours_follow_the_target,
-        "mmspec.decoding.random_stream:box_muller",
+        "mmspec.decoding.distribution:box_muller",
         ("(2 * math.pi * angle).cos()", "(2 * math.pi * angle[..., :1]).cos()"),
     ),
 }

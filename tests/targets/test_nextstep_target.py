@@ -18,10 +18,11 @@ from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import DenoisingSampler
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.cell_order import CellOrderDrafter, cells_by_forward
+from mmspec.drafters.cell_order import CellOrderDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.drafters.vector_model import VectorModelDrafter
 from mmspec.drafters.vector_window import VectorWindowDrafter
+from mmspec.drafting.cell_order import cells_by_forward
 from mmspec.errors import InputError
 from mmspec.models.denoising import DDPMSchedule, FlowSchedule
 from mmspec.models.mar import MARConfig, MARForImageGeneration, remaining
@@ -171,7 +172,7 @@ def test_mar_equals_the_naive_way() -> None:
         assert canvas.stats.target_forwards == len(cells_by_forward(SIDE**2, iterations))
         for row, (label, image) in enumerate(zip((0, 3, 4), canvas.outputs(), strict=True)):
             stream = RandomStream(RandomStream.from_seed(0, 3).keys[row : row + 1])
-            rank = stream.uniform(torch.arange(SIDE**2)[None], Purpose.DRAFT, 1, torch.float64)
+            rank = stream.uniform(torch.arange(SIDE**2)[None], Purpose.ORDER, 1, torch.float64)
             order = rank[0, :, 0].argsort()
             tokens = torch.zeros(1, SIDE**2, SIZE)
             known = torch.zeros(1, SIDE**2, dtype=torch.bool)

@@ -1,0 +1,53 @@
+"""Rejection of sampled chains: the algorithm of speculative sampling, over any distributions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.distribution import Distribution
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.interfaces import AcceptanceRule
+from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.verdict import Verdict
+from mmspec.verification.residuals import last_purpose, sampled_distribution
+
+__all__ = ["ChainRejection"]
+
+
+class ChainRejection(AcceptanceRule):
+    """Accept x ~ q with probability min(1, p(x) / q(x)), else draw from norm((p - q)+).
+
+    Leviathan et al., 2211.17192, algorithm 1; Chen et al., 2302.01318. One candidate per place; all
+    places are judged at once, because a decision depends on its own place only. Where nothing was proposed,
+    this is plain decoding.
+    """
+
+    sound_for = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
+    chains_only = True
+    judges = "any"
+
+    def verify(self, draft: Draft, scores: Distribution, random: RandomStream, emitted: Tensor) -> Verdict:
+        if not draft.max_depth:
+            return Verdict.root(draft, scores.choose(draft, random, emitted)[:, 0])
+        scores, q = self.compared(draft, scores, random, emitted)
+        steps = torch.arange(draft.max_depth, device=emitted.device)
+        u = random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, 1, scores.dtype)[..., 0]
+        known, passes = scores[:-1].judge(draft.tokens[:, 1:], q[1:], u)
+        drawn = draft.valid[:, 1:] & known
+        node = (drawn & passes).long().cumprod(-1).sum(-1)  # [B] depth of the last accepted node
+        judged = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])[:, 0]  # past the end: False
+        after = (node + 1).clamp_max(draft.max_depth)
+        next_token, filled = scores.at(node).finish(
+            q.at(after), judged, random, emitted + node, last_purpose(draft)
+        )
+        return replace(Verdict.at(draft, node, next_token), filled=filled)
+
+    def compared(
+        self, draft: Draft, scores: Any, random: RandomStream, emitted: Tensor
+    ) -> tuple[Distribution, Distribution]:
+        """Distributions p and q at every node that candidates are judged by; arguments as of `verify`."""
+        return scores, sampled_distribution(draft)
