@@ -19,7 +19,8 @@ def convert(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            help="File such as c2i_B_256.pt or vq_ds16_c2i.pt; LANTERN's folder; or Lumina-mGPT's."
+            help="File such as c2i_B_256.pt or vq_ds16_c2i.pt; LANTERN's folder; Lumina-mGPT's; or MAR's "
+            "checkpoint-last.pth or its folder."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; must be new or empty.")],
@@ -33,10 +34,14 @@ def convert(
         int | None,
         typer.Option(help="Attention heads, where the size is none of the published.", show_default=False),
     ] = None,
+    vae: Annotated[
+        Path | None,
+        typer.Option(help="Of a MAR: its kl16.ckpt, or a diffusers folder.", show_default=False),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="auto (the file's own), float32, bfloat16 or float16.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Convert an official LlamaGen transformer or image tokenizer, or a folder of Lumina-mGPT.
+    """Convert an official LlamaGen transformer or image tokenizer, a MAR, or a folder of Lumina-mGPT.
 
     Keys and shapes are checked first, no code in the file is run, and the folder
     appears complete or not at all.
@@ -44,12 +49,20 @@ def convert(
     Example:
         mmspec convert c2i_B_256.pt --out llamagen-b-256
         mmspec convert path/to/Lumina-mGPT-7B-768 --out lumina-768
+        mmspec convert pretrained_models/mar/mar_large --vae kl16.ckpt --out mar-large
     """
     from mmspec.models.chameleon_norms import convert_chameleon, is_chameleon
     from mmspec.models.llamagen.conversion import convert_checkpoint
+    from mmspec.models.mar import convert_mar, is_mar
 
     chosen = read_dtype(dtype)
-    if is_chameleon(checkpoint):
+    if is_mar(checkpoint):
+        if image_size is not None:
+            raise InputError("--image-size", image_size, "nothing: the weights of a MAR say it")
+        written = convert_mar(checkpoint, out, vae=vae, num_heads=heads, dtype=chosen)
+    elif vae is not None:
+        raise InputError("--vae", str(vae), "nothing: it goes with a MAR")
+    elif is_chameleon(checkpoint):
         for option, value in (("--image-size", image_size), ("--heads", heads)):
             if value is not None:
                 raise InputError(option, value, "nothing: the config of a Chameleon says it")

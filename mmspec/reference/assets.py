@@ -21,6 +21,13 @@ REFERENCE_MODELS = {  # name -> what it is, and what makes it
         for name in ("eagle", "eagle3", "medusa", "hydra", "vispec", "flash")
     },
     "scenes-llamagen": ("text to image", "mmspec train image"),
+    "scenes-nextstep": ("text to image, continuous tokens", "mmspec train latents"),
+    "scenes-nextstep-draft": (
+        "draft of scenes-nextstep",
+        "mmspec train latents --size draft --target assets/scenes-nextstep",
+    ),
+    "scenes-mar": ("class to image, continuous tokens", "mmspec train latents --kind mar"),
+    "scenes-mar-half": ("draft of scenes-mar", "mmspec train latents --kind mar --size half"),
     "scenes-llamagen-eagle": ("head that drafts for scenes-llamagen", "mmspec train drafter"),
 }
 

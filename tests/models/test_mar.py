@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
-import math
 from pathlib import Path
 
 import pytest
@@ -15,15 +15,13 @@ from torch import Tensor
 from transformers import AutoModel
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.denoising import DDPMSchedule
 from mmspec.models.mar import (
     SIZES,
     MARConfig,
     MARForImageGeneration,
     convert_mar,
-    guidance_at,
+    is_mar,
     load_mar,
-    remaining,
 )
 from mmspec.models.mar.conversion import mar_from_official
 from tests.models.ldm_layout import ldm_shapes, naive_means, naive_pixels, random_numbers
@@ -39,6 +37,7 @@ from tests.models.mar_layout import (
     naive_conditions,
 )
 from tests.models.official_layout import fill
+from tests.models.test_convert_command import run
 
 VAE_WIDTHS = (32, 32, 64, 64, 64)
 PUBLISHED = {"mar_base": (364, 207.9), "mar_large": (476, 478.3), "mar_huge": (604, 942.4)}  # keys, millions
@@ -90,68 +89,9 @@ def test_masking_unknown_tokens_equals_dropping_them(model, fused):
             torch.testing.assert_close(together[row], alone[0], rtol=1e-5, atol=1e-5)
 
 
-def test_a_whole_image_can_be_decoded(model):
-    generator = torch.Generator().manual_seed(0)
-    order = torch.rand(2, CELLS, generator=generator).argsort(1)
-    tokens, known = torch.zeros(2, CELLS, TOKEN), torch.zeros(2, CELLS, dtype=torch.bool)
-    labels, nothing = torch.tensor([1, 2]), torch.full((2,), CLASSES)
-    schedule = DDPMSchedule(5)
-    with torch.no_grad():
-        for left in remaining(4, CELLS):
-            later = torch.zeros_like(known).scatter(1, order[:, :left], True)
-            new = ~known & ~later
-            guided, plain = (model(tokens, known, classes)[new] for classes in (labels, nothing))
-            scale = guidance_at(3.0, left, CELLS)
-            process = model.diffloss.process(guided, plain, scale, 0.9, schedule)
-            tokens[new] = process.sample(torch.randn(len(guided), 6, TOKEN, generator=generator))
-            known = known | new
-    assert known.all()
-    assert tokens.isfinite().all()
-    latents = model.unpatchify(tokens)
-    assert torch.equal(latents[1, :, 2, 3], tokens[1, 2 * GRID + 3])
-
-
-def test_one_token_in_each_of_256_iterations_and_up_to_seven_in_64():
-    assert remaining(256) == list(range(255, -1, -1))
-    counts = [256, *remaining(64)]
-    new = [before - after for before, after in zip(counts, counts[1:], strict=False)]
-    assert len(new) == 64
-    assert sum(new) == 256
-    assert (new[0], max(new), min(new)) == (1, 7, 1)
-    assert remaining(1, 9) == [0]
-
-
-@pytest.mark.parametrize("cells", [1, 5, 16, 256])
-def test_every_number_of_iterations_decodes_every_token_once(cells):
-    for iterations in range(1, cells + 1):
-        counts = [cells, *remaining(iterations, cells)]
-        assert len(counts) == iterations + 1
-        assert counts[-1] == 0
-        assert all(after < before for before, after in zip(counts, counts[1:], strict=False))
-        for step, count in enumerate(counts[1:-1], 1):
-            assert count >= 1
-            wanted = math.floor(cells * math.cos(math.pi * step / (2 * iterations)))
-            assert count <= max(wanted, 1) or count == 1
-
-
-def test_guidance_grows_with_what_is_known():
-    assert guidance_at(4.0, 128) == 2.5
-    assert guidance_at(4.0, 255) == pytest.approx(1 + 3 / 256)
-    assert guidance_at(4.0, 0) == guidance_at(4.0, 1) == pytest.approx(1 + 3 * 255 / 256)
-    assert guidance_at(4.0, 77, schedule="constant") == 4.0
-
-
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: remaining(0), "iterations"),
-        (lambda: remaining(257), "256 tokens"),
-        (lambda: guidance_at(2.0, 3, schedule="cosine"), "'linear' or 'constant'"),
-    ],
-)
-def test_impossible_orders_are_refused(call, named):
-    with pytest.raises(InputError, match=named):
-        call()
+def test_latents_are_tokens_in_raster_order(model):
+    tokens = random_numbers(2, CELLS, TOKEN)
+    assert torch.equal(model.unpatchify(tokens)[1, :, 2, 3], tokens[1, 2 * GRID + 3])
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -215,6 +155,16 @@ def test_official_files_become_one_folder_that_is_read_again(tmp_path, caplog):
     means = vae.encode(pixels).latent_dist.mean
     torch.testing.assert_close(means, naive_means(state, 5, pixels), rtol=1e-4, atol=1e-4)
     assert vae.config.scaling_factor == 0.2325
+
+
+def test_the_command_knows_official_files(tmp_path):
+    file, (vae_file, _) = official(tmp_path), kl16(tmp_path)
+    assert is_mar(file) and is_mar(tmp_path) and not is_mar(vae_file) and not is_mar(tmp_path / "none.pth")
+    settings = ("--vae", vae_file, "--heads", HEADS, "--json")
+    written = json.loads(run("convert", tmp_path, "--out", tmp_path / "out", *settings).stdout)
+    assert written["kind"] == "mar" and (tmp_path / "out/vae/config.json").is_file()
+    with pytest.raises(InputError, match="goes with a MAR"):
+        run("convert", vae_file, "--out", tmp_path / "other", "--vae", vae_file)
 
 
 def test_weights_that_were_perhaps_not_averaged_are_warned_of(tmp_path, caplog):

@@ -25,7 +25,7 @@ from mmspec.drafters.vector_window import VectorWindowDrafter
 from mmspec.drafting.cell_order import cells_by_forward
 from mmspec.errors import InputError
 from mmspec.models.denoising import DDPMSchedule, FlowSchedule
-from mmspec.models.mar import MARConfig, MARForImageGeneration, remaining
+from mmspec.models.mar import MARConfig, MARForImageGeneration
 from mmspec.models.nextstep import NextStepConfig, NextStepForImageGeneration
 from mmspec.targets.mar import MARTarget
 from mmspec.targets.nextstep import NextStepTarget
@@ -188,14 +188,6 @@ def test_mar_equals_the_naive_way() -> None:
                 noises = torch.cat([noise(row, int(cell), DDPM.steps) for cell in cells])
                 tokens[0, cells], known[0, cells] = process.sample(noises), True
             torch.testing.assert_close(image, tokens[0], atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("iterations", [1, 2, 64, 200, 256])
-def test_cells_by_forward_are_the_published_schedule(iterations: int) -> None:
-    counts = cells_by_forward(256, iterations)
-    assert sum(counts) == 256 and min(counts) >= 1
-    left = [256 - sum(counts[: n + 1]) for n in range(len(counts))]
-    assert left == remaining(iterations)
 
 
 def test_what_cannot_be_is_refused() -> None:

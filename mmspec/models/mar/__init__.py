@@ -3,8 +3,7 @@
 from transformers import AutoConfig, AutoModel
 
 from mmspec.models.mar.configuration import SIZES, MARConfig
-from mmspec.models.mar.conversion import convert_mar, load_mar
-from mmspec.models.mar.decoding_order import guidance_at, remaining
+from mmspec.models.mar.conversion import convert_mar, is_mar, load_mar
 from mmspec.models.mar.feature_cache import FeatureCache, FeatureCaching
 from mmspec.models.mar.modeling import MARForImageGeneration
 
@@ -15,9 +14,8 @@ __all__ = [
     "MARConfig",
     "MARForImageGeneration",
     "convert_mar",
-    "guidance_at",
+    "is_mar",
     "load_mar",
-    "remaining",
 ]
 
 AutoConfig.register(MARConfig.model_type, MARConfig, exist_ok=True)

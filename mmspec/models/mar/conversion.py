@@ -24,12 +24,13 @@ from mmspec.models.mar.modeling import MARForImageGeneration
 from mmspec.models.new_folder import new_folder
 from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint
 
-__all__ = ["convert_mar", "load_mar", "mar_from_official"]
+__all__ = ["convert_mar", "is_mar", "load_mar", "mar_from_official"]
 
 logger = logging.getLogger(__name__)
 
 AVERAGED, TRAINED = "model_ema", ("model", "state_dict")
 OFFICIAL_FILE = "checkpoint-last.pth"
+OWN_KEY = "diffusion_pos_embed_learned"  # that no other model has
 VAE = "vae"
 SCALING_FACTOR = 0.2325  # of KL-16: latents times this are about of unit variance
 
@@ -73,6 +74,20 @@ def convert_mar(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "dtype": str(model.dtype).removeprefix("torch."),
     }
+
+
+def is_mar(checkpoint: str | Path) -> bool:
+    """True for an official file of MAR, or the folder that holds it.
+
+    Raises:
+        CheckpointError: the file is damaged, or in need of code.
+    """
+    path = _official_file(Path(checkpoint))
+    if not path.is_file():
+        return False
+    content = open_checkpoint(path)
+    parts = [content, *(content[name] for name in (AVERAGED, *TRAINED) if name in content)]
+    return any(isinstance(part, Mapping) and OWN_KEY in part for part in parts)
 
 
 def load_mar(

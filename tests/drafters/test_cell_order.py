@@ -1,0 +1,112 @@
+"""Decoding order of MAR: cells of each forward, checkerboards, and the schedules that follow them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from mmspec.decoding.annealing import StepAnnealing
+from mmspec.decoding.draft import Draft, DraftKind, Progress
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.sampling import DenoisingSampler
+from mmspec.drafters.cell_order import CellOrderDrafter
+from mmspec.drafting.cell_order import cells_by_forward, checkerboard_first
+from mmspec.errors import InputError
+
+
+def test_one_cell_in_each_of_256_forwards_and_up_to_seven_in_64() -> None:
+    assert cells_by_forward(256, 256) == [1] * 256
+    counts = cells_by_forward(256, 64)
+    assert len(counts) == 64 and sum(counts) == 256
+    assert (counts[0], max(counts), min(counts)) == (1, 7, 1)
+    assert cells_by_forward(9, 1) == [9]
+
+
+@pytest.mark.parametrize("cells", [1, 5, 16, 256])
+def test_every_number_of_forwards_decides_every_cell_once(cells: int) -> None:
+    for iterations in range(1, cells + 1):
+        counts = cells_by_forward(cells, iterations)
+        assert len(counts) == iterations and sum(counts) == cells and min(counts) >= 1
+        for step in range(1, iterations):
+            left = cells - sum(counts[:step])
+            wanted = math.floor(cells * math.cos(math.pi * step / (2 * iterations)))
+            assert left <= max(wanted, 1), "never more than the cosine leaves"
+
+
+def test_a_checkerboard_has_no_two_neighbours_of_one_colour() -> None:
+    colours = checkerboard_first(ImageGrid(3, 4, 1), torch.device("cpu")).view(3, 4)
+    assert (colours[1:] != colours[:-1]).all() and (colours[:, 1:] != colours[:, :-1]).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ("linear", [50, 38, 27, 16, 5]),
+        ("cosine", [50, 43, 27, 11, 5]),
+        ("two-stage", [50, 50, 5, 5, 5]),
+    ],
+)
+def test_steps_fall_from_the_first_forward_to_the_last(shape: str, expected: list[int]) -> None:
+    annealing = StepAnnealing(5, shape)
+    assert [annealing.steps(50, index, 5) for index in range(5)] == expected
+    for iterations in range(1, 70):
+        steps = [annealing.steps(50, index, iterations) for index in range(iterations)]
+        assert steps == sorted(steps, reverse=True) and steps[0] == 50
+        assert iterations == 1 or steps[-1] == 5
+    assert StepAnnealing(5).steps(3, 0, 9) == 3, "never more than the head has"
+
+
+def test_the_published_annealing() -> None:
+    published = [5 + math.floor(45 * (1 - step / 63) + 1e-9) for step in range(64)]
+    assert [StepAnnealing(5).steps(50, step, 64) for step in range(64)] == published
+
+
+def scale_at(schedule: str, known: int, left: int) -> float:
+    """Guidance scale of a round that leaves so many of 256 cells, where `known` were decided before."""
+    sampler: Any = DenoisingSampler(
+        source=None,  # type: ignore[arg-type]
+        schedule=None,
+        guidance_scale=4.0,
+        guidance_schedule=schedule,
+        length=256,
+    )
+    draft = Draft.chain(torch.zeros(1, 1, dtype=torch.long), DraftKind.POINT)
+    object.__setattr__(draft, "progress", Progress(0, 1, known, 256 - left))
+    return float(sampler(torch.zeros(2, 1, 3), draft, []).scale)
+
+
+def test_guidance_follows_what_is_decided() -> None:
+    assert scale_at("rising", 0, 128) == 2.5
+    assert scale_at("rising", 0, 255) == pytest.approx(1 + 3 / 256)
+    assert scale_at("rising", 200, 0) == scale_at("rising", 200, 1) == pytest.approx(1 + 3 * 255 / 256)
+    assert scale_at("constant", 100, 77) == 4.0
+    assert scale_at("falling", 0, 200) == 4.0 and scale_at("falling", 128, 0) == 2.5
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("iterations", 0),
+        ("iterations", 2.5),
+        ("order", "spiral"),
+        ("last_steps", 1),
+        ("last_steps", 2.5),
+    ],
+)
+def test_values_outside_their_range_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=name):
+        CellOrderDrafter(**{name: value})
+
+
+def test_an_unknown_annealing_is_refused() -> None:
+    with pytest.raises(InputError, match="annealing"):
+        CellOrderDrafter(last_steps=5, annealing="liner")
+
+
+def test_what_is_not_the_published_order_says_so() -> None:
+    assert CellOrderDrafter().exactness == "exact"
+    changed: list[dict[str, Any]] = [{"iterations": 32}, {"order": "checkerboard"}, {"last_steps": 5}]
+    assert all(CellOrderDrafter(**each).exactness == "approximate" for each in changed)
