@@ -82,7 +82,8 @@ def draft_model(
             by `sample_and_match`, and "sampled" for the latter, judged by `reflection`. A MAR's drafts are
             sampled, and judged by `speculative_sampling` of whole chains.
     """
-    reader = model if isinstance(model, CausalTarget) else continuous_target(model) or adapt(model)
+    is_target = isinstance(model, CausalTarget | MARTarget)
+    reader = model if is_target else continuous_target(model) or adapt(model)
     if not reader.vector_size:
         return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, sampling or "coupled"))
     if reader.any_order:

@@ -214,6 +214,10 @@ class GaussianSampler(RowSettings):
         check = partial(require_number, low=0.0, high=1e4, allowed="0 (the mean) to 10000")
         object.__setattr__(self, "temperature", read_setting("temperature", self.temperature, check))
 
+    def of_model(self, model: Any) -> Self:
+        """The same settings for another model: a Gaussian head is part of what the model says."""
+        return self
+
     def __call__(
         self, parameters: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
     ) -> Gaussian:
@@ -269,6 +273,10 @@ class DenoisingSampler(RowSettings):
         """Settings of a part of the batch."""
         part = {name: getattr(self, name) for name in ("temperature", "guidance_scale")}
         return replace(self, **{name: value[rows] for name, value in part.items() if is_list(value)})
+
+    def of_model(self, model: Any) -> Self:
+        """The same settings for another model behind the Target interface, with its own head."""
+        return replace(self, source=model.denoiser)
 
     def __call__(
         self, conditions: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -105,7 +104,7 @@ class CellModelSession(CellOrderSession):
     ) -> None:
         super().__init__(drafter, grids, drafter.model.device, random)
         self.drafter, self.random = drafter, random
-        self.sampler = replace(sampler, source=drafter.model.model.diffloss)
+        self.sampler = sampler.of_model(drafter.model)
         self.state, _ = drafter.model.prefill(list_prompts(requests, sampler), self.cells)
         self.alone = math.ceil(drafter.prefill * self.cells)
 

@@ -74,7 +74,8 @@ class VectorModelSession(DraftSession):
     def __init__(
         self, drafter: VectorModelDrafter, requests: Sequence[Request], sampler: Any, random: RandomStream
     ) -> None:
-        self.drafter, self.sampler, self.random = drafter, sampler, random
+        self.drafter, self.random = drafter, random
+        self.sampler = sampler.of_model(drafter.model)
         self.purpose = Purpose.DRAFT if drafter.kind is DraftKind.IID else Purpose.TARGET
         prompts = list_prompts(requests, sampler)
         longest = max(prompt["input_ids"].shape[1] for prompt in prompts)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.draft import Draft
+from mmspec.decoding.draft import Draft, Progress
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.indexing import pick, put
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
@@ -118,8 +118,7 @@ class MARTarget:
         copies = len(state.labels) // len(nodes.slots)
         lanes = len(draft.valid) // len(nodes.slots) if nodes.visible.shape[1] > 1 else 1
         if lanes == 1:
-            caching = None if draft.progress is None else draft.progress.caching
-            conditions = self._conditions(state, nodes.slots, caching)
+            conditions = self._conditions(state, nodes.slots, draft.progress)
         else:
             size = draft.valid.shape[1]
             seen = nodes.visible[:, ::size]  # [B, L, N] of the first node of each chain: no other is a mask
@@ -146,11 +145,14 @@ class MARTarget:
         cells = cells.where(decided.view(rows, -1) & active[:, None], self.grid.cells)
         state.write(cells, verdict.values[:, 0].view(rows, -1, self.vector_size))
 
-    def _conditions(self, state: MARState, cells: Tensor, caching: FeatureCaching | None) -> Tensor:
+    def _conditions(self, state: MARState, cells: Tensor, progress: Progress | None) -> Tensor:
         """[R, N, D] conditions, of which those of `cells` [B, n] are wanted."""
         tokens, known, labels = state.tokens[:, :-1], state.known[:, :-1], state.labels
+        caching: FeatureCaching | None = None if progress is None else progress.caching
         if caching is None:
-            return self.model.conditions(tokens, known, labels)
+            # rows that ended in an error know fewer, and nothing is read from them any more
+            count = progress.before if progress is not None and isinstance(progress.before, int) else None
+            return self.model.conditions(tokens, known, labels, count)
         if state.cache is None:
             state.cache = FeatureCache(self.model, caching, len(cells), len(labels) // len(cells))
         return state.cache.conditions(tokens, known, labels, cells)

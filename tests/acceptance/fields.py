@@ -87,7 +87,7 @@ class Field:
         self.pull, self.bias, self.std = pull, bias, std
         self.diffloss = head or Head()
 
-    def conditions(self, tokens: Tensor, known: Tensor, labels: Tensor) -> Tensor:
+    def conditions(self, tokens: Tensor, known: Tensor, labels: Tensor, count: int | None = None) -> Tensor:
         total = tokens[..., 0].where(known, 0.0).sum(-1, keepdim=True)
         average = total / known.sum(-1, keepdim=True).clamp_min(1)
         mean = self.bias + self.pull * average + 0.3 * (labels == 0)[:, None]

@@ -71,8 +71,10 @@ def sampler(fixed: bool) -> Any:
 
 
 @functools.cache
-def drafter(sampling: str = "sampled", change: float = 0.4) -> VectorModelDrafter:
-    return VectorModelDrafter(FanOut(tiny(change)), 2, sampling)
+def drafter(sampling: str = "sampled", change: float = 0.4, fixed: bool = True) -> VectorModelDrafter:
+    model: Any = FanOut(tiny(change))
+    model.denoiser = ToyHead(fixed)
+    return VectorModelDrafter(model, 2, sampling)
 
 
 @functools.cache
@@ -91,7 +93,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 def distribution_holds(rule: AcceptanceRule, fixed: bool, change: float) -> None:
     """Assert that speculative decoding has the joint distribution of plain decoding with other noise."""
-    canvas = decode([PROMPTS[0]] * ROWS, drafter("sampled", change), rule, sampler(fixed), seed=3)
+    canvas = decode([PROMPTS[0]] * ROWS, drafter("sampled", change, fixed), rule, sampler(fixed), seed=3)
     found, expected = statistics(torch.stack(canvas.outputs())), statistics(plain(fixed))
     alarm = (torch.tensor(2 / ALARM).log() / ROWS).sqrt()
     for name, values in found.items():

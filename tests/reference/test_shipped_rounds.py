@@ -16,6 +16,8 @@ from tests.decoding.test_rounds import counted_copies, counted_reads
 
 TEXT = ("none", "copy", "draft_model", "eagle", "eagle3", "flash", "medusa", "hydra")
 IMAGES = ("none", "sjd", "gsd", "lantern", "cool", "zipar", "eagle")
+VECTORS = {"scenes-nextstep": ("none", "shared_noise", "draft_model"), "scenes-mar": ("none", "masked")}
+UNEVEN = ("cspd",)  # images of a batch know different numbers of cells, which MAR reads in each forward
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,9 @@ def check(call: Any, name: str, rounds: int) -> None:
 
 
 def test_every_accelerator_is_here() -> None:
-    assert {*TEXT, *IMAGES} == set(ACCELERATORS)
+    assert {*TEXT, *IMAGES, *(name for names in VECTORS.values() for name in names), *UNEVEN} == set(
+        ACCELERATORS
+    )
 
 
 @pytest.mark.parametrize("name", TEXT)
@@ -66,3 +70,11 @@ def test_a_round_of_text(answering: Any, name: str) -> None:
 def test_a_round_of_images(drawing: Any, name: str) -> None:
     drawing.set_accelerator(name)
     check(drawing.prepare("a red ring", {"seed": 0, "output_type": "latent"}), name, 4)
+
+
+@pytest.mark.parametrize(("model", "name"), [(model, name) for model in VECTORS for name in VECTORS[model]])
+def test_a_round_of_continuous_tokens(model: str, name: str) -> None:
+    pipe: Any = MMSpecPipeline.from_pretrained(find_assets() / model, accelerator=name)
+    settings = {"seed": 0, "output_type": "latent", "num_inference_steps": 5, "last_step_noise": True}
+    asked = {"class_labels": 3} if pipe.target.any_order else {}
+    check(pipe.prepare(None if asked else "a red ring", settings, **asked), name, 4)

@@ -87,22 +87,24 @@ class MARForImageGeneration(PreTrainedModel):
         """As `conditions`."""
         return self.conditions(tokens, known, labels)
 
-    def conditions(self, tokens: Tensor, known: Tensor, labels: Tensor) -> Tensor:
+    def conditions(self, tokens: Tensor, known: Tensor, labels: Tensor, count: int | None = None) -> Tensor:
         """Read the known tokens and give the conditions of all.
 
-        Rows may know different numbers of tokens; each gets what it gets alone. The numbers are read from the
-        device, once a call, because the encoder sees no unknown token and so its length depends on them.
+        Rows may know different numbers of tokens; each gets what it gets alone. The encoder sees no unknown
+        token, so its length depends on the numbers; where the caller does not know them, they are read from
+        the device, once a call.
 
         Args:
             tokens: [B, N, d]; what stands at unknown places is never read.
             known: [B, N] bool.
             labels: [B] classes; `config.num_classes` for the null class.
+            count: known tokens of every row that matters, where all know as many.
 
         Returns:
             [B, N, D] conditions of the head, at known places too.
         """
         counts = known.sum(1)
-        fewest, most = torch.stack(counts.aminmax()).tolist()
+        fewest, most = torch.stack(counts.aminmax()).tolist() if count is None else (count, count)
         order, is_seen = known_first(known, counts, most)
         hidden = self.encoder_inputs(tokens, order, labels)
         mask = None if fewest == most else self.key_mask(is_seen, hidden.dtype)
