@@ -125,6 +125,7 @@ class SharedNoise(AcceptanceRule):
 
     sound_for = CANDIDATES
     exactness = "lossy"
+    bound = "a vector is the target's own draw, given a context off by at most the tolerance"
     chains_only = True
     judges = "vectors"
 

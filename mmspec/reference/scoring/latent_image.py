@@ -16,7 +16,7 @@ import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from mmspec.acceleration import Accelerator
 from mmspec.accelerators import masked, none
@@ -60,6 +60,7 @@ class LatentModel:
         tokenizer: of prompts; None for a model of classes.
         judge: its reader of attributes.
         accelerator: how it is decoded.
+        settings: of generation, from the folder.
     """
 
     target: Any
@@ -67,6 +68,7 @@ class LatentModel:
     tokenizer: PreTrainedTokenizerBase | None
     judge: AttributeJudge
     accelerator: Accelerator
+    settings: GenerationConfig
 
     @classmethod
     def from_folder(cls, folder: str | Path, device: str | torch.device = "cpu") -> LatentModel:
@@ -90,7 +92,8 @@ class LatentModel:
             part.to(device).eval()
         target: Any = continuous_target(model)
         plain = none() if tokenizer is not None else masked()
-        return cls(target, vae, tokenizer, judge, plain.fit(target))
+        settings = GenerationConfig.from_pretrained(str(folder))
+        return cls(target, vae, tokenizer, judge, plain.fit(target), settings)
 
     def request(self, asked: str | int) -> Request:
         """The request of a caption or a class label, with its unconditional twin."""
@@ -111,9 +114,10 @@ class LatentModel:
     def sampler(self, scale: float) -> DenoisingSampler:
         """Sampler with the published schedules of the head and of the guidance."""
         is_mar = self.tokenizer is None
+        clip = getattr(self.settings, "clip_sample_range", None)
         return DenoisingSampler(
             source=self.target.denoiser,
-            schedule=DDPMSchedule() if is_mar else FlowSchedule(),
+            schedule=DDPMSchedule(clip_sample_range=clip) if is_mar else FlowSchedule(),
             guidance_scale=scale,
             guidance_schedule="rising" if is_mar else "constant",
             length=self.target.grid.cells,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from torch import nn
+from transformers import GenerationConfig
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.kl_autoencoder import load_autoencoder
@@ -41,6 +42,11 @@ from mmspec.training.stage import Stage, held_out_figures, train_stage
 
 __all__ = ["encode_latents", "train_latent_model"]
 
+#: Settings of generation that go into the folder of a model.
+GENERATION: dict[str, dict[str, Any]] = {
+    "nextstep": {"guidance_scale": 3.0},
+    "mar": {"guidance_scale": 3.0, "guidance_schedule": "rising", "clip_sample_range": 4.0},
+}
 DRAFT = "draft"
 DRAFTS = (DRAFT, "half")
 VAE = "vae"  # the autoencoder's folder inside the model's
@@ -129,6 +135,7 @@ def train_latent_model(
         save_trained(model, out, training_record("latents", options, plan, run, before))
         if kind == "nextstep":
             tokenizer.save_pretrained(out)
+        GenerationConfig(**GENERATION[kind]).save_pretrained(out)
         if size not in DRAFTS:
             shutil.copytree(vae, out / VAE, dirs_exist_ok=True)
         if reader is not None:
