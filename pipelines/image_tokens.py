@@ -193,5 +193,5 @@ def reads_captions(config: PreTrainedConfig) -> bool:
 def no_images_error(name: str) -> UnsupportedModelError:
     """Make the error for a model that draws no images."""
     families = "LlamaGen, Janus, Emu3, Chameleon and Lumina-mGPT"
-    others = "NextStep-1 and MAR are for ContinuousImagePipeline"
-    return UnsupportedModelError(f"{name} draws no discrete tokens; models that do are {families}; {others}")
+    others = "ContinuousImagePipeline draws with NextStep-1 and MAR"
+    return UnsupportedModelError(f"{name} draws no images of discrete tokens; models that do are {families}; {others}")

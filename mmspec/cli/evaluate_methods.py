@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -66,8 +65,8 @@ def methods(
     """Compare the ways of decoding image tokens: what each saves, and what it costs.
 
     Draws held-out captions one by one with the same seeds by every method, in turns,
-    and reads the images with a network that has seen real scenes only, which is in
-    the folder reader/ of the model.
+    and reads the images with a network that has seen real scenes only: in the folder
+    reader/ of the model, or that of assets/scenes-llamagen.
 
     Example:
         mmspec evaluate methods --samples 16 --accelerators none,sjd,gsd
@@ -83,7 +82,7 @@ def methods(
         check_plot(plot)
     source = model or reference_model(REFERENCE_IMAGE)
     named = None if accelerators is None else compared_choices(accelerators, source, how.drafter)
-    reader = AttributeJudge.from_folder(Path(source) / "reader")
+    reader = AttributeJudge.of_model(source)
     pipe = load_pipeline(ImageGenerationPipeline, source, how)
     choices = named or compared_choices(default_methods(pipe, source, how.drafter), source, how.drafter)
     subjects = image_subjects(pipe, samples, how.seed)
@@ -152,7 +151,8 @@ def drawer(
             overlap.watch(step)
             if needs_meter(accelerator):
                 meter.watch(step)
-        meter.finish(call.calls[-1])
+        if needs_meter(accelerator):
+            meter.finish(call.calls[-1])
         output: Any = call.output()
         codes = None if pipe.target.vector_size else pipe.target.grid.codes(output.tokens[0])
         stats, pixels = output.stats, output.decode_seconds

@@ -210,7 +210,8 @@ def test_the_table_of_methods_holds_a_staircases_variation(tmp_path: Path) -> No
     pipe: Any = MMSpecPipeline.from_pretrained(save_llamagen(tmp_path / "captions", "caption"))
     pipe.set_progress_bar_config(disable=True)
     for window, places in ((2, GRID**2 - 1), (GRID, GRID**2 - 1)):
-        stats = drawer(pipe, "zipar", {"zipar_window": window})("a red circle", 0).stats
+        asked = {"a red circle": {"prompt": "a red circle"}}
+        stats = drawer(pipe, "zipar", {"zipar_window": window}, asked, {})("a red circle", 0).stats
         assert stats.tv_places == places and stats.tv_mean is not None
         assert (stats.tv_max < 1e-5) == (window == GRID)
         assert stats.target_forwards == GRID + (GRID - 1) * window

@@ -15,7 +15,7 @@ from transformers.utils import logging
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.errors import InputError, NumericalError, PipelineBusyError
 from mmspec.models.eagle import EagleConfig, EagleHead
-from mmspec.pipelines import ImageOutput, ImagePipeline, MMSpecPipeline, image_tokens
+from mmspec.pipelines import ImageOutput, ImagePipeline, MMSpecPipeline, image_generation
 from tests.evaluation.planted import accept_everything
 from tests.tiny_models.llamagen import CODES, GRID, STRIDE, save_llamagen
 
@@ -294,7 +294,7 @@ def test_pixels_are_decoded_in_bounded_parts_and_timed_apart(
         return original(self, codes, *rest)
 
     monkeypatch.setattr(type(classes.target), "decode_tokens", slow)
-    monkeypatch.setattr(image_tokens, "PIXELS_AT_ONCE", 2 * SIDE**2)
+    monkeypatch.setattr(image_generation, "PIXELS_AT_ONCE", 2 * SIDE**2)
     output = classes(**asked)
     assert parts == [2, 1]
     torch.testing.assert_close(output.images, whole.images)

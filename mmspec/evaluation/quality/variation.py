@@ -87,9 +87,9 @@ class OverlapMeter:
         q: Any = step.draft.q
         if not isinstance(q, Denoising) or q.drawn is None or not q.process.is_noisy:
             return
-        p, drafted = step.scores[:1], q[1:2]
-        assert isinstance(p, Denoising) and drafted.drawn is not None
-        chains = drafted.drawn[:, 0]
+        p: Any = step.scores[:1]
+        drafted = q[1:2]
+        chains = q.drawn[:, 1]
         ratio = log_likelihood(p.process, chains) - log_likelihood(drafted.process, chains)
         valid = step.draft.valid[:, 1]
         self.total += float((ratio.clamp_max(0).exp() * valid).sum())

@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.errors import InputError
+from mmspec.reference.assets import reference_models
 from mmspec.reference.attribute_reader import AttributeReader, ImageReading, load_reader
 from mmspec.reference.scenes import ImagePrompt, parse_image_prompt
 
@@ -22,6 +23,7 @@ __all__ = ["AttributeJudge", "AttributeScores", "facts_present"]
 Images = Tensor | Sequence[Image.Image]
 BATCH = 64
 BACKGROUND = "background"
+READER, HAS_READER = "reader", "scenes-llamagen"
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,16 @@ class AttributeJudge:
     def __init__(self, reader: AttributeReader) -> None:
         self.reader = reader.eval()
         self.size = int(reader.config.vision["image_size"])
+
+    @classmethod
+    def of_model(cls, folder: str | Path) -> AttributeJudge:
+        """Load the judge of a model: the reader in its folder, or else that of the reference models.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        own, reference = Path(folder) / READER, reference_models().get(HAS_READER)
+        return cls.from_folder(own if own.is_dir() or reference is None else reference / READER)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> AttributeJudge:

@@ -75,7 +75,7 @@ class ImageModel:
             CheckpointError: a part is missing or damaged.
         """
         folder = Path(folder)
-        judge = AttributeJudge.from_folder(folder / "reader")
+        judge = AttributeJudge.of_model(folder)
         try:
             transformer: Any = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
             vq = VQModel.from_pretrained(folder / "vq", torch_dtype=torch.float32).to(device).eval()

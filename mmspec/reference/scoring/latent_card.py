@@ -32,7 +32,7 @@ pipe = MMSpecPipeline.from_pretrained("{folder}")
 ```
 
 The model lies in the folder itself; `vae/` holds its autoencoder (diffusers `AutoencoderKL`, 16 x 16 latents
-of 8 channels), `reader/` the network that judged the images.
+of 8 channels). The network that judged the images is that of assets/scenes-llamagen.
 """
 LIMITS = """\
 It knows nothing but scenes: textured images of 64 x 64 pixels with one or two simple objects, drawn by

@@ -78,7 +78,7 @@ class LatentModel:
             CheckpointError: a part is missing or damaged.
         """
         folder = Path(folder)
-        judge = AttributeJudge.from_folder(folder / "reader")
+        judge = AttributeJudge.of_model(folder)
         tokenizer = None
         if read_config(folder).get("model_type") == MAR:
             model, vae = load_mar(folder, dtype=torch.float32)
