@@ -82,6 +82,7 @@ class OverlapMeter:
     total: float = 0.0
     places: int = 0
 
+    @torch.inference_mode()
     def watch(self, step: Round) -> None:
         """Measure the first candidates of a round; other drafts than drawn chains are passed over."""
         q: Any = step.draft.q
