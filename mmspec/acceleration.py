@@ -11,7 +11,7 @@ from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.decoding.canvas import Canvas, Stopping, VectorCanvas
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Round, Target
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler, check_rows
+from mmspec.decoding.sampling import check_rows
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafting.length import CostModel, PacedDrafter
@@ -115,7 +115,7 @@ class Accelerator:
     def call(
         self,
         target: Any,
-        sampler: Sampler,
+        sampler: Any,
         requests: Sequence[Request],
         stopping: Stopping,
         random: RandomStream,
@@ -141,7 +141,7 @@ class Accelerator:
             canvas = VectorCanvas(ids, stopping, stats, target.device, target.vector_size)
         return Call(self, target, sampler, requests, canvas, random)
 
-    def check(self, sampler: Sampler) -> None:
+    def check(self, sampler: Any) -> None:
         """Raise InputError if the rule's promise does not hold for this way of sampling."""
         if self.rule.greedy_only and not sampler.greedy:
             raise InputError(
@@ -157,7 +157,7 @@ class Call:
 
     accelerator: Accelerator
     target: Any
-    sampler: Sampler
+    sampler: Any
     requests: Sequence[Request]
     canvas: Canvas
     random: RandomStream

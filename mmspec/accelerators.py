@@ -71,7 +71,9 @@ def copy(num_draft_tokens: int = 10, min_match: int = 2) -> Accelerator:
 
 
 def draft_model(
-    model: PreTrainedModel | CausalTarget, num_draft_tokens: int = 5, sampling: str | None = None
+    model: PreTrainedModel | CausalTarget | MARTarget,
+    num_draft_tokens: int = 5,
+    sampling: str | None = None,
 ) -> Accelerator:
     """Drafts of a smaller model of the same tokenizer (2211.17192), or of the same continuous tokens.
 
@@ -82,8 +84,10 @@ def draft_model(
             by `sample_and_match`, and "sampled" for the latter, judged by `reflection`. A MAR's drafts are
             sampled, and judged by `speculative_sampling` of whole chains.
     """
-    is_target = isinstance(model, CausalTarget | MARTarget)
-    reader = model if is_target else continuous_target(model) or adapt(model)
+    if isinstance(model, PreTrainedModel):
+        reader: Any = continuous_target(model) or adapt(model)
+    else:
+        reader = model
     if not reader.vector_size:
         return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, sampling or "coupled"))
     if reader.any_order:

@@ -99,7 +99,8 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         return super()._build_accelerator(name, drafter, options)
 
     def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[Any, Any]:
-        model, vae = drafter, None
+        model: Any = drafter
+        vae: Any = None
         if not isinstance(drafter, PreTrainedModel):
             source = check_source(drafter, "drafter")
             config = load_config(source, argument="drafter")
@@ -185,13 +186,13 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
             InputError: the model draws no image of that size.
         """
         own: ImageGrid = self.target.grid
-        sides = []
+        sides: list[int] = []
         for name, value, cells in (("height", height, own.rows), ("width", width, own.columns)):
             pixels = cells * self.stride if value is None else value
             if isinstance(pixels, bool) or not isinstance(pixels, int) or pixels < 1 or pixels % self.stride:
                 raise InputError(name, value, f"a multiple of {self.stride} pixels")
             sides.append(pixels // self.stride)
-        grid = ImageGrid(*sides, 1)
+        grid = ImageGrid(sides[0], sides[1], 1)
         places = self.target.largest_image
         if grid.cells > places or (self.target.any_order and sides != [own.rows, own.columns]):
             wanted = f"{own.rows * self.stride} x {own.columns * self.stride} pixels"
@@ -243,6 +244,7 @@ def load_continuous(
     folder = Path(source)
     if not folder.is_dir():
         folder = Path(snapshot_download(source, allow_patterns=list(NEEDED_FILES), **where))
+    model: Any
     tokenizer = vae = None
     if config.model_type == "mar":
         model, vae = load_mar(folder, parts.get(VAE), **how)
@@ -251,10 +253,9 @@ def load_continuous(
         tokenizer = load_nextstep_tokenizer(folder)
         if VAE in parts or (folder / VAE).is_dir():
             vae = load_nextstep_vae(parts.get(VAE, folder))
-    loaded: Any = model
     if (folder / GENERATION_CONFIG).is_file():
-        loaded.generation_config = GenerationConfig.from_pretrained(str(folder))
-    return loaded, tokenizer, vae
+        model.generation_config = GenerationConfig.from_pretrained(str(folder))
+    return model, tokenizer, vae
 
 
 def scaling(model: Any, vae: Any) -> tuple[float, float] | None:

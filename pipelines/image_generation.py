@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,11 +26,13 @@ PIXELS_AT_ONCE = 2**20  # through the decoder, whose inner layers hold hundreds 
 
 
 class ImageGenerationPipeline(MMSpecPipeline):
-    """Generates images from prompts or class labels: `ImagePipeline`, `ContinuousImagePipeline`.
+    """Generates images from prompts or class labels: the base of `ImagePipeline`, `ContinuousImagePipeline`.
 
     Args:
         model, processor, accelerator, options: as of `MMSpecPipeline`.
     """
+
+    target: Any
 
     def __init__(
         self, model: PreTrainedModel, processor: Any = None, accelerator: str | None = None, **options: Any
@@ -122,7 +123,6 @@ class ImageGenerationPipeline(MMSpecPipeline):
             raise raised
         return output if return_dict else (output.images,)
 
-    @abstractmethod
     def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> ImageCall:
         """Check all arguments and encode the prompts; nothing heavy has happened when this raises.
 
@@ -134,23 +134,24 @@ class ImageGenerationPipeline(MMSpecPipeline):
         Returns:
             The call, whose rounds can be watched as they are decoded.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def sampling(self, keywords: dict[str, Any]) -> dict[str, Any]:
         """The sampling settings of a call with these keywords, the model's defaults included."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def stride(self) -> int:
         """Pixels per side of a token."""
+        raise NotImplementedError
 
     def drawn(self, canvas: Canvas) -> list[Any]:
         """The tokens of every row that are there so far."""
         return canvas.outputs()
 
-    @abstractmethod
     def latents(self, grid: ImageGrid, rows: Sequence[Any]) -> Tensor:
         """Tokens of images in their places, and a mark where there is none; rows as `drawn` gives them."""
+        raise NotImplementedError
 
     @torch.inference_mode()
     def pixels(self, grid: ImageGrid, latents: Tensor) -> Tensor:
@@ -165,6 +166,6 @@ class ImageGenerationPipeline(MMSpecPipeline):
         all_images: Tensor = torch.cat(images)
         return all_images
 
-    @abstractmethod
     def _decode(self, grid: ImageGrid, latents: Tensor) -> tuple[Tensor, Tensor]:
         """Images [n, 3, H, W] of some latents, and [n, rows, columns] which cells are drawn."""
+        raise NotImplementedError

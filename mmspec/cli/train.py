@@ -181,8 +181,8 @@ def latents(
     """
     from mmspec.reference.training.latent_images import train_latent_model
 
-    chosen = {"kind": kind, "reader": reader, "start": start, "size": size, "target": target}
-    made = train_latent_model(out, vae, **chosen, **training.plan)
+    own: dict[str, Any] = {"kind": kind, "reader": reader, "start": start, "size": size, "target": target}
+    made = train_latent_model(out, vae, **own, **training.plan)
     training.report(made, size=size)
 
 

@@ -271,8 +271,9 @@ class DenoisingSampler(RowSettings):
 
     def of_rows(self, rows: slice) -> Self:
         """Settings of a part of the batch."""
-        part = {name: getattr(self, name) for name in ("temperature", "guidance_scale")}
-        return replace(self, **{name: value[rows] for name, value in part.items() if is_list(value)})
+        names = ("temperature", "guidance_scale")
+        part: dict[str, Any] = {n: values[rows] for n in names if is_list(values := getattr(self, n))}
+        return replace(self, **part)
 
     def of_model(self, model: Any) -> Self:
         """The same settings for another model behind the Target interface, with its own head."""

@@ -56,7 +56,7 @@ class VectorModelDrafter(Drafter):
 
     def to(self, *args: Any, **kwargs: Any) -> None:
         self.model.model.to(*args, **kwargs)
-        self.model = type(self.model)(self.model.model)  # type: ignore[arg-type]
+        self.model = type(self.model)(self.model.model)
 
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream

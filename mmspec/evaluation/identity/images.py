@@ -16,7 +16,7 @@ from mmspec.decoding.random_stream import Purpose
 from mmspec.decoding.sampling import values_of
 from mmspec.decoding.stats import merge_stats
 from mmspec.evaluation.identity.comparison import Comparison, IdentityReport, compare
-from mmspec.evaluation.identity.distribution import check_distribution
+from mmspec.evaluation.identity.distribution import DistributionTest, check_distribution
 from mmspec.evaluation.identity.text import IdentityCheck
 from mmspec.evaluation.image_contender import ImageContender, prepare_images
 
@@ -75,7 +75,9 @@ class ImageCheck(IdentityCheck):
         """Summarise comparisons in a report."""
         report = super().report(comparisons)
         notes = [one for one in report.notes if "were not compared" not in one]
-        for test in (one.distribution for one in comparisons if one.distribution is not None):
+        for test in (one.distribution for one in comparisons):
+            if not isinstance(test, DistributionTest):
+                continue
             notes.append(
                 "sampled tokens are not those of plain decoding, by design: the distribution of every token "
                 f"given those before it was tested instead; at {test.places} places that finds biases of "

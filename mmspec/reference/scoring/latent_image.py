@@ -40,7 +40,8 @@ from mmspec.reference.scenes import (
     sample_scene,
 )
 from mmspec.reference.scoring.attributes import AttributeJudge
-from mmspec.reference.training.image_data import IMAGE_SIZE, image_pixels
+from mmspec.reference.training.image_data import IMAGE_SIZE
+from mmspec.reference.training.vlm_data import image_pixels
 from mmspec.targets.continuous_families import continuous_target
 
 __all__ = ["LatentModel", "score_latent_model"]
@@ -80,6 +81,7 @@ class LatentModel:
         folder = Path(folder)
         judge = AttributeJudge.of_model(folder)
         tokenizer = None
+        model: Any
         if read_config(folder).get("model_type") == MAR:
             model, vae = load_mar(folder, dtype=torch.float32)
         else:
