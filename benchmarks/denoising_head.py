@@ -52,6 +52,7 @@ class PublishedLoop:
         columns = [torch.as_tensor(value).expand(len(condition), 1) for value in (scale, temperature)]
         process = SlowProcess(fast.net, fast.schedule, fast.tables, *columns)
         object.__setattr__(process, "branches", branches)
+        object.__setattr__(process, "copies", 1 if unconditional is None else 2)
         return process
 
 
@@ -59,11 +60,12 @@ class SlowProcess(DenoisingProcess):
     """Chains whose every step computes what the fast head computes once."""
 
     branches: Tensor
+    copies: int
 
     def transition(self, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        copies = len(self.branches) // len(x)
         times = self.schedule.times[step].expand(len(self.branches))
-        output = self.net(x.repeat(copies, 1), times, self.branches).view(copies, len(x), -1)
+        output = self.net(x.repeat(self.copies, 1), times, self.branches)
+        output = output.view(self.copies, len(x), self.net.final_layer.linear.out_features)
         mean, std = self.schedule.transition(x, step, self._guided(output))
         return mean, std * self.temperature
 

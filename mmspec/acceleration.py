@@ -23,7 +23,6 @@ __all__ = ["Accelerator", "Call", "default_rule", "is_sound", "pair"]
 
 LENGTHS = ("fixed", "confidence", "cost")
 DEFAULT_STOP = 0.3
-FOR_VECTORS = ("none", "shared_noise", "draft_model", "masked", "cspd")
 #: The default is the first of these that is sound for what is proposed.
 DEFAULT_RULES = ("speculative_sampling", "recursive_rejection", "sample_and_match")
 
@@ -104,9 +103,8 @@ class Accelerator:
         kind = "vectors" if target.vector_size else "tokens"
         for part in (self.drafter.proposes, self.rule.judges):
             if part not in (kind, "any"):
-                allowed = f"one for models of continuous tokens: {', '.join(FOR_VECTORS)}"
-                if kind == "tokens":
-                    allowed = "one for discrete tokens: this model has no continuous ones"
+                own = "discrete" if kind == "tokens" else "continuous"
+                allowed = f"one for {own} tokens, as this model's are (mmspec accelerators lists all)"
                 raise InputError("accelerator", self.name, allowed)
         drafter, rule = self.drafter.fit(target), self.rule.fit(target)
         costs: dict[int, CostModel] | None = None if self.costs is None else {}
@@ -136,9 +134,8 @@ class Accelerator:
         check_rows(sampler, len(requests))
         stats = DecodingStats(accelerator=self.name, exactness=self.exactness)
         ids = [request.prompt_tokens for request in requests] if prompts is None else prompts
-        canvas = Canvas(ids, stopping, stats, target.device)
-        if target.vector_size:
-            canvas = VectorCanvas(ids, stopping, stats, target.device, target.vector_size)
+        where = ids, stopping, stats, target.device
+        canvas = VectorCanvas(*where, target.vector_size) if target.vector_size else Canvas(*where)
         return Call(self, target, sampler, requests, canvas, random)
 
     def check(self, sampler: Any) -> None:

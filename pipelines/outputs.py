@@ -38,9 +38,10 @@ class ImageOutput:
 
     Attributes:
         images: in the form of `output_type`: PIL images ("pil"), [n, 3, H, W] in [0, 1] ("pt"), [n, H, W, 3]
-            ("np"), or the codes [n, rows, columns] ("latent"), -1 where an image was not finished.
+            ("np"), or the tokens ("latent"): codes [n, rows, columns], -1 where an image was not finished; of
+            continuous tokens scaled latents [n, C, h, w], NaN there.
         tokens: the output tokens of each image: codes in raster order and, from the codebook's size on, the
-            syntax between them.
+            syntax between them; or vectors [N, d].
         stats: what happened, without the decoder from codes to pixels.
         finish_reasons: "length" (it is whole), "interrupted" or "error" for each image.
         drafted: for each output token of each image, whether it came from the draft.
@@ -48,7 +49,7 @@ class ImageOutput:
     """
 
     images: Any
-    tokens: list[list[int]]
+    tokens: list[Any]
     stats: DecodingStats
     finish_reasons: list[str] = field(default_factory=list)
     drafted: list[list[bool]] = field(default_factory=list)

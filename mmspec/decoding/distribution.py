@@ -222,7 +222,7 @@ class Analytic(Distribution):
     @property
     @abstractmethod
     def parameters(self) -> tuple[Tensor, ...]:
-        """What the constructor takes."""
+        """Arguments of the constructor, tensors [T, n, ...]."""
 
     @abstractmethod
     def log_density(self, x: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def check_same_latents(target: Any, draft: Any, scalings: tuple[Any, Any] = (Non
 
 
 def described(target: Any) -> dict[str, Any]:
-    """What two models must have in common to judge each other's tokens."""
+    """Properties that two models must have in common to judge each other's tokens."""
     head: DenoisingHead = target.denoiser
     return {
         "family": target.model.config.model_type,

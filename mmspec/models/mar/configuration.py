@@ -84,7 +84,7 @@ class MARConfig(PreTrainedConfig):
 
     @property
     def condition_type(self) -> str:
-        """What images are drawn from, as a LlamaGen's config says it."""
+        """Kind of condition: "class", under the name that a LlamaGen's config has for it."""
         return "class"
 
     @property

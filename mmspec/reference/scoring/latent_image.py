@@ -214,6 +214,6 @@ def score_latent_model(
 
 
 def class_words(scene: Scene) -> str:
-    """What a class asks for, in words."""
+    """A prompt in words for the class of a scene."""
     colour, shape = divmod(scene.class_label, len(SHAPES))
     return f"a {COLOURS[colour]} {SHAPES[shape]}"
