@@ -7,4 +7,12 @@ from mmspec.pipelines.image_tokens import ImagePipeline
 from mmspec.pipelines.outputs import ImageOutput, TextOutput
 from mmspec.pipelines.vision_language import VisionLanguagePipeline
 
-__all__ = ["ContinuousImagePipeline", "ImageGenerationPipeline", "ImageOutput", "ImagePipeline", "MMSpecPipeline", "TextOutput", "VisionLanguagePipeline"]
+__all__ = [
+    "ContinuousImagePipeline",
+    "ImageGenerationPipeline",
+    "ImageOutput",
+    "ImagePipeline",
+    "MMSpecPipeline",
+    "TextOutput",
+    "VisionLanguagePipeline",
+]

@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Self
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+import mmspec.models.mar  # noqa: F401  its folders become known to the auto classes
+import mmspec.models.nextstep  # noqa: F401
 from mmspec.acceleration import Accelerator
 from mmspec.accelerators import build_accelerator, find_preset
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
@@ -29,8 +31,6 @@ from mmspec.models.checkpoint import (
     load_processor,
 )
 from mmspec.models.head_checkpoint import load_head
-import mmspec.models.mar  # noqa: F401  its folders become known to the auto classes
-import mmspec.models.nextstep  # noqa: F401
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.reference.assets import own_drafters
 from mmspec.targets import CausalTarget, adapt
@@ -105,7 +105,7 @@ class MMSpecPipeline:
             accelerator: a name from `mmspec.list_accelerators()`; None is the pipeline's default.
             drafter: folder or id of the draft model, for accelerators that need one; None takes the one
                 that `drafters.json` in the model's folder names.
-            vq, text_encoder, vae: folder or id of a part of an image model that is not in a subfolder of its own.
+            vq, text_encoder, vae: folder or id of a part of an image model that has no subfolder of its own.
             dtype: as in transformers; `torch_dtype` is its older name.
             device_map, attn_implementation, revision, token, cache_dir, local_files_only,
                 trust_remote_code: passed through to transformers.
@@ -136,7 +136,9 @@ class MMSpecPipeline:
         )
         config = load_config(source, **where)
         kind = cls._kind_for(config)
-        loaded = kind._load_parts(source, config, where, how, given_of(vq=vq, text_encoder=text_encoder, vae=vae))
+        loaded = kind._load_parts(
+            source, config, where, how, given_of(vq=vq, text_encoder=text_encoder, vae=vae)
+        )
         logger.info("target: %.1f MB of weights, %s", bytes_of(loaded["model"]) / 1e6, loaded["model"].dtype)
         if drafter is not None:
             options = {**options, "drafter": drafter}

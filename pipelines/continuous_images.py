@@ -230,7 +230,7 @@ def load_continuous(
     how: dict[str, Any],
     parts: dict[str, str | Path],
 ) -> tuple[Any, Any, Any]:
-    """Load a model of continuous tokens: the model, its tokenizer and its autoencoder, None where it has none.
+    """Load a model of continuous tokens: model, tokenizer and autoencoder, None where it has none.
 
     Args:
         source, config, where, how, parts: as of `MMSpecPipeline._load_parts`.

@@ -102,5 +102,7 @@ def _encode(
     ids = prompt_ids(tokenizer, config, text, grid.rows, grid.columns)
     room = config.max_position_embeddings - grid.cells
     if ids.shape[1] > room:
-        raise InputError("prompt", f"{ids.shape[1]} tokens", f"at most {room} beside {grid.cells} of the image")
+        raise InputError(
+            "prompt", f"{ids.shape[1]} tokens", f"at most {room} beside {grid.cells} of the image"
+        )
     return ids

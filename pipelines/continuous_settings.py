@@ -95,4 +95,6 @@ class ContinuousSettings(ImageBatchSettings):
 def continuous_defaults(model: PreTrainedModel) -> dict[str, Any]:
     """Default sampling settings of a model: those of its folder before those that were published."""
     stored = getattr(model, "generation_config", None)
-    return PUBLISHED[model.config.model_type] | given_of(**{name: getattr(stored, name, None) for name in OWN})
+    return PUBLISHED[model.config.model_type] | given_of(
+        **{name: getattr(stored, name, None) for name in OWN}
+    )

@@ -76,8 +76,8 @@ class ImageGenerationPipeline(MMSpecPipeline):
                 tokens committed so far, and a dict: `rows` (a range: which images are at work), `tokens`
                 (of each) and `preview`, a function that decodes what there is of them to PIL images.
             return_dict: False returns the tuple (images,).
-            settings: see `ImageSettings` or `ContinuousSettings` (guidance_scale, num_images_per_prompt, temperature, top_k, top_p,
-                seed, generator, output_type, ...).
+            settings: see `ImageSettings` or `ContinuousSettings` (guidance_scale, num_images_per_prompt,
+                temperature, top_k, top_p, seed, generator, output_type, ...).
 
         Returns:
             ImageOutput(images, tokens, stats, ...). Images that were interrupted are grey where nothing

@@ -116,7 +116,7 @@ class ImageBatchSettings:
 
 @dataclass(frozen=True)
 class ImageSettings(ImageBatchSettings):
-    """Settings of images of discrete tokens. None takes the generation config's default, or the published one.
+    """Settings of images of discrete tokens; None takes the generation config's default or the published one.
 
     Those of sampling are one value, or a list with one for each prompt, which is that of all its images.
 

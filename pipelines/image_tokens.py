@@ -194,4 +194,6 @@ def no_images_error(name: str) -> UnsupportedModelError:
     """Make the error for a model that draws no images."""
     families = "LlamaGen, Janus, Emu3, Chameleon and Lumina-mGPT"
     others = "ContinuousImagePipeline draws with NextStep-1 and MAR"
-    return UnsupportedModelError(f"{name} draws no images of discrete tokens; models that do are {families}; {others}")
+    return UnsupportedModelError(
+        f"{name} draws no images of discrete tokens; models that do are {families}; {others}"
+    )
