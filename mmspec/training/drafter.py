@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, acceptance_length
 from mmspec.training.data.sources import MakeData, Rows, open_target
-from mmspec.training.environment import open_accelerator, prepare_training
+from mmspec.training.environment import flush_subnormals, open_accelerator, prepare_training
 from mmspec.training.methods import METHODS, check_method, written
 from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import donor, save_trained, training_record
@@ -28,6 +28,7 @@ MEASURED_BATCHES = 8
 RATE = 2.0  # one layer bears twice the rate of deep models
 
 
+@flush_subnormals()
 def train_drafter(
     target: str | Path,
     out: str | Path,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,30 @@ from torch.distributed.fsdp import FSDPModule
 
 from mmspec.errors import InputError, MissingDependencyError
 
-__all__ = ["environment", "open_accelerator", "prepare_training"]
+__all__ = ["environment", "flush_subnormals", "open_accelerator", "prepare_training"]
+
+SUBNORMAL = 2.0**-149  # the least number of float32
 
 
 def prepare_training(seed: int, threads: int | None) -> None:
     """Fix the weights' seed, and the number of threads where one is given."""
     if threads is not None:
         torch.set_num_threads(threads)
-    # Without it, activations that fade to denormal numbers slow a CPU run down several times half-way.
-    torch.set_flush_denormal(True)
     torch.manual_seed(seed)
+
+
+@contextmanager
+def flush_subnormals() -> Iterator[None]:
+    """Let the processor take subnormal numbers for zero, and leave it as it was.
+
+    Without it, activations that fade to such numbers slow a training on a CPU down several times half-way.
+    """
+    was_flushing = bool(torch.tensor(SUBNORMAL) * 1 == 0)  # torch does not say
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(was_flushing)
 
 
 def open_accelerator(accumulate: int = 1, log: tuple[Path, str] | None = None) -> Accelerator:

@@ -22,7 +22,7 @@ from mmspec.reference.training.image_data import GRID, IMAGE_SIZE, PixelBatch, p
 from mmspec.reference.training.image_error import ImageError
 from mmspec.reference.training.vlm_data import training_seeds
 from mmspec.registry import did_you_mean
-from mmspec.training.environment import open_accelerator, prepare_training
+from mmspec.training.environment import flush_subnormals, open_accelerator, prepare_training
 from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import donor, half_precision, training_record, write_record
 from mmspec.training.stage import Stage, TrainingRun, held_out_figures, train_stage
@@ -111,6 +111,7 @@ def build_autoencoder(size: str = "base") -> AutoencoderKL:
     return vae
 
 
+@flush_subnormals()
 def train_autoencoder(
     out: str | Path,
     *,

@@ -28,7 +28,7 @@ from mmspec.reference.training.image_model import (
 from mmspec.reference.training.image_start import take_weights
 from mmspec.reference.training.vlm_data import training_seeds
 from mmspec.registry import did_you_mean
-from mmspec.training.environment import open_accelerator, prepare_training
+from mmspec.training.environment import flush_subnormals, open_accelerator, prepare_training
 from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import training_record
 from mmspec.training.stage import Stage, held_out_figures, train_stage
@@ -43,6 +43,7 @@ FINE_TUNING_FACTOR = 0.5
 PROMPTS_PER_IMAGE = 7  # prompts without image cost next to nothing, and the text encoder learns from them
 
 
+@flush_subnormals()
 def train_image(
     out: str | Path,
     vq: str | Path,

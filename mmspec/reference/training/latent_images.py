@@ -35,7 +35,7 @@ from mmspec.reference.training.latent_model import (
 )
 from mmspec.reference.training.vlm_data import training_seeds
 from mmspec.registry import did_you_mean
-from mmspec.training.environment import open_accelerator, prepare_training
+from mmspec.training.environment import flush_subnormals, open_accelerator, prepare_training
 from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import donor, save_trained, training_record
 from mmspec.training.stage import Stage, held_out_figures, train_stage
@@ -56,6 +56,7 @@ STAGE = 10
 PROMPTS_PER_IMAGE = 3  # prompts without image, in the batches of a NextStep
 
 
+@flush_subnormals()
 def train_latent_model(
     out: str | Path,
     vae: str | Path,

@@ -17,7 +17,7 @@ from mmspec.reference.training.image_data import IMAGE_SIZE, READER_PATCH
 from mmspec.reference.training.vlm_data import PatchBatch, patch_batch, training_seeds
 from mmspec.reference.training.vlm_model import PatchLoss
 from mmspec.registry import did_you_mean
-from mmspec.training.environment import open_accelerator, prepare_training
+from mmspec.training.environment import flush_subnormals, open_accelerator, prepare_training
 from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import donor, save_trained, training_record
 from mmspec.training.stage import Stage, TrainingRun, held_out_figures, train_stage
@@ -53,6 +53,7 @@ def build_reader(size: str = "base") -> AttributeReader:
     return AttributeReader(config)
 
 
+@flush_subnormals()
 def train_reader(
     out: str | Path, *, start: str | Path | None = None, size: str = "base", **how: Unpack[PlanOptions]
 ) -> Path:

@@ -33,7 +33,7 @@ from mmspec.reference.training.vlm_model import (
 )
 from mmspec.reference.training.vlm_processor import build_processor
 from mmspec.registry import did_you_mean
-from mmspec.training.environment import open_accelerator, prepare_training
+from mmspec.training.environment import flush_subnormals, open_accelerator, prepare_training
 from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import save_trained, training_record
 from mmspec.training.stage import Stage, TrainingRun, held_out_figures, train_stage
@@ -46,6 +46,7 @@ CHECK_SCENES = 64
 DEFAULT_MINUTES = 56.0
 
 
+@flush_subnormals()
 def train_vlm(
     out: str | Path,
     *,

@@ -19,7 +19,7 @@ from mmspec.reference.training.image_data import PixelBatch, pixel_batch
 from mmspec.reference.training.vlm_data import training_seeds
 from mmspec.reference.training.vq_model import VQ_SHAPES, Reconstruction, build_vq
 from mmspec.registry import did_you_mean
-from mmspec.training.environment import open_accelerator, prepare_training
+from mmspec.training.environment import flush_subnormals, open_accelerator, prepare_training
 from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import donor, half_precision, training_record, write_record
 from mmspec.training.stage import Stage, TrainingRun, held_out_figures, train_stage
@@ -32,6 +32,7 @@ STAGE = 8
 OBJECT_WEIGHT = 3.0  # objects cover a fifth of an image and are all that a caption is about
 
 
+@flush_subnormals()
 def train_vq(
     out: str | Path,
     *,
