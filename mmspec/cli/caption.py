@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["caption"]
 
 PROMPT = "Describe the picture."
+WARM_UP_TOKENS = 8
 
 
 @unpack_options
@@ -77,6 +78,10 @@ def caption(
     settings = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": how.seed}
     records: list[dict[str, Any]] = []
     with Interruptible() as block:
+        if compare:  # the first call of a process takes longer, and would be one of those compared
+            short = {**settings, "max_new_tokens": min(WARM_UP_TOKENS, max_new_tokens)}
+            for each in (accelerated, plain):
+                _decode(each, examples[0], short)
         for example in examples:
             if not how.as_json and len(examples) > 1:
                 typer.echo(f"{example.identifier}: ", nl=False)
