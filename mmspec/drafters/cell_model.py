@@ -107,6 +107,7 @@ class CellModelSession(CellOrderSession):
         self.sampler = sampler.of_model(drafter.model)
         self.state, _ = drafter.model.prefill(list_prompts(requests, sampler), self.cells)
         self.alone = math.ceil(drafter.prefill * self.cells)
+        self.lanes = torch.arange(drafter.num_draft_tokens, device=drafter.model.device)
 
     def propose(self, canvas: Canvas) -> Draft:
         known = canvas.decided[:, : self.cells]
@@ -115,7 +116,7 @@ class CellModelSession(CellOrderSession):
         cells = self.order.gather(1, is_known.long().argsort(dim=1, stable=True))  # those that are open first
         self.forwards += 1
         if self.forwards <= self.alone:
-            return self._cells(cells[:, :1], canvas, self._progress([0]))
+            return self._cells(cells[:, :1], canvas, self._progress(self.lanes[:1]))
         return self._draft(cells[:, : self.drafter.num_draft_tokens], canvas)
 
     def _draft(self, cells: Tensor, canvas: Canvas) -> Cells:
@@ -137,7 +138,8 @@ class CellModelSession(CellOrderSession):
             seen = seen | (place == cells[:, lane : lane + 1])
         q = Denoising.stack(parts).flat()
         candidates, usable = torch.stack(tokens, 1).flatten(0, 1), torch.stack(finite, 1)
-        is_open = torch.arange(lanes, device=cells.device) < self.cells - self.decided[:, None]
+        ahead = self.lanes[:lanes]
+        is_open = ahead < self.cells - self.decided[:, None]
         drafted = is_open & usable.long().cumprod(1).bool()
         chains = Draft.chain(
             torch.stack([torch.zeros_like(candidates), candidates], 1),
@@ -155,19 +157,19 @@ class CellModelSession(CellOrderSession):
             visible=views,
             follows=torch.stack([is_open, torch.zeros_like(is_open)], -1).flatten(0, 1),
             completes=self.cells,
-            progress=self._progress([lanes - 1] * lanes if self.drafter.shared_guidance else range(lanes)),
+            progress=self._progress(ahead.clamp_min(lanes - 1) if self.drafter.shared_guidance else ahead),
             ordered=True,
         )
 
-    def _progress(self, ahead: Sequence[int]) -> Progress:
+    def _progress(self, ahead: Tensor) -> Progress:
         """Progress of chains that stand behind so many cells of the draft, [L] numbers."""
-        before = (self.decided[:, None] + torch.tensor(ahead, device=self.decided.device)).reshape(-1, 1, 1)
+        before = (self.decided[:, None] + ahead).reshape(-1, 1, 1)
         return Progress(self.forwards - 1, self.cells, before, before + 1)
 
     def _candidate(self, cell: Tensor, lane: int, canvas: Canvas) -> tuple[Tensor, Denoising]:
         """Draw a vector [B, d] for one cell [B] of each image, with the chains that drew it."""
         self.passes += 1
-        one = self._cells(cell[:, None], canvas, self._progress([lane]))
+        one = self._cells(cell[:, None], canvas, self._progress(self.lanes[lane : lane + 1]))
         conditions = self.drafter.model.score(self.state, one).logits
         predicted: Denoising = self.sampler(conditions, one, canvas.ids, cell)
         token, q = predicted.at(torch.zeros_like(cell)).candidate(self.random, cell, Purpose.DRAFT)
