@@ -23,6 +23,7 @@ from mmspec.targets.admission import attention_backend, check_length, check_mode
 from mmspec.targets.batches import batches, join
 from mmspec.targets.mixers import mixers_on_tree
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
+from mmspec.targets.steps import CompiledForward
 
 
 @dataclass
@@ -103,6 +104,12 @@ class CausalTarget:
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         self.dtype: torch.dtype = model.dtype
         self.prefix_cache: PrefixCache | None = None
+        self.steps: CompiledForward | None = None
+        self._readers: dict[tuple[int, ...], HiddenStates] = {}
+
+    def compile(self) -> None:
+        """Compile scoring forwards, each when it is first met; not those that read prompts."""
+        self.steps = CompiledForward(type(self.model).__name__, self.forward)
 
     @property
     def additive(self) -> torch.dtype | None:
@@ -118,7 +125,7 @@ class CausalTarget:
         check_length(self.model, limit, max(lengths))
         cache = RaggedCache(self.config, len(prompts), capacity, self.device)
         offsets, logits, tapped, cached_tokens = [], [], [], 0
-        states = HiddenStates(self.model, taps)
+        states = self._reader(taps)
         try:
             for row, prompt in enumerate(prompts):
                 inputs, offset = self.arguments(prompt)
@@ -236,9 +243,19 @@ class CausalTarget:
             # the place on the path, never the index in the array
             "position_ids": (cache.lengths + state.offset)[:, None] + nodes.depth,
         }
+        # forwards of recurrent layers are replaced while a draft is scored, each time by new functions
+        forward = self.forward if self.steps is None or cache.recurrent else self.steps
         with mixers_on_tree(self.model, cache, nodes):
-            logits = self.forward({**inputs, **self.further_inputs(state, nodes)}, cache)
+            logits = forward({**inputs, **self.further_inputs(state, nodes)}, cache)
         return TargetOutput(logits, state.hidden.take())
+
+    def _reader(self, taps: Sequence[int]) -> HiddenStates:
+        """Hooks that read hidden states: new ones, or those that compiled forwards were compiled with."""
+        if self.steps is None:
+            return HiddenStates(self.model, taps)
+        if tuple(taps) not in self._readers:
+            self._readers[tuple(taps)] = HiddenStates(self.model, taps, stays=True)
+        return self._readers[tuple(taps)]
 
     def further_inputs(self, state: Any, nodes: Nodes) -> dict[str, Any]:
         """Arguments that only this kind of model takes, for a scoring forward."""
@@ -303,18 +320,20 @@ class HiddenStates:
     Args:
         model: whose decoder is hooked.
         taps: layer indices, each for the input of that layer; -1 for the final, normed states.
+        stays: whether `close` keeps the hooks, for the next batch.
 
     Raises:
         InputError: there is no such layer.
         UnsupportedModelError: a layer reads several streams of hidden states (Gemma 3n); in the forward.
     """
 
-    def __init__(self, model: PreTrainedModel, taps: Sequence[int]) -> None:
+    def __init__(self, model: PreTrainedModel, taps: Sequence[int], stays: bool = False) -> None:
         decoder = model.get_decoder()
         layers: Sequence[nn.Module] = getattr(decoder, "layers", getattr(decoder, "h", ()))
         for tap in taps:
             if not -1 <= tap < len(layers):
                 raise InputError("taps", tap, f"-1, or a layer index from 0 to {len(layers) - 1}")
+        self._stays = stays
         self._states: dict[int, Tensor] = {}
         self._handles = [
             decoder.register_forward_hook(self._keep_output)
@@ -329,8 +348,9 @@ class HiddenStates:
         return states
 
     def close(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
+        """Remove the hooks, unless they stay, and forget what they read."""
+        self._states = {}
+        for handle in [] if self._stays else self._handles:
             handle.remove()
 
     def _keep_input(
