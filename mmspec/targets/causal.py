@@ -23,7 +23,7 @@ from mmspec.targets.admission import attention_backend, check_length, check_mode
 from mmspec.targets.batches import batches, join
 from mmspec.targets.mixers import mixers_on_tree
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
-from mmspec.targets.steps import CompiledForward
+from mmspec.targets.steps import CapturedForward, CompiledForward
 
 
 @dataclass
@@ -104,12 +104,15 @@ class CausalTarget:
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         self.dtype: torch.dtype = model.dtype
         self.prefix_cache: PrefixCache | None = None
-        self.steps: CompiledForward | None = None
+        self.steps: CapturedForward | CompiledForward | None = None
         self._readers: dict[tuple[int, ...], HiddenStates] = {}
 
     def compile(self) -> None:
         """Compile scoring forwards, each when it is first met; not those that read prompts."""
-        self.steps = CompiledForward(type(self.model).__name__, self.forward)
+        if self.device.type == "cuda":
+            self.steps = CapturedForward(self.model, self.forward)
+        else:
+            self.steps = CompiledForward(type(self.model).__name__, self._step)
 
     @property
     def additive(self) -> torch.dtype | None:
@@ -123,7 +126,8 @@ class CausalTarget:
         lengths = [prompt["input_ids"].shape[1] for prompt in prompts]
         limit = length_limit(self.model, min(lengths))
         check_length(self.model, limit, max(lengths))
-        cache = RaggedCache(self.config, len(prompts), capacity, self.device)
+        caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else RaggedCache
+        cache = caches(self.config, len(prompts), capacity, self.device)
         offsets, logits, tapped, cached_tokens = [], [], [], 0
         states = self._reader(taps)
         try:
@@ -141,6 +145,8 @@ class CausalTarget:
         rows = {tap: [hidden[tap] for hidden in tapped] for tap in taps}
         shifts = torch.tensor(offsets, device=self.device)
         state = CausalState(cache, shifts, lengths, states, limit, self.additive)
+        if isinstance(self.steps, CapturedForward):
+            self.steps.caches.lend(cache, shifts)
         return state, PromptOutput(torch.cat(logits), rows, cached_tokens)
 
     def read(self, sequences: Sequence[Mapping[str, Tensor]], taps: Sequence[int]) -> dict[int, Tensor]:
@@ -205,7 +211,8 @@ class CausalTarget:
             return logits, hidden, 0
         if known is not None:
             hidden = {tap: torch.cat([known.taps[tap], hidden[tap]], 1) for tap in taps}
-        memory.keep(prompt, cache.row_states(row, len(prompt.tokens)), hidden)
+        is_shared = isinstance(self.steps, CapturedForward)  # with the batches that come next
+        memory.keep(prompt, cache.row_states(row, len(prompt.tokens), copy=is_shared), hidden)
         return logits, hidden, 0 if known is None else known.length
 
     def _read_rest(self, inputs: Mapping[str, Any], known: Prefix, cache: RaggedCache, whole: bool) -> Tensor:
@@ -244,9 +251,9 @@ class CausalTarget:
             "position_ids": (cache.lengths + state.offset)[:, None] + nodes.depth,
         }
         # forwards of recurrent layers are replaced while a draft is scored, each time by new functions
-        forward = self.forward if self.steps is None or cache.recurrent else self.steps
+        step = self._step if self.steps is None or cache.recurrent else self.steps
         with mixers_on_tree(self.model, cache, nodes):
-            logits = forward({**inputs, **self.further_inputs(state, nodes)}, cache)
+            logits = step({**inputs, **self.further_inputs(state, nodes)}, cache, state.hidden)
         return TargetOutput(logits, state.hidden.take())
 
     def _reader(self, taps: Sequence[int]) -> HiddenStates:
@@ -280,6 +287,10 @@ class CausalTarget:
         output = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=which)
         logits: Tensor = output.logits[:, -keep:]
         return logits
+
+    def _step(self, inputs: Mapping[str, Any], cache: RaggedCache, taps: HiddenStates) -> Tensor:
+        """Run a scoring forward, in which the hooks of `taps` read."""
+        return self.forward(inputs, cache)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Output tokens [B, n] of this target's vocabulary -> what enters the first layer [B, n, d]."""
@@ -346,6 +357,10 @@ class HiddenStates:
         """Return those of the last forward, tap -> [B, n, d], and forget them."""
         states, self._states = self._states, {}
         return states
+
+    def put(self, states: dict[int, Tensor]) -> None:
+        """Give those of a forward in which no hook ran."""
+        self._states = states
 
     def close(self) -> None:
         """Remove the hooks, unless they stay, and forget what they read."""
