@@ -185,13 +185,25 @@ class RaggedCache(Cache):
             self.plan.tokens = len(keys)
             self.ragged[layer].update(keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
 
-    def row_states(self, row: int, length: int) -> RowStates:
-        """Keys and values of the first `length` tokens of a row, as views; later rounds leave them alone."""
-        return {
+    def row_states(self, row: int, length: int, copy: bool = False) -> RowStates:
+        """Keys and values of the first `length` tokens of a row; as views, which later rounds leave alone."""
+        states = {
             index: (layer.keys[row, :length], layer.values[row, :length])
             for index, layer in enumerate(self.ragged)
             if layer.is_initialized
         }
+        if not copy:
+            return states
+        return {index: (keys.clone(), values.clone()) for index, (keys, values) in states.items()}
+
+    def clear(self) -> None:
+        """Empty the cache for another batch, which decodes at the same addresses."""
+        self.plan.prefill_row, self.longest = None, 0
+        self.lengths.zero_()
+        for layer in self.ragged:
+            if layer.is_initialized:  # to zeros: what is masked is still multiplied, and might be NaN
+                layer.keys.zero_()
+                layer.values.zero_()
 
     def begin_score(self, slots: Tensor, extent: int) -> None:
         """Set the next forward to write nodes behind each row's committed tokens.

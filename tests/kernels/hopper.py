@@ -64,7 +64,8 @@ for module, name, types, constants, aligned, warps, stages in json.load(sys.stdi
         constexprs={(names.index(each),): value for each, value in constants.items()},
         attrs={(names.index(each),): [["tt.divisibility", 16]] for each in wide},
     )
-    binary = compile(source, target=GPUTarget("cuda", 90, 32), options=dict(num_warps=warps, num_stages=stages))
+    options = dict(num_warps=warps, num_stages=stages)
+    binary = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(binary.asm["cubin"])
         usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
