@@ -76,26 +76,15 @@ def philox4x32_triton(counters: Tensor, key: Tensor) -> Tensor:
 
 
 def philox_uniform_triton(
-    key: Tensor,
-    position: Tensor,
-    stream: int | Tensor,
-    count: int,
-    step: int | Tensor,
-    dtype: torch.dtype,
+    key: Tensor, position: Tensor, stream: Tensor, step: Tensor, count: int, dtype: torch.dtype
 ) -> Tensor:
-    """Launch `philox_uniform`: key [B, 2], position [B, n] -> [B, n, count]."""
+    """Launch `uniforms`: key [B, 2], position [B, n], stream and step of shapes that broadcast to it."""
     out = torch.empty(*position.shape, count, dtype=dtype, device=position.device)
     if out.numel():
         grid = (position.numel(), triton.cdiv(count, 4 * BLOCK))
-        stream, step = _per_row(stream, position), _per_row(step, position)
-        _uniform_kernel[grid](
-            key.contiguous(), position.contiguous(), stream, step, out, position.shape[1], count, BLOCK=BLOCK
+        key, position, stream, step = (
+            each.contiguous()
+            for each in (key, position, stream.expand_as(position), step.expand_as(position))
         )
+        _uniform_kernel[grid](key, position, stream, step, out, position.shape[1], count, BLOCK=BLOCK)
     return out
-
-
-def _per_row(value: int | Tensor, position: Tensor) -> Tensor:
-    """A counter word for each row, [B, n]; an integer is filled in on the device, without a copy."""
-    if isinstance(value, Tensor):
-        return value.expand_as(position).contiguous()
-    return torch.full_like(position, value)
