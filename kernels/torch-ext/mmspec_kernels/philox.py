@@ -72,10 +72,10 @@ def philox_uniform(
     Raises:
         ValueError: another dtype, in which some uniforms would round to 0 or 1.
     """
-    return uniforms(key, position, _word(stream, position), _word(step, position), count, dtype)
+    return uniforms(key, position, counter_word(stream, position), counter_word(step, position), count, dtype)
 
 
-def _word(value: int | Tensor, position: Tensor) -> Tensor:
+def counter_word(value: int | Tensor, position: Tensor) -> Tensor:
     """A counter word that broadcasts to [B, n]; an integer is filled in on the device, without a copy."""
     return value if isinstance(value, Tensor) else position.new_full((1, 1), value)
 
