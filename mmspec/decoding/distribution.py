@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from mmspec.decoding.indexing import pick, take
+from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import Purpose, RandomStream, box_muller
+from mmspec.kernels import Warping, is_fused, race, sample_tokens, warp_logits
 
 if TYPE_CHECKING:
     from mmspec.decoding.draft import Draft
@@ -168,16 +169,34 @@ class Categorical(Distribution):
 
 
 class Scores(Categorical):
-    """Warped logits of a target; p = softmax(logits).
+    """Distributions of a target, or of a draft model, given by its logits; p = softmax(warped logits).
 
     Args:
-        logits: [T, n, V] float32 (float64 for float64 models).
-        greedy: p is one-hot at the arg-max (temperature 0), and `logits` are not warped: in all rows or none,
+        logits: [T, n, V] warped; with `warping`, as the model gave them, [B, m, V], or [2B, m, V] under
+            guidance.
+        greedy: p is one-hot at the arg-max (temperature 0), and logits are not scaled: in all rows or none,
             or [T, 1, 1] where.
+        warping: what is promised of the logits; done where a rule asks for them, and on the way to tokens
+            otherwise.
+        shape: T and n.
     """
 
-    def __init__(self, logits: Tensor, greedy: bool | Tensor) -> None:
-        self.logits, self.greedy = logits, greedy
+    def __init__(
+        self,
+        logits: Tensor,
+        greedy: bool | Tensor,
+        warping: Warping | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> None:
+        self.raw, self.greedy = logits, greedy
+        self.warping = Warping((float(not greedy),)) if warping is None else warping
+        self.shape = logits.shape[:2] if shape is None else shape
+        self._finite: Tensor | None = None
+
+    @once
+    def logits(self) -> Tensor:
+        """[T, n, V] warped logits, float32 (float64 for float64 models)."""
+        return warp_logits(self.raw, self.warping).view(*self.shape, self.raw.shape[-1])
 
     @once
     def _p(self) -> Tensor:  # computed where a rule asks for it
@@ -188,24 +207,34 @@ class Scores(Categorical):
             return likeliest
         return torch.where(self.greedy, likeliest, self.logits.softmax(-1))
 
-    def candidate(self, random: RandomStream, place: Tensor, purpose: Purpose) -> tuple[Tensor, Self]:
-        """Draw a value from each, and return it with the q that a rule judges it by."""
-        return self.sample(random, place, purpose), self
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self.raw.dtype == torch.float64 else torch.float32
+
+    def sample(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
+        if isinstance(purpose, Tensor):
+            return super().sample(random, place, purpose)
+        return self._draw(random, place, purpose)
 
     def choose(self, draft: Draft, random: RandomStream, first: Tensor) -> Tensor:
-        if self.greedy is True:
-            return self.logits.argmax(-1)
-        vocabulary = self.logits.shape[-1]
         index = first[:, None] + torch.arange(draft.max_depth + 1, device=first.device)
-        noise = random.gumbel(index, Purpose.TARGET, vocabulary, self.logits.dtype)
-        if not draft.is_chain:
-            noise = pick(noise, draft.depth)
-        if isinstance(self.greedy, Tensor):
-            noise = noise.masked_fill(self.greedy, 0.0)
-        return (self.logits + noise).argmax(-1)
+        return self._draw(random, index, Purpose.TARGET, None if draft.is_chain else draft.depth)
+
+    def _draw(
+        self, random: RandomStream, place: Tensor, purpose: Purpose, node: Tensor | None = None
+    ) -> Tensor:
+        """Draw a token at every node; arguments as of `sample_tokens`."""
+        if is_fused(self.raw):
+            key, step = (None, 0) if self.greedy is True else (random.keys, random.step_of(purpose))
+            tokens, self._finite = sample_tokens(self.raw, self.warping, key, place, purpose, step, node)
+        else:  # warped once, for rules that ask for the logits as well
+            vocabulary = self.raw.shape[-1]
+            noise = None if self.greedy is True else random.gumbel(place, purpose, vocabulary, self.dtype)
+            tokens, self._finite = race(self.logits, noise, node, self.greedy)
+        return tokens
 
     def is_finite(self) -> Tensor:
-        return self.logits.amax(-1).isfinite()
+        return self.logits.amax(-1).isfinite() if self._finite is None else self._finite
 
 
 class Analytic(Distribution):

@@ -18,7 +18,7 @@ from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Sampler, widen
+from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.length import half_lengths
 from mmspec.errors import InputError, UnsupportedModelError
@@ -133,7 +133,7 @@ class DraftModelSession(DraftSession):
         for depth in range(self.num_draft_tokens):
             last = Draft.chain(step[:, -1:], DraftKind.POINT)
             # q may be any distribution, if it is the one drawn from: guidance and grammars stay the target's
-            scores = self.sampler.scores(widen(self._read(step)))
+            scores = self.sampler.scores(self._read(step))
             if self.drafter.stop_below:  # decided by q alone: a decision by the token drawn would bias it
                 likely = likely * scores.logits[:, 0].softmax(-1).amax(-1)
                 going = going & (likely >= self.drafter.stop_below) if depth else going
@@ -141,7 +141,7 @@ class DraftModelSession(DraftSession):
                     break
             if self.drafter.kind is DraftKind.IID:
                 distributions.append(scores.at(torch.zeros_like(emitted)))
-                tokens.append(distributions[-1].sample(self.random, emitted + depth, Purpose.DRAFT))
+                tokens.append(scores.sample(self.random, emitted[:, None] + depth, Purpose.DRAFT)[:, 0])
             else:
                 tokens.append(scores.choose(last, self.random, emitted + depth)[:, 0])
             sound = sound & scores.is_finite()[:, 0]

@@ -149,7 +149,7 @@ class JacobiSession(DraftSession):
         support = sampler.support(vocabulary)
         # an initial draft that is uniform has mass everywhere
         pays = drafter.init != "uniform" and SparseDistribution.pays(
-            support, vocabulary, scores.logits.element_size()
+            support, vocabulary, scores.dtype.itemsize
         )
         self.support = support if pays else None
         self._keep(replace(draft, q=Categorical(scores.p)), scores, token[:, 0])

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft, DraftKind, Nodes, find_ancestors
-from mmspec.decoding.sampling import NEG_INF
 from mmspec.drafting.tree import TreeShape, renumber
 
 __all__ = ["TreeGrowth"]
@@ -100,14 +99,14 @@ class TreeGrowth:
     def draft(self) -> Draft:
         """The proposed tree; the root alone in rows some of whose log-probabilities were not numbers."""
         tokens, parents, scores = (torch.cat(parts, 1) for parts in zip(*self._pool, strict=True))
-        faulty = (scores.isnan() | (scores == -NEG_INF)).any(-1)
-        scores = scores.masked_fill(faulty[:, None], NEG_INF)
+        faulty = (scores.isnan() | (scores == math.inf)).any(-1)
+        scores = scores.masked_fill(faulty[:, None], -math.inf)
         scores[:, 0] = 0.0
         chosen = self.shape.choose(scores)
         return Draft(
             tokens.gather(1, chosen),
             renumber(parents, chosen),
-            scores.gather(1, chosen) > NEG_INF,
+            scores.gather(1, chosen) > -math.inf,
             DraftKind.POINT,
             None,
             self.level,

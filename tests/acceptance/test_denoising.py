@@ -16,7 +16,7 @@ from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.denoising import Denoising, log_likelihood
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import DenoisingSampler
+from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.drafters.vector_model import VectorModelDrafter
 from mmspec.errors import InputError
 from tests.contracts.mutation import PlantedBug

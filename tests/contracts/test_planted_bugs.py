@@ -62,14 +62,14 @@ BUGS = {
         checks.real_model_distribution,
         f"{DRAFTING}.propose",
         (
-            "distributions[-1].sample(self.random, emitted + depth, Purpose.DRAFT)",
-            "distributions[-1].p.argmax(-1)",
+            "scores.sample(self.random, emitted[:, None] + depth, Purpose.DRAFT)[:, 0]",
+            "scores.p[:, 0].argmax(-1)",
         ),
     ),
     "draft at temperature 0.7, q reported at 1": bug(
         checks.real_model_distribution,
         f"{DRAFTING}.propose",
-        ("distributions[-1].sample(", "type(scores[:0])(distributions[-1].p ** (1 / 0.7)).sample("),
+        ("scores.sample(", "type(scores)(scores.logits / 0.7, False).sample("),
     ),
     "one uniform for the whole round": bug(
         checks.speculative_distribution,
@@ -106,8 +106,8 @@ BUGS = {
     ),
     "temperature applied twice": bug(
         checks.speculative_distribution_at_low_temperature,
-        f"{SAMPLING}:Sampler.warp",
-        ("divide(logits, temperature)", "divide(logits, temperature**2)"),
+        "mmspec.kernels.sampling:_divide",
+        ("return logits / temperature", "return logits / temperature**2"),
     ),
     # exactness lost in silence: trees of top-k, draft lengths by q, siblings without a residual
     "deterministic top-k judged with the ratio of q": bug(

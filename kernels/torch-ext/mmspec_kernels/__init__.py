@@ -5,5 +5,17 @@ that the folder is also a Hugging Face Hub kernel.
 """
 
 from .philox import philox4x32, philox_gumbel, philox_uniform
+from .sampling import Warping, is_fused, of_rows, race, sample_tokens, warp_logits, widen
 
-__all__ = ["philox4x32", "philox_gumbel", "philox_uniform"]
+__all__ = [
+    "Warping",
+    "is_fused",
+    "of_rows",
+    "philox4x32",
+    "philox_gumbel",
+    "philox_uniform",
+    "race",
+    "sample_tokens",
+    "warp_logits",
+    "widen",
+]

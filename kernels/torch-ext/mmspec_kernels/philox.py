@@ -11,7 +11,7 @@ import functools
 import torch
 from torch import Tensor
 
-from .backend import use_triton
+from .backend import operator, use_triton
 
 ROUNDS = 10
 WORD = 0xFFFFFFFF
@@ -21,6 +21,12 @@ KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 LARGEST_FLOAT32_BELOW_ONE = 1 - 2**-24
 
 
+def _fake_words(counters: Tensor, key: Tensor) -> Tensor:
+    leading = torch.broadcast_shapes(counters.shape[:-1], key.shape[:-1])
+    return counters.new_empty(*leading, 4)
+
+
+@operator(fake=_fake_words)
 def philox4x32(counters: Tensor, key: Tensor) -> Tensor:
     """Encrypt counters: four random words for each four counter words.
 
@@ -37,7 +43,7 @@ def philox4x32(counters: Tensor, key: Tensor) -> Tensor:
         return philox4x32_triton(counters, key)
     leading = torch.broadcast_shapes(counters.shape[:-1], key.shape[:-1])
     words = counters.expand(*leading, 4).movedim(-1, 0)
-    return _encrypt(words, key.expand(*leading, 2).movedim(-1, 0)).movedim(0, -1)
+    return _encrypt(words, key.expand(*leading, 2).movedim(-1, 0)).movedim(0, -1).contiguous()
 
 
 def philox_uniform(
@@ -66,18 +72,37 @@ def philox_uniform(
     Raises:
         ValueError: another dtype, in which some uniforms would round to 0 or 1.
     """
+    return uniforms(key, position, counter_word(stream, position), counter_word(step, position), count, dtype)
+
+
+def counter_word(value: int | Tensor, position: Tensor) -> Tensor:
+    """A counter word that broadcasts to [B, n]; an integer is filled in on the device, without a copy."""
+    return value if isinstance(value, Tensor) else position.new_full((1, 1), value)
+
+
+def _fake_uniforms(
+    key: Tensor, position: Tensor, stream: Tensor, step: Tensor, count: int, dtype: torch.dtype
+) -> Tensor:
+    return position.new_empty(*position.shape, count, dtype=dtype)
+
+
+@operator(fake=_fake_uniforms)
+def uniforms(
+    key: Tensor, position: Tensor, stream: Tensor, step: Tensor, count: int, dtype: torch.dtype
+) -> Tensor:
+    """As `philox_uniform`, with a tensor for the stream and for the step."""
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"dtype: got {dtype}; allowed: torch.float32, torch.float64")
     if use_triton(position.device):
         from .philox_triton import philox_uniform_triton
 
-        return philox_uniform_triton(key, position, stream, count, step, dtype)
+        return philox_uniform_triton(key, position, stream, step, count, dtype)
     blocks = -(-count // 4)
     counters = position.new_empty(4, *position.shape, blocks)
     counters[0] = torch.arange(blocks, device=position.device)
     counters[1] = position[..., None]
-    counters[2] = stream[..., None] if isinstance(stream, Tensor) else stream
-    counters[3] = step[..., None] if isinstance(step, Tensor) else step
+    counters[2] = stream[..., None]
+    counters[3] = step[..., None]
     words = _encrypt(counters, key.movedim(-1, 0)[..., None, None])
     words = words.movedim(0, -1).reshape(*position.shape, 4 * blocks)[..., :count]
     uniform = (words >> 8).to(dtype).mul_(2**-24).add_(2**-25)
