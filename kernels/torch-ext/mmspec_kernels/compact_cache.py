@@ -28,7 +28,7 @@ def compact_cache(buffers: list[Tensor], path: Tensor, lengths: Tensor, counts: 
         lengths: [B] int64 committed tokens of each row.
         counts: [B] int64 how many nodes of the path to keep; 0 leaves a row untouched.
     """
-    if not buffers:
+    if not buffers or not path.numel():
         return
     if use_triton(path.device):
         from .compact_cache_triton import compact_cache_triton
@@ -41,5 +41,5 @@ def compact_cache(buffers: list[Tensor], path: Tensor, lengths: Tensor, counts: 
     source = (begin + torch.where(step < counts[:, None], path, step)).flatten()
     destination = (begin + step).flatten()
     for buffer in buffers:
-        places = buffer.view(rows * capacity, *buffer.shape[2:])
+        places = buffer.view(rows * capacity, -1)
         places.index_copy_(0, destination, places.index_select(0, source))  # the two may overlap

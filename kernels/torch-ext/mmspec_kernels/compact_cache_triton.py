@@ -57,8 +57,6 @@ def compact_cache_triton(buffers: list[Tensor], path: Tensor, lengths: Tensor, c
                 f"allowed: contiguous [{rows}, {capacity}, ...]"
             )
     nodes = path.shape[1]
-    if not rows * nodes:
-        return
     bytes_of_token = tuple(buffer.nbytes // (rows * capacity) for buffer in buffers)
     addresses = tuple(buffer.data_ptr() for buffer in buffers)
     word = 1 if any(number % 4 for number in (*bytes_of_token, *addresses)) else 4
