@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from mmspec.decoding.draft import Nodes
 from mmspec.decoding.recurrent import RECURRENT_LAYERS, RecurrentLayer
 from mmspec.errors import UnsupportedModelError
+from mmspec.kernels import compact_cache
 
 CAPACITY_BLOCK = 256
 WIDTH_BLOCK = 32
@@ -107,13 +108,6 @@ class RaggedLayer(CacheLayerMixin):
             new = old.new_zeros(old.shape[0], self.plan.capacity, *old.shape[2:])
             new[:, : old.shape[1]] = old
             setattr(self, name, new)
-
-    def move(self, source: Tensor, destination: Tensor) -> None:
-        """Copy flat places; both [m]. Gathers first, because the two may overlap."""
-        source, destination = source.to(self.keys.device), destination.to(self.keys.device)
-        for buffer in (self.keys, self.values):
-            flat = buffer.flatten(0, 1)
-            flat.index_copy_(0, destination, flat.index_select(0, source))
 
     def get_seq_length(self) -> int:
         return 0  # positions and masks are always passed explicitly; a prefill starts at 0
@@ -227,11 +221,12 @@ class RaggedCache(Cache):
             counts: [B] how many of them to keep, root included; 0 leaves a row untouched.
         """
         if path is not None:
-            steps = torch.arange(path.shape[1], device=path.device).expand_as(path)
-            source, destination = self._places(path), self._places(steps)
+            buffers: dict[torch.device, list[Tensor]] = {}  # a device_map may put layers on several devices
             for layer in self.ragged:
                 if layer.is_initialized:  # layers that read another's keys and values never write any
-                    layer.move(source, destination)
+                    buffers.setdefault(layer.keys.device, []).extend((layer.keys, layer.values))
+            for device, together in buffers.items():
+                compact_cache(together, *(each.to(device) for each in (path, self.lengths, counts)))
         if self.recurrent:
             last = (counts - 1).clamp_min(0)
             node = last if path is None else path.gather(1, last[:, None])[:, 0]

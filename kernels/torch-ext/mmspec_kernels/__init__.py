@@ -4,11 +4,13 @@ Knows nothing of models or methods. Imports torch, triton and einops only, and i
 that the folder is also a Hugging Face Hub kernel.
 """
 
+from .compact_cache import compact_cache
 from .philox import philox4x32, philox_gumbel, philox_uniform
 from .sampling import Warping, is_fused, of_rows, race, sample_tokens, warp_logits, widen
 
 __all__ = [
     "Warping",
+    "compact_cache",
     "is_fused",
     "of_rows",
     "philox4x32",
