@@ -4,6 +4,8 @@ Knows nothing of models or methods. Imports torch, triton and einops only, and i
 that the folder is also a Hugging Face Hub kernel.
 """
 
+from .gated_delta import gated_delta_tree
 from .philox import philox4x32, philox_gumbel, philox_uniform
+from .tree_attention import tree_attention
 
-__all__ = ["philox4x32", "philox_gumbel", "philox_uniform"]
+__all__ = ["gated_delta_tree", "philox4x32", "philox_gumbel", "philox_uniform", "tree_attention"]
