@@ -20,6 +20,7 @@ from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.heads import HeadBatch, HeadDrafter, HeadSession
 from mmspec.models.feature_head import EMBEDDINGS, FeatureHead, Prompts
+from mmspec.targets.attention import attends_plainly, attention_on_tree
 from mmspec.targets.causal import CacheState, to_device
 from mmspec.visual_tokens.spans import find_images
 from mmspec.visual_tokens.splice import PromptRows
@@ -55,6 +56,7 @@ class FeatureSession(HeadSession):
         super().__init__(drafter, batch)
         eager = self.head.decoder.config._attn_implementation == "eager"
         self.additive = self.head.dtype if eager else None
+        self.plain = attends_plainly(self.head.decoder)
         taps = [batch.prefill.taps[tap] for tap in self.head.taps]
         known = [self.head.join(states) for states in zip(*taps, strict=True)]
         self.state, self.summary = self._read_prompts(batch.prompts, batch.prefill.taps[EMBEDDINGS], known)
@@ -144,10 +146,8 @@ class FeatureSession(HeadSession):
         self.passes += 1
         cache, nodes = self.state.cache, nodes.repeat_rows(self.copies)
         cache.begin_score(nodes.slots, nodes.extent)
-        hidden: Tensor = self.head(
-            self.head.fuse(self.target.embed(nodes.tokens), features, self.summary),
-            (cache.lengths + self.state.offset)[:, None] + nodes.depth,
-            cache.attention_mask(nodes, self.additive),
-            cache,
-        )
+        rows = self.head.fuse(self.target.embed(nodes.tokens), features, self.summary)
+        positions = (cache.lengths + self.state.offset)[:, None] + nodes.depth
+        with attention_on_tree(self.head.decoder, self.plain, cache, nodes, self.additive) as mask:
+            hidden: Tensor = self.head(rows, positions, mask, cache)
         return hidden

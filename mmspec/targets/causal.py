@@ -20,6 +20,7 @@ from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.targets.admission import attention_backend, check_length, check_model, length_limit
+from mmspec.targets.attention import attends_plainly, attention_on_tree
 from mmspec.targets.batches import batches, join
 from mmspec.targets.mixers import mixers_on_tree
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
@@ -104,6 +105,7 @@ class CausalTarget:
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         self.dtype: torch.dtype = model.dtype
         self.prefix_cache: PrefixCache | None = None
+        self._plain = attends_plainly(model.get_decoder())
         self.steps: CapturedForward | CompiledForward | None = None
         self._readers: dict[tuple[int, ...], HiddenStates] = {}
 
@@ -246,14 +248,15 @@ class CausalTarget:
         cache.begin_score(nodes.slots, nodes.extent)
         inputs: dict[str, Any] = {
             "input_ids": nodes.tokens,
-            "attention_mask": cache.attention_mask(nodes, state.additive),
             # the place on the path, never the index in the array
             "position_ids": (cache.lengths + state.offset)[:, None] + nodes.depth,
         }
         # forwards of recurrent layers are replaced while a draft is scored, each time by new functions
         step = self._step if self.steps is None or cache.recurrent else self.steps
-        with mixers_on_tree(self.model, cache, nodes):
-            logits = step({**inputs, **self.further_inputs(state, nodes)}, cache, state.hidden)
+        attention = attention_on_tree(self.model.get_decoder(), self._plain, cache, nodes, state.additive)
+        with attention as mask, mixers_on_tree(self.model, cache, nodes):
+            inputs |= {"attention_mask": mask, **self.further_inputs(state, nodes)}
+            logits = step(inputs, cache, state.hidden)
         return TargetOutput(logits, state.hidden.take())
 
     def _reader(self, taps: Sequence[int]) -> HiddenStates:
