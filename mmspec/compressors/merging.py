@@ -15,8 +15,8 @@ __all__ = ["Merging", "merge_once"]
 def merge_once(images: VisualTokens, weights: Tensor, tokens: int) -> tuple[VisualTokens, Tensor]:
     """A step of bipartite soft matching: the most similar pairs become their means.
 
-    Each token at an even place is paired with the most similar one at an odd place, and the most similar pairs
-    are merged: as many as leave `tokens`, at most half of an image's tokens.
+    Each token at an even place is paired with the most similar one at an odd place, and the most similar
+    pairs are merged: as many as leave `tokens`, at most half of an image's tokens.
 
     Args:
         images: [P, N, d], N > tokens; padding last.
@@ -30,7 +30,8 @@ def merge_once(images: VisualTokens, weights: Tensor, tokens: int) -> tuple[Visu
     with torch.no_grad():
         even, odd = images.features[:, 0::2], images.features[:, 1::2]
         similarity, partner = most_similar(even, odd, images.mask[:, 1::2])
-        order = similarity.where(images.mask[:, 0::2], float("-inf")).argsort(-1, descending=True, stable=True)
+        similarity = similarity.where(images.mask[:, 0::2], float("-inf"))
+        order = similarity.argsort(dim=-1, descending=True, stable=True)
         rank = order.argsort(-1)  # among the pairs
         count = images.mask.sum(-1, keepdim=True)
         surplus = torch.minimum(count - tokens, count // 2)
@@ -47,8 +48,9 @@ def merge_once(images: VisualTokens, weights: Tensor, tokens: int) -> tuple[Visu
 class Merging(Compressor):
     """C tokens, means of tokens that are alike; no question needed (ToMe's matching, 2210.09461).
 
-    ToMe merges a few tokens in each layer of the encoder, by their attention keys; here its matching halves the
-    tokens of an image until C are left, by the tokens themselves. A merged token's box is the mean of theirs.
+    ToMe merges a few tokens in each layer of the encoder, by their attention keys; here its matching halves
+    the tokens of an image until C are left, by the tokens themselves. A merged token's box is the mean of
+    theirs.
 
     Args:
         width: d, of the features.

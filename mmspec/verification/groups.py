@@ -1,8 +1,8 @@
 """Groups of tokens that are judged together: their size, and clusters of code vectors.
 
-Groups of GSD (2508.07747), whose ratios are ops of `mmspec.kernels`. They are a true partition of the tokens that
-the target allows: only then does the group test accept at least as much as the exact one, by the triangle
-inequality.
+Groups of GSD (2508.07747), whose ratios are ops of `mmspec.kernels`. They are a true partition of the tokens
+that the target allows: only then does the group test accept at least as much as the exact one, by the
+triangle inequality.
 """
 
 from __future__ import annotations

@@ -241,7 +241,12 @@ BUGS = {
     ),
     "as many pairs are merged as the longest image needs": PlantedBug(
         f"{ROOM}.merging:merge_once",
-        (("count = images.mask.sum(-1, keepdim=True)", "count = images.mask.shape[1] + 0 * images.mask.sum(-1, keepdim=True)"),),
+        (
+            (
+                "count = images.mask.sum(-1, keepdim=True)",
+                "count = torch.ones_like(images.mask).sum(-1, keepdim=True)",
+            ),
+        ),
         padding_changes_nothing,
     ),
     "padding takes part in the softmax": PlantedBug(

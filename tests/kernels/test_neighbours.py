@@ -79,13 +79,13 @@ def guarded_table(size: int, count: int) -> Tensor:
     return wide[:, 1:-1]
 
 
-# [places..., V], K codes, k neighbours: nothing to add, no syntax, places in two dimensions, several blocks of each
+# [places..., V], K codes, k neighbours: nothing to add; no syntax; a batch of places; several blocks of each
 SMALL = [((2, 3, 20), 17, 6)]
 CASES = [((1, 1), 1, 0), ((2, 5), 5, 4), *SMALL, ((2, 3, 135), 33, 32), ((35, 9), 7, 5)]
 
 
 def kernels_add_as_torch_does(both: Both, device: torch.device, cases: Sequence[Any] = CASES) -> None:
-    """Sums are exact, so that a neighbour that just fits must be added by both, and one that does not, by none."""
+    """Sums are exact: a neighbour that just fits must be added by both, and one that does not, by none."""
     for shape, size, count in cases:
         p, table = dyadic(*shape).to(device), guarded_table(size, count).to(device)
         tokens = 3 if shape[0] < 35 else 1
@@ -136,7 +136,10 @@ BUGS = {
     "a neighbour that just fits is left out": ("(prefix > limit)", "(prefix >= limit)"),
     "one too many is in the sum": ("column < end, prefix", "column <= end, prefix"),
     "the limit of the first block only": ("end = tl.minimum(end, tl.min(", "end = (tl.min("),
-    "a neighbour too many": ("tl.where(token < size, neighbours, 0)", "tl.where(token < size, neighbours + 1, 0)"),
+    "a neighbour too many": (
+        "where(token < size, neighbours, 0)",
+        "where(token < size, neighbours + 1, 0)",
+    ),
     "syntax has neighbours": ("tl.where(x < size, neighbours, 0)", "neighbours + 0 * x"),
     "no carry between blocks": ("running = tl.max(prefix, 0)", "running = 0.0"),
     "places of a batch are mixed": ("place % places * place_stride", "place * place_stride"),

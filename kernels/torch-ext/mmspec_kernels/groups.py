@@ -92,9 +92,7 @@ def window_ratio(p: Tensor, q: Tensor, codebook: Tensor, x: Tensor | None = None
     if p.dtype != torch.float64 and use_triton(p.device):
         from .groups_triton import window_ratio_at_triton, window_ratio_triton
 
-        return (
-            window_ratio_triton(p, q, codebook) if x is None else window_ratio_at_triton(p, q, codebook, x)
-        )
+        return window_ratio_triton(p, q, codebook) if x is None else window_ratio_at_triton(p, q, codebook, x)
     vocabulary, codes = p.shape[-1], len(codebook)
     if x is None:
         x = torch.arange(vocabulary, device=p.device).expand(p.shape)

@@ -1,7 +1,7 @@
 """Triton kernels of `groups.py` and their launchers.
 
-The order of tokens is that of a 64-bit key: the bits of a probability, which rise with it as it is not negative,
-and below them an index, so that no two keys are equal.
+The order of tokens is that of a 64-bit key: the bits of a probability, which rise with it as it is not
+negative, and below them an index, so that no two keys are equal.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def _select_kernel(
 
 
 @triton.jit
-def _merge(taken_ptr, node, tiles, BELOW: tl.constexpr, ABOVE: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr):
+def _merge(
+    taken_ptr, node, tiles, BELOW: tl.constexpr, ABOVE: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr
+):
     """Keys next to that of x in the whole row, [WIDTH], from those of all tiles."""
     slot = tl.arange(0, SLOTS)
     key = tl.load(taken_ptr + node * tiles * WIDTH + slot, mask=slot < tiles * WIDTH, other=NONE_BELOW)
@@ -191,11 +193,12 @@ def _window_merge_kernel(
     p, index = _value(taken), taken & 0xFFFFFFFF
     others = tl.where(windowed, tl.where(x < codes, codes, 0), 0)  # how many codes may be near
     near = exists & (index < others) & (tl.abs(p - p_x) < difference)
+    own_dimensions = tl.where(x < codes, dimensions, 0)
     gap = tl.zeros([WIDTH], dtype=tl.float32)
     for start in range(0, dimensions, BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < dimensions
-        own = tl.load(codebook_ptr + x * dimensions + column, mask=column < tl.where(x < codes, dimensions, 0), other=0.0)
+        own = tl.load(codebook_ptr + x * dimensions + column, mask=column < own_dimensions, other=0.0)
         other = tl.load(
             codebook_ptr + index[:, None] * dimensions + column[None, :],
             mask=near[:, None] & inside[None, :],
@@ -453,10 +456,13 @@ def window_ratio_triton(p: Tensor, q: Tensor, codebook: Tensor) -> Tensor:
     return out
 
 
-def _select(
-    p: Tensor, x: Tensor, below: int, above: int, lower_index_above: bool
-) -> tuple[Tensor, Tensor]:
-    """Keys next to that of each x in each tile [nodes, tiles, width], and how many are above it [nodes, tiles]."""
+def _select(p: Tensor, x: Tensor, below: int, above: int, lower_index_above: bool) -> tuple[Tensor, Tensor]:
+    """Launch the selection: p [batch, places, V], x [..., m], nodes in all.
+
+    Returns:
+        taken: [nodes, tiles, width] int64, the keys next to that of each x in each tile.
+        before: [nodes, tiles] int32, how many keys of the tile are above it.
+    """
     tile = min(TILE, triton.next_power_of_2(p.shape[-1]))
     tiles, width = triton.cdiv(p.shape[-1], tile), triton.next_power_of_2(max(1, below + above))
     taken = torch.empty(x.numel(), tiles, width, dtype=torch.int64, device=p.device)

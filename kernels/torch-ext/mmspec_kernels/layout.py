@@ -6,9 +6,9 @@ from torch import Tensor
 
 
 def planes(rows: Tensor) -> Tensor:
-    """[..., V] as [batch, places, V] with adjacent elements: a view where two strides can say it, else a copy.
+    """View [..., V] as [batch, places, V] with adjacent elements; copied where two strides do not suffice.
 
-    A slice of the places of a batch (`p[:, :-1]`) is such a view; as [batch * places, V] it would be copied.
+    A slice of the places of a batch (`p[:, :-1]`) is a view; as [batch * places, V] it would be copied.
     """
     flat = rows.reshape(-1, *rows.shape[-2:]) if rows.dim() > 1 else rows[None, None]
     return flat if flat.stride(-1) == 1 else flat.contiguous()

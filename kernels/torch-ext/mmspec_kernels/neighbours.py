@@ -1,7 +1,7 @@
 """How much probability lies near a token: the mass of its nearest neighbours, within a limit.
 
-The aggregation of LANTERN (2410.03355). A limit holds for prefixes: neighbours are added, nearest first, as long
-as their mass stays within it, and the sum stops at the first one that does not fit (m* = 0: none).
+The aggregation of LANTERN (2410.03355). A limit holds for prefixes: neighbours are added, nearest first, as
+long as their mass stays within it, and the sum stops at the first one that does not fit (m* = 0: none).
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def nearby_mass(p: Tensor, table: Tensor, limit: Tensor | None = None) -> Tensor
 
 
 @operator(fake=lambda p, table, x, limit=None: (p.new_empty(x.shape), torch.empty_like(x)))
-def nearby_prefix(
-    p: Tensor, table: Tensor, x: Tensor, limit: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def nearby_prefix(p: Tensor, table: Tensor, x: Tensor, limit: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Mass of the nearest neighbours of some tokens, and how many were added.
 
     Args:

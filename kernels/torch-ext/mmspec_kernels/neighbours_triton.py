@@ -132,9 +132,7 @@ def nearby_mass_triton(p: Tensor, table: Tensor, limit: Tensor | None) -> Tensor
     return out
 
 
-def nearby_prefix_triton(
-    p: Tensor, table: Tensor, x: Tensor, limit: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def nearby_prefix_triton(p: Tensor, table: Tensor, x: Tensor, limit: Tensor | None) -> tuple[Tensor, Tensor]:
     """Launch `nearby_prefix`: p [..., V], table [K, k], x [..., m] -> mass and count [..., m]."""
     mass = torch.empty(x.shape, dtype=p.dtype, device=p.device)
     count = torch.empty(x.shape, dtype=torch.int64, device=p.device)

@@ -47,7 +47,9 @@ def _most_similar_kernel(
         for first in range(0, width, DEPTH):
             depth = first + tl.arange(0, DEPTH)
             a = tl.load(
-                a_row[:, None] + depth[None, :], mask=(row < rows)[:, None] & (depth < width)[None, :], other=0.0
+                a_row[:, None] + depth[None, :],
+                mask=(row < rows)[:, None] & (depth < width)[None, :],
+                other=0.0,
             )
             b = tl.load(
                 b_column[None, :] + depth[:, None],
@@ -56,7 +58,7 @@ def _most_similar_kernel(
             )
             if UPCAST:
                 a, b = a.to(tl.float32), b.to(tl.float32)
-            # products of half-precision numbers are exact in float32; those of float32 are not rounded to tf32
+            # products of half-precision numbers are exact in float32, and float32 is not rounded to tf32
             product = tl.dot(a, b, product, input_precision="ieee")
             a, b = a.to(tl.float32), b.to(tl.float32)
             a_square += tl.sum(a * a, 1)
