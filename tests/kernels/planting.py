@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,13 @@ import pytest
 from mmspec import kernels
 
 
-def plant(patch: pytest.MonkeyPatch, folder: Path, module: str, old: str, new: str) -> None:
+def plant(
+    patch: pytest.MonkeyPatch, folder: Path, module: str, old: str, new: str, importers: Sequence[str] = ()
+) -> None:
     """Replace `old`, which occurs once in a module of mmspec.kernels, for as long as `patch` holds.
 
-    The copy is a file, because Triton reads the source of its kernels.
+    The copy is a file, because Triton reads the source of its kernels. Modules that import names from it
+    (`importers`) are loaded anew.
     """
     source = Path(kernels.__path__[0], f"{module}.py").read_text()
     assert source.count(old) == 1, f"{module} no longer holds {old!r} once: plant the bug anew"
@@ -27,3 +32,8 @@ def plant(patch: pytest.MonkeyPatch, folder: Path, module: str, old: str, new: s
     patch.setitem(sys.modules, name, mutant)
     patch.setattr(kernels, module, mutant, raising=False)
     spec.loader.exec_module(mutant)
+    for importer in importers:
+        name = f"{kernels.__name__}.{importer}"
+        patch.setattr(kernels, importer, None, raising=False)
+        patch.delitem(sys.modules, name, raising=False)
+        patch.setattr(kernels, importer, importlib.import_module(name))

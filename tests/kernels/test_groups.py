@@ -103,7 +103,7 @@ def test_kernels_by_window_equal_torch(both: Both, device: torch.device) -> None
 
 def in_small_tiles(both: Both, device: torch.device, patch: pytest.MonkeyPatch) -> None:
     """As a vocabulary of 184,622 is in tiles of 4096: with a ragged last one."""
-    patch.setattr("mmspec.kernels.groups_triton.TILE", 8)
+    patch.setattr("mmspec.kernels.selection_triton.TILE", 8)
     ranks_agree(both, device, SMALL_RANKS)
     windows_agree(both, device, SMALL_WINDOWS)
 
@@ -142,28 +142,45 @@ def test_groups_of_a_token_equal_the_loops(both: Both, device: torch.device) -> 
 
 BUGS = {
     "of equally likely tokens the higher index comes first": (
+        "selection_triton",
         "index, x = vocabulary - 1 - index, vocabulary - 1 - x",
         "index, x = index + 0, x + 0",
     ),
     "the tail of a tile is not masked": (
+        "selection_triton",
         "is_above = inside & (key > own)",
         "is_above = key > own + 0 * key",
     ),
-    "one rank too many below": ("lane < SIZE - 1 - above", "lane < SIZE - above"),
-    "one rank too few above": ("lane - (SIZE - 1) < above", "lane - (SIZE - 1) < above - 1"),
-    "the last tile's candidates are lost": ("mask=slot < tiles * WIDTH", "mask=slot < (tiles - 1) * WIDTH"),
-    "ranks are counted in the first tile": ("mask=tile < tiles, other=0", "mask=tile < 1, other=0"),
+    "one rank too many below": ("groups_triton", "lane < SIZE - 1 - above", "lane < SIZE - above"),
+    "one rank too few above": ("groups_triton", "lane - (SIZE - 1) < above", "lane - (SIZE - 1) < above - 1"),
+    "the last tile's candidates are lost": (
+        "selection_triton",
+        "mask=slot < tiles * WIDTH",
+        "mask=slot < (tiles - 1) * WIDTH",
+    ),
+    "ranks are counted in the first tile": (
+        "groups_triton",
+        "mask=tile < tiles, other=0",
+        "mask=tile < 1, other=0",
+    ),
     "a candidate is taken twice": (
+        "selection_triton",
         "below = tl.where(below == best, NONE_BELOW, below)",
         "below = tl.where(below == best - 1, NONE_BELOW, below)",
     ),
     "groups begin one later": (
+        "groups_triton",
         "begin = tl.minimum(group * size, listed)",
         "begin = tl.minimum(group * size + 1, listed)",
     ),
-    "the exact rule from rank eight on": ("tl.int32), 0) == BELOW", "tl.int32), 0) == BELOW + 1"),
-    "the window of all tokens is a rank off": ("+ (step >= BELOW)", "+ (step > BELOW)"),
+    "the exact rule from rank eight on": (
+        "windows_triton",
+        "tl.int32), 0) == BELOW",
+        "tl.int32), 0) == BELOW + 1",
+    ),
+    "the window of all tokens is a rank off": ("windows_triton", "+ (step >= BELOW)", "+ (step > BELOW)"),
     "places of a batch are mixed": (
+        "groups_triton",
         "batch, place = place // places, place % places\n    tile = ",
         "batch = place // places\n    tile = ",
     ),
@@ -174,7 +191,8 @@ BUGS = {
 def test_a_planted_bug_is_caught(
     name: str, both: Both, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(monkeypatch, tmp_path, "groups_triton", *BUGS[name])
+    importers = ("groups_triton", "windows_triton") if BUGS[name][0] == "selection_triton" else ()
+    plant(monkeypatch, tmp_path, *BUGS[name], importers)
     with pytest.raises(AssertionError):
         in_small_tiles(both, device, monkeypatch)
 
@@ -223,19 +241,21 @@ TYPES = FLOATS | LONGS | SCALARS | {"before_ptr": "*i32"}
 
 def shipped() -> list[Kernel]:
     """Vocabularies of 16,384 and of 184,622; groups of 14 and of 32; vectors of 8 and of 256 dimensions."""
-    kernels: list[tuple[str, dict[str, object], int]] = []
-    window = {"BELOW": 7, "ABOVE": 6, "WIDTH": 16}
+    made = []
     for below, above, width, lower in ((7, 6, 16, False), (13, 13, 32, True), (31, 31, 64, True)):
-        sizes: dict[str, object] = {"BELOW": below, "ABOVE": above, "WIDTH": width, "TILE": 4096}
-        kernels.append(("_select_kernel", sizes | {"LOWER_INDEX_ABOVE": lower}, 8))
+        sizes = {"BELOW": below, "ABOVE": above, "WIDTH": width, "TILE": 4096, "LOWER_INDEX_ABOVE": lower}
+        made.append(Kernel("selection_triton", "_select_kernel", TYPES, sizes, warps=8))
     for size, width in ((14, 32), (32, 64)):
-        for tiles, slots in ((4, 4 * width), (64, 64 * width)):
-            sizes = {"SIZE": size, "WIDTH": width, "TILES": tiles, "SLOTS": slots}
-            kernels.append(("_rank_merge_kernel", sizes, 4))
-    kernels += [("_window_merge_kernel", window | {"SLOTS": 1024, "BLOCK": block}, 4) for block in (8, 64)]
-    kernels += [("_windows_kernel", {"BELOW": 7, "ABOVE": 6, "RANKS": 128, "BLOCK": b}, 4) for b in (8, 16)]
+        for tiles in (4, 64):
+            sizes = {"SIZE": size, "WIDTH": width, "TILES": tiles, "SLOTS": tiles * width}
+            made.append(Kernel("groups_triton", "_rank_merge_kernel", TYPES, sizes))
+    for block in (8, 64):
+        sizes = {"BELOW": 7, "ABOVE": 6, "WIDTH": 16, "SLOTS": 1024, "BLOCK": block}
+        made.append(Kernel("windows_triton", "_window_merge_kernel", TYPES, sizes))
+    for block in (8, 16):
+        sizes = {"BELOW": 7, "ABOVE": 6, "RANKS": 128, "BLOCK": block}
+        made.append(Kernel("windows_triton", "_windows_kernel", TYPES, sizes))
     groups = [{"GROUPS": 1024 // width, "WIDTH": width} for width in (1, 16, 1024)]
-    made = [Kernel("groups_triton", name, TYPES, sizes, warps=warps) for name, sizes, warps in kernels]
     for sizes in groups:
         made.append(Kernel("groups_triton", "_groups_kernel", TYPES, {"starts_ptr": None, **sizes}))
         made.append(Kernel("groups_triton", "_groups_kernel", TYPES | {"starts_ptr": "*i64"}, sizes))

@@ -66,7 +66,7 @@ RULES = {
         {"acceptance": "grouped", "partition": "codebook"},
     ),
     "gsd as released": (
-        "groups_triton",
+        "windows_triton",
         "window_ratio_at_triton",
         "gsd",
         {"acceptance": "grouped", "reference": True},
@@ -131,7 +131,7 @@ def test_a_head_that_merges_visual_tokens_reaches_the_kernels(monkeypatch: pytes
         ("budget", {"relaxation": "groups", "group_size": 5}, "groups_triton", "rank_ratio_at_triton"),
         ("budget", {"neighbours": 5}, "neighbours_triton", "nearby_prefix_triton"),
         ("lantern", {"neighbours": 5, "reference": True}, "neighbours_triton", "nearby_prefix_triton"),
-        ("grouped", {"reference": True}, "groups_triton", "window_ratio_triton"),
+        ("grouped", {"reference": True}, "windows_triton", "window_ratio_triton"),
     ],
 )
 def test_rules_judge_as_in_torch(

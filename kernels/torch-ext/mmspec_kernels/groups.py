@@ -1,7 +1,6 @@
 """Groups of tokens that are judged together, and the ratios min(1, P(C) / Q(C)) of their masses.
 
-Groups of GSD (2508.07747): ranks of the probability divided by the group's size, fixed clusters, or, as the
-authors' code has it, a window of ranks around a token.
+Groups of GSD (2508.07747): ranks of the probability divided by the group's size, or fixed clusters.
 """
 
 from __future__ import annotations
@@ -11,10 +10,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .backend import operator, use_triton
-
-# of GSD's released code
-RANKS_BELOW, RANKS_ABOVE = 7, 6
-LARGEST_DIFFERENCE, LARGEST_SQUARED_DISTANCE = 0.15, 0.5
 
 
 @operator(fake=lambda p, q, size: p.new_empty(p.shape))
@@ -70,47 +65,7 @@ def cluster_ratio(p: Tensor, q: Tensor, cluster: Tensor, members: Tensor, starts
     index = torch.cat([cluster, syntax]).expand(p.shape)
     empty = p.new_zeros(*p.shape[:-1], count + len(syntax))
     sums = [empty.scatter_add(-1, index, mass) for mass in (p, q.where(p > 0, 0.0))]
-    return _bounded_ratio(*sums).gather(-1, index).where(p > 0, 0.0)
-
-
-@operator(fake=lambda p, q, codebook, x=None: p.new_empty(p.shape if x is None else x.shape))
-def window_ratio(p: Tensor, q: Tensor, codebook: Tensor, x: Tensor | None = None) -> Tensor:
-    """min(1, P / Q) over the window of ranks around a token, as GSD was released.
-
-    Ascending ranks r - 7 to r + 6, of which those near in probability and in vector space; the
-    exact ratio where r < 7, where the released code raises and falls back. Windows overlap: no partition.
-    Of equally likely tokens the lower index has the lower rank.
-
-    Args:
-        p, q: [..., V] distributions of target and draft.
-        codebook: [K, d] vectors of the codes; syntax tokens have none, and are far from all.
-        x: [..., m] int64 tokens; all tokens if None. The kernel sorts for all tokens only.
-
-    Returns:
-        [..., m], or [..., V].
-    """
-    if p.dtype != torch.float64 and use_triton(p.device):
-        from .groups_triton import window_ratio_at_triton, window_ratio_triton
-
-        return window_ratio_triton(p, q, codebook) if x is None else window_ratio_at_triton(p, q, codebook, x)
-    vocabulary, codes = p.shape[-1], len(codebook)
-    if x is None:
-        x = torch.arange(vocabulary, device=p.device).expand(p.shape)
-    vectors = pad(codebook.to(p.dtype), (0, 0, 0, vocabulary - codes), value=float("inf"))  # syntax is far
-    order = p.argsort(dim=-1, stable=True)
-    rank = order.argsort(dim=-1).gather(-1, x)
-    p_x, q_x = p.gather(-1, x), q.gather(-1, x)
-    target_mass, draft_mass = p_x, q_x
-    for offset in (*range(-RANKS_BELOW, 0), *range(1, RANKS_ABOVE + 1)):
-        other = order.gather(-1, (rank + offset).clamp(0, vocabulary - 1))
-        p_other = p.gather(-1, other)
-        gap = (vectors[x] - vectors[other]).square().sum(-1)
-        near = ((p_other - p_x).abs() < LARGEST_DIFFERENCE) & (gap < LARGEST_SQUARED_DISTANCE)
-        near = near & (rank + offset < vocabulary)
-        target_mass = target_mass + p_other.where(near, 0.0)
-        draft_mass = draft_mass + q.gather(-1, other).where(near, 0.0)
-    exact = rank < RANKS_BELOW
-    return _bounded_ratio(torch.where(exact, p_x, target_mass), torch.where(exact, q_x, draft_mass))
+    return bounded_ratio(*sums).gather(-1, index).where(p > 0, 0.0)
 
 
 def _rank_ratio(p: Tensor, q: Tensor, size: int) -> Tensor:
@@ -119,10 +74,10 @@ def _rank_ratio(p: Tensor, q: Tensor, size: int) -> Tensor:
     allowed = q.gather(-1, order).where(ordered > 0, 0.0)
     surplus = -p.shape[-1] % size
     sums = [pad(mass, (0, surplus)).unflatten(-1, (-1, size)).sum(-1) for mass in (ordered, allowed)]
-    ratio = _bounded_ratio(*sums).repeat_interleave(size, -1)[..., : p.shape[-1]]
+    ratio = bounded_ratio(*sums).repeat_interleave(size, -1)[..., : p.shape[-1]]
     return torch.zeros_like(p).scatter(-1, order, ratio.where(ordered > 0, 0.0))
 
 
-def _bounded_ratio(p: Tensor, q: Tensor) -> Tensor:
+def bounded_ratio(p: Tensor, q: Tensor) -> Tensor:
     """min(1, p / q); 1 where q is zero, as nothing is drawn there."""
     return torch.where(q > p, p / q.clamp_min(torch.finfo(p.dtype).tiny), 1.0)
