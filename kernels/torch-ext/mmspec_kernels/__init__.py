@@ -6,22 +6,34 @@ that the folder is also a Hugging Face Hub kernel.
 
 from .compact_cache import compact_cache
 from .gated_delta import gated_delta_tree
+from .groups import cluster_ratio, rank_ratio, rank_ratio_at
+from .neighbours import nearby_mass, nearby_prefix
 from .philox import philox4x32, philox_gumbel, philox_uniform
 from .sampling import Warping, is_fused, of_rows, race, sample_tokens, warp_logits, widen
+from .similarity import merge_vectors, most_similar
 from .tree_attention import tree_attention
+from .windows import window_ratio
 
 __all__ = [
     "Warping",
+    "cluster_ratio",
     "compact_cache",
     "gated_delta_tree",
     "is_fused",
+    "merge_vectors",
+    "most_similar",
+    "nearby_mass",
+    "nearby_prefix",
     "of_rows",
     "philox4x32",
     "philox_gumbel",
     "philox_uniform",
     "race",
+    "rank_ratio",
+    "rank_ratio_at",
     "sample_tokens",
     "tree_attention",
     "warp_logits",
     "widen",
+    "window_ratio",
 ]
