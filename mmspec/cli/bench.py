@@ -50,8 +50,8 @@ def bench(
     """Time accelerators against plain decoding on the same prompts, in turns.
 
     Reports target forwards, acceptance length, the ratio of medians to plain
-    decoding, the share of outputs that are the same, memory and more; of images
-    also the measured distance to the target's distribution. Rows that lose stay
+    decoding, the share of outputs that are the same, memory, where the time goes,
+    and more; of images also the measured distance to the target's distribution. Rows that lose stay
     in.
 
     Example:
@@ -60,6 +60,7 @@ def bench(
         mmspec bench --accelerators none,sjd,zipar --task generate
         mmspec bench path/to/model --jsonl file.jsonl --batch-size 4 --json
     """
+    from mmspec.decoding.laps import timed_by_device
     from mmspec.evaluation.image_contender import describe_accelerator
     from mmspec.evaluation.machine import environment
     from mmspec.evaluation.speed.timing import batches_of, measure
@@ -78,7 +79,7 @@ def bench(
         for label, contender in contenders.items()
     }
     runs: list[TimedRun] = []
-    with Interruptible() as block, progress(quiet=how.as_json) as bar:
+    with Interruptible() as block, progress(quiet=how.as_json) as bar, timed_by_device():
         work = bar.add_task("warm-up", total=len(decoders) * len(batches) * repeats)
         for run in measure(decoders, batches, repeats, subject.pipe.device):
             runs.append(run)

@@ -15,6 +15,7 @@ from mmspec.evaluation.speed.bench_record import BenchRecord
 from mmspec.evaluation.tables import figures
 
 __all__ = [
+    "PARTS_EXPLAINED",
     "WIDE",
     "Columns",
     "bench_report",
@@ -23,9 +24,14 @@ __all__ = [
     "framed_table",
     "identity_report",
     "speedup",
+    "time_table",
 ]
 
 SHOWN_DIFFERENCES = 5
+PARTS_EXPLAINED = (
+    "prompt: the target reads the prompts; target: it scores; draft: the drafter; verify: sampler, rule and "
+    "commit; rest: loop, canvas and pipeline"
+)
 WIDE = 150
 
 
@@ -48,7 +54,6 @@ COLUMNS: Columns = (
     ("speed-up\n(min-max)", speedup, True),
     ("decoding\nalone", lambda record: f"{record.decode_speedup:.2f}x", False),
     ("first\ntoken", lambda record: f"{1000 * record.time_to_first_token:.0f} ms", False),
-    ("draft\nshare", lambda record: f"{record.draft_share:.0%}", False),
     ("peak\nmemory", lambda record: f"{record.peak_memory_bytes / 1e6:.0f} MB", False),
 )
 COMPARISON_COLUMNS = (
@@ -72,9 +77,9 @@ def bench_report(
         "tokens/forward counts the bonus token, plain decoding has 1. speed-up: ratio to none in this run, "
         f"of medians over {records[0].repeats} interleaved repeats; decoding alone: without reading the "
         "prompts. accepted: share of draft tokens. "
-        f"memory: {records[0].memory_kind}."
+        f"memory: {records[0].memory_kind}. Parts of the time: {PARTS_EXPLAINED}."
     )
-    more = [_category_table(by_category)] if by_category else []
+    more = [time_table(records), *([_category_table(by_category)] if by_category else [])]
     above = describe_settings(records[0].settings, records[0])
     return framed_table(above, records, COLUMNS, width, explained, more)
 
@@ -102,6 +107,21 @@ def bench_table(records: Sequence[BenchRecord], columns: Columns, width: int) ->
     headers = ("accelerator", *(header for header, _, _ in columns))
     rows = [(record.accelerator, *(show(record) for _, show, _ in columns)) for record in records]
     return figures(headers, rows, padding=(0, 1) if width >= WIDE else (0, 0))
+
+
+def time_table(records: Sequence[BenchRecord]) -> Table:
+    """Render where the time goes: a row for each record, whose parts sum to the whole."""
+    columns = ("accelerator", "seconds", *records[0].shares, "verify\n+ rest")
+    rows = [
+        (
+            record.accelerator,
+            f"{record.seconds:.3f}",
+            *(f"{share:.1%}" for share in record.shares.values()),
+            f"{record.verify_share + record.rest_share:.1%}",
+        )
+        for record in records
+    ]
+    return figures(columns, rows, title="where the time goes")
 
 
 def _category_table(records: Sequence[BenchRecord]) -> Table:
