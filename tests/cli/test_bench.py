@@ -100,6 +100,21 @@ def test_a_losing_row_stays_in_the_table(run, tiny_folder):
         assert word in result.stdout
 
 
+def test_peers_run_beside_our_accelerators(run, run_json, fails, tiny_folder, with_drafters):
+    model = with_drafters({"draft_model": ("draft_model", tiny_folder)})
+    asked = ["--prompt", "what is there ?", "--prompt", "how many ?", *FAST[2:]]
+    records = run_json("bench", model, "--accelerators", "copy", "--peers", *asked)
+    names = ["none", "copy", "generate", "generate look-up", "generate assisted"]
+    assert [record["accelerator"] for record in records] == names
+    for record in records:
+        assert record["identical"] == 1.0
+        assert set(record["over_generate"]) == {"median", "low", "high"}
+        assert list(record["peers_missing"]) == ["generate MTP"]
+    shown = run("bench", tiny_folder, "--accelerators", "copy", "--peers", *asked).stdout
+    assert "generate assisted did not run: the model's folder names no draft model" in shown
+    assert "--temperature" in fails("bench", tiny_folder, "--peers", "--temperature", 1, *FAST)
+
+
 def test_an_interrupt_reports_what_was_measured(run, tiny_folder, monkeypatch):
     from mmspec.evaluation.speed import timing
 

@@ -76,7 +76,7 @@ def test_parts_of_several_calls_add_up():
 
 
 class Event:
-    """An event of a GPU whose time only the test advances, and that says nothing until the host has waited."""
+    """An event of a GPU: only the test advances its time, and it says nothing until the host has waited."""
 
     now, waited = 0.0, False
 

@@ -7,13 +7,13 @@ other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from statistics import fmean, median
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean, median, quantiles
 from typing import Any
 
 from mmspec.decoding.stats import PARTS, merge_stats
 from mmspec.errors import InputError
-from mmspec.evaluation.speed.timing import BASELINE, TimedRun
+from mmspec.evaluation.speed.timing import BASELINE, PEER, TimedRun
 
 __all__ = ["BenchRecord", "merge_stats", "summarise"]
 
@@ -57,6 +57,8 @@ class BenchRecord:
             `speedup` leave out; 0 for text.
         speedup_with_pixels: the ratio of medians with them.
         peak_memory_bytes: the most held during any of its runs; `memory_kind` says what that measures.
+        over_generate: ratio to transformers' plain `generate` of the seconds on the same prompts in the same
+            repeat: `median` of all pairs, `low` and `high` quartile; None where it did not run.
         category: the group of examples this is about; empty for all of them.
         settings: of the whole run: model, device, dtype, versions, batch size and so on.
     """
@@ -98,6 +100,7 @@ class BenchRecord:
     speedup_with_pixels: float
     peak_memory_bytes: int
     memory_kind: str
+    over_generate: dict[str, float] | None = None
     category: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -144,10 +147,28 @@ def summarise(
         for name in names
     }
     plain = table[BASELINE]
-    return [
+    records = [
         _record(name, table[name], plain, category or "", {**(settings or {}), **(own or {}).get(name, {})})
         for name in names
     ]
+    if PEER in table:
+        records = [
+            replace(one, over_generate=_paired(table[one.accelerator], table[PEER])) for one in records
+        ]
+    return records
+
+
+def _paired(repeats: list[list[TimedRun]], reference: list[list[TimedRun]]) -> dict[str, float]:
+    """Ratios of the reference's seconds to ours, run by run: their median and quartiles."""
+    pairs = [
+        (theirs.seconds - theirs.decoded.pixel_seconds) / (ours.seconds - ours.decoded.pixel_seconds)
+        for cell, other in zip(repeats, reference, strict=True)
+        for ours, theirs in zip(
+            sorted(cell, key=lambda run: run.batch), sorted(other, key=lambda run: run.batch), strict=True
+        )
+    ]
+    low, _, high = quantiles(pairs, n=4, method="inclusive") if len(pairs) > 1 else pairs * 3
+    return {"median": median(pairs), "low": low, "high": high}
 
 
 def _complete_cells(runs: Sequence[TimedRun], names: Sequence[str]) -> list[set[tuple[int, int]]]:

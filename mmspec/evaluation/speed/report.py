@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -23,6 +23,7 @@ __all__ = [
     "describe_settings",
     "framed_table",
     "identity_report",
+    "peer_table",
     "speedup",
     "time_table",
 ]
@@ -122,6 +123,36 @@ def time_table(records: Sequence[BenchRecord]) -> Table:
         for record in records
     ]
     return figures(columns, rows, title="where the time goes")
+
+
+def peer_table(records: Sequence[BenchRecord], missing: Mapping[str, str]) -> RenderableType:
+    """Render all rows against transformers' own `generate`, and which ways of it could not run, and why.
+
+    Args:
+        records: of one run, those of `generate` among them.
+        missing: name -> reason.
+    """
+    columns = ("accelerator", "same tokens", "target\nforwards", "tokens/s", "times generate\n(middle half)")
+    rows: list[Sequence[str]] = [
+        (
+            record.accelerator,
+            f"{record.identical:.0%}",
+            str(record.target_forwards),
+            f"{record.tokens_per_second:.0f}",
+            "-"
+            if record.over_generate is None
+            else "{median:.2f}x ({low:.2f}-{high:.2f})".format(**record.over_generate),
+        )
+        for record in records
+    ]
+    rows += [(name, *["-"] * (len(columns) - 1)) for name in missing]
+    parts: list[RenderableType] = [figures(columns, rows, title="against transformers' generate")]
+    parts += [Text(f"{name} did not run: {reason}", style="dim") for name, reason in missing.items()]
+    explained = (
+        "same tokens: outputs that equal those of none, token for token. times generate: ratio of the "
+        "seconds on the same prompts in the same repeat to transformers' plain generate, median of all pairs."
+    )
+    return Group(*parts, Text(explained, style="dim"))
 
 
 def _category_table(records: Sequence[BenchRecord]) -> Table:
