@@ -1,4 +1,4 @@
-"""Ceilings of a device, measured: bytes copied and multiply-adds done a second; and timing of single calls."""
+"""Ceilings of a device, measured: bytes copied and operations done a second; and timing of single calls."""
 
 from __future__ import annotations
 
@@ -64,7 +64,12 @@ def measure_ceilings(
 
 
 def seconds_of(
-    work: Callable[[], object], device: torch.device, *, repeats: int = 10, warm_up: int = 3, cold: bool = False
+    work: Callable[[], object],
+    device: torch.device,
+    *,
+    repeats: int = 10,
+    warm_up: int = 3,
+    cold: bool = False,
 ) -> float:
     """Time a call: median seconds, by events on a GPU.
 

@@ -80,7 +80,7 @@ class FixedDrafter(Drafter, DraftSession):
 
 
 def random_requests(target: Any, shape: RoundShape) -> list[Request]:
-    """Prompts of random tokens; of an image model, a class and a part of the image, with a negative prompt."""
+    """Prompts of random tokens; of a LlamaGen, a class and a part of the image, and a negative prompt."""
     noise = torch.Generator().manual_seed(1)
     rows = torch.randint(target.vocabulary, (shape.batch, 1, shape.context), generator=noise)
     if target.grid is None:
@@ -144,7 +144,11 @@ def cost_of_round(target: Any, shape: RoundShape, guided: bool = False) -> dict[
     attention. verify: logits are written once and read once.
     """
     model = target.model
-    decoder, embedding, head = model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings()
+    decoder, embedding, head = (
+        model.get_decoder(),
+        model.get_input_embeddings(),
+        model.get_output_embeddings(),
+    )
     weights: dict[int, Tensor] = {id(one): one for one in decoder.parameters()}
     if embedding is not None:
         weights.pop(id(embedding.weight), None)
