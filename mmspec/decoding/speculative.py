@@ -13,6 +13,7 @@ import torch
 
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Round, State, Target, list_prompts
+from mmspec.decoding.laps import Laps
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
@@ -52,13 +53,18 @@ def speculate(
     ahead = min(canvas.stopping.max_new_tokens, PREALLOCATED_TOKENS) + drafter.max_nodes
     capacity = max(map(len, canvas.ids)) + ahead
 
+    laps = Laps(stats, target.device)
+    laps.start()
     state, prefill = target.prefill(list_prompts(requests, sampler), capacity, drafter.taps)
-    with closing(state):
+    laps.end("prompt")
+    with closing(state), laps:
         session = drafter.start(requests, prefill, sampler, random)
         draft = session.open(canvas)
+        laps.end("draft")
         first = draft.first(canvas.emitted)
         scores = sampler(prefill.logits, draft, canvas.ids, first)
         verdict = Verdict.root(draft, scores.choose(draft, random.repeat(len(first)), first)[:, 0])
+        laps.end("verify")
         emission = canvas.commit(draft, verdict, scores.is_finite())
         stats.prompt_forwards = prefill.forwards
         stats.target_forwards += prefill.forwards
@@ -67,12 +73,11 @@ def speculate(
         yield Round(draft, first, scores, verdict, emission)
 
         while not canvas.finished:
-            clock = perf_counter()
+            laps.start()
             draft = session.propose(canvas)
-            drafted = perf_counter()
+            laps.end("draft")
             output = target.score(state, draft)
-            stats.draft_seconds += drafted - clock
-            stats.target_seconds += perf_counter() - drafted
+            laps.end("target")
             stats.draft_passes = session.passes
             first = draft.first(canvas.emitted)
             scores = sampler(output.logits, draft, canvas.ids, first)
@@ -80,7 +85,9 @@ def speculate(
             verdict = rule.verify(draft, scores, noise, first)
             verdict = draft.roll_back(verdict) if rule.rollback else verdict
             target.commit(state, draft, verdict, canvas.active)
+            laps.end("verify")
             session.observe(draft, output, scores, verdict)
+            laps.end("draft")
             emission = canvas.commit(draft, verdict, scores.is_finite())
             state.tighten(canvas.output_lengths)
             stats.target_forwards += 1

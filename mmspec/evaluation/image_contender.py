@@ -46,6 +46,14 @@ class DrawingPipeline(AnyPipeline, Protocol):
         """Set up a call, whose rounds can be watched."""
         ...
 
+    def latents(self, grid: Any, rows: Sequence[Any]) -> Tensor:
+        """Tokens of images in their places."""
+        ...
+
+    def pixels(self, grid: Any, latents: Tensor) -> Tensor:
+        """Images of tokens in their places."""
+        ...
+
 
 @dataclass(frozen=True)
 class ImageContender(Contender):

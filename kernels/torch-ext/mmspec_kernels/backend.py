@@ -53,6 +53,22 @@ def use_triton(device: torch.device) -> bool:
     return device.type == "cuda" or (wanted == "triton" and device.type == "cpu" and is_interpreted())
 
 
+def explain_backend(device: torch.device) -> tuple[str, str]:
+    """Return what ops on this device run as, "triton" or "torch", and why.
+
+    Raises:
+        ValueError: as `use_triton`.
+    """
+    wanted = os.environ.get("MMSPEC_BACKEND")
+    if use_triton(device):
+        return "triton", "a CUDA device" if device.type == "cuda" else "MMSPEC_BACKEND=triton, interpreted"
+    if wanted == "torch":
+        return "torch", "MMSPEC_BACKEND=torch"
+    if not has_triton():
+        return "torch", "Triton is not installed"
+    return "torch", f"Triton has no kernels for {device.type}"
+
+
 def operator(
     fake: Callable[P, object], mutates: Sequence[str] = ()
 ) -> Callable[[Callable[P, R_co]], Op[P, R_co]]:
