@@ -18,7 +18,7 @@ REJECTION, SAMPLING = "mmspec.acceptance.rejection", "mmspec.decoding.sampling"
 CACHE, TARGET = "mmspec.decoding.cache:RaggedCache", "mmspec.targets.causal"
 SPECULATIVE, RECURSIVE = (
     "mmspec.verification.chain_rejection:ChainRejection.verify",
-    f"{REJECTION}:RecursiveRejection.verify",
+    "mmspec.kernels.tree_rejection:_reject_tree",
 )
 DRAFTING = "mmspec.drafters.draft_model:DraftModelSession"
 ACCEPTED = "(drawn & passes).long().cumprod(-1).sum(-1)"
@@ -126,8 +126,8 @@ BUGS = {
     "siblings tried with the same p": bug(
         checks.recursive_distribution_of_iid_siblings,
         RECURSIVE,
-        ("p = torch.where(rejected, residual(p, q), p)", "p = p"),
-        ("return chosen, p", "return chosen, residual(p, q)"),
+        ("p = torch.where(rejected, _residual(p, q), p)", "p = p"),
+        ("return chosen, p", "return chosen, _residual(p, q)"),
     ),
     # of FLASH's and EAGLE's code (2505.12728, 2406.16858), and their like
     "residual of the raw softmax at T = 0.6": bug(

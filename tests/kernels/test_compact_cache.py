@@ -1,4 +1,4 @@
-"""Compaction of caches: against a loop over places, the kernel against torch bit for bit, and planted bugs."""
+"""Compaction of caches: against a loop over places, the kernel against torch, and planted bugs."""
 
 from collections.abc import Callable
 from pathlib import Path

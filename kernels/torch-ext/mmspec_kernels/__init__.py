@@ -4,6 +4,7 @@ Knows nothing of models or methods. Imports torch, triton and einops only, and i
 that the folder is also a Hugging Face Hub kernel.
 """
 
+from .best import best
 from .compact_cache import compact_cache
 from .gated_delta import gated_delta_tree
 from .groups import cluster_ratio, rank_ratio, rank_ratio_at
@@ -11,28 +12,39 @@ from .neighbours import nearby_mass, nearby_prefix
 from .philox import philox4x32, philox_gumbel, philox_uniform
 from .sampling import Warping, is_fused, of_rows, race, sample_tokens, warp_logits, widen
 from .similarity import merge_vectors, most_similar
+from .tree import tree_children, tree_paths
 from .tree_attention import tree_attention
+from .tree_path import deepest_node, match_path, path_to
+from .tree_rejection import descend, reject_tree
 from .windows import window_ratio
 
 __all__ = [
     "Warping",
+    "best",
     "cluster_ratio",
     "compact_cache",
+    "deepest_node",
+    "descend",
     "gated_delta_tree",
     "is_fused",
+    "match_path",
     "merge_vectors",
     "most_similar",
     "nearby_mass",
     "nearby_prefix",
     "of_rows",
+    "path_to",
     "philox4x32",
     "philox_gumbel",
     "philox_uniform",
     "race",
     "rank_ratio",
     "rank_ratio_at",
+    "reject_tree",
     "sample_tokens",
     "tree_attention",
+    "tree_children",
+    "tree_paths",
     "warp_logits",
     "widen",
     "window_ratio",

@@ -1,7 +1,7 @@
 """Compaction of a key-value cache after a draft tree was verified: only the accepted path stays.
 
-All nodes of a tree are written behind the committed tokens of their row. The keys and values of the accepted path
-move to the front of them; what is left behind is masked, and overwritten later.
+All nodes of a tree are written behind the committed tokens of their row. The keys and values of the accepted
+path move to the front of them; what is left behind is masked, and overwritten later.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def _fake(buffers: list[Tensor], path: Tensor, lengths: Tensor, counts: Tensor) 
 def compact_cache(buffers: list[Tensor], path: Tensor, lengths: Tensor, counts: Tensor) -> None:
     """Move the accepted path of every row to the end of its committed tokens, in all buffers at once.
 
-    Place `lengths + i` of a row gets what stands at `lengths + path[i]`, for i < counts; nothing else changes.
+    Place `lengths + i` of a row gets what stands at `lengths + path[i]`, for i < counts; no other changes.
 
     Args:
-        buffers: contiguous [B, capacity, ...], keys and values of all layers; one capacity, any widths and dtypes.
+        buffers: contiguous [B, capacity, ...], keys and values of all layers; of any widths and dtypes.
         path: [B, m] int64 nodes of the path, the root first, which increase; padded.
         lengths: [B] int64 committed tokens of each row.
         counts: [B] int64 how many nodes of the path to keep; 0 leaves a row untouched.

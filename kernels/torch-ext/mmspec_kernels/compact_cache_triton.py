@@ -33,10 +33,7 @@ def _compact_kernel(
     column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     mask = moves[:, None] & (column < width)[None, :]
     begin = tl.load(table_ptr + 2 * buffer)
-    if WORD == 4:
-        begin = begin.to(tl.pointer_type(tl.int32))
-    else:
-        begin = begin.to(tl.pointer_type(tl.int8))
+    begin = begin.to(tl.pointer_type(tl.int32)) if WORD == 4 else begin.to(tl.pointer_type(tl.int8))
     begin += (row * capacity + tl.load(lengths_ptr + row)) * width
     values = tl.load(begin + source[:, None] * width + column[None, :], mask=mask, other=0)
     tl.debug_barrier()  # all is read before anything is written: source and destination overlap
@@ -77,9 +74,7 @@ def compact_cache_triton(buffers: list[Tensor], path: Tensor, lengths: Tensor, c
     )
 
 
-@functools.lru_cache(
-    maxsize=64
-)  # buffers stay for a whole call; a table in every commit would be a copy to the GPU
+@functools.lru_cache(maxsize=64)  # buffers stay for a whole call, and a new table is a copy to the GPU
 def _table(addresses: tuple[int, ...], widths: tuple[int, ...], device: torch.device) -> Tensor:
     """[buffers, 2] address and words of a token of each buffer."""
     return torch.tensor(list(zip(addresses, widths, strict=True)), device=device)
