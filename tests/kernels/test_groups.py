@@ -23,7 +23,7 @@ UNIT = 2**-10  # masses are multiples of it, so that every sum is exact in float
 def dyadic(*shape: int, seed: int) -> Tensor:
     """[..., V] masses with exact sums, many of them equal or zero; around each row lies NaN."""
     generator = torch.Generator().manual_seed(seed)
-    counts = torch.randint(0, 12, shape, generator=generator) - 2
+    counts = torch.randint(0, 16, shape, generator=generator) - 6
     guarded = torch.full((shape[0], *(size + 2 for size in shape[1:])), float("nan"))
     inner = guarded[..., 1:-1, 1:-1] if len(shape) > 2 else guarded[..., 1:-1]
     inner.copy_(counts.clamp_min(0) * UNIT)
@@ -252,8 +252,8 @@ def shipped() -> list[Kernel]:
     for block in (8, 64):
         sizes = {"BELOW": 7, "ABOVE": 6, "WIDTH": 16, "SLOTS": 1024, "BLOCK": block}
         made.append(Kernel("windows_triton", "_window_merge_kernel", TYPES, sizes))
-    for block in (8, 16):
-        sizes = {"BELOW": 7, "ABOVE": 6, "RANKS": 128, "BLOCK": block}
+    for block in (4, 8, 16):
+        sizes = {"BELOW": 7, "ABOVE": 6, "RANKS": 64, "BLOCK": block}
         made.append(Kernel("windows_triton", "_windows_kernel", TYPES, sizes))
     groups = [{"GROUPS": 1024 // width, "WIDTH": width} for width in (1, 16, 1024)]
     for sizes in groups:

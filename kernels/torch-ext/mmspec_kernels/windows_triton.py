@@ -11,7 +11,7 @@ from .layout import planes
 from .selection_triton import bounded_ratio, key_value, merge_selected, select
 from .windows import LARGEST_DIFFERENCE, LARGEST_SQUARED_DISTANCE, RANKS_ABOVE, RANKS_BELOW
 
-RANKS = 128  # tokens whose windows one program sums up
+RANKS = 64  # tokens whose windows one program sums up
 
 
 @triton.jit
@@ -63,8 +63,8 @@ def _window_merge_kernel(
             mask=near[:, None] & inside[None, :],
             other=0.0,
         )
-        step = own.to(tl.float32)[None, :] - other.to(tl.float32)
-        gap += tl.sum(step * step, 1)
+        apart = own.to(tl.float32)[None, :] - other.to(tl.float32)
+        gap += tl.sum(apart * apart, 1)
     near = near & (gap < distance)
     q = tl.load(q_row + index, mask=near, other=0.0).to(tl.float32)
     q_x = tl.load(q_row + x).to(tl.float32)
@@ -116,8 +116,8 @@ def _windows_kernel(
             other = tl.load(
                 codebook_ptr + index[:, None] * dimensions + column[None, :], mask=loaded, other=0.0
             )
-            difference_of = own.to(tl.float32) - other.to(tl.float32)
-            gap += tl.sum(difference_of * difference_of, 1)
+            apart = own.to(tl.float32) - other.to(tl.float32)
+            gap += tl.sum(apart * apart, 1)
         near = near & (gap < distance)
         p_sum += tl.where(near, p, 0.0)
         q_sum += tl.load(q_row + index, mask=near, other=0.0).to(tl.float32)
