@@ -4,6 +4,16 @@ Knows nothing of models or methods. Imports torch, triton and einops only, and i
 that the folder is also a Hugging Face Hub kernel.
 """
 
+from .denoising_update import denoising_transition, denoising_update
 from .philox import philox4x32, philox_gumbel, philox_uniform
+from .residual_block import gated_linear, modulated_linear
 
-__all__ = ["philox4x32", "philox_gumbel", "philox_uniform"]
+__all__ = [
+    "denoising_transition",
+    "denoising_update",
+    "gated_linear",
+    "modulated_linear",
+    "philox4x32",
+    "philox_gumbel",
+    "philox_uniform",
+]
