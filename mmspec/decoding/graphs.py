@@ -59,10 +59,11 @@ class GraphCache:
 
     Args:
         name: of the module whose functions these are, for the log.
-        limit: of the number of graphs.
+        limit: of the number of graphs. Where the steps of a head become fewer along an image, each number
+            of steps has one.
     """
 
-    def __init__(self, name: str, limit: int = 16) -> None:
+    def __init__(self, name: str, limit: int = 64) -> None:
         self.name, self.limit = name, limit
         self._graphs: OrderedDict[Hashable, Graph | None] = OrderedDict()
         self._sides: dict[torch.device, Side] = {}  # one for all graphs: no two run at once

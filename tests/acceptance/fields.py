@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.canvas import Stopping, VectorCanvas
+from mmspec.decoding.denoising import DenoisingProcess
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request
 from mmspec.decoding.random_stream import RandomStream
@@ -23,7 +24,7 @@ __all__ = ["Chain", "Field", "cells_of", "decode_cells"]
 
 
 @dataclass
-class Chain:
+class Chain(DenoisingProcess):
     """Chains towards a mean: each state keeps a share of its distance to it, and gets noise."""
 
     mean: Tensor

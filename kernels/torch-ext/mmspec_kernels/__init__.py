@@ -6,10 +6,12 @@ that the folder is also a Hugging Face Hub kernel.
 
 from .best import best
 from .compact_cache import compact_cache
+from .denoising_update import denoising_transition, denoising_update
 from .gated_delta import gated_delta_tree
 from .groups import cluster_ratio, rank_ratio, rank_ratio_at
 from .neighbours import nearby_mass, nearby_prefix
 from .philox import philox4x32, philox_gumbel, philox_uniform
+from .residual_block import gated_linear, modulated_linear
 from .sampling import Warping, is_fused, of_rows, race, sample_tokens, warp_logits, widen
 from .similarity import merge_vectors, most_similar
 from .tree import tree_children, tree_paths
@@ -24,11 +26,15 @@ __all__ = [
     "cluster_ratio",
     "compact_cache",
     "deepest_node",
+    "denoising_transition",
+    "denoising_update",
     "descend",
     "gated_delta_tree",
+    "gated_linear",
     "is_fused",
     "match_path",
     "merge_vectors",
+    "modulated_linear",
     "most_similar",
     "nearby_mass",
     "nearby_prefix",
