@@ -355,12 +355,12 @@ class MMSpecPipeline:
         raise NotImplementedError
 
     def _attach(self) -> None:
-        """Attach what was asked for to every model that reads prompts: a prefix cache, compiled steps."""
+        """Attach what was asked for to target and drafter: prefix caches, compiled steps."""
         self._attach_prefix_caches()
         if self._is_compiled:
-            for reader in (self.target, self.accelerator.drafter.reader):
-                if reader is not None and reader.steps is None:
-                    reader.compile()
+            if self.target.steps is None:
+                self.target.compile()
+            self.accelerator.drafter.compile()
 
     def _attach_prefix_caches(self) -> None:
         """Attach the prefix caches that were asked for to every model that reads prompts."""

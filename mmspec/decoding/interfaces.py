@@ -213,6 +213,10 @@ class Drafter(ABC):
         """Move the drafter's own model, as `torch.nn.Module.to` does; most have none."""
         return None
 
+    def compile(self) -> None:
+        """Compile forwards of the drafter's own model, each when it is first met; most have none."""
+        return None
+
     @property
     def sizes(self) -> tuple[Any, ...]:
         """Sizes of drafts that sessions can be given between rounds, the usual one first; () if fixed."""

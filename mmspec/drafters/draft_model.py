@@ -77,6 +77,10 @@ class DraftModelDrafter(Drafter):
     def to(self, *args: Any, **kwargs: Any) -> None:
         self.model = adapt(self.model.model.to(*args, **kwargs))
 
+    def compile(self) -> None:
+        if self.model.steps is None:
+            self.model.compile()
+
     @property
     def sizes(self) -> tuple[int, ...]:
         return half_lengths(self.num_draft_tokens)

@@ -58,6 +58,10 @@ class VectorModelDrafter(Drafter):
         self.model.model.to(*args, **kwargs)
         self.model = type(self.model)(self.model.model)
 
+    def compile(self) -> None:
+        if self.model.steps is None:
+            self.model.compile()
+
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
     ) -> DraftSession:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -86,7 +86,7 @@ class CapturedForward:
         self._side: Side | None = None
         self.caches = StaticCaches()
 
-    def __call__(self, inputs: dict[str, Any], cache: RaggedCache, taps: Taps) -> Tensor:
+    def __call__(self, inputs: Mapping[str, Any], cache: RaggedCache, taps: Taps | None = None) -> Tensor:
         """Score the nodes that the cache was told of by `begin_score`; arguments as of `forward`."""
         if not can_capture(cache.lengths.device):
             return self._forward(inputs, cache)
@@ -106,11 +106,12 @@ class CapturedForward:
             own.copy_(given)
         captured.graph.replay()
         # the next replay writes over what this one wrote, and drafters keep logits and states of several
-        taps.put({tap: state.clone() for tap, state in captured.taps.items()})
+        if taps is not None:
+            taps.put({tap: state.clone() for tap, state in captured.taps.items()})
         return captured.graph.output.clone()
 
     def _try_capture(
-        self, leaves: list[Any], structure: TreeSpec, cache: RaggedCache, taps: Taps
+        self, leaves: list[Any], structure: TreeSpec, cache: RaggedCache, taps: Taps | None
     ) -> Captured | None:
         def forward(*tensors: Tensor) -> Tensor:
             given = iter(tensors)
@@ -127,7 +128,7 @@ class CapturedForward:
                     device = cache.lengths.device
                     self._side = Side(torch.cuda.Stream(device), torch.cuda.graph_pool_handle())
                 graph = capture(forward, tuple(each.clone() for each in tensors_of(leaves)), self._side)
-                return Captured(graph, taps.take(), cache)
+                return Captured(graph, {} if taps is None else taps.take(), cache)
         except RuntimeError as error:
             where = entered[-1] if entered else "the forward"
             name = type(self._model).__name__
