@@ -366,8 +366,7 @@ class HiddenStates:
         self._states = states
 
     def close(self) -> None:
-        """Remove the hooks, unless they stay, and forget what they read."""
-        self._states = {}
+        """Remove the hooks, unless they stay."""
         for handle in [] if self._stays else self._handles:
             handle.remove()
 
