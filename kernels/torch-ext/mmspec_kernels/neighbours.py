@@ -62,13 +62,9 @@ def nearby_prefix(p: Tensor, table: Tensor, x: Tensor, limit: Tensor | None = No
     size, count = table.shape
     ids = table[x.clamp_max(size - 1)].long()
     near = p.gather(-1, ids.flatten(-2)).view(ids.shape)
-    is_code = x < size
-    if limit is None or not count:
-        return near.sum(-1).where(is_code, 0.0), torch.where(is_code, count, 0)
-    running = near.cumsum(-1)
-    added = (running <= limit[..., None]).sum(-1).where(is_code, 0)
-    mass = running.gather(-1, (added - 1).clamp_min(0)[..., None])[..., 0]
-    return mass.where(added > 0, 0.0), added
+    added = (x < size)[..., None]
+    added = added.expand(ids.shape) if limit is None else added & (near.cumsum(-1) <= limit[..., None])
+    return near.where(added, 0.0).sum(-1), added.sum(-1)
 
 
 def _prefix_mass(codes: Tensor, table: Tensor, limit: Tensor) -> Tensor:
