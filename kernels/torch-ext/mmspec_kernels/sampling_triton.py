@@ -271,7 +271,7 @@ def _scores_kernel(
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Logits of a tile after guidance and temperature; their maximum and whether one is NaN: [rows, tiles, 2]."""
+    """Logits of a tile after guidance and temperature; their maximum, and whether one is NaN."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     index = tile * TILE + tl.arange(0, TILE)
     inside = index < size
