@@ -168,13 +168,13 @@ def sampled(
         return sample_triton(logits, key, place, stream, step, node, warping)
     scores = _warp(logits, warping)
     scores = scores.view(*(place if node is None else node).shape, scores.shape[-1])
-    if key is None:
+    if key is None or warping.is_greedy:
         return race(scores, None, node, True)
     noise = philox_gumbel(key, place, stream, scores.shape[-1], step, scores.dtype)
     greedy: bool | Tensor = False
     if 0.0 in warping.temperature:
-        greedy = torch.as_tensor(of_rows(warping.temperature, scores) == 0.0)
-        greedy = greedy.repeat_interleave(len(scores) // len(greedy), 0)
+        rows: Tensor = of_rows(warping.temperature, scores) == 0.0
+        greedy = rows.repeat_interleave(len(scores) // len(rows), 0)
     return race(scores, noise, node, greedy)
 
 
