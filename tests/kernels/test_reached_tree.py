@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from mmspec.acceptance.rejection import RecursiveRejection
 from mmspec.decoding.draft import DraftKind
 from mmspec.decoding.sampling import Sampler
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.reference.assets import find_assets
+from mmspec.reference.scenes import render, sample_scene
 from mmspec.targets import CausalTarget
 from tests.contracts.running import decode, random_prompts
 from tests.oracles import SampledTreeDrafter
@@ -57,12 +59,10 @@ def launches(monkeypatch) -> Counter[str]:
     ],
 )
 def test_answers_by_a_tree_of_an_eagle_head(rule, used, launches, both, device):
-    pipe: Any = MMSpecPipeline.from_pretrained(
-        find_assets() / "scenes-llava", accelerator="none", device=device
-    )
+    pipe: Any = MMSpecPipeline.from_pretrained(find_assets() / "scenes-llava", accelerator="none").to(device)
     head = find_assets() / "scenes-llava-eagle"
     pipe.set_accelerator("eagle", drafter=str(head), num_draft_tokens=8, depth=3, top_k=2, acceptance=rule)
-    picture = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))
+    picture = Image.fromarray(render(sample_scene(21_001)))
     settings = dict(images=picture, max_new_tokens=8, do_sample=True, temperature=0.7, seed=5)
     ours, expected = both(pipe, "describe the picture in detail.", **settings)
     assert ours.tokens == expected.tokens and ours.stats.acceptance_length > 1

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ELEMENTS = 2048  # pairs of nodes that a program looks at together
+ELEMENTS = 1024  # pairs of nodes that a program looks at together
 
 
 @triton.jit
