@@ -98,7 +98,9 @@ def test_decay_that_leaves_nothing_is_no_overflow() -> None:
     )
     assert out.isfinite().all()
     assert (
-        delta_rule.state_after(state.float(), NodeUpdates(*updates), draft.ancestors[:, -1], torch.full((ROWS,), NODES - 1))
+        delta_rule.state_after(
+            state.float(), NodeUpdates(*updates), draft.ancestors[:, -1], torch.full((ROWS,), NODES - 1)
+        )
         .isfinite()
         .all()
     )

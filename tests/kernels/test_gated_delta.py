@@ -1,4 +1,4 @@
-"""The gated delta rule over a tree: the kernel against torch, which `tests/decoding` compares with the rule itself."""
+"""The gated delta rule over a tree: the kernel against torch, which `tests/decoding` checks."""
 
 import pytest
 import torch
@@ -75,7 +75,10 @@ def test_large_trees_take_the_torch_form(both):
 
 BUGS = {
     "a node is its own ancestor": ("strict = node[None, :] < node", "strict = node[None, :] <= node"),
-    "siblings are ancestors": ("node[None, :], mask=pair, other=0) != 0", "node[None, :], mask=pair, other=0) >= 0"),
+    "siblings are ancestors": (
+        "node[None, :], mask=pair, other=0) != 0",
+        "node[None, :], mask=pair, other=0) >= 0",
+    ),
     "the mask after the exponential": (
         'tl.exp(tl.where(path, total[:, None] - across[None, :], float("-inf")))',
         "tl.exp(total[:, None] - across[None, :]) * path",
@@ -84,7 +87,10 @@ BUGS = {
     "the state recalls without its decay": ("(fade * k_scale)[:, None] * ks", "k_scale[:, None] * ks"),
     "keys of the wrong head": ("head // (HEADS // KEY_HEADS)", "head % KEY_HEADS"),
     "queries are not scaled": ("(square + 1e-6) * KEY_SIZE)", "(square + 1e-6))"),
-    "an unmasked tail of keys": ("mask=exists[:, None] & inside[None, :], other=0.0)", "mask=exists[:, None])"),
+    "an unmasked tail of keys": (
+        "mask=exists[:, None] & inside[None, :], other=0.0)",
+        "mask=exists[:, None])",
+    ),
 }
 
 

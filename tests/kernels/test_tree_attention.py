@@ -10,7 +10,11 @@ from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
 from tests.kernels.planting import plant
 
 NAN = float("nan")
-CLOSE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # relative; stores round, or truncate
+CLOSE = {
+    torch.float32: 1e-6,
+    torch.float16: 1e-3,
+    torch.bfloat16: 8e-3,
+}  # relative; stores round, or truncate
 
 
 def inputs(
@@ -26,7 +30,7 @@ def inputs(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ):
-    """Arguments of `tree_attention` over buffers [B, capacity, heads, d] in which all that is stale is NaN."""
+    """Arguments of `tree_attention` over buffers [B, capacity, heads, d] in which what is stale is NaN."""
     generator = torch.Generator().manual_seed(seed)
     rows = len(lengths)
     query = torch.randn(rows, nodes, key_heads * group, dim, generator=generator).to(dtype).transpose(1, 2)
@@ -160,9 +164,15 @@ def test_parts_follow_from_shapes_and_fill_the_device():
 
 BUGS = {
     "the last committed token is left out": ("committed = (slot < 0)", "committed = (slot < -1)"),
-    "a slot too far is seen": ("visible_ptr + (sight[:, None] + slot", "visible_ptr + (sight[:, None] + 1 + slot"),
+    "a slot too far is seen": (
+        "visible_ptr + (sight[:, None] + slot",
+        "visible_ptr + (sight[:, None] + 1 + slot",
+    ),
     "the window is one token longer": ("column[None, :] >= first", "column[None, :] + 1 >= first"),
-    "windows end where the first one does": ("highest = tl.minimum(tl.max(first)", "highest = tl.minimum(lowest"),
+    "windows end where the first one does": (
+        "highest = tl.minimum(tl.max(first)",
+        "highest = tl.minimum(lowest",
+    ),
     "blocks before the window of all": ("tl.min(tl.where(inside, first, width))", "tl.max(first) + 40"),
     "windows behind the committed tokens skip the draft": (
         "lowest = tl.minimum(tl.min(tl.where(inside, first, width)), length)",
@@ -178,7 +188,9 @@ BUGS = {
     "parts are not weighted": ("total = tl.sum(weight * mass)", "total = tl.sum(mass)"),
     "parts that saw nothing": ("mask=filled[:, None] & (d < D)", "mask=d < D"),
 }
-EXPOSING = [CASES[name] for name in list(CASES) if name not in ("heads of 9", "more slots than committed tokens")]
+EXPOSING = [
+    CASES[name] for name in list(CASES) if name not in ("heads of 9", "more slots than committed tokens")
+]
 
 
 @pytest.mark.parametrize("bug", BUGS)
@@ -211,7 +223,9 @@ def compiled_kernel(queries: int, dim: int, dtype: torch.dtype, split: bool) -> 
     tile, type_ = configuration(queries, dim, dtype), TYPES[dtype]
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), type_) | dict.fromkeys((*STRIDES, *INTEGERS), "i32")
     types |= dict.fromkeys(("first_ptr", "length_ptr", "visible_ptr"), "*i32") | dict(scale="fp32")
-    constants = dict(KEY_HEADS=4, GROUP=7, D=dim, BLOCK_D=1 << (dim - 1).bit_length(), SPLIT=split, UPCAST=False)
+    constants = dict(
+        KEY_HEADS=4, GROUP=7, D=dim, BLOCK_D=1 << (dim - 1).bit_length(), SPLIT=split, UPCAST=False
+    )
     constants |= dict(QUERIES=tile.queries, COLUMNS=tile.columns, EDGE=tile.edge)
     if split:
         types |= dict.fromkeys(("out_ptr", "peak_ptr", "mass_ptr"), "*fp32")
@@ -240,9 +254,13 @@ def test_common_shapes_compile_for_hopper():
 @pytest.mark.parametrize("split", [True, False])
 def test_every_shape_compiles_for_hopper(split):
     half = [(n, d, torch.bfloat16, split) for n in (7, 64, 65) for d in (32, 64, 80, 128, 256)]
-    check_compiled([*half, (65, 128, torch.float16, split), *((64, d, torch.float32, split) for d in (32, 64, 128))])
+    check_compiled(
+        [*half, (65, 128, torch.float16, split), *((64, d, torch.float32, split) for d in (32, 64, 128))]
+    )
     if split:
-        pointers = dict.fromkeys(("acc_ptr", "peak_ptr", "mass_ptr"), "*fp32") | dict(out_ptr="*bf16", lines="i32")
+        pointers = dict.fromkeys(("acc_ptr", "peak_ptr", "mass_ptr"), "*fp32") | dict(
+            out_ptr="*bf16", lines="i32"
+        )
         merge = [
             Kernel("tree_attention_triton", "_merge_kernel", pointers, dict(D=d, BLOCK_D=d, PARTS=64))
             for d in (64, 128, 256)
@@ -260,7 +278,9 @@ def test_torch_knows_the_op():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("nodes", "group", "dim"), [(1, 1, 64), (2, 7, 128), (21, 7, 128), (64, 4, 80), (64, 1, 32)])
+@pytest.mark.parametrize(
+    ("nodes", "group", "dim"), [(1, 1, 64), (2, 7, 128), (21, 7, 128), (64, 4, 80), (64, 1, 32)]
+)
 def test_cuda_is_near_float64(dtype, nodes, group, dim):
     cpu = inputs([0, 700, 1024], nodes, group, key_heads=4, dim=dim, width=1200, dtype=dtype, window=600)
     on_cuda = tree_attention(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in cpu))

@@ -2,7 +2,8 @@
 
 One program computes one head of one row for a block of the values' columns, which do not mix:
 
-    A_ij = beta_i exp(G_i - G_j) (k_j . k_i) for strict ancestors j of i,    (1 + A) u = beta (v - exp(G) S^T k)
+    A_ij = beta_i exp(G_i - G_j) (k_j . k_i) for strict ancestors j of i
+    (1 + A) u = beta (v - exp(G) S^T k)
 
 by forward substitution, a node at a time: powers of A, of which the inverse is a short product, grow beyond
 float32 where keys resemble one another. Products are those of three in tf32, exact to about 2^-21.
