@@ -1,8 +1,8 @@
 """Recurrent states of the gated delta rule after any node of a draft tree, in closed form.
 
-`mmspec.kernels.gated_delta_tree` computes what each node adds to the committed state S: its key k and its update
-u, under the decay G from that state on. The state after node a is exp(G_a) S + sum_j exp(G_a - G_j) k_j u_j^T,
-over its ancestors and itself, so that none has to be kept for a node.
+`mmspec.kernels.gated_delta_tree` computes what each node adds to the committed state S: its key k and its
+update u, under the decay G from that state on. The state after node a is
+exp(G_a) S + sum_j exp(G_a - G_j) k_j u_j^T, over its ancestors and itself; none is kept for a node.
 """
 
 from __future__ import annotations

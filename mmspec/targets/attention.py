@@ -1,9 +1,9 @@
 """Attention of scoring forwards: by the kernel `tree_attention` where it can be, else by the model's own.
 
-A model that was loaded with sdpa hands queries, keys and values to a function that transformers looks up by name.
-While a draft is scored that name is another one, and in place of the mask goes what `tree_attention` takes. Only
-modules in the table below: what others ask of attention (soft caps, sinks, biases) the kernel cannot express, and
-they keep what they have. So does a prefill.
+A model that was loaded with sdpa hands queries, keys and values to a function that transformers looks up by
+name. While a draft is scored that name is another one, and in place of the mask goes what
+`tree_attention` takes. This is for modules in the table below alone: what others ask of attention (soft caps,
+sinks, biases) the kernel cannot express, and they keep the attention that they have. So does a prefill.
 """
 
 from __future__ import annotations
@@ -30,18 +30,43 @@ Mask = Tensor | dict[str, Tensor | None] | None
 NAME = "mmspec_tree"
 #: Attention modules that hand a function nothing but what `tree_attention` or its mask expresses, by class.
 PLAIN_ATTENTION = frozenset(
-    """ChameleonAttention Emu3Attention Gemma3Attention GemmaAttention Glm4Attention Glm4vTextAttention GlmAttention
-    GlmImageTextAttention Lfm2Attention LlamaAttention LlamaGenAttention MistralAttention
-    MixtralAttention Olmo2Attention OlmoAttention Phi3Attention Qwen2Attention Qwen2MoeAttention Qwen2VLAttention
-    Qwen2_5_VLAttention Qwen3Attention Qwen3MoeAttention Qwen3NextAttention Qwen3VLMoeTextAttention
-    Qwen3VLTextAttention Qwen3_5Attention Qwen3_5MoeAttention SmolLM3Attention""".split()
+    {
+        "ChameleonAttention",
+        "Emu3Attention",
+        "Gemma3Attention",
+        "GemmaAttention",
+        "Glm4Attention",
+        "Glm4vTextAttention",
+        "GlmAttention",
+        "GlmImageTextAttention",
+        "Lfm2Attention",
+        "LlamaAttention",
+        "LlamaGenAttention",
+        "MistralAttention",
+        "MixtralAttention",
+        "Olmo2Attention",
+        "OlmoAttention",
+        "Phi3Attention",
+        "Qwen2Attention",
+        "Qwen2MoeAttention",
+        "Qwen2VLAttention",
+        "Qwen2_5_VLAttention",
+        "Qwen3Attention",
+        "Qwen3MoeAttention",
+        "Qwen3NextAttention",
+        "Qwen3VLMoeTextAttention",
+        "Qwen3VLTextAttention",
+        "Qwen3_5Attention",
+        "Qwen3_5MoeAttention",
+        "SmolLM3Attention",
+    }
 )
 #: Keyword arguments of attention functions that change nothing here: windows are part of what a node sees.
 EXPRESSED = {"is_causal", "position_ids", "sliding_window", "use_cache"}
 
 
 def attends_plainly(decoder: nn.Module) -> bool:
-    """Return whether all attention of a decoder is in `PLAIN_ATTENTION`, and looked up in the decoder's config."""
+    """Return whether all attention of a decoder is in `PLAIN_ATTENTION` and looked up in its config."""
     found = [module for module in decoder.modules() if "attention" in type(module).__name__.lower()]
     return bool(found) and all(
         type(module).__name__ in PLAIN_ATTENTION
@@ -127,8 +152,8 @@ def attend(
         asked.add("another mask")
     if asked or attention_mask is None:
         raise UnsupportedModelError(
-            f"{type(module).__name__} asks attention for {', '.join(sorted(asked))}, which tree_attention cannot "
-            "express; set MMSPEC_BACKEND=torch"
+            f"{type(module).__name__} asks attention for {', '.join(sorted(asked))}, which tree_attention "
+            "cannot express; set MMSPEC_BACKEND=torch"
         )
     seen = attention_mask[:, 0]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

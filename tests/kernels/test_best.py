@@ -8,7 +8,7 @@ import torch
 
 from mmspec.kernels import best
 from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
-from tests.kernels.planted_kernels import plant
+from tests.kernels.planting import plant
 from tests.kernels.trees import guarded
 
 # rows, candidates, how many are wanted
@@ -68,7 +68,7 @@ BUGS = {
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_planted_in_the_kernel_is_seen(name, both, device, tmp_path, monkeypatch):
-    plant("best_triton", *BUGS[name], tmp_path, monkeypatch)
+    plant(monkeypatch, tmp_path, "best_triton", *BUGS[name])
     monkeypatch.setattr(sys.modules["mmspec.kernels.best_triton"], "ELEMENTS", 512)  # several blocks
     scores = make(3, 33, device=device)
     scores[0, 4], scores[1, -1] = math.nan, math.inf

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmspec.kernels import compact_cache
 from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
-from tests.kernels.planted_kernels import plant
+from tests.kernels.planting import plant
 
 GUARD = 3  # poisoned places on both sides of a buffer
 # rows, capacity, nodes of the path, tokens' shapes, dtype
@@ -125,7 +125,7 @@ BUGS = {
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_planted_in_the_kernel_is_seen(name: str, both, device, tmp_path: Path, monkeypatch):
-    plant("compact_cache_triton", *BUGS[name], tmp_path, monkeypatch)
+    plant(monkeypatch, tmp_path, "compact_cache_triton", *BUGS[name])
     with pytest.raises(AssertionError):
         for case in CASES[2:5]:
             assert_same(*both(Case(*case, device).run))

@@ -5,7 +5,7 @@ import torch
 
 from mmspec.kernels import tree_children, tree_paths
 from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
-from tests.kernels.planted_kernels import plant
+from tests.kernels.planting import plant
 from tests.kernels.trees import path_up, random_tree
 
 # rows, nodes, how often a node hangs below the one before it
@@ -89,7 +89,7 @@ BUGS = {
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_planted_in_the_kernels_is_seen(name, both, device, tmp_path, monkeypatch):
-    plant("tree_triton", *BUGS[name], tmp_path, monkeypatch)
+    plant(monkeypatch, tmp_path, "tree_triton", *BUGS[name])
     with pytest.raises(AssertionError):
         for tree in ((2, 5, 0.5), (3, 17, 0.3)):
             compare(both, make(*tree, device=device))

@@ -5,7 +5,7 @@ import torch
 
 from mmspec.kernels import deepest_node, match_path, path_to, tree_paths
 from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
-from tests.kernels.planted_kernels import plant
+from tests.kernels.planting import plant
 from tests.kernels.trees import path_up, random_tree
 
 SHAPES = [(1, 1, 0.5), (3, 2, 0.5), (4, 17, 0.2), (3, 64, 0.5), (2, 70, 0.3)]
@@ -145,7 +145,7 @@ BUGS = {
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_planted_in_the_kernels_is_seen(name, both, device, tmp_path, monkeypatch):
-    plant("tree_path_triton", *BUGS[name], tmp_path, monkeypatch)
+    plant(monkeypatch, tmp_path, "tree_path_triton", *BUGS[name])
     with pytest.raises(AssertionError):
         for case in CASES[4:6] + CASES[12:14]:
             compare(both, Case(*case, device=device))

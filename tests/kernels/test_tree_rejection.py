@@ -8,7 +8,7 @@ import torch
 
 from mmspec.kernels import reject_tree, tree_children
 from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
-from tests.kernels.planted_kernels import plant
+from tests.kernels.planting import plant
 from tests.kernels.trees import guarded, random_tree
 
 # rows, nodes, vocabulary
@@ -106,7 +106,7 @@ BUGS = {
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_planted_in_the_kernel_is_seen(name, both, device, tmp_path, monkeypatch):
-    plant("tree_rejection_triton", *BUGS[name], tmp_path, monkeypatch)
+    plant(monkeypatch, tmp_path, "tree_rejection_triton", *BUGS[name])
     with pytest.raises(AssertionError):
         for seed in range(3):
             for shape in ((40, 7, 4), *SHAPES[2:4]):

@@ -1,7 +1,7 @@
 """Attention of the nodes of a draft to the committed tokens of their rows and to one another.
 
-Keys stand in static buffers: those of a row's committed tokens first, those of the draft behind them, whatever
-comes after is stale. Instead of a mask over all columns the op takes what differs between rows and nodes.
+Keys stand in static buffers: those of a row's committed tokens first, then those of the draft; what comes
+after is stale. Instead of a mask over all columns the op takes what differs between rows and nodes.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def tree_attention(
     kv_heads, width = key.shape[1:3]
     if heads % kv_heads or key.shape != value.shape:
         raise ValueError(
-            f"got {heads} heads of queries, keys {tuple(key.shape)} and values {tuple(value.shape)}; the heads "
-            "of keys divide those of queries, and keys and values have one shape"
+            f"got {heads} heads of queries, keys {tuple(key.shape)} and values {tuple(value.shape)}; the "
+            "heads of keys divide those of queries, and keys and values have one shape"
         )
     if (
         query.dtype != torch.float64

@@ -1,10 +1,11 @@
 """Triton kernels of `tree_attention.py` and their launcher.
 
-    out_i = sum_j 2^(s_ij - m_i) v_j / sum_j 2^(s_ij - m_i),    s_ij = q_i . k_j scale log2(e),    m_i = max_j s_ij
+    out_i = sum_j 2^(s_ij - m_i) v_j / sum_j 2^(s_ij - m_i)
+    s_ij = q_i . k_j scale log2(e),    m_i = max_j s_ij
 
-One program holds a tile of queries, all those of a group of heads that share keys, and reads one part of the
-columns. Blocks that every query of the tile sees whole take no mask; those at the start of a window and behind
-the committed tokens do. Products of float32 numbers are those of three in tf32, exact to about 2^-21.
+One program holds a tile of queries, all those of a group of heads that share keys, and reads a part of
+the columns. Blocks that every query of the tile sees whole take no mask; those where windows start and those
+behind the committed tokens do. Products of float32 numbers are those of three in tf32, exact to about 2^-21.
 """
 
 from __future__ import annotations
@@ -240,7 +241,8 @@ def tree_attention_triton(
         triton.cdiv(triton.cdiv(width, parts), config.columns) * config.columns,
         scale * math.log2(math.e),
         KEY_HEADS=key_heads, GROUP=heads // key_heads, D=dim, BLOCK_D=block,
-        QUERIES=config.queries, COLUMNS=config.columns, EDGE=config.edge, SPLIT=parts > 1, UPCAST=is_interpreted(),
+        QUERIES=config.queries, COLUMNS=config.columns, EDGE=config.edge,
+        SPLIT=parts > 1, UPCAST=is_interpreted(),
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     if parts > 1:
