@@ -60,7 +60,7 @@ def _steps(setting: Setting) -> Rows:
     for name in setting.shapes:
         yield from time_steps(name, setting.device, setting.dtype, setting.ceilings, tiny=setting.tiny)
         if setting.device.type == "cuda":
-            torch._dynamo.reset()  # type: ignore[no-untyped-call]
+            torch._dynamo.reset()
             torch.cuda.empty_cache()
 
 

@@ -43,7 +43,12 @@ class StepShape:
 
 def llamagen_xl(tiny: bool) -> Any:
     """LlamaGen-XL of classes, images of 384 pixels."""
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
+    small: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": 64,
+    }
     if tiny:
         return LlamaGenForCausalLM(LlamaGenConfig(grid_size=8, **small))
     return LlamaGenForCausalLM(LlamaGenConfig.from_size("XL", grid_size=24))

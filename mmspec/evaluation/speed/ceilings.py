@@ -95,9 +95,9 @@ def seconds_of(
         if junk is not None:
             junk.zero_()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()  # type: ignore[no-untyped-call]
+        begin.record()
         work()
-        end.record()  # type: ignore[no-untyped-call]
+        end.record()
         pairs.append((begin, end))
     torch.cuda.synchronize(device)
-    return median(begin.elapsed_time(end) / 1000 for begin, end in pairs)
+    return float(median(begin.elapsed_time(end) / 1000 for begin, end in pairs))

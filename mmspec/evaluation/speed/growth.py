@@ -78,7 +78,7 @@ def random_llama(size: str, vocabulary: int, device: torch.device, dtype: torch.
         max_position_embeddings=2 * AXES["context"],
     )
     with torch.device(device):
-        model = LlamaForCausalLM(config)
+        model: Any = LlamaForCausalLM(config)
     return adapt(model.to(dtype).eval())
 
 

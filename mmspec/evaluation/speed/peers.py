@@ -137,10 +137,11 @@ class GenerateCaller:
         model, stats = self.pipe.model, DecodingStats(accelerator=self.name)
         padding = {"padding": True, "padding_side": "left"} if len(prompt) > 1 else {}
         inputs = encode_prompts(self.pipe, prompt, images, **padding)
-        with watched(model, self.options.get("assistant_model"), stats, self.pipe.device):
+        assistant, length = self.options.get("assistant_model"), inputs["input_ids"].shape[1]
+        with watched(model, assistant, stats, self.pipe.device, length):
             output = model.generate(**inputs, do_sample=False, num_beams=1, **self.options, **settings)
         ends = model.generation_config.eos_token_id
-        rows = output[:, inputs["input_ids"].shape[1] :].tolist()
+        rows = output[:, length:].tolist()
         tokens = [until_end(row, {ends} if isinstance(ends, int) else set(ends or ())) for row in rows]
         count(stats, tokens)
         text = [self.pipe.tokenizer.decode(row, skip_special_tokens=True) for row in tokens]
@@ -205,7 +206,8 @@ def generate_llamagen(pipe: Any, call: Any, stats: DecodingStats) -> list[list[i
     names = {"input_ids", "caption_features"} & {*request.inputs}
     inputs = {name: torch.cat([half[name] for half in halves]).to(pipe.device) for name in names}
     guidance = LogitsProcessorList([GuidedHalves(scale)] if len(halves) == 2 else [])
-    with watched(pipe.model, None, stats, pipe.device):
+    length = inputs["input_ids"].shape[1]
+    with watched(pipe.model, None, stats, pipe.device, length):
         output = pipe.model.generate(
             **inputs,
             do_sample=False,
@@ -213,7 +215,7 @@ def generate_llamagen(pipe: Any, call: Any, stats: DecodingStats) -> list[list[i
             logits_processor=guidance,
             max_new_tokens=call.grid.length,
         )
-    tokens: list[list[int]] = output[:1, inputs["input_ids"].shape[1] :].tolist()
+    tokens: list[list[int]] = output[:1, length:].tolist()
     return tokens
 
 
@@ -243,11 +245,12 @@ IMAGE_GENERATE: dict[str, Callable[[Any, Any, DecodingStats], list[list[int]]]] 
 
 @contextmanager
 def watched(
-    model: nn.Module, assistant: nn.Module | None, stats: DecodingStats, device: torch.device
+    model: nn.Module, assistant: nn.Module | None, stats: DecodingStats, device: torch.device, prompt: int = 1
 ) -> Iterator[None]:
     """Count and time the forwards of a model and of its assistant, by hooks, and the time of all.
 
-    The first forward of the model is that of the prompt. What MTP layers take is in the rest.
+    The first forward of the model reads the prompt, of `prompt` tokens, and maybe candidates behind it; later
+    ones the newest token and candidates. What MTP layers take is in the rest.
     """
     started = perf_counter()
     laps = Laps(stats, device)
@@ -256,8 +259,8 @@ def watched(
     def begin(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         nonlocal drafted
         tokens = args[0] if args else kwargs.get("input_ids")
-        if module is model and stats.target_forwards and tokens is not None:
-            drafted += tokens.shape[1] - 1
+        if module is model and tokens is not None:
+            drafted += tokens.shape[1] - (1 if stats.target_forwards else prompt)
         laps.start()
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
