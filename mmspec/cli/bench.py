@@ -51,6 +51,12 @@ def bench(
             "--peers", help="Time transformers' own generate as well: plain, look-up, assisted, MTP."
         ),
     ] = False,
+    compiled: Annotated[
+        bool,
+        typer.Option(
+            "--compile", help="Time every accelerator with compiled steps (pipe.compile()) as well."
+        ),
+    ] = False,
     *,
     asked: BenchQuestion,
     how: ModelOptions,
@@ -66,7 +72,7 @@ def bench(
         mmspec bench --accelerators none,copy,draft_model --task caption
         mmspec bench --accelerators eagle,eagle:length=cost,eagle:length=confidence
         mmspec bench --accelerators none,sjd,zipar --task generate
-        mmspec bench --accelerators none,copy,draft_model,flash --peers
+        mmspec bench --accelerators none,copy,draft_model,flash --peers --compile
         mmspec bench path/to/model --jsonl file.jsonl --batch-size 4 --json
     """
     from mmspec.decoding.laps import timed_by_device
@@ -82,6 +88,12 @@ def bench(
     choices = choices or default_choices(source, how.drafter)
     batches = batches_of(subject.examples, asked.batch_size)
     contenders = {choice.label: subject.contender(choice) for choice in choices}
+    drafters = {choice.label: choice.options.get("drafter") for choice in choices}
+    if compiled:
+        subject.pipe.compile((asked.batch_size,))
+        for choice in choices:
+            label = f"{choice.label}, compiled"
+            contenders[label], drafters[label] = subject.contender(choice), drafters[choice.label]
     form = {"output_type": "pt"} if subject.draws else {}
     decoders = {
         label: contender.decoder(seed=how.seed, **subject.settings, **form)
@@ -99,7 +111,7 @@ def bench(
             bar.update(work, advance=1, description=f"repeat {run.repeat + 1}: {run.accelerator}")
     described = {"model": source, "batch_size": asked.batch_size, "seed": how.seed, **subject.described}
     described |= environment(subject.pipe.device, subject.pipe.dtype)
-    own = {choice.label: {"drafter": choice.options.get("drafter")} for choice in choices}
+    own: dict[str, dict[str, Any]] = {label: {"drafter": drafter} for label, drafter in drafters.items()}
     if others is not None:
         described["peers_missing"] = others.missing
         own |= {name: {"drafter": None, "window": 1, "promise": "exact"} for name in others.decoders}

@@ -84,7 +84,7 @@ class ImageContender(Contender):
 def image_contender(pipe: DrawingPipeline, name: str, **options: Any) -> ImageContender:
     """Set an accelerator up on an image pipeline; what it loads is loaded here and only here."""
     pipe.set_accelerator(name, **options)
-    return ImageContender(pipe, pipe.accelerator, pipe.draft_processor)
+    return ImageContender.of(pipe)
 
 
 def decode_images(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -33,6 +33,7 @@ class AnyPipeline(Protocol):
     """Interface of every pipeline, as far as evaluation uses it."""
 
     model: Any
+    target: Any
     accelerator: Any
     draft_processor: Any
 
@@ -68,15 +69,28 @@ class TextPipeline(AnyPipeline, Protocol):
 
 @dataclass(frozen=True)
 class Contender:
-    """An accelerator that was set up once on a pipeline and can be put back there at no cost."""
+    """An accelerator that was set up once on a pipeline and can be put back there at no cost.
+
+    Attributes:
+        pipe: the pipeline.
+        accelerator, draft_processor: its attributes of these names.
+        steps: of its target: how scoring forwards run, compiled or (None) as they are.
+    """
 
     pipe: Any
     accelerator: Any
     draft_processor: Any
+    steps: Any
+
+    @classmethod
+    def of(cls, pipe: Any) -> Self:
+        """The accelerator that is on a pipeline now."""
+        return cls(pipe, pipe.accelerator, pipe.draft_processor, pipe.target.steps)
 
     def enter(self) -> Any:
         """Put this accelerator on the pipeline, and return the pipeline."""
         self.pipe.accelerator, self.pipe.draft_processor = self.accelerator, self.draft_processor
+        self.pipe.target.steps = self.steps
         return self.pipe
 
     def decode(self, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Decoded:
@@ -96,7 +110,7 @@ def seeds_of(batch: Sequence[Example], seed: int) -> list[int]:
 def contender(pipe: TextPipeline, name: str, **options: Any) -> Contender:
     """Set an accelerator up on a pipeline; its draft model, if it has one, is loaded here and only here."""
     pipe.set_accelerator(name, **options)
-    return Contender(pipe, pipe.accelerator, pipe.draft_processor)
+    return Contender.of(pipe)
 
 
 def load_images(examples: Sequence[Example]) -> list[Example]:

@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 
@@ -20,7 +20,7 @@ R_co = TypeVar("R_co", covariant=True)
 class Op(Protocol[P, R_co]):
     """An op as callers see it: a function, with the registered `op` that torch.compile keeps whole."""
 
-    op: torch.library.CustomOpDef
+    op: Any
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 

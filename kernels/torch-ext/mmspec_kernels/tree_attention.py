@@ -71,5 +71,5 @@ def tree_attention(
     grouped = query.unflatten(1, (kv_heads, heads // kv_heads)).to(precise)  # [B, key heads, group, n, d]
     logits = grouped @ key[:, :, None].to(precise).mT * scale
     weights = logits.masked_fill(~seen, float("-inf")).softmax(-1).masked_fill(~seen, 0)
-    out = weights @ value[:, :, None].to(precise)
+    out: Tensor = weights @ value[:, :, None].to(precise)
     return out.to(query.dtype).flatten(1, 2).transpose(1, 2).contiguous()
