@@ -54,7 +54,7 @@ def bench(
     compiled: Annotated[
         bool,
         typer.Option(
-            "--compile", help="Time every accelerator with compiled steps (pipe.compile()) as well."
+            "--compile", help="Time every accelerator with compiled steps as well (pipe.compile)."
         ),
     ] = False,
     *,
