@@ -34,19 +34,20 @@ def denoising_transition(
     Returns:
         Two of [..., M, d].
     """
-    size = x.shape[-1]
-    of_state, of_prediction, middle, half, *clipped = coefficients[..., None, None].unbind(-3)
-    conditional = output.select(-3, 0)
-    predicted = conditional[..., :size]
+    size, columns = x.shape[-1], coefficients.unbind(-1)
+    if coefficients.dim() > 1:
+        columns = tuple(column[..., None, None] for column in columns)
+    of_state, of_prediction, middle, half, *clipped = columns
+    predicted, *value = output.select(-3, 0).split(size, -1)
     if scale is not None and output.shape[-3] == 2:
         # lerp is exact at a scale of 1, where guided rows equal unguided ones
-        predicted = torch.lerp(output.select(-3, 1)[..., :size], predicted, scale)
+        predicted = torch.lerp(output.select(-3, 1).narrow(-1, 0, size), predicted, scale)
     if clipped:
         beside, of, limit = clipped
-        predicted = (beside * x + of * predicted).clamp(-limit, limit)
-    mean = of_state * x + of_prediction * predicted
-    if output.shape[-1] > size:
-        return mean, torch.exp(middle + half * conditional[..., size:]) * temperature
+        predicted = torch.addcmul(beside * x, of, predicted).clamp(-limit, limit)
+    mean = torch.addcmul(of_state * x, of_prediction, predicted)
+    if value:
+        return mean, torch.addcmul(middle, half, value[0]).exp() * temperature
     return mean, (middle * temperature).expand_as(x)
 
 
