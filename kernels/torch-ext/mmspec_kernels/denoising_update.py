@@ -9,7 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .backend import operator, use_triton
+from .backend import is_interpreted, operator, use_triton
+
+INTERPRETED = is_interpreted()  # kernels read it once as well; asking again would cost as much as an op
 
 
 def denoising_transition(
@@ -34,19 +36,22 @@ def denoising_transition(
     Returns:
         Two of [..., M, d].
     """
-    size = x.shape[-1]
-    of_state, of_prediction, middle, half, *clipped = coefficients[..., None, None].unbind(-3)
+    size, columns = x.shape[-1], coefficients.unbind(-1)
+    if coefficients.dim() > 1:
+        columns = tuple(column[..., None, None] for column in columns)
+    of_state, of_prediction, middle, half, *clipped = columns
     conditional = output.select(-3, 0)
-    predicted = conditional[..., :size]
+    learned = output.shape[-1] > size
+    predicted = conditional.narrow(-1, 0, size) if learned else conditional
     if scale is not None and output.shape[-3] == 2:
         # lerp is exact at a scale of 1, where guided rows equal unguided ones
-        predicted = torch.lerp(output.select(-3, 1)[..., :size], predicted, scale)
+        predicted = torch.lerp(output.select(-3, 1).narrow(-1, 0, size), predicted, scale)
     if clipped:
         beside, of, limit = clipped
-        predicted = (beside * x + of * predicted).clamp(-limit, limit)
-    mean = of_state * x + of_prediction * predicted
-    if output.shape[-1] > size:
-        return mean, torch.exp(middle + half * conditional[..., size:]) * temperature
+        predicted = torch.addcmul(beside * x, of, predicted).clamp(-limit, limit)
+    mean = torch.addcmul(of_state * x, of_prediction, predicted)
+    if learned:
+        return mean, torch.addcmul(middle, half, conditional.narrow(-1, size, size)).exp() * temperature
     return mean, (middle * temperature).expand_as(x)
 
 
@@ -65,10 +70,17 @@ def denoising_update(
     Returns:
         [M, d].
     """
-    wants_gradient = torch.is_grad_enabled() and (x.requires_grad or output.requires_grad)
-    if use_triton(x.device) and x.dtype == torch.float32 and not wants_gradient:
+    if _use_triton(x, output):
         from .denoising_update_triton import denoising_update_triton
 
         return denoising_update_triton(x, output, noise, coefficients, scale, temperature)
     mean, std = denoising_transition(x, output.to(x.dtype), coefficients, scale, temperature)
     return mean + std * noise
+
+
+def _use_triton(x: Tensor, output: Tensor) -> bool:
+    """Return whether the kernel computes this: it has no gradient and no float64."""
+    if (x.is_cpu and not INTERPRETED) or not use_triton(x.device):
+        return False
+    wants_gradient = torch.is_grad_enabled() and (x.requires_grad or output.requires_grad)
+    return x.dtype == torch.float32 and not wants_gradient

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear, silu
 
-from .backend import operator, use_triton
+from .backend import is_interpreted, operator, use_triton
 
+INTERPRETED = is_interpreted()  # kernels read it once as well; asking again would cost as much as an op
 MAX_ROWS = 64  # with more, the weights are no longer all that is read, and the BLAS of torch does better
 
 
@@ -64,7 +65,9 @@ def gated_linear(x: Tensor, hidden: Tensor, gate: Tensor, weight: Tensor, bias: 
 
 def _use_triton(x: Tensor, rows: Tensor, weight: Tensor) -> bool:
     """Return whether a kernel computes this: it has no gradient and no float64."""
-    if not use_triton(x.device) or rows.numel() > MAX_ROWS * rows.shape[-1]:
+    if (x.is_cpu and not INTERPRETED) or not use_triton(x.device):
+        return False
+    if rows.numel() > MAX_ROWS * rows.shape[-1]:
         return False
     wants_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     return not wants_gradient and torch.float64 not in (x.dtype, weight.dtype)
