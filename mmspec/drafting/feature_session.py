@@ -174,7 +174,7 @@ class FeatureSession(HeadSession):
             return step(inputs, cache)
 
 
-def read_nodes(head: FeatureHead, inputs: Mapping[str, Tensor], cache: RaggedCache) -> Tensor:
+def read_nodes(head: FeatureHead, inputs: Mapping[str, Any], cache: RaggedCache) -> Tensor:
     """Run a head on new nodes, whose rows, positions and mask are given; its state [R, n, d] at them."""
     hidden: Tensor = head(inputs["rows"], inputs["positions"], inputs["attention_mask"], cache)
     return hidden

@@ -46,11 +46,13 @@ def use_triton(device: torch.device) -> bool:
         ValueError: `MMSPEC_BACKEND` names no backend.
     """
     wanted = os.environ.get("MMSPEC_BACKEND")
-    if wanted not in (None, "torch", "triton"):
+    if wanted is None:  # first, for every call of every op asks
+        return device.type == "cuda" and has_triton()
+    if wanted not in ("torch", "triton"):
         raise ValueError(f"MMSPEC_BACKEND: got {wanted!r}; allowed: torch, triton")
     if wanted == "torch" or not has_triton():
         return False
-    return device.type == "cuda" or (wanted == "triton" and device.type == "cpu" and is_interpreted())
+    return device.type == "cuda" or (device.type == "cpu" and is_interpreted())
 
 
 def explain_backend(device: torch.device) -> tuple[str, str]:
