@@ -53,9 +53,7 @@ def bench(
     ] = False,
     compiled: Annotated[
         bool,
-        typer.Option(
-            "--compile", help="Time every accelerator with compiled steps as well (pipe.compile)."
-        ),
+        typer.Option("--compile", help="Time every accelerator with compiled steps as well (pipe.compile)."),
     ] = False,
     *,
     asked: BenchQuestion,

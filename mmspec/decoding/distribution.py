@@ -16,7 +16,8 @@ from torch import Tensor
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import Purpose, RandomStream, box_muller
-from mmspec.kernels import Warping, is_fused, race, sample_tokens, warp_logits
+from mmspec.kernels import Warping, sample_tokens, warp_logits
+from mmspec.kernels.sampling import is_fused, race
 
 if TYPE_CHECKING:
     from mmspec.decoding.draft import Draft

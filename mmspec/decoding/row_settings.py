@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from mmspec.errors import InputError
-from mmspec.kernels import of_rows
+from mmspec.kernels.sampling import of_rows
 from mmspec.validation import is_integer, is_list, require_number
 
 #: Settings that rows of a batch may have each their own of, and what None stands for there.

@@ -15,7 +15,7 @@ from mmspec.decoding.distribution import Gaussian
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.row_settings import RowSettings, check_setting, read_setting
 from mmspec.errors import InputError
-from mmspec.kernels import widen
+from mmspec.kernels.sampling import widen
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_list, require_number
 

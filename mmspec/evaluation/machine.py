@@ -137,7 +137,7 @@ def _kernels() -> list[dict[str, Any]]:
             "reason": reason,
             "summary": (getattr(kernels, name).__doc__ or "").strip().partition("\n")[0],
         }
-        for name in kernels.__all__
+        for name in kernels.OPS
     ]
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.kernels import denoising_transition, denoising_update
+from mmspec.kernels import denoising_update
+from mmspec.kernels.denoising_update import denoising_transition
 from tests.kernels.hopper import Kernel, compile_for_hopper
 
 

@@ -6,18 +6,18 @@ that the folder is also a Hugging Face Hub kernel.
 
 from .best import best
 from .compact_cache import compact_cache
-from .denoising_update import denoising_transition, denoising_update
+from .denoising_update import denoising_update
 from .gated_delta import gated_delta_tree
 from .groups import cluster_ratio, rank_ratio, rank_ratio_at
 from .neighbours import nearby_mass, nearby_prefix
 from .philox import philox4x32, philox_gumbel, philox_uniform
 from .residual_block import gated_linear, modulated_linear
-from .sampling import Warping, is_fused, of_rows, race, sample_tokens, warp_logits, widen
+from .sampling import Warping, sample_tokens, warp_logits
 from .similarity import merge_vectors, most_similar
 from .tree import tree_children, tree_paths
 from .tree_attention import tree_attention
 from .tree_path import deepest_node, match_path, path_to
-from .tree_rejection import descend, reject_tree
+from .tree_rejection import reject_tree
 from .windows import window_ratio
 
 __all__ = [
@@ -26,24 +26,19 @@ __all__ = [
     "cluster_ratio",
     "compact_cache",
     "deepest_node",
-    "denoising_transition",
     "denoising_update",
-    "descend",
     "gated_delta_tree",
     "gated_linear",
-    "is_fused",
     "match_path",
     "merge_vectors",
     "modulated_linear",
     "most_similar",
     "nearby_mass",
     "nearby_prefix",
-    "of_rows",
     "path_to",
     "philox4x32",
     "philox_gumbel",
     "philox_uniform",
-    "race",
     "rank_ratio",
     "rank_ratio_at",
     "reject_tree",
@@ -52,6 +47,7 @@ __all__ = [
     "tree_children",
     "tree_paths",
     "warp_logits",
-    "widen",
     "window_ratio",
 ]
+
+OPS = [name for name in __all__ if name != "Warping"]  # which is an argument of two of them

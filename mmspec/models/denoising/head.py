@@ -14,8 +14,9 @@ from mmspec.decoding.denoising import run_chain
 from mmspec.decoding.graphs import can_capture
 from mmspec.decoding.once import once
 from mmspec.errors import InputError
-from mmspec.kernels import denoising_transition, denoising_update
+from mmspec.kernels import denoising_update
 from mmspec.kernels.backend import use_triton
+from mmspec.kernels.denoising_update import denoising_transition
 from mmspec.models.denoising.net import DenoisingNet, Modulations, at_least_float32
 from mmspec.models.denoising.schedule import TRAINING_STEPS, DDPMSchedule, DDPMTables, DenoisingSchedule
 

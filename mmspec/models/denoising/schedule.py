@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmspec.errors import InputError
-from mmspec.kernels import denoising_transition
+from mmspec.kernels.denoising_update import denoising_transition
 from mmspec.validation import require_number
 
 __all__ = ["DDPMSchedule", "DDPMTables", "DenoisingSchedule", "FlowSchedule", "TRAINING_STEPS"]
@@ -61,7 +61,7 @@ class DenoisingSchedule(ABC):
     @property
     @abstractmethod
     def coefficients(self) -> Tensor:
-        """[S, 4 or 7] coefficients of each step, as `mmspec.kernels.denoising_transition` takes them."""
+        """[S, 4 or 7] coefficients of each step, as `denoising_transition` takes them."""
 
     def transition(self, x: Tensor, step: int | slice, output: Tensor) -> tuple[Tensor, Tensor]:
         """The next state's normal distribution.
