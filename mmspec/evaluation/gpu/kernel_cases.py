@@ -354,7 +354,7 @@ CASES = (
             * (shape["key_heads"] * (shape["length"] + shape["nodes"]) + shape["heads"] * shape["nodes"]),
             512 * shape["rows"] * shape["heads"] * shape["nodes"] * (shape["length"] + shape["nodes"]),
         ),
-        floor="rows x 512 bytes x (key heads x (length + nodes) + heads x nodes): keys, values, queries, output",
+        floor="rows x 512 bytes x (key heads x (length + nodes) + heads x nodes): keys, values, queries",
     ),
     KernelCase(
         op="gated_delta_tree",
