@@ -5,12 +5,15 @@ that the folder is also a Hugging Face Hub kernel.
 """
 
 from .best import best
+from .chain import verify_chain
 from .compact_cache import compact_cache
 from .denoising_update import denoising_transition, denoising_update
 from .gated_delta import gated_delta_tree
 from .groups import cluster_ratio, rank_ratio, rank_ratio_at
 from .neighbours import nearby_mass, nearby_prefix
 from .philox import philox4x32, philox_gumbel, philox_uniform
+from .redraw import invert, redraw
+from .residual import normalise, residual
 from .residual_block import gated_linear, modulated_linear
 from .sampling import Warping, is_fused, of_rows, race, sample_tokens, warp_logits, widen
 from .similarity import merge_vectors, most_similar
@@ -31,6 +34,7 @@ __all__ = [
     "descend",
     "gated_delta_tree",
     "gated_linear",
+    "invert",
     "is_fused",
     "match_path",
     "merge_vectors",
@@ -38,6 +42,7 @@ __all__ = [
     "most_similar",
     "nearby_mass",
     "nearby_prefix",
+    "normalise",
     "of_rows",
     "path_to",
     "philox4x32",
@@ -46,11 +51,14 @@ __all__ = [
     "race",
     "rank_ratio",
     "rank_ratio_at",
+    "redraw",
     "reject_tree",
+    "residual",
     "sample_tokens",
     "tree_attention",
     "tree_children",
     "tree_paths",
+    "verify_chain",
     "warp_logits",
     "widen",
     "window_ratio",
