@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.distribution import Scores, normalise
+from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import Target
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Verdict
 from mmspec.kernels import nearby_mass, nearby_prefix
+from mmspec.kernels.residual import normalise
 from mmspec.validation import require_number
 from mmspec.verification.neighbours import NOT_FITTED, check_neighbours, neighbour_table
 from mmspec.verification.relaxed_sampling import Judgement, RelaxedSampling, total_variation

@@ -9,13 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmspec.decoding.distribution import Scores, normalise
+from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Verdict
 from mmspec.kernels import reject_tree
+from mmspec.kernels.residual import normalise
 from mmspec.verification.chain_rejection import ChainRejection
 from mmspec.verification.residuals import sampled_distribution
 from mmspec.verification.tree_walk import end_at, sibling_uniforms, walk

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from mmspec.decoding.distribution import PROPOSALS, Distribution, keep_first
+from mmspec.decoding.distribution import PROPOSALS, Continuous, keep_first
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
@@ -98,7 +98,7 @@ class DenoisingSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Denoising(Distribution):
+class Denoising(Continuous):
     """Distributions of vectors at [T, n] nodes, or [T] of them, by a denoising head.
 
     Attributes:

@@ -16,7 +16,7 @@ from torch import Tensor
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import Purpose, RandomStream, box_muller
-from mmspec.kernels import Warping, sample_tokens, warp_logits
+from mmspec.kernels import Warping, sample_tokens, verify_chain, warp_logits
 from mmspec.kernels.sampling import is_fused, race
 
 if TYPE_CHECKING:
@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Analytic",
     "Categorical",
+    "Continuous",
     "Distribution",
     "Gaussian",
     "GaussianMixture",
     "Scores",
     "draw",
     "keep_first",
-    "normalise",
-    "residual",
 ]
 
 PROPOSALS = 8  # of a residual that is drawn by rejection, in each round
@@ -83,32 +82,20 @@ class Distribution(ABC):
         return self.sample(random, first[:, None] + draft.depth, Purpose.TARGET)
 
     @abstractmethod
-    def judge(self, x: Tensor, q: Any, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Judge candidates by min(1, p(x) / q(x)) (2211.17192, algorithm 1); self is p.
+    def verify_chain(
+        self, q: Any, draft: Draft, u: Tensor, random: RandomStream, emitted: Tensor, purpose: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Judge a chain by min(1, p(x) / q(x)), and draw what follows (2211.17192, algorithm 1); self is p.
 
         Args:
-            x: candidates, drawn from q.
-            q: distributions of the same kind.
-            u: uniforms.
+            q: distributions of the same kind, that the nodes were drawn from.
+            u: [T, n - 1] uniforms that the candidates are judged with.
+            emitted: [T] output index that depth 1 competes for.
+            purpose: [T] of the noise of the last draw.
 
         Returns:
-            Whether each was really drawn from q, and whether it is accepted.
-        """
-
-    @abstractmethod
-    def finish(
-        self, q: Any, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Draw what follows the last accepted node; self is p [T].
-
-        Args:
-            q: [T] of the candidate that was refused there.
-            judged: [T] True where one was: norm((p - q)+) is drawn from then, and p itself elsewhere.
-            place: [T].
-            purpose: [T] of the noise.
-
-        Returns:
-            The values, and [T] whether each could be drawn in this round.
+            [T] the last accepted node; the value after it, drawn from norm((p - q)+) where a candidate was
+            refused and from p elsewhere; and [T] whether that could be drawn in this round.
         """
 
     @abstractmethod
@@ -155,15 +142,20 @@ class Categorical(Distribution):
     def sample(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
         return draw(self.p, random, place, purpose)
 
-    def judge(self, x: Tensor, q: Categorical, u: Tensor) -> tuple[Tensor, Tensor]:
-        p_x, q_x = self.mass(x), q.mass(x)
-        return q_x > 0, (u * q_x <= p_x) & (p_x > 0)
-
-    def finish(
-        self, q: Categorical, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        final = torch.where(judged[:, None], residual(self.p, q.p), self.p)
-        return draw(final, random, place, purpose), torch.ones_like(judged)
+    def verify_chain(
+        self,
+        q: Categorical,
+        draft: Draft,
+        u: Tensor,
+        random: RandomStream,
+        emitted: Tensor,
+        purpose: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        step = random.step_of(purpose)
+        node, token = verify_chain(
+            self.p, q.p, draft.tokens, draft.valid, u, random.keys, emitted, purpose, step
+        )
+        return node, token, torch.ones_like(node, dtype=torch.bool)
 
     def is_finite(self) -> Tensor:
         return self.p.amax(-1).isfinite()
@@ -238,7 +230,50 @@ class Scores(Categorical):
         return self.logits.amax(-1).isfinite() if self._finite is None else self._finite
 
 
-class Analytic(Distribution):
+class Continuous(Distribution):
+    """Distributions of vectors."""
+
+    @abstractmethod
+    def judge(self, x: Tensor, q: Any, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Judge candidates by min(1, p(x) / q(x)) (2211.17192, algorithm 1); self is p.
+
+        Args:
+            x: candidates, drawn from q.
+            q: distributions of the same kind.
+            u: uniforms.
+
+        Returns:
+            Whether each was really drawn from q, and whether it is accepted.
+        """
+
+    @abstractmethod
+    def finish(
+        self, q: Any, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Draw what follows the last accepted node; self is p [T].
+
+        Args:
+            q: [T] of the candidate that was refused there.
+            judged: [T] True where one was: norm((p - q)+) is drawn from then, and p itself elsewhere.
+            place: [T].
+            purpose: [T] of the noise.
+
+        Returns:
+            The values, and [T] whether each could be drawn in this round.
+        """
+
+    def verify_chain(
+        self, q: Any, draft: Draft, u: Tensor, random: RandomStream, emitted: Tensor, purpose: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        known, passes = self[:-1].judge(draft.tokens[:, 1:], q[1:], u)
+        drawn = draft.valid[:, 1:] & known
+        node = (drawn & passes).long().cumprod(-1).sum(-1)
+        judged = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])[:, 0]  # past the end: False
+        after = (node + 1).clamp_max(draft.max_depth)
+        return node, *self.at(node).finish(q.at(after), judged, random, emitted + node, purpose)
+
+
+class Analytic(Continuous):
     """Distributions of vectors whose density has a closed form, given by tensors of parameters [T, n, ...].
 
     Attributes:
@@ -383,17 +418,6 @@ def keep_first(y: Tensor, stays: Tensor, judged: Tensor, plain: Tensor) -> tuple
     """
     drawn = take(y, stays.long().argmax(-1))
     return torch.where(judged[:, None], drawn, plain), stays.any(-1) | ~judged
-
-
-def normalise(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Divide weights [..., V] by their sum; `otherwise` where all are zero (q = p rounds to nothing left)."""
-    total = weights.sum(-1, keepdim=True)
-    return torch.where(total > 0, weights / total.clamp_min(torch.finfo(weights.dtype).tiny), otherwise)
-
-
-def residual(p: Tensor, q: Tensor) -> Tensor:
-    """Residual distribution norm((p - q)+), [..., V]: what min(p, q) leaves of p (2211.17192)."""
-    return normalise((p - q).clamp_min(0.0), otherwise=p)
 
 
 def draw(p: Tensor, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -97,6 +98,12 @@ class RandomStream:
     def normal(self, position: Tensor, purpose: Purpose | Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """[B, m] positions -> [B, m, count] standard normal numbers."""
         return box_muller(self.uniform(position, purpose, 2 * count, dtype))
+
+    @overload
+    def step_of(self, purpose: Purpose) -> int: ...
+
+    @overload
+    def step_of(self, purpose: Tensor) -> Tensor: ...
 
     def step_of(self, purpose: Purpose | Tensor) -> int | Tensor:
         """The step that a purpose's numbers are keyed with."""

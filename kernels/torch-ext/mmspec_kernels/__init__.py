@@ -5,12 +5,14 @@ that the folder is also a Hugging Face Hub kernel.
 """
 
 from .best import best
+from .chain import verify_chain
 from .compact_cache import compact_cache
 from .denoising_update import denoising_update
 from .gated_delta import gated_delta_tree
 from .groups import cluster_ratio, rank_ratio, rank_ratio_at
 from .neighbours import nearby_mass, nearby_prefix
 from .philox import philox4x32, philox_gumbel, philox_uniform
+from .redraw import redraw
 from .residual_block import gated_linear, modulated_linear
 from .sampling import Warping, sample_tokens, warp_logits
 from .similarity import merge_vectors, most_similar
@@ -41,11 +43,13 @@ __all__ = [
     "philox_uniform",
     "rank_ratio",
     "rank_ratio_at",
+    "redraw",
     "reject_tree",
     "sample_tokens",
     "tree_attention",
     "tree_children",
     "tree_paths",
+    "verify_chain",
     "warp_logits",
     "window_ratio",
 ]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .backend import operator, use_triton
+from .residual import normalise, residual
 
 Judge = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(p [B, V], children [B, K] or -1, u [B, K]) -> (chosen child [B] or -1, what to draw from if none was
@@ -91,20 +92,10 @@ def _reject_tree(
             accept = tried & (u[:, sibling] * q_x <= p_x) & (p_x > 0)
             chosen = torch.where(accept, child, chosen)
             rejected = (tried & ~accept)[:, None]
-            p = torch.where(rejected, _residual(p, q), p)
+            p = torch.where(rejected, residual(p, q), p)
             if without_replacement:
                 left = q.scatter(-1, x, 0.0)
-                q = torch.where(rejected, _normalise(left, otherwise=left), q)
+                q = torch.where(rejected, normalise(left, otherwise=left), q)
         return chosen, p
 
     return descend(draft_p, children, u, judge)
-
-
-def _normalise(weights: Tensor, otherwise: Tensor) -> Tensor:
-    total = weights.sum(-1, keepdim=True)
-    return torch.where(total > 0, weights / total.clamp_min(torch.finfo(weights.dtype).tiny), otherwise)
-
-
-def _residual(p: Tensor, q: Tensor) -> Tensor:
-    """norm((p - q)+); p itself where rounding leaves nothing."""
-    return _normalise((p - q).clamp_min(0.0), otherwise=p)

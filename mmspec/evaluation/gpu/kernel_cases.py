@@ -219,6 +219,29 @@ IMAGES, IMAGE = (
 )
 
 
+def _chains(shape: Shape, device: torch.device) -> tuple[Any, ...]:
+    """Chains whose q is p, so that every candidate passes, but for the last: it is refused in all rows."""
+    rows, nodes, count = shape["rows"], shape["nodes"], shape["count"]
+    p = torch.randn(rows, nodes, count, device=device).softmax(-1)
+    q = p.roll(1, 1)
+    tokens = torch.zeros(rows, nodes, dtype=torch.long, device=device)
+    u = torch.full((rows, nodes - 1), 0.5, device=device)
+    u[:, -1], q[:, -1, 0] = 1.0, 1.0
+    key = torch.tensor([[2024, 7]], device=device).expand(rows, 2)
+    place = torch.arange(rows, device=device)
+    return p, q, tokens, torch.ones_like(tokens, dtype=torch.bool), u, key, place, place * 0, place * 0
+
+
+def _windows(shape: Shape, device: torch.device) -> tuple[Any, ...]:
+    """Windows of which every second token is refused."""
+    rows, places, count = shape["rows"], shape["places"], shape["count"]
+    p, q = torch.randn(2, rows, places, count, device=device).softmax(-1).unbind(0)
+    old = torch.arange(places, device=device).expand(rows, places)
+    tokens = torch.where(old % 2 == 0, (p / q).argmin(-1), (p / q).argmax(-1))
+    u = torch.full((rows, places, 3), 0.5, dtype=torch.float64, device=device)
+    return p, q, tokens, torch.ones_like(tokens, dtype=torch.bool), old, u
+
+
 CASES = (
     KernelCase(
         op="philox4x32",
@@ -476,5 +499,24 @@ CASES = (
         make=_merged,
         cost=lambda shape: Cost(shape["rows"] * shape["tokens"] * (6 * shape["width"] + 14)),
         floor="rows x tokens x width x 6 bytes: vectors, and half as many",
+    ),
+    KernelCase(
+        op="verify_chain",
+        shapes=tuple(
+            {"rows": rows, "nodes": 6, "count": count}
+            for rows, count in ((1, 16_384), (16, 16_384), (16, 151_936), (16, 184_622))
+        ),
+        tiny={"rows": 2, "nodes": 3, "count": 8},
+        make=_chains,
+        cost=lambda shape: Cost(2 * 4 * shape["rows"] * shape["count"]),
+        floor="rows x count x 4 bytes, of p and of q, read",
+    ),
+    KernelCase(
+        op="redraw",
+        shapes=({"rows": 1, "places": 32, "count": 16_384}, {"rows": 8, "places": 32, "count": 65_536}),
+        tiny={"rows": 2, "places": 4, "count": 8},
+        make=_windows,
+        cost=lambda shape: Cost(2 * 4 * shape["rows"] * shape["places"] * shape["count"] // 2),
+        floor="half of rows x places x count x 4 bytes, of p and of q, read",
     ),
 )
