@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
 import math
 import sys
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from mmspec.kernels import Warping, sample_tokens, sampling, warp_logits
 from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
+from tests.kernels.planting import plant
 
 WARPINGS = {
     "plain": Warping(),
@@ -30,38 +29,49 @@ WARPINGS = {
 }
 
 
-def logits_for(warping: Warping, size: int, device: Any = "cpu", ties: bool = False) -> Tensor:
-    """[3 or 6, 1, V] logits in a tensor whose guard bands are NaN; with excluded tokens, and with ties."""
+def logits_for(
+    warping: Warping, size: int, device: Any = "cpu", ties: bool = False, nodes: int = 1
+) -> Tensor:
+    """[3 or 6, n, V] logits in a tensor whose guard bands are NaN; with excluded tokens, and with ties."""
     generator = torch.Generator().manual_seed(size)
     rows = 3 * (1 + warping.is_guided)
-    guarded = torch.full((rows, 3, size + 8), math.nan)
-    guarded[:, 1:2, 4:-4] = 3 * torch.randn(rows, 1, size, generator=generator)
+    guarded = torch.full((rows, nodes + 2, size + 8), math.nan)
+    logits = guarded[:, 1:-1, 4:-4]
+    logits[:] = 3 * torch.randn(rows, nodes, size, generator=generator)
     if ties:
-        guarded = guarded.round()
+        logits.div_(3).round_()
     if size > 10:
-        guarded[:3, 1:2, 4 : 4 + size // 5] = -math.inf
-    return guarded.to(device)[:, 1:2, 4:-4]
+        logits[:3, :, : size // 5] = -math.inf
+    return guarded.to(device)[:, 1:-1, 4:-4]
 
 
-def noise_for(device: Any) -> tuple[Tensor, Tensor]:
-    return torch.tensor([[1, 2], [3, 4], [5, 6]], device=device), torch.arange(7, 10, device=device).view(
-        3, 1
-    )
+def noise_for(device: Any, nodes: int = 1) -> tuple[Tensor, Tensor]:
+    """Keys and places of three lanes."""
+    key = torch.tensor([[1, 2], [3, 4], [5, 6]], device=device)
+    return key, torch.arange(7, 7 + 3 * nodes, device=device).view(3, nodes)
+
+
+def tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are too long for one program, and have several tiles."""
+    module = sys.modules["mmspec.kernels.sampling_triton"]
+    monkeypatch.setattr(module, "RESIDENT", 0)
+    monkeypatch.setattr(module, "TILE", 32)
 
 
 @pytest.fixture(params=["held", "tiled"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The kernel that holds a row, and those for rows that are too long for it."""
-    module = pytest.importorskip("mmspec.kernels.sampling_triton")
+    pytest.importorskip("mmspec.kernels.sampling_triton")
     if request.param == "tiled":
-        monkeypatch.setattr(module, "RESIDENT", 0)
-        monkeypatch.setattr(module, "TILE", 32)
+        tile(monkeypatch)
     return request.param
 
 
-def compare(both: Callable[..., Any], device: Any, warping: Warping, size: int, ties: bool = False) -> None:
+def compare(
+    both: Callable[..., Any], device: Any, warping: Warping, size: int, ties: bool = False, nodes: int = 1
+) -> None:
     """Both forms of both ops; a token may differ where two scores are equal but for rounding."""
-    logits, (key, place) = logits_for(warping, size, device, ties), noise_for(device)
+    logits, (key, place) = logits_for(warping, size, device, ties, nodes), noise_for(device, nodes)
     kernel, twin = both(warp_logits, logits, warping)
     assert torch.equal(kernel == -math.inf, twin == -math.inf)
     torch.testing.assert_close(kernel, twin, rtol=1e-5, atol=1e-5)
@@ -140,68 +150,120 @@ def test_tokens_are_drawn_from_the_warped_distribution():
     assert ((observed - expected)[kept] ** 2 / expected[kept]).sum() < 3 + 5 * math.sqrt(6)
 
 
-ALL, ROWS = WARPINGS["all, guided"], WARPINGS["rows of their own"]
+PLAIN, TOP_K, NUCLEUS, TOPMOST = (WARPINGS[name] for name in ("plain", "top-k", "top-p", "a nucleus of one"))
+HOT, GUIDED, ROWS = Warping((0.7,)), Warping(guidance_scale=(2.5,)), Warping((0.0, 0.7, 1.0))
+MIXED = Warping((0.0, 0.7, 1.0), (3, 0, 20))
+HELD_ROW, TILED_ROW = "tl.arange(0, BLOCK)\n    inside = ", "start + tl.arange(0, TILE)\n    inside = "
 BUGS = {
-    "one key too many passes for k": ("_cut", "reached >= k", "reached > k", WARPINGS["top-k"]),
-    "the nucleus keeps its edge out": ("_cut", "bound - below)", "bound - below + 1)", WARPINGS["top-p"]),
-    "min-p forgotten": ("_cut", "tl.maximum(value, lowest)", "value", WARPINGS["min-p"]),
-    "no unconditional normaliser": ("_guide", "u - u_top - tl.log(u_sum)", "u - u_top", ALL),
-    "noise of the first tile everywhere": ("gumbel_tile", "start // 4 + ", "", Warping()),
-    "a mask off by one": ("_row_kernel", "inside = index < size", "inside = index < size + 1", Warping()),
-    "the first tile wins": ("_choice_kernel", "tl.argmax(best, 0)", "0", Warping()),
-    "settings of another row": ("_settings", "settings_ptr + row", "settings_ptr + (row + 1) % rows", ROWS),
+    "one key too many passes for k": ("held", TOP_K, "reached >= k", "reached > k"),
+    "the nucleus keeps its edge out": ("held", NUCLEUS, "bound - below)", "bound - below + 1)"),
+    "all equals at the edge stay": ("held", NUCLEUS, "if surplus > 0:", "if surplus > size:"),
+    "all equals at the edge go": ("held", TOPMOST, "equals - 1)", "equals)"),
+    "counting beyond the index": ("held", NUCLEUS, " & (tl.arange(0, BLOCK) < last)", ""),
+    "counting beyond the index, tiled": ("tiled", NUCLEUS, " & (index < last)", ""),
+    "counting with the index": (
+        "held",
+        NUCLEUS,
+        "(tl.arange(0, BLOCK) < last)",
+        "(tl.arange(0, BLOCK) <= last)",
+    ),
+    "counting with the index, tiled": ("tiled", NUCLEUS, "(index < last)", "(index <= last)"),
+    "-0 is less than 0": ("held", NUCLEUS, "1.0)) + 0.0  # -0", "1.0))  # -0"),
+    "-0 is less than 0, tiled": ("tiled", NUCLEUS, "1.0)) + 0.0  # as", "1.0))  # as"),
+    "no token is sure": ("held", TOPMOST, "tl.minimum(threshold, _ordered(top))", "threshold"),
+    "min-p forgotten": ("held", WARPINGS["min-p"], "tl.maximum(value, lowest)", "value"),
+    "no unconditional normaliser": ("held", GUIDED, "u - u_top - tl.log(u_sum)", "u - u_top"),
+    "sums of tiles of different maxima": ("tiled", GUIDED, "sums * tl.exp(tops - top)", "sums"),
+    "noise in the order of words": (
+        "held",
+        PLAIN,
+        "tl.interleave(w0, w2), tl.interleave(w1, w3)",
+        "tl.interleave(w0, w1), tl.interleave(w2, w3)",
+    ),
+    "noise of the first tile everywhere": ("tiled", PLAIN, "start // 4 + ", ""),
+    "greedy rows are drawn": ("held", ROWS, "tl.where(is_drawn, x + noise, x)", "x + noise"),
+    "greedy rows are drawn, tiled": ("tiled", ROWS, "tl.where(temperature > 0.0, x + noise, x)", "x + noise"),
+    "greedy rows are truncated": ("held", MIXED, "tl.where(is_drawn, value, NEG_INF)", "value"),
+    "greedy rows are truncated, tiled": (
+        "tiled",
+        MIXED,
+        "if is_finite & (temperature > 0.0):",
+        "if is_finite:",
+    ),
+    "a mask off by one": ("held", PLAIN, HELD_ROW + "index < size", HELD_ROW + "index < size + 1"),
+    "a mask off by one, tiled": ("tiled", HOT, TILED_ROW + "index < size", TILED_ROW + "index < size - 1"),
+    "the first tile wins": ("tiled", PLAIN, "tl.argmax(best, 0)", "0"),
+    "settings of another row": ("held", ROWS, "settings_ptr + row", "settings_ptr + (row + 1) % rows"),
 }
-TILED = ("noise of the first tile everywhere", "the first tile wins")
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(both, device, monkeypatch, tmp_path, name):
     if device.type == "cuda":
         pytest.skip("bugs are planted in interpreted kernels")
-    module = pytest.importorskip("mmspec.kernels.sampling_triton")
-    function, right, wrong, warping = BUGS[name]
-    source, body = inspect.getsource(module), inspect.getsource(getattr(module, function).fn)
-    assert right in body, "plant the bug anew"
-    # The interpreter reads the source of a kernel from its file.
-    file = tmp_path / "sampling_triton.py"
-    file.write_text(source.replace(body, body.replace(right, wrong)))
-    spec = importlib.util.spec_from_file_location(module.__name__, file)
-    mutant = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, module.__name__, mutant)
-    spec.loader.exec_module(mutant)
-    if name in TILED:
-        monkeypatch.setattr(mutant, "RESIDENT", 0)
-        monkeypatch.setattr(mutant, "TILE", 32)
+    path, warping, right, wrong = BUGS[name]
+    plant(monkeypatch, tmp_path, "sampling_triton", right, wrong)
+    if path == "tiled":
+        tile(monkeypatch)
+    # Truncation shows in every row, and that of a nucleus where logits are equal; noise decides few rows.
     with pytest.raises((AssertionError, IndexError)):
-        compare(both, device, warping, 37, ties=True)
-        compare(both, device, warping, 37)
+        compare(both, device, warping, 37, ties=min(warping.top_p) < 1.0, nodes=1 if warping.truncates else 4)
 
 
-def shipped() -> list[Kernel]:
-    words = dict.fromkeys(("key_ptr", "place_ptr", "stream_ptr", "step_ptr", "node_ptr", "token_ptr"), "*i64")
-    sizes = dict.fromkeys(("size", "batch", "rows", "settings_rows", "nodes", "places", "tiles"), "i32")
-    strides = {"batch_stride": "i64", "row_stride": "i64"}
-    row = words | sizes | strides | {"settings_ptr": "*fp32", "finite_ptr": "*i1"}
-    flags = {"TOP_K": True, "TOP_P": True}
-    held = [
-        Kernel(
-            "sampling_triton",
-            "_row_kernel",
-            row | {"logits_ptr": dtype},
-            flags | {"GUIDED": True, "MIN_P": True, "INDEX_BITS": 13, "BLOCK": block, "warped_ptr": None},
-            warps=max(1, min(16, block // 512)),
-        )
-        for dtype, block in (("*bf16", 8192), ("*fp32", 8192))
-    ]
-    return held
+PLACES = ("key_ptr", "place_ptr", "stream_ptr", "step_ptr", "node_ptr")
+CUT = {"TOP_K": True, "TOP_P": True}
 
 
-def test_the_kernels_compile_for_hopper_without_spills():
-    pytest.importorskip("triton")
-    kernels = shipped()
+def shipped(name: str, constants: dict[str, Any], warps: int, dtype: str = "bf16") -> Kernel:
+    """A kernel for rows of a multiple of 16 tokens; arguments that are not constants are there."""
+    types = dict.fromkeys((*PLACES, "token_ptr"), "*i64")
+    types |= dict.fromkeys(("settings_ptr", "sums_ptr", "scores_ptr", "tops_ptr", "cuts_ptr"), "*fp32")
+    types |= {"best_ptr": "*fp32", "choice_ptr": "*i32", "finite_ptr": "*i1", "warped_ptr": "*fp32"}
+    types |= dict.fromkeys(("batch", "rows", "settings_rows", "nodes", "places", "tiles"), "i32")
+    aligned = ("size", "batch_stride", "row_stride")
+    types |= dict.fromkeys(aligned, "i32") | {"logits_ptr": f"*{dtype}"}
+    given = {argument: kind for argument, kind in types.items() if argument not in constants}
+    return Kernel("sampling_triton", name, given, constants, aligned, warps)
+
+
+def assert_fit(kernels: list[Kernel]) -> None:
     for kernel, compiled in zip(kernels, compile_for_hopper(kernels), strict=True):
         assert compiled.spilled == 0 and compiled.shared <= SHARED_MEMORY, kernel
-        assert "mul.hi.u32" in compiled.ptx  # Philox with 32-bit counters
+        # Philox with 32-bit counters, where a token is drawn; 16 bytes a load, of what is long.
+        is_drawn = kernel.constants.get("warped_ptr", "") is None
+        assert ("mul.hi.u32" in compiled.ptx) == is_drawn, kernel
+        assert "v4.b32" in compiled.ptx or kernel.name == "_choice_kernel", kernel
+
+
+@pytest.mark.parametrize("block", [1024, 2048, 4096, 8192])
+def test_kernels_of_a_held_row_compile_for_hopper_without_spills(block):
+    module = pytest.importorskip("mmspec.kernels.sampling_triton")
+    flags = CUT | {"MIN_P": True, "INDEX_BITS": block.bit_length() - 1, "BLOCK": block}
+    drawn, warped = {"warped_ptr": None}, dict.fromkeys((*PLACES, "token_ptr", "finite_ptr"))
+    assert_fit(
+        [
+            shipped("_row_kernel", flags | drawn | {"GUIDED": True}, module.row_warps(block)),
+            shipped("_row_kernel", flags | warped | {"GUIDED": False}, module.row_warps(block), "fp32"),
+        ]
+    )
+
+
+@pytest.mark.parametrize("size", [16384, 65536, 151936])
+def test_kernels_of_a_tiled_row_compile_for_hopper_without_spills(size):
+    module = pytest.importorskip("mmspec.kernels.sampling_triton")
+    tile = {"TILE": module.TILE}
+    tiles = {"TILES": module.triton.next_power_of_2(module.triton.cdiv(size, module.TILE))}
+    cut = CUT | {"INDEX_BITS": (size - 1).bit_length()}
+    assert_fit(
+        [
+            shipped("_sums_kernel", tile, 8),
+            shipped("_scores_kernel", tile | tiles | {"GUIDED": True}, 8),
+            shipped("_cut_kernel", tile | tiles | cut, 16),
+            shipped("_tile_kernel", tile | tiles | {"warped_ptr": None}, 8),
+            shipped("_tile_kernel", tile | tiles | dict.fromkeys((*PLACES, "best_ptr", "choice_ptr")), 8),
+            shipped("_choice_kernel", tiles, 1),
+        ]
+    )
 
 
 def test_the_ops_are_registered_as_torch_wants_them():

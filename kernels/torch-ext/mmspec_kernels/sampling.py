@@ -218,7 +218,9 @@ def of_rows(values: Sequence[Any], like: Tensor, of: Callable[[Any], float] = fl
     return numbers[0] if len(numbers) == 1 else _column(numbers, like.device, like.dtype)
 
 
-@functools.cache  # never dropped: a CUDA graph may hold its address
+# Without bound: a CUDA graph may hold the address of any. Each is a number a row (at least 512 bytes on a
+# device), and there is one for each combination of settings that was asked for.
+@functools.cache
 def _column(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     with torch.inference_mode(False):  # or no graph of gradients could use it
         return torch.tensor(numbers, dtype=dtype, device=device)[:, None, None]

@@ -19,6 +19,7 @@ from .sampling import Warping
 
 RESIDENT = 8192  # longest row that one program holds; 16,384 would spill registers
 TILE = 4096  # of longer rows
+COUNTS = ("batch", "rows", "settings_rows", "nodes", "places")  # they vary from call to call
 NEG_INF = tl.constexpr(float("-inf"))
 INF = tl.constexpr(float("inf"))
 NAN = tl.constexpr(float("nan"))
@@ -100,8 +101,8 @@ def _mass(x, row_ptr, size, top, floor, high, BLOCK: tl.constexpr, HELD: tl.cons
         mass = tl.zeros((BLOCK,), tl.float32)
         for start in range(0, size, BLOCK):
             index = start + tl.arange(0, BLOCK)
-            x = tl.load(row_ptr + index, mask=index < size, other=NEG_INF)
-            mass += tl.where((x >= floor) & (_ordered(x) < high), tl.exp(x - top), 0.0)
+            tile = tl.load(row_ptr + index, mask=index < size, other=NEG_INF)
+            mass += tl.where((tile >= floor) & (_ordered(tile) < high), tl.exp(tile - top), 0.0)
     return tl.sum(mass)
 
 
@@ -157,7 +158,7 @@ def _cut(
     return tl.maximum(value, lowest), index
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _row_kernel(
     logits_ptr,
     settings_ptr,
@@ -193,11 +194,11 @@ def _row_kernel(
     scale, temperature, k, tail, log_min_p = _settings(settings_ptr, setting, settings_rows)
     x = tl.load(at + index, mask=inside, other=NEG_INF).to(tl.float32)
     if GUIDED:
-        u = tl.load(at + batch * batch_stride + index, mask=inside, other=NEG_INF).to(tl.float32)
+        u = tl.load(at + batch.to(tl.int64) * batch_stride + index, mask=inside, other=NEG_INF).to(tl.float32)
         c_top, u_top = tl.max(x), tl.max(u)
         x = _guide(x, u, c_top, tl.sum(tl.exp(x - c_top)), u_top, tl.sum(tl.exp(u - u_top)), scale)
     is_drawn = temperature > 0.0
-    x = x * tl.div_rn(1.0, tl.where(is_drawn, temperature, 1.0))
+    x = x * tl.div_rn(1.0, tl.where(is_drawn, temperature, 1.0)) + 0.0  # -0 is equal to 0, in bits as well
     top = tl.max(x)
     is_finite = (tl.sum((x != x).to(tl.int32)) == 0) & (top > NEG_INF) & (top < INF)
     x = tl.where(is_finite, x, 0.0)
@@ -228,7 +229,7 @@ def _row_kernel(
         tl.store(finite_ptr + row, is_finite)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _sums_kernel(
     logits_ptr, sums_ptr, size, batch_stride, row_stride, batch, rows, tiles, TILE: tl.constexpr
 ):
@@ -238,7 +239,9 @@ def _sums_kernel(
     at = logits_ptr + row // rows * batch_stride + row % rows * row_stride
     out = sums_ptr + (row * tiles + tile) * 4
     for side in tl.static_range(2):
-        x = tl.load(at + side * batch * batch_stride + index, mask=index < size, other=NEG_INF).to(tl.float32)
+        x = tl.load(
+            at + side * batch.to(tl.int64) * batch_stride + index, mask=index < size, other=NEG_INF
+        ).to(tl.float32)
         top = tl.max(x)
         tl.store(out + 2 * side, top)
         tl.store(out + 2 * side + 1, tl.sum(tl.exp(x - tl.where(top == NEG_INF, 0.0, top))))
@@ -253,7 +256,7 @@ def _total(sums_ptr, side, tiles, TILES: tl.constexpr):
     return top, tl.sum(tl.where(tops == NEG_INF, 0.0, sums * tl.exp(tops - top)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _scores_kernel(
     logits_ptr,
     settings_ptr,
@@ -280,11 +283,11 @@ def _scores_kernel(
     scale, temperature, _, _, _ = _settings(settings_ptr, setting, settings_rows)
     x = tl.load(at + index, mask=inside, other=NEG_INF).to(tl.float32)
     if GUIDED:
-        u = tl.load(at + batch * batch_stride + index, mask=inside, other=NEG_INF).to(tl.float32)
+        u = tl.load(at + batch.to(tl.int64) * batch_stride + index, mask=inside, other=NEG_INF).to(tl.float32)
         c_top, c_sum = _total(sums_ptr + row * tiles * 4, 0, tiles, TILES)
         u_top, u_sum = _total(sums_ptr + row * tiles * 4, 1, tiles, TILES)
         x = _guide(x, u, c_top, c_sum, u_top, u_sum, scale)
-    x = x * tl.div_rn(1.0, tl.where(temperature > 0.0, temperature, 1.0))
+    x = x * tl.div_rn(1.0, tl.where(temperature > 0.0, temperature, 1.0)) + 0.0  # as in `_row_kernel`
     tl.store(scores_ptr + row * size + index, x, mask=inside)
     tl.store(tops_ptr + (row * tiles + tile) * 2, tl.max(x))
     tl.store(tops_ptr + (row * tiles + tile) * 2 + 1, tl.max((x != x).to(tl.float32)))
@@ -299,7 +302,7 @@ def _top(tops_ptr, row, tiles, TILES: tl.constexpr):
     return top, (nans == 0.0) & (top > NEG_INF) & (top < INF)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _cut_kernel(
     settings_ptr,
     scores_ptr,
@@ -329,7 +332,7 @@ def _cut_kernel(
     tl.store(cuts_ptr + row * 2 + 1, first.to(tl.float32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _tile_kernel(
     settings_ptr,
     scores_ptr,
@@ -417,9 +420,9 @@ def sample_triton(
     tokens = torch.empty_like(place if node is None else node, memory_format=torch.contiguous_format)
     finite = torch.empty_like(tokens, dtype=torch.bool)
     if tokens.numel():
-        words = [each.expand_as(place).contiguous() for each in (place, stream, step)]
-        nodes = None if node is None else node.contiguous()
-        _launch(logits, warping, None if key is None else key.contiguous(), *words, nodes, tokens, finite)
+        place, stream, step = (each.expand_as(place).contiguous() for each in (place, stream, step))
+        key, node = (None if each is None else each.contiguous() for each in (key, node))
+        _launch(logits, warping, key, place, stream, step, node, tokens, finite)
     return tokens, finite
 
 
@@ -497,7 +500,9 @@ def row_warps(block: int) -> int:
     return max(1, min(16, block // 512))
 
 
-@functools.cache  # never dropped: a CUDA graph may hold its address
+# Without bound: a CUDA graph may hold the address of any. Each is 20 bytes a row (at least 512 on a device),
+# and there is one for each combination of settings that was asked for.
+@functools.cache
 def _numbers(warping: Warping, device: torch.device) -> Tensor:
     """[5, 1 or B] guidance scale, temperature, k, 1 - top_p and log min_p; what is off keeps all."""
     count = max(map(len, warping))
