@@ -1,6 +1,7 @@
-"""What every test run needs: no network, one thread a process, GPU tests skipped where there is no GPU."""
+"""What every test run needs: no network, one thread a process, GPU tests with a GPU only, no flags left."""
 
 import os
+import sys
 
 # Set before any test imports the libraries that read them.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -19,3 +20,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+
+def pytest_runtest_teardown() -> None:
+    # Training flushes subnormal numbers to zero for the whole process, and hypothesis draws no floats then.
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_flush_denormal(False)
