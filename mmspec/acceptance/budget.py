@@ -54,7 +54,7 @@ class Budget(RelaxedSampling):
     table: Tensor | None = field(default=None, init=False, repr=False)
 
     exactness = "bounded"
-    bound = "delta per token"
+    bound = "TV at most delta per token"
 
     def __post_init__(self) -> None:
         require_number("delta", self.delta, 0.0, 1.0, "0 (exact) to 1")

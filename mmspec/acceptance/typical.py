@@ -36,7 +36,7 @@ class Typical(AcceptanceRule):
 
     sound_for = frozenset({DraftKind.POINT})
     exactness = "lossy"
-    bound = "1 - min(epsilon, delta exp(-H(p))) per token"
+    bound = "TV at most 1 - min(epsilon, delta exp(-H(p))) per token"
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "delta"):

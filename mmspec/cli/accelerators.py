@@ -54,5 +54,5 @@ def markdown_table() -> str:
 def stated(exactness: str, bound: str | None) -> str:
     """State a promise with its bound, or that it has none."""
     if bound is not None:
-        return f"{exactness}: TV at most {bound}"
+        return f"{exactness}: {bound}"
     return exactness if exactness == "exact" else f"{exactness}, no bound"

@@ -194,7 +194,7 @@ class Denoising(Continuous):
     ) -> tuple[Tensor, Tensor]:
         """Draw from p, or from norm((p - q)+) over chains: one of p stays with 1 - min(1, q / p).
 
-        As of `Gaussian`, a round makes a fixed number of proposals.
+        As of `Analytic`, a round makes a fixed number of proposals.
         """
         plain, process = self.sample(random, place, purpose), self.process
         states, size = process.steps + 1, process.size

@@ -253,7 +253,7 @@ class AcceptanceRule(ABC):
         sound_for: the kinds of draft for which the claim in `exactness` holds.
         exactness: "exact" if the output distribution is the target's, "bounded" if its distance to it is; or
             "lossy".
-        bound: for other rules, the stated bound on the total variation per token, in words.
+        bound: for other rules, what they keep to, in words: mostly a total variation (TV) per token.
         greedy_only: True if the claim holds at temperature 0 alone.
         chains_only: True if the rule judges one candidate per place.
         judges: "tokens", "vectors" (of denoising heads), or "any" of them.

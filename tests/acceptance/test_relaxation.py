@@ -112,7 +112,7 @@ def test_a_setting_out_of_range_is_named(name: str, options: dict[str, object]) 
 
 def test_rules_say_what_they_promise() -> None:
     assert [Budget(delta).promise for delta in (0.0, 0.1, 0.25)] == ["exact", "tv<=0.1", "tv<=0.25"]
-    assert (Budget.exactness, Budget.bound) == ("bounded", "delta per token")
+    assert (Budget.exactness, Budget.bound) == ("bounded", "TV at most delta per token")
     for name in ("lantern", "lantern++", "grouped", "cool", "suffix"):
         assert ACCEPTANCE_RULES[name]().promise == "lossy"
 

@@ -133,7 +133,7 @@ def test_promises_are_in_words() -> None:
     zipar = build_accelerator("zipar", zipar_window=2).fit(rasters())  # 4 x 4 cells
     assert describe_accelerator(zipar) == {"window": 3, "promise": "lossy, no bound"}
     typical = describe_accelerator(build_accelerator("copy", acceptance="typical"))
-    assert typical["promise"].startswith("lossy, 1 - min(")
+    assert typical["promise"].startswith("lossy, TV at most 1 - min(")
 
 
 SETTINGS = {
