@@ -1,6 +1,6 @@
 """Triton kernels in tests: on the GPU if there is one, else in Triton's interpreter on the CPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +10,13 @@ import torch
 @pytest.fixture
 def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def compiler_forgets() -> Iterator[None]:
+    """All ops share one wrapper's code, and the compiler keeps but eight compiled forms of a code."""
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

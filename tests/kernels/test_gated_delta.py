@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from mmspec.decoding.draft import find_ancestors
-from mmspec.kernels import gated_delta_tree
+from mmspec.kernels import gated_delta_tree, tree_paths
 from mmspec.kernels.gated_delta_triton import KEY_BLOCK, VALUE_BLOCK
 from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
 from tests.kernels.planting import plant
@@ -24,7 +23,7 @@ def inputs(nodes=5, rows=2, key_heads=1, heads=2, size=16, values=16, dtype=torc
     g = -decay * torch.rand(rows, nodes, heads, generator=generator)
     beta = torch.rand(rows, nodes, heads, generator=generator).to(dtype)
     state = torch.randn(rows, heads, size, values, generator=generator)
-    return q, k, v, g, beta, state, find_ancestors(parents, nodes)
+    return q, k, v, g, beta, state, tree_paths(parents, nodes)[0]
 
 
 def differs(kernel, torch_form) -> bool:

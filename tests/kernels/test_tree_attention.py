@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from mmspec.decoding.draft import find_ancestors
-from mmspec.kernels import tree_attention
+from mmspec.kernels import tree_attention, tree_paths
 from mmspec.kernels.tree_attention_triton import configuration, parts_of
 from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
 from tests.kernels.planting import plant
@@ -43,8 +42,7 @@ def inputs(
         parents = (torch.rand(rows, nodes, generator=generator) * index).long()
         if shape == "chain":
             parents = (index - 1).clamp_min(0).expand(rows, nodes)
-        visible = find_ancestors(parents, nodes)
-        depth = visible.sum(-1) - 1
+        visible, depth = tree_paths(parents, nodes)
     first = torch.zeros(rows, 1, dtype=torch.long)
     if window is not None:
         first = (length[:, None] + depth - window + 1).clamp_min(0)
