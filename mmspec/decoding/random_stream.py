@@ -108,7 +108,7 @@ class RandomStream:
     def step_of(self, purpose: Purpose | Tensor) -> int | Tensor:
         """The step that a purpose's numbers are keyed with."""
         if isinstance(purpose, Tensor):
-            return self.step * (purpose != Purpose.TARGET)
+            return self.step * purpose.ne(Purpose.TARGET)
         return {Purpose.TARGET: 0, Purpose.RETRY: self.round}.get(purpose, self.step)
 
 
