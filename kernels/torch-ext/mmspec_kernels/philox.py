@@ -7,11 +7,14 @@ is in the batch, on the order of drawing, or on the device. The caller says what
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .backend import operator, use_triton
+from .philox_host import encrypt_on_host
 
 ROUNDS = 10
 WORD = 0xFFFFFFFF
@@ -41,9 +44,7 @@ def philox4x32(counters: Tensor, key: Tensor) -> Tensor:
         from .philox_triton import philox4x32_triton
 
         return philox4x32_triton(counters, key)
-    leading = torch.broadcast_shapes(counters.shape[:-1], key.shape[:-1])
-    words = counters.expand(*leading, 4).movedim(-1, 0)
-    return _encrypt(words, key.expand(*leading, 2).movedim(-1, 0)).movedim(0, -1).contiguous()
+    return _encrypt(counters.unbind(-1), key)
 
 
 def philox_uniform(
@@ -97,15 +98,9 @@ def uniforms(
         from .philox_triton import philox_uniform_triton
 
         return philox_uniform_triton(key, position, stream, step, count, dtype)
-    blocks = -(-count // 4)
-    counters = position.new_empty(4, *position.shape, blocks)
-    counters[0] = torch.arange(blocks, device=position.device)
-    counters[1] = position[..., None]
-    counters[2] = stream[..., None]
-    counters[3] = step[..., None]
-    words = _encrypt(counters, key.movedim(-1, 0)[..., None, None])
-    words = words.movedim(0, -1).reshape(*position.shape, 4 * blocks)[..., :count]
-    uniform = (words >> 8).to(dtype).mul_(2**-24).add_(2**-25)
+    block = torch.arange(-(-count // 4), device=position.device)
+    words = _encrypt((block, position[..., None], stream[..., None], step[..., None]), key[:, None, None])
+    uniform = (words >> 8).flatten(-2)[..., :count].to(dtype).mul_(2**-24).add_(2**-25)
     # 1 - 2^-25 is halfway between two float32 numbers, and would round to 1.
     return uniform.clamp_(max=LARGEST_FLOAT32_BELOW_ONE) if dtype == torch.float32 else uniform
 
@@ -127,20 +122,28 @@ def philox_gumbel(
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
-def _encrypt(counters: Tensor, key: Tensor) -> Tensor:
-    """Ten rounds over words held first: counters [4, ...], key [2, ...], result [4, ...]."""
-    multipliers, high_offset, half, increments = _constants(counters.device)
-    shape = (2, *[1] * (counters.dim() - 1))
+def _encrypt(counters: Sequence[Tensor], key: Tensor) -> Tensor:
+    """Encrypt words in four tensors [...] with keys [..., 2], all of which broadcast; gives [..., 4]."""
+    if key.device.type == "cpu":
+        return torch.from_numpy(encrypt_on_host(counters, key).astype(np.int64))
+    return _encrypt_in_torch(counters, key)
+
+
+def _encrypt_in_torch(counters: Sequence[Tensor], key: Tensor) -> Tensor:
+    """As `_encrypt`, on any device."""
+    c0, c1, c2, c3, key0, key1 = torch.broadcast_tensors(*counters, *key.unbind(-1))
+    even, odd = torch.stack((c0, c2)) & WORD, torch.stack((c1, c3)) & WORD
+    key = torch.stack((key0, key1))
+    shape = (2, *[1] * c0.dim())
+    multipliers, high_offset, half, increments = _constants(key.device)
     multipliers, high_offset = multipliers.view(shape), high_offset.view(shape)
-    counters = counters & WORD
-    even, odd = counters[0::2], counters[1::2]
-    for round_key in (key + increments.view(ROUNDS, 2, *[1] * (key.dim() - 1))) & WORD:
+    for round_key in (key + increments.view(ROUNDS, *shape)) & WORD:
         # An unsigned 32 x 32 bit product overflows int64, so one factor is centred. For an odd multiplier m,
         # x m = ((x - 2^31) m + 2^31) + 2^32 (m >> 1): the bracket fits, and its low word is that of x m.
         product = torch.addcmul(half, even - HALF, multipliers).flip(0)
         even = ((product >> 32) + high_offset) ^ odd ^ round_key
         odd = product & WORD
-    return torch.stack((even, odd), dim=1).flatten(0, 1)
+    return torch.stack((even[0], odd[0], even[1], odd[1]), -1)
 
 
 @functools.cache  # a constant built on the host in every call would be a copy that CUDA graphs cannot hold
