@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .backend import operator, use_triton
+from .ordering import sort_stably
 
 
 @operator(fake=lambda p, q, size: p.new_empty(p.shape))
@@ -70,7 +71,7 @@ def cluster_ratio(p: Tensor, q: Tensor, cluster: Tensor, members: Tensor, starts
 
 def _rank_ratio(p: Tensor, q: Tensor, size: int) -> Tensor:
     """`rank_ratio` in torch."""
-    ordered, order = p.sort(dim=-1, descending=True, stable=True)
+    ordered, order = sort_stably(p, descending=True)
     allowed = q.gather(-1, order).where(ordered > 0, 0.0)
     surplus = -p.shape[-1] % size
     sums = [pad(mass, (0, surplus)).unflatten(-1, (-1, size)).sum(-1) for mass in (ordered, allowed)]

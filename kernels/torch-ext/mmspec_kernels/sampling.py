@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .backend import operator, use_triton
+from .ordering import sort_stably
 from .philox import counter_word, philox_gumbel
 
 NEG_INF = float("-inf")
@@ -251,7 +252,7 @@ def _truncate(logits: Tensor, warping: Warping) -> Tensor:
         threshold = _kth(largest, of_rows(warping.top_k, logits, lambda k: k or math.inf))
         logits = logits.masked_fill(logits < threshold, NEG_INF)
     if min(warping.top_p) < 1.0:
-        ordered, order = logits.sort(dim=-1, stable=True)
+        ordered, order = sort_stably(logits)
         # Ascending, as in transformers: drop the tail whose mass is at most 1 - top_p, never the last.
         tail = of_rows(warping.top_p, logits, lambda top_p: 1.0 - top_p if top_p < 1.0 else NEG_INF)
         drop = ordered.softmax(-1).cumsum(-1) <= tail

@@ -8,6 +8,7 @@ from torch.nn.functional import pad
 
 from .backend import operator, use_triton
 from .groups import bounded_ratio
+from .ordering import sort_stably
 
 # of GSD's released code
 RANKS_BELOW, RANKS_ABOVE = 7, 6
@@ -38,7 +39,7 @@ def window_ratio(p: Tensor, q: Tensor, codebook: Tensor, x: Tensor | None = None
     if x is None:
         x = torch.arange(vocabulary, device=p.device).expand(p.shape)
     vectors = pad(codebook.to(p.dtype), (0, 0, 0, vocabulary - codes), value=float("inf"))  # syntax is far
-    order = p.argsort(dim=-1, stable=True)
+    _, order = sort_stably(p)
     rank = order.argsort(dim=-1).gather(-1, x)
     p_x, q_x = p.gather(-1, x), q.gather(-1, x)
     target_mass, draft_mass = p_x, q_x
