@@ -239,7 +239,7 @@ class RaggedCache(Cache):
 
         Args:
             nodes: n nodes in m slots.
-            dtype: None for a boolean mask (sdpa), else the dtype of an additive one (eager).
+            dtype: of an additive mask; None for a boolean one.
 
         Returns:
             [B, 1, n, width]; or one such mask per layer type where a model mixes them, None for recurrent

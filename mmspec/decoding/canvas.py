@@ -240,7 +240,7 @@ class Canvas:
 
     def _are_ends(self, tokens: Tensor) -> Tensor:
         """[B, k] whether a token ends its row."""
-        return torch.isin(tokens, self._ends)
+        return (tokens[..., None] == self._ends).any(-1)  # `torch.isin` takes three times as long
 
     def _readable(self, tokens: Tensor) -> list[Tensor]:
         """Columns of integers that tell the host of new tokens."""

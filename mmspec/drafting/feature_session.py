@@ -22,7 +22,7 @@ from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.heads import HeadBatch, HeadDrafter, HeadSession
 from mmspec.models.feature_head import EMBEDDINGS, FeatureHead, Prompts
-from mmspec.targets.attention import attends_plainly, attention_on_tree
+from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.causal import CacheState, to_device
 from mmspec.targets.steps import CapturedForward, CompiledForward
 from mmspec.visual_tokens.spans import find_images
@@ -71,8 +71,7 @@ class FeatureSession(HeadSession):
     def __init__(self, drafter: FeatureDrafter, batch: HeadBatch) -> None:
         super().__init__(drafter, batch)
         self.steps = drafter.steps
-        eager = self.head.decoder.config._attn_implementation == "eager"
-        self.additive = self.head.dtype if eager else None
+        self.additive = mask_dtype(self.head.decoder)
         self.plain = attends_plainly(self.head.decoder)
         taps = [batch.prefill.taps[tap] for tap in self.head.taps]
         known = [self.head.join(states) for states in zip(*taps, strict=True)]

@@ -23,7 +23,7 @@ from mmspec.errors import UnsupportedModelError
 from mmspec.kernels import tree_attention
 from mmspec.kernels.backend import use_triton
 
-__all__ = ["PLAIN_ATTENTION", "attends_plainly", "attention_on_tree", "tree_mask"]
+__all__ = ["PLAIN_ATTENTION", "attends_plainly", "attention_on_tree", "mask_dtype", "tree_mask"]
 
 Mask = Tensor | dict[str, Tensor | None] | None
 
@@ -76,6 +76,15 @@ def attends_plainly(decoder: nn.Module) -> bool:
     )
 
 
+def mask_dtype(decoder: PreTrainedModel) -> torch.dtype | None:
+    """Number format of additive attention masks for a decoder; None where masks are boolean.
+
+    Eager attention takes nothing else. On a CPU, sdpa makes an additive mask of a boolean one in every layer.
+    """
+    is_additive = decoder.config._attn_implementation == "eager" or decoder.device.type == "cpu"
+    return decoder.dtype if is_additive else None
+
+
 @contextmanager
 def attention_on_tree(
     decoder: PreTrainedModel, plain: bool, cache: RaggedCache, nodes: Nodes, additive: torch.dtype | None
@@ -90,10 +99,11 @@ def attention_on_tree(
         additive: number format of additive masks; None where they are boolean.
     """
     config = decoder.config
-    chosen = config._attn_implementation
-    if not (plain and chosen == "sdpa" and use_triton(cache.lengths.device)):
+    # in this order: to ask a config of transformers costs more than the mask
+    if not (plain and use_triton(cache.lengths.device) and config._attn_implementation == "sdpa"):
         yield cache.attention_mask(nodes, additive)
         return
+    chosen = config._attn_implementation
     config._attn_implementation = {"": NAME}  # of this config alone, not of those inside it
     try:
         yield tree_mask(cache, nodes)

@@ -19,8 +19,8 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, UnsupportedModelError
-from mmspec.targets.admission import attention_backend, check_length, check_model, length_limit
-from mmspec.targets.attention import attends_plainly, attention_on_tree
+from mmspec.targets.admission import check_length, check_model, length_limit
+from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
 from mmspec.targets.mixers import mixers_on_tree
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
@@ -105,7 +105,8 @@ class CausalTarget:
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         self.dtype: torch.dtype = model.dtype
         self.prefix_cache: PrefixCache | None = None
-        self._plain = attends_plainly(model.get_decoder())
+        self._decoder = model.get_decoder()
+        self._plain = attends_plainly(self._decoder)
         self.steps: CapturedForward | CompiledForward | None = None
         self._readers: dict[tuple[int, ...], HiddenStates] = {}
 
@@ -119,7 +120,7 @@ class CausalTarget:
     @property
     def additive(self) -> torch.dtype | None:
         """Number format of additive attention masks; None where masks are boolean."""
-        return self.dtype if attention_backend(self.model) == "eager" else None
+        return mask_dtype(self._decoder)
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
@@ -253,7 +254,7 @@ class CausalTarget:
         }
         # forwards of recurrent layers are replaced while a draft is scored, each time by new functions
         step = self._step if self.steps is None or cache.recurrent else self.steps
-        attention = attention_on_tree(self.model.get_decoder(), self._plain, cache, nodes, state.additive)
+        attention = attention_on_tree(self._decoder, self._plain, cache, nodes, state.additive)
         with attention as mask, mixers_on_tree(self.model, cache, nodes):
             inputs |= {"attention_mask": mask, **self.further_inputs(state, nodes)}
             logits = step(inputs, cache, state.hidden)

@@ -17,7 +17,8 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
-from mmspec.targets.admission import attention_backend, check_length, check_model, length_limit, refusal
+from mmspec.targets.admission import check_length, check_model, length_limit, refusal
+from mmspec.targets.attention import mask_dtype
 from mmspec.targets.steps import CompiledForward
 from mmspec.validation import is_integer
 
@@ -145,13 +146,14 @@ class MaskedTarget:
             nodes: n nodes.
 
         Returns:
-            [B, 1, P + n, P + n]; boolean, or additive for the eager backend.
+            [B, 1, P + n, P + n]; boolean, or additive.
         """
         (rows, longest), count = is_prompt.shape, nodes.tokens.shape[1]
         seen = nodes.visible.gather(2, nodes.slots[:, None].expand(rows, count, count))
         output = torch.cat([seen.new_ones(rows, longest, count), seen], 1)
         mask = torch.cat([is_prompt[:, None].expand(-1, longest + count, -1), output], 2)[:, None]
-        return additive_mask(mask, self.model.dtype) if attention_backend(self.model) == "eager" else mask
+        dtype = mask_dtype(self.model.get_decoder())
+        return mask if dtype is None else additive_mask(mask, dtype)
 
     def commit(self, state: MaskedState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
         """Do nothing: decided tokens come back with the next draft."""

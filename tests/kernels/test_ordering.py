@@ -1,4 +1,4 @@
-"""Stable sorting: torch's own is the reference, ties, zeros of both signs and infinities among the numbers."""
+"""Stable sorting: torch's own is the reference, with ties, zeros of both signs and infinities."""
 
 import pytest
 import torch

@@ -49,6 +49,9 @@ def test_the_form_of_other_devices_gives_the_same_words():
     key = torch.randint(0, 2**32, (5, 1, 2), generator=generator)
     words = philox._encrypt_in_torch(counters.unbind(-1), key)
     assert torch.equal(words, philox4x32(counters, key))
+    for dtype in (torch.float32, torch.float64):
+        uniform = philox._uniforms_in_torch(counters.unbind(-1), key, 14, dtype)
+        assert torch.equal(uniform, philox.uniforms_on_host(counters.unbind(-1), key, 14, dtype))
 
 
 def encrypt_with_integers(counter: list[int], key: list[int]) -> list[int]:
@@ -103,7 +106,7 @@ def test_uniforms_stay_inside_the_open_interval_where_rounding_would_leave_it(mo
     # Words whose upper 24 bits are all ones come up once in 16 million draws; here they always do.
     def always(word: int) -> None:
         words = np.full((1, 1, 1, 4), word, np.uint32)
-        monkeypatch.setattr("mmspec.kernels.philox.encrypt_on_host", lambda counters, key: words)
+        monkeypatch.setattr("mmspec.kernels.philox_host.encrypt_on_host", lambda counters, key: words)
 
     always(ONES)
     for dtype in (torch.float32, torch.float64):

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from .backend import operator, use_triton
-from .philox_host import encrypt_on_host
+from .philox_host import LARGEST_FLOAT32_BELOW_ONE, encrypt_on_host, uniforms_on_host
 
 ROUNDS = 10
 WORD = 0xFFFFFFFF
 HALF = 1 << 31
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of counter words 0 and 2
 KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
-LARGEST_FLOAT32_BELOW_ONE = 1 - 2**-24
 
 
 def _fake_words(counters: Tensor, key: Tensor) -> Tensor:
@@ -44,7 +43,9 @@ def philox4x32(counters: Tensor, key: Tensor) -> Tensor:
         from .philox_triton import philox4x32_triton
 
         return philox4x32_triton(counters, key)
-    return _encrypt(counters.unbind(-1), key)
+    if counters.device.type == "cpu":
+        return torch.from_numpy(encrypt_on_host(counters.unbind(-1), key).astype(np.int64))
+    return _encrypt_in_torch(counters.unbind(-1), key)
 
 
 def philox_uniform(
@@ -99,10 +100,9 @@ def uniforms(
 
         return philox_uniform_triton(key, position, stream, step, count, dtype)
     block = torch.arange(-(-count // 4), device=position.device)
-    words = _encrypt((block, position[..., None], stream[..., None], step[..., None]), key[:, None, None])
-    uniform = (words >> 8).flatten(-2)[..., :count].to(dtype).mul_(2**-24).add_(2**-25)
-    # 1 - 2^-25 is halfway between two float32 numbers, and would round to 1.
-    return uniform.clamp_(max=LARGEST_FLOAT32_BELOW_ONE) if dtype == torch.float32 else uniform
+    counters = block, position[..., None], stream[..., None], step[..., None]
+    form = uniforms_on_host if position.device.type == "cpu" else _uniforms_in_torch
+    return form(counters, key[:, None, None], count, dtype)
 
 
 def philox_gumbel(
@@ -122,15 +122,15 @@ def philox_gumbel(
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
-def _encrypt(counters: Sequence[Tensor], key: Tensor) -> Tensor:
-    """Encrypt words in four tensors [...] with keys [..., 2], all of which broadcast; gives [..., 4]."""
-    if key.device.type == "cpu":
-        return torch.from_numpy(encrypt_on_host(counters, key).astype(np.int64))
-    return _encrypt_in_torch(counters, key)
+def _uniforms_in_torch(counters: Sequence[Tensor], key: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """`uniforms_on_host` on any device."""
+    bits = (_encrypt_in_torch(counters, key) >> 8).flatten(-2)[..., :count]
+    uniform = bits.to(dtype).mul_(2**-24).add_(2**-25)
+    return uniform.clamp_(max=LARGEST_FLOAT32_BELOW_ONE) if dtype == torch.float32 else uniform
 
 
 def _encrypt_in_torch(counters: Sequence[Tensor], key: Tensor) -> Tensor:
-    """As `_encrypt`, on any device."""
+    """`encrypt_on_host` on any device; the words are int64."""
     c0, c1, c2, c3, key0, key1 = torch.broadcast_tensors(*counters, *key.unbind(-1))
     even, odd = torch.stack((c0, c2)) & WORD, torch.stack((c1, c3)) & WORD
     key = torch.stack((key0, key1))

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 ROUNDS = 10
 WORD, HALF_WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 KEY_INCREMENTS = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+LARGEST_FLOAT32_BELOW_ONE = 1 - 2**-24
 
 
 def encrypt_on_host(counters: Sequence[Tensor], key: Tensor) -> np.ndarray[Any, np.dtype[np.uint32]]:
@@ -37,3 +39,26 @@ def encrypt_on_host(counters: Sequence[Tensor], key: Tensor) -> np.ndarray[Any, 
     for place, word in enumerate((c0, c1, c2, c3)):
         words[..., place] = word
     return words
+
+
+def uniforms_on_host(counters: Sequence[Tensor], key: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Turn words into uniforms strictly between 0 and 1, with 24 random bits each.
+
+    Args:
+        counters, key: as of `encrypt_on_host`; [..., blocks] together.
+        count: uniforms in the last dimension, at most 4 for each block.
+        dtype: float32 or float64.
+
+    Returns:
+        [..., count].
+    """
+    is_single = dtype == torch.float32
+    words = encrypt_on_host(counters, key) >> 8
+    uniform = words.reshape(*words.shape[:-2], 4 * words.shape[-2])[..., :count].astype(
+        np.float32 if is_single else np.float64
+    )
+    uniform *= 2**-24
+    uniform += 2**-25
+    if is_single:  # 1 - 2^-25 is halfway between two float32 numbers, and would round to 1
+        np.minimum(uniform, LARGEST_FLOAT32_BELOW_ONE, out=uniform)
+    return torch.from_numpy(uniform)

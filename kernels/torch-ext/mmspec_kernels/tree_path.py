@@ -76,6 +76,8 @@ def path_to(
         from .tree_path_triton import path_to_triton
 
         return path_to_triton(tokens, ancestors, depth, node, next_token, max_depth)
+    if not max_depth:  # the root alone, as in every round of plain decoding
+        return torch.zeros_like(node)[:, None], torch.zeros_like(node), next_token[:, None].clone()
     rows, nodes = tokens.shape[:2]
     index = torch.arange(nodes, device=node.device).repeat(rows, 1)
     if ancestors is None or depth is None:
