@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -105,7 +104,7 @@ def test_any_count_of_elements(count):
 def test_uniforms_stay_inside_the_open_interval_where_rounding_would_leave_it(monkeypatch):
     # Words whose upper 24 bits are all ones come up once in 16 million draws; here they always do.
     def always(word: int) -> None:
-        words = np.full((1, 1, 1, 4), word, np.uint32)
+        words = torch.full((1, 1, 1, 4), word)
         monkeypatch.setattr("mmspec.kernels.philox_host.encrypt_on_host", lambda counters, key: words)
 
     always(ONES)

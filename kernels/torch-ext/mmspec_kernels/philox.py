@@ -9,18 +9,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .backend import operator, use_triton
-from .philox_host import LARGEST_FLOAT32_BELOW_ONE, encrypt_on_host, uniforms_on_host
+from .philox_host import (
+    KEY_INCREMENTS,
+    LARGEST_FLOAT32_BELOW_ONE,
+    MULTIPLIERS,
+    ROUNDS,
+    WORD,
+    encrypt_on_host,
+    uniforms_on_host,
+)
 
-ROUNDS = 10
-WORD = 0xFFFFFFFF
 HALF = 1 << 31
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of counter words 0 and 2
-KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 
 
 def _fake_words(counters: Tensor, key: Tensor) -> Tensor:
@@ -44,7 +47,7 @@ def philox4x32(counters: Tensor, key: Tensor) -> Tensor:
 
         return philox4x32_triton(counters, key)
     if counters.device.type == "cpu":
-        return torch.from_numpy(encrypt_on_host(counters.unbind(-1), key).astype(np.int64))
+        return encrypt_on_host(counters.unbind(-1), key)
     return _encrypt_in_torch(counters.unbind(-1), key)
 
 
