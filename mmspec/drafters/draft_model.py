@@ -51,6 +51,8 @@ class DraftModelDrafter(Drafter):
             lengths alone take back what it drafted.
     """
 
+    runs_ahead = True
+
     def __init__(self, model: CausalTarget, num_draft_tokens: int = 5, sampling: str = "coupled") -> None:
         if sampling not in KIND_OF_SAMPLING:
             raise InputError("sampling", sampling, did_you_mean(sampling, KIND_OF_SAMPLING))
@@ -127,7 +129,7 @@ class DraftModelSession(DraftSession):
         root, emitted = canvas.root, canvas.emitted
         cache, newest = self.state.cache, 1 + self.unread
         self.unread = 0
-        lengths = zip(self.state.prompt_lengths, canvas.output_lengths, strict=True)
+        lengths = zip(self.state.prompt_lengths, canvas.length_bounds, strict=True)
         cache.longest = max(0, max(map(sum, lengths)) - newest)
         # finished rows may have stopped before there were so many
         cache.lengths.copy_((self.prompt_lengths + emitted - newest).clamp_min(0))

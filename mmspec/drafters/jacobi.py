@@ -72,6 +72,8 @@ class JacobiDrafter(Drafter):
         InputError: a value outside its range, or a tail of depth without children or the reverse.
     """
 
+    runs_ahead = True
+
     def __init__(
         self,
         window: int = 32,

@@ -149,7 +149,7 @@ class FeatureSession(HeadSession):
         accepted = self._copied(self.accepted)
         self.state.cache.commit(None, accepted + 1)
         self.state.cache.longest += tokens.shape[1]
-        self.state.tighten(canvas.output_lengths)
+        self.state.tighten(canvas.length_bounds)
         return take(hidden, accepted)
 
     def _read(self, features: Tensor, nodes: Nodes) -> Tensor:

@@ -1,5 +1,7 @@
-"""Philox4x32-10 for the CPU, in NumPy by way of `Tensor.numpy`: it multiplies unsigned integers of 64 bits,
-which torch does not, and a call with a small array costs it a fraction of torch's.
+"""Philox4x32-10 for the CPU, in NumPy by way of `Tensor.numpy`.
+
+NumPy multiplies unsigned integers of 64 bits, which torch does not, and a call with a small array costs it a
+fraction of torch's.
 """
 
 from __future__ import annotations
