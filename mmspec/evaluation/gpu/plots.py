@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mmspec.evaluation.gpu.steps import WAYS
 from mmspec.evaluation.plot import check_plot
 
 __all__ = ["draw_kernels", "draw_steps"]
@@ -52,17 +53,24 @@ def draw_steps(path: Path, rows: list[dict[str, Any]]) -> Path:
     for panel, shape in zip(panels, shapes, strict=False):
         of_shape = [row for row in rows if row["shape"] == shape]
         for colour, batch in enumerate(dict.fromkeys(row["batch"] for row in of_shape)):
-            ours = [row for row in of_shape if row["batch"] == batch and row["way"] == "mmspec"]
-            nodes = [row["nodes"] for row in ours]
-            panel.loglog(nodes, [row["ms"] for row in ours], f"C{colour}o-", label=f"batch {batch}")
-            panel.loglog(nodes, [row["floor_ms"] for row in ours], f"C{colour}:", label="floor")
+            own = [row for row in of_shape if row["batch"] == batch and row["way"] in WAYS]
+            for way, marker in zip(WAYS, ("o-", "s--"), strict=True):
+                points = [(row["nodes"], row["ms"]) for row in own if row["way"] == way]
+                if points:
+                    panel.loglog(
+                        *zip(*points, strict=True), f"C{colour}{marker}", label=f"{way}, batch {batch}"
+                    )
+            floors = sorted({(row["nodes"], row["floor_ms"]) for row in own})
+            if floors:
+                panel.loglog(*zip(*floors, strict=True), f"C{colour}:", label="floor")
             for row in of_shape:
-                if row["batch"] == batch and row["way"] != "mmspec":
+                if row["batch"] == batch and row["way"] not in WAYS:
                     style = "--" if "static" in row["way"] else "-."
                     panel.axhline(row["ms"], color=f"C{colour}", linestyle=style, label=row["way"], lw=0.8)
         panel.set_title(shape, fontsize=10)
         panel.set_xlabel("nodes")
     panels[0].set_ylabel("ms of a step")
-    panels[0].legend(fontsize=6)
+    entries = panels[0].get_legend_handles_labels()
+    figure.legend(*entries, loc="outside lower center", ncols=5, fontsize=6)
     figure.savefig(path, dpi=130)
     return path

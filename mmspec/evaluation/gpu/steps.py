@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from time import perf_counter
 from typing import Any
 
@@ -20,6 +21,8 @@ from mmspec.targets.llamagen import LlamaGenTarget
 
 __all__ = ["SHAPES", "StepShape", "generate_steps", "time_steps"]
 
+COMPILED = "mmspec compiled"
+WAYS = ("mmspec", COMPILED)
 #: Ways of transformers' `generate`, by name: its options.
 PEERS: dict[str, dict[str, Any]] = {"eager": {}, "compiled static": {"cache_implementation": "static"}}
 
@@ -106,6 +109,8 @@ def time_steps(
 ) -> Iterator[dict[str, Any]]:
     """Time the steps of a target of one shape: 1 to 64 nodes, batch 1 and 8; then transformers' `generate`.
 
+    First as they are, then, on a GPU, as `pipe.compile()` leaves them.
+
     Yields:
         A row for each: ms of a step, tokens a second of plain decoding, the share of the measured bandwidth
         that the least bytes come to; or `error`, or `missing` where transformers cannot.
@@ -115,11 +120,15 @@ def time_steps(
         target = shape.adapt(shape.build(tiny).to(dtype).eval())
     context = 12 if tiny else shape.context
     guided = shape.sampler.is_guided
-    for batch in (1, 2) if tiny else (1, 8):
-        for nodes in (1, 3) if tiny else (1, 4, 16, 64):
+    batches, nodes_of_rounds = ((1, 2), (1, 3)) if tiny else ((1, 8), (1, 4, 16, 64))
+    for way in WAYS if device.type == "cuda" else WAYS[:1]:
+        if way == COMPILED:
+            target.compile()
+        for batch, nodes in product(batches, nodes_of_rounds):
             size = RoundShape(batch, nodes, context)
-            row: dict[str, Any] = {"shape": name, "way": "mmspec", "batch": batch, "nodes": nodes}
+            row: dict[str, Any] = {"shape": name, "way": way, "batch": batch, "nodes": nodes}
             try:
+                # captured in the first rounds of a shape
                 time = measure_round(target, size, rounds=3 if tiny else 20, sampler=shape.sampler)
                 parts = {"target": time.target, "verify": time.verify, "rest": time.rest + time.draft}
                 row |= {name: 1000 * seconds for name, seconds in parts.items()}
@@ -127,6 +136,7 @@ def time_steps(
             except Exception as error:
                 row["error"] = f"{type(error).__name__}: {error}"[:500]
             yield row
+    for batch in batches:
         for way, options in PEERS.items():
             row = {"shape": name, "way": f"generate {way}", "batch": batch, "nodes": 1}
             size = RoundShape(batch, 1, context)

@@ -61,6 +61,7 @@ class FixedDrafter(Drafter, DraftSession):
     """
 
     kind = DraftKind.POINT
+    runs_ahead = True
 
     def __init__(self, nodes: int, vocabulary: int) -> None:
         self.max_nodes = nodes
