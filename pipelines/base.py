@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,9 @@ from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.reference.assets import own_drafters
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
+from mmspec.targets.memory import MemoryPlan
 from mmspec.targets.prefix import PrefixCache
+from mmspec.targets.steps import LEAST_CAPACITY
 from mmspec.validation import given_of, is_integer
 
 logger = logging.getLogger(__name__)
@@ -326,29 +329,47 @@ class MMSpecPipeline:
         """Compile decoding steps, of the model and of a draft model; outputs stay the same up to rounding.
 
         Takes seconds on a GPU, where steps are captured in CUDA graphs, and a minute or so on a CPU, where
-        torch.compile needs a C++ compiler. Stays in force after `set_accelerator` and `to`: shapes that are
-        met for the first time are compiled then. Where something cannot be compiled, a warning of the logger
-        `mmspec` names it, and it runs as before.
+        torch.compile needs a C++ compiler. Prints the memory that is planned for each batch size.
+
+        Stays in force after `set_accelerator` and `to`: shapes that are met for the first time are compiled
+        then. Where something cannot be compiled, a warning of the logger `mmspec` names it, and it runs as
+        before.
 
         Args:
             batch_sizes: numbers of prompts, or images, to compile for now.
 
         Raises:
-            InputError: a batch size is no positive integer.
+            InputError: a batch size is no positive integer, or needs more memory than a GPU has left.
             PipelineBusyError: a call is running.
         """
         for rows in batch_sizes:
             if not is_integer(rows) or rows < 1:
                 raise InputError("batch_sizes", batch_sizes, "positive integers")
+        plans = {rows: self._plan_memory(rows) for rows in batch_sizes}
+        for rows, plan in plans.items():
+            plan.check(rows, self.device)
         with self._busy():
             self._is_compiled = True
             self._attach()
             with tqdm(total=len(batch_sizes) * ROUNDS_TO_COMPILE, desc="compiling") as bar:
                 for rows in batch_sizes:
+                    bar.write(f"batch size {rows}: {plans[rows]}", file=sys.stderr)
                     with closing(self._example(rows).rounds()) as rounds:
                         for _ in zip(range(ROUNDS_TO_COMPILE), rounds, strict=False):
                             bar.update()
         return self
+
+    def _plan_memory(self, rows: int) -> MemoryPlan:
+        """Plan the memory of a call of that many prompts, or images, with guidance."""
+        grid, drafter = self.target.grid, self.accelerator.drafter
+        draft = getattr(drafter, "model", None)
+        return MemoryPlan.of(
+            self.target,
+            rows if grid is None else 2 * rows,
+            LEAST_CAPACITY if grid is None else max(LEAST_CAPACITY, grid.length),
+            drafter.max_nodes,
+            draft if draft is None or isinstance(draft, torch.nn.Module) else draft.model,
+        )
 
     def _example(self, rows: int) -> Any:
         """Prepare a short call of that many prompts."""

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig
 from mmspec.decoding.cache import RaggedCache, mask_width
 from mmspec.decoding.graphs import Graph, Side, can_capture, capture
 
-__all__ = ["CapturedForward", "CompiledForward", "StaticCaches", "Taps"]
+__all__ = ["LEAST_CAPACITY", "CapturedForward", "CompiledForward", "StaticCaches", "Taps"]
 
 MAX_GRAPHS = 32
 MAX_CACHES = 4

@@ -22,6 +22,7 @@ from mmspec.decoding.laps import timed_by_device
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.evaluation.speed.ceilings import Cost
+from mmspec.targets.memory import cached_bytes
 
 __all__ = ["RoundShape", "RoundTime", "cost_of_round", "measure_round", "random_requests"]
 
@@ -157,17 +158,15 @@ def cost_of_round(target: Any, shape: RoundShape, guided: bool = False) -> dict[
         weights[id(head.weight)] = head.weight
     text = model.config.get_text_config(decoder=True)
     heads = text.num_attention_heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
-    size = model.dtype.itemsize
     rows = shape.batch * (2 if guided else 1)
     tokens, seen = rows * shape.nodes, shape.context + shape.nodes
-    cached = 2 * text.num_hidden_layers * rows * kv_heads * width * size
+    cached = rows * cached_bytes(model.config, model.dtype)
     count = sum(one.numel() for one in weights.values())
     return {
         "target": Cost(
             sum(one.nbytes for one in weights.values()) + cached * (seen + shape.nodes),
             2 * count * tokens + 4 * text.num_hidden_layers * tokens * seen * heads * width,
         ),
-        "verify": Cost(2 * tokens * target.vocabulary * size),
+        "verify": Cost(2 * tokens * target.vocabulary * model.dtype.itemsize),
     }
