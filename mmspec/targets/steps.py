@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import weakref
 from collections import OrderedDict
@@ -22,12 +23,16 @@ __all__ = ["LEAST_CAPACITY", "CapturedForward", "CompiledForward", "StaticCaches
 MAX_GRAPHS = 32
 MAX_CACHES = 4
 LEAST_CAPACITY = 1024
+#: Beyond 8 compiled forms of a function, of all models together, torch would go on without more of them.
+FORMS = {"recompile_limit": 64, "isolate_recompiles": True}  # not in torch 2.11
 
 logger = logging.getLogger(__name__)
 
 
 class CompiledForward:
-    """A forward compiled by torch.compile, once for all numbers of rows, nodes and cached tokens.
+    """A forward compiled by torch.compile: one form for one node, one for more, of any rows and cached tokens.
+
+    Hooks that read hidden states have forms of their own.
 
     Where the compiler fails, the logger says so, and the forward runs as it is from then on.
 
@@ -38,7 +43,9 @@ class CompiledForward:
 
     def __init__(self, name: str, forward: Callable[..., Tensor]) -> None:
         self.name, self._eager = name, forward
-        self._compiled: Callable[..., Tensor] | None = torch.compile(forward, dynamic=True)
+        known = inspect.signature(torch.compile).parameters
+        settings: dict[str, Any] = {name: value for name, value in FORMS.items() if name in known}
+        self._compiled: Callable[..., Tensor] | None = torch.compile(forward, dynamic=True, **settings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         if self._compiled is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +159,10 @@ def test_generated_code_gives_the_same_answers(monkeypatch: pytest.MonkeyPatch) 
     pipe = fresh()
     expected = answers(pipe, 1)
     assert answers(pipe.compile(), 1) == expected
+
+
+@pytest.mark.skipif("recompile_limit" not in signature(torch.compile).parameters, reason="needs torch 2.12")
+def test_more_forms_than_torch_keeps_by_itself_are_compiled() -> None:
+    step = steps.CompiledForward("a model", lambda parts, x: x * len(parts))
+    assert [step([0] * count, torch.ones(1)).item() for count in range(12)] == list(range(12))
+    assert graphs() == 12
