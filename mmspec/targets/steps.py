@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class CompiledForward:
-    """A forward compiled by torch.compile: one form for one node, one for more, of any rows and cached tokens.
+    """A forward compiled by torch.compile: one form for a node alone, one for more, whatever is cached.
 
     Hooks that read hidden states have forms of their own.
 
