@@ -21,7 +21,7 @@ from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError, UnsupportedModelError
-from mmspec.kernels import philox
+from mmspec.kernels import ordering, philox
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
 from tests.contracts.running import Recorder, decode, futures
@@ -41,6 +41,12 @@ READS = (
     "nonzero",
 )
 DISPATCHED = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}
+
+
+def compute_as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
+    """Let torch compute what is NumPy's on a CPU, whose memory it shares."""
+    patch.setattr(philox, "uniforms_on_host", philox._uniforms_in_torch)
+    patch.setattr(ordering, "_sort_on_host", ordering._sort_in_torch)
 
 
 class DispatchSpy(TorchDispatchMode):
@@ -71,6 +77,7 @@ def counted_reads() -> Iterator[Counter[str]]:
         return read
 
     with pytest.MonkeyPatch.context() as patch, DispatchSpy(reads):
+        compute_as_on_a_gpu(patch)
         for name in READS:
             patch.setattr(torch.Tensor, name, counting(name, getattr(torch.Tensor, name)))
         yield reads
@@ -96,13 +103,6 @@ CASES: dict[str, tuple[Drafter, AcceptanceRule | None, Sampler]] = {
 }
 
 
-@pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the CPU alone computes in NumPy, whose arrays are its own memory, is computed in torch."""
-    monkeypatch.setattr(philox, "uniforms_on_host", philox._uniforms_in_torch)
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("name", CASES)
 def test_the_host_reads_the_device_once_a_round(name: str) -> None:
     drafter, rule, sampler = CASES[name]
@@ -134,13 +134,13 @@ def counted_copies() -> Iterator[Counter[str]]:
         return made
 
     with pytest.MonkeyPatch.context() as patch:
+        compute_as_on_a_gpu(patch)
         for owner, names in MADE_OF_NUMBERS.items():
             for name in names:
                 patch.setattr(owner, name, counting(name, getattr(owner, name)))
         yield copies
 
 
-@pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_copied_to_the_device_in_a_round(name: str) -> None:
     """But the text that was found in the host's index."""
