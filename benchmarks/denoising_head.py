@@ -21,7 +21,9 @@ import typer
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from mmspec.decoding.denoising import run_chain
 from mmspec.evaluation.machine import environment
+from mmspec.kernels import denoising_update
 from mmspec.models.denoising import DenoisingHead, FlowSchedule
 from mmspec.models.denoising.head import DenoisingProcess
 from mmspec.models.nextstep import NextStepForImageGeneration, load_nextstep
@@ -45,29 +47,23 @@ class PublishedLoop:
         self, condition: Tensor, unconditional: Tensor | None, scale: Any, temperature: Any, schedule: Any
     ) -> DenoisingProcess:
         """Set up chains; arguments as of `DenoisingHead.process`."""
-        fast = self.head.process(
-            condition[:0], None if unconditional is None else condition[:0], 1.0, 1.0, schedule
-        )
-        branches = torch.cat([condition] if unconditional is None else [condition, unconditional])
-        columns = [torch.as_tensor(value).expand(len(condition), 1) for value in (scale, temperature)]
-        process = SlowProcess(fast.net, fast.schedule, fast.tables, *columns)
-        object.__setattr__(process, "branches", branches)
-        object.__setattr__(process, "copies", 1 if unconditional is None else 2)
-        return process
+        fast = self.head.process(condition, unconditional, scale, temperature, schedule)
+        return SlowProcess(fast.net, fast.schedule, fast.branches, fast.scale, fast.temperature)
 
 
 class SlowProcess(DenoisingProcess):
     """Chains whose every step computes what the fast head computes once."""
 
-    branches: Tensor
-    copies: int
+    def run(self, noise: Tensor, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        return run_chain(self.advance, noise, known)
 
-    def transition(self, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        times = self.schedule.times[step].expand(len(self.branches))
-        output = self.net(x.repeat(self.copies, 1), times, self.branches)
-        output = output.view(self.copies, len(x), self.net.final_layer.linear.out_features)
-        mean, std = self.schedule.transition(x, step, self._guided(output))
-        return mean, std * self.temperature
+    def advance(self, x: Tensor, step: int, noise: Tensor) -> Tensor:
+        conditions = self.branches.flatten(0, 1)
+        times = self.schedule.times[step].expand(len(conditions))
+        output = self.net(x.repeat(len(self.branches), 1), times, conditions)
+        output = output.unflatten(0, (len(self.branches), len(x)))
+        coefficients = self.schedule.coefficients[step]
+        return denoising_update(x, output, noise, coefficients, self.scale, self.temperature)
 
 
 def multiply_adds(model: Any, steps: int) -> dict[str, float]:

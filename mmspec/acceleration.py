@@ -11,7 +11,7 @@ from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.decoding.canvas import Canvas, Stopping, VectorCanvas
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Round, Target
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import check_rows
+from mmspec.decoding.row_settings import check_rows
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafting.length import CostModel, PacedDrafter

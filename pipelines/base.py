@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils.logging import tqdm
 
 import mmspec.models.mar  # noqa: F401  its folders become known to the auto classes
 import mmspec.models.nextstep  # noqa: F401
@@ -35,12 +37,15 @@ from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.reference.assets import own_drafters
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
+from mmspec.targets.memory import MemoryPlan
 from mmspec.targets.prefix import PrefixCache
-from mmspec.validation import given_of
+from mmspec.targets.steps import LEAST_CAPACITY
+from mmspec.validation import given_of, is_integer
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_PREFIX_BYTES = 2 * 2**30
+ROUNDS_TO_COMPILE = 3  # of the prompts, of the first draft, and of another of its shape
 
 
 class MMSpecPipeline:
@@ -70,6 +75,7 @@ class MMSpecPipeline:
         self.draft_processor: Any = None
         self._folder: Path | None = None
         self._prefix_bytes: int | None = None
+        self._is_compiled = False
         self._lock = threading.Lock()
         self._interrupted = threading.Event()
         self.set_accelerator(self.default_accelerator if accelerator is None else accelerator, **options)
@@ -220,7 +226,7 @@ class MMSpecPipeline:
                 made, draft_processor = self._build_accelerator(accelerator, drafter, options)
             self.accelerator: Accelerator = made.fit(self.target)
             self.draft_processor = draft_processor
-            self._attach_prefix_caches()
+            self._attach()
         return self
 
     def _build_accelerator(
@@ -285,7 +291,7 @@ class MMSpecPipeline:
             self.target = self._adapt(self.model)
             self.accelerator.drafter.to(*args, **kwargs)
             self.accelerator = self.accelerator.fit(self.target)
-            self._attach_prefix_caches()
+            self._attach()
         return self
 
     def enable_prefix_cache(self, max_bytes: int = DEFAULT_PREFIX_BYTES) -> None:
@@ -318,6 +324,64 @@ class MMSpecPipeline:
         with self._busy():
             self._prefix_bytes = None
             self._attach_prefix_caches()
+
+    def compile(self, batch_sizes: Sequence[int] = (1,)) -> Self:
+        """Compile decoding steps, of the model and of a draft model; outputs stay the same up to rounding.
+
+        Takes seconds on a GPU, where steps are captured in CUDA graphs, and a minute or so on a CPU, where
+        torch.compile needs a C++ compiler. Prints the memory that is planned for each batch size.
+
+        Stays in force after `set_accelerator` and `to`: shapes that are met for the first time are compiled
+        then. Where something cannot be compiled, a warning of the logger `mmspec` names it, and it runs as
+        before.
+
+        Args:
+            batch_sizes: numbers of prompts, or images, to compile for now.
+
+        Raises:
+            InputError: a batch size is no positive integer, or needs more memory than a GPU has left.
+            PipelineBusyError: a call is running.
+        """
+        for rows in batch_sizes:
+            if not is_integer(rows) or rows < 1:
+                raise InputError("batch_sizes", batch_sizes, "positive integers")
+        plans = {rows: self._plan_memory(rows) for rows in batch_sizes}
+        for rows, plan in plans.items():
+            plan.check(rows, self.device)
+        with self._busy():
+            self._is_compiled = True
+            self._attach()
+            with tqdm(total=len(batch_sizes) * ROUNDS_TO_COMPILE, desc="compiling") as bar:
+                for rows in batch_sizes:
+                    bar.write(f"batch size {rows}: {plans[rows]}", file=sys.stderr)
+                    with closing(self._example(rows).rounds()) as rounds:
+                        for _ in zip(range(ROUNDS_TO_COMPILE), rounds, strict=False):
+                            bar.update()
+        return self
+
+    def _plan_memory(self, rows: int) -> MemoryPlan:
+        """Plan the memory of a call of that many prompts, or images, with guidance."""
+        grid, drafter = self.target.grid, self.accelerator.drafter
+        draft = getattr(drafter, "model", None)
+        return MemoryPlan.of(
+            self.target,
+            rows if grid is None else 2 * rows,
+            LEAST_CAPACITY if grid is None else max(LEAST_CAPACITY, grid.length),
+            drafter.max_nodes,
+            draft if draft is None or isinstance(draft, torch.nn.Module) else draft.model,
+        )
+
+    def _example(self, rows: int) -> Any:
+        """Prepare a short call of that many prompts."""
+        raise NotImplementedError
+
+    def _attach(self) -> None:
+        """Attach what was asked for to target and drafter: prefix caches, compiled steps."""
+        self._attach_prefix_caches()
+        if self._is_compiled:
+            if self.target.steps is None:
+                self.target.compile()
+            self.accelerator.drafter.compile()
 
     def _attach_prefix_caches(self) -> None:
         """Attach the prefix caches that were asked for to every model that reads prompts."""

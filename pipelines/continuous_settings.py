@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from mmspec.decoding.sampling import DenoisingSampler
+from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.errors import InputError
 from mmspec.models.denoising import DDPMSchedule, FlowSchedule
 from mmspec.pipelines.image_settings import ImageBatchSettings

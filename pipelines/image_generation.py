@@ -136,6 +136,11 @@ class ImageGenerationPipeline(MMSpecPipeline):
         """
         raise NotImplementedError
 
+    def _example(self, rows: int) -> ImageCall:
+        if self.processor is None:
+            return self.prepare(None, {}, class_labels=[0] * rows)
+        return self.prepare(["a"] * rows, {})
+
     def sampling(self, keywords: dict[str, Any]) -> dict[str, Any]:
         """The sampling settings of a call with these keywords, the model's defaults included."""
         raise NotImplementedError

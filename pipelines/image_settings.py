@@ -10,7 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import ROW_SETTINGS, Sampler, check_rows
+from mmspec.decoding.row_settings import ROW_SETTINGS, check_rows
+from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.pipelines.settings import read_keywords, read_seeds

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.sampling import ROW_SETTINGS
+from mmspec.decoding.row_settings import ROW_SETTINGS
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
 from mmspec.models.checkpoint import check_vocabulary, load_model, load_processor
 from mmspec.models.image_parts import (

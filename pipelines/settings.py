@@ -22,7 +22,8 @@ from transformers import (
 )
 
 from mmspec.decoding.canvas import MAX_NEW_TOKENS, Stopping
-from mmspec.decoding.sampling import Sampler, check_rows
+from mmspec.decoding.row_settings import check_rows
+from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.pipelines.callbacks import CheckedCriterion, CheckedProcessor, StopTextCriterion, checked
 from mmspec.registry import did_you_mean

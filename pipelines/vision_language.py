@@ -177,6 +177,10 @@ class VisionLanguagePipeline(MMSpecPipeline):
         random = RandomStream.from_seed(settings.seeds(len(requests)), len(requests), self.device)
         return self.accelerator.call(self.target, sampler, requests, stopping, random)
 
+    def _example(self, rows: int) -> Call:
+        templated = getattr(self.processor, "chat_template", None) is not None
+        return self._prepare(["a"] * rows, None, None, None, templated, None, {"max_new_tokens": 64})
+
     def _check_media(self, images: object, videos: object) -> None:
         """Raise InputError for images or videos that this model does not take."""
         for kind, given in (("image", images), ("video", videos)):

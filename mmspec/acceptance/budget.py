@@ -11,16 +11,11 @@ from torch import Tensor
 
 from mmspec.decoding.interfaces import Target
 from mmspec.errors import InputError
+from mmspec.kernels import nearby_mass, nearby_prefix, rank_ratio, rank_ratio_at
 from mmspec.registry import did_you_mean
 from mmspec.validation import require_number
-from mmspec.verification.groups import check_group_size, rank_ratio
-from mmspec.verification.neighbours import (
-    NOT_FITTED,
-    check_neighbours,
-    nearby_mass,
-    nearby_mass_at,
-    neighbour_table,
-)
+from mmspec.verification.groups import check_group_size
+from mmspec.verification.neighbours import NOT_FITTED, check_neighbours, neighbour_table
 from mmspec.verification.relaxed_sampling import Judgement, RelaxedSampling
 
 RELAXATIONS = ("neighbours", "groups", "omega")
@@ -93,6 +88,8 @@ class Budget(RelaxedSampling):
 
     def favoured(self, p: Tensor, q: Tensor, allowance: Tensor, only: Tensor | None) -> Tensor:
         """[..., V] A: mass that the relaxation would accept without a budget; at most q."""
+        if self.relaxation == "groups" and only is not None:  # q is zero elsewhere
+            return q.scatter(-1, only, q.gather(-1, only) * rank_ratio_at(p, q, only, self.group_size))
         if self.relaxation == "groups":
             return q * rank_ratio(p, q, self.group_size)
         if self.relaxation == "omega":
@@ -101,7 +98,7 @@ class Budget(RelaxedSampling):
             raise TypeError(NOT_FITTED)
         if only is None:
             return torch.minimum(q, p + nearby_mass(p, self.table))
-        return torch.minimum(q, p.scatter_add(-1, only, nearby_mass_at(p, self.table, only)))
+        return torch.minimum(q, p.scatter_add(-1, only, nearby_prefix(p, self.table, only)[0]))
 
     def inverse_omega(self, p: Tensor, q: Tensor, allowance: Tensor) -> Tensor:
         """[..., 1] 1 / omega by bisection: the least omega found that spends the allowance, if any does."""

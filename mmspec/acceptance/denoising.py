@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mmspec.decoding.denoising import Denoising, run_chain
+from mmspec.decoding.denoising import Denoising
 from mmspec.decoding.draft import CANDIDATES, Draft, DraftKind
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
@@ -55,7 +55,7 @@ class Reflection(AcceptanceRule):
             state = torch.arange(steps + 1, device=node.device)
             chain = torch.where((state == first + 1)[:, :, None], pad_first(take(mirrored, at)), chain)
             known = chain, (state <= first + 1) & judged
-        return Verdict.at(draft, node, here.value_of(run_chain(here.process, noise, known)))
+        return Verdict.at(draft, node, here.value_of(here.process.run(noise, known)))
 
 
 def reflect(p: Denoising, q: Denoising, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,14 +11,9 @@ from torch import Tensor
 
 from mmspec.decoding.interfaces import Target
 from mmspec.errors import InputError
+from mmspec.kernels import cluster_ratio, rank_ratio, rank_ratio_at, window_ratio
 from mmspec.registry import did_you_mean
-from mmspec.verification.groups import (
-    check_group_size,
-    cluster_codes,
-    cluster_ratio,
-    rank_ratio,
-    window_ratio,
-)
+from mmspec.verification.groups import Clusters, check_group_size, cluster_codes
 from mmspec.verification.neighbours import NOT_FITTED, codebook_of
 from mmspec.verification.relaxed_sampling import RelaxedSampling
 
@@ -52,7 +47,7 @@ class Grouped(RelaxedSampling):
     partition: str = "rank"
     reference: bool = False
     codebook: Tensor | None = field(default=None, init=False, repr=False)
-    clusters: Tensor | None = field(default=None, init=False, repr=False)
+    clusters: Clusters | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_group_size(self.group_size)
@@ -67,30 +62,35 @@ class Grouped(RelaxedSampling):
         if self.reference:
             fitted.codebook = codebook
         else:
-            fitted.clusters = cluster_codes(codebook, self.cluster_count(len(codebook)))
+            count = -(-len(codebook) // self.group_size)
+            fitted.clusters = Clusters.sorted(cluster_codes(codebook, count), count)
         return fitted
-
-    def cluster_count(self, codes: int) -> int:
-        """Number of clusters of a codebook of that many codes."""
-        return -(-codes // self.group_size)
 
     @property
     def measures_one_place(self) -> bool:
         return self.reference
 
     def mass(self, p: Tensor, q: Tensor, allowance: Tensor, only: Tensor | None = None) -> Tensor:
+        if only is not None and (self.reference or self.partition == "rank"):
+            return torch.zeros_like(p).scatter(-1, only, self.mass_at(p, q, only, allowance))
         if self.reference:
-            tokens = torch.arange(p.shape[-1], device=p.device).expand(p.shape)
-            return self.mass_at(p, q, tokens, allowance)
+            return q * window_ratio(p, q, self.vectors)
         if self.partition == "rank":
             return q * rank_ratio(p, q, self.group_size)
         if self.clusters is None:
             raise TypeError(NOT_FITTED)
-        return q * cluster_ratio(p, q, self.clusters, self.cluster_count(len(self.clusters)))
+        return q * cluster_ratio(p, q, *self.clusters)
 
     def mass_at(self, p: Tensor, q: Tensor, x: Tensor, allowance: Tensor) -> Tensor:
-        if not self.reference:
-            return super().mass_at(p, q, x, allowance)
+        if self.reference:
+            return q.gather(-1, x) * window_ratio(p, q, self.vectors, x)
+        if self.partition == "rank":
+            return q.gather(-1, x) * rank_ratio_at(p, q, x, self.group_size)
+        return super().mass_at(p, q, x, allowance)
+
+    @property
+    def vectors(self) -> Tensor:
+        """[K, d] the code vectors, of the released windows."""
         if self.codebook is None:
             raise TypeError(NOT_FITTED)
-        return q.gather(-1, x) * window_ratio(p, q, self.codebook, x)
+        return self.codebook

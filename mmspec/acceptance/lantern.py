@@ -9,21 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.distribution import Scores, normalise
+from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import Target
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Verdict
+from mmspec.kernels import nearby_mass, nearby_prefix
+from mmspec.kernels.residual import normalise
 from mmspec.validation import require_number
-from mmspec.verification.neighbours import (
-    NOT_FITTED,
-    check_neighbours,
-    nearby_mass,
-    nearby_mass_at,
-    neighbour_table,
-    neighbours_of,
-)
+from mmspec.verification.neighbours import NOT_FITTED, check_neighbours, neighbour_table
 from mmspec.verification.relaxed_sampling import Judgement, RelaxedSampling, total_variation
 
 
@@ -95,7 +90,7 @@ class Lantern(RelaxedSampling):
 
     def mass_at(self, p: Tensor, q: Tensor, x: Tensor, allowance: Tensor) -> Tensor:
         p_x = p.gather(-1, x)
-        near = nearby_mass_at(p, self.nearest[:, : self.neighbours], x, self.limit(p_x))
+        near, _ = nearby_prefix(p, self.nearest[:, : self.neighbours], x, self.limit(p_x))
         return torch.minimum(q.gather(-1, x), self.raised(p_x, near))
 
     def raised(self, p: Tensor, near: Tensor) -> Tensor:
@@ -115,11 +110,12 @@ class Lantern(RelaxedSampling):
 
     def leaving(self, p: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """[..., k or k + 1] ids of the neighbours of x [..., 1], and which of them leave with it."""
-        near, ids = neighbours_of(p, self.nearest, x)
-        added = near.cumsum(-1) <= self.limit(p.gather(-1, x))[..., None]
+        ids = self.nearest[x.clamp_max(len(self.nearest) - 1)].long()
+        _, count = nearby_prefix(p, self.nearest, x, self.limit(p.gather(-1, x)))
         if self.reference:
-            added = added[..., :1].expand_as(ids)
-        return ids.flatten(-2), (added & (x < len(self.nearest))[..., None]).flatten(-2)
+            count = torch.where(count > 0, ids.shape[-1], 0)
+        leaving = torch.arange(ids.shape[-1], device=ids.device) < count[..., None]
+        return ids.flatten(-2), leaving.flatten(-2)
 
     def uniform(self, p: Tensor) -> Tensor:
         """[..., V] the uniform distribution over the codes."""
@@ -168,7 +164,7 @@ class Lantern(RelaxedSampling):
         above = p.gather(1, draft.parents[:, :, None].expand_as(p))
         x = draft.tokens[:, :, None]
         p_x = above.gather(-1, x)
-        near = nearby_mass_at(above, self.nearest[:, : self.neighbours], x, self.limit(p_x))
+        near, _ = nearby_prefix(above, self.nearest[:, : self.neighbours], x, self.limit(p_x))
         node = draft.deepest(draft.valid & ((p_x + near)[..., 0] >= above.amax(-1)))
         verdict = Verdict.at(draft, node, take(scores.logits.argmax(-1), node))
         path = draft.tokens.gather(1, verdict.path)[:, 1:]

@@ -6,24 +6,25 @@ about how they were found can bias the output.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from mmspec.decoding.distribution import Distribution, Scores
 from mmspec.decoding.draft import CANDIDATES, Draft
-from mmspec.decoding.indexing import pick, take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Verdict
+from mmspec.kernels import match_path
 
 
 def follow(draft: Draft, choice: Tensor) -> Verdict:
     """Walk from the root along the children that equal the target's choice. choice: as the tokens."""
     if not draft.max_depth:  # nothing was proposed
         return Verdict.root(draft, choice[:, 0])
-    equal = draft.tokens == pick(choice, draft.parents)
-    matches = draft.valid & (equal if equal.dim() == 2 else equal.all(-1))
-    node = draft.deepest(matches)
-    return Verdict.at(draft, node, take(choice, node))
+    path, accepted, values = match_path(
+        draft.tokens, choice, draft.parents, draft.valid, *draft.paths, draft.max_depth
+    )
+    return Verdict(path, accepted, values, torch.ones_like(accepted, dtype=torch.bool))
 
 
 class Greedy(AcceptanceRule):

@@ -9,15 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmspec.decoding.distribution import Scores, normalise, residual
+from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Verdict
+from mmspec.kernels import reject_tree
+from mmspec.kernels.residual import normalise
 from mmspec.verification.chain_rejection import ChainRejection
 from mmspec.verification.residuals import sampled_distribution
-from mmspec.verification.tree_walk import walk
+from mmspec.verification.tree_walk import end_at, sibling_uniforms, walk
 
 __all__ = ["KSequential", "RecursiveRejection", "SpeculativeSampling"]
 
@@ -41,27 +43,11 @@ class RecursiveRejection(AcceptanceRule):
     sound_for = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
 
     def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+        p, q = scores.p, sampled_distribution(draft).p
+        u = sibling_uniforms(draft, random, emitted, p.dtype)
         without_replacement = draft.kind is DraftKind.WITHOUT_REPLACEMENT
-
-        def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            q = take(draft_q, children[:, 0].clamp_min(0))
-            chosen = torch.full_like(children[:, 0], -1)
-            for sibling in range(draft.max_children):
-                child = children[:, sibling]
-                x = take(draft.tokens, child.clamp_min(0))[:, None]
-                p_x, q_x = p.gather(-1, x)[:, 0], q.gather(-1, x)[:, 0]
-                tried = (child >= 0) & (chosen < 0) & (q_x > 0)
-                accept = tried & (u[:, sibling] * q_x <= p_x) & (p_x > 0)
-                chosen = torch.where(accept, child, chosen)
-                rejected = (tried & ~accept)[:, None]
-                p = torch.where(rejected, residual(p, q), p)
-                if without_replacement:
-                    left = q.scatter(-1, x, 0.0)
-                    q = torch.where(rejected, normalise(left, otherwise=left), q)
-            return chosen, p
-
-        draft_q = sampled_distribution(draft).p
-        return walk(draft, scores.p, random, emitted, judge)
+        node, final = reject_tree(p, q, draft.tokens, draft.children, u, without_replacement)
+        return end_at(draft, node, final, random, emitted)
 
 
 class KSequential(AcceptanceRule):

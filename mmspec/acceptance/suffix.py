@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.decoding.distribution import Scores, draw, residual
+from mmspec.decoding.distribution import Scores, draw
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.verdict import Verdict
+from mmspec.kernels.residual import residual
 from mmspec.validation import require_number
 from mmspec.verification.residuals import last_purpose, sampled_distribution
 

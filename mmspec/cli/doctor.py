@@ -16,8 +16,8 @@ __all__ = ["doctor"]
 def doctor(as_json: AsJson = False) -> None:
     """Say what works on this machine, and why the rest does not.
 
-    Looks at versions, devices, optional packages, accelerators and reference
-    models; changes nothing.
+    Looks at versions, devices, optional packages, kernels, accelerators and
+    reference models; changes nothing.
 
     Example:
         mmspec doctor
@@ -42,6 +42,7 @@ def _table(findings: dict[str, Any]) -> Table:
         ("package", [_package(one) for one in findings["packages"]]),
         ("optional", [_package(one) for one in findings["optional"]]),
         ("device", [(one["name"], one["ok"], one["detail"]) for one in findings["devices"]]),
+        ("kernel", [_kernel(one) for one in findings["kernels"]]),
         ("accelerator", [_accelerator(one) for one in findings["accelerators"]]),
         ("model", [(one["name"], one["ok"], one["detail"]) for one in findings["reference_models"]]),
     ):
@@ -53,6 +54,11 @@ def _table(findings: dict[str, Any]) -> Table:
 
 def _package(found: dict[str, Any]) -> tuple[str, bool, str]:
     detail = found["version"] if found["ok"] else f"{found['for']}: {found['remedy']}"
+    return found["name"], found["ok"], detail
+
+
+def _kernel(found: dict[str, Any]) -> tuple[str, bool, str]:
+    detail = f"{found['backend']} on {found['device']}: {found['reason']}; {found['summary']}"
     return found["name"], found["ok"], detail
 
 

@@ -50,6 +50,7 @@ def drafters(
         mmspec evaluate drafters --samples 4 --out drafters.json --plot drafters.png
         mmspec evaluate drafters path/to/model --accelerators flash --drafter path/to/head
     """
+    from mmspec.decoding.laps import timed_by_device
     from mmspec.evaluation.machine import environment
     from mmspec.evaluation.plot import check_plot
     from mmspec.evaluation.speed import drafter_table
@@ -74,7 +75,7 @@ def drafters(
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     decoders = {label: one.decoder(seed=how.seed, **settings) for label, one in contenders.items()}
     runs = []
-    with Interruptible() as block, progress(quiet=how.as_json) as bar:
+    with Interruptible() as block, progress(quiet=how.as_json) as bar, timed_by_device():
         work = bar.add_task("warm-up", total=len(decoders) * len(batches) * repeats)
         for run in measure(decoders, batches, repeats, pipe.device):
             runs.append(run)

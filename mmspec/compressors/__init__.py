@@ -19,6 +19,7 @@ COMPRESSORS: Registry[type[Compressor]] = Registry(
         "pooling": "mmspec.compressors.pooling:Pooling",
         "attention_pruning": "mmspec.compressors.pruning:AttentionPruning",
         "similarity_pruning": "mmspec.compressors.pruning:SimilarityPruning",
+        "merging": "mmspec.compressors.merging:Merging",
         "convolution": "mmspec.compressors.pooling:Convolution",
         "resampler": "mmspec.compressors.queries:Resampler",
         "gate": "mmspec.compressors.gate:Gate",

@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from mmspec.decoding.draft import Nodes
 from mmspec.decoding.recurrent import RECURRENT_LAYERS, RecurrentLayer
 from mmspec.errors import UnsupportedModelError
+from mmspec.kernels import compact_cache
 
 CAPACITY_BLOCK = 256
 WIDTH_BLOCK = 32
@@ -108,13 +109,6 @@ class RaggedLayer(CacheLayerMixin):
             new[:, : old.shape[1]] = old
             setattr(self, name, new)
 
-    def move(self, source: Tensor, destination: Tensor) -> None:
-        """Copy flat places; both [m]. Gathers first, because the two may overlap."""
-        source, destination = source.to(self.keys.device), destination.to(self.keys.device)
-        for buffer in (self.keys, self.values):
-            flat = buffer.flatten(0, 1)
-            flat.index_copy_(0, destination, flat.index_select(0, source))
-
     def get_seq_length(self) -> int:
         return 0  # positions and masks are always passed explicitly; a prefill starts at 0
 
@@ -185,13 +179,25 @@ class RaggedCache(Cache):
             self.plan.tokens = len(keys)
             self.ragged[layer].update(keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
 
-    def row_states(self, row: int, length: int) -> RowStates:
-        """Keys and values of the first `length` tokens of a row, as views; later rounds leave them alone."""
-        return {
+    def row_states(self, row: int, length: int, copy: bool = False) -> RowStates:
+        """Keys and values of the first `length` tokens of a row; as views, which later rounds leave alone."""
+        states = {
             index: (layer.keys[row, :length], layer.values[row, :length])
             for index, layer in enumerate(self.ragged)
             if layer.is_initialized
         }
+        if not copy:
+            return states
+        return {index: (keys.clone(), values.clone()) for index, (keys, values) in states.items()}
+
+    def clear(self) -> None:
+        """Empty the cache for another batch, which decodes at the same addresses."""
+        self.plan.prefill_row, self.longest = None, 0
+        self.lengths.zero_()
+        for layer in self.ragged:
+            if layer.is_initialized:  # to zeros: what is masked is still multiplied, and might be NaN
+                layer.keys.zero_()
+                layer.values.zero_()
 
     def begin_score(self, slots: Tensor, extent: int) -> None:
         """Set the next forward to write nodes behind each row's committed tokens.
@@ -215,11 +221,12 @@ class RaggedCache(Cache):
             counts: [B] how many of them to keep, root included; 0 leaves a row untouched.
         """
         if path is not None:
-            steps = torch.arange(path.shape[1], device=path.device).expand_as(path)
-            source, destination = self._places(path), self._places(steps)
+            buffers: dict[torch.device, list[Tensor]] = {}  # a device_map may put layers on several devices
             for layer in self.ragged:
                 if layer.is_initialized:  # layers that read another's keys and values never write any
-                    layer.move(source, destination)
+                    buffers.setdefault(layer.keys.device, []).extend((layer.keys, layer.values))
+            for device, together in buffers.items():
+                compact_cache(together, *(each.to(device) for each in (path, self.lengths, counts)))
         if self.recurrent:
             last = (counts - 1).clamp_min(0)
             node = last if path is None else path.gather(1, last[:, None])[:, 0]
@@ -232,7 +239,7 @@ class RaggedCache(Cache):
 
         Args:
             nodes: n nodes in m slots.
-            dtype: None for a boolean mask (sdpa), else the dtype of an additive one (eager).
+            dtype: of an additive mask; None for a boolean one.
 
         Returns:
             [B, 1, n, width]; or one such mask per layer type where a model mixes them, None for recurrent

@@ -8,7 +8,7 @@ chains (acceptance rules of this package; De Bortoli et al., 2501.05370, on sing
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from mmspec.decoding.distribution import PROPOSALS, Distribution, keep_first
+from mmspec.decoding.distribution import PROPOSALS, Continuous, keep_first
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
@@ -52,14 +52,26 @@ class DenoisingProcess(Protocol):
     is_noisy: bool
     has_fixed_noise: bool
 
+    def run(self, noise: Tensor, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Run the chains, as `run_chain`."""
+        return run_chain(self.advance, noise, known)
+
+    def advance(self, x: Tensor, step: int, noise: Tensor) -> Tensor:
+        """Draw the state [M, d] after x [M, d] at a step, with noise [M, d]."""
+        mean, std = self.transition(x, step)
+        return mean + std * noise
+
     def transition(self, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation [M, d] of the state after x [M, d] at a step."""
+        ...
 
     def transitions(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Means and deviations [M, S, d] after states [M, S, d], the s-th at step s, by one network call."""
+        ...
 
     def select(self, rows: Tensor) -> DenoisingProcess:
         """The chains of rows [K]."""
+        ...
 
 
 @lru_cache(maxsize=1024)
@@ -86,7 +98,7 @@ class DenoisingSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Denoising(Distribution):
+class Denoising(Continuous):
     """Distributions of vectors at [T, n] nodes, or [T] of them, by a denoising head.
 
     Attributes:
@@ -151,7 +163,7 @@ class Denoising(Distribution):
     def draw(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
         """Draw a chain from each, [T, n, S + 1, d] or [T, S + 1, d]; arguments as of `sample`."""
         noise = self.noise(random, place, purpose)
-        return run_chain(self.process, noise).view(*self.condition.shape[:-1], *noise.shape[1:])
+        return self.process.run(noise).view(*self.condition.shape[:-1], *noise.shape[1:])
 
     def noise(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
         """[M, S + 1, d] standard normal numbers of the chains of all nodes; arguments as of `sample`."""
@@ -191,7 +203,7 @@ class Denoising(Distribution):
         rows = torch.arange(len(place), device=place.device).repeat_interleave(PROPOSALS)
         noise = box_muller(u[..., 1:]).view(-1, states, size)
         own, other = process.select(rows), q.process.select(rows)
-        chains = run_chain(own, noise)
+        chains = own.run(noise)
         ratio = log_likelihood(other, chains) - log_likelihood(own, chains)
         stays = u[..., 0] < -torch.expm1(ratio.view(len(place), PROPOSALS).clamp_max(0.0))
         values = self.value_of(chains).view(len(place), PROPOSALS, size)
@@ -211,11 +223,15 @@ class Denoising(Distribution):
         return self._with([pick(each) if isinstance(each, Tensor) else each for each in self._fields()])
 
 
-def run_chain(process: DenoisingProcess, noise: Tensor, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
+def run_chain(
+    advance: Callable[[Tensor, int, Tensor], Tensor],
+    noise: Tensor,
+    known: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """Run chains of M values.
 
     Args:
-        process: their transitions.
+        advance: draws the states [M, d] after others, given the step and its noise [M, d].
         noise: [M, S + 1, d] the first state, then the noise of every step.
         known: states [M, S + 1, d], and [M, S + 1] which of them are not drawn but taken as they are.
 
@@ -223,11 +239,10 @@ def run_chain(process: DenoisingProcess, noise: Tensor, known: tuple[Tensor, Ten
         [M, S + 1, d] their states.
     """
     states = list[Tensor]()
-    for index in range(process.steps + 1):
+    for index in range(noise.shape[1]):
         state = noise[:, index]
         if index:
-            mean, std = process.transition(states[-1], index - 1)
-            state = mean + std * state
+            state = advance(states[-1], index - 1, state)
         if known is not None:
             state = torch.where(known[1][:, index, None], known[0][:, index], state)
         states.append(state)

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from mmspec.decoding.indexing import pick, take
+from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import Purpose, RandomStream, box_muller
+from mmspec.kernels import Warping, sample_tokens, verify_chain, warp_logits
+from mmspec.kernels.sampling import is_fused, race
 
 if TYPE_CHECKING:
     from mmspec.decoding.draft import Draft
@@ -23,14 +25,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Analytic",
     "Categorical",
+    "Continuous",
     "Distribution",
     "Gaussian",
     "GaussianMixture",
     "Scores",
     "draw",
     "keep_first",
-    "normalise",
-    "residual",
 ]
 
 PROPOSALS = 8  # of a residual that is drawn by rejection, in each round
@@ -81,32 +82,20 @@ class Distribution(ABC):
         return self.sample(random, first[:, None] + draft.depth, Purpose.TARGET)
 
     @abstractmethod
-    def judge(self, x: Tensor, q: Any, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Judge candidates by min(1, p(x) / q(x)) (2211.17192, algorithm 1); self is p.
+    def verify_chain(
+        self, q: Any, draft: Draft, u: Tensor, random: RandomStream, emitted: Tensor, purpose: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Judge a chain by min(1, p(x) / q(x)), and draw what follows (2211.17192, algorithm 1); self is p.
 
         Args:
-            x: candidates, drawn from q.
-            q: distributions of the same kind.
-            u: uniforms.
+            q: distributions of the same kind, that the nodes were drawn from.
+            u: [T, n - 1] uniforms that the candidates are judged with.
+            emitted: [T] output index that depth 1 competes for.
+            purpose: [T] of the noise of the last draw.
 
         Returns:
-            Whether each was really drawn from q, and whether it is accepted.
-        """
-
-    @abstractmethod
-    def finish(
-        self, q: Any, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Draw what follows the last accepted node; self is p [T].
-
-        Args:
-            q: [T] of the candidate that was refused there.
-            judged: [T] True where one was: norm((p - q)+) is drawn from then, and p itself elsewhere.
-            place: [T].
-            purpose: [T] of the noise.
-
-        Returns:
-            The values, and [T] whether each could be drawn in this round.
+            [T] the last accepted node; the value after it, drawn from norm((p - q)+) where a candidate was
+            refused and from p elsewhere; and [T] whether that could be drawn in this round.
         """
 
     @abstractmethod
@@ -153,31 +142,54 @@ class Categorical(Distribution):
     def sample(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
         return draw(self.p, random, place, purpose)
 
-    def judge(self, x: Tensor, q: Categorical, u: Tensor) -> tuple[Tensor, Tensor]:
-        p_x, q_x = self.mass(x), q.mass(x)
-        return q_x > 0, (u * q_x <= p_x) & (p_x > 0)
-
-    def finish(
-        self, q: Categorical, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        final = torch.where(judged[:, None], residual(self.p, q.p), self.p)
-        return draw(final, random, place, purpose), torch.ones_like(judged)
+    def verify_chain(
+        self,
+        q: Categorical,
+        draft: Draft,
+        u: Tensor,
+        random: RandomStream,
+        emitted: Tensor,
+        purpose: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        step = random.step_of(purpose)
+        node, token = verify_chain(
+            self.p, q.p, draft.tokens, draft.valid, u, random.keys, emitted, purpose, step
+        )
+        return node, token, torch.ones_like(node, dtype=torch.bool)
 
     def is_finite(self) -> Tensor:
         return self.p.amax(-1).isfinite()
 
 
 class Scores(Categorical):
-    """Warped logits of a target; p = softmax(logits).
+    """Distributions of a target, or of a draft model, given by its logits; p = softmax(warped logits).
 
     Args:
-        logits: [T, n, V] float32 (float64 for float64 models).
-        greedy: p is one-hot at the arg-max (temperature 0), and `logits` are not warped: in all rows or none,
+        logits: [T, n, V] warped; with `warping`, as the model gave them, [B, m, V], or [2B, m, V] under
+            guidance.
+        greedy: p is one-hot at the arg-max (temperature 0), and logits are not scaled: in all rows or none,
             or [T, 1, 1] where.
+        warping: what is promised of the logits; done where a rule asks for them, and on the way to tokens
+            otherwise.
+        shape: T and n.
     """
 
-    def __init__(self, logits: Tensor, greedy: bool | Tensor) -> None:
-        self.logits, self.greedy = logits, greedy
+    def __init__(
+        self,
+        logits: Tensor,
+        greedy: bool | Tensor,
+        warping: Warping | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> None:
+        self.raw, self.greedy = logits, greedy
+        self.warping = Warping((float(not greedy),)) if warping is None else warping
+        self.shape = logits.shape[:2] if shape is None else shape
+        self._finite: Tensor | None = None
+
+    @once
+    def logits(self) -> Tensor:
+        """[T, n, V] warped logits, float32 (float64 for float64 models)."""
+        return warp_logits(self.raw, self.warping).view(*self.shape, self.raw.shape[-1])
 
     @once
     def _p(self) -> Tensor:  # computed where a rule asks for it
@@ -188,27 +200,80 @@ class Scores(Categorical):
             return likeliest
         return torch.where(self.greedy, likeliest, self.logits.softmax(-1))
 
-    def candidate(self, random: RandomStream, place: Tensor, purpose: Purpose) -> tuple[Tensor, Self]:
-        """Draw a value from each, and return it with the q that a rule judges it by."""
-        return self.sample(random, place, purpose), self
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self.raw.dtype == torch.float64 else torch.float32
+
+    def sample(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
+        if isinstance(purpose, Tensor):
+            return super().sample(random, place, purpose)
+        return self._draw(random, place, purpose)
 
     def choose(self, draft: Draft, random: RandomStream, first: Tensor) -> Tensor:
-        if self.greedy is True:
-            return self.logits.argmax(-1)
-        vocabulary = self.logits.shape[-1]
         index = first[:, None] + torch.arange(draft.max_depth + 1, device=first.device)
-        noise = random.gumbel(index, Purpose.TARGET, vocabulary, self.logits.dtype)
-        if not draft.is_chain:
-            noise = pick(noise, draft.depth)
-        if isinstance(self.greedy, Tensor):
-            noise = noise.masked_fill(self.greedy, 0.0)
-        return (self.logits + noise).argmax(-1)
+        return self._draw(random, index, Purpose.TARGET, None if draft.is_chain else draft.depth)
+
+    def _draw(
+        self, random: RandomStream, place: Tensor, purpose: Purpose, node: Tensor | None = None
+    ) -> Tensor:
+        """Draw a token at every node; arguments as of `sample_tokens`."""
+        if is_fused(self.raw):
+            key, step = (None, 0) if self.greedy is True else (random.keys, random.step_of(purpose))
+            tokens, self._finite = sample_tokens(self.raw, self.warping, key, place, purpose, step, node)
+        else:  # warped once, for rules that ask for the logits as well
+            vocabulary = self.raw.shape[-1]
+            noise = None if self.greedy is True else random.gumbel(place, purpose, vocabulary, self.dtype)
+            tokens, self._finite = race(self.logits, noise, node, self.greedy)
+        return tokens
 
     def is_finite(self) -> Tensor:
-        return self.logits.amax(-1).isfinite()
+        return self.logits.amax(-1).isfinite() if self._finite is None else self._finite
 
 
-class Analytic(Distribution):
+class Continuous(Distribution):
+    """Distributions of vectors."""
+
+    @abstractmethod
+    def judge(self, x: Tensor, q: Any, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Judge candidates by min(1, p(x) / q(x)) (2211.17192, algorithm 1); self is p.
+
+        Args:
+            x: candidates, drawn from q.
+            q: distributions of the same kind.
+            u: uniforms.
+
+        Returns:
+            Whether each was really drawn from q, and whether it is accepted.
+        """
+
+    @abstractmethod
+    def finish(
+        self, q: Any, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Draw what follows the last accepted node; self is p [T].
+
+        Args:
+            q: [T] of the candidate that was refused there.
+            judged: [T] True where one was: norm((p - q)+) is drawn from then, and p itself elsewhere.
+            place: [T].
+            purpose: [T] of the noise.
+
+        Returns:
+            The values, and [T] whether each could be drawn in this round.
+        """
+
+    def verify_chain(
+        self, q: Any, draft: Draft, u: Tensor, random: RandomStream, emitted: Tensor, purpose: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        known, passes = self[:-1].judge(draft.tokens[:, 1:], q[1:], u)
+        drawn = draft.valid[:, 1:] & known
+        node = (drawn & passes).long().cumprod(-1).sum(-1)
+        judged = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])[:, 0]  # past the end: False
+        after = (node + 1).clamp_max(draft.max_depth)
+        return node, *self.at(node).finish(q.at(after), judged, random, emitted + node, purpose)
+
+
+class Analytic(Continuous):
     """Distributions of vectors whose density has a closed form, given by tensors of parameters [T, n, ...].
 
     Attributes:
@@ -353,17 +418,6 @@ def keep_first(y: Tensor, stays: Tensor, judged: Tensor, plain: Tensor) -> tuple
     """
     drawn = take(y, stays.long().argmax(-1))
     return torch.where(judged[:, None], drawn, plain), stays.any(-1) | ~judged
-
-
-def normalise(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Divide weights [..., V] by their sum; `otherwise` where all are zero (q = p rounds to nothing left)."""
-    total = weights.sum(-1, keepdim=True)
-    return torch.where(total > 0, weights / total.clamp_min(torch.finfo(weights.dtype).tiny), otherwise)
-
-
-def residual(p: Tensor, q: Tensor) -> Tensor:
-    """Residual distribution norm((p - q)+), [..., V]: what min(p, q) leaves of p (2211.17192)."""
-    return normalise((p - q).clamp_min(0.0), otherwise=p)
 
 
 def draw(p: Tensor, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:

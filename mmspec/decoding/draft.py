@@ -18,6 +18,7 @@ from mmspec.decoding.distribution import Distribution
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
 from mmspec.errors import InputError
+from mmspec.kernels import deepest_node, tree_children, tree_paths
 
 if TYPE_CHECKING:
     from mmspec.decoding.verdict import Verdict
@@ -190,7 +191,7 @@ class Draft:
         if self.is_chain:
             ones = torch.ones(nodes, nodes, dtype=torch.bool, device=self.tokens.device)
             return ones.tril().expand(rows, nodes, nodes)
-        return find_ancestors(self.parents, self.max_depth)
+        return self._paths[0]
 
     @once
     def depth(self) -> Tensor:
@@ -198,18 +199,21 @@ class Draft:
         rows, nodes = self.valid.shape
         if self.is_chain:
             return torch.arange(nodes, device=self.tokens.device).expand(rows, nodes)
-        return self.ancestors.sum(-1) - 1
+        return self._paths[1]
+
+    @once
+    def _paths(self) -> tuple[Tensor, Tensor]:
+        return tree_paths(self.parents, self.max_depth)
+
+    @property
+    def paths(self) -> tuple[Tensor | None, Tensor | None]:
+        """Ancestors and depths, as kernels take them: nothing for a chain."""
+        return (None, None) if self.is_chain else self._paths
 
     @once
     def children(self) -> Tensor:
         """[B, n, max_children] indices of the valid children in draw order, -1 where there are fewer."""
-        rows, nodes = self.valid.shape
-        index = torch.arange(nodes, device=self.tokens.device)
-        is_child = (self.parents[:, None, :] == index[None, :, None]) & self.valid[:, None, :] & (index > 0)
-        rank = is_child.cumsum(-1) - 1
-        slot = torch.where(is_child, rank, self.max_children)
-        table = torch.full((rows, nodes, self.max_children + 1), -1, device=self.tokens.device)
-        return table.scatter(2, slot, index.expand(rows, nodes, nodes))[:, :, : self.max_children]
+        return tree_children(self.parents, self.valid, self.max_children)
 
     @property
     def nodes(self) -> Nodes:
@@ -233,12 +237,8 @@ class Draft:
         return emitted
 
     def deepest(self, passes: Tensor) -> Tensor:
-        """[B] the deepest node on whose path all pass [B, n]; the root does, and is set so."""
-        if self.is_chain:
-            return ((~passes[:, 1:]).cumsum(-1) == 0).sum(-1)
-        passes[:, 0] = True
-        reached = (passes[:, None, :] | ~self.ancestors).all(-1)
-        return torch.where(reached, self.depth, -1).argmax(-1)
+        """[B] the deepest node on whose path all pass [B, n]; the root always does."""
+        return deepest_node(passes, *self.paths)
 
     def may_follow(self, verdict: Verdict) -> Tensor:
         """[B] whether the token after the last accepted node may be decided now."""
@@ -315,21 +315,6 @@ class Cells(Draft):
         whole = (verdict.accepted == self.max_depth).long().view(self.rows, -1)
         stands = torch.nn.functional.pad(whole[:, :-1], (1, 0), value=1).cumprod(-1).bool().flatten()
         return replace(verdict, accepted=verdict.accepted * stands, filled=verdict.filled & stands)
-
-
-def find_ancestors(parents: Tensor, depth: int) -> Tensor:
-    """[B, n, n] True where node j is node i or one of its ancestors, in trees of at most that depth.
-
-    Args:
-        parents: [B, n] index of each node's parent; roots are their own.
-    """
-    rows, nodes = parents.shape
-    reached = torch.eye(nodes, dtype=torch.bool, device=parents.device).expand(rows, nodes, nodes)
-    # Pointer doubling: after k rounds every node knows its 2^k nearest ancestors.
-    for _ in range(depth.bit_length()):
-        reached = reached | reached.gather(1, parents[:, :, None].expand(-1, -1, nodes))
-        parents = parents.gather(1, parents)
-    return reached
 
 
 def check_tree(parents: Sequence[int]) -> list[int]:

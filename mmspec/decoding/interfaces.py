@@ -86,7 +86,7 @@ class TargetState(Protocol):
     """State that a target keeps of a batch between rounds: its KV cache and more."""
 
     def tighten(self, emitted: Sequence[int]) -> None:
-        """Tell the state how many tokens each of the B requests has emitted, once the host has read it."""
+        """Tell the state how many tokens each of the B requests has emitted at most, as the host knows it."""
 
     def nbytes(self) -> int:
         """Bytes of cached state."""
@@ -185,6 +185,8 @@ class Drafter(ABC):
         branches: True if its drafts have siblings; rules that judge one candidate per place refuse those.
         exactness: "lossy" if nodes see less than the model would, so that no rule can be exact.
         proposes: "tokens", "vectors", or "any" of them.
+        runs_ahead: whether sessions propose from what is on the device, so that the host may read each round
+            when the next is on its way, and one more than it needs.
     """
 
     kind: DraftKind
@@ -193,6 +195,7 @@ class Drafter(ABC):
     branches: bool = False
     exactness: str = "exact"
     proposes: ClassVar[str] = "tokens"
+    runs_ahead: bool = False
 
     def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
         """Raise InputError for a batch that this drafter cannot decode, before anything of it is read."""
@@ -211,6 +214,10 @@ class Drafter(ABC):
 
     def to(self, *args: Any, **kwargs: Any) -> None:
         """Move the drafter's own model, as `torch.nn.Module.to` does; most have none."""
+        return None
+
+    def compile(self) -> None:
+        """Compile forwards of the drafter's own model, each when it is first met; most have none."""
         return None
 
     @property

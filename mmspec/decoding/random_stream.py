@@ -11,6 +11,7 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -88,19 +89,26 @@ class RandomStream:
 
     def uniform(self, position: Tensor, purpose: Purpose | Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """[B, m] positions -> [B, m, count] uniforms in (0, 1); a tensor [B, m] holds many purposes."""
-        return philox_uniform(self.keys, position, purpose, count, self._step(purpose), dtype)
+        return philox_uniform(self.keys, position, purpose, count, self.step_of(purpose), dtype)
 
     def gumbel(self, position: Tensor, purpose: Purpose | Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """[B, m] positions -> [B, m, count] standard Gumbel numbers; a tensor [B, m] holds many purposes."""
-        return philox_gumbel(self.keys, position, purpose, count, self._step(purpose), dtype)
+        return philox_gumbel(self.keys, position, purpose, count, self.step_of(purpose), dtype)
 
     def normal(self, position: Tensor, purpose: Purpose | Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """[B, m] positions -> [B, m, count] standard normal numbers."""
         return box_muller(self.uniform(position, purpose, 2 * count, dtype))
 
-    def _step(self, purpose: Purpose | Tensor) -> int | Tensor:
+    @overload
+    def step_of(self, purpose: Purpose) -> int: ...
+
+    @overload
+    def step_of(self, purpose: Tensor) -> Tensor: ...
+
+    def step_of(self, purpose: Purpose | Tensor) -> int | Tensor:
+        """The step that a purpose's numbers are keyed with."""
         if isinstance(purpose, Tensor):
-            return self.step * (purpose != Purpose.TARGET)
+            return self.step * purpose.ne(Purpose.TARGET)
         return {Purpose.TARGET: 0, Purpose.RETRY: self.round}.get(purpose, self.step)
 
 

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from mmspec.decoding.delta_rule import NodeUpdates, state_after, tree_delta_rule
+from mmspec.decoding.delta_rule import NodeUpdates, state_after
 from mmspec.decoding.draft import Nodes
 from mmspec.decoding.indexing import pick, take
 from mmspec.errors import UnsupportedModelError
+from mmspec.kernels import gated_delta_tree
 
 if TYPE_CHECKING:
     from mmspec.decoding.cache import WritePlan
@@ -119,8 +120,9 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin):
         return pick(known, paths.taps.flatten(1)).view(*paths.taps.shape, -1)
 
     def delta_rule(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, paths: Paths) -> Tensor:
-        """Apply `tree_delta_rule` to the committed state; return its outputs [B, n, heads, d_v]."""
-        out, self._updates = tree_delta_rule(q, k, v, g, beta, self.state, paths.ancestors)
+        """Apply `gated_delta_tree` to the committed state; return its outputs [B, n, heads, d_v]."""
+        out, *updates = gated_delta_tree(q, k, v, g, beta, self.state, paths.ancestors)
+        self._updates = NodeUpdates(*updates)
         return out
 
     def commit(self, node: Tensor, active: Tensor) -> None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+#: Parts of a call's time, each with its `<part>_seconds`.
+PARTS = ("prompt", "target", "draft", "verify")
+
 
 @dataclass
 class DecodingStats:
@@ -30,9 +33,11 @@ class DecodingStats:
         rollbacks: rounds of a row that refused a candidate, and with it those behind it.
         draft_faults: rounds in which a drafter's numbers were not finite and its draft was dropped.
         draft_passes: forwards of a model of the drafter's own, its prefill not counted.
-        seconds: wall-clock time of the call, with its parts `prefill_seconds` (the first token and the
-            drafter's prefill included), `draft_seconds` (proposing) and `target_seconds` (scoring), as the
-            host sees them; the rest is warping, verifying, committing and updating the drafter.
+        seconds: wall-clock time of the call; `prefill_seconds` until the first token is there.
+        prompt_seconds, target_seconds, draft_seconds, verify_seconds: its parts: the target's reading of the
+            prompts and its scoring; the drafter's reading, proposing and observing; and warping, verifying
+            and committing. The rest is the loop's own: the canvas, and waiting for the device. By the host's
+            clock, or the device's (`laps.timed_by_device`).
         cache_bytes: size of the target's KV cache.
         cached_prompt_tokens: tokens of the prompts, all rows together, that were found in the prefix cache.
     """
@@ -57,8 +62,10 @@ class DecodingStats:
     draft_passes: int = 0
     seconds: float = 0.0
     prefill_seconds: float = 0.0
-    draft_seconds: float = 0.0
+    prompt_seconds: float = 0.0
     target_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
     cache_bytes: int = 0
     cached_prompt_tokens: int = 0
 
@@ -141,7 +148,7 @@ def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
         for name in (
             *("new_tokens", "rounds", "drafted", "accepted"),
             *("target_forwards", "rollbacks", "draft_faults", "draft_passes", "cached_prompt_tokens"),
-            *("seconds", "prefill_seconds", "draft_seconds", "target_seconds"),
+            *("seconds", "prefill_seconds", *(f"{part}_seconds" for part in PARTS)),
         ):
             setattr(merged, name, getattr(merged, name) + getattr(part, name))
         for name in ("tv", "drift"):

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.indexing import pick, put, take
+from mmspec.decoding.indexing import take
+from mmspec.kernels import path_to
 
 
 @dataclass(frozen=True)
@@ -66,21 +67,5 @@ class Verdict:
     @classmethod
     def at(cls, draft: Draft, node: Tensor, next_token: Tensor, tv: Tensor | None = None) -> Verdict:
         """Build the verdict whose path ends in `node` [B]."""
-        rows, nodes = draft.valid.shape
-        index = torch.arange(nodes, device=node.device)
-        accepted, filled = take(draft.depth, node), torch.ones_like(node, dtype=torch.bool)
-        if draft.is_chain:
-            path = index.expand(rows, nodes)
-            return cls(path, accepted, followed(draft.tokens, accepted, next_token), filled, tv)
-        on_path = take(draft.ancestors, node)
-        # Nodes off the path are sent to a column that is cut off again: static shapes, no loop.
-        column = torch.where(on_path, draft.depth, draft.max_depth + 1)
-        path = node.new_zeros(rows, draft.max_depth + 2).scatter(1, column, index.expand(rows, nodes))[:, :-1]
-        return cls(path, accepted, followed(pick(draft.tokens, path), accepted, next_token), filled, tv)
-
-
-def followed(tokens: Tensor, accepted: Tensor, next_token: Tensor) -> Tensor:
-    """Values after each node of a path, whose own values are tokens [B, n] or [B, n, d]."""
-    values = tokens.roll(-1, 1)
-    put(values, accepted[:, None], next_token[:, None])
-    return values
+        path, accepted, values = path_to(draft.tokens, *draft.paths, node, next_token, draft.max_depth)
+        return cls(path, accepted, values, torch.ones_like(node, dtype=torch.bool), tv)

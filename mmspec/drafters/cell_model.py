@@ -80,6 +80,10 @@ class CellModelDrafter(CellOrder):
         self.model.model.to(*args, **kwargs)
         self.model = MARTarget(self.model.model)
 
+    def compile(self) -> None:
+        if self.model.steps is None:
+            self.model.compile()
+
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
     ) -> DraftSession:

@@ -18,7 +18,7 @@ from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Sampler, widen
+from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.length import half_lengths
 from mmspec.errors import InputError, UnsupportedModelError
@@ -51,6 +51,8 @@ class DraftModelDrafter(Drafter):
             lengths alone take back what it drafted.
     """
 
+    runs_ahead = True
+
     def __init__(self, model: CausalTarget, num_draft_tokens: int = 5, sampling: str = "coupled") -> None:
         if sampling not in KIND_OF_SAMPLING:
             raise InputError("sampling", sampling, did_you_mean(sampling, KIND_OF_SAMPLING))
@@ -76,6 +78,10 @@ class DraftModelDrafter(Drafter):
 
     def to(self, *args: Any, **kwargs: Any) -> None:
         self.model = adapt(self.model.model.to(*args, **kwargs))
+
+    def compile(self) -> None:
+        if self.model.steps is None:
+            self.model.compile()
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -123,7 +129,7 @@ class DraftModelSession(DraftSession):
         root, emitted = canvas.root, canvas.emitted
         cache, newest = self.state.cache, 1 + self.unread
         self.unread = 0
-        lengths = zip(self.state.prompt_lengths, canvas.output_lengths, strict=True)
+        lengths = zip(self.state.prompt_lengths, canvas.length_bounds, strict=True)
         cache.longest = max(0, max(map(sum, lengths)) - newest)
         # finished rows may have stopped before there were so many
         cache.lengths.copy_((self.prompt_lengths + emitted - newest).clamp_min(0))
@@ -133,7 +139,7 @@ class DraftModelSession(DraftSession):
         for depth in range(self.num_draft_tokens):
             last = Draft.chain(step[:, -1:], DraftKind.POINT)
             # q may be any distribution, if it is the one drawn from: guidance and grammars stay the target's
-            scores = self.sampler.scores(widen(self._read(step)))
+            scores = self.sampler.scores(self._read(step))
             if self.drafter.stop_below:  # decided by q alone: a decision by the token drawn would bias it
                 likely = likely * scores.logits[:, 0].softmax(-1).amax(-1)
                 going = going & (likely >= self.drafter.stop_below) if depth else going
@@ -141,7 +147,7 @@ class DraftModelSession(DraftSession):
                     break
             if self.drafter.kind is DraftKind.IID:
                 distributions.append(scores.at(torch.zeros_like(emitted)))
-                tokens.append(distributions[-1].sample(self.random, emitted + depth, Purpose.DRAFT))
+                tokens.append(scores.sample(self.random, emitted[:, None] + depth, Purpose.DRAFT)[:, 0])
             else:
                 tokens.append(scores.choose(last, self.random, emitted + depth)[:, 0])
             sound = sound & scores.is_finite()[:, 0]

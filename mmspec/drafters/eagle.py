@@ -18,7 +18,7 @@ from mmspec.decoding.image_grid import Grammar, exclude
 from mmspec.decoding.indexing import pick
 from mmspec.drafting.feature_session import FeatureDrafter, FeatureSession
 from mmspec.drafting.growth import TreeGrowth
-from mmspec.drafting.heads import HeadBatch, HeadDrafter
+from mmspec.drafting.heads import HeadBatch
 
 __all__ = ["Eagle3Drafter", "EagleDrafter"]
 
@@ -26,7 +26,7 @@ __all__ = ["Eagle3Drafter", "EagleDrafter"]
 class EagleSession(FeatureSession):
     """A head that grows a tree by one pass a level."""
 
-    def __init__(self, drafter: HeadDrafter, batch: HeadBatch) -> None:
+    def __init__(self, drafter: FeatureDrafter, batch: HeadBatch) -> None:
         super().__init__(drafter, batch)
         grids = [request.grid for request in batch.requests if request.grid is not None]
         self.names = self.head.draft_tokens

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.distribution import Categorical, Scores, residual
+from mmspec.decoding.distribution import Categorical, Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.indexing import pick
@@ -29,6 +29,8 @@ from mmspec.decoding.sparse_distribution import SparseDistribution
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.window import NEIGHBOURS, WindowLayout
 from mmspec.errors import InputError
+from mmspec.kernels import redraw
+from mmspec.kernels.redraw import invert
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer
 from mmspec.verification.residuals import sampled_distribution
@@ -69,6 +71,8 @@ class JacobiDrafter(Drafter):
     Raises:
         InputError: a value outside its range, or a tail of depth without children or the reverse.
     """
+
+    runs_ahead = True
 
     def __init__(
         self,
@@ -149,7 +153,7 @@ class JacobiSession(DraftSession):
         support = sampler.support(vocabulary)
         # an initial draft that is uniform has mass everywhere
         pays = drafter.init != "uniform" and SparseDistribution.pays(
-            support, vocabulary, scores.logits.element_size()
+            support, vocabulary, scores.dtype.itemsize
         )
         self.support = support if pays else None
         self._keep(replace(draft, q=Categorical(scores.p)), scores, token[:, 0])
@@ -231,12 +235,7 @@ class JacobiSession(DraftSession):
         u = self.random.at(self.round).uniform(place, Purpose.REDRAW, 3, torch.float64)
         if coupling == "fresh":
             return invert(p, u[..., 1:])
-        x, q = seen.tokens.gather(1, old), pick(sampled_distribution(seen).p, old)
-        p_x, q_x = (values.gather(-1, x[:, :, None])[..., 0] for values in (p, q))
-        tried = (old > 0) & seen.valid.gather(1, old)
-        keep = tried & (u[..., 0] * q_x <= p_x) & (p_x > 0)
-        final = torch.where((tried & ~keep)[:, :, None], residual(p, q), p)
-        return torch.where(keep, x, invert(final, u[..., 1:]))
+        return redraw(p, sampled_distribution(seen).p, seen.tokens, seen.valid, old, u)
 
     def _branch(
         self, place: Tensor, tokens: Tensor, valid: Tensor, p: Tensor
@@ -265,15 +264,3 @@ class JacobiSession(DraftSession):
 def unpack(distribution: Tensor | SparseDistribution) -> Tensor:
     """Return distributions as one tensor, [B, n, V]."""
     return distribution.dense() if isinstance(distribution, SparseDistribution) else distribution
-
-
-def invert(p: Tensor, u: Tensor) -> Tensor:
-    """Draw tokens [B, n] from p [B, n, V] by inversion: two numbers a place, where Gumbel noise would need V.
-
-    Args:
-        p: weights of at least 0; they need not sum to one.
-        u: [B, n, 2] uniforms of 24 bits each; together they resolve any probability that float32 can hold.
-    """
-    cumulative = p.double().cumsum(-1)
-    target = (u[..., :1] + (u[..., 1:] - 0.5) * 2**-24) * cumulative[..., -1:]
-    return torch.searchsorted(cumulative, target, right=True)[..., 0].clamp_max(p.shape[-1] - 1)

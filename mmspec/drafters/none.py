@@ -19,6 +19,7 @@ class NoDrafter(Drafter, DraftSession):
     kind = DraftKind.POINT
     max_nodes = 1
     proposes = "any"
+    runs_ahead = True
 
     def check(self, target: Target[Any]) -> None:
         if target.vector_size and target.any_order:

@@ -58,6 +58,10 @@ class VectorModelDrafter(Drafter):
         self.model.model.to(*args, **kwargs)
         self.model = type(self.model)(self.model.model)
 
+    def compile(self) -> None:
+        if self.model.steps is None:
+            self.model.compile()
+
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
     ) -> DraftSession:
@@ -85,7 +89,7 @@ class VectorModelSession(DraftSession):
 
     def propose(self, canvas: Canvas) -> Draft:
         cache = self.state.cache
-        lengths = zip(self.state.prompt_lengths, canvas.output_lengths * self.copies, strict=True)
+        lengths = zip(self.state.prompt_lengths, canvas.length_bounds * self.copies, strict=True)
         cache.longest = max(map(sum, lengths)) - 1
         # the root has not been read
         cache.lengths.copy_(self.prompt_lengths + canvas.emitted.repeat(self.copies) - 1)

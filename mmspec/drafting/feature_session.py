@@ -6,6 +6,8 @@ A drafter of this kind adds a session that says how its head proposes; everythin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +22,9 @@ from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.heads import HeadBatch, HeadDrafter, HeadSession
 from mmspec.models.feature_head import EMBEDDINGS, FeatureHead, Prompts
+from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.causal import CacheState, to_device
+from mmspec.targets.steps import CapturedForward, CompiledForward
 from mmspec.visual_tokens.spans import find_images
 from mmspec.visual_tokens.splice import PromptRows
 
@@ -32,6 +36,19 @@ class FeatureDrafter(HeadDrafter):
 
     model: FeatureHead
     more_taps = (EMBEDDINGS,)
+    steps: CapturedForward | CompiledForward | None = None
+
+    def to(self, *args: Any, **kwargs: Any) -> None:
+        super().to(*args, **kwargs)
+        self.steps = None
+
+    def compile(self) -> None:
+        if self.steps is None:
+            head = self.model
+            if head.device.type == "cuda":
+                self.steps = CapturedForward(head, partial(read_nodes, head))
+            else:
+                self.steps = CompiledForward(type(head).__name__, partial(read_nodes, head))
 
 
 class FeatureSession(HeadSession):
@@ -51,10 +68,11 @@ class FeatureSession(HeadSession):
 
     head: FeatureHead
 
-    def __init__(self, drafter: HeadDrafter, batch: HeadBatch) -> None:
+    def __init__(self, drafter: FeatureDrafter, batch: HeadBatch) -> None:
         super().__init__(drafter, batch)
-        eager = self.head.decoder.config._attn_implementation == "eager"
-        self.additive = self.head.dtype if eager else None
+        self.steps = drafter.steps
+        self.additive = mask_dtype(self.head.decoder)
+        self.plain = attends_plainly(self.head.decoder)
         taps = [batch.prefill.taps[tap] for tap in self.head.taps]
         known = [self.head.join(states) for states in zip(*taps, strict=True)]
         self.state, self.summary = self._read_prompts(batch.prompts, batch.prefill.taps[EMBEDDINGS], known)
@@ -96,7 +114,8 @@ class FeatureSession(HeadSession):
         read = [self._prompt_rows(*each) for each in zip(prompts, embeddings, features, strict=True)]
         lengths = [made.lengths[0] + 1 for made in read]  # the newest token, whose row follows, counts
         capacity = max(lengths) + 2 * self.shape.num_draft_tokens
-        cache = RaggedCache(self.head.decoder.config, len(prompts), capacity, device)
+        caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else RaggedCache
+        cache = caches(self.head.decoder.config, len(prompts), capacity, device)
         offsets = []
         for row, (prompt, made) in enumerate(zip(prompts, read, strict=True)):
             count = made.lengths[0]
@@ -110,6 +129,8 @@ class FeatureSession(HeadSession):
                 self.head(made.rows, positions, past_key_values=cache)
         told = [made.summary for made in read if made.summary is not None]
         state = CacheState(cache, torch.tensor(offsets, device=device), lengths)
+        if isinstance(self.steps, CapturedForward):
+            self.steps.caches.lend(cache, state.offset)
         return state, torch.cat(told) if told else None
 
     def _prompt_rows(self, prompt: Mapping[str, Tensor], embeddings: Tensor, features: Tensor) -> PromptRows:
@@ -128,7 +149,7 @@ class FeatureSession(HeadSession):
         accepted = self._copied(self.accepted)
         self.state.cache.commit(None, accepted + 1)
         self.state.cache.longest += tokens.shape[1]
-        self.state.tighten(canvas.output_lengths)
+        self.state.tighten(canvas.length_bounds)
         return take(hidden, accepted)
 
     def _read(self, features: Tensor, nodes: Nodes) -> Tensor:
@@ -144,10 +165,15 @@ class FeatureSession(HeadSession):
         self.passes += 1
         cache, nodes = self.state.cache, nodes.repeat_rows(self.copies)
         cache.begin_score(nodes.slots, nodes.extent)
-        hidden: Tensor = self.head(
-            self.head.fuse(self.target.embed(nodes.tokens), features, self.summary),
-            (cache.lengths + self.state.offset)[:, None] + nodes.depth,
-            cache.attention_mask(nodes, self.additive),
-            cache,
-        )
-        return hidden
+        rows = self.head.fuse(self.target.embed(nodes.tokens), features, self.summary)
+        positions = (cache.lengths + self.state.offset)[:, None] + nodes.depth
+        with attention_on_tree(self.head.decoder, self.plain, cache, nodes, self.additive) as mask:
+            inputs = {"rows": rows, "positions": positions, "attention_mask": mask}
+            step = partial(read_nodes, self.head) if self.steps is None else self.steps
+            return step(inputs, cache)
+
+
+def read_nodes(head: FeatureHead, inputs: Mapping[str, Any], cache: RaggedCache) -> Tensor:
+    """Run a head on new nodes, whose rows, positions and mask are given; its state [R, n, d] at them."""
+    hidden: Tensor = head(inputs["rows"], inputs["positions"], inputs["attention_mask"], cache)
+    return hidden

@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Tensor
 
-from mmspec.decoding.draft import Draft, DraftKind, Nodes, find_ancestors
-from mmspec.decoding.sampling import NEG_INF
+from mmspec.decoding.draft import Draft, DraftKind, Nodes
 from mmspec.drafting.tree import TreeShape, renumber
+from mmspec.kernels import tree_paths
 
 __all__ = ["TreeGrowth"]
 
@@ -51,12 +51,11 @@ class TreeGrowth:
         """The nodes expanded last, tokens [B, n], as a head reads them behind those it has read already."""
         rows, count = tokens.shape
         parents = torch.cat(self._parents, 1)
-        widths = [level.shape[1] for level in self._parents]
-        # the root's children stand where the root's successor will
-        depths = torch.cat([parents.new_full((width,), depth) for depth, width in enumerate(widths)])
+        # the root's children stand where the root's successor will, at depth 0
+        ancestors, depths = tree_paths(parents, len(self._parents))
         slots = torch.arange(parents.shape[1] - count, parents.shape[1], device=tokens.device)
-        reached = find_ancestors(parents, len(widths))[:, -count:]
-        return Nodes(tokens, slots.expand(rows, count), depths.expand(rows, -1), reached, len(widths) - 1)
+        deepest = len(self._parents) - 1
+        return Nodes(tokens, slots.expand(rows, count), depths, ancestors[:, -count:], deepest)
 
     def grow(self, log_p: Tensor) -> Tensor:
         """Add the likeliest children of the nodes expanded last, and expand the best of these.
@@ -100,14 +99,14 @@ class TreeGrowth:
     def draft(self) -> Draft:
         """The proposed tree; the root alone in rows some of whose log-probabilities were not numbers."""
         tokens, parents, scores = (torch.cat(parts, 1) for parts in zip(*self._pool, strict=True))
-        faulty = (scores.isnan() | (scores == -NEG_INF)).any(-1)
-        scores = scores.masked_fill(faulty[:, None], NEG_INF)
+        faulty = (scores.isnan() | (scores == math.inf)).any(-1)
+        scores = scores.masked_fill(faulty[:, None], -math.inf)
         scores[:, 0] = 0.0
         chosen = self.shape.choose(scores)
         return Draft(
             tokens.gather(1, chosen),
             renumber(parents, chosen),
-            scores.gather(1, chosen) > NEG_INF,
+            scores.gather(1, chosen) > -math.inf,
             DraftKind.POINT,
             None,
             self.level,

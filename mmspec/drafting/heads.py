@@ -72,6 +72,7 @@ class HeadDrafter(Drafter):
     """
 
     kind = DraftKind.POINT
+    runs_ahead = True
     title: ClassVar[str]
     session: Callable[..., HeadSession]
     more_taps: ClassVar[tuple[int, ...]] = ()

@@ -16,6 +16,7 @@ from torch import Tensor
 from mmspec.decoding.draft import check_tree
 from mmspec.drafting.measured_tree import best_first
 from mmspec.errors import InputError
+from mmspec.kernels import best
 from mmspec.models.head_config import HeadConfig
 from mmspec.registry import did_you_mean
 from mmspec.validation import check_draft_tokens, is_integer
@@ -98,7 +99,7 @@ class DynamicTree:
 
     def choose(self, scores: Tensor) -> Tensor:
         """The nodes that are proposed: scores of the pool [B, p] -> ascending [B, n], the root first."""
-        return best(scores, self.num_draft_tokens + 1).sort(-1).values
+        return best(scores, self.num_draft_tokens + 1, ascending=True)
 
 
 class StaticTree:
@@ -214,11 +215,6 @@ def choose_tree(
 def constant(index: tuple[int, ...], device: torch.device) -> Tensor:
     """Indices as a tensor on a device."""
     return torch.tensor(index, device=device)
-
-
-def best(scores: Tensor, count: int) -> Tensor:
-    """[B, m] scores -> indices [B, count] of the highest, equal ones in their order."""
-    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
 def renumber(parents: Tensor, chosen: Tensor) -> Tensor:

@@ -46,6 +46,14 @@ class DrawingPipeline(AnyPipeline, Protocol):
         """Set up a call, whose rounds can be watched."""
         ...
 
+    def latents(self, grid: Any, rows: Sequence[Any]) -> Tensor:
+        """Tokens of images in their places."""
+        ...
+
+    def pixels(self, grid: Any, latents: Tensor) -> Tensor:
+        """Images of tokens in their places."""
+        ...
+
 
 @dataclass(frozen=True)
 class ImageContender(Contender):
@@ -76,7 +84,7 @@ class ImageContender(Contender):
 def image_contender(pipe: DrawingPipeline, name: str, **options: Any) -> ImageContender:
     """Set an accelerator up on an image pipeline; what it loads is loaded here and only here."""
     pipe.set_accelerator(name, **options)
-    return ImageContender(pipe, pipe.accelerator, pipe.draft_processor)
+    return ImageContender.of(pipe)
 
 
 def decode_images(

@@ -43,7 +43,7 @@ OPTIONAL = {
 
 
 def examine(accelerators: Mapping[str, Any]) -> dict[str, Any]:
-    """List versions, devices, packages and accelerators; changes nothing.
+    """List versions, devices, packages, kernels and accelerators; changes nothing.
 
     Args:
         accelerators: the table of presets.
@@ -55,6 +55,7 @@ def examine(accelerators: Mapping[str, Any]) -> dict[str, Any]:
         "packages": [_package(name, "needed", "pip install mmspec") for name in REQUIRED],
         "optional": [_package(name, *what) for name, what in OPTIONAL.items()],
         "devices": _devices(),
+        "kernels": _kernels(),
         "accelerators": [_accelerator(name, preset) for name, preset in accelerators.items()],
     }
 
@@ -113,6 +114,31 @@ def _devices() -> list[dict[str, Any]]:
     elif platform.system() == "Darwin":
         devices.append({"name": "mps", "ok": False, "detail": "not built in, or macOS is too old"})
     return devices
+
+
+def _kernels() -> list[dict[str, Any]]:
+    """The ops of `mmspec.kernels`, and what they run as on the device at hand."""
+    import torch
+
+    from mmspec import kernels
+    from mmspec.kernels.backend import explain_backend
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        backend, reason = explain_backend(device)
+    except ValueError as error:  # an unknown MMSPEC_BACKEND is a finding, not a crash
+        backend, reason = "none", str(error)
+    return [
+        {
+            "name": name,
+            "ok": backend == "triton",
+            "device": str(device),
+            "backend": backend,
+            "reason": reason,
+            "summary": (getattr(kernels, name).__doc__ or "").strip().partition("\n")[0],
+        }
+        for name in kernels.OPS
+    ]
 
 
 def processor_name() -> str:

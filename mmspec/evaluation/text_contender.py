@@ -6,9 +6,9 @@ A pipeline is known by `TextPipeline` alone, so that evaluation stays on a floor
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -23,6 +23,7 @@ __all__ = [
     "TextPipeline",
     "contender",
     "decode_conversations",
+    "encode_prompts",
     "load_images",
     "reference_inputs",
 ]
@@ -32,6 +33,7 @@ class AnyPipeline(Protocol):
     """Interface of every pipeline, as far as evaluation uses it."""
 
     model: Any
+    target: Any
     accelerator: Any
     draft_processor: Any
 
@@ -67,15 +69,28 @@ class TextPipeline(AnyPipeline, Protocol):
 
 @dataclass(frozen=True)
 class Contender:
-    """An accelerator that was set up once on a pipeline and can be put back there at no cost."""
+    """An accelerator that was set up once on a pipeline and can be put back there at no cost.
+
+    Attributes:
+        pipe: the pipeline.
+        accelerator, draft_processor: its attributes of these names.
+        steps: of its target: how scoring forwards run, compiled or (None) as they are.
+    """
 
     pipe: Any
     accelerator: Any
     draft_processor: Any
+    steps: Any
+
+    @classmethod
+    def of(cls, pipe: Any) -> Self:
+        """The accelerator that is on a pipeline now."""
+        return cls(pipe, pipe.accelerator, pipe.draft_processor, pipe.target.steps)
 
     def enter(self) -> Any:
         """Put this accelerator on the pipeline, and return the pipeline."""
         self.pipe.accelerator, self.pipe.draft_processor = self.accelerator, self.draft_processor
+        self.pipe.target.steps = self.steps
         return self.pipe
 
     def decode(self, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Decoded:
@@ -95,7 +110,7 @@ def seeds_of(batch: Sequence[Example], seed: int) -> list[int]:
 def contender(pipe: TextPipeline, name: str, **options: Any) -> Contender:
     """Set an accelerator up on a pipeline; its draft model, if it has one, is loaded here and only here."""
     pipe.set_accelerator(name, **options)
-    return Contender(pipe, pipe.accelerator, pipe.draft_processor)
+    return Contender.of(pipe)
 
 
 def load_images(examples: Sequence[Example]) -> list[Example]:
@@ -109,12 +124,12 @@ def load_images(examples: Sequence[Example]) -> list[Example]:
 
 
 def decode_conversations(
-    pipe: TextPipeline, batch: Sequence[Example], *, seeds: Sequence[int] | None = None, **settings: Any
+    pipe: Any, batch: Sequence[Example], *, seeds: Sequence[int] | None = None, **settings: Any
 ) -> Decoded:
     """Decode all conversations of a batch, turn by turn; later turns see the answers to earlier ones.
 
     Args:
-        pipe: the pipeline.
+        pipe: the pipeline, or what is called like one.
         batch: conversations; row i of the n-th turn is that of the i-th conversation that has one.
         seeds: one for each conversation, for sampling.
         settings: of the calls.
@@ -147,27 +162,54 @@ def reference_inputs(pipe: TextPipeline, example: Example) -> dict[str, Any]:
     """
     if example.videos:
         raise UnsupportedModelError("the reference is taken for text and images only, not for videos")
-    conversation, processor = _Conversation(example, pipe.processor), pipe.processor
-    prompt = conversation.add_turn(example.turns[0])
-    how: dict[str, Any] = {"return_tensors": "pt"}
-    if conversation.has_template:
-        content: Any = example.turns[0]
-        if processor is not pipe.tokenizer:
-            unplaced = iter(example.images)
-            content = [
-                {**part, "image": next(unplaced)} if part["type"] == "image" else part
-                for part in prompt[0]["content"]
-            ]
-        how |= {"tokenize": True, "add_generation_prompt": True, "return_dict": True}
-        encoded = processor.apply_chat_template([{"role": "user", "content": content}], **how)
+    prompt = _Conversation(example, pipe.processor).add_turn(example.turns[0])
+    return encode_prompts(pipe, [prompt], [list(example.images)])
+
+
+def encode_prompts(
+    pipe: TextPipeline, prompts: Sequence[Any], images: Sequence[Any], **padding: Any
+) -> dict[str, Any]:
+    """Encode prompts as arguments of `model.generate`, by the model's processor alone.
+
+    Args:
+        pipe: holds the processor.
+        prompts: of `_Conversation`: texts, or conversations without their images.
+        images: of each prompt, in their order; or None.
+        padding: of the processor.
+    """
+    processor, how = pipe.processor, {"return_tensors": "pt", **padding}
+    if isinstance(prompts[0], str):
+        shown = {"images": [list(row or ()) for row in images]} if any(images) else {}
+        encoded = processor(text=list(prompts), **shown, **how)
     else:
-        images = {"images": list(example.images)} if example.images else {}
-        encoded = processor(text=prompt, **images, **how)
+        is_text = processor is pipe.tokenizer
+        conversations = [
+            _with_images(prompt, row, is_text) for prompt, row in zip(prompts, images, strict=True)
+        ]
+        how |= {"tokenize": True, "add_generation_prompt": True, "return_dict": True}
+        encoded = processor.apply_chat_template(conversations, **how)
     return {
         name: value.to(pipe.device, pipe.dtype if value.is_floating_point() else value.dtype)
         for name, value in encoded.items()
         if isinstance(value, torch.Tensor)
     }
+
+
+def _with_images(messages: Sequence[Mapping[str, Any]], images: Any, is_text: bool) -> list[dict[str, Any]]:
+    """Chat messages with their images in their places; for models of text alone, with strings as contents."""
+    if is_text:
+        return [{**one, "content": "".join(part["text"] for part in one["content"])} for one in messages]
+    unplaced = iter(images or ())
+    return [
+        {
+            **one,
+            "content": [
+                {**part, "image": next(unplaced)} if part["type"] == "image" else part
+                for part in one["content"]
+            ],
+        }
+        for one in messages
+    ]
 
 
 class _Conversation:

@@ -19,10 +19,12 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, UnsupportedModelError
-from mmspec.targets.admission import attention_backend, check_length, check_model, length_limit
+from mmspec.targets.admission import check_length, check_model, length_limit
+from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
 from mmspec.targets.mixers import mixers_on_tree
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
+from mmspec.targets.steps import CapturedForward, CompiledForward
 
 
 @dataclass
@@ -103,11 +105,22 @@ class CausalTarget:
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         self.dtype: torch.dtype = model.dtype
         self.prefix_cache: PrefixCache | None = None
+        self._decoder = model.get_decoder()
+        self._plain = attends_plainly(self._decoder)
+        self.steps: CapturedForward | CompiledForward | None = None
+        self._readers: dict[tuple[int, ...], HiddenStates] = {}
+
+    def compile(self) -> None:
+        """Compile scoring forwards, each when it is first met; not those that read prompts."""
+        if self.device.type == "cuda":
+            self.steps = CapturedForward(self.model, self.forward)
+        else:
+            self.steps = CompiledForward(type(self.model).__name__, self._step)
 
     @property
     def additive(self) -> torch.dtype | None:
         """Number format of additive attention masks; None where masks are boolean."""
-        return self.dtype if attention_backend(self.model) == "eager" else None
+        return mask_dtype(self._decoder)
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
@@ -116,9 +129,10 @@ class CausalTarget:
         lengths = [prompt["input_ids"].shape[1] for prompt in prompts]
         limit = length_limit(self.model, min(lengths))
         check_length(self.model, limit, max(lengths))
-        cache = RaggedCache(self.config, len(prompts), capacity, self.device)
+        caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else RaggedCache
+        cache = caches(self.config, len(prompts), capacity, self.device)
         offsets, logits, tapped, cached_tokens = [], [], [], 0
-        states = HiddenStates(self.model, taps)
+        states = self._reader(taps)
         try:
             for row, prompt in enumerate(prompts):
                 inputs, offset = self.arguments(prompt)
@@ -134,6 +148,8 @@ class CausalTarget:
         rows = {tap: [hidden[tap] for hidden in tapped] for tap in taps}
         shifts = torch.tensor(offsets, device=self.device)
         state = CausalState(cache, shifts, lengths, states, limit, self.additive)
+        if isinstance(self.steps, CapturedForward):
+            self.steps.caches.lend(cache, shifts)
         return state, PromptOutput(torch.cat(logits), rows, cached_tokens)
 
     def read(self, sequences: Sequence[Mapping[str, Tensor]], taps: Sequence[int]) -> dict[int, Tensor]:
@@ -198,7 +214,8 @@ class CausalTarget:
             return logits, hidden, 0
         if known is not None:
             hidden = {tap: torch.cat([known.taps[tap], hidden[tap]], 1) for tap in taps}
-        memory.keep(prompt, cache.row_states(row, len(prompt.tokens)), hidden)
+        is_shared = isinstance(self.steps, CapturedForward)  # with the batches that come next
+        memory.keep(prompt, cache.row_states(row, len(prompt.tokens), copy=is_shared), hidden)
         return logits, hidden, 0 if known is None else known.length
 
     def _read_rest(self, inputs: Mapping[str, Any], known: Prefix, cache: RaggedCache, whole: bool) -> Tensor:
@@ -232,13 +249,24 @@ class CausalTarget:
         cache.begin_score(nodes.slots, nodes.extent)
         inputs: dict[str, Any] = {
             "input_ids": nodes.tokens,
-            "attention_mask": cache.attention_mask(nodes, state.additive),
             # the place on the path, never the index in the array
             "position_ids": (cache.lengths + state.offset)[:, None] + nodes.depth,
         }
-        with mixers_on_tree(self.model, cache, nodes):
-            logits = self.forward({**inputs, **self.further_inputs(state, nodes)}, cache)
+        # forwards of recurrent layers are replaced while a draft is scored, each time by new functions
+        step = self._step if self.steps is None or cache.recurrent else self.steps
+        attention = attention_on_tree(self._decoder, self._plain, cache, nodes, state.additive)
+        with attention as mask, mixers_on_tree(self.model, cache, nodes):
+            inputs |= {"attention_mask": mask, **self.further_inputs(state, nodes)}
+            logits = step(inputs, cache, state.hidden)
         return TargetOutput(logits, state.hidden.take())
+
+    def _reader(self, taps: Sequence[int]) -> HiddenStates:
+        """Hooks that read hidden states: new ones, or those that compiled forwards were compiled with."""
+        if self.steps is None:
+            return HiddenStates(self.model, taps)
+        if tuple(taps) not in self._readers:
+            self._readers[tuple(taps)] = HiddenStates(self.model, taps, stays=True)
+        return self._readers[tuple(taps)]
 
     def further_inputs(self, state: Any, nodes: Nodes) -> dict[str, Any]:
         """Arguments that only this kind of model takes, for a scoring forward."""
@@ -263,6 +291,10 @@ class CausalTarget:
         output = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=which)
         logits: Tensor = output.logits[:, -keep:]
         return logits
+
+    def _step(self, inputs: Mapping[str, Any], cache: RaggedCache, taps: HiddenStates) -> Tensor:
+        """Run a scoring forward, in which the hooks of `taps` read."""
+        return self.forward(inputs, cache)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Output tokens [B, n] of this target's vocabulary -> what enters the first layer [B, n, d]."""
@@ -303,18 +335,20 @@ class HiddenStates:
     Args:
         model: whose decoder is hooked.
         taps: layer indices, each for the input of that layer; -1 for the final, normed states.
+        stays: whether `close` keeps the hooks, for the next batch.
 
     Raises:
         InputError: there is no such layer.
         UnsupportedModelError: a layer reads several streams of hidden states (Gemma 3n); in the forward.
     """
 
-    def __init__(self, model: PreTrainedModel, taps: Sequence[int]) -> None:
+    def __init__(self, model: PreTrainedModel, taps: Sequence[int], stays: bool = False) -> None:
         decoder = model.get_decoder()
         layers: Sequence[nn.Module] = getattr(decoder, "layers", getattr(decoder, "h", ()))
         for tap in taps:
             if not -1 <= tap < len(layers):
                 raise InputError("taps", tap, f"-1, or a layer index from 0 to {len(layers) - 1}")
+        self._stays = stays
         self._states: dict[int, Tensor] = {}
         self._handles = [
             decoder.register_forward_hook(self._keep_output)
@@ -328,9 +362,13 @@ class HiddenStates:
         states, self._states = self._states, {}
         return states
 
+    def put(self, states: dict[int, Tensor]) -> None:
+        """Give those of a forward in which no hook ran."""
+        self._states = states
+
     def close(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
+        """Remove the hooks, unless they stay."""
+        for handle in [] if self._stays else self._handles:
             handle.remove()
 
     def _keep_input(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 from mmspec.models.denoising import DenoisingHead
 from mmspec.models.mar import FeatureCache, FeatureCaching, MARForImageGeneration
+from mmspec.targets.steps import CompiledForward
 
 __all__ = ["MARState", "MARTarget"]
 
@@ -84,6 +85,16 @@ class MARTarget:
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.largest_image: int = self.grid.cells
+        self.steps: CompiledForward | None = None
+
+    def compile(self) -> None:
+        """Compile the forwards of the transformer, each when it is first met."""
+        self.steps = CompiledForward(type(self.model).__name__, self.model.conditions)
+
+    @property
+    def read(self) -> Callable[..., Tensor]:
+        """Compute conditions of known cells; see `MARForImageGeneration.conditions`."""
+        return self.model.conditions if self.steps is None else self.steps
 
     @property
     def denoiser(self) -> DenoisingHead:
@@ -132,7 +143,7 @@ class MARTarget:
                 each.repeat_interleave(lanes, 0)
                 for each in (candidates.tokens[:, :-1], candidates.known[:, :-1], state.labels)
             )
-            conditions = self.model.conditions(tokens, known & seen, labels)
+            conditions = self.read(tokens, known & seen, labels)
         slots = nodes.slots.view(len(nodes.slots) * lanes, -1).repeat(copies, 1)
         picked = pick(conditions, slots)
         return TargetOutput(picked.view(len(state.labels), -1, picked.shape[-1]))
@@ -152,7 +163,7 @@ class MARTarget:
         if caching is None:
             # rows that ended in an error know fewer, and nothing is read from them any more
             count = progress.before if progress is not None and isinstance(progress.before, int) else None
-            return self.model.conditions(tokens, known, labels, count)
+            return self.read(tokens, known, labels, count)
         if state.cache is None:
             state.cache = FeatureCache(self.model, caching, len(cells), len(labels) // len(cells))
         return state.cache.conditions(tokens, known, labels, cells)

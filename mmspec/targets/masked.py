@@ -17,7 +17,9 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
-from mmspec.targets.admission import attention_backend, check_length, check_model, length_limit, refusal
+from mmspec.targets.admission import check_length, check_model, length_limit, refusal
+from mmspec.targets.attention import mask_dtype
+from mmspec.targets.steps import CompiledForward
 from mmspec.validation import is_integer
 
 
@@ -84,6 +86,11 @@ class MaskedTarget:
             raise InputError("mask_token_id", mask_token_id, f"a token id from 0 to {self.vocabulary - 1}")
         self.model, self.mask_token_id = model, mask_token_id
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
+        self.steps: CompiledForward | None = None
+
+    def compile(self) -> None:
+        """Compile forwards, each when it is first met."""
+        self.steps = CompiledForward(type(self.model).__name__, self._logits)
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
@@ -115,16 +122,21 @@ class MaskedTarget:
         (rows, longest), count = state.prompts.shape, nodes.tokens.shape[1]
         check_length(self.model, state.limit, longest + nodes.deepest + 1)
         place = torch.arange(longest, device=self.device).expand(rows, longest)
-        output = self.model(
+        forward = self._logits if self.steps is None else self.steps
+        logits = forward(
             input_ids=torch.cat([state.prompts, nodes.tokens], 1),
             attention_mask=self._mask(place < state.lengths[:, None], nodes),
             position_ids=torch.cat([place, state.lengths[:, None] + nodes.depth], 1),
-            use_cache=False,
-            logits_to_keep=count,
+            count=count,
         )
-        logits = output.logits[:, -count:]
-        logits[..., self.mask_token_id] = float("-inf")
         return TargetOutput(logits)
+
+    def _logits(self, count: int, **inputs: Tensor) -> Tensor:
+        """[B, count, V] logits of the last places."""
+        output = self.model(**inputs, use_cache=False, logits_to_keep=count)
+        logits: Tensor = output.logits[:, -count:]
+        logits[..., self.mask_token_id] = float("-inf")
+        return logits
 
     def _mask(self, is_prompt: Tensor, nodes: Nodes) -> Tensor:
         """Attention mask of a forward: the prompt is seen by all and sees all, a node sees what it is told.
@@ -134,13 +146,14 @@ class MaskedTarget:
             nodes: n nodes.
 
         Returns:
-            [B, 1, P + n, P + n]; boolean, or additive for the eager backend.
+            [B, 1, P + n, P + n]; boolean, or additive.
         """
         (rows, longest), count = is_prompt.shape, nodes.tokens.shape[1]
         seen = nodes.visible.gather(2, nodes.slots[:, None].expand(rows, count, count))
         output = torch.cat([seen.new_ones(rows, longest, count), seen], 1)
         mask = torch.cat([is_prompt[:, None].expand(-1, longest + count, -1), output], 2)[:, None]
-        return additive_mask(mask, self.model.dtype) if attention_backend(self.model) == "eager" else mask
+        dtype = mask_dtype(self.model.get_decoder())
+        return mask if dtype is None else additive_mask(mask, dtype)
 
     def commit(self, state: MaskedState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
         """Do nothing: decided tokens come back with the next draft."""

@@ -36,14 +36,7 @@ class ChainRejection(AcceptanceRule):
         scores, q = self.compared(draft, scores, random, emitted)
         steps = torch.arange(draft.max_depth, device=emitted.device)
         u = random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, 1, scores.dtype)[..., 0]
-        known, passes = scores[:-1].judge(draft.tokens[:, 1:], q[1:], u)
-        drawn = draft.valid[:, 1:] & known
-        node = (drawn & passes).long().cumprod(-1).sum(-1)  # [B] depth of the last accepted node
-        judged = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])[:, 0]  # past the end: False
-        after = (node + 1).clamp_max(draft.max_depth)
-        next_token, filled = scores.at(node).finish(
-            q.at(after), judged, random, emitted + node, last_purpose(draft)
-        )
+        node, next_token, filled = scores.verify_chain(q, draft, u, random, emitted, last_purpose(draft))
         return replace(Verdict.at(draft, node, next_token), filled=filled)
 
     def compared(

@@ -1,4 +1,4 @@
-"""Neighbours in a codebook: which codes look alike, and how much probability lies near a token.
+"""Neighbours in a codebook: which codes look alike.
 
 A table is computed once for a codebook, a metric and a number of neighbours, and kept beside the model where
 that folder can be written. Knows nothing of acceptance.
@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
-from torch.nn.functional import embedding_bag, normalize, pad
+from torch.nn.functional import normalize
 
 from mmspec.decoding.interfaces import Target
 from mmspec.errors import InputError
@@ -28,7 +28,6 @@ NOT_FITTED = "this rule needs the target's codebook: use rule.fit(target)"
 METRICS = ("l2", "cosine")
 INT16_CODES = 2**15
 BLOCK_ELEMENTS = 2**22  # numbers held at once while a table is made
-CACHED_ELEMENTS = 2**20  # numbers gathered at once: as many as a processor's cache holds
 
 
 def check_neighbours(neighbours: int, metric: str) -> None:
@@ -153,60 +152,3 @@ def write_table(path: Path, table: Tensor) -> None:
 def checksum(table: Tensor) -> str:
     """SHA-256 of a table's numbers."""
     return hashlib.sha256(table.numpy().tobytes()).hexdigest()
-
-
-def nearby_mass(p: Tensor, table: Tensor, limit: Tensor | None = None) -> Tensor:
-    """Mass of the nearest neighbours of every token: c(x) of LANTERN (2410.03355).
-
-    Args:
-        p: [..., V] a distribution over the K codes and then the syntax tokens, which have no neighbours.
-        table: [K, k] neighbours, nearest first.
-        limit: [..., 1] or [..., V]; neighbours are added, nearest first, as long as their mass stays within
-            it: the sum stops at the first one that does not fit (m* = 0: none). All k if None.
-
-    Returns:
-        [..., V], zero for syntax tokens.
-    """
-    size, count = table.shape
-    # places last: a neighbour's masses at all places lie side by side
-    codes = p[..., :size].reshape(-1, size).T.contiguous()
-    if count == 0 or limit is None:
-        mass = embedding_bag(table.long(), codes, mode="sum") if count else torch.zeros_like(codes)
-    else:
-        limit = limit.expand(*p.shape[:-1], -1)[..., :size]
-        mass = prefix_mass(codes, table, limit.reshape(-1, limit.shape[-1]).T)
-    return pad(mass.T.reshape(*p.shape[:-1], size), (0, p.shape[-1] - size))
-
-
-def prefix_mass(codes: Tensor, table: Tensor, limit: Tensor) -> Tensor:
-    """[K, M] mass of the longest prefix of each code's neighbours that stays within the limit.
-
-    Args:
-        codes: [K, M] masses of the codes at M places.
-        limit: [1 or K, M].
-    """
-    running, kept = torch.zeros_like(codes), torch.zeros_like(codes)
-    columns = max(1, CACHED_ELEMENTS // max(1, codes.numel()))
-    for block in table.T.split(columns):
-        near = codes.index_select(0, block.long().reshape(-1)).view(len(block), *codes.shape)
-        prefixes = near.cumsum(0).add_(running)
-        kept = torch.maximum(kept, prefixes.where(prefixes <= limit, 0.0).amax(0))
-        running = prefixes[-1]
-    return kept
-
-
-def nearby_mass_at(p: Tensor, table: Tensor, x: Tensor, limit: Tensor | None = None) -> Tensor:
-    """`nearby_mass` of tokens x [..., m] alone, [..., m]. limit: [..., 1] or [..., m]."""
-    near, ids = neighbours_of(p, table, x)
-    running = near.cumsum(-1)
-    if limit is None:
-        return running[..., -1] if ids.shape[-1] else torch.zeros_like(x, dtype=p.dtype)
-    return near.where(running <= limit[..., None], 0.0).sum(-1)
-
-
-def neighbours_of(p: Tensor, table: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Masses and ids [..., m, k] of the neighbours of x [..., m]; those of a syntax token have no mass."""
-    size, count = table.shape
-    ids = table[x.clamp_max(size - 1)].long()
-    near = p.gather(-1, ids.flatten(-2)).view(ids.shape)
-    return near.where((x < size)[..., None], 0.0), ids

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mmspec.decoding.distribution import Scores, draw, normalise, residual
+from mmspec.decoding.distribution import Scores, draw
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.verdict import Verdict
+from mmspec.kernels.residual import normalise, residual
 from mmspec.verification.residuals import last_purpose, sampled_distribution
 from mmspec.verification.tree_walk import walk
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -12,11 +10,10 @@ from mmspec.decoding.draft import Draft
 from mmspec.decoding.indexing import take
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.verdict import Verdict
+from mmspec.kernels.tree_rejection import Judge, descend
 from mmspec.verification.residuals import last_purpose
 
-__all__ = ["Judge", "walk"]
-
-Judge = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+__all__ = ["Judge", "end_at", "sibling_uniforms", "walk"]
 
 
 def walk(draft: Draft, p: Tensor, random: RandomStream, emitted: Tensor, judge: Judge) -> Verdict:
@@ -24,21 +21,18 @@ def walk(draft: Draft, p: Tensor, random: RandomStream, emitted: Tensor, judge: 
 
     Args:
         p: [B, n, V] the target's distribution after each node.
-        judge: (p [B, V], children [B, K] or -1, u [B, K]) -> (chosen child [B] or -1, what to draw
-            from if none was chosen [B, V]).
     """
-    node = torch.zeros_like(emitted)
-    final = here = take(p, node)
-    moving = torch.ones_like(emitted, dtype=torch.bool)
+    u = sibling_uniforms(draft, random, emitted, p.dtype)
+    return end_at(draft, *descend(p, draft.children, u, judge), random, emitted)
+
+
+def sibling_uniforms(draft: Draft, random: RandomStream, emitted: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, D, K] a uniform for each depth and sibling, keyed by output index."""
     steps = torch.arange(draft.max_depth, device=emitted.device)
-    u = random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, draft.max_children, p.dtype)  # [B, D, K]
-    for depth in range(draft.max_depth):
-        chosen, left = judge(here, take(draft.children, node), u[:, depth])
-        moved = moving & (chosen >= 0)
-        final = torch.where((moving & ~moved)[:, None], left, final)
-        node = torch.where(moved, chosen, node)
-        here = take(p, node)
-        final = torch.where(moved[:, None], here, final)
-        moving = moved
+    return random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, draft.max_children, dtype)
+
+
+def end_at(draft: Draft, node: Tensor, final: Tensor, random: RandomStream, emitted: Tensor) -> Verdict:
+    """Build the verdict whose path ends in `node` [B], with the next token drawn from `final` [B, V]."""
     accepted = take(draft.depth, node)
     return Verdict.at(draft, node, draw(final, random, emitted + accepted, last_purpose(draft)))

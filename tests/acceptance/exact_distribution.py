@@ -22,6 +22,7 @@ from mmspec.decoding.distribution import Categorical, Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.kernels import chain
 from mmspec.verification import relaxed_sampling as relaxation
 from mmspec.verification import tree_walk
 
@@ -41,7 +42,7 @@ class Dial(RandomStream):
 
 @contextmanager
 def caught_draws() -> Iterator[list[Tensor]]:
-    """Catch the distributions that a rule hands to `draw`."""
+    """Catch the distributions that a rule, or the op that it calls, draws from."""
     caught: list[Tensor] = []
     real = distribution.draw
 
@@ -52,6 +53,7 @@ def caught_draws() -> Iterator[list[Tensor]]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (distribution, relaxation, tree_walk):
             patch.setattr(module, "draw", draw)
+        patch.setattr(chain, "_draw", lambda p, *noise: caught.append(p) or p.argmax(-1))
         yield caught
 
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.canvas import Stopping, VectorCanvas
+from mmspec.decoding.denoising import DenoisingProcess
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import DenoisingSampler
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
+from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.drafters.cell_order import CellOrderDrafter
 from mmspec.targets.mar import MARTarget
 
@@ -23,7 +24,7 @@ __all__ = ["Chain", "Field", "cells_of", "decode_cells"]
 
 
 @dataclass
-class Chain:
+class Chain(DenoisingProcess):
     """Chains towards a mean: each state keeps a share of its distance to it, and gets noise."""
 
     mean: Tensor

@@ -13,10 +13,10 @@ from torch import Tensor
 from mmspec.acceptance.cspd import CSpD
 from mmspec.acceptance.denoising import LastStep, Reflection, SharedNoise, reflect
 from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.decoding.denoising import Denoising, log_likelihood
+from mmspec.decoding.denoising import Denoising, DenoisingProcess, log_likelihood
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import DenoisingSampler
+from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.drafters.vector_model import VectorModelDrafter
 from mmspec.errors import InputError
 from tests.contracts.mutation import PlantedBug
@@ -26,7 +26,7 @@ STEPS = 3
 
 
 @dataclass
-class ToyProcess:
+class ToyProcess(DenoisingProcess):
     """Chains that move to the condition's mean in equal parts, with noise."""
 
     mean: Tensor

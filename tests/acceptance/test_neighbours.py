@@ -12,9 +12,8 @@ from torch import Tensor
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import InputError
 from mmspec.verification import neighbours
-from mmspec.verification.neighbours import find_neighbours, nearby_mass, nearby_mass_at, neighbour_table
+from mmspec.verification.neighbours import find_neighbours, neighbour_table
 from tests.acceptance.codes import Codes, random_codes
-from tests.contracts.toy import dirichlet
 
 
 def brute_force(codebook: Tensor, count: int, metric: str) -> list[list[int]]:
@@ -59,44 +58,6 @@ def test_indices_beyond_sixteen_bits_are_held_in_thirty_two(monkeypatch: pytest.
     monkeypatch.setattr(neighbours, "INT16_CODES", 8)
     kinds = [find_neighbours(torch.randn(size, 2), 3, "l2").dtype for size in (8, 9)]
     assert kinds == [torch.int16, torch.int32]
-
-
-def prefix_by_hand(p: list[float], ids: list[int], limit: float) -> float:
-    """c_{m*}(x): the sum stops at the first neighbour that does not fit."""
-    total = 0.0
-    for neighbour in ids:
-        if total + p[neighbour] > limit:
-            break
-        total += p[neighbour]
-    return total
-
-
-@pytest.mark.parametrize("syntax", [0, 3])
-@pytest.mark.parametrize("cached", [1, 2**20])
-def test_the_mass_of_a_prefix_equals_adding_by_hand(
-    syntax: int, cached: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Additive and multiplicative limits; the sum is empty (m* = 0) where the first neighbour is too much."""
-    monkeypatch.setattr(neighbours, "CACHED_ELEMENTS", cached)
-    size, count = 17, 6
-    p = dirichlet(2, 3, size + syntax, seed=4, concentration=0.2)
-    target = random_codes(size + syntax, syntax)
-    table = neighbour_table(target, count, "l2")
-    x = torch.randint(size + syntax, (2, 3, 4), generator=torch.Generator().manual_seed(0))
-    empty = 0
-    for limits in (torch.full_like(p, 0.1), torch.full_like(p[..., :1], 0.02), 4 * p, None):
-        ceiling = torch.full_like(p, 2.0) if limits is None else limits.expand_as(p)
-        dense = nearby_mass(p, table, limits)
-        at_x = nearby_mass_at(p, table, x, None if limits is None else ceiling.gather(-1, x))
-        torch.testing.assert_close(at_x, dense.gather(-1, x), rtol=0, atol=1e-14)
-        for place in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
-            p_row, top = p[tuple(place)].tolist(), ceiling[tuple(place)].tolist()
-            for token in range(size + syntax):
-                ids = table[token].tolist() if token < size else []
-                expected = prefix_by_hand(p_row, ids, top[token])
-                assert abs(float(dense[(*place, token)]) - expected) < 1e-14
-                empty += token < size and expected == 0
-    assert empty > 50, "the edge m* = 0 was met"
 
 
 def at_folder(target: Codes, folder: Path) -> SimpleNamespace:

@@ -16,12 +16,12 @@ from tests.contracts.mutation import PlantedBug
 from tests.decoding.test_rounds import counted_reads
 
 IID = DraftKind.IID
-RELAXATION, GROUPS = "mmspec.verification.relaxed_sampling:RelaxedSampling", "mmspec.verification.groups"
+RELAXATION, GROUPS = "mmspec.verification.relaxed_sampling:RelaxedSampling", "mmspec.kernels.groups"
 BUDGET, LANTERN = "mmspec.acceptance.budget:Budget", "mmspec.acceptance.lantern:Lantern"
 BUGS = {
     "all k neighbours leave, under a bound": PlantedBug(
         f"{LANTERN}.leaving",
-        (("near.cumsum(-1) <=", "near.cumsum(-1) <= 9 +"),),
+        (("< count[..., None]", "< 9 + count[..., None]"),),
         checks.lantern_removes_little,
     ),
     "a sum over siblings passes for a distance": PlantedBug(
@@ -42,12 +42,12 @@ BUGS = {
         f"{RELAXATION}.residual", (("else residual(p, q)", "else p"),), checks.budgets_hold
     ),
     "overlapping groups": PlantedBug(
-        f"{GROUPS}:rank_ratio",
+        f"{GROUPS}:_rank_ratio",
         (("(0, surplus)).unflatten(-1, (-1, size))", "(0, surplus + size)).unfold(-1, 2 * size, size)"),),
         checks.groups_accept_at_least_the_exact_mass,
     ),
     "excluded tokens count in their group": PlantedBug(
-        f"{GROUPS}:rank_ratio",
+        f"{GROUPS}:_rank_ratio",
         ((".where(ordered > 0, 0.0)\n    surplus", "\n    surplus"),),
         checks.groups_accept_at_least_the_exact_mass,
     ),

@@ -11,7 +11,7 @@ PROMISED = {
     *(
         "tokens_per_second",
         "time_to_first_token",
-        "draft_share",
+        *("prompt_share", "target_share", "draft_share", "verify_share", "rest_share"),
         "peak_memory_bytes",
         "memory_kind",
         "device",
@@ -41,6 +41,9 @@ def test_records_have_all_fields(run_json, tiny_folder):
         assert record["seconds"] > 0
         assert record["peak_memory_bytes"] > 10_000_000
         assert record["speedup_min"] <= record["speedup"] <= record["speedup_max"]
+        shares = [record[f"{part}_share"] for part in ("prompt", "target", "draft", "verify", "rest")]
+        assert min(shares) > 0
+        assert sum(shares) == pytest.approx(1.0)
     plain, _, drafted = records
     assert plain["speedup"] == plain["speedup_min"] == plain["speedup_max"] == 1.0
     assert plain["acceptance_length"] == 1.0
@@ -93,8 +96,23 @@ def test_the_mmspec_benchmark_as_it_is_published(run_json, fails, tiny_folder, i
 def test_a_losing_row_stays_in_the_table(run, tiny_folder):
     result = run("bench", tiny_folder, "--accelerators", "none,copy", *FAST)
     assert result.exit_code == 0
-    for word in ("none", "copy", "exact", "100%", "speed-up", "memory"):
+    for word in ("none", "copy", "exact", "100%", "speed-up", "memory", "where the time goes", "verify"):
         assert word in result.stdout
+
+
+def test_peers_run_beside_our_accelerators(run, run_json, fails, tiny_folder, with_drafters):
+    model = with_drafters({"draft_model": ("draft_model", tiny_folder)})
+    asked = ["--prompt", "what is there ?", "--prompt", "how many ?", *FAST[2:]]
+    records = run_json("bench", model, "--accelerators", "copy", "--peers", *asked)
+    names = ["none", "copy", "generate", "generate look-up", "generate assisted"]
+    assert [record["accelerator"] for record in records] == names
+    for record in records:
+        assert record["identical"] == 1.0
+        assert set(record["over_generate"]) == {"median", "low", "high"}
+        assert list(record["peers_missing"]) == ["generate MTP"]
+    shown = run("bench", tiny_folder, "--accelerators", "copy", "--peers", *asked).stdout
+    assert "generate assisted did not run: the model's folder names no draft model" in shown
+    assert "--temperature" in fails("bench", tiny_folder, "--peers", "--temperature", 1, *FAST)
 
 
 def test_an_interrupt_reports_what_was_measured(run, tiny_folder, monkeypatch):

@@ -20,11 +20,38 @@ def test_doctor_names_what_is_here_and_what_is_not(run_json, no_reference_models
     assert not any(model["ok"] for model in findings["reference_models"])
 
 
+@pytest.mark.parametrize(
+    ("backend", "runs_as", "reason"),
+    [
+        ("", "torch", "Triton has no kernels for cpu"),
+        ("torch", "torch", "MMSPEC_BACKEND=torch"),
+        ("triton", "triton", "MMSPEC_BACKEND=triton, interpreted"),
+        ("cuda", "none", "'cuda'; allowed: torch, triton"),
+    ],
+)
+def test_doctor_says_what_every_kernel_runs_as_and_why(run_json, monkeypatch, backend, runs_as, reason):
+    pytest.importorskip("triton")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.delenv("MMSPEC_BACKEND", raising=False)
+    if backend:
+        monkeypatch.setenv("MMSPEC_BACKEND", backend)
+    from mmspec import kernels
+
+    found = run_json("doctor")["kernels"]
+    assert [one["name"] for one in found] == kernels.OPS
+    for one in found:
+        assert (one["backend"], one["ok"], one["device"]) == (runs_as, runs_as == "triton", "cpu")
+        assert reason in one["reason"]
+        assert one["summary"]
+
+
 def test_doctor_prints_every_line_without_colours(run, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     result = run("doctor")
     assert "accelerator copy" in result.stdout
     assert "device cpu" in result.stdout
+    assert "kernel philox_uniform" in result.stdout
     assert "\x1b[3" not in result.stdout  # NO_COLOR is set by `run`
 
 

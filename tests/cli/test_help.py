@@ -17,6 +17,7 @@ COMMANDS = [
     ["train", "autoencoder"],
     ["evaluate", "vlm"],
     ["evaluate", "drafters"],
+    ["evaluate", "growth"],
 ]
 
 

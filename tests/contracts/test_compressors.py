@@ -23,6 +23,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "pooling": {"tokens": 6},
     "attention_pruning": {"tokens": 6},
     "similarity_pruning": {"tokens": 6},
+    "merging": {"tokens": 6},
     "convolution": {"tokens": 6},
     "resampler": {"tokens": 3, "heads": 2},
     "gate": {"branches": {"pooling": {"tokens": 4}, "latent": {"tokens": 3}, "none": {}}},
@@ -162,7 +163,7 @@ def half_precision_stays() -> None:
             VisualTokens(given.features.bfloat16(), given.mask, given.boxes), asked.bfloat16()
         )
         assert coarse.features.dtype == torch.bfloat16 and coarse.boxes.dtype == torch.float32, name
-        if "pruning" not in name:  # they may keep another token
+        if "pruning" not in name and name != "merging":  # they may choose other tokens
             torch.testing.assert_close(coarse.features.float(), precise.features, rtol=0.05, atol=0.05)
 
 
@@ -233,6 +234,21 @@ def test_options_that_do_not_exist_are_refused() -> None:
 
 ROOM = "mmspec.compressors"
 BUGS = {
+    "padding is merged into": PlantedBug(
+        f"{ROOM}.merging:merge_once",
+        (("images.mask[:, 1::2]", "images.mask[:, 1::2] | True"),),
+        padding_changes_nothing,
+    ),
+    "as many pairs are merged as the longest image needs": PlantedBug(
+        f"{ROOM}.merging:merge_once",
+        (
+            (
+                "count = images.mask.sum(-1, keepdim=True)",
+                "count = torch.ones_like(images.mask).sum(-1, keepdim=True)",
+            ),
+        ),
+        padding_changes_nothing,
+    ),
     "padding takes part in the softmax": PlantedBug(
         f"{ROOM}.queries:masked_softmax",
         (('scores.masked_fill(~mask, float("-inf"))', "scores"),),

@@ -16,14 +16,15 @@ from tests.contracts.mutation import PlantedBug
 
 REJECTION, SAMPLING = "mmspec.acceptance.rejection", "mmspec.decoding.sampling"
 CACHE, TARGET = "mmspec.decoding.cache:RaggedCache", "mmspec.targets.causal"
-SPECULATIVE, RECURSIVE = (
+SPECULATIVE, CHAIN, RECURSIVE = (
     "mmspec.verification.chain_rejection:ChainRejection.verify",
-    f"{REJECTION}:RecursiveRejection.verify",
+    "mmspec.kernels.chain:_verify_chain",
+    "mmspec.kernels.tree_rejection:_reject_tree",
 )
 DRAFTING = "mmspec.drafters.draft_model:DraftModelSession"
 ACCEPTED = "(drawn & passes).long().cumprod(-1).sum(-1)"
 DISTRIBUTION = "mmspec.decoding.distribution"
-CATEGORICAL = f"{DISTRIBUTION}:Categorical"
+RESIDUAL = "mmspec.kernels.chain:residual"
 
 
 def bug(check: Callable[[], None], where: str, *edits: tuple[str, str]) -> PlantedBug:
@@ -34,42 +35,37 @@ BUGS = {
     # rejection sampling: the residual, the bonus, the ratio, q, the random numbers
     "residual is p": bug(
         checks.speculative_distribution,
-        f"{DISTRIBUTION}:residual",
+        RESIDUAL,
         ("(p - q).clamp_min(0.0)", "p"),
     ),
     "residual is |p - q|": bug(
         checks.speculative_distribution,
-        f"{DISTRIBUTION}:residual",
+        RESIDUAL,
         ("(p - q).clamp_min(0.0)", "(p - q).abs()"),
     ),
     "bonus drawn from q": bug(
         checks.speculative_distribution,
-        SPECULATIVE,
-        (
-            "scores.at(node).finish(",
-            "type(q)(torch.where((node == draft.max_depth)[:, None], q.p[:, -1], scores.at(node).p)).finish(",
-        ),
+        CHAIN,
+        ("p[row, node]", "torch.where((node == last)[:, None], q[:, -1], p[row, node])"),
     ),
     "bonus from the position before": bug(
         checks.speculative_distribution,
-        SPECULATIVE,
-        ("scores.at(node)", "scores.at(node - (node == draft.max_depth).long())"),
+        CHAIN,
+        ("p[row, node]", "p[row, node - (node == last).long()]"),
     ),
-    "ratio is q / p": bug(
-        checks.speculative_distribution, f"{CATEGORICAL}.judge", ("(u * q_x <= p_x)", "(u * p_x <= q_x)")
-    ),
+    "ratio is q / p": bug(checks.speculative_distribution, CHAIN, ("(u * q_x <= p_x)", "(u * p_x <= q_x)")),
     "draft by arg-max, q reported soft": bug(
         checks.real_model_distribution,
         f"{DRAFTING}.propose",
         (
-            "distributions[-1].sample(self.random, emitted + depth, Purpose.DRAFT)",
-            "distributions[-1].p.argmax(-1)",
+            "scores.sample(self.random, emitted[:, None] + depth, Purpose.DRAFT)[:, 0]",
+            "scores.p[:, 0].argmax(-1)",
         ),
     ),
     "draft at temperature 0.7, q reported at 1": bug(
         checks.real_model_distribution,
         f"{DRAFTING}.propose",
-        ("distributions[-1].sample(", "type(scores[:0])(distributions[-1].p ** (1 / 0.7)).sample("),
+        ("scores.sample(", "type(scores)(scores.logits / 0.7, False).sample("),
     ),
     "one uniform for the whole round": bug(
         checks.speculative_distribution,
@@ -77,10 +73,12 @@ BUGS = {
         ("emitted[:, None] + steps", "emitted[:, None] + 0 * steps"),
     ),
     "accept uniform reused for the residual": bug(
-        checks.speculative_distribution, SPECULATIVE, ("last_purpose(draft)", "Purpose.ACCEPT")
+        checks.speculative_distribution,
+        SPECULATIVE,
+        ("last_purpose(draft)", "torch.full_like(emitted, Purpose.ACCEPT)"),
     ),
     "accepting beyond the first rejection": bug(
-        checks.speculative_distribution, SPECULATIVE, (ACCEPTED, "(drawn & passes).long().sum(-1)")
+        checks.speculative_distribution, CHAIN, (ACCEPTED, "(drawn & passes).long().sum(-1)")
     ),
     "cache keeps the rejected token": bug(
         checks.cache_equals_a_fresh_prefill,
@@ -89,11 +87,11 @@ BUGS = {
     ),
     "lenience 1.2": bug(
         checks.speculative_distribution,
-        f"{CATEGORICAL}.judge",
+        CHAIN,
         ("(u * q_x <= p_x)", "(u * q_x <= 1.2 * p_x)"),
     ),
     "last accepted token treated as rejected": bug(
-        checks.speculative_distribution, SPECULATIVE, (ACCEPTED, f"{ACCEPTED}.clamp_max(draft.max_depth - 1)")
+        checks.speculative_distribution, CHAIN, (ACCEPTED, f"{ACCEPTED}.clamp_max(last - 1)")
     ),
     # of SJD's and SCD's code (2410.01699, 2510.24211)
     "q of an older step": bug(
@@ -102,12 +100,12 @@ BUGS = {
         ("*distributions])", "distributions[0], *distributions[:-1]])"),
     ),
     "all rows advance by the least of the batch": bug(
-        checks.speculative_distribution, SPECULATIVE, (ACCEPTED, f"{ACCEPTED}.amin().expand_as(emitted)")
+        checks.speculative_distribution, CHAIN, (ACCEPTED, f"{ACCEPTED}.amin().expand_as(row)")
     ),
     "temperature applied twice": bug(
         checks.speculative_distribution_at_low_temperature,
-        f"{SAMPLING}:Sampler.warp",
-        ("divide(logits, temperature)", "divide(logits, temperature**2)"),
+        "mmspec.kernels.sampling:_divide",
+        ("return logits / temperature", "return logits / temperature**2"),
     ),
     # exactness lost in silence: trees of top-k, draft lengths by q, siblings without a residual
     "deterministic top-k judged with the ratio of q": bug(
@@ -132,8 +130,8 @@ BUGS = {
     # of FLASH's and EAGLE's code (2505.12728, 2406.16858), and their like
     "residual of the raw softmax at T = 0.6": bug(
         checks.speculative_distribution_at_low_temperature,
-        f"{CATEGORICAL}.finish",
-        ("residual(self.p, q.p)", "residual(normalise(self.p**0.6, self.p), q.p)"),
+        CHAIN,
+        ("residual(p, q[row, after])", "residual(normalise(p**0.6, p), q[row, after])"),
     ),
     "noise drawn in sequence": bug(
         checks.rows_are_independent,

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from mmspec.decoding import delta_rule
 from mmspec.decoding.cache import WritePlan
+from mmspec.decoding.delta_rule import NodeUpdates
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.recurrent import Paths, RecurrentLayer
+from mmspec.kernels import gated_delta
 from tests.contracts.mutation import PlantedBug
 from tests.oracles import ragged_tree
 
@@ -55,17 +57,22 @@ def read_token_by_token(
     q, k, v, g, beta = (part[row] for part in parts)
     state = state[row]
     for node in path:
-        key = delta_rule.norm(k[node]).repeat_interleave(HEADS // KEY_HEADS, 0)
+        key = gated_delta.norm(k[node]).repeat_interleave(HEADS // KEY_HEADS, 0)
         state = g[node].exp()[:, None, None] * state
         recalled = torch.einsum("hkv,hk->hv", state, key)
         state = state + torch.einsum("hk,hv->hkv", key, beta[node][:, None] * (v[node] - recalled))
-    query = delta_rule.norm(q[path[-1]]).repeat_interleave(HEADS // KEY_HEADS, 0) * KEY_DIM**-0.5
+    query = gated_delta.norm(q[path[-1]]).repeat_interleave(HEADS // KEY_HEADS, 0) * KEY_DIM**-0.5
     return torch.einsum("hkv,hk->hv", state, query), state
+
+
+def updates_of(parts: tuple[Tensor, ...], state: Tensor, draft: Draft) -> NodeUpdates:
+    _, *updates = gated_delta.gated_delta_tree(*parts, state, draft.ancestors)
+    return NodeUpdates(*updates)
 
 
 def test_every_node_reads_its_own_path() -> None:
     draft, (parts, state) = ragged_draft(), inputs()
-    out, _ = delta_rule.tree_delta_rule(*parts, state, draft.ancestors)
+    out, *_ = gated_delta.gated_delta_tree(*parts, state, draft.ancestors)
     for row, node, path in paths_of(draft):
         expected, _ = read_token_by_token(parts, state, row, path)
         assert (out[row, node] - expected).abs().max() < TOLERANCE, f"row {row}, path {path}"
@@ -73,7 +80,7 @@ def test_every_node_reads_its_own_path() -> None:
 
 def test_the_state_after_any_node() -> None:
     draft, (parts, state) = ragged_draft(), inputs()
-    _, updates = delta_rule.tree_delta_rule(*parts, state, draft.ancestors)
+    updates = updates_of(parts, state, draft)
     for node in range(NODES):
         at = torch.full((ROWS,), node)
         after = delta_rule.state_after(state, updates, draft.ancestors[:, node], at)
@@ -86,12 +93,14 @@ def test_decay_that_leaves_nothing_is_no_overflow() -> None:
     """A head may forget all of its state at one token; siblings then differ by more than exp can hold."""
     draft, (parts, state) = ragged_draft(), inputs()
     parts = tuple(part.float() for part in parts)
-    out, updates = delta_rule.tree_delta_rule(
+    out, *updates = gated_delta.gated_delta_tree(
         *parts[:3], parts[3] * 300, parts[4], state.float(), draft.ancestors
     )
     assert out.isfinite().all()
     assert (
-        delta_rule.state_after(state.float(), updates, draft.ancestors[:, -1], torch.full((ROWS,), NODES - 1))
+        delta_rule.state_after(
+            state.float(), NodeUpdates(*updates), draft.ancestors[:, -1], torch.full((ROWS,), NODES - 1)
+        )
         .isfinite()
         .all()
     )
@@ -146,10 +155,11 @@ def test_a_commit_leaves_what_reading_the_path_leaves() -> None:
             assert (layer.state[row] - expected).abs().max() < TOLERANCE, f"row {row}, path {path}"
 
 
-RULE, LAYER = "mmspec.decoding.delta_rule", "mmspec.decoding.recurrent:RecurrentLayer"
+RULE, AFTER = "mmspec.kernels.gated_delta:tree_delta_rule", "mmspec.decoding.delta_rule:state_after"
+LAYER = "mmspec.decoding.recurrent:RecurrentLayer"
 BUGS = {
     "a node is its own ancestor": PlantedBug(
-        f"{RULE}:tree_delta_rule",
+        RULE,
         (
             ("system, beta", "system + torch.eye(len(g[0, 0])), beta"),
             ("unitriangular=True", "unitriangular=False"),
@@ -157,22 +167,22 @@ BUGS = {
         test_every_node_reads_its_own_path,
     ),
     "decay from before the ancestor": PlantedBug(
-        f"{RULE}:tree_delta_rule",
+        RULE,
         (("total[..., None, :])", "(total - g)[..., None, :])"),),
         test_every_node_reads_its_own_path,
     ),
     "decay of all nodes before": PlantedBug(
-        f"{RULE}:tree_delta_rule",
+        RULE,
         (("(path.to(g.dtype) @ g[..., None])[..., 0]", "g.cumsum(2)"),),
         test_every_node_reads_its_own_path,
     ),
     "the state recalls without its decay": PlantedBug(
-        f"{RULE}:tree_delta_rule",
+        RULE,
         (("recalled = total.exp()[..., None] *", "recalled = 1 *"),),
         test_every_node_reads_its_own_path,
     ),
     "the mask after the exponential": PlantedBug(
-        f"{RULE}:tree_delta_rule",
+        RULE,
         (('.masked_fill(~path, float("-inf")).exp()', ".exp() * path"),),
         test_decay_that_leaves_nothing_is_no_overflow,
     ),
@@ -182,7 +192,7 @@ BUGS = {
         test_a_commit_leaves_what_reading_the_path_leaves,
     ),
     "a commit decays to the last node": PlantedBug(
-        f"{RULE}:state_after",
+        AFTER,
         (("decay.gather(2, node", "decay.gather(2, (0 * node + decay.shape[2] - 1)"),),
         test_the_state_after_any_node,
     ),

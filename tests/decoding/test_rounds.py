@@ -21,6 +21,7 @@ from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError, UnsupportedModelError
+from mmspec.kernels import ordering, philox
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
 from tests.contracts.running import Recorder, decode, futures
@@ -40,6 +41,12 @@ READS = (
     "nonzero",
 )
 DISPATCHED = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}
+
+
+def compute_as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
+    """Let torch compute what is NumPy's on a CPU, whose memory it shares."""
+    patch.setattr(philox, "uniforms_on_host", philox._uniforms_in_torch)
+    patch.setattr(ordering, "_sort_on_host", ordering._sort_in_torch)
 
 
 class DispatchSpy(TorchDispatchMode):
@@ -70,6 +77,7 @@ def counted_reads() -> Iterator[Counter[str]]:
         return read
 
     with pytest.MonkeyPatch.context() as patch, DispatchSpy(reads):
+        compute_as_on_a_gpu(patch)
         for name in READS:
             patch.setattr(torch.Tensor, name, counting(name, getattr(torch.Tensor, name)))
         yield reads
@@ -126,6 +134,7 @@ def counted_copies() -> Iterator[Counter[str]]:
         return made
 
     with pytest.MonkeyPatch.context() as patch:
+        compute_as_on_a_gpu(patch)
         for owner, names in MADE_OF_NUMBERS.items():
             for name in names:
                 patch.setattr(owner, name, counting(name, getattr(owner, name)))

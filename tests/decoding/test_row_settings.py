@@ -14,7 +14,8 @@ from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import GaussianSampler, Sampler
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.vector_sampling import GaussianSampler
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.none import NoDrafter
@@ -138,16 +139,16 @@ def plain_rows_equal_single_calls() -> None:
     rows_equal_single_calls(NoDrafter(), None, MIXED)
 
 
-SAMPLING, SCORES = "mmspec.decoding.sampling", "mmspec.decoding.distribution:Scores"
+WARPING, SCORES = "mmspec.kernels.sampling", "mmspec.decoding.distribution:Scores"
 BUGS = {
     "each row has the settings of another": (
-        f"{SAMPLING}:RowSettings.numbers",
-        ("map(of, setting)", "map(of, setting[::-1])"),
+        f"{WARPING}:of_rows",
+        ("map(of, values)", "map(of, values[::-1])"),
     ),
-    "greedy rows are drawn": (f"{SCORES}.choose", ("noise.masked_fill(self.greedy, 0.0)", "noise")),
-    "guidance of 1 takes the other prompt": (f"{SAMPLING}:guide", ("logits.chunk(2)[0]", "unconditional")),
+    "greedy rows are drawn": (f"{SCORES}._draw", ("node, self.greedy)", "node, False)")),
+    "guidance of 1 takes the other prompt": (f"{WARPING}:_guide", ("logits.chunk(2)[0]", "unconditional")),
     "the largest k for all": (
-        f"{SAMPLING}:kth",
+        f"{WARPING}:_kth",
         ("(k.clamp_max(most) - 1)", "torch.full_like(k, most - 1)"),
     ),
 }

@@ -16,6 +16,7 @@ from transformers.generation import logits_process as lp
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.kernels import sampling
 from tests.contracts import checks, edge_checks
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama
 from tests.contracts.distributions import reference_distribution
@@ -82,8 +83,8 @@ def test_ties_go_to_the_lowest_id_and_greedy_is_one_hot() -> None:
 
 def test_warping_runs_once_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    real = Sampler.truncate
-    monkeypatch.setattr(Sampler, "truncate", lambda self, logits: calls.append(1) or real(self, logits))
+    real = sampling._divide
+    monkeypatch.setattr(sampling, "_divide", lambda *given: calls.append(1) or real(*given))
     run = decode(llama(), PROMPTS, RandomTreeDrafter(5, VOCABULARY), sampler=Sampler(0.9), max_new_tokens=20)
     assert len(calls) == run.stats.target_forwards
 

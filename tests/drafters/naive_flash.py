@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.sampling import Sampler, guide
+from mmspec.decoding.sampling import Sampler
 from mmspec.drafting.tree import DynamicTree
 from mmspec.models.feature_head import Prompts
 from mmspec.models.flash import FlashHead
@@ -38,7 +38,7 @@ class NaiveFlash:
     def distribution(self, output: list[int], path: Path) -> Tensor:
         """[V] the head's log-probabilities after the emitted tokens and a path of candidates."""
         logits = torch.cat([self.logits(prompt, output, path) for prompt in self.prompts])
-        logits = guide(logits[:, None], self.sampler.guidance_scale)[0, 0]
+        logits = self.sampler.guided(logits[:, None])[0, 0]
         if not self.sampler.greedy:
             logits = logits / self.sampler.temperature
         return logits.log_softmax(-1)

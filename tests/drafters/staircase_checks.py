@@ -223,6 +223,8 @@ def attend_to_the_visible(
     """Attention [B, heads, n, d] that never touches a masked column."""
     if attn_mask is None:
         attn_mask = torch.ones(query.shape[2], key.shape[2]).tril().bool().expand(len(query), 1, -1, -1)
+    if attn_mask.is_floating_point():
+        attn_mask = attn_mask == 0
     attn_mask = attn_mask.expand(-1, -1, query.shape[2], -1)  # transformers packs query groups into n
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)

@@ -11,7 +11,7 @@ import torch
 from mmspec.decoding.annealing import StepAnnealing
 from mmspec.decoding.draft import Draft, DraftKind, Progress
 from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.sampling import DenoisingSampler
+from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.drafters.cell_order import CellOrderDrafter
 from mmspec.drafting.cell_order import cells_by_forward, checkerboard_first
 from mmspec.errors import InputError

@@ -93,8 +93,8 @@ BUGS = {
     "children of another parent": (f"{GROWTH}:TreeGrowth.grow", "append(parent + ", "append(0 * parent + "),
     "only parents are seen": (
         f"{GROWTH}:TreeGrowth.nodes",
-        "find_ancestors(parents, len(widths))",
-        "find_ancestors(parents, 1)",
+        "tree_paths(parents, len(self._parents))",
+        "tree_paths(parents, 1)",
     ),
     "confidence of the last step alone": (
         f"{GROWTH}:TreeGrowth.grow",

@@ -9,6 +9,7 @@ from tests.contracts.mutation import PlantedBug
 from tests.drafters import jacobi_checks as checks
 
 SESSION, LAYOUT = "mmspec.drafters.jacobi:JacobiSession", "mmspec.drafting.window:WindowLayout"
+REDRAW = "mmspec.kernels.redraw:_redraw"
 LAST = "tokens[:, 0] = canvas.root"
 OLD = "torch.where(drafted, node + 1, 0)"
 KEPT = f"(drafted & (tokens == seen.tokens.gather(1, {OLD})))[:, :, None]"
@@ -25,10 +26,10 @@ BUGS = {
         checks.maximal_distribution,
     ),
     "what is rejected is drawn from p, not the residual (Lumina-mGPT 2.0)": PlantedBug(
-        f"{SESSION}._redraw", (("residual(p, q)", "p"),), checks.maximal_distribution
+        REDRAW, (("residual(p, q)", "p"),), checks.maximal_distribution
     ),
     "the residual warped a second time (SJD)": PlantedBug(
-        f"{SESSION}._redraw",
+        REDRAW,
         (("x, invert(final,", "x, invert(final ** (1 / 0.6),"),),
         checks.maximal_distribution_at_low_temperature,
     ),
@@ -36,7 +37,7 @@ BUGS = {
         f"{SESSION}._redraw", ((".at(self.round)", ""),), checks.maximal_distribution
     ),
     "one uniform keeps and draws": PlantedBug(
-        f"{SESSION}._redraw", (("u[..., 0] *", "u[..., 1] *"),), checks.maximal_distribution
+        REDRAW, (("u[..., 0] *", "u[..., 1] *"),), checks.maximal_distribution
     ),
     "candidates drawn with the noise of the redraw": PlantedBug(
         f"{SESSION}._branch", (("Purpose.DRAFT", "Purpose.REDRAW"),), checks.distribution_with_a_tail

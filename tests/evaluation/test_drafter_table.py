@@ -27,10 +27,11 @@ LABELS = ("none", "flash")
 def records():
     runs = []
     for batch, task in enumerate(("caption", "clip")):
-        plain = stats(11, 10, seconds=6.0, prefill_seconds=1.0, target_seconds=4.0)
+        plain = stats(11, 10, seconds=6.0, prefill_seconds=1.0, prompt_seconds=1.0, target_seconds=4.0)
         fast = stats(
             11, 2, accepted=8, histogram={4: 2}, draft_passes=4,
-            seconds=2.0 + batch, prefill_seconds=1.0, target_seconds=0.5, draft_seconds=0.25,
+            seconds=2.0 + batch, prefill_seconds=1.0, prompt_seconds=0.75, target_seconds=0.5,
+            draft_seconds=0.25, verify_seconds=0.125,
         )  # fmt: skip
         runs.append(run("none", 0, 8.0, batch=batch, category=task, of=plain))
         runs.append(run("flash", 0, 4.0, batch=batch, category=task, of=fast))
@@ -51,8 +52,10 @@ def test_rows_say_what_each_drafter_saves_and_where_its_time_goes(records):
     assert (caption["decode_speedup"], clip["decode_speedup"]) == (5.0, 2.5)
     assert caption["speedup"] == clip["speedup"] == 2.0
     assert caption["parameters"] == 1_500_000
-    assert caption["time"] == {"prefill": 0.25, "draft": 0.0625, "target": 0.125, "other": 0.5625}
-    assert plain["time"] == {"prefill": 0.125, "draft": 0.0, "target": 0.5, "other": 0.375}
+    assert caption["time"] == {
+        "prompt": 0.1875, "target": 0.125, "draft": 0.0625, "verify": 0.03125, "rest": 0.59375
+    }  # fmt: skip
+    assert plain["time"] == {"prompt": 0.125, "target": 0.5, "draft": 0.0, "verify": 0.0, "rest": 0.375}
 
 
 def test_the_table_is_printed_written_and_drawn(records, tmp_path):

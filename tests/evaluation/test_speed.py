@@ -167,8 +167,11 @@ def test_decoding_is_timed_without_the_prompts():
 
 
 def test_the_parts_of_the_time_and_the_passes_of_the_drafter():
-    parts = {"seconds": 8.0, "prefill_seconds": 2.0, "draft_seconds": 1.0, "target_seconds": 4.0}
+    parts = {"prompt_seconds": 2.0, "draft_seconds": 1.0, "target_seconds": 4.0, "verify_seconds": 0.5}
     runs = [run("none", 0, 10.0), run("copy", 0, 10.0, of=stats(10, 3, draft_passes=12, **parts))]
     _, record = summarise(runs, ["none", "copy"])
-    assert (record.prefill_share, record.draft_share, record.target_share) == (0.2, 0.1, 0.4)
+    assert record.shares == pytest.approx(
+        {"prompt": 0.2, "target": 0.4, "draft": 0.1, "verify": 0.05, "rest": 0.25}
+    )
+    assert sum(record.shares.values()) == pytest.approx(1.0)
     assert record.draft_passes == 4.0  # in each of three rounds

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from mmspec.kernels import philox4x32, philox_gumbel, philox_uniform
+from mmspec.kernels import philox, philox4x32, philox_gumbel, philox_uniform
 
 ONES = 0xFFFFFFFF
+KEY = torch.tensor([1, 2])
 # counters, key, words: kat_vectors of Random123 1.14, philox4x32 with 10 rounds.
 KNOWN_ANSWERS = [
     ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
@@ -32,6 +33,24 @@ def test_words_equal_arithmetic_with_python_integers():
     words = philox4x32(counters, keys)
     for counter, key, result in zip(counters.tolist(), keys.tolist(), words.tolist(), strict=True):
         assert result == encrypt_with_integers(counter, key)
+
+
+def test_negative_counters_are_words_too():
+    assert torch.equal(
+        philox4x32(torch.tensor([-1, 5, -2, 0]), KEY), philox4x32(torch.tensor([ONES, 5, ONES - 1, 0]), KEY)
+    )
+
+
+def test_the_form_of_other_devices_gives_the_same_words():
+    """It is what GPUs without Triton run, in torch alone; here on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    counters = torch.randint(-(2**32), 2**32, (5, 4, 4), generator=generator)
+    key = torch.randint(0, 2**32, (5, 1, 2), generator=generator)
+    words = philox._encrypt_in_torch(counters.unbind(-1), key)
+    assert torch.equal(words, philox4x32(counters, key))
+    for dtype in (torch.float32, torch.float64):
+        uniform = philox._uniforms_in_torch(counters.unbind(-1), key, 14, dtype)
+        assert torch.equal(uniform, philox.uniforms_on_host(counters.unbind(-1), key, 14, dtype))
 
 
 def encrypt_with_integers(counter: list[int], key: list[int]) -> list[int]:
@@ -84,12 +103,14 @@ def test_any_count_of_elements(count):
 
 def test_uniforms_stay_inside_the_open_interval_where_rounding_would_leave_it(monkeypatch):
     # Words whose upper 24 bits are all ones come up once in 16 million draws; here they always do.
-    monkeypatch.setattr(
-        "mmspec.kernels.philox._encrypt", lambda counters, key: torch.full_like(counters, ONES)
-    )
+    def always(word: int) -> None:
+        words = torch.full((1, 1, 1, 4), word)
+        monkeypatch.setattr("mmspec.kernels.philox_host.encrypt_on_host", lambda counters, key: words)
+
+    always(ONES)
     for dtype in (torch.float32, torch.float64):
         assert philox_uniform(torch.tensor([[0, 0]]), torch.tensor([[0]]), 0, 4, dtype=dtype).max() < 1
-    monkeypatch.setattr("mmspec.kernels.philox._encrypt", lambda counters, key: torch.zeros_like(counters))
+    always(0)
     noise = philox_gumbel(torch.tensor([[0, 0]]), torch.tensor([[0]]), 0, 4)
     assert torch.allclose(noise, torch.tensor(-math.log(2**-25)))  # the naive log(1 - u) would give infinity
 

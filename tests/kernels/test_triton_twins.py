@@ -1,83 +1,66 @@
-"""The Triton kernels give the numbers of their torch twins: interpreted, and on a GPU if there is one."""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""The Triton kernels of Philox give the numbers of their twins: interpreted, and on a GPU if there is one."""
 
 import pytest
 import torch
 
-from mmspec.kernels import philox4x32, philox_gumbel, philox_uniform
+from mmspec.kernels import philox, philox4x32, philox_gumbel, philox_uniform
+from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
 
-ROOT = Path(__file__).resolve().parents[2]
 SHAPES = [(1, 1, 1), (1, 3, 5), (2, 1, 128), (3, 2, 511), (2, 2, 513), (1, 1, 1030), (0, 2, 4), (2, 3, 0)]
 
 
-def philox_arguments(batch: int, nodes: int, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+def philox_arguments(batch: int, nodes: int, device: torch.device | str = "cpu") -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(1000 * batch + nodes)
     key = torch.randint(0, 2**32, (batch, 2), generator=generator)
     return key.to(device), torch.randint(0, 2**31, (batch, nodes), generator=generator).to(device)
 
 
-def run(source: str, environment: dict[str, str]) -> None:
-    command = [sys.executable, "-c", source]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_uniforms_are_those_of_the_twin_bit_for_bit(both, device, shape, dtype):
+    batch, nodes, count = shape
+    key, position = philox_arguments(batch, nodes, device)
+    stream = torch.arange(nodes, device=device) + 2**31
+    for words in ((1, count, 2**32 - 1), (stream, count, position + 1), (stream[:1], count, 0)):
+        kernel, twin = both(philox_uniform, key, position, *words, dtype)
+        assert torch.equal(kernel, twin)
 
 
-INTERPRETED = """
-import torch
-from mmspec.kernels import philox4x32, philox_uniform
-from mmspec.kernels.philox_triton import philox4x32_triton, philox_uniform_triton
-from tests.kernels.test_triton_twins import SHAPES, philox_arguments
-
-for batch, nodes, count in SHAPES:
-    key, position = philox_arguments(batch, nodes)
-    stream = torch.arange(nodes) + 2**31
-    for dtype in (torch.float32, torch.float64):
-        for arguments in ((1, count, 2**32 - 1, dtype), (stream, count, position + 1, dtype)):
-            ours = philox_uniform_triton(key, position, *arguments)
-            assert torch.equal(ours, philox_uniform(key, position, *arguments)), (batch, nodes, count, dtype)
-
-for counters_shape, key_shape in (((4,), (2,)), ((300, 4), (2,)), ((3, 1, 4), (5, 2)), ((0, 4), (2,))):
-    counters = torch.randint(0, 2**32, counters_shape)
-    key = torch.randint(0, 2**32, key_shape)
-    assert torch.equal(philox4x32_triton(counters, key), philox4x32(counters, key)), counters_shape
-"""
+@pytest.mark.parametrize(
+    ("counters", "key"), [((4,), (2,)), ((300, 4), (2,)), ((3, 1, 4), (5, 2)), ((0, 4), (2,))]
+)
+def test_words_are_those_of_the_twin_bit_for_bit(both, device, counters, key):
+    words = [torch.randint(0, 2**32, shape).to(device) for shape in (counters, key)]
+    kernel, twin = both(philox4x32, *words)
+    assert torch.equal(kernel, twin)
 
 
-def test_interpreted_kernels_give_the_numbers_of_the_twins():
+def test_the_kernels_compile_for_hopper():
     pytest.importorskip("triton")
-    # Triton reads the variable when a kernel is defined, so the interpreter needs a process of its own.
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    run(INTERPRETED, environment)
+    words = {"counters_ptr": "*i64", "key_ptr": "*i64", "out_ptr": "*i64", "size": "i32"}
+    pointers = dict.fromkeys(("key_ptr", "position_ptr", "stream_ptr", "step_ptr"), "*i64")
+    uniform = pointers | {"nodes": "i32", "count": "i32"}
+    kernels = [
+        Kernel("philox_triton", "_words_kernel", words, {"BLOCK": 128}),
+        Kernel("philox_triton", "_uniform_kernel", uniform | {"out_ptr": "*fp32"}, {"BLOCK": 128}),
+        Kernel("philox_triton", "_uniform_kernel", uniform | {"out_ptr": "*fp64"}, {"BLOCK": 128}),
+    ]
+    for compiled in compile_for_hopper(kernels):
+        assert "mul.hi.u32" in compiled.ptx  # the 32-bit variant of the generator
+        assert compiled.spilled == 0 and compiled.shared <= SHARED_MEMORY
 
 
-COMPILED = """
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, compile
-from mmspec.kernels import philox_triton as kernels
-
-WORDS = dict(counters_ptr="*i64", key_ptr="*i64", out_ptr="*i64", size="i32")
-UNIFORM = dict.fromkeys(("key_ptr", "position_ptr", "stream_ptr", "step_ptr"), "*i64")
-UNIFORM |= dict(nodes="i32", count="i32")
-for kernel, types in (
-    (kernels._words_kernel, WORDS),
-    (kernels._uniform_kernel, UNIFORM | dict(out_ptr="*fp32")),
-    (kernels._uniform_kernel, UNIFORM | dict(out_ptr="*fp64")),
-):
-    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-    source = ASTSource(kernel, signature, constexprs={"BLOCK": kernels.BLOCK})
-    binary = compile(source, target=GPUTarget("cuda", 90, 32))
-    assert "mul.hi.u32" in binary.asm["ptx"]
-"""
+def test_the_ops_are_registered_as_torch_wants_them():
+    key, position = philox_arguments(2, 3)
+    word = torch.tensor([[1]])
+    torch.library.opcheck(philox4x32.op, (torch.randint(0, 2**32, (3, 1, 4)), key))
+    torch.library.opcheck(philox.uniforms.op, (key, position, word, position, 5, torch.float32))
 
 
-def test_kernels_compile_for_hopper_without_a_gpu():
-    pytest.importorskip("triton")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run(COMPILED, environment)
+def test_the_noise_is_compiled_without_a_break():
+    key, position = philox_arguments(2, 3)
+    compiled = torch.compile(philox_gumbel, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(key, position, 1, 5), philox_gumbel(key, position, 1, 5))
 
 
 @pytest.mark.parametrize(

@@ -167,9 +167,13 @@ class Best:
 
     center: float
     spread: float
+    shares: Tensor
     value: float = 0.3
     input_size: int = 2
     dtype: torch.dtype = DOUBLE
+
+    def modulations(self, times: Tensor, condition: Tensor) -> Modulations:
+        return Modulations((), self.shares)
 
     def run(self, x: Tensor, tables: Modulations) -> Tensor:
         share = tables.final
@@ -180,12 +184,12 @@ class Best:
 
 def known_chain(steps: int, rows: int, size: int = 2) -> tuple[DenoisingProcess, Tensor, Tensor]:
     """A chain of the best network, and the moments [S + 1] of its states in closed form."""
-    net: Any = Best(0.7, 0.5, input_size=size)
     schedule = DDPMSchedule(steps, last_step_noise=True).to(CPU, DOUBLE)
     _, kept, before = respaced(steps)
     shares = torch.tensor(kept[::-1], dtype=DOUBLE)[:, None, None, None]
+    net: Any = Best(0.7, 0.5, shares, input_size=size)
     ones = torch.ones(rows, 1, dtype=DOUBLE)
-    process = DenoisingProcess(net, schedule, Modulations((), shares), ones, ones)
+    process = DenoisingProcess(net, schedule, ones.expand(1, rows, 1), ones, ones)
     means, variances = [0.0], [1.0]
     for a, b in zip(kept[::-1], before[::-1], strict=True):
         beta = 1 - a / b
@@ -396,7 +400,7 @@ def test_the_bound_trains_the_variance_alone():
     own = ddpm.net.final_layer.linear.weight.grad.clone()
     ddpm.zero_grad()
     schedule = DDPMSchedule(1000).to(CPU, DOUBLE)
-    signal, spread = (table[steps, 0] for table in schedule.tables[:2])
+    signal, spread = (table[steps] for table in schedule.tables[:2])
     output = ddpm.net(signal * x0 + spread * noise, schedule.times[steps], condition)
     (output[:, :TOKEN] - noise).square().mean(1).sum().backward()
     plain = ddpm.net.final_layer.linear.weight.grad

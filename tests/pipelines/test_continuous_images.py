@@ -162,11 +162,16 @@ def test_plain_decoding_of_a_mar_is_the_published_order(classes: Any) -> None:
 
 
 def test_fewer_steps_at_the_end(classes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mmspec.decoding import sampling
+    from mmspec.decoding import vector_sampling
 
     steps = []
-    with_steps = sampling.with_steps
-    monkeypatch.setattr(sampling, "with_steps", lambda *given: steps.append(given[1]) or with_steps(*given))
+    with_steps = vector_sampling.with_steps
+
+    def count(schedule: Any, number: int) -> Any:
+        steps.append(number)
+        return with_steps(schedule, number)
+
+    monkeypatch.setattr(vector_sampling, "with_steps", count)
     classes.set_accelerator("masked", iterations=4, last_steps=2)
     classes(class_labels=1, **{**FEW, "num_inference_steps": 11})
     assert steps == [11, 8, 5, 2]

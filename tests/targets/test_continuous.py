@@ -18,9 +18,9 @@ from mmspec.decoding import distribution
 from mmspec.decoding.canvas import Stopping, VectorCanvas
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter, PromptOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import GaussianSampler
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
+from mmspec.decoding.vector_sampling import GaussianSampler
 from mmspec.drafters.none import NoDrafter
 from mmspec.drafters.vector_model import VectorModelDrafter
 from mmspec.errors import InputError

@@ -16,9 +16,9 @@ from mmspec.decoding.canvas import Stopping, VectorCanvas
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import DenoisingSampler
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
+from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.drafters.cell_order import CellOrderDrafter
 from mmspec.errors import InputError
 from mmspec.models.denoising import DDPMSchedule

@@ -331,6 +331,7 @@ def test_what_cannot_be_unmasked_is_refused() -> None:
         target().prefill([{"input_ids": torch.ones(1, 2), "pixel_values": torch.ones(1)}], 0)
 
 
+LOGITS = "mmspec.targets.masked:MaskedTarget._logits"
 SCORE, MASKS = "mmspec.targets.masked:MaskedTarget.score", "mmspec.targets.masked:MaskedTarget._mask"
 VERIFY, PROPOSE = (
     "mmspec.acceptance.confidence:LowConfidence.verify",
@@ -356,12 +357,12 @@ BUGS = {
     ),
     "logits of the place before": (
         greedy_equals_naive,
-        SCORE,
+        LOGITS,
         ("output.logits[", "output.logits.roll(1, 1)["),
     ),
     "the mask is predicted": (
         sampled_equals_naive,
-        SCORE,
+        LOGITS,
         ('= float("-inf")', "= logits[..., self.mask_token_id]"),
     ),
     "decided places are ranked too": (
@@ -390,7 +391,7 @@ BUGS = {
     "one noise for all places": (
         sampled_equals_naive,
         "mmspec.decoding.distribution:Scores.choose",
-        ("random.gumbel(index,", "random.gumbel(0 * index,"),
+        ("first[:, None] + torch", "0 * first[:, None] + torch"),
     ),
     "places draw with the keys of other rows": (
         sampled_equals_naive,

@@ -15,9 +15,9 @@ from mmspec.decoding.canvas import Stopping, VectorCanvas
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import DenoisingSampler
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
+from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.drafters.cell_order import CellOrderDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.drafters.vector_model import VectorModelDrafter

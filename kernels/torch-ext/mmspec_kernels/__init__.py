@@ -4,6 +4,54 @@ Knows nothing of models or methods. Imports torch, triton and einops only, and i
 that the folder is also a Hugging Face Hub kernel.
 """
 
+from .best import best
+from .chain import verify_chain
+from .compact_cache import compact_cache
+from .denoising_update import denoising_update
+from .gated_delta import gated_delta_tree
+from .groups import cluster_ratio, rank_ratio, rank_ratio_at
+from .neighbours import nearby_mass, nearby_prefix
 from .philox import philox4x32, philox_gumbel, philox_uniform
+from .redraw import redraw
+from .residual_block import gated_linear, modulated_linear
+from .sampling import Warping, sample_tokens, warp_logits
+from .similarity import merge_vectors, most_similar
+from .tree import tree_children, tree_paths
+from .tree_attention import tree_attention
+from .tree_path import deepest_node, match_path, path_to
+from .tree_rejection import reject_tree
+from .windows import window_ratio
 
-__all__ = ["philox4x32", "philox_gumbel", "philox_uniform"]
+__all__ = [
+    "Warping",
+    "best",
+    "cluster_ratio",
+    "compact_cache",
+    "deepest_node",
+    "denoising_update",
+    "gated_delta_tree",
+    "gated_linear",
+    "match_path",
+    "merge_vectors",
+    "modulated_linear",
+    "most_similar",
+    "nearby_mass",
+    "nearby_prefix",
+    "path_to",
+    "philox4x32",
+    "philox_gumbel",
+    "philox_uniform",
+    "rank_ratio",
+    "rank_ratio_at",
+    "redraw",
+    "reject_tree",
+    "sample_tokens",
+    "tree_attention",
+    "tree_children",
+    "tree_paths",
+    "verify_chain",
+    "warp_logits",
+    "window_ratio",
+]
+
+OPS = [name for name in __all__ if name != "Warping"]  # which is an argument of two of them

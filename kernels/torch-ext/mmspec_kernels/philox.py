@@ -7,20 +7,31 @@ is in the batch, on the order of drawing, or on the device. The caller says what
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from .backend import use_triton
+from .backend import operator, use_triton
+from .philox_host import (
+    KEY_INCREMENTS,
+    LARGEST_FLOAT32_BELOW_ONE,
+    MULTIPLIERS,
+    ROUNDS,
+    WORD,
+    encrypt_on_host,
+    uniforms_on_host,
+)
 
-ROUNDS = 10
-WORD = 0xFFFFFFFF
 HALF = 1 << 31
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of counter words 0 and 2
-KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
-LARGEST_FLOAT32_BELOW_ONE = 1 - 2**-24
 
 
+def _fake_words(counters: Tensor, key: Tensor) -> Tensor:
+    leading = torch.broadcast_shapes(counters.shape[:-1], key.shape[:-1])
+    return counters.new_empty(*leading, 4)
+
+
+@operator(fake=_fake_words)
 def philox4x32(counters: Tensor, key: Tensor) -> Tensor:
     """Encrypt counters: four random words for each four counter words.
 
@@ -35,9 +46,9 @@ def philox4x32(counters: Tensor, key: Tensor) -> Tensor:
         from .philox_triton import philox4x32_triton
 
         return philox4x32_triton(counters, key)
-    leading = torch.broadcast_shapes(counters.shape[:-1], key.shape[:-1])
-    words = counters.expand(*leading, 4).movedim(-1, 0)
-    return _encrypt(words, key.expand(*leading, 2).movedim(-1, 0)).movedim(0, -1)
+    if counters.device.type == "cpu":
+        return encrypt_on_host(counters.unbind(-1), key)
+    return _encrypt_in_torch(counters.unbind(-1), key)
 
 
 def philox_uniform(
@@ -66,23 +77,35 @@ def philox_uniform(
     Raises:
         ValueError: another dtype, in which some uniforms would round to 0 or 1.
     """
+    return uniforms(key, position, counter_word(stream, position), counter_word(step, position), count, dtype)
+
+
+def counter_word(value: int | Tensor, position: Tensor) -> Tensor:
+    """A counter word that broadcasts to [B, n]; an integer is filled in on the device, without a copy."""
+    return value if isinstance(value, Tensor) else position.new_full((1, 1), value)
+
+
+def _fake_uniforms(
+    key: Tensor, position: Tensor, stream: Tensor, step: Tensor, count: int, dtype: torch.dtype
+) -> Tensor:
+    return position.new_empty(*position.shape, count, dtype=dtype)
+
+
+@operator(fake=_fake_uniforms)
+def uniforms(
+    key: Tensor, position: Tensor, stream: Tensor, step: Tensor, count: int, dtype: torch.dtype
+) -> Tensor:
+    """As `philox_uniform`, with a tensor for the stream and for the step."""
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"dtype: got {dtype}; allowed: torch.float32, torch.float64")
     if use_triton(position.device):
         from .philox_triton import philox_uniform_triton
 
-        return philox_uniform_triton(key, position, stream, count, step, dtype)
-    blocks = -(-count // 4)
-    counters = position.new_empty(4, *position.shape, blocks)
-    counters[0] = torch.arange(blocks, device=position.device)
-    counters[1] = position[..., None]
-    counters[2] = stream[..., None] if isinstance(stream, Tensor) else stream
-    counters[3] = step[..., None] if isinstance(step, Tensor) else step
-    words = _encrypt(counters, key.movedim(-1, 0)[..., None, None])
-    words = words.movedim(0, -1).reshape(*position.shape, 4 * blocks)[..., :count]
-    uniform = (words >> 8).to(dtype).mul_(2**-24).add_(2**-25)
-    # 1 - 2^-25 is halfway between two float32 numbers, and would round to 1.
-    return uniform.clamp_(max=LARGEST_FLOAT32_BELOW_ONE) if dtype == torch.float32 else uniform
+        return philox_uniform_triton(key, position, stream, step, count, dtype)
+    block = torch.arange(-(-count // 4), device=position.device)
+    counters = block, position[..., None], stream[..., None], step[..., None]
+    form = uniforms_on_host if position.device.type == "cpu" else _uniforms_in_torch
+    return form(counters, key[:, None, None], count, dtype)
 
 
 def philox_gumbel(
@@ -102,20 +125,28 @@ def philox_gumbel(
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
-def _encrypt(counters: Tensor, key: Tensor) -> Tensor:
-    """Ten rounds over words held first: counters [4, ...], key [2, ...], result [4, ...]."""
-    multipliers, high_offset, half, increments = _constants(counters.device)
-    shape = (2, *[1] * (counters.dim() - 1))
+def _uniforms_in_torch(counters: Sequence[Tensor], key: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """`uniforms_on_host` on any device."""
+    bits = (_encrypt_in_torch(counters, key) >> 8).flatten(-2)[..., :count]
+    uniform = bits.to(dtype).mul_(2**-24).add_(2**-25)
+    return uniform.clamp_(max=LARGEST_FLOAT32_BELOW_ONE) if dtype == torch.float32 else uniform
+
+
+def _encrypt_in_torch(counters: Sequence[Tensor], key: Tensor) -> Tensor:
+    """`encrypt_on_host` on any device; the words are int64."""
+    c0, c1, c2, c3, key0, key1 = torch.broadcast_tensors(*counters, *key.unbind(-1))
+    even, odd = torch.stack((c0, c2)) & WORD, torch.stack((c1, c3)) & WORD
+    key = torch.stack((key0, key1))
+    shape = (2, *[1] * c0.dim())
+    multipliers, high_offset, half, increments = _constants(key.device)
     multipliers, high_offset = multipliers.view(shape), high_offset.view(shape)
-    counters = counters & WORD
-    even, odd = counters[0::2], counters[1::2]
-    for round_key in (key + increments.view(ROUNDS, 2, *[1] * (key.dim() - 1))) & WORD:
+    for round_key in (key + increments.view(ROUNDS, *shape)) & WORD:
         # An unsigned 32 x 32 bit product overflows int64, so one factor is centred. For an odd multiplier m,
         # x m = ((x - 2^31) m + 2^31) + 2^32 (m >> 1): the bracket fits, and its low word is that of x m.
         product = torch.addcmul(half, even - HALF, multipliers).flip(0)
         even = ((product >> 32) + high_offset) ^ odd ^ round_key
         odd = product & WORD
-    return torch.stack((even, odd), dim=1).flatten(0, 1)
+    return torch.stack((even[0], odd[0], even[1], odd[1]), -1)
 
 
 @functools.cache  # a constant built on the host in every call would be a copy that CUDA graphs cannot hold

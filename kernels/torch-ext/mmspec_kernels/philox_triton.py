@@ -11,7 +11,8 @@ BLOCK = 128  # counters for each program
 
 
 @triton.jit
-def _encrypt(key_ptr, c0, c1, c2, c3):
+def encrypt(key_ptr, c0, c1, c2, c3):
+    """Philox words of counters under the key at `key_ptr`, which is two int64."""
     seed = (tl.load(key_ptr + 1).to(tl.uint64) << 32) | (tl.load(key_ptr).to(tl.uint64) & 0xFFFFFFFF)
     # int64 counters would silently select the 64-bit variant of the generator, hence the casts.
     return tl.philox(seed, c0.to(tl.uint32), c1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32))
@@ -22,7 +23,7 @@ def _words_kernel(counters_ptr, key_ptr, out_ptr, size, BLOCK: tl.constexpr):
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     index = tl.minimum(index, size - 1)  # the last program writes its last row several times over
     counter = counters_ptr + 4 * index
-    w0, w1, w2, w3 = _encrypt(
+    w0, w1, w2, w3 = encrypt(
         key_ptr + 2 * index,
         tl.load(counter),
         tl.load(counter + 1),
@@ -49,7 +50,7 @@ def _store_uniform(out_ptr, element, count, word):
 def _uniform_kernel(key_ptr, position_ptr, stream_ptr, step_ptr, out_ptr, nodes, count, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)  # of [B * n]
     block = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    w0, w1, w2, w3 = _encrypt(
+    w0, w1, w2, w3 = encrypt(
         key_ptr + row // nodes * 2,
         block,
         tl.load(position_ptr + row),
@@ -76,26 +77,15 @@ def philox4x32_triton(counters: Tensor, key: Tensor) -> Tensor:
 
 
 def philox_uniform_triton(
-    key: Tensor,
-    position: Tensor,
-    stream: int | Tensor,
-    count: int,
-    step: int | Tensor,
-    dtype: torch.dtype,
+    key: Tensor, position: Tensor, stream: Tensor, step: Tensor, count: int, dtype: torch.dtype
 ) -> Tensor:
-    """Launch `philox_uniform`: key [B, 2], position [B, n] -> [B, n, count]."""
+    """Launch `uniforms`: key [B, 2], position [B, n], stream and step of shapes that broadcast to it."""
     out = torch.empty(*position.shape, count, dtype=dtype, device=position.device)
     if out.numel():
         grid = (position.numel(), triton.cdiv(count, 4 * BLOCK))
-        stream, step = _per_row(stream, position), _per_row(step, position)
-        _uniform_kernel[grid](
-            key.contiguous(), position.contiguous(), stream, step, out, position.shape[1], count, BLOCK=BLOCK
+        key, position, stream, step = (
+            each.contiguous()
+            for each in (key, position, stream.expand_as(position), step.expand_as(position))
         )
+        _uniform_kernel[grid](key, position, stream, step, out, position.shape[1], count, BLOCK=BLOCK)
     return out
-
-
-def _per_row(value: int | Tensor, position: Tensor) -> Tensor:
-    """A counter word for each row, [B, n]; an integer is filled in on the device, without a copy."""
-    if isinstance(value, Tensor):
-        return value.expand_as(position).contiguous()
-    return torch.full_like(position, value)

@@ -13,7 +13,7 @@ from typing import Any
 from mmspec.acceleration import Call
 from mmspec.decoding.interfaces import Round
 from mmspec.decoding.random_stream import Purpose
-from mmspec.decoding.sampling import values_of
+from mmspec.decoding.row_settings import values_of
 from mmspec.decoding.stats import merge_stats
 from mmspec.evaluation.identity.comparison import Comparison, IdentityReport, compare
 from mmspec.evaluation.identity.distribution import DistributionTest, check_distribution

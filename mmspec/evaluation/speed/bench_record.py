@@ -7,13 +7,13 @@ other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from statistics import fmean, median
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean, median, quantiles
 from typing import Any
 
-from mmspec.decoding.stats import merge_stats
+from mmspec.decoding.stats import PARTS, merge_stats
 from mmspec.errors import InputError
-from mmspec.evaluation.speed.timing import BASELINE, TimedRun
+from mmspec.evaluation.speed.timing import BASELINE, PEER, TimedRun
 
 __all__ = ["BenchRecord", "merge_stats", "summarise"]
 
@@ -39,9 +39,10 @@ class BenchRecord:
         decode_speedup_mean: mean over prompts (batches) of their own such ratios.
         tokens_per_second: new_tokens / seconds.
         time_to_first_token: median over calls of the seconds that reading the prompt took the target.
-        prefill_share, draft_share, target_share: parts of the seconds that reading the prompts (by target
-            and drafter), proposing and scoring took, as the host sees them; the rest is preparing the
-            images, warping, judging and committing.
+        prompt_share, target_share, draft_share, verify_share, rest_share: parts of the seconds, which sum to
+            1: the target's reading of the prompts and its scoring; the drafter; warping, verifying and
+            committing; and the rest, which is the loop, the canvas, and what the pipeline does before and
+            after.
         draft_passes: forwards of the drafter's own model in a round.
         nfe_mean, nfe_max: target forwards that a row took part in, the prompt's own included; a guided pair
             is one.
@@ -56,6 +57,8 @@ class BenchRecord:
             `speedup` leave out; 0 for text.
         speedup_with_pixels: the ratio of medians with them.
         peak_memory_bytes: the most held during any of its runs; `memory_kind` says what that measures.
+        over_generate: ratio to transformers' plain `generate` of the seconds on the same prompts in the same
+            repeat: `median` of all pairs, `low` and `high` quartile; None where it did not run.
         category: the group of examples this is about; empty for all of them.
         settings: of the whole run: model, device, dtype, versions, batch size and so on.
     """
@@ -80,9 +83,11 @@ class BenchRecord:
     decode_speedup_mean: float
     tokens_per_second: float
     time_to_first_token: float
-    prefill_share: float
-    draft_share: float
+    prompt_share: float
     target_share: float
+    draft_share: float
+    verify_share: float
+    rest_share: float
     draft_passes: float
     nfe_mean: float
     nfe_max: int
@@ -95,8 +100,14 @@ class BenchRecord:
     speedup_with_pixels: float
     peak_memory_bytes: int
     memory_kind: str
+    over_generate: dict[str, float] | None = None
     category: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The parts of the seconds by name."""
+        return {part: getattr(self, f"{part}_share") for part in (*PARTS, "rest")}
 
     def as_dict(self) -> dict[str, Any]:
         """The record as a flat mapping for JSON: the settings stand beside the figures."""
@@ -136,10 +147,28 @@ def summarise(
         for name in names
     }
     plain = table[BASELINE]
-    return [
+    records = [
         _record(name, table[name], plain, category or "", {**(settings or {}), **(own or {}).get(name, {})})
         for name in names
     ]
+    if PEER in table:
+        records = [
+            replace(one, over_generate=_paired(table[one.accelerator], table[PEER])) for one in records
+        ]
+    return records
+
+
+def _paired(repeats: list[list[TimedRun]], reference: list[list[TimedRun]]) -> dict[str, float]:
+    """Ratios of the reference's seconds to ours, run by run: their median and quartiles."""
+    pairs = [
+        (theirs.seconds - theirs.decoded.pixel_seconds) / (ours.seconds - ours.decoded.pixel_seconds)
+        for cell, other in zip(repeats, reference, strict=True)
+        for ours, theirs in zip(
+            sorted(cell, key=lambda run: run.batch), sorted(other, key=lambda run: run.batch), strict=True
+        )
+    ]
+    low, _, high = quantiles(pairs, n=4, method="inclusive") if len(pairs) > 1 else pairs * 3
+    return {"median": median(pairs), "low": low, "high": high}
 
 
 def _complete_cells(runs: Sequence[TimedRun], names: Sequence[str]) -> list[set[tuple[int, int]]]:
@@ -181,6 +210,10 @@ def _record(
         for depth in range(1, deepest + 1)
     ]
     new_tokens, middle = sum(once.new_tokens), median(seconds)
+    shares = {
+        f"{part}_share": sum(getattr(stats, f"{part}_seconds") for stats in calls) / sum(seconds)
+        for part in PARTS
+    }
     return BenchRecord(
         accelerator=name,
         exactness=once.exactness,
@@ -202,9 +235,8 @@ def _record(
         decode_speedup_mean=fmean(map(_decode_speedup, _by_batch(repeats), _by_batch(plain))),
         tokens_per_second=new_tokens / middle,
         time_to_first_token=median(stats.prefill_seconds for stats in calls),
-        prefill_share=sum(stats.prefill_seconds for stats in calls) / sum(seconds),
-        draft_share=sum(stats.draft_seconds for stats in calls) / sum(seconds),
-        target_share=sum(stats.target_seconds for stats in calls) / sum(seconds),
+        **shares,
+        rest_share=1 - sum(shares.values()),
         draft_passes=once.draft_passes / rounds if rounds else 0.0,
         nfe_mean=once.nfe_mean,
         nfe_max=once.nfe_max,

@@ -16,7 +16,7 @@ from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example, scene_examples
 from mmspec.evaluation.plot import check_plot
 from mmspec.evaluation.speed.bench_record import BenchRecord
-from mmspec.evaluation.speed.report import describe_settings
+from mmspec.evaluation.speed.report import PARTS_EXPLAINED, describe_settings
 from mmspec.evaluation.speed.timing import BASELINE
 from mmspec.evaluation.tables import figures
 from mmspec.targets.causal import CausalTarget
@@ -68,7 +68,6 @@ def as_rows(records: Sequence[BenchRecord]) -> list[dict[str, Any]]:
     """
     rows = []
     for record in records:
-        parts = {"prefill": record.prefill_share, "draft": record.draft_share, "target": record.target_share}
         rows.append(
             {
                 "drafter": record.accelerator,
@@ -77,7 +76,7 @@ def as_rows(records: Sequence[BenchRecord]) -> list[dict[str, Any]]:
                 "parameters": record.settings["parameters"],
                 **{name: getattr(record, name) for name in COPIED},
                 "accepted_length": record.acceptance_length - 1,
-                "time": {**parts, "other": 1 - sum(parts.values())},
+                "time": record.shares,
             }
         )
     return rows
@@ -99,7 +98,7 @@ def drafter_report(records: Sequence[BenchRecord]) -> Group:
     explained = (
         "accepted: draft tokens a round; with bonus: tokens a target forward. passes: forwards of the "
         f"drafter's model a round. decoding: ratio to {BASELINE} without reading the prompts; end to end: "
-        "with it. prefill, draft, target, other: parts of the wall-clock time."
+        f"with it. prompt to rest: parts of the wall-clock time; {PARTS_EXPLAINED}."
     )
     return Group(*parts, Text(explained, style="dim"))
 
@@ -108,7 +107,7 @@ def _task_table(task: str, rows: Sequence[dict[str, Any]]) -> Table:
     title = f"{task}: {rows[0]['samples']} prompts, {rows[0]['new_tokens']} tokens"
     columns = (
         *("drafter", "parameters", "identical", "accepted", "with\nbonus", "passes", "decoding"),
-        *("end to end\n(min-max)", "prefill", "draft", "target", "other"),
+        *("end to end\n(min-max)", *rows[0]["time"]),
     )
     cells = (
         (

@@ -8,7 +8,15 @@ from rich.console import RenderableType
 
 from mmspec.errors import InputError
 from mmspec.evaluation.speed.bench_record import BenchRecord
-from mmspec.evaluation.speed.report import WIDE, Columns, describe_settings, framed_table, speedup
+from mmspec.evaluation.speed.report import (
+    PARTS_EXPLAINED,
+    WIDE,
+    Columns,
+    describe_settings,
+    framed_table,
+    speedup,
+    time_table,
+)
 
 __all__ = ["REQUIRED", "check_context", "image_report"]
 
@@ -91,10 +99,11 @@ def image_report(records: Sequence[BenchRecord], *, width: int = WIDE) -> Render
         "total variation to the target at judged places (of vectors: drift, the distance of kept candidates "
         "to the target's own draws), - where none was measured. speed-up: ratio of "
         f"medians over {records[0].repeats} interleaved repeats to {settings['baseline']}; without and "
-        "with pixels. same: images with the tokens of plain decoding. state: keys and values."
+        "with pixels. same: images with the tokens of plain decoding. state: keys and values. Parts of the "
+        f"time, without pixels: {PARTS_EXPLAINED}."
     )
     above = f"{describe_settings(settings, records[0])} | {warpers}"
-    return framed_table(above, records, COLUMNS, width, explained)
+    return framed_table(above, records, COLUMNS, width, explained, [time_table(records)])
 
 
 def _variation(record: BenchRecord, which: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -15,6 +15,7 @@ from mmspec.evaluation.speed.bench_record import BenchRecord
 from mmspec.evaluation.tables import figures
 
 __all__ = [
+    "PARTS_EXPLAINED",
     "WIDE",
     "Columns",
     "bench_report",
@@ -22,10 +23,16 @@ __all__ = [
     "describe_settings",
     "framed_table",
     "identity_report",
+    "peer_table",
     "speedup",
+    "time_table",
 ]
 
 SHOWN_DIFFERENCES = 5
+PARTS_EXPLAINED = (
+    "prompt: the target reads the prompts; target: it scores; draft: the drafter; verify: sampler, rule and "
+    "commit; rest: loop, canvas and pipeline"
+)
 WIDE = 150
 
 
@@ -48,7 +55,6 @@ COLUMNS: Columns = (
     ("speed-up\n(min-max)", speedup, True),
     ("decoding\nalone", lambda record: f"{record.decode_speedup:.2f}x", False),
     ("first\ntoken", lambda record: f"{1000 * record.time_to_first_token:.0f} ms", False),
-    ("draft\nshare", lambda record: f"{record.draft_share:.0%}", False),
     ("peak\nmemory", lambda record: f"{record.peak_memory_bytes / 1e6:.0f} MB", False),
 )
 COMPARISON_COLUMNS = (
@@ -72,9 +78,9 @@ def bench_report(
         "tokens/forward counts the bonus token, plain decoding has 1. speed-up: ratio to none in this run, "
         f"of medians over {records[0].repeats} interleaved repeats; decoding alone: without reading the "
         "prompts. accepted: share of draft tokens. "
-        f"memory: {records[0].memory_kind}."
+        f"memory: {records[0].memory_kind}. Parts of the time: {PARTS_EXPLAINED}."
     )
-    more = [_category_table(by_category)] if by_category else []
+    more = [time_table(records), *([_category_table(by_category)] if by_category else [])]
     above = describe_settings(records[0].settings, records[0])
     return framed_table(above, records, COLUMNS, width, explained, more)
 
@@ -102,6 +108,51 @@ def bench_table(records: Sequence[BenchRecord], columns: Columns, width: int) ->
     headers = ("accelerator", *(header for header, _, _ in columns))
     rows = [(record.accelerator, *(show(record) for _, show, _ in columns)) for record in records]
     return figures(headers, rows, padding=(0, 1) if width >= WIDE else (0, 0))
+
+
+def time_table(records: Sequence[BenchRecord]) -> Table:
+    """Render where the time goes: a row for each record, whose parts sum to the whole."""
+    columns = ("accelerator", "seconds", *records[0].shares, "verify\n+ rest")
+    rows = [
+        (
+            record.accelerator,
+            f"{record.seconds:.3f}",
+            *(f"{share:.1%}" for share in record.shares.values()),
+            f"{record.verify_share + record.rest_share:.1%}",
+        )
+        for record in records
+    ]
+    return figures(columns, rows, title="where the time goes")
+
+
+def peer_table(records: Sequence[BenchRecord], missing: Mapping[str, str]) -> RenderableType:
+    """Render all rows against transformers' own `generate`, and which ways of it could not run, and why.
+
+    Args:
+        records: of one run, those of `generate` among them.
+        missing: name -> reason.
+    """
+    columns = ("accelerator", "same tokens", "target\nforwards", "tokens/s", "times generate\n(middle half)")
+    rows: list[Sequence[str]] = [
+        (
+            record.accelerator,
+            f"{record.identical:.0%}",
+            str(record.target_forwards),
+            f"{record.tokens_per_second:.0f}",
+            "-"
+            if record.over_generate is None
+            else "{median:.2f}x ({low:.2f}-{high:.2f})".format(**record.over_generate),
+        )
+        for record in records
+    ]
+    rows += [(name, *["-"] * (len(columns) - 1)) for name in missing]
+    parts: list[RenderableType] = [figures(columns, rows, title="against transformers' generate")]
+    parts += [Text(f"{name} did not run: {reason}", style="dim") for name, reason in missing.items()]
+    explained = (
+        "same tokens: outputs that equal those of none, token for token. times generate: ratio of the "
+        "seconds on the same prompts in the same repeat to transformers' plain generate, median of all pairs."
+    )
+    return Group(*parts, Text(explained, style="dim"))
 
 
 def _category_table(records: Sequence[BenchRecord]) -> Table:

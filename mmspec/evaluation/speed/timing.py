@@ -17,9 +17,10 @@ from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.memory import PeakMemory
 
-__all__ = ["BASELINE", "Decode", "Decoded", "TimedRun", "batches_of", "measure"]
+__all__ = ["BASELINE", "PEER", "Decode", "Decoded", "TimedRun", "batches_of", "measure"]
 
 BASELINE = "none"
+PEER = "generate"  # transformers' own plain decoding
 
 
 @dataclass(frozen=True)

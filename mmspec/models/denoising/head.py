@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from mmspec.decoding.denoising import run_chain
+from mmspec.decoding.graphs import can_capture
+from mmspec.decoding.once import once
 from mmspec.errors import InputError
+from mmspec.kernels import denoising_update
+from mmspec.kernels.backend import use_triton
+from mmspec.kernels.denoising_update import denoising_transition
 from mmspec.models.denoising.net import DenoisingNet, Modulations, at_least_float32
 from mmspec.models.denoising.schedule import TRAINING_STEPS, DDPMSchedule, DDPMTables, DenoisingSchedule
 
@@ -84,10 +91,13 @@ class DenoisingHead(nn.Module):
         precise = at_least_float32(self.net.dtype)
         schedule = schedule.to(condition.device, precise)
         branches = torch.stack([condition] if unconditional is None else [condition, unconditional])
-        tables = self.net.modulations(schedule.times, branches.to(self.net.dtype))
         template = condition.new_empty(len(condition), 1, dtype=precise)
         return DenoisingProcess(
-            self.net, schedule, tables, _column(scale, template), _column(temperature, template)
+            self.net,
+            schedule,
+            branches.to(self.net.dtype),
+            _column(scale, template),
+            _column(temperature, template),
         )
 
     def loss(self, x0: Tensor, condition: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -121,7 +131,7 @@ class DenoisingHead(nn.Module):
     def _ddpm_loss(self, x0: Tensor, noise: Tensor, step: Tensor, condition: Tensor) -> Tensor:
         """As `loss`, at given steps [M] of the schedule of training."""
         schedule = DDPMSchedule(TRAINING_STEPS).to(x0.device, x0.dtype)
-        tables = DDPMTables(*(table[step, 0] for table in schedule.tables))
+        tables = DDPMTables(*(table[step] for table in schedule.tables))
         output = self._predict(tables.signal * x0 + tables.noise * noise, schedule.times[step], condition)
         predicted, value = output.chunk(2, dim=-1)
         error = predicted - noise
@@ -146,21 +156,26 @@ class DenoisingHead(nn.Module):
 class DenoisingProcess:
     """The denoising chains of M tokens: normal distributions of the next state, step by step.
 
-    Arithmetic around the network is at least in float32. Nothing passes between host and device, so that a
-    whole chain can be captured in a CUDA graph.
+    Arithmetic around the network is at least in float32. Nothing passes between host and device, so that
+    whole chains are captured in CUDA graphs.
 
     Attributes:
         net: the network.
-        schedule: where the tables are.
-        tables: modulations [S, branches, M, ...], of the condition and, under guidance, of none.
+        schedule: where its coefficients are wanted.
+        branches: [branches, M, D] conditions and, under guidance, those without the prompt.
         scale, temperature: [M, 1].
     """
 
     net: DenoisingNet
     schedule: DenoisingSchedule
-    tables: Modulations
+    branches: Tensor
     scale: Tensor
     temperature: Tensor
+
+    @once
+    def tables(self) -> Modulations:
+        """[S, branches, M, ...] modulations of the network."""
+        return self.net.modulations(self.schedule.times, self.branches)
 
     @property
     def steps(self) -> int:
@@ -200,12 +215,27 @@ class DenoisingProcess:
 
     def select(self, rows: Tensor) -> DenoisingProcess:
         """The chains of some rows [K]."""
-        return replace(
-            self,
-            tables=self.tables.select(rows),
-            scale=self.scale.index_select(0, rows),
-            temperature=self.temperature.index_select(0, rows),
-        )
+        columns = (each.index_select(0, rows) for each in (self.scale, self.temperature))
+        selected = DenoisingProcess(self.net, self.schedule, self.branches.index_select(1, rows), *columns)
+        object.__setattr__(selected, "tables", self.tables.select(rows))
+        return selected
+
+    def advance(self, x: Tensor, step: int, noise: Tensor) -> Tensor:
+        """Draw the states [M, d] that follow x [M, d], with noise [M, d], both in the dtype of `scale`."""
+        output = self._predict(x, self.tables.at(step))
+        coefficients = self.schedule.coefficients[step]
+        return denoising_update(x, output, noise, coefficients, self.scale, self.temperature)
+
+    def run(self, noise: Tensor, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Run the chains, as `run_chain`; on CUDA as one graph."""
+        noise = noise.to(self.scale.dtype)
+        if not can_capture(noise.device):
+            return run_chain(self.advance, noise, known)
+        # what a graph has of these stays as it was: the form of the ops, and where weights are
+        weights = tuple(weight.data_ptr() for weight in self.net.parameters())
+        key = self.schedule, use_triton(noise.device), weights
+        inputs = self.branches.transpose(0, 1), self.scale, self.temperature, noise, *(known or ())
+        return self.net.graphs(key, partial(run_rows, self.net, self.schedule), inputs)
 
     def sample(self, noises: Tensor) -> Tensor:
         """Run the chains.
@@ -216,30 +246,42 @@ class DenoisingProcess:
         Returns:
             [M, d] tokens.
         """
-        noises = noises.to(self.scale.dtype)
-        x = noises[:, 0]
-        for step in range(self.steps):
-            mean, std = self.transition(x, step)
-            x = mean + std * noises[:, 1 + step]
-        return x
+        return self.run(noises)[:, -1]
 
     def _transition(self, x: Tensor, step: int | slice, tables: Modulations) -> tuple[Tensor, Tensor]:
         """As `transition`, for [M, d] at one step or [S, M, d] at all."""
         x = x.to(self.scale.dtype)
-        output = self.net.run(x.to(self.net.dtype).unsqueeze(-3), tables).to(x.dtype)
-        mean, std = self.schedule.transition(x, step, self._guided(output))
-        return mean, std * self.temperature
+        output = self._predict(x, tables).to(x.dtype)
+        return denoising_transition(x, output, self.schedule.coefficients[step], self.scale, self.temperature)
 
-    def _guided(self, output: Tensor) -> Tensor:
-        """[..., branches, M, outputs] -> [..., M, outputs]; the variance is of the conditional branch."""
-        conditional = output.select(-3, 0)
-        if output.shape[-3] == 1:
-            return conditional
-        # lerp is exact at a scale of 1, where guided rows equal unguided ones
-        predicted = torch.lerp(
-            output.select(-3, 1)[..., : self.size], conditional[..., : self.size], self.scale
-        )
-        return torch.cat([predicted, conditional[..., self.size :]], dim=-1)
+    def _predict(self, x: Tensor, tables: Modulations) -> Tensor:
+        """Output [..., branches, M, d or 2 d] of the network for states [..., M, d]."""
+        return self.net.run(x.to(self.net.dtype).unsqueeze(-3), tables)
+
+
+def run_rows(
+    net: DenoisingNet,
+    schedule: DenoisingSchedule,
+    branches: Tensor,
+    scale: Tensor,
+    temperature: Tensor,
+    noise: Tensor,
+    *known: Tensor,
+) -> Tensor:
+    """`DenoisingProcess.run` as a function of tensors with a row for each chain, for a graph.
+
+    Args:
+        net, schedule: as of `DenoisingProcess`.
+        branches: [M, branches, D].
+        scale, temperature: [M, 1].
+        noise: [M, S + 1, d].
+        known: two tensors as of `run_chain`, or none.
+
+    Returns:
+        [M, S + 1, d].
+    """
+    process = DenoisingProcess(net, schedule, branches.transpose(0, 1), scale, temperature)
+    return run_chain(process.advance, noise, (known[0], known[1]) if known else None)
 
 
 def _column(value: float | Tensor, template: Tensor) -> Tensor:

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, silu
 
+from mmspec.decoding.graphs import GraphCache
+from mmspec.kernels import gated_linear, modulated_linear
+
 __all__ = ["DenoisingNet", "Modulations", "at_least_float32"]
 
 FREQUENCIES = 256  # width of the sinusoidal embedding of times
@@ -57,6 +60,9 @@ class DenoisingNet(nn.Module):
         width: w of the hidden layers.
         depth: residual blocks.
         output_size: d for a velocity, 2 d for a noise and its variance.
+
+    Attributes:
+        graphs: CUDA graphs of its chains.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class DenoisingNet(nn.Module):
         # Any: nn.ModuleList does not say of what it is a list
         self.res_blocks: Any = nn.ModuleList(ResidualBlock(width) for _ in range(depth))
         self.final_layer = FinalLayer(width, output_size)
+        self.graphs = GraphCache(type(self).__name__)
         self.initialize()
 
     @property
@@ -139,8 +146,7 @@ class DenoisingNet(nn.Module):
         hidden = self.input_proj(x)
         for block, table in zip(self.res_blocks, tables.blocks, strict=True):
             hidden = block.run(hidden, table)
-        output: Tensor = self.final_layer.run(hidden, tables.final)
-        return output
+        return self.final_layer.run(hidden, tables.final)
 
 
 class TimeEmbedding(nn.Module):
@@ -188,10 +194,11 @@ class ResidualBlock(nn.Module):
         return torch.cat([self.in_ln.weight * scale, self.in_ln.bias * scale + shift, gate], dim=-1)
 
     def run(self, x: Tensor, table: Tensor) -> Tensor:
-        """As `forward`, with the modulation ready."""
+        """As `forward`, with the modulation ready; the result is at least in float32."""
         scale, shift, gate = table.chunk(3, dim=-1)
-        normed = layer_norm(x, x.shape[-1:], eps=EPS)
-        return torch.addcmul(x, gate, self.mlp(torch.addcmul(shift, normed, scale)))
+        first, _, second = self.mlp
+        hidden = modulated_linear(x, scale, shift, first.weight, first.bias, EPS, True)
+        return gated_linear(x, hidden, gate, second.weight, second.bias)
 
 
 class FinalLayer(nn.Module):
@@ -215,8 +222,7 @@ class FinalLayer(nn.Module):
     def run(self, x: Tensor, table: Tensor) -> Tensor:
         """As `forward`, with the modulation ready."""
         scale, shift = table.chunk(2, dim=-1)
-        output: Tensor = self.linear(torch.addcmul(shift, layer_norm(x, x.shape[-1:], eps=EPS), scale))
-        return output
+        return modulated_linear(x, scale, shift, self.linear.weight, self.linear.bias, EPS, False)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mmspec.errors import InputError
+from mmspec.kernels.denoising_update import denoising_transition
 from mmspec.validation import require_number
 
 __all__ = ["DDPMSchedule", "DDPMTables", "DenoisingSchedule", "FlowSchedule", "TRAINING_STEPS"]
@@ -57,7 +58,11 @@ class DenoisingSchedule(ABC):
     def times(self) -> Tensor:
         """[S] what the network is told, from pure noise on."""
 
+    @property
     @abstractmethod
+    def coefficients(self) -> Tensor:
+        """[S, 4 or 7] coefficients of each step, as `denoising_transition` takes them."""
+
     def transition(self, x: Tensor, step: int | slice, output: Tensor) -> tuple[Tensor, Tensor]:
         """The next state's normal distribution.
 
@@ -69,6 +74,7 @@ class DenoisingSchedule(ABC):
         Returns:
             Mean and standard deviation, of x's shape; the deviation is 0 where a step adds no noise.
         """
+        return denoising_transition(x, output.unsqueeze(-3), self.coefficients[step])
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Self:
         """The schedule with its tables there; the same object for the same arguments."""
@@ -80,9 +86,9 @@ class DenoisingSchedule(ABC):
         if self.steps < 2:
             raise InputError("steps", self.steps, "at least 2")
 
-    def _table(self, values: Tensor) -> Tensor:
-        """[S] -> [S, 1, 1]: an entry broadcasts with [M, d], and all of them with [S, M, d]."""
-        return values.to(self.device, self.dtype)[:, None, None]
+    def _table(self, *columns: Tensor) -> Tensor:
+        """Columns [S] side by side, where the tables are."""
+        return torch.stack(columns, 1).to(self.device, self.dtype)
 
 
 @lru_cache(maxsize=64)
@@ -91,7 +97,7 @@ def _placed(schedule: DenoisingSchedule, device: torch.device, dtype: torch.dtyp
 
 
 class DDPMTables(NamedTuple):
-    """Coefficients [S, 1, 1] of a `DDPMSchedule`.
+    """Coefficients [S, 1] of a `DDPMSchedule`.
 
     Attributes:
         signal, noise: of the clean token and of the noise in a state.
@@ -156,30 +162,24 @@ class DDPMSchedule(DenoisingSchedule):
     @cached_property
     @KEPT
     def tables(self) -> DDPMTables:
-        """Coefficients of each step."""
+        """Coefficients of each step by name, as training takes them."""
         return DDPMTables(*(self._table(values) for values in _ddpm_tables(self.steps)))
 
     @cached_property
     @KEPT
-    def _is_noisy(self) -> Tensor:
-        noisy = torch.ones(self.steps, dtype=torch.float64, device=CPU)
-        noisy[-1] = self.last_step_noise
-        return self._table(noisy)
-
-    def transition(self, x: Tensor, step: int | slice, output: Tensor) -> tuple[Tensor, Tensor]:
-        predicted, value = output.chunk(2, dim=-1)
-        tables, clip = self.tables, self.clip_sample_range
-        if clip is None:
-            mean = tables.of_state[step] * x + tables.of_noise[step] * predicted
-        else:
-            token = ((x - tables.noise[step] * predicted) / tables.signal[step]).clamp(-clip, clip)
-            mean = tables.beside_token[step] * x + tables.of_token[step] * token
-        return mean, torch.exp(0.5 * self.log_variance(step, value)) * self._is_noisy[step]
-
-    def log_variance(self, step: int | slice | Tensor, value: Tensor) -> Tensor:
-        """Log variance of a transition, for the network's values v of the variance."""
-        share = (value + 1) / 2
-        return torch.lerp(self.tables.log_posterior[step], self.tables.log_beta[step], share)
+    def coefficients(self) -> Tensor:
+        exact = _ddpm_tables(self.steps)
+        # log deviation at v = 0, and half the way from one end of its range to the other
+        middle = (exact.log_posterior + exact.log_beta) / 4
+        half = (exact.log_beta - exact.log_posterior) / 4
+        if not self.last_step_noise:
+            middle[-1] = -math.inf
+        if self.clip_sample_range is None:
+            return self._table(exact.of_state, exact.of_noise, middle, half)
+        # the mean takes the predicted token (x - noise * predicted) / signal, clipped
+        limit = torch.full_like(middle, self.clip_sample_range)
+        token = 1 / exact.signal, -exact.noise / exact.signal, limit
+        return self._table(exact.beside_token, exact.of_token, middle, half, *token)
 
 
 def _respaced(steps: int) -> list[int]:
@@ -191,8 +191,8 @@ def _respaced(steps: int) -> list[int]:
     return [round(place) for place in accumulate(repeat(stride, steps - 1), initial=0.0)]
 
 
-def _ddpm_tables(steps: int) -> tuple[Tensor, ...]:
-    """The columns of `DDPMTables` in float64, [S] each, the noisiest step first."""
+def _ddpm_tables(steps: int) -> DDPMTables:
+    """The tables in float64, [S] each, the noisiest step first."""
     edges = torch.arange(TRAINING_STEPS + 1, dtype=torch.float64, device=CPU) / TRAINING_STEPS
     curve = torch.cos((edges + COSINE_OFFSET) / (1 + COSINE_OFFSET) * math.pi / 2) ** 2
     betas = (1 - curve[1:] / curve[:-1]).clamp(max=MAX_BETA)
@@ -213,7 +213,7 @@ def _ddpm_tables(steps: int) -> tuple[Tensor, ...]:
         beta.log(),
         posterior.log(),
     )
-    return tuple(column.flip(0) for column in columns)
+    return DDPMTables(*(column.flip(0) for column in columns))
 
 
 @dataclass(frozen=True)
@@ -268,8 +268,7 @@ class FlowSchedule(DenoisingSchedule):
 
     @cached_property
     @KEPT
-    def _tables(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Coefficients of the state and of the velocity in the mean, and the standard deviation."""
+    def coefficients(self) -> Tensor:
         times = self._exact_times
         lengths = times.diff()
         end = times.new_tensor([1.0, self.last_step_size, 0.0])
@@ -278,8 +277,4 @@ class FlowSchedule(DenoisingSchedule):
         if self.last_step_noise:
             end[2] = math.sqrt(2 * float(1 - times[-1]) * self.last_step_size)
         std = torch.cat([torch.sqrt(2 * (1 - times[:-1]) * lengths), end[2:]])
-        return self._table(of_state), self._table(of_velocity), self._table(std)
-
-    def transition(self, x: Tensor, step: int | slice, output: Tensor) -> tuple[Tensor, Tensor]:
-        of_state, of_velocity, std = self._tables
-        return of_state[step] * x + of_velocity[step] * output, std[step].expand_as(x)
+        return self._table(of_state, of_velocity, std, torch.zeros_like(std))

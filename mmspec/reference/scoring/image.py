@@ -25,7 +25,7 @@ from mmspec.accelerators import none
 from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler, guide
+from mmspec.decoding.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.llamagen import LlamaGenForCausalLM, caption_prompt, class_prompt, null_caption_prompt
 from mmspec.models.llamagen.vq import encode_image
@@ -305,4 +305,4 @@ def _distributions(model: ImageModel, request: Request, tokens: Tensor, scale: f
             **given,
         )
         logits.append(output.logits[:, prompt.shape[1] - 1 :].float())
-    return guide(torch.cat(logits), scale).softmax(-1)
+    return Sampler(guidance_scale=scale).guided(torch.cat(logits)).softmax(-1)

@@ -23,7 +23,7 @@ from mmspec.accelerators import masked, none
 from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import DenoisingSampler
+from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.errors import CheckpointError, InputError
 from mmspec.evaluation.quality.statistics import kernel_distance
 from mmspec.models.denoising import DDPMSchedule, FlowSchedule

@@ -17,6 +17,7 @@ from mmspec.errors import InputError
 from mmspec.models.eagle import EagleHead
 from mmspec.models.feature_head import HIDDEN
 from mmspec.targets import CausalTarget
+from mmspec.targets.attention import mask_dtype
 from mmspec.training.data.sequences import DrafterBatch
 from mmspec.training.losses.eagle import EagleLoss, HeadRows, imitation
 
@@ -88,9 +89,8 @@ def read_guesses(head: EagleHead, first: HeadRows, second: HeadRows) -> Tensor:
         each.expand(batch, -1) for each in (torch.arange(2 * count, device=place.device), place.repeat(2))
     )
     cache.begin_score(slots, 2 * count)
-    additive = head.dtype if head.decoder.config._attn_implementation == "eager" else None
     nodes = Nodes(slots, slots, depths, seen.expand(batch, -1, -1), count - 1)
-    mask = cache.attention_mask(nodes, additive)
+    mask = cache.attention_mask(nodes, mask_dtype(head.decoder))
     rows = torch.cat([first.rows, second.rows], 1)
     positions = torch.cat([first.position_ids, second.position_ids], -1)
     hidden: Tensor = head(rows, positions, mask, cache)

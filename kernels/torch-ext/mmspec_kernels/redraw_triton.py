@@ -1,0 +1,88 @@
+"""Triton kernel of `redraw.py` and its launcher: one program for each place, in one launch.
+
+Keeping a token reads two numbers. Drawing one reads p and q twice: for the sum, and up to where the
+cumulative sum passes the target. Sums are in float64, as in torch: the uniforms have 48 bits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 2048  # tokens that a program holds at once
+WARPS = 8
+
+
+@triton.jit
+def _left(p_ptr, q_ptr, token, vocabulary, taken):
+    """What q leaves of p, where all of q is taken away (`taken` is the vocabulary) or none (0)."""
+    p = tl.load(p_ptr + token, mask=token < vocabulary, other=0.0).to(tl.float32)
+    q = tl.load(q_ptr + token, mask=token < taken, other=0.0).to(tl.float32)
+    return tl.maximum(p - q, 0.0).to(tl.float64)
+
+
+@triton.jit
+def _redraw_kernel(
+    p_ptr,
+    q_ptr,
+    tokens_ptr,
+    valid_ptr,
+    old_ptr,
+    u_ptr,
+    out_ptr,
+    places,
+    nodes,
+    vocabulary,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64)
+    old = tl.load(old_ptr + place)
+    node = place // places * nodes + old
+    p_ptr += place * vocabulary
+    q_ptr += node * vocabulary
+    tried = (old > 0) & (tl.load(valid_ptr + node) != 0)
+    x = tl.load(tokens_ptr + node)
+    p_x, q_x = tl.load(p_ptr + x).to(tl.float32), tl.load(q_ptr + x).to(tl.float32)
+    keep = tried & (tl.load(u_ptr + place * 3) * q_x.to(tl.float64) <= p_x.to(tl.float64)) & (p_x > 0)
+    if not keep:
+        taken = tl.where(tried, vocabulary, 0)
+        index = tl.arange(0, BLOCK)
+        sums = tl.zeros([BLOCK], tl.float64)
+        for start in range(0, vocabulary, BLOCK):
+            sums += _left(p_ptr, q_ptr, start + index, vocabulary, taken)
+        total = tl.sum(sums)
+        if total == 0:  # q = p up to rounding: p is drawn from
+            taken = 0
+            for start in range(0, vocabulary, BLOCK):
+                sums += _left(p_ptr, q_ptr, start + index, vocabulary, taken)
+            total = tl.sum(sums)
+        high, low = tl.load(u_ptr + place * 3 + 1), tl.load(u_ptr + place * 3 + 2)
+        target = (high + (low - 0.5) * 5.9604644775390625e-08) * total  # 2^-24
+        below = tl.zeros([], tl.float64)
+        passed = tl.zeros([BLOCK], tl.int32)  # tokens up to which the sum does not exceed the target
+        for start in range(0, vocabulary, BLOCK):
+            if below <= target:
+                token = start + index
+                left = _left(p_ptr, q_ptr, token, vocabulary, taken)
+                passed += ((below + tl.cumsum(left, 0) <= target) & (token < vocabulary)).to(tl.int32)
+                below += tl.sum(left)
+        x = tl.minimum(tl.sum(passed), vocabulary - 1).to(tl.int64)
+    tl.store(out_ptr + place, x)
+
+
+def redraw_triton(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tensor, u: Tensor) -> Tensor:
+    """Launch `redraw`: p [B, W, V], q [B, n, V], tokens, valid [B, n], old [B, W], u [B, W, 3] -> [B, W]."""
+    rows, places, vocabulary = p.shape
+    out = tokens.new_empty(rows, places)
+    if out.numel():
+        _redraw_kernel[(rows * places,)](
+            *(each.contiguous() for each in (p, q, tokens, valid, old, u)),
+            out,
+            places,
+            tokens.shape[1],
+            vocabulary,
+            BLOCK=min(BLOCK, triton.next_power_of_2(vocabulary)),
+            num_warps=WARPS,
+        )
+    return out

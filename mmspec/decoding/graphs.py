@@ -1,0 +1,142 @@
+"""CUDA graphs of functions of tensors: thousands of small launches become one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["GraphCache", "can_capture"]
+
+WARM_UPS = 3
+WIDEST = 64  # up to here the rows of a graph are a power of two, beyond a multiple of this
+
+logger = logging.getLogger(__name__)
+
+
+def can_capture(device: torch.device) -> bool:
+    """Return whether work on a device may be captured here: not with gradients, nor inside other graphs."""
+    return (
+        device.type == "cuda"
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+class Graph(NamedTuple):
+    """A captured call.
+
+    Attributes:
+        replay: runs it again, from `inputs` to `output`.
+        inputs: tensors that the graph reads, with as many rows as it has.
+        output: tensor that the graph writes.
+        function: what was captured; keeps alive the tensors that it holds, which the graph reads too.
+    """
+
+    replay: Callable[[], object]
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+    function: Callable[..., Tensor]
+
+
+class Side(NamedTuple):
+    """Stream and memory of a device that graphs are captured with; memory is shared along one stream only."""
+
+    stream: Any
+    pool: Any
+
+
+class GraphCache:
+    """CUDA graphs of functions whose rows do not depend on one another; the least recently used go first.
+
+    Calls have one stream at a time. Copies of a cache start empty.
+
+    Args:
+        name: of the module whose functions these are, for the log.
+        limit: of the number of graphs. Where the steps of a head become fewer along an image, each number
+            of steps has one.
+    """
+
+    def __init__(self, name: str, limit: int = 64) -> None:
+        self.name, self.limit = name, limit
+        self._graphs: OrderedDict[Hashable, Graph | None] = OrderedDict()
+        self._sides: dict[torch.device, Side] = {}  # one for all graphs: no two run at once
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[GraphCache], tuple[str, int]]:
+        return type(self), (self.name, self.limit)
+
+    def __call__(self, key: Hashable, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Tensor:
+        """Return `function(*inputs)`, replayed from a graph; without one where it cannot be captured.
+
+        Args:
+            key: tells functions apart that compute different things, or read other tensors than `inputs`.
+            function: of tensors [M, ...] on one CUDA device, gives a tensor [M, ...]. It reads nothing back.
+            inputs: its arguments.
+        """
+        rows = len(inputs[0])
+        size = rows_of_graph(rows)
+        shapes = tuple((each.shape[1:], each.dtype, each.device) for each in inputs)
+        with self._lock:
+            graph = self._find((key, size, shapes), function, inputs, size)
+            if graph is not None:
+                for own, given in zip(graph.inputs, inputs, strict=True):
+                    own[:rows].copy_(given)
+                graph.replay()
+                return graph.output[:rows].clone()  # the next replay overwrites it
+        return function(*inputs)
+
+    def _find(
+        self, key: Hashable, function: Callable[..., Tensor], inputs: Sequence[Tensor], size: int
+    ) -> Graph | None:
+        if key not in self._graphs:
+            while len(self._graphs) >= self.limit:
+                self._graphs.popitem(last=False)
+            self._graphs[key] = self._try_capture(function, inputs, size)
+        self._graphs.move_to_end(key)
+        return self._graphs[key]
+
+    def _try_capture(
+        self, function: Callable[..., Tensor], inputs: Sequence[Tensor], size: int
+    ) -> Graph | None:
+        try:
+            # not in inference mode: later calls, in whatever mode, write to these tensors
+            with torch.inference_mode(False), torch.no_grad():
+                device = inputs[0].device
+                if device not in self._sides:
+                    self._sides[device] = Side(torch.cuda.Stream(device), torch.cuda.graph_pool_handle())
+                own = tuple(each.new_zeros(size, *each.shape[1:]) for each in inputs)
+                return capture(function, own, self._sides[device])
+        except RuntimeError as error:
+            logger.warning("%s runs without a CUDA graph of %d rows: %s", self.name, size, error)
+            return None
+
+
+def rows_of_graph(rows: int) -> int:
+    """Rows of the graph that serves so many."""
+    return 1 << (max(rows, 1) - 1).bit_length() if rows <= WIDEST else -(-rows // WIDEST) * WIDEST
+
+
+def capture(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], side: Side) -> Graph:
+    """Capture `function(*inputs)`, after calls that compile and allocate what it needs.
+
+    Raises:
+        RuntimeError: the function does what a graph cannot hold, or memory ran out.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(inputs[0].device):
+        side.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side.stream):
+            for _ in range(WARM_UPS):
+                function(*inputs)
+        torch.cuda.current_stream().wait_stream(side.stream)
+        # in the default mode, an allocation by another thread would end the capture
+        with torch.cuda.graph(graph, pool=side.pool, stream=side.stream, capture_error_mode="thread_local"):
+            output = function(*inputs)
+    return Graph(graph.replay, inputs, output, function)

@@ -1,0 +1,159 @@
+"""Sampling settings of continuous tokens: from what a model says to distributions of vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from mmspec.decoding.denoising import Denoising, DenoisingSource, with_steps
+from mmspec.decoding.distribution import Gaussian
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.row_settings import RowSettings, check_setting, read_setting
+from mmspec.errors import InputError
+from mmspec.kernels.sampling import widen
+from mmspec.registry import did_you_mean
+from mmspec.validation import is_list, require_number
+
+__all__ = ["DenoisingSampler", "GaussianSampler"]
+
+GUIDANCE_SCHEDULES = ("constant", "rising", "falling")
+
+
+@dataclass(frozen=True)
+class GaussianSampler(RowSettings):
+    """Sampling settings of continuous tokens with a Gaussian head.
+
+    Args:
+        temperature: factor of the standard deviations, or one for each of the B rows; 0 is the mean.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    temperature: float | Sequence[float] = 1.0
+    is_guided: ClassVar[bool] = False
+    processors: ClassVar[tuple[LogitsProcessorList, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check = partial(require_number, low=0.0, high=1e4, allowed="0 (the mean) to 10000")
+        object.__setattr__(self, "temperature", read_setting("temperature", self.temperature, check))
+
+    def of_model(self, model: Any) -> Self:
+        """The same settings for another model: a Gaussian head is part of what the model says."""
+        return self
+
+    def __call__(
+        self, parameters: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
+    ) -> Gaussian:
+        """Make distributions of a head's parameters [B, n, 2 d]: mean and log standard deviation."""
+        mean, log_std = widen(parameters).chunk(2, -1)
+        return Gaussian(mean, log_std.exp() * self.numbers("temperature", mean))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenoisingSampler(RowSettings):
+    """Sampling settings of continuous tokens with a denoising head.
+
+    Temperature and guidance are one value for all rows, or a sequence with one for each of the B rows.
+
+    Args:
+        source: the head.
+        schedule: of its steps.
+        temperature: factor of the deviations of its steps, above 0; the first noise is not scaled.
+        guidance_scale: s of u + s (c - u) at every step; 1 is off.
+        guidance_schedule: "constant"; "rising" from 1 to s with the share of the image that is decided (MAR,
+            2406.11838); or "falling" from s to 1 (NextStep-1, 2508.10711). Both are linear.
+        normalize: whether tokens are normalised as they are drawn, each by itself.
+        length: tokens of the image, for schedules of the guidance.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    source: DenoisingSource
+    schedule: Any
+    temperature: float | Sequence[float] = 1.0
+    guidance_scale: float | Sequence[float] = 1.0
+    guidance_schedule: str = "constant"
+    normalize: bool = False
+    length: int = 0
+    processors: ClassVar[tuple[LogitsProcessorList, ...]] = ()
+
+    def __post_init__(self) -> None:
+        noisy = partial(require_number, low=0.0, high=1e4, allowed="above 0", open_below=True)
+        object.__setattr__(self, "temperature", read_setting("temperature", self.temperature, noisy))
+        scale = read_setting("guidance_scale", self.guidance_scale, check_setting)
+        object.__setattr__(self, "guidance_scale", scale)
+        if self.guidance_schedule not in GUIDANCE_SCHEDULES:
+            known = did_you_mean(self.guidance_schedule, GUIDANCE_SCHEDULES)
+            raise InputError("guidance_schedule", self.guidance_schedule, known)
+
+    @property
+    def is_guided(self) -> bool:
+        """True if any row is, so that the unconditional prompts are read as well."""
+        return self.guidance_scale != 1.0
+
+    def of_rows(self, rows: slice) -> Self:
+        """Settings of a part of the batch."""
+        names = ("temperature", "guidance_scale")
+        part: dict[str, Any] = {n: values[rows] for n in names if is_list(values := getattr(self, n))}
+        return replace(self, **part)
+
+    def of_model(self, model: Any) -> Self:
+        """The same settings for another model behind the Target interface, with its own head."""
+        return replace(self, source=model.denoiser)
+
+    def __call__(
+        self, conditions: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
+    ) -> Denoising:
+        """Make distributions of a model's conditions.
+
+        Args:
+            conditions: [B, n, D], or [2B, n, D] under guidance: conditional rows, then unconditional ones.
+            draft: the scored nodes, of T chains.
+            history: not used.
+            first: [T] output index that depth 1 competes for.
+        """
+        nodes = conditions.view(1 + self.is_guided, *draft.valid.shape, conditions.shape[-1])
+        schedule, progress = self.schedule, draft.progress
+        if progress is not None and progress.annealing is not None:
+            steps = progress.annealing.steps(schedule.steps, progress.iteration, progress.iterations)
+            schedule = with_steps(schedule, steps)
+        scale, temperature = (
+            self._of_nodes("guidance_scale", nodes[0]),
+            self._of_nodes("temperature", nodes[0]),
+        )
+        if self.is_guided and self.guidance_schedule != "constant":
+            scale = 1 + (scale - 1) * self._share(draft, first, nodes[0])
+            scale = scale.expand(*nodes.shape[1:3], 1) if isinstance(scale, Tensor) else scale
+        unconditional = nodes[1] if self.is_guided else None
+        return Denoising(
+            self.source, schedule, nodes[0], unconditional, scale, temperature, normalize=self.normalize
+        )
+
+    def _of_nodes(self, name: str, nodes: Tensor) -> Any:
+        """The number of a setting, or [T, n, 1] where rows differ; nodes: [T, n, D]."""
+        numbers = self.numbers(name, nodes)
+        if not isinstance(numbers, Tensor):
+            return numbers
+        lanes = len(nodes) // max(1, len(numbers))
+        return numbers.repeat_interleave(lanes, 0).expand(*nodes.shape[:2], 1)
+
+    def _share(self, draft: Draft, first: Tensor | None, nodes: Tensor) -> Any:
+        """Share of the full scale at every node, [T, n, 1] or a number: of what is decided, or is not yet."""
+        before: Any
+        if draft.progress is not None:
+            before, after = draft.progress.before, draft.progress.after
+            last = self.length - 1
+            after = after.clamp_max(last) if isinstance(after, Tensor) else min(after, last)
+        elif first is None:
+            raise TypeError("a guidance schedule depends on the places that are predicted")
+        else:
+            before = (first[:, None] + draft.depth).to(nodes.dtype)[..., None]
+            after = (before + 1).clamp_max(self.length - 1)
+        return after / self.length if self.guidance_schedule == "rising" else 1 - before / self.length

@@ -1,0 +1,189 @@
+"""Decode steps of random targets with the shapes of published models, beside transformers' `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import LlavaConfig, LlavaForConditionalGeneration, Qwen2_5_VLConfig
+from transformers import Qwen2_5_VLForConditionalGeneration as QwenVL
+
+from mmspec.decoding.sampling import Sampler
+from mmspec.evaluation.speed.ceilings import Ceilings
+from mmspec.evaluation.speed.rounds import RoundShape, cost_of_round, measure_round, random_requests
+from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.targets import adapt
+from mmspec.targets.llamagen import LlamaGenTarget
+
+__all__ = ["SHAPES", "StepShape", "generate_steps", "time_steps"]
+
+COMPILED = "mmspec compiled"
+WAYS = ("mmspec", COMPILED)
+#: Ways of transformers' `generate`, by name: its options.
+PEERS: dict[str, dict[str, Any]] = {"eager": {}, "compiled static": {"cache_implementation": "static"}}
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """A target of random weights, and the rounds that are timed on it.
+
+    Attributes:
+        build: the model; with True a tiny one of the same kind, for a rehearsal.
+        adapt: model -> target.
+        context: tokens before a step.
+        sampler: of its users.
+    """
+
+    build: Callable[[bool], Any]
+    adapt: Callable[[Any], Any]
+    context: int
+    sampler: Sampler
+
+
+def llamagen_xl(tiny: bool) -> Any:
+    """LlamaGen-XL of classes, images of 384 pixels."""
+    small: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": 64,
+    }
+    if tiny:
+        return LlamaGenForCausalLM(LlamaGenConfig(grid_size=8, **small))
+    return LlamaGenForCausalLM(LlamaGenConfig.from_size("XL", grid_size=24))
+
+
+def llava_7b(tiny: bool) -> Any:
+    """LLaVA-1.5-7B, its vision tower cut to a layer: steps never run it."""
+    text: dict[str, Any] = {"model_type": "llama", "vocab_size": 1000 if tiny else 32_064}
+    sizes = (64, 128, 2, 4, 4) if tiny else (4096, 11_008, 32, 32, 32)
+    text |= _decoder(*sizes)
+    vision = {"model_type": "clip_vision_model", "num_hidden_layers": 1, "hidden_size": 64}
+    vision |= {"intermediate_size": 64, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    return LlavaForConditionalGeneration(LlavaConfig(text_config=text, vision_config=vision))
+
+
+def qwen2_5_vl_7b(tiny: bool) -> Any:
+    """Qwen2.5-VL-7B, its vision tower cut to a layer: steps never run it. Seven heads share keys."""
+    sizes = (112, 128, 2, 7, 1) if tiny else (3584, 18_944, 28, 28, 4)
+    text: dict[str, Any] = {"vocab_size": 1000 if tiny else 152_064, **_decoder(*sizes)}
+    width = sizes[0] // sizes[3]
+    first = width // 8
+    rest = (width // 2 - first) // 2
+    sections = [width // 2 - 2 * rest, rest, rest]
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
+    vision = {
+        "depth": 1,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "intermediate_size": 64,
+        "out_hidden_size": sizes[0],
+    }
+    return QwenVL(Qwen2_5_VLConfig(text_config=text, vision_config=vision))
+
+
+def _decoder(width: int, wide: int, layers: int, heads: int, kv_heads: int) -> dict[str, int]:
+    return {
+        "hidden_size": width,
+        "intermediate_size": wide,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+    }
+
+
+SAMPLED = Sampler(temperature=1.0)
+SHAPES = {
+    "llamagen-xl": StepShape(llamagen_xl, LlamaGenTarget, 300, Sampler(temperature=1.0, guidance_scale=4.0)),
+    "llava-1.5-7b": StepShape(llava_7b, adapt, 1000, SAMPLED),
+    "qwen2.5-vl-7b": StepShape(qwen2_5_vl_7b, adapt, 1000, SAMPLED),
+}
+
+
+def time_steps(
+    name: str, device: torch.device, dtype: torch.dtype, ceilings: Ceilings, *, tiny: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Time the steps of a target of one shape: 1 to 64 nodes, batch 1 and 8; then transformers' `generate`.
+
+    First as they are, then, on a GPU, as `pipe.compile()` leaves them.
+
+    Yields:
+        A row for each: ms of a step, tokens a second of plain decoding, the share of the measured bandwidth
+        that the least bytes come to; or `error`, or `missing` where transformers cannot.
+    """
+    shape = SHAPES[name]
+    with torch.device(device):
+        target = shape.adapt(shape.build(tiny).to(dtype).eval())
+    context = 12 if tiny else shape.context
+    guided = shape.sampler.is_guided
+    batches, nodes_of_rounds = ((1, 2), (1, 3)) if tiny else ((1, 8), (1, 4, 16, 64))
+    for way in WAYS if device.type == "cuda" else WAYS[:1]:
+        if way == COMPILED:
+            target.compile()
+        for batch, nodes in product(batches, nodes_of_rounds):
+            size = RoundShape(batch, nodes, context)
+            row: dict[str, Any] = {"shape": name, "way": way, "batch": batch, "nodes": nodes}
+            try:
+                # captured in the first rounds of a shape
+                time = measure_round(target, size, rounds=3 if tiny else 20, sampler=shape.sampler)
+                parts = {"target": time.target, "verify": time.verify, "rest": time.rest + time.draft}
+                row |= {name: 1000 * seconds for name, seconds in parts.items()}
+                row |= figures_of(target, size, time.seconds, ceilings, guided)
+            except Exception as error:
+                row["error"] = f"{type(error).__name__}: {error}"[:500]
+            yield row
+    for batch in batches:
+        for way, options in PEERS.items():
+            row = {"shape": name, "way": f"generate {way}", "batch": batch, "nodes": 1}
+            size = RoundShape(batch, 1, context)
+            try:
+                seconds = generate_steps(target, size, guided, tokens=3 if tiny else 40, **options)
+                row |= figures_of(target, size, seconds, ceilings, guided)
+            except Exception as error:
+                row["missing"] = f"{type(error).__name__}: {error}"[:500]
+            yield row
+
+
+def figures_of(
+    target: Any, size: RoundShape, seconds: float, ceilings: Ceilings, guided: bool
+) -> dict[str, float]:
+    """Figures of a step: ms, tokens a second if one token a row comes of it, floor, share of bandwidth."""
+    costs = cost_of_round(target, size, guided)
+    moved = sum(cost.bytes for cost in costs.values())
+    return {
+        "ms": 1000 * seconds,
+        "tokens_per_second": size.batch / seconds,
+        "floor_ms": 1000 * sum(cost.floor(ceilings) for cost in costs.values()),
+        "bandwidth_share": moved / seconds / ceilings.bytes_per_second,
+    }
+
+
+def generate_steps(target: Any, size: RoundShape, guided: bool, *, tokens: int, **options: Any) -> float:
+    """Seconds of a step of transformers' greedy `generate`: what later tokens add to the time of the first.
+
+    Guided pairs are rows of one batch, so that a step is one forward, as ours is.
+    """
+    prompts = [request.inputs for request in random_requests(target, size)] * (2 if guided else 1)
+    inputs = torch.cat([prompt["input_ids"] for prompt in prompts]).to(target.device)
+
+    def seconds(count: int) -> float:
+        started = perf_counter()
+        target.model.generate(
+            input_ids=inputs,
+            attention_mask=torch.ones_like(inputs),
+            do_sample=False,
+            max_new_tokens=count,
+            min_new_tokens=count,
+            **options,
+        )[0, -1].item()
+        return perf_counter() - started
+
+    for _ in range(3):  # the first are for compiling and capturing; the longest, so that its cache serves all
+        seconds(1 + tokens)
+    seconds(1)
+    pairs = [seconds(1 + tokens) - seconds(1) for _ in range(3)]
+    return sorted(pairs)[1] / tokens

@@ -1,0 +1,311 @@
+"""transformers' own `generate` as contenders, on the prompts and in the run of a benchmark.
+
+Greedy, with transformers' own defaults for everything else, so that its tokens can be compared with ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from mmspec.decoding.laps import Laps
+from mmspec.decoding.stats import DecodingStats
+from mmspec.errors import InputError
+from mmspec.evaluation.examples import Example
+from mmspec.evaluation.image_contender import DrawingPipeline, as_list, prepare_images
+from mmspec.evaluation.speed.timing import PEER, Decode, Decoded
+from mmspec.evaluation.text_contender import TextPipeline, decode_conversations, encode_prompts
+
+__all__ = ["ASSISTED", "LOOKUP", "MTP", "Peers", "image_peers", "text_peers", "watched"]
+
+LOOKUP, ASSISTED, MTP = (f"{PEER} {way}" for way in ("look-up", "assisted", "MTP"))
+LOOKUP_TOKENS = 10  # what its documentation uses; the drafter `copy` has as many
+ONE_AT_A_TIME = "transformers decodes one prompt at a time in this way: --batch-size 1"
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Ways of `generate` that can be timed, and those that cannot, with the reason.
+
+    Attributes:
+        decoders: name -> function that decodes a batch.
+        missing: name -> why this model cannot be decoded so.
+    """
+
+    decoders: dict[str, Decode]
+    missing: dict[str, str]
+
+    def tried(self, batch: Sequence[Example], short: Mapping[str, Decode]) -> Peers:
+        """Return the peers without those that fail on a batch; their reason is what transformers says.
+
+        Args:
+            batch: to decode.
+            short: by name, what decodes it at little cost.
+        """
+        missing = dict(self.missing)
+        for name in self.decoders:
+            try:
+                short[name](batch)
+            except Exception as error:  # whatever it is, the other rows can be measured
+                missing[name] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        working = {name: decode for name, decode in self.decoders.items() if name not in missing}
+        return Peers(working, missing)
+
+
+def text_peers(
+    pipe: TextPipeline, batch: Sequence[Example], assistant: Any = None, *, max_new_tokens: int, **other: Any
+) -> Peers:
+    """Ways of `generate` for a text model: plain, prompt look-up, assisted by a draft model, and MTP.
+
+    Args:
+        pipe: its model and processor are used, and none of its code.
+        batch: the first one, on which each way is tried.
+        assistant: a transformers model that drafts; None if there is none.
+        max_new_tokens: of each answer.
+        other: further settings of the calls; at temperature 0.
+
+    Raises:
+        InputError: a temperature, with which tokens cannot be compared.
+    """
+    require_greedy(other.pop("temperature", 0.0))
+    ways: dict[str, dict[str, Any]] = {
+        PEER: {},
+        LOOKUP: {"prompt_lookup_num_tokens": LOOKUP_TOKENS},
+        ASSISTED: {"assistant_model": assistant},
+        MTP: {"use_mtp": True},
+    }
+    missing = dict.fromkeys((LOOKUP, ASSISTED, MTP), ONE_AT_A_TIME) if len(batch) > 1 else {}
+    if assistant is None:
+        missing[ASSISTED] = "the model's folder names no draft model"
+    if not hasattr(GenerationConfig(), "use_mtp"):
+        missing[MTP] = "this version of transformers has none"
+    elif getattr(pipe.model.config.get_text_config(), "num_mtp_layers", None) is None:
+        missing[MTP] = "the model has no layers that predict several tokens"
+    found = {name: GenerateCaller(pipe, name, way) for name, way in ways.items() if name not in missing}
+
+    def decoder(caller: GenerateCaller, tokens: int) -> Decode:
+        return lambda batch: decode_conversations(caller, batch, max_new_tokens=tokens, **other)
+
+    peers = Peers({name: decoder(caller, max_new_tokens) for name, caller in found.items()}, missing)
+    return peers.tried(batch, {name: decoder(caller, 2) for name, caller in found.items()})
+
+
+@dataclass(frozen=True)
+class GenerateOutput:
+    """Result of a call of `GenerateCaller`."""
+
+    text: list[str]
+    tokens: list[list[int]]
+    stats: DecodingStats
+
+
+@dataclass(frozen=True)
+class GenerateCaller:
+    """transformers' `generate` behind the interface of a text pipeline, for `decode_conversations`.
+
+    Args:
+        pipe: holds model and processor.
+        name: of the row.
+        options: of `generate`.
+    """
+
+    pipe: TextPipeline
+    name: str
+    options: Mapping[str, Any]
+
+    @property
+    def processor(self) -> Any:
+        """The model's processor, or tokenizer."""
+        return self.pipe.processor
+
+    @torch.inference_mode()
+    def __call__(
+        self, prompt: Sequence[Any], images: Any = None, videos: Any = None, **settings: Any
+    ) -> GenerateOutput:
+        """Generate text for a batch of prompts, padded on the left."""
+        for name in ("apply_chat_template", "seed"):  # prompts show the one; greedy tokens need no other
+            settings.pop(name, None)
+        if any(videos or ()):
+            raise InputError("videos", "videos", "none: every family has its own conventions for them")
+        model, stats = self.pipe.model, DecodingStats(accelerator=self.name)
+        padding = {"padding": True, "padding_side": "left"} if len(prompt) > 1 else {}
+        inputs = encode_prompts(self.pipe, prompt, images, **padding)
+        assistant, length = self.options.get("assistant_model"), inputs["input_ids"].shape[1]
+        with watched(model, assistant, stats, self.pipe.device, length):
+            output = model.generate(**inputs, do_sample=False, num_beams=1, **self.options, **settings)
+        ends = model.generation_config.eos_token_id
+        rows = output[:, length:].tolist()
+        tokens = [until_end(row, {ends} if isinstance(ends, int) else set(ends or ())) for row in rows]
+        count(stats, tokens)
+        text = [self.pipe.tokenizer.decode(row, skip_special_tokens=True) for row in tokens]
+        return GenerateOutput(text, tokens, stats)
+
+
+def image_peers(pipe: DrawingPipeline, batch: Sequence[Example], **settings: Any) -> Peers:
+    """`generate` of an image model, where its family has one: LlamaGen and Janus.
+
+    Args:
+        pipe: encodes the prompts, and turns tokens into pixels.
+        batch: the first one, on which it is tried.
+        settings: of the calls; at temperature 0.
+
+    Raises:
+        InputError: a temperature, with which tokens cannot be compared.
+    """
+    family = str(pipe.model.config.model_type)
+    generate = IMAGE_GENERATE.get(family)
+    if generate is None:
+        return Peers({}, {PEER: f"{family} has no `generate` that draws"})
+    if len(batch) > 1:
+        return Peers({}, {PEER: "prompts of images are not padded here: --batch-size 1"})
+
+    def decode(batch: Sequence[Example]) -> Decoded:
+        call = prepare_images(pipe, batch, seeds=[0] * len(batch), **settings)
+        require_greedy(call.sampler.temperature)
+        stats = DecodingStats(accelerator=PEER)
+        tokens = generate(pipe, call, stats)
+        count(stats, list(map(as_list, tokens)))
+        clock = perf_counter()
+        pipe.pixels(call.grid, pipe.latents(call.grid, tokens))
+        return Decoded(list(map(as_list, tokens)), [stats], perf_counter() - clock)
+
+    require_greedy(prepare_images(pipe, batch, seeds=[0] * len(batch), **settings).sampler.temperature)
+    return Peers({PEER: decode}, {}).tried(batch, {PEER: decode})
+
+
+class GuidedHalves(LogitsProcessor):
+    """Classifier-free guidance for rows with a prompt, followed by the same rows without: one token for both.
+
+    Args:
+        scale: s of u + s (c - u).
+    """
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Combine the two halves of the scores [2B, V]."""
+        conditional, unconditional = scores.chunk(2)
+        return (unconditional + self.scale * (conditional - unconditional)).repeat(2, 1)
+
+
+@torch.inference_mode()
+def generate_llamagen(pipe: Any, call: Any, stats: DecodingStats) -> list[list[int]]:
+    """Draw with LlamaGen, a guided pair as two rows of a batch."""
+    (request,), scale = call.requests, call.sampler.guidance_scale
+    halves = (
+        [request.inputs] if request.negative_inputs is None else [request.inputs, request.negative_inputs]
+    )
+    names = {"input_ids", "caption_features"} & {*request.inputs}
+    inputs = {name: torch.cat([half[name] for half in halves]).to(pipe.device) for name in names}
+    guidance = LogitsProcessorList([GuidedHalves(scale)] if len(halves) == 2 else [])
+    length = inputs["input_ids"].shape[1]
+    with watched(pipe.model, None, stats, pipe.device, length):
+        output = pipe.model.generate(
+            **inputs,
+            do_sample=False,
+            guidance_scale=1.0,  # its own would run a second forward for every token
+            logits_processor=guidance,
+            max_new_tokens=call.grid.length,
+        )
+    tokens: list[list[int]] = output[:1, length:].tolist()
+    return tokens
+
+
+@torch.inference_mode()
+def generate_janus(pipe: Any, call: Any, stats: DecodingStats) -> list[list[int]]:
+    """Draw with Janus, whose own `generate` guides."""
+    inputs = (
+        call.requests[0].inputs["input_ids"].to(pipe.device) - pipe.target.vocabulary
+    )  # as of its tokenizer
+    with watched(pipe.model.model.language_model, None, stats, pipe.device):
+        output = pipe.model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            generation_mode="image",
+            do_sample=False,
+            guidance_scale=call.sampler.guidance_scale,
+        )
+    tokens: list[list[int]] = output.tolist()
+    return tokens
+
+
+IMAGE_GENERATE: dict[str, Callable[[Any, Any, DecodingStats], list[list[int]]]] = {
+    "llamagen": generate_llamagen,
+    "janus": generate_janus,
+}
+
+
+@contextmanager
+def watched(
+    model: nn.Module, assistant: nn.Module | None, stats: DecodingStats, device: torch.device, prompt: int = 1
+) -> Iterator[None]:
+    """Count and time the forwards of a model and of its assistant, by hooks, and the time of all.
+
+    The first forward of the model reads the prompt, of `prompt` tokens, and maybe candidates behind it; later
+    ones the newest token and candidates. What MTP layers take is in the rest.
+    """
+    started = perf_counter()
+    laps = Laps(stats, device)
+    drafted = 0
+
+    def begin(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        nonlocal drafted
+        tokens = args[0] if args else kwargs.get("input_ids")
+        if module is model and tokens is not None:
+            drafted += tokens.shape[1] - (1 if stats.target_forwards else prompt)
+        laps.start()
+
+    def end(module: nn.Module, args: Any, output: Any) -> None:
+        if module is not model:
+            laps.end("draft")
+            stats.draft_passes += 1
+            return
+        laps.end("target" if stats.target_forwards else "prompt")
+        if not stats.target_forwards:
+            stats.prefill_seconds = perf_counter() - started
+        stats.target_forwards += 1
+
+    handles = []
+    for module in (model, assistant):
+        if module is not None:
+            handles.append(module.register_forward_pre_hook(begin, with_kwargs=True))
+            handles.append(module.register_forward_hook(end))
+    try:
+        with laps:
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    stats.seconds = perf_counter() - started
+    stats.drafted = [drafted]
+
+
+def count(stats: DecodingStats, tokens: Sequence[Sequence[int]]) -> None:
+    """Count the tokens of a call that was `watched`; its forwards beyond the first are rounds of all rows."""
+    stats.new_tokens = list(map(len, tokens))
+    stats.rounds = [stats.target_forwards - 1] * len(tokens)
+    stats.drafted = stats.drafted * len(tokens)
+    stats.accepted = [max(0, len(row) - stats.target_forwards) for row in tokens]
+
+
+def until_end(tokens: list[int], ends: set[int]) -> list[int]:
+    """Tokens of a row up to its end token, which is kept; what follows is padding."""
+    for index, token in enumerate(tokens):
+        if token in ends:
+            return tokens[: index + 1]
+    return tokens
+
+
+def require_greedy(temperature: Any) -> None:
+    """Raise InputError unless a temperature is 0: transformers draws with numbers of its own."""
+    if temperature != 0:
+        allowed = "0 with --peers: its outputs are compared with ours token for token"
+        raise InputError("--temperature", temperature, allowed)

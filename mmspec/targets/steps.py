@@ -1,0 +1,212 @@
+"""Scoring forwards that cost less to launch: captured in CUDA graphs, or compiled by torch.compile."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from transformers import PreTrainedConfig
+
+from mmspec.decoding.cache import RaggedCache, mask_width
+from mmspec.decoding.graphs import Graph, Side, can_capture, capture
+
+__all__ = ["LEAST_CAPACITY", "CapturedForward", "CompiledForward", "StaticCaches", "Taps"]
+
+MAX_GRAPHS = 32
+MAX_CACHES = 4
+LEAST_CAPACITY = 1024
+#: Beyond 8 compiled forms of a function, of all models together, torch would go on without more of them.
+FORMS = {"recompile_limit": 64, "isolate_recompiles": True}  # not in torch 2.11
+
+logger = logging.getLogger(__name__)
+
+
+class CompiledForward:
+    """A forward compiled by torch.compile: one form for a node alone, one for more, whatever is cached.
+
+    Hooks that read hidden states have forms of their own.
+
+    Where the compiler fails, the logger says so, and the forward runs as it is from then on.
+
+    Args:
+        name: of the model, for the log.
+        forward: returns logits, or what stands for them.
+    """
+
+    def __init__(self, name: str, forward: Callable[..., Tensor]) -> None:
+        self.name, self._eager = name, forward
+        known = inspect.signature(torch.compile).parameters
+        settings: dict[str, Any] = {name: value for name, value in FORMS.items() if name in known}
+        self._compiled: Callable[..., Tensor] | None = torch.compile(forward, dynamic=True, **settings)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        if self._compiled is None:
+            return self._eager(*args, **kwargs)
+        try:
+            return self._compiled(*args, **kwargs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            logger.warning("%s runs without torch.compile: %s", self.name, " ".join(str(error).split())[:400])
+            self._compiled = None
+            return self._eager(*args, **kwargs)
+
+
+class Taps(Protocol):
+    """Hidden states that hooks read in a forward."""
+
+    def take(self) -> dict[int, Tensor]:
+        """Return those of the last forward, and forget them."""
+        ...
+
+    def put(self, states: dict[int, Tensor]) -> None:
+        """Give those of a forward in which no hook ran."""
+        ...
+
+
+class CapturedForward:
+    """Scoring forwards captured in CUDA graphs, one for each number of nodes and width of attention.
+
+    A graph reads and writes the same addresses in every replay: those of its own copies of the inputs, and
+    those of the cache. Calls take turns with the caches of a pool, which are cleared and not given back.
+
+    Where a forward cannot be captured, the logger names the module that failed, and forwards of these shapes
+    run as they are.
+
+    Args:
+        model: whose forwards these are; for the log.
+        forward: (keyword arguments, cache) -> logits; tensors among the arguments stay on the device.
+
+    Attributes:
+        caches: the pool.
+    """
+
+    def __init__(self, model: nn.Module, forward: Callable[[Any, RaggedCache], Tensor]) -> None:
+        self._model, self._forward = model, forward
+        self._graphs: OrderedDict[Hashable, Captured | None] = OrderedDict()
+        self._side: Side | None = None
+        self.caches = StaticCaches()
+
+    def __call__(self, inputs: Mapping[str, Any], cache: RaggedCache, taps: Taps | None = None) -> Tensor:
+        """Score the nodes that the cache was told of by `begin_score`; arguments as of `forward`."""
+        if not can_capture(cache.lengths.device):
+            return self._forward(inputs, cache)
+        leaves, structure = tree_flatten((inputs, cache.plan.slots))
+        # places to write to are in the plan; a cache that grew is at another address
+        shapes = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
+        key = id(cache), cache.plan.capacity, cache.plan.width, id(taps), str(structure), shapes
+        if key not in self._graphs:
+            while len(self._graphs) >= MAX_GRAPHS:
+                self._graphs.popitem(last=False)
+            self._graphs[key] = self._try_capture(leaves, structure, cache, taps)
+        self._graphs.move_to_end(key)
+        captured = self._graphs[key]
+        if captured is None:
+            return self._forward(inputs, cache)
+        for own, given in zip(captured.graph.inputs, tensors_of(leaves), strict=True):
+            own.copy_(given)
+        captured.graph.replay()
+        # the next replay writes over what this one wrote, and drafters keep logits and states of several
+        if taps is not None:
+            taps.put({tap: state.clone() for tap, state in captured.taps.items()})
+        return captured.graph.output.clone()
+
+    def _try_capture(
+        self, leaves: list[Any], structure: TreeSpec, cache: RaggedCache, taps: Taps | None
+    ) -> Captured | None:
+        def forward(*tensors: Tensor) -> Tensor:
+            given = iter(tensors)
+            inputs, cache.plan.slots = tree_unflatten(
+                [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure
+            )
+            return self._forward(inputs, cache)
+
+        slots = cache.plan.slots
+        entered: list[str] = []
+        try:
+            with modules_entered(self._model, entered):
+                if self._side is None:
+                    device = cache.lengths.device
+                    self._side = Side(torch.cuda.Stream(device), torch.cuda.graph_pool_handle())
+                graph = capture(forward, tuple(each.clone() for each in tensors_of(leaves)), self._side)
+                return Captured(graph, {} if taps is None else taps.take(), cache)
+        except RuntimeError as error:
+            where = entered[-1] if entered else "the forward"
+            name = type(self._model).__name__
+            logger.warning("%s: %s runs without a CUDA graph: %s", name, where, str(error).splitlines()[0])
+            return None
+        finally:
+            cache.plan.slots = slots
+
+
+class Captured(NamedTuple):
+    """A captured forward: its graph, the hidden states that it writes, and the cache at its address."""
+
+    graph: Graph
+    taps: dict[int, Tensor]
+    cache: RaggedCache
+
+
+class StaticCaches:
+    """Caches that one batch after another decodes in, at the same addresses."""
+
+    def __init__(self) -> None:
+        self._caches: list[RaggedCache] = []
+        self._owners: dict[int, weakref.ref[Any]] = {}
+
+    def take(self, config: PreTrainedConfig, rows: int, capacity: int, device: torch.device) -> RaggedCache:
+        """Return an empty cache that nobody decodes in: one of the pool, or a new one; arguments as of it."""
+        capacity = mask_width(max(capacity, LEAST_CAPACITY), device)
+        for cache in self._caches:
+            if cache.rows == rows and cache.plan.capacity >= capacity and self._is_free(cache):
+                cache.clear()
+                return cache
+        cache = RaggedCache(config, rows, capacity, device)
+        if cache.recurrent:
+            return cache
+        free = [each for each in self._caches if self._is_free(each)]
+        if len(self._caches) >= MAX_CACHES and free:
+            self._caches.remove(free[0])
+        self._caches.append(cache)
+        return cache
+
+    def lend(self, cache: RaggedCache, owner: object) -> None:
+        """Keep a cache of the pool from others until its owner is gone."""
+        self._owners[id(cache)] = weakref.ref(owner)
+
+    def _is_free(self, cache: RaggedCache) -> bool:
+        owner = self._owners.get(id(cache))
+        return owner is None or owner() is None
+
+
+def tensors_of(leaves: list[Any]) -> list[Tensor]:
+    """Those of the leaves that are tensors, in order."""
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+@contextmanager
+def modules_entered(model: nn.Module, names: list[str]) -> Iterator[None]:
+    """Keep the names of the modules of a model whose forwards have begun and not ended, innermost last."""
+
+    def leave(*_: object) -> None:
+        names.pop()
+
+    handles = [
+        handle
+        for name, module in model.named_modules()
+        for handle in (
+            module.register_forward_pre_hook(lambda *_, name=name: names.append(name)),
+            module.register_forward_hook(leave),
+        )
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,111 @@
+"""Rounds that the host reads when the next is on its way give what they give when it reads them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import StoppingCriteria
+
+from mmspec.acceptance.rejection import SpeculativeSampling
+from mmspec.decoding import speculative
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.jacobi import JacobiDrafter
+from mmspec.targets import CausalTarget
+from tests.contracts.checks import PROMPTS, precise
+from tests.contracts.running import Run, decode
+from tests.contracts.test_drafters import REGISTERED
+
+SAMPLER = Sampler(temperature=0.9, top_p=0.95)
+ENDS = (1, 5, 9)
+CASES: dict[str, Callable[[], tuple[Drafter, AcceptanceRule | None]]] = {
+    **{name: lambda build=build: (build(3, torch.float64), None) for name, build in REGISTERED.items()},
+    "draft_model, sampled": lambda: (
+        REGISTERED["draft_model, sampled"](3, torch.float64),
+        SpeculativeSampling(),
+    ),
+    "jacobi": lambda: (JacobiDrafter(5), SpeculativeSampling()),
+    "jacobi, exact, with a tail": lambda: (JacobiDrafter(5, "exact", tail_depth=2, tail_children=3), None),
+}
+AHEAD = [name for name, build in CASES.items() if build()[0].runs_ahead]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU stands for a device that works by itself."""
+    monkeypatch.setattr(speculative, "runs_by_itself", lambda device: True)
+
+
+def run(name: str, **settings: Any) -> Run:
+    drafter, rule = CASES[name]()
+    sampler = settings.pop("sampler", SAMPLER)
+    return decode(precise(), PROMPTS, drafter, rule, sampler, seed=[7, 8, 9], **settings)
+
+
+def same(one: Run, other: Run) -> bool:
+    counted = [
+        (each.stats.target_forwards, each.stats.rounds, each.stats.drafted, each.stats.accepted)
+        for each in (one, other)
+    ]
+    records = [(each.outputs, each.canvas.finish_reasons, each.canvas.drafted) for each in (one, other)]
+    return counted[0] == counted[1] and records[0] == records[1] and one.emissions == other.emissions
+
+
+@pytest.mark.parametrize("end", [(), ENDS], ids=["full length", "end tokens"])
+@pytest.mark.parametrize("name", AHEAD)
+def test_nothing_but_the_time_of_reading_changes(name: str, end: tuple[int, ...], request: Any) -> None:
+    at_once = run(name, end=end, max_new_tokens=40)
+    request.getfixturevalue("gpu")
+    assert same(run(name, end=end, max_new_tokens=40), at_once)
+
+
+def order_of(name: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> str:
+    """What happens in a call: s for a scoring forward, r for a read."""
+    events: list[str] = []
+    for owner, method, letter in ((CausalTarget, "score", "s"), (Canvas, "read", "r")):
+        real = getattr(owner, method)
+
+        def noted(*args: Any, real: Any = real, letter: str = letter) -> Any:
+            events.append(letter)
+            return real(*args)
+
+        monkeypatch.setattr(owner, method, noted)
+    run(name, max_new_tokens=4, **settings)
+    return "".join(events)
+
+
+def test_the_next_round_is_on_its_way_when_a_round_is_read(
+    gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert order_of("none", monkeypatch) == "r" + "s" + "sr" * 3
+
+
+class Never(StoppingCriteria):
+    """Never stops, but must be asked."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def test_a_round_is_read_at_once_where_the_host_decides(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert order_of("none", monkeypatch, criteria=[Never()]) == "r" + "sr" * 3
+
+
+def test_drafters_that_look_at_the_hosts_record_wait_for_it(
+    gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "ss" not in order_of("copy", monkeypatch)
+
+
+def test_bounds_that_forget_what_is_unread_are_noticed(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = run("draft_model", max_new_tokens=40, sampler=Sampler())
+    monkeypatch.setattr(Canvas, "length_bounds", property(lambda canvas: list(canvas.output_lengths)))
+    try:
+        late = run("draft_model", max_new_tokens=40, sampler=Sampler())
+    except (RuntimeError, IndexError):
+        return
+    assert not same(late, at_once)

@@ -1,0 +1,139 @@
+"""The cache of CUDA graphs: with a stand-in for capturing that runs on the CPU, and on a GPU."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.decoding import graphs
+from mmspec.decoding.graphs import Graph, GraphCache, can_capture, rows_of_graph
+
+
+class Tape:
+    """Stand-in for CUDA: a replay runs the function on the captured inputs, into the captured output."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.captured: list[int] = []
+        self.fails: Exception | None = None
+        monkeypatch.setattr(graphs, "capture", self.capture)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+
+    def capture(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], side: Any) -> Graph:
+        if self.fails:
+            raise self.fails
+        self.captured.append(len(inputs[0]))
+        output = function(*inputs)
+        return Graph(lambda: output.copy_(function(*inputs)), inputs, output, function)
+
+
+@pytest.fixture
+def tape(monkeypatch: pytest.MonkeyPatch) -> Tape:
+    return Tape(monkeypatch)
+
+
+def affine(x: Tensor, y: Tensor) -> Tensor:
+    return 2 * x + y.sum(-1, keepdim=True)
+
+
+def inputs(rows: int, offset: float = 0.0, size: int = 3) -> tuple[Tensor, Tensor]:
+    numbers = torch.arange(float(rows * size)).view(rows, size)
+    return numbers + offset, numbers[:, :2] - offset
+
+
+def test_rows_are_filled_up_to_few_sizes():
+    sizes = [rows_of_graph(rows) for rows in (0, 1, 2, 3, 5, 33, 64, 65, 128, 129)]
+    assert sizes == [1, 1, 2, 4, 8, 64, 64, 128, 128, 192]
+
+
+def test_replays_give_what_the_function_gives(tape: Tape):
+    cache = GraphCache("net")
+    kept = []
+    for rows, offset in ((3, 0.0), (4, 1.0), (3, 5.0), (1, 2.0), (0, 0.0)):
+        given = inputs(rows, offset)
+        kept.append((cache("key", affine, given), affine(*given)))
+    assert tape.captured == [4, 1]  # 3 and 4 rows share a graph, none and one another
+    for own, expected in kept:  # after all replays: results are no views of what a graph writes
+        assert torch.equal(own, expected)
+
+
+def test_other_keys_shapes_and_dtypes_have_graphs_of_their_own(tape: Tape):
+    cache = GraphCache("net")
+    cache("one", affine, inputs(2))
+    cache("two", affine, inputs(2))
+    cache("one", affine, inputs(2, size=4))
+    cache("one", affine, tuple(each.double() for each in inputs(2)))
+    assert len(tape.captured) == 4
+    cache("two", affine, inputs(2))
+    assert len(tape.captured) == 4
+
+
+def test_the_least_recently_used_graph_is_dropped(tape: Tape):
+    cache = GraphCache("net", limit=2)
+    for key in ("one", "two", "one", "three", "one", "two"):
+        cache(key, affine, inputs(1))
+    assert len(tape.captured) == 4  # "two" made room for "three", and was captured again
+
+
+def test_what_cannot_be_captured_runs_without_a_graph_and_says_so_once(tape: Tape, caplog: Any):
+    tape.fails = RuntimeError("operation not permitted when stream is capturing")
+    cache = GraphCache("SomeNet")
+    for offset in (0.0, 1.0):
+        given = inputs(2, offset)
+        assert torch.equal(cache("key", affine, given), affine(*given))
+    (record,) = caplog.records
+    assert "SomeNet" in record.getMessage() and "not permitted" in record.getMessage()
+
+
+def test_a_graph_made_in_inference_mode_serves_calls_outside(tape: Tape):
+    cache = GraphCache("net")
+    with torch.inference_mode():
+        cache("key", affine, inputs(2))
+    given = inputs(2, 1.0)
+    assert torch.equal(cache("key", affine, given), affine(*given))
+    assert tape.captured == [2]
+
+
+def test_copies_of_a_model_do_not_share_graphs(tape: Tape):
+    cache = GraphCache("net", limit=3)
+    cache("key", affine, inputs(2))
+    for twin in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        assert (twin.name, twin.limit) == ("net", 3)
+        twin("key", affine, inputs(2))
+    assert len(tape.captured) == 3
+
+
+def test_nothing_is_captured_on_the_cpu():
+    with torch.no_grad():
+        assert not can_capture(torch.device("cpu"))
+
+
+def test_nothing_is_captured_where_gradients_are_wanted():
+    assert not can_capture(torch.device("cuda"))
+
+
+@pytest.mark.gpu
+def test_graphs_of_a_gpu_give_what_the_function_gives():
+    cache = GraphCache("net")
+    with torch.inference_mode():
+        assert can_capture(torch.device("cuda"))
+        for rows, offset in ((3, 0.0), (4, 1.0), (70, 2.0), (3, 5.0)):
+            given = tuple(each.cuda() for each in inputs(rows, offset))
+            assert torch.equal(cache("key", affine, given), affine(*given))
+
+
+@pytest.mark.gpu
+def test_a_function_that_reads_back_runs_without_a_graph(caplog: Any):
+    def reads(x: Tensor) -> Tensor:
+        return x * float(x.sum())
+
+    with torch.inference_mode():
+        given = torch.ones(2, 2, device="cuda")
+        assert torch.equal(GraphCache("SomeNet")("key", reads, [given]), reads(given))
+    assert "SomeNet" in caplog.text

@@ -1,0 +1,161 @@
+"""transformers' own `generate` beside our accelerators: the same tokens, counted forwards, stated gaps."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from mmspec.decoding.stats import DecodingStats
+from mmspec.errors import InputError
+from mmspec.evaluation.examples import Example
+from mmspec.evaluation.image_contender import image_contender, image_examples
+from mmspec.evaluation.speed.bench_record import summarise
+from mmspec.evaluation.speed.peers import (
+    ASSISTED,
+    LOOKUP,
+    MTP,
+    GuidedHalves,
+    image_peers,
+    text_peers,
+    watched,
+)
+from mmspec.evaluation.speed.report import peer_table
+from mmspec.evaluation.speed.timing import PEER
+from mmspec.evaluation.text_contender import contender, load_images
+from mmspec.pipelines import ImagePipeline, MMSpecPipeline
+from tests.evaluation.test_report import text
+from tests.evaluation.test_speed import run
+from tests.tiny_models import save_family, tiny_images, tiny_janus, tiny_lm
+from tests.tiny_models.llamagen import save_llamagen
+
+QUESTIONS = ("what is there ?", "how many are there and which colour ?")
+
+
+@pytest.fixture(scope="module")
+def pipe(tmp_path_factory):
+    return MMSpecPipeline.from_pretrained(save_family("llava", tmp_path_factory.mktemp("peer") / "llava"))
+
+
+@pytest.fixture(scope="module")
+def examples():
+    images = tiny_images(2)
+    talk = Example(QUESTIONS, (images[0],), identifier="talk")
+    return load_images([talk, Example(QUESTIONS[1:], (images[1],), identifier="one")])
+
+
+def test_every_way_gives_our_tokens_over_several_turns(pipe):
+    examples = [Example(QUESTIONS, identifier="talk")]  # of images, look-up may copy the tokens, and fail
+    peers = text_peers(pipe, examples, deepcopy(pipe.model), max_new_tokens=12, temperature=0.0)
+    assert set(peers.decoders) == {PEER, LOOKUP, ASSISTED}
+    assert peers.missing == {MTP: "the model has no layers that predict several tokens"}
+    ours = contender(pipe, "none").decoder(max_new_tokens=12, temperature=0.0)(examples).tokens
+    for decode in peers.decoders.values():
+        decoded = decode(examples)
+        assert decoded.tokens == ours
+        for stats in decoded.stats:
+            assert stats.new_tokens == [12]
+            assert 0 < stats.prompt_seconds <= stats.prefill_seconds < stats.seconds
+    plain, assisted = (peers.decoders[name](examples).stats[0] for name in (PEER, ASSISTED))
+    assert plain.target_forwards == 12 and plain.drafted == [0] and plain.acceptance_length == 1.0
+    assert assisted.target_forwards < 12 and assisted.draft_passes > 0 and assisted.draft_seconds > 0
+    assert assisted.accepted[0] == 12 - assisted.target_forwards <= assisted.drafted[0]
+
+
+def test_a_batch_is_padded_for_plain_generate_and_the_rest_says_why_it_does_not_run(pipe, examples):
+    batch = [Example(QUESTIONS[:1], examples[0].images, identifier="short"), examples[1]]
+    peers = text_peers(pipe, batch, None, max_new_tokens=10)
+    assert set(peers.decoders) == {PEER}
+    assert "one prompt at a time" in peers.missing[LOOKUP]
+    assert peers.missing[ASSISTED] == "the model's folder names no draft model"
+    ours = contender(pipe, "none").decoder(max_new_tokens=10, temperature=0.0)(batch).tokens
+    assert peers.decoders[PEER](batch).tokens == ours
+
+
+def test_a_way_that_fails_is_reported_and_the_others_run(pipe, examples, monkeypatch):
+    generate = PreTrainedModel.generate if hasattr(PreTrainedModel, "generate") else type(pipe.model).generate
+
+    def no_lookup(self, *args, prompt_lookup_num_tokens=None, **kwargs):
+        if prompt_lookup_num_tokens is not None:
+            raise NotImplementedError("not\nwith this model")
+        return generate(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(pipe.model), "generate", no_lookup)
+    peers = text_peers(pipe, examples[:1], None, max_new_tokens=4)
+    assert set(peers.decoders) == {PEER}
+    assert peers.missing[LOOKUP] == "NotImplementedError: not with this model"
+
+
+def test_a_temperature_is_refused(pipe, examples):
+    with pytest.raises(InputError, match="token for token"):
+        text_peers(pipe, examples[:1], None, max_new_tokens=4, temperature=0.5)
+
+
+def test_forwards_are_no_longer_counted_afterwards():
+    model, stats = tiny_lm(), DecodingStats()
+    tokens = torch.tensor([[3, 4, 5]])
+    with pytest.raises(RuntimeError, match="stop"), watched(model, None, stats, torch.device("cpu")):
+        model(tokens)
+        model(input_ids=tokens)
+        raise RuntimeError("stop")
+    assert isinstance(model, LlamaForCausalLM)
+    model(tokens)
+    assert stats.target_forwards == 2
+
+
+@pytest.mark.parametrize(("condition", "scale"), [("class", 1.0), ("class", 2.0), ("caption", 3.0)])
+def test_llamagen_draws_our_images_with_its_own_generate(tmp_path, condition, scale):
+    pipe = MMSpecPipeline.from_pretrained(save_llamagen(tmp_path / "model", condition))
+    pipe.set_progress_bar_config(disable=True)
+    batch = image_examples(pipe, 1)
+    settings = {"temperature": 0.0, "guidance_scale": scale}
+    peers = image_peers(pipe, batch, **settings)
+    assert peers.missing == {}
+    decoded = peers.decoders[PEER](batch)
+    ours = image_contender(pipe, "none").decoder(output_type="pt", **settings)(batch)
+    assert decoded.tokens == ours.tokens
+    assert decoded.stats[0].target_forwards == len(ours.tokens[0]) == ours.stats[0].target_forwards
+    assert decoded.pixel_seconds > 0
+    with pytest.raises(InputError, match="--peers"):
+        image_peers(pipe, batch, temperature=1.0)
+    assert "--batch-size 1" in image_peers(pipe, batch * 2, **settings).missing[PEER]
+
+
+def test_janus_draws_our_images_with_its_own_generate():
+    model, tokenizer = tiny_janus()
+    pipe = ImagePipeline(model, tokenizer, "none")
+    pipe.set_progress_bar_config(disable=True)
+    batch = [Example(("a red circle",), identifier="a")]
+    settings = {"temperature": 0.0, "guidance_scale": 3.0}
+    peers = image_peers(pipe, batch, **settings)
+    assert peers.missing == {}
+    decoded = peers.decoders[PEER](batch)
+    assert decoded.tokens == image_contender(pipe, "none").decoder(output_type="pt", **settings)(batch).tokens
+    assert decoded.stats[0].target_forwards == len(decoded.tokens[0])
+
+
+def test_a_family_without_generate_says_so():
+    class Pipe:
+        model = type("Model", (), {"config": type("Config", (), {"model_type": "mar"})})
+
+    assert image_peers(Pipe(), [Example(("x",))]).missing == {PEER: "mar has no `generate` that draws"}
+
+
+def test_guided_halves_get_the_same_scores():
+    scores = torch.tensor([[1.0, 5.0], [3.0, 4.0]])
+    assert torch.equal(GuidedHalves(2.0)(torch.zeros(2, 1), scores), torch.tensor([[-1.0, 6.0]] * 2))
+
+
+def test_ratios_to_generate_are_of_pairs_and_their_middle_half_is_shown():
+    ours, theirs = [1.0, 2.0, 1.0, 4.0, 1.0], [2.0, 2.0, 3.0, 4.0, 5.0]
+    runs = [run("none", i, 1.0) for i in range(5)]
+    runs += [run("copy", i, s) for i, s in enumerate(ours)]
+    runs += [run(PEER, i, s) for i, s in enumerate(theirs)]
+    plain, copy, generate = summarise(runs, ["none", "copy", PEER])
+    assert copy.over_generate == {"median": 2.0, "low": 1.0, "high": 3.0}
+    assert generate.over_generate == {"median": 1.0, "low": 1.0, "high": 1.0}
+    assert plain.over_generate == {"median": 3.0, "low": 2.0, "high": 4.0}
+    assert summarise(runs, ["none", "copy"])[1].over_generate is None
+    shown = text(peer_table([plain, copy, generate], {MTP: "no layers"}))
+    for part in ("2.00x (1.00-3.00)", "generate MTP did not run: no layers"):
+        assert part in shown

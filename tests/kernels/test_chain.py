@@ -1,0 +1,181 @@
+"""Speculative sampling of chains: the kernel against torch, its distribution, and planted bugs.
+
+That the torch form with a q draws from the target is proved in tests/acceptance, exactly and in float64.
+"""
+
+import pytest
+import torch
+
+from mmspec.kernels import philox_gumbel, verify_chain
+from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
+from tests.kernels.planting import plant
+from tests.kernels.trees import guarded
+
+# rows, nodes, vocabulary
+SHAPES = [(1, 1, 5), (2, 2, 1), (16, 4, 7), (6, 4, 33), (4, 3, 1100), (1, 2, 4097)]
+
+
+class Case:
+    """p and q that resemble each other, candidates of q, and NaN around all numbers."""
+
+    def __init__(self, rows, nodes, vocabulary, seed=0, device="cpu", dtype=torch.float32):
+        generator = torch.Generator().manual_seed(seed)
+        logits = torch.randn(2, rows, nodes, vocabulary, generator=generator, dtype=torch.float64)
+        p = (logits[0] + 2 * logits[1].roll(-1, 1)).softmax(-1)  # after node i, what node i + 1 is drawn from
+        q = (2 * logits[1]).softmax(-1)
+        x = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(rows, nodes)
+        hidden = torch.rand(rows, nodes, generator=generator) < 0.3
+        q = q.scatter(-1, x[..., None], q.gather(-1, x[..., None]).masked_fill(hidden[..., None], 0.0))
+        self.valid = torch.rand(rows, nodes, generator=generator) < 0.9
+        u = torch.rand(rows, nodes - 1, generator=generator, dtype=torch.float64)
+        self.p, self.q, self.u = (guarded(each.shape, float("nan"), dtype).copy_(each) for each in (p, q, u))
+        self.tokens = guarded(x.shape, 0, torch.int64).copy_(x)
+        self.key = torch.randint(0, 2**32, (rows, 2), generator=generator)
+        self.place = torch.randint(0, 1000, (rows,), generator=generator)
+        self.stream = torch.randint(0, 5, (rows,), generator=generator)
+        self.step = torch.randint(0, 9, (rows,), generator=generator)
+        self.device = device
+
+    def arguments(self, deterministic=False):
+        chain = self.p, None if deterministic else self.q, self.tokens, self.valid, self.u
+        noise = self.key, self.place, self.stream, self.step
+        return tuple(None if each is None else each.to(self.device) for each in (*chain, *noise))
+
+
+def assert_same(ours, expected):
+    for one, other in zip(ours, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_kernel_decides_and_draws_as_torch_does(shape, deterministic, both, device):
+    for seed in range(2):
+        ours, expected = both(verify_chain, *Case(*shape, seed, device).arguments(deterministic))
+        assert_same(ours, expected)
+        if not deterministic and shape == SHAPES[2]:
+            assert expected[0].unique().tolist() == [0, 1, 2, 3], "every length occurs"
+
+
+def test_what_follows_is_the_race_of_p_where_nothing_is_left(both, device):
+    p = torch.tensor([[[0.5, 0.25, 0.25, 0.0]] * 2] * 8, device=device)
+    q = torch.tensor([0.9, 0.3, 0.3, 0.3], device=device).expand_as(p)  # above p everywhere
+    rows = torch.arange(8, device=device)
+    tokens, valid = torch.zeros(8, 2, dtype=torch.long, device=device), torch.ones(8, 2, device=device) > 0
+    u, key = torch.full((8, 1), 0.9, device=device), torch.stack([rows, rows], 1)
+    ours, expected = both(verify_chain, p, q, tokens, valid, u, key, rows, rows, rows)
+    assert_same(ours, expected)
+    noise = philox_gumbel(key, rows[:, None], rows[:, None], 4, rows[:, None])[:, 0]
+    assert_same(expected, (rows * 0, (p[:, 0].log() + noise).argmax(-1)))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_first_token_is_distributed_as_p(deterministic):
+    rows, generator = 40_000, torch.Generator().manual_seed(1)
+    p, q = torch.tensor([[0.4, 0.3, 0.2, 0.1, 0.0], [0.1, 0.2, 0.2, 0.1, 0.4]])
+    tokens = torch.multinomial(q.expand(rows, 5), 2, True, generator=generator)
+    if deterministic:
+        tokens[:, 1] = 1
+    node, token = verify_chain(
+        p.expand(rows, 2, 5),
+        None if deterministic else q.expand(rows, 2, 5),
+        tokens,
+        torch.ones(rows, 2, dtype=torch.bool),
+        torch.rand(rows, 1, generator=generator),
+        torch.randint(0, 2**32, (rows, 2), generator=generator),
+        *torch.zeros(3, rows, dtype=torch.long),
+    )
+    first = torch.where(node > 0, tokens[:, 1], token)
+    observed, expected = torch.bincount(first, minlength=5), rows * p
+    assert observed[4] == 0
+    assert ((observed - expected).square() / expected)[:4].sum() < 21.1  # p > 1e-4, three degrees of freedom
+    accepted = p[1] if deterministic else torch.minimum(p, q).sum()
+    assert abs(node.double().mean() - accepted) < 4 * (0.25 / rows) ** 0.5
+
+
+def test_float64_takes_the_torch_form(both, device):
+    assert_same(*both(verify_chain, *Case(*SHAPES[2], 0, device, torch.float64).arguments()))
+
+
+def test_no_rows(both, device):
+    assert_same(*both(verify_chain, *(each[:0] for each in Case(*SHAPES[2], device=device).arguments())))
+
+
+def test_rows_that_are_nan_give_tokens_of_the_vocabulary(both, device):
+    p, *rest = Case(*SHAPES[3], device=device).arguments()
+    (node, token), _ = both(verify_chain, torch.full_like(p, float("nan")), *rest)
+    assert (node == 0).all() and (token >= 0).all() and (token < p.shape[-1]).all()
+
+
+BUGS = {
+    "q is not compared": ("(u * q_x <= p_x)", "(u <= p_x)"),
+    "candidates that q cannot draw": ("drawn = judged & (q_x > 0)", "drawn = judged"),
+    "padding is judged": ("judged & (tl.load(valid_ptr + at, mask=judged, other=0) != 0)", "judged"),
+    "uniforms without the gap between rows": ("u_ptr + at - row - 1", "u_ptr + at - 1"),
+    "uniforms of the node after": ("u_ptr + at - row - 1", "u_ptr + at - row"),
+    "p of the node itself": ("(at - 1) * vocabulary + x", "at * vocabulary + x"),
+    "q of the node before": ("q_ptr + at * vocabulary", "q_ptr + (at - 1) * vocabulary"),
+    "the refused candidate is accepted": ("nodes, depth)) - 1", "nodes, depth))"),
+    "a bonus by what is left": ("depth == node + 1)).to", "depth == node)).to"),
+    "what was not drawn is taken away": ("tl.max((drawn &", "tl.max((judged &"),
+    "the residual is p": ("left = p - q", "left = p"),
+    "the residual is |p - q|": ("left = p - q", "left = tl.abs(p - q)"),
+    "q of the accepted node": ("here + vocabulary", "here"),
+    "the last token is not raced": ("inside = index < vocabulary", "inside = index < vocabulary - 1"),
+    "tokens of the next row are raced": ("inside = index < vocabulary", "inside = index < vocabulary + 1"),
+    "noise of the first place": ("tl.load(place_ptr + row) + node", "tl.load(place_ptr + row)"),
+    "noise of the first key": ("key_ptr + 2 * row", "key_ptr + 0 * row"),
+    "noise of another stream": ("tl.load(stream_ptr + row)", "tl.load(stream_ptr)"),
+    "noise of another step": ("tl.load(step_ptr + row)", "tl.load(step_ptr)"),
+    "all tiles have the noise of the first": ("start, TILE\n", "0, TILE\n"),
+    "the token within its tile": ("start + tl.argmax", "tl.argmax"),
+    "the last tile is forgotten": (
+        "left = tl.load(best_ptr + at, mask=tile < tiles",
+        "left = tl.load(best_ptr + at, mask=tile < tiles - 1",
+    ),
+    "p is raced where something is left": ("tl.max(left) == NEG_INF", "tl.max(left) > NEG_INF"),
+}
+DETERMINISTIC = {
+    "the refused candidate stays": ("left = tl.where(refused & ", "left = tl.where((refused & False) & "),
+    "the accepted candidate goes": ("tl.where(depth == node + 1, x", "tl.where(depth == node, x"),
+}
+
+
+@pytest.mark.parametrize("name", [*BUGS, *DETERMINISTIC])
+def test_a_bug_planted_in_the_kernel_is_seen(name, both, device, tmp_path, monkeypatch):
+    plant(monkeypatch, tmp_path, "chain_triton", *(BUGS | DETERMINISTIC)[name])
+    with pytest.raises(AssertionError):
+        for shape in SHAPES[2:5]:
+            assert_same(*both(verify_chain, *Case(*shape, 0, device).arguments(name in DETERMINISTIC)))
+
+
+def test_they_compile_for_hopper_without_spills():
+    types = dict.fromkeys(("p_ptr", "q_ptr", "u_ptr", "best_ptr"), "*fp32")
+    types |= dict.fromkeys(
+        ("tokens_ptr", "key_ptr", "place_ptr", "stream_ptr", "step_ptr", "node_ptr"), "*i64"
+    )
+    types |= {"valid_ptr": "*i1", "choice_ptr": "*i32"} | dict.fromkeys(
+        ("nodes", "vocabulary", "tiles"), "i32"
+    )
+    kernels = []
+    for nodes, tile, aligned in ((2, 16, ()), (8, 1024, ("vocabulary",)), (128, 1024, ())):
+        for q in ({}, {"q_ptr": None}):
+            given = {name: kind for name, kind in types.items() if name not in q}
+            flags = {"NODES": nodes, "TILE": tile, **q}
+            kernels.append(Kernel("chain_triton", "_tile_kernel", given, flags, aligned, 4))
+    choice = {"best_ptr": "*fp32", "choice_ptr": "*i32", "token_ptr": "*i64", "tiles": "i32"}
+    kernels += [Kernel("chain_triton", "_choice_kernel", choice, {"TILES": size}, (), 1) for size in (1, 256)]
+    made = compile_for_hopper(kernels)
+    for each in made:
+        assert each.spilled == 0 and each.shared <= SHARED_MEMORY
+    assert "ld.global.v4" in made[2].ptx, "whole rows are read in 16 bytes"
+
+
+def test_it_is_an_op_of_torch():
+    for deterministic in (False, True):
+        torch.library.opcheck(verify_chain.op, Case(*SHAPES[3]).arguments(deterministic))
+
+
+def test_it_compiles_into_one_graph():
+    arguments = Case(*SHAPES[3]).arguments()
+    assert_same(torch.compile(verify_chain, fullgraph=True)(*arguments), verify_chain(*arguments))

@@ -1,0 +1,180 @@
+"""The step of denoising chains around their network: kernel, torch form and float64 give one result."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.kernels import denoising_update
+from mmspec.kernels.denoising_update import denoising_transition
+from tests.kernels.hopper import Kernel, compile_for_hopper
+
+
+class Case(NamedTuple):
+    """M, d, and what the network and the schedule are."""
+
+    rows: int
+    size: int
+    branches: int
+    learned: bool
+    clipped: bool
+    dtype: torch.dtype = torch.float32
+
+
+CASES = [
+    Case(1, 1, 1, False, False),
+    Case(3, 8, 2, False, False),
+    Case(2, 64, 2, True, True),
+    Case(17, 16, 2, True, False),
+    Case(5, 33, 1, True, True),
+    Case(0, 4, 2, True, False),
+    Case(6, 16, 2, True, True, torch.bfloat16),
+]
+
+
+def arguments_of(case: Case, device: torch.device) -> tuple[Tensor, ...]:
+    """Arguments of `denoising_update`: rows of longer ones, among NaN."""
+    generator = torch.Generator().manual_seed(case.rows + case.size)
+
+    def numbers(*size: int) -> Tensor:
+        held = torch.full((torch.Size(size).numel() + 512,), float("nan"))
+        held[256:-256] = torch.randn(torch.Size(size).numel(), generator=generator)
+        return held.to(device)[256:-256].view(size)
+
+    rows, size, branches, learned, clipped, dtype = case
+    x, noise = numbers(rows, 3, size)[:, 1], numbers(rows, 2, size)[:, 1]
+    output = numbers(branches, rows, 2 * size if learned else size).to(dtype)
+    scale, temperature = numbers(rows, 1) * 2, numbers(rows, 1).abs()
+    scale[::3] = 1.0
+    coefficients = numbers(7 if clipped else 4)
+    coefficients[6:] = 0.4
+    return x, output, noise, coefficients, scale, temperature
+
+
+def exact(
+    x: Tensor, output: Tensor, noise: Tensor, coefficients: Tensor, scale: Tensor, temperature: Tensor
+) -> Tensor:
+    """The formulas in float64."""
+    x, output, noise, scale, temperature = (each.double() for each in (x, output, noise, scale, temperature))
+    a, b, middle, half, *clipped = coefficients.double().tolist()
+    size = x.shape[1]
+    predicted = output[0, :, :size]
+    if len(output) == 2:
+        predicted = output[1, :, :size] + scale * (predicted - output[1, :, :size])
+    if clipped:
+        predicted = (clipped[0] * x + clipped[1] * predicted).clamp(-clipped[2], clipped[2])
+    std = torch.exp(middle + half * output[0, :, size:]) if output.shape[2] > size else middle
+    return a * x + b * predicted + temperature * std * noise
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernel_and_torch_form_compute_the_formulas(case, both, device):
+    given = arguments_of(case, device)
+    kernel, twin = both(denoising_update, *given)
+    assert kernel.shape == twin.shape == given[0].shape and kernel.dtype == twin.dtype == torch.float32
+    torch.testing.assert_close(kernel, twin, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(twin.double(), exact(*given), rtol=1e-5, atol=1e-6)
+
+
+def test_rows_with_a_scale_of_one_equal_rows_without_guidance(both, device):
+    x, output, noise, coefficients, _, temperature = arguments_of(CASES[3], device)
+    ones = torch.ones_like(temperature)
+    guided = both(denoising_update, x, output, noise, coefficients, ones, temperature)
+    plain = both(denoising_update, x, output[:1], noise, coefficients, ones, temperature)
+    assert torch.equal(guided[0], plain[0]) and torch.equal(guided[1], plain[1])
+
+
+def test_an_unknown_state_stays_unknown_and_others_do_not_notice(both, device):
+    given = arguments_of(CASES[2], device)
+    given[0][1] = float("nan")
+    for result in both(denoising_update, *given):
+        assert result[1].isnan().all() and result[0].isfinite().all()
+
+
+def test_a_transition_has_gradients_and_so_has_an_update(monkeypatch, device):
+    monkeypatch.setenv("MMSPEC_BACKEND", "triton")
+    x, output, noise, *rest = arguments_of(CASES[3], device)
+    output.requires_grad_()
+    mean, std = denoising_transition(x, output, *rest)
+    (expected,) = torch.autograd.grad((mean + std * noise).sum(), output)
+    (own,) = torch.autograd.grad(denoising_update(x, output, noise, *rest).sum(), output)
+    assert torch.equal(own, expected) and own.any()
+
+
+BUGS = {
+    "a row too many": ("exists = row < rows", "exists = row <= rows"),
+    "the unconditional branch is the first": ("rows * WIDTH", "0 * WIDTH"),
+    "branches are as far apart as states": ("rows * WIDTH", "rows * SIZE"),
+    "rows of states are taken for dense": ("row * x_stride", "row * SIZE"),
+    "rows of noise are taken for dense": ("row * noise_stride", "row * SIZE"),
+    "guidance goes the other way": ("other + scale * apart", "other - scale * apart"),
+    "guidance above one is not exact": ("predicted - apart * (1 - scale)", "predicted + apart * (1 - scale)"),
+    "only one side is clipped": ("tl.where(token < -limit, -limit, token)", "token"),
+    "v is the prediction": ("output_ptr + SIZE", "output_ptr"),
+    "no temperature": ("std *= tl.load", "std += 0 * tl.load"),
+    "no noise": ("mean + std * noise", "mean + std * 0"),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bugs_are_found(name, monkeypatch, both, device):
+    module = pytest.importorskip("mmspec.kernels.denoising_update_triton")
+    source, (right, wrong) = inspect.getsource(module), BUGS[name]
+    assert right in source
+    source, place = source.replace(right, wrong), f"<{name}>"
+    planted: dict[str, Any] = {"__name__": module.__name__, "__package__": module.__package__}
+    # Triton reads the source of a kernel where Python's tracebacks find it
+    monkeypatch.setitem(linecache.cache, place, (len(source), None, source.splitlines(True), place))
+    exec(compile(source, place, "exec", dont_inherit=True), planted)
+    monkeypatch.setattr(module, "denoising_update_triton", planted["denoising_update_triton"])
+    buffers = []
+
+    def guarded(*size: int, **_: Any) -> Tensor:
+        buffers.append(torch.full((torch.Size(size).numel() + 512,), 7.0, device=device))
+        return buffers[-1][256:-256].view(size)
+
+    monkeypatch.setattr(torch, "empty", guarded)
+    wrong_numbers = wrong_places = False
+    for case in CASES[1:5]:
+        kernel, twin = both(denoising_update, *arguments_of(case, device))
+        wrong_numbers |= not torch.allclose(kernel, twin, rtol=1e-4, atol=1e-5)
+        wrong_places |= bool((buffers[-1][:256] != 7).any() or (buffers[-1][-256:] != 7).any())
+    assert wrong_numbers or wrong_places
+
+
+def test_nothing_is_written_beyond_the_result(monkeypatch, both, device):
+    held = torch.full((3 * 8 + 512,), 7.0, device=device)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", lambda *size, **_: held[256:-256].view(size))
+        both(denoising_update, *arguments_of(CASES[1], device))
+    assert (held[:256] == 7).all() and (held[-256:] == 7).all() and (held[256:-256] != 7).all()
+
+
+@pytest.mark.parametrize("case", CASES[1:4], ids=str)
+def test_torch_knows_the_op(case, device):
+    given = arguments_of(case, device)
+    torch.library.opcheck(denoising_update.op, given)
+    compiled = torch.compile(denoising_update, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*given), denoising_update(*given))
+
+
+def test_the_kernel_compiles_for_hopper():
+    module = pytest.importorskip("mmspec.kernels.denoising_update_triton")
+    names = ("x_ptr", "noise_ptr", "coefficients_ptr", "scale_ptr", "temperature_ptr", "out_ptr")
+    types = dict.fromkeys(names, "*fp32") | {"rows": "i32", "x_stride": "i32", "noise_stride": "i32"}
+    kernels = [
+        Kernel(
+            "denoising_update_triton",
+            "_update_kernel",
+            types | {"output_ptr": "*bf16"},
+            {"SIZE": 16, "GUIDED": True, "LEARNED": learned, "CLIPPED": learned, "BLOCK": module.BLOCK},
+        )
+        for learned in (True, False)
+    ]
+    for compiled in compile_for_hopper(kernels):
+        assert compiled.spilled == 0 and compiled.registers < 64

@@ -1,0 +1,133 @@
+"""The gated delta rule over a tree: the kernel against torch, which `tests/decoding` checks."""
+
+import pytest
+import torch
+
+from mmspec.kernels import gated_delta_tree, tree_paths
+from mmspec.kernels.gated_delta_triton import KEY_BLOCK, VALUE_BLOCK
+from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
+from tests.kernels.planting import plant
+
+NAN = float("nan")
+CLOSE = 1e-6  # relative
+
+
+def inputs(nodes=5, rows=2, key_heads=1, heads=2, size=16, values=16, dtype=torch.float32, decay=1.0, seed=0):
+    """Arguments of `gated_delta_tree`: a chain in the first row, random trees in the others."""
+    generator = torch.Generator().manual_seed(seed)
+    index = torch.arange(nodes)
+    parents = (torch.rand(rows, nodes, generator=generator) * index).long()
+    parents[0] = (index - 1).clamp_min(0)
+    q, k = torch.randn(2, rows, nodes, key_heads, size, generator=generator).to(dtype)
+    v = torch.randn(rows, nodes, heads, values, generator=generator).to(dtype)
+    g = -decay * torch.rand(rows, nodes, heads, generator=generator)
+    beta = torch.rand(rows, nodes, heads, generator=generator).to(dtype)
+    state = torch.randn(rows, heads, size, values, generator=generator)
+    return q, k, v, g, beta, state, tree_paths(parents, nodes)[0]
+
+
+def differs(kernel, torch_form) -> bool:
+    distances = [(a - b).norm() / b.norm().clamp_min(1e-30) for a, b in zip(kernel, torch_form, strict=True)]
+    return not all(distance < CLOSE for distance in distances)
+
+
+CASES = {
+    "one node": dict(nodes=1),
+    "ragged sizes": dict(nodes=3, size=5, values=3, key_heads=2, heads=4),
+    "more than a block of everything": dict(nodes=17, size=40, values=33, rows=1, heads=1),
+    "half precision": dict(nodes=7, dtype=torch.bfloat16),
+    "heads that forget all": dict(nodes=9, decay=300.0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_agrees_with_torch(both, name):
+    kernel, torch_form = both(gated_delta_tree, *inputs(**CASES[name]))
+    assert [x.shape for x in kernel] == [x.shape for x in torch_form]
+    assert all(x.isfinite().all() and x.is_contiguous() for x in kernel)
+    assert not differs(kernel, torch_form)
+
+
+def test_keys_that_are_all_alike_lose_no_digits(both):
+    """Powers of the system grow like binomials there: 32 equal keys, no decay, whole steps."""
+    q, k, v, g, beta, state, ancestors = inputs(nodes=32, rows=1, heads=1)
+    like = k[:, :1].expand_as(k)
+    kernel, torch_form = both(gated_delta_tree, q, like, v, 0 * g, 0 * beta + 1, state, ancestors)
+    assert not differs(kernel, torch_form)
+
+
+def test_what_lies_beside_the_inputs_is_not_read(both):
+    def banded(x):
+        wide = torch.full((x.numel() + 64,), NAN, dtype=x.dtype)
+        wide[32 : 32 + x.numel()] = x.flatten()
+        return wide[32 : 32 + x.numel()].view(x.shape)
+
+    *parts, ancestors = inputs(**CASES["ragged sizes"])
+    kernel, torch_form = both(gated_delta_tree, *(banded(x) for x in parts), ancestors)
+    assert not differs(kernel, torch_form)
+
+
+def test_large_trees_take_the_torch_form(both):
+    kernel, torch_form = both(gated_delta_tree, *inputs(nodes=65, rows=1, heads=1))
+    assert all(torch.equal(a, b) for a, b in zip(kernel, torch_form, strict=True))
+
+
+BUGS = {
+    "a node is its own ancestor": ("strict = node[None, :] < node", "strict = node[None, :] <= node"),
+    "siblings are ancestors": (
+        "node[None, :], mask=pair, other=0) != 0",
+        "node[None, :], mask=pair, other=0) >= 0",
+    ),
+    "the mask after the exponential": (
+        'tl.exp(tl.where(path, total[:, None] - across[None, :], float("-inf")))',
+        "tl.exp(total[:, None] - across[None, :]) * path",
+    ),
+    "the last node is not substituted": ("for done in range(0, nodes)", "for done in range(0, nodes - 2)"),
+    "the state recalls without its decay": ("(fade * k_scale)[:, None] * ks", "k_scale[:, None] * ks"),
+    "keys of the wrong head": ("head // (HEADS // KEY_HEADS)", "head % KEY_HEADS"),
+    "queries are not scaled": ("(square + 1e-6) * KEY_SIZE)", "(square + 1e-6))"),
+    "an unmasked tail of keys": (
+        "mask=exists[:, None] & inside[None, :], other=0.0)",
+        "mask=exists[:, None])",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_found(both, monkeypatch, tmp_path, bug):
+    plant(monkeypatch, tmp_path, "gated_delta_triton", *BUGS[bug])
+    cases = [CASES[name] for name in ("ragged sizes", "heads that forget all")]
+    assert any(differs(*both(gated_delta_tree, *inputs(**case))) for case in cases)
+
+
+@pytest.mark.parametrize("nodes", [16, 32, 64])
+def test_it_compiles_for_hopper(nodes):
+    types = dict.fromkeys(("out_ptr", "keys_ptr", "u_ptr", "total_ptr", "g_ptr", "state_ptr"), "*fp32")
+    types |= dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "beta_ptr"), "*bf16")
+    types |= dict(path_ptr="*u8", nodes="i32", path_row="i32")
+    constants = dict(HEADS=32, KEY_HEADS=16, KEY_SIZE=128, VALUE_SIZE=128)
+    constants |= dict(NODES=nodes, KEY_BLOCK=KEY_BLOCK, VALUE_BLOCK=VALUE_BLOCK)
+    warps = 4 if nodes == 16 else 8
+    (found,) = compile_for_hopper(
+        [Kernel("gated_delta_triton", "_tree_kernel", types, constants, (), warps, 1)]
+    )
+    assert found.spilled == 0
+    assert found.shared <= SHARED_MEMORY
+    assert "mma" in found.ptx
+
+
+def test_torch_knows_the_op():
+    arguments = inputs(key_heads=1, heads=2)
+    torch.library.opcheck(gated_delta_tree.op, arguments)
+    whole = torch.compile(lambda *args: gated_delta_tree(*args)[0] * 2, fullgraph=True)
+    assert torch.allclose(whole(*arguments), gated_delta_tree(*arguments)[0] * 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("nodes", [1, 5, 30, 64])
+def test_cuda_is_near_float64(nodes):
+    arguments = inputs(nodes=nodes, rows=3, key_heads=2, heads=4, size=128, values=128)
+    on_cuda = gated_delta_tree(*(x.cuda() for x in arguments))
+    exact = gated_delta_tree(*(x.double() for x in arguments[:6]), arguments[6])
+    for ours, reference in zip(on_cuda, exact, strict=True):
+        assert (ours.cpu() - reference).norm() / reference.norm() < 1e-5

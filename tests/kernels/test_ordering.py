@@ -1,0 +1,26 @@
+"""Stable sorting: torch's own is the reference, with ties, zeros of both signs and infinities."""
+
+import pytest
+import torch
+
+from mmspec.kernels.ordering import sort_stably
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1,), (7, 1000), (2, 3, 64), (4, 0)])
+def test_it_sorts_as_torch_does(shape, dtype, descending):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).mul(3).round().to(dtype)
+    x.flatten()[:6] = torch.tensor([INF, -INF, 0.0, -0.0, 1e-45, -1e-45], dtype=dtype)[: x.numel()]
+    expected = x.sort(dim=-1, descending=descending, stable=True)
+    values, order = sort_stably(x, descending)
+    assert torch.equal(order, expected.indices) and torch.equal(values, expected.values)
+
+
+def test_numbers_may_lie_anywhere_in_memory():
+    x = torch.randn(50, 6).T[:, ::2]
+    assert torch.equal(sort_stably(x)[1], x.argsort(dim=-1, stable=True))
+    x = torch.randn(50).expand(3, 50)
+    assert torch.equal(sort_stably(x)[1], x.argsort(dim=-1, stable=True))

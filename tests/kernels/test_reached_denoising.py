@@ -1,0 +1,145 @@
+"""Denoising heads run on the kernels: whole chains, what a graph holds of them, pipeline calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.decoding import graphs
+from mmspec.models.denoising import DDPMSchedule, DenoisingHead, DenoisingHeadConfig, FlowSchedule
+from mmspec.models.denoising.head import run_rows
+from mmspec.pipelines import MMSpecPipeline
+from tests.decoding.test_graphs import Tape
+from tests.models.denoising_layout import randomize
+from tests.models.test_denoising import Spy
+from tests.tiny_models.continuous import folder_of
+
+TOKEN, CONDITION, WIDTH, DEPTH = 8, 24, 64, 2
+SCHEDULES = {
+    "ddpm": DDPMSchedule(12, clip_sample_range=3.0),
+    "flow": FlowSchedule(12, last_step_noise=True),
+}
+LAUNCHERS = {
+    "residual_block_triton": ("modulated_linear_triton", "gated_linear_triton"),
+    "denoising_update_triton": ("denoising_update_triton",),
+}
+
+
+class Chain:
+    """A head of width 64 and depth 2, and what its chains start from."""
+
+    def __init__(self, name: str, dtype: torch.dtype, rows: int = 3) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.schedule = SCHEDULES[name]
+        config = DenoisingHeadConfig(TOKEN, CONDITION, WIDTH, DEPTH, self.schedule.kind)
+        self.head = randomize(DenoisingHead(config)).to(dtype)
+        steps = self.schedule.steps
+        self.branches = torch.randn(2, rows, CONDITION, generator=generator)
+        self.noise = torch.randn(rows, steps + 1, TOKEN, generator=generator)
+
+    def process(self) -> Any:
+        condition, unconditional = self.branches.to(self.head.net.dtype)
+        return self.head.process(condition, unconditional, 2.0, 0.9, self.schedule)
+
+    def run(self) -> Tensor:
+        with torch.no_grad():
+            states: Tensor = self.process().run(self.noise)
+        return states
+
+
+def error(one: Tensor, other: Tensor) -> float:
+    return float((one.double() - other.double()).norm() / other.double().norm())
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the launchers that were called."""
+    found: list[str] = []
+    for name, launchers in LAUNCHERS.items():
+        module = pytest.importorskip(f"mmspec.kernels.{name}")
+        for launcher in launchers:
+            original = getattr(module, launcher)
+
+            def call(*args: Any, original: Any = original) -> Any:
+                found.append(original.__name__)
+                return original(*args)
+
+            monkeypatch.setattr(module, launcher, call)
+    return found
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_whole_chains_of_the_kernels_stay_near_those_of_float64(name, both, launched):
+    kernel, twin = both(Chain(name, torch.float32).run)
+    exact = Chain(name, torch.float64).run()
+    steps = SCHEDULES[name].steps
+    assert len(launched) == steps * (2 * DEPTH + 2)
+    assert kernel.dtype == torch.float32 and error(kernel, exact) < 1e-4
+    assert error(kernel, exact) < 3 * error(twin, exact) + 1e-6
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_chains_of_the_kernels_drift_in_half_precision_no_further_than_torch(name, both):
+    kernel, twin = both(Chain(name, torch.bfloat16).run)
+    exact = Chain(name, torch.float32).run()
+    assert kernel.dtype == torch.float32
+    assert 1e-5 < error(twin, exact) < 0.2
+    assert error(kernel, exact) < 2 * error(twin, exact)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_graph_can_hold_a_whole_chain(name):
+    chain = Chain(name, torch.bfloat16)
+    process = chain.process()
+    columns = process.branches.transpose(0, 1), process.scale, process.temperature, chain.noise
+    known = torch.zeros_like(chain.noise), torch.zeros(chain.noise.shape[:2], dtype=torch.bool)
+    with torch.no_grad():
+        expected = run_rows(chain.head.net, process.schedule, *columns)  # tables are made once
+        with Spy() as spy:
+            plain = run_rows(chain.head.net, process.schedule, *columns)
+            run_rows(chain.head.net, process.schedule, *columns, *known)
+    assert spy.found == []
+    assert torch.equal(plain, expected) and torch.equal(plain, process.run(chain.noise))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_chains_of_a_graph_are_those_without(name, monkeypatch):
+    chain = Chain(name, torch.float32)
+    expected = chain.run()
+    known = expected.flip(0), torch.arange(expected.shape[1]).expand(3, -1) < 4
+    with torch.no_grad():
+        followed = chain.process().run(chain.noise, known)
+    tape = Tape(monkeypatch)
+    monkeypatch.setattr("mmspec.models.denoising.head.can_capture", lambda device: True)
+    torch.testing.assert_close(chain.run(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(chain.run(), expected, rtol=1e-5, atol=1e-5)
+    assert tape.captured == [4]
+    with torch.no_grad():
+        torch.testing.assert_close(chain.process().run(chain.noise, known), followed, rtol=1e-5, atol=1e-5)
+    assert tape.captured == [4, 4]
+    for weight in chain.head.parameters():  # other weights, at other addresses
+        weight.data = weight.data * 1.5
+    changed = chain.run()
+    assert tape.captured == [4, 4, 4]
+    monkeypatch.setattr("mmspec.models.denoising.head.can_capture", graphs.can_capture)
+    torch.testing.assert_close(changed, chain.run(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"), [("nextstep", {"prompt": "a red circle"}), ("mar", {"class_labels": 1})]
+)
+def test_an_image_reaches_the_kernels_and_is_that_of_torch(kind, asked, both, launched):
+    pipe: Any = MMSpecPipeline.from_pretrained(folder_of(kind))
+    pipe.set_progress_bar_config(disable=True)
+    settings = {"num_inference_steps": 2, "guidance_scale": 2.0, "seed": 3, "output_type": "latent"}
+
+    def image() -> Tensor:
+        latents: Tensor = pipe(**asked, **settings).images
+        return latents
+
+    kernel, twin = both(image)
+    assert set(launched) == {name for names in LAUNCHERS.values() for name in names}
+    assert error(kernel, twin) < 1e-4

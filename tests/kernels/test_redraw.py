@@ -1,0 +1,139 @@
+"""Redraw by maximal coupling: the kernel against torch, how often a token is kept, and planted bugs.
+
+That a chain of redraws leaves the target's distribution alone is proved in tests/drafters, with planted bugs.
+"""
+
+import pytest
+import torch
+
+from mmspec.kernels import redraw
+from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
+from tests.kernels.planting import plant
+from tests.kernels.trees import guarded
+
+# rows, places, nodes, vocabulary
+SHAPES = [(1, 1, 1, 5), (2, 3, 2, 1), (9, 5, 6, 7), (4, 3, 4, 33), (2, 3, 3, 4099)]
+
+
+def case(rows, places, nodes, vocabulary, seed=0, device="cpu", dtype=torch.float32):
+    """Arguments: p and q that resemble each other, NaN around all numbers, any old node for each place."""
+    generator = torch.Generator().manual_seed(seed)
+    old = torch.randint(0, nodes, (rows, places), generator=generator)
+    logits = torch.randn(rows, nodes, vocabulary, generator=generator, dtype=torch.float64)
+    q = (2 * logits).softmax(-1)
+    change = torch.randn(rows, places, vocabulary, generator=generator, dtype=torch.float64)
+    p = (change + 2 * logits.gather(1, old[..., None].expand_as(change))).softmax(-1)
+    x = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(rows, nodes)
+    valid = torch.rand(rows, nodes, generator=generator) < 0.8
+    u = (torch.randint(0, 2**24, (rows, places, 3), generator=generator) + 0.5).double() * 2**-24
+    numbers = (guarded(each.shape, float("nan"), dtype).copy_(each) for each in (p, q))
+    u = guarded(u.shape, float("nan"), torch.float64).copy_(u)
+    return tuple(each.to(device) for each in (*numbers, x, valid, old, u))
+
+
+def assert_same(ours, expected):
+    assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_kernel_redraws_as_torch_does(shape, both, device):
+    for seed in range(3):
+        assert_same(*both(redraw, *case(*shape, seed, device)))
+
+
+def test_p_is_drawn_from_where_nothing_is_left(both, device):
+    p = torch.tensor([[[0.5, 0.25, 0.25, 0.0]] * 8], device=device)
+    q = torch.tensor([0.9, 0.3, 0.3, 0.3], device=device).expand(1, 2, 4)  # above p everywhere
+    ones = torch.ones(1, 8, dtype=torch.long, device=device)
+    u = torch.rand(1, 8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
+    u[..., 0], u[..., 1] = 0.9, torch.arange(8, device=device) / 8 + 1 / 16
+    ours, expected = both(redraw, p, q, ones[:, :2] * 0, ones[:, :2] > 0, ones, u)
+    assert_same(ours, expected)
+    assert expected.tolist() == [[0, 0, 0, 0, 1, 1, 2, 2]]
+
+
+def test_the_draw_ends_with_the_last_token_that_has_mass(both, device):
+    p = torch.tensor([[[0.0, 0.25, 0.75, 0.0]] * 2], device=device)
+    u = torch.tensor(
+        [[[0.5, 2**-25, 2**-25], [0.5, 1 - 2**-25, 1 - 2**-25]]], dtype=torch.float64, device=device
+    )
+    old = torch.zeros(1, 2, dtype=torch.long, device=device)
+    ours, expected = both(redraw, p, p, old, old == 0, old, u)
+    assert ours.tolist() == expected.tolist() == [[1, 2]]
+
+
+def test_tokens_follow_p_and_are_kept_as_often_as_can_be():
+    rows, generator = 40_000, torch.Generator().manual_seed(1)
+    p, q = torch.tensor([[0.4, 0.3, 0.2, 0.1, 0.0], [0.1, 0.2, 0.2, 0.1, 0.4]])
+    x = torch.multinomial(q.expand(rows, 5), 1, generator=generator)
+    u = torch.rand(rows, 1, 3, dtype=torch.float64, generator=generator)
+    tokens, old = x.expand(rows, 2), torch.ones_like(x)
+    drawn = redraw(p.expand(rows, 1, 5), q.expand(rows, 2, 5), tokens, tokens >= 0, old, u)
+    observed, expected = torch.bincount(drawn[:, 0], minlength=5), rows * p
+    assert observed[4] == 0
+    assert ((observed - expected).square() / expected)[:4].sum() < 21.1  # p > 1e-4, three degrees of freedom
+    kept = (drawn == x).double().mean()
+    assert abs(kept - torch.minimum(p, q).sum()) < 4 * (0.25 / rows) ** 0.5
+
+
+def test_float64_takes_the_torch_form(both, device):
+    assert_same(*both(redraw, *case(*SHAPES[2], 0, device, torch.float64)))
+
+
+def test_no_rows(both, device):
+    assert_same(*both(redraw, *(each[:0] for each in case(*SHAPES[2], device=device))))
+
+
+BUGS = {
+    "q is not compared": ("* q_x.to(tl.float64) <=", "<="),
+    "a place without an old token keeps one": ("tried = (old > 0) & ", "tried = "),
+    "what means nothing is kept": (" & (tl.load(valid_ptr + node) != 0)", ""),
+    "nodes counted by places": ("place // places * nodes + old", "place // places * places + old"),
+    "uniforms of the first place": ("tl.load(u_ptr + place * 3) *", "tl.load(u_ptr) *"),
+    "one uniform keeps and draws": ("tl.load(u_ptr + place * 3 + 1)", "tl.load(u_ptr + place * 3)"),
+    "the residual is p": ("tl.maximum(p - q, 0.0)", "p"),
+    "the residual is |p - q|": ("tl.maximum(p - q, 0.0)", "tl.abs(p - q)"),
+    "tokens of the next row": (
+        "p_ptr + token, mask=token < vocabulary",
+        "p_ptr + token, mask=token < vocabulary + 1",
+    ),
+    "the last token is not summed": (
+        "p_ptr + token, mask=token < vocabulary",
+        "p_ptr + token, mask=token < vocabulary - 1",
+    ),
+    "the target is not scaled": (") * total  # 2^-24", ")"),
+    "blocks start at zero": ("(below + tl.cumsum(left, 0) <= target)", "(tl.cumsum(left, 0) <= target)"),
+    "blocks overlap": ("below += tl.sum(left)", "below += 0.0"),
+    "the token before": ("tl.sum(passed), vocabulary - 1)", "tl.sum(passed) - 1, vocabulary - 1)"),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_planted_in_the_kernel_is_seen(name, both, device, tmp_path, monkeypatch):
+    plant(monkeypatch, tmp_path, "redraw_triton", *BUGS[name])
+    with pytest.raises(AssertionError):
+        for seed in range(3):
+            for shape in SHAPES[2:]:
+                assert_same(*both(redraw, *case(*shape, seed, device)))
+
+
+def test_it_compiles_for_hopper_without_spills():
+    types = {"p_ptr": "*fp32", "q_ptr": "*fp32", "valid_ptr": "*i1", "u_ptr": "*fp64"}
+    types |= dict.fromkeys(("tokens_ptr", "old_ptr", "out_ptr"), "*i64")
+    types |= dict.fromkeys(("places", "nodes", "vocabulary"), "i32")
+    kernels = [
+        Kernel("redraw_triton", "_redraw_kernel", types, {"BLOCK": block}, aligned, 8)
+        for block, aligned in ((64, ()), (2048, ()), (2048, ("vocabulary",)))
+    ]
+    for made in compile_for_hopper(kernels):
+        assert made.spilled == 0 and made.shared <= SHARED_MEMORY
+    assert "ld.global.v4" in made.ptx
+
+
+def test_it_is_an_op_of_torch():
+    torch.library.opcheck(redraw.op, case(*SHAPES[2]))
+
+
+def test_it_compiles_into_one_graph():
+    arguments = case(*SHAPES[2])
+    assert_same(torch.compile(redraw, fullgraph=True)(*arguments), redraw(*arguments))

@@ -1,0 +1,289 @@
+"""The two ops of a residual block with adaptive LayerNorm: kernel, torch form and float64 give one result."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.kernels import gated_linear, modulated_linear
+from mmspec.kernels.residual_block import MAX_ROWS
+from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
+
+EPS = 1e-6
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+class Shape(NamedTuple):
+    """Leading shapes of the result and of x, K and N, and the weights' dtype."""
+
+    leading: tuple[int, ...]
+    x_leading: tuple[int, ...]
+    width: int
+    size: int
+    dtype: torch.dtype = torch.float32
+
+
+SHAPES = [
+    Shape((1,), (1,), 16, 5),
+    Shape((3,), (3,), 80, 32),
+    Shape((2, 5), (1, 5), 112, 112),  # guided: both branches have the states of one
+    Shape((2, 17), (2, 17), 130, 33),
+    Shape((3, 2, 4), (3, 1, 4), 48, 64),  # all steps at once
+    Shape((4, 4), (4, 1), 64, 40),
+    Shape((0, 4), (0, 4), 16, 16),
+    Shape((2, 9), (1, 9), 64, 64, torch.float16),
+    Shape((2, 20), (2, 20), 64, 64, torch.bfloat16),
+]
+
+
+class Arguments(NamedTuple):
+    x: Tensor
+    residual: Tensor
+    scale: Tensor
+    shift: Tensor
+    gate: Tensor
+    weight: Tensor
+    bias: Tensor
+
+
+def arguments_of(shape: Shape, device: torch.device, guard: float = float("nan")) -> Arguments:
+    """Arguments of both ops, each part of a larger tensor that is `guard` elsewhere."""
+    generator = torch.Generator().manual_seed(sum(shape.leading) + shape.width)
+
+    def numbers(*size: int, dtype: torch.dtype = shape.dtype, offset: float = 0.0) -> Tensor:
+        count = torch.Size(size).numel()
+        held = torch.full((count + 2048,), guard, dtype=dtype)
+        held[1024 : 1024 + count] = torch.randn(count, generator=generator).to(dtype) + offset
+        return held.to(device)[1024 : 1024 + count].view(size)
+
+    leading, x_leading, width, size, dtype = shape
+    # far from 0, where a variance by the mean of squares would be lost
+    x = numbers(*x_leading, width, dtype=torch.float32, offset=30.0)
+    residual = numbers(*x_leading, size, dtype=torch.float32)
+    scale, shift = numbers(*leading, 2 * width).chunk(2, -1)
+    gate = numbers(*leading, 2 * size)[..., size:]
+    weight, bias = numbers(size, width).div_(width**0.5), numbers(size)
+    return Arguments(x, residual, scale, shift, gate, weight, bias)
+
+
+def block(given: Arguments, activate: bool = True) -> tuple[Tensor, Tensor]:
+    """Both ops: what the first gives, and x + gate * of the same."""
+    hidden = modulated_linear(given.x, given.scale, given.shift, given.weight, given.bias, EPS, activate)
+    rows = (torch.addcmul(given.shift, given.scale, given.x)).to(given.weight.dtype)
+    return hidden, gated_linear(given.residual, rows, given.gate, given.weight, given.bias)
+
+
+def exact(given: Arguments, activate: bool = True) -> tuple[Tensor, Tensor]:
+    """As `block`, in float64."""
+    rows = torch.addcmul(given.shift, given.scale, given.x).to(given.weight.dtype).double()
+    x, residual, scale, shift, gate, weight, bias = (each.double() for each in given)
+    centered = x - x.mean(-1, keepdim=True)
+    normed = centered / (centered.square().mean(-1, keepdim=True) + EPS).sqrt()
+    hidden = (normed * scale + shift) @ weight.T + bias
+    if activate:
+        hidden = hidden * torch.sigmoid(hidden)
+    return hidden, residual + gate * (rows @ weight.T + bias)
+
+
+def error(one: Tensor, other: Tensor) -> float:
+    """Relative error; a NaN is infinitely wrong."""
+    if not one.numel():
+        return 0.0
+    found = float((one.double() - other.double()).norm() / other.double().norm())
+    return found if found == found else float("inf")
+
+
+@pytest.mark.parametrize("activate", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_both_ops_compute_their_formulas(shape, activate, device):
+    given = arguments_of(shape, device)
+    for own, expected in zip(block(given, activate), exact(given, activate), strict=True):
+        assert own.shape == expected.shape
+        assert error(own, expected) < TOLERANCE[shape.dtype]
+    hidden, residual = block(given, activate)
+    assert hidden.dtype == shape.dtype and residual.dtype == torch.float32
+
+
+@pytest.mark.parametrize("activate", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_kernels_give_the_numbers_of_torch(shape, activate, both, device):
+    given = arguments_of(shape, device)
+    kernel, twin = both(block, given, activate)
+    for one, other, truth in zip(kernel, twin, exact(given, activate), strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        assert error(one, other) < TOLERANCE[shape.dtype]
+        assert error(one, truth) < TOLERANCE[shape.dtype]
+
+
+def test_statistics_and_residual_are_in_float32_for_states_in_half(both, device):
+    given = arguments_of(Shape((2, 3), (2, 3), 64, 64, torch.bfloat16), device)
+    halves = given._replace(x=given.x.bfloat16(), residual=given.residual.bfloat16())
+    precise = halves._replace(x=halves.x.float(), residual=halves.residual.float())
+    for results in both(block, halves):
+        for own, expected in zip(results, block(precise), strict=True):
+            assert own.dtype == expected.dtype
+            assert error(own, expected) < TOLERANCE[torch.bfloat16]
+
+
+def test_nothing_is_written_beyond_the_result(monkeypatch, both, device):
+    given = arguments_of(Shape((3,), (3,), 48, 33), device)
+    buffers = []
+
+    def guarded(*size: int, dtype: torch.dtype, **_: Any) -> Tensor:
+        count = torch.Size(size).numel()
+        buffers.append((torch.full((count + 2048,), 7.0, dtype=dtype, device=device), count))
+        return buffers[-1][0][1024 : 1024 + count].view(size)
+
+    monkeypatch.setattr(torch, "empty", guarded)
+    both(block, given)
+    assert len(buffers) == 2
+    for buffer, count in buffers:
+        assert (buffer[:1024] == 7).all() and (buffer[1024 + count :] == 7).all()
+
+
+def test_rows_do_not_depend_on_one_another(both, device):
+    given = arguments_of(Shape((MAX_ROWS,), (MAX_ROWS,), 48, 32), device)
+    some = Arguments(*(each[5:8] for each in given[:5]), *given[5:])
+    kernel, _ = both(block, given)
+    alone, _ = both(block, some)
+    for together, own in zip(kernel, alone, strict=True):
+        assert error(together[5:8], own) < TOLERANCE[torch.float32]
+    given.x[0] = float("nan")
+    poisoned, _ = both(block, given)
+    assert poisoned[0][0].isnan().all() and poisoned[0][1:].isfinite().all()
+
+
+def test_many_rows_float64_and_gradients_take_the_torch_form(monkeypatch, device):
+    monkeypatch.setenv("MMSPEC_BACKEND", "triton")
+    many = arguments_of(Shape((MAX_ROWS + 1,), (MAX_ROWS + 1,), 16, 16), device)
+    few = arguments_of(Shape((2,), (2,), 16, 16), device)
+    trained = few._replace(weight=few.weight.requires_grad_())
+    doubles = Arguments(*(each.detach().double() for each in few))
+
+    def forbidden(*_: Any) -> Any:
+        raise AssertionError("launched")
+
+    module = pytest.importorskip("mmspec.kernels.residual_block_triton")
+    monkeypatch.setattr(module, "modulated_linear_triton", forbidden)
+    monkeypatch.setattr(module, "gated_linear_triton", forbidden)
+    for given in (many, doubles):
+        assert error(block(given)[0], exact(given)[0]) < 1e-5
+    (block(trained)[0].sum() + block(trained)[1].sum()).backward()
+    assert trained.weight.grad.any()
+    with torch.no_grad(), pytest.raises(AssertionError, match="launched"):
+        block(trained)
+
+
+BUGS = {
+    "columns of the last part are not masked": ("inside = (k < K)[None, :]", "inside = (k >= 0)[None, :]"),
+    "padding counts in the squares": ("tl.where(inside, x - part[:, None], 0.0)", "x - part[:, None]"),
+    "padding counts in the mean": ("tl.minimum(K - start, BLOCK_S)", "BLOCK_S"),
+    "parts are not merged": ("apart * apart * (start * share)", "0"),
+    "eps is left out": ("squares / K + EPS", "squares / K"),
+    "one row is one too far": ("(row % x_rows)[:, None] * K", "((row + 1) % x_rows)[:, None] * K"),
+    "branches have states of their own": ("(row % x_rows)[:, None] * K", "row[:, None] * K"),
+    "scale has the stride of x": ("row[:, None] * scale_stride", "row[:, None] * K"),
+    "shift has the stride of x": ("row[:, None] * shift_stride", "row[:, None] * K"),
+    "the last part is left out": ("range(0, K, BLOCK_K)", "range(0, K - BLOCK_K + 1, BLOCK_K)"),
+    "weights are not masked": ("(k < K)[:, None] & (column < N)[None, :]", "(column < N)[None, :]"),
+    "the bias is left out": ("sum += tl.load(bias_ptr + column", "sum += 0 * tl.load(bias_ptr + column"),
+    "no activation": ("if ACTIVATE:", "if False:"),
+    "the gate is left out": ("gate.to(tl.float32) * sum", "sum"),
+    "the gate has the stride of the result": ("row[:, None] * gate_stride", "row[:, None] * N"),
+    "the residual is one column off": ("(row % x_rows)[:, None] * N +", "(row % x_rows)[:, None] * N + 1 +"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bugs_are_found(name, monkeypatch, both, device):
+    module = pytest.importorskip("mmspec.kernels.residual_block_triton")
+    source, (right, wrong) = inspect.getsource(module), BUGS[name]
+    assert right in source
+    place = f"<{name}>"
+    planted: dict[str, Any] = {"__name__": module.__name__, "__package__": module.__package__}
+    source = source.replace(right, wrong)
+    # Triton reads the source of a kernel where Python's tracebacks find it
+    monkeypatch.setitem(linecache.cache, place, (len(source), None, source.splitlines(True), place))
+    exec(compile(source, place, "exec", dont_inherit=True), planted)
+    for launcher in ("modulated_linear_triton", "gated_linear_triton"):
+        monkeypatch.setattr(module, launcher, planted[launcher])
+    monkeypatch.setitem(planted, "STATISTICS", 16 * 32)  # so that a row has several parts
+    worst = 0.0
+    for shape in (Shape((2, 5), (1, 5), 112, 112), Shape((3,), (3,), 80, 33)):
+        given = arguments_of(shape, device)
+        given.x.mul_(1e-3)  # small against eps
+        kernel, twin = both(block, given)
+        worst = max(worst, *(error(one, other) for one, other in zip(kernel, twin, strict=True)))
+    assert worst > 10 * TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torch_knows_the_ops(dtype, device):
+    given = arguments_of(Shape((2, 5), (1, 5), 16, 24, dtype), device, guard=0.0)
+    hidden = block(given)[0]
+    first = (given.x, given.scale, given.shift, given.weight, given.bias, EPS, True)
+    second = (given.residual, given.x.expand(2, -1, -1).to(dtype), given.gate, given.weight, given.bias)
+    torch.library.opcheck(modulated_linear.op, first)
+    torch.library.opcheck(gated_linear.op, second)
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(given)[0], hidden)
+
+
+def shipped(width: int, dtype: str, height: int) -> list[Kernel]:
+    """Both kernels as launched for `height` rows."""
+    module = pytest.importorskip("mmspec.kernels.residual_block_triton")
+    tile = module.tile_of(height, torch.bfloat16 if dtype == "bf16" else torch.float32)
+    weights = dict.fromkeys(
+        ("scale_ptr", "shift_ptr", "gate_ptr", "weight_ptr", "bias_ptr", "hidden_ptr"), f"*{dtype}"
+    )
+    sizes = {
+        "rows": "i32",
+        "x_rows": "i32",
+        "scale_stride": "i32",
+        "shift_stride": "i32",
+        "gate_stride": "i32",
+    }
+    types = weights | sizes | {"x_ptr": "*fp32"}
+    constants = {"N": width, "K": width, "UPCAST": False} | tile
+    first = constants | {"EPS": EPS, "ACTIVATE": True, "BLOCK_S": module.STATISTICS // tile["BLOCK_M"]}
+    strides = ("scale_stride", "shift_stride", "gate_stride")
+    return [
+        kernel_of("_modulated_linear_kernel", types | {"out_ptr": f"*{dtype}"}, first, strides),
+        kernel_of("_gated_linear_kernel", types | {"out_ptr": "*fp32"}, constants, strides),
+    ]
+
+
+def kernel_of(
+    name: str, types: dict[str, str], constants: dict[str, Any], strides: tuple[str, ...]
+) -> Kernel:
+    module = pytest.importorskip("mmspec.kernels.residual_block_triton")
+    names = getattr(module, name).arg_names
+    types = {each: found for each, found in types.items() if each in names}
+    aligned = [each for each in strides if each in names]
+    return Kernel("residual_block_triton", name, types, constants, aligned, module.WARPS, module.STAGES)
+
+
+def check_compiled(kernels: list[Kernel]) -> None:
+    for kernel, compiled in zip(kernels, compile_for_hopper(kernels), strict=True):
+        assert compiled.spilled == 0, kernel
+        assert compiled.shared <= SHARED_MEMORY, kernel
+        assert "cp.async" in compiled.ptx
+        if kernel.types["weight_ptr"] == "*bf16":
+            product = "wgmma.mma_async" if kernel.constants["BLOCK_M"] == 64 else "mma.sync"
+            assert product in compiled.ptx
+
+
+def test_the_kernels_compile_for_hopper():
+    check_compiled([*shipped(1536, "bf16", 16), *shipped(1536, "bf16", 64)[:1]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1024, 1280, 1536])
+def test_every_configuration_compiles_for_hopper(width):
+    tiles = [("bf16", 16), ("bf16", 32), ("bf16", 64), ("fp16", 16), ("fp32", 16), ("fp32", 32)]
+    check_compiled([kernel for dtype, height in tiles for kernel in shipped(width, dtype, height)])

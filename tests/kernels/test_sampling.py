@@ -1,0 +1,284 @@
+"""Sampling kernels: warped logits and tokens as of the torch forms, which are the library's own samplers."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.kernels import Warping, sample_tokens, sampling, warp_logits
+from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
+from tests.kernels.planting import plant
+
+WARPINGS = {
+    "plain": Warping(),
+    "greedy, guided": Warping((0.0,), guidance_scale=(3.0,)),
+    "top-k": Warping((0.7,), (5,)),
+    "top-p": Warping((1.3,), top_p=(0.8,)),
+    "a nucleus of one": Warping((1.0,), top_p=(1e-9,)),
+    "min-p": Warping((0.9,), min_p=(0.1,)),
+    "all, guided": Warping((0.8,), (9,), (0.7,), (0.05,), (2.5,)),
+    "rows of their own": Warping(
+        (0.0, 0.7, 1.0), (3, 0, 20), (1.0, 0.6, 0.9), (0.0, 0.02, 0.0), (2.0, 1.0, 4.0)
+    ),
+}
+
+
+def logits_for(
+    warping: Warping, size: int, device: Any = "cpu", ties: bool = False, nodes: int = 1
+) -> Tensor:
+    """[3 or 6, n, V] logits in a tensor whose guard bands are NaN; with excluded tokens, and with ties."""
+    generator = torch.Generator().manual_seed(size)
+    rows = 3 * (1 + warping.is_guided)
+    guarded = torch.full((rows, nodes + 2, size + 8), math.nan)
+    logits = guarded[:, 1:-1, 4:-4]
+    logits[:] = 3 * torch.randn(rows, nodes, size, generator=generator)
+    if ties:
+        logits.div_(3).round_()
+    if size > 10:
+        logits[:3, :, : size // 5] = -math.inf
+    return guarded.to(device)[:, 1:-1, 4:-4]
+
+
+def noise_for(device: Any, nodes: int = 1) -> tuple[Tensor, Tensor]:
+    """Keys and places of three lanes."""
+    key = torch.tensor([[1, 2], [3, 4], [5, 6]], device=device)
+    return key, torch.arange(7, 7 + 3 * nodes, device=device).view(3, nodes)
+
+
+def tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are too long for one program, and have several tiles."""
+    module = sys.modules["mmspec.kernels.sampling_triton"]
+    monkeypatch.setattr(module, "RESIDENT", 0)
+    monkeypatch.setattr(module, "TILE", 32)
+
+
+@pytest.fixture(params=["held", "tiled"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The kernel that holds a row, and those for rows that are too long for it."""
+    pytest.importorskip("mmspec.kernels.sampling_triton")
+    if request.param == "tiled":
+        tile(monkeypatch)
+    return request.param
+
+
+def compare(
+    both: Callable[..., Any], device: Any, warping: Warping, size: int, ties: bool = False, nodes: int = 1
+) -> None:
+    """Both forms of both ops; a token may differ where two scores are equal but for rounding."""
+    logits, (key, place) = logits_for(warping, size, device, ties, nodes), noise_for(device, nodes)
+    kernel, twin = both(warp_logits, logits, warping)
+    assert torch.equal(kernel == -math.inf, twin == -math.inf)
+    torch.testing.assert_close(kernel, twin, rtol=1e-5, atol=1e-5)
+    (tokens, finite), (expected, usable) = both(sample_tokens, logits, warping, key, place, 1, 2)
+    assert finite.all() and usable.all()
+    noise = sampling.philox_gumbel(key, place, 1, size, 2)
+    drawn = torch.tensor(warping.temperature, device=device).view(-1, 1, 1) > 0
+    scores = twin + torch.where(drawn, noise, 0.0)
+    gap = scores.gather(-1, expected[..., None]) - scores.gather(-1, tokens[..., None])
+    assert gap.abs().max() < 1e-5, "another token than the likeliest with its noise"
+    if not ties:
+        assert torch.equal(tokens, expected)
+
+
+@pytest.mark.parametrize("name", WARPINGS)
+def test_the_kernels_give_what_torch_gives(both, device, path, name):
+    compare(both, device, WARPINGS[name], 37)
+
+
+@pytest.mark.parametrize("size", [1, 16, 33, 130])
+def test_rows_of_any_length(both, device, path, size):
+    compare(both, device, Warping((0.7,), (9,), (1.0,), (0.01,), (2.5,)), size)
+
+
+@pytest.mark.parametrize("name", ["top-k", "top-p"])
+def test_ties_are_kept_at_the_kth_value_and_dropped_in_order_at_the_edge_of_a_nucleus(
+    both, device, path, name
+):
+    compare(both, device, WARPINGS[name], 37, ties=True)
+    equal = torch.zeros(1, 1, 8, device=device)
+    kernel, twin = both(warp_logits, equal, Warping(top_p=(0.5,)))
+    assert torch.equal(kernel, twin) and kernel.isfinite().sum() == 4
+    kernel, twin = both(warp_logits, equal, Warping(top_k=(2,)))
+    assert torch.equal(kernel, twin) and kernel.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_widened_first(both, device, path, dtype):
+    warping = Warping((0.7,), (20,), (0.9,), (0.0,), (2.0,))
+    logits = logits_for(warping, 70, device).to(dtype)
+    kernel, twin = both(warp_logits, logits, warping)
+    torch.testing.assert_close(kernel, twin, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_are_not_finite_are_seen(both, device, path):
+    logits = torch.zeros(4, 1, 40, device=device)
+    logits[0, 0, 3], logits[1, 0, 39], logits[2] = math.nan, math.inf, -math.inf
+    key, place = torch.ones(4, 2, dtype=torch.long, device=device), torch.arange(4, device=device)[:, None]
+    for warping in (Warping((0.5,), (7,), (0.9,)), Warping()):
+        for tokens, finite in both(sample_tokens, logits, warping, key, place, 0):
+            assert finite[:, 0].tolist() == [False, False, False, True]
+            assert ((tokens >= 0) & (tokens < 40)).all()
+    for warped in both(warp_logits, logits, Warping((0.5,), (7,))):
+        assert warped.amax(-1).isfinite()[:, 0].tolist() == [False, False, False, True]
+
+
+def test_nodes_of_a_tree_share_the_noise_of_their_depth(both, device, path):
+    logits, key = torch.zeros(2, 4, 50, device=device), noise_for(device)[0][:2]
+    place = torch.tensor([[3, 4], [8, 9]], device=device)
+    node = torch.tensor([[0, 1, 1, 0]] * 2, device=device)
+    for tokens, _ in both(sample_tokens, logits, Warping(), key, place, 0, 0, node):
+        assert torch.equal(tokens[:, 1], tokens[:, 2]) and torch.equal(tokens[:, 0], tokens[:, 3])
+        assert torch.equal(tokens[:, :2], sample_tokens(logits[:, :2], Warping(), key, place, 0)[0])
+
+
+def test_tokens_are_drawn_from_the_warped_distribution():
+    logits = torch.tensor([[[0.0, 1.0, -1.0, 2.0, 0.5, -math.inf]]])
+    warping = Warping((0.8,), (4,), (0.97,))
+    place = torch.arange(40_000)[None]
+    tokens, _ = sample_tokens(logits.expand(1, 40_000, -1), warping, torch.tensor([[5, 6]]), place, 0)
+    p = (logits / 0.8).topk(4).values.softmax(-1)
+    expected = torch.zeros(6).scatter(0, (logits / 0.8).topk(4).indices[0, 0], p[0, 0]) * 40_000
+    kept = expected > 0
+    observed = torch.bincount(tokens[0], minlength=6)
+    assert not observed[~kept].any()
+    assert ((observed - expected)[kept] ** 2 / expected[kept]).sum() < 3 + 5 * math.sqrt(6)
+
+
+PLAIN, TOP_K, NUCLEUS, TOPMOST = (WARPINGS[name] for name in ("plain", "top-k", "top-p", "a nucleus of one"))
+HOT, GUIDED, ROWS = Warping((0.7,)), Warping(guidance_scale=(2.5,)), Warping((0.0, 0.7, 1.0))
+MIXED = Warping((0.0, 0.7, 1.0), (3, 0, 20))
+HELD_ROW, TILED_ROW = "tl.arange(0, BLOCK)\n    inside = ", "start + tl.arange(0, TILE)\n    inside = "
+BUGS = {
+    "one key too many passes for k": ("held", TOP_K, "reached >= k", "reached > k"),
+    "the nucleus keeps its edge out": ("held", NUCLEUS, "bound - below)", "bound - below + 1)"),
+    "all equals at the edge stay": ("held", NUCLEUS, "if surplus > 0:", "if surplus > size:"),
+    "all equals at the edge go": ("held", TOPMOST, "equals - 1)", "equals)"),
+    "counting beyond the index": ("held", NUCLEUS, " & (tl.arange(0, BLOCK) < last)", ""),
+    "counting beyond the index, tiled": ("tiled", NUCLEUS, " & (index < last)", ""),
+    "counting with the index": (
+        "held",
+        NUCLEUS,
+        "(tl.arange(0, BLOCK) < last)",
+        "(tl.arange(0, BLOCK) <= last)",
+    ),
+    "counting with the index, tiled": ("tiled", NUCLEUS, "(index < last)", "(index <= last)"),
+    "-0 is less than 0": ("held", NUCLEUS, "1.0)) + 0.0  # -0", "1.0))  # -0"),
+    "-0 is less than 0, tiled": ("tiled", NUCLEUS, "1.0)) + 0.0  # as", "1.0))  # as"),
+    "no token is sure": ("held", TOPMOST, "tl.minimum(threshold, _ordered(top))", "threshold"),
+    "min-p forgotten": ("held", WARPINGS["min-p"], "tl.maximum(value, lowest)", "value"),
+    "no unconditional normaliser": ("held", GUIDED, "u - u_top - tl.log(u_sum)", "u - u_top"),
+    "sums of tiles of different maxima": ("tiled", GUIDED, "sums * tl.exp(tops - top)", "sums"),
+    "noise in the order of words": (
+        "held",
+        PLAIN,
+        "tl.interleave(w0, w2), tl.interleave(w1, w3)",
+        "tl.interleave(w0, w1), tl.interleave(w2, w3)",
+    ),
+    "noise of the first tile everywhere": ("tiled", PLAIN, "start // 4 + ", ""),
+    "greedy rows are drawn": ("held", ROWS, "tl.where(is_drawn, x + noise, x)", "x + noise"),
+    "greedy rows are drawn, tiled": ("tiled", ROWS, "tl.where(temperature > 0.0, x + noise, x)", "x + noise"),
+    "greedy rows are truncated": ("held", MIXED, "tl.where(is_drawn, value, NEG_INF)", "value"),
+    "greedy rows are truncated, tiled": (
+        "tiled",
+        MIXED,
+        "if is_finite & (temperature > 0.0):",
+        "if is_finite:",
+    ),
+    "a mask off by one": ("held", PLAIN, HELD_ROW + "index < size", HELD_ROW + "index < size + 1"),
+    "a mask off by one, tiled": ("tiled", HOT, TILED_ROW + "index < size", TILED_ROW + "index < size - 1"),
+    "the first tile wins": ("tiled", PLAIN, "tl.argmax(best, 0)", "0"),
+    "settings of another row": ("held", ROWS, "settings_ptr + row", "settings_ptr + (row + 1) % rows"),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(both, device, monkeypatch, tmp_path, name):
+    if device.type == "cuda":
+        pytest.skip("bugs are planted in interpreted kernels")
+    path, warping, right, wrong = BUGS[name]
+    plant(monkeypatch, tmp_path, "sampling_triton", right, wrong)
+    if path == "tiled":
+        tile(monkeypatch)
+    # Truncation shows in every row, and that of a nucleus where logits are equal; noise decides few rows.
+    with pytest.raises((AssertionError, IndexError)):
+        compare(both, device, warping, 37, ties=min(warping.top_p) < 1.0, nodes=1 if warping.truncates else 4)
+
+
+PLACES = ("key_ptr", "place_ptr", "stream_ptr", "step_ptr", "node_ptr")
+CUT = {"TOP_K": True, "TOP_P": True}
+
+
+def shipped(name: str, constants: dict[str, Any], warps: int, dtype: str = "bf16") -> Kernel:
+    """A kernel for rows of a multiple of 16 tokens; arguments that are not constants are there."""
+    types = dict.fromkeys((*PLACES, "token_ptr"), "*i64")
+    types |= dict.fromkeys(("settings_ptr", "sums_ptr", "scores_ptr", "tops_ptr", "cuts_ptr"), "*fp32")
+    types |= {"best_ptr": "*fp32", "choice_ptr": "*i32", "finite_ptr": "*i1", "warped_ptr": "*fp32"}
+    types |= dict.fromkeys(("batch", "rows", "settings_rows", "nodes", "places", "tiles"), "i32")
+    aligned = ("size", "batch_stride", "row_stride")
+    types |= dict.fromkeys(aligned, "i32") | {"logits_ptr": f"*{dtype}"}
+    given = {argument: kind for argument, kind in types.items() if argument not in constants}
+    return Kernel("sampling_triton", name, given, constants, aligned, warps)
+
+
+def assert_fit(kernels: list[Kernel]) -> None:
+    for kernel, compiled in zip(kernels, compile_for_hopper(kernels), strict=True):
+        assert compiled.spilled == 0 and compiled.shared <= SHARED_MEMORY, kernel
+        # Philox with 32-bit counters, where a token is drawn; 16 bytes a load, of what is long.
+        is_drawn = kernel.constants.get("warped_ptr", "") is None
+        assert ("mul.hi.u32" in compiled.ptx) == is_drawn, kernel
+        assert "v4.b32" in compiled.ptx or kernel.name == "_choice_kernel", kernel
+
+
+@pytest.mark.parametrize("block", [1024, 2048, 4096, 8192])
+def test_kernels_of_a_held_row_compile_for_hopper_without_spills(block):
+    module = pytest.importorskip("mmspec.kernels.sampling_triton")
+    flags = CUT | {"MIN_P": True, "INDEX_BITS": block.bit_length() - 1, "BLOCK": block}
+    drawn, warped = {"warped_ptr": None}, dict.fromkeys((*PLACES, "token_ptr", "finite_ptr"))
+    assert_fit(
+        [
+            shipped("_row_kernel", flags | drawn | {"GUIDED": True}, module.row_warps(block)),
+            shipped("_row_kernel", flags | warped | {"GUIDED": False}, module.row_warps(block), "fp32"),
+        ]
+    )
+
+
+@pytest.mark.parametrize("size", [16384, 65536, 151936])
+def test_kernels_of_a_tiled_row_compile_for_hopper_without_spills(size):
+    module = pytest.importorskip("mmspec.kernels.sampling_triton")
+    tile = {"TILE": module.TILE}
+    tiles = {"TILES": module.triton.next_power_of_2(module.triton.cdiv(size, module.TILE))}
+    cut = CUT | {"INDEX_BITS": (size - 1).bit_length()}
+    assert_fit(
+        [
+            shipped("_sums_kernel", tile, 8),
+            shipped("_scores_kernel", tile | tiles | {"GUIDED": True}, 8),
+            shipped("_cut_kernel", tile | tiles | cut, 16),
+            shipped("_tile_kernel", tile | tiles | {"warped_ptr": None}, 8),
+            shipped("_tile_kernel", tile | tiles | dict.fromkeys((*PLACES, "best_ptr", "choice_ptr")), 8),
+            shipped("_choice_kernel", tiles, 1),
+        ]
+    )
+
+
+def test_the_ops_are_registered_as_torch_wants_them():
+    warping = WARPINGS["all, guided"]
+    logits, (key, place) = logits_for(warping, 12).contiguous(), noise_for("cpu")
+    word = torch.tensor([[1]])
+    torch.library.opcheck(sampling.warped.op, (logits, *warping))
+    torch.library.opcheck(sampling.warped.op, (logits, *Warping()))
+    torch.library.opcheck(sampling.sampled.op, (logits, key, place, word, word, None, *warping))
+
+
+def test_sampling_is_compiled_without_a_break():
+    warping = WARPINGS["all, guided"]
+    logits, (key, place) = logits_for(warping, 12), noise_for("cpu")
+    compiled = torch.compile(sample_tokens, fullgraph=True, backend="aot_eager")
+    expected = sample_tokens(logits, warping, key, place, 1)
+    for ours, theirs in zip(compiled(logits, warping, key, place, 1), expected, strict=True):
+        assert torch.equal(ours, theirs)

@@ -1,0 +1,130 @@
+"""Ancestors, depths and children of trees: against walking up, the kernels against torch, planted bugs."""
+
+import pytest
+import torch
+
+from mmspec.kernels import tree_children, tree_paths
+from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
+from tests.kernels.planting import plant
+from tests.kernels.trees import path_up, random_tree
+
+# rows, nodes, how often a node hangs below the one before it
+SHAPES = [(1, 1, 0.5), (2, 2, 0.5), (3, 17, 0.0), (2, 16, 1.0), (1, 64, 0.5), (2, 70, 0.3), (0, 3, 0.5)]
+TREES = [(*shape, 7) for shape in SHAPES[:-1]]
+
+
+def make(rows, nodes, lean, seed=7, device="cpu"):
+    return random_tree(rows, nodes, seed, lean, device)
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_paths_and_children_are_those_of_walking_up(tree):
+    tree = make(*tree)
+    ancestors, depth = tree_paths(tree.parents, tree.max_depth)
+    children = tree_children(tree.parents, tree.valid, tree.max_children)
+    for row, parents in enumerate(tree.parents.tolist()):
+        for node in range(len(parents)):
+            path = path_up(parents, node)
+            assert ancestors[row, node].nonzero()[:, 0].tolist() == sorted(path)
+            assert depth[row, node] == len(path) - 1
+            expected = [i for i, p in enumerate(parents) if i and p == node and tree.valid[row, i]]
+            padding = [-1] * (tree.max_children - len(expected))
+            assert children[row, node].tolist() == expected + padding
+
+
+def assert_equal(ours, expected):
+    for one, other in zip(ours, expected, strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+
+
+def compare(both, tree):
+    assert_equal(*both(tree_paths, tree.parents, tree.max_depth))
+    assert_equal(*([each] for each in both(tree_children, tree.parents, tree.valid, tree.max_children)))
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_the_kernels_give_what_torch_gives(tree, both, device):
+    compare(both, make(*tree, device=device))
+
+
+def test_no_rows_and_no_children(both, device):
+    empty = torch.empty(0, 3, dtype=torch.long, device=device)
+    assert_equal(*both(tree_paths, empty, 2))
+    root = torch.zeros(2, 1, dtype=torch.long, device=device)
+    assert both(tree_children, root, root == 0, 0)[0].shape == (2, 1, 0)
+
+
+def test_a_bound_above_the_depth_and_several_roots(both, device):
+    """Trees of a head that is drafting begin at the root's children, each its own parent."""
+    parents = torch.tensor([[0, 1, 2, 0, 0, 2, 5]], device=device)
+    ours, expected = both(tree_paths, parents, 6)
+    assert_equal(ours, expected)
+    assert expected[1].tolist() == [[0, 0, 0, 1, 1, 1, 2]]
+
+
+def test_parents_that_all_rows_share_are_read_as_such(both, device):
+    tree = make(1, 9, 0.5, device=device)
+    parents, valid = tree.parents.expand(3, 9), tree.valid.expand(3, 9)
+    assert_equal(*both(tree_paths, parents, tree.max_depth))
+    ours, expected = both(tree_children, parents, valid, tree.max_children)
+    assert torch.equal(ours, expected)
+
+
+BUGS = {
+    "one level too few": ("range(max_depth)", "range(max_depth - 1)"),
+    "nodes are not their own ancestors": (
+        "reached = node[:, None] == other[None, :]",
+        "reached = node[:, None] < 0",
+    ),
+    "roots have depths": ("(parent != above)", "(parent >= 0)"),
+    "the first row's parents": ("parents_ptr += row * nodes", "parents_ptr += 0 * row"),
+    "the last column is not written": ("(other < nodes)[None, :])\n\n", "(other < nodes - 1)[None, :])\n\n"),
+    "the root is its own child": ("within = (other > 0)", "within = (other >= 0)"),
+    "padding has parents": ("& valid[None, :]", ""),
+    "children from the second place on": ("begin + (count - 1)", "begin + count"),
+    "places of children that are missing": ("free & (slot", "(slot < 0)[None, :] & (slot"),
+    "children of other rows' nodes": ("* max_children\n", "* max_children + 1\n"),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_planted_in_the_kernels_is_seen(name, both, device, tmp_path, monkeypatch):
+    plant(monkeypatch, tmp_path, "tree_triton", *BUGS[name])
+    with pytest.raises(AssertionError):
+        for tree in ((2, 5, 0.5), (3, 17, 0.3)):
+            compare(both, make(*tree, device=device))
+
+
+def test_they_compile_for_hopper_without_spills():
+    paths = {
+        "parents_ptr": "*i64",
+        "ancestors_ptr": "*i8",
+        "depth_ptr": "*i64",
+        "nodes": "i32",
+        "max_depth": "i32",
+    }
+    children = {"parents_ptr": "*i64", "valid_ptr": "*i8", "children_ptr": "*i64"}
+    children |= {"nodes": "i32", "max_children": "i32"}
+    kernels = []
+    for size, block in ((16, 16), (64, 32), (512, 4)):
+        tile = {"NODES": size, "BLOCK": block}
+        kernels.append(Kernel("tree_triton", "_paths_kernel", paths, tile))
+        kernels.append(Kernel("tree_triton", "_children_kernel", children, tile | {"CHILDREN": 16}))
+    for made in compile_for_hopper(kernels):
+        assert made.spilled == 0 and made.shared <= SHARED_MEMORY
+
+
+def test_they_are_ops_of_torch():
+    tree = make(2, 9, 0.5)
+    torch.library.opcheck(tree_paths.op, (tree.parents, tree.max_depth))
+    torch.library.opcheck(tree_children.op, (tree.parents, tree.valid, tree.max_children))
+
+
+def test_they_compile_into_one_graph():
+    tree = make(2, 9, 0.5)
+
+    def structure(parents, valid):
+        return *tree_paths(parents, tree.max_depth), tree_children(parents, valid, tree.max_children)
+
+    compiled = torch.compile(structure, fullgraph=True)
+    assert_equal(compiled(tree.parents, tree.valid), structure(tree.parents, tree.valid))

@@ -1,0 +1,285 @@
+"""Attention of the nodes of a draft: against float64, the kernel against torch, and what may not leak."""
+
+import pytest
+import torch
+
+from mmspec.kernels import tree_attention, tree_paths
+from mmspec.kernels.tree_attention_triton import configuration, parts_of
+from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
+from tests.kernels.planting import plant
+
+NAN = float("nan")
+CLOSE = {
+    torch.float32: 1e-6,
+    torch.float16: 1e-3,
+    torch.bfloat16: 8e-3,
+}  # relative; stores round, or truncate
+
+
+def inputs(
+    lengths: list[int],
+    nodes: int = 5,
+    group: int = 1,
+    key_heads: int = 1,
+    dim: int = 16,
+    width: int = 160,
+    shape: str = "tree",
+    window: int | None = None,
+    blind: bool = False,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+):
+    """Arguments of `tree_attention` over buffers [B, capacity, heads, d] in which what is stale is NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = len(lengths)
+    query = torch.randn(rows, nodes, key_heads * group, dim, generator=generator).to(dtype).transpose(1, 2)
+    key, value = torch.full((2, rows, width + 7, key_heads, dim), NAN, dtype=dtype)
+    length, index = torch.tensor(lengths), torch.arange(nodes)
+    if shape == "window":  # of Jacobi decoding: all nodes see the same slots, of which some hold nothing yet
+        visible = torch.arange(nodes + 3).expand(rows, 1, -1) % 3 != 1
+        depth = index.expand(rows, nodes)
+    else:
+        parents = (torch.rand(rows, nodes, generator=generator) * index).long()
+        if shape == "chain":
+            parents = (index - 1).clamp_min(0).expand(rows, nodes)
+        visible, depth = tree_paths(parents, nodes)
+    first = torch.zeros(rows, 1, dtype=torch.long)
+    if window is not None:
+        first = (length[:, None] + depth - window + 1).clamp_min(0)
+        visible = visible & (depth[:, :, None] - depth[:, None] < window)
+    if blind:
+        first = first + 1000
+    for row in range(rows):
+        slots = lengths[row] + visible[row].any(0).nonzero()[:, 0]
+        places = torch.cat([torch.arange(lengths[row]), slots])
+        for buffer in (key, value):
+            drawn = torch.randn(len(places), key_heads, dim, generator=generator)
+            buffer[row, places] = drawn.to(dtype)
+    key, value = (buffer[:, :width].transpose(1, 2) for buffer in (key, value))
+    return query, key, value, first, length, visible, dim**-0.5
+
+
+def expected(query, key, value, first, lengths, visible, scale):
+    """Softmax attention in float64, a node and a head at a time."""
+    rows, heads, nodes, dim = query.shape
+    out = torch.zeros(rows, nodes, heads, dim, dtype=torch.float64)
+    for row in range(rows):
+        for node in range(nodes):
+            length = int(lengths[row])
+            own = visible[row, node % visible.shape[1]].nonzero()[:, 0] + length
+            start = min(int(first[row, node % first.shape[1]]), length)
+            columns = torch.cat([torch.arange(start, length), own])
+            for head in range(heads if len(columns) else 0):
+                shared = head * key.shape[1] // heads
+                logits = key[row, shared, columns].double() @ query[row, head, node].double() * scale
+                out[row, node, head] = logits.softmax(0) @ value[row, shared, columns].double()
+    return out
+
+
+def distance(out: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((out.double() - reference.double()).norm() / reference.double().norm())
+
+
+CASES = {
+    "one node, no committed token": dict(lengths=[0], nodes=1),
+    "ragged rows at the edges of blocks": dict(lengths=[0, 31, 32, 33, 64, 96]),
+    "groups of 4": dict(lengths=[40, 7], group=4, key_heads=2),
+    "groups of 7, more queries than a tile": dict(lengths=[37, 64], nodes=5, group=7),
+    "groups of 8": dict(lengths=[3, 128], group=8),
+    "heads of 80": dict(lengths=[50], dim=80),
+    "heads of 9": dict(lengths=[50], dim=9, key_heads=3),
+    "a chain in a window": dict(lengths=[0, 4, 70], shape="chain", window=6, nodes=9),
+    "a tree in a window of two blocks": dict(lengths=[100, 127], window=64, nodes=18),
+    "windows behind the committed tokens": dict(lengths=[70, 3], nodes=9, blind=True),
+    "a window that is shorter than the draft": dict(lengths=[40], shape="chain", window=2, nodes=9),
+    "all nodes see the same": dict(lengths=[5, 64], shape="window", nodes=6, group=2),
+    "more slots than committed tokens": dict(lengths=[3, 1], shape="window", nodes=70),
+    "three parts": dict(lengths=[300, 0, 140], width=520, nodes=3),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_torch_form_is_softmax_attention(name):
+    arguments = inputs(**CASES[name])
+    assert distance(tree_attention(*arguments), expected(*arguments)) < 1e-6
+    exact = tree_attention(*(x.double() for x in arguments[:3]), *arguments[3:])
+    assert distance(exact, expected(*arguments)) < 1e-13
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_agrees_with_torch(both, name):
+    kernel, torch_form = both(tree_attention, *inputs(**CASES[name]))
+    assert kernel.shape == torch_form.shape and kernel.is_contiguous()
+    assert distance(kernel, torch_form) < CLOSE[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("nodes", [5, 30])
+def test_half_precision_is_near_float64(both, dtype, nodes):
+    arguments = inputs([90, 20], nodes=nodes, group=3, dtype=dtype)
+    for out in both(tree_attention, *arguments):
+        assert out.dtype == dtype
+        assert distance(out, expected(*arguments)) < CLOSE[dtype]
+
+
+def test_a_node_that_sees_nothing_gives_zeros(both):
+    query, key, value, first, lengths, visible, scale = inputs([0, 20], width=300)
+    visible = visible.index_fill(1, torch.tensor([3]), False)
+    for out in both(tree_attention, query, key, value, first, lengths, visible, scale):
+        assert (out[0, 3] == 0).all() and out.isfinite().all() and (out[1] != 0).any()
+
+
+def test_a_row_is_the_same_in_any_batch(both):
+    many = inputs([70, 10, 131], width=300)
+    alone = [x[2:] if isinstance(x, torch.Tensor) else x for x in many]
+    together, _ = both(tree_attention, *many)
+    one, _ = both(tree_attention, *alone)
+    assert distance(together[2:], one) < 1e-6
+
+
+def test_integers_of_either_size_and_packed_masks_are_the_same(both):
+    query, key, value, first, lengths, visible, scale = inputs([64, 9], window=20)
+    kernel, _ = both(tree_attention, query, key, value, first, lengths, visible, scale)
+    packed = torch.cat([first[..., None], lengths[:, None, None].expand(-1, 5, 1), visible.long()], 2).int()
+    again, _ = both(
+        tree_attention, query, key, value, packed[..., 0], packed[:, 0, 1], packed[..., 2:], scale
+    )
+    assert torch.equal(kernel, again)
+
+
+def test_heads_that_do_not_divide_are_an_error():
+    query, key, *others = inputs([4], group=3)
+    with pytest.raises(ValueError, match="3 heads of queries"):
+        tree_attention(query, key.expand(-1, 2, -1, -1), *others)
+
+
+def test_parts_follow_from_shapes_and_fill_the_device():
+    assert parts_of(1, 100) == 1
+    assert parts_of(4, 4096) == 32  # one row of Qwen2.5-VL-7B: 4 heads of keys
+    assert parts_of(4, 65536) == 64
+    assert parts_of(300, 4096) == 1
+
+
+BUGS = {
+    "the last committed token is left out": ("committed = (slot < 0)", "committed = (slot < -1)"),
+    "a slot too far is seen": (
+        "visible_ptr + (sight[:, None] + slot",
+        "visible_ptr + (sight[:, None] + 1 + slot",
+    ),
+    "the window is one token longer": ("column[None, :] >= first", "column[None, :] + 1 >= first"),
+    "windows end where the first one does": (
+        "highest = tl.minimum(tl.max(first)",
+        "highest = tl.minimum(lowest",
+    ),
+    "blocks before the window of all": ("tl.min(tl.where(inside, first, width))", "tl.max(first) + 40"),
+    "windows behind the committed tokens skip the draft": (
+        "lowest = tl.minimum(tl.min(tl.where(inside, first, width)), length)",
+        "lowest = tl.min(tl.where(inside, first, width))",
+    ),
+    "a draft in the block of committed tokens": (
+        "whole = tl.maximum(start, tl.minimum(stop, length) // COLUMNS * COLUMNS)",
+        "whole = tl.maximum(start, tl.cdiv(tl.minimum(stop, length), COLUMNS) * COLUMNS)",
+    ),
+    "stale values leak": ("exists = (tl.max(seen.to(tl.int32), 0) > 0)[:, None]", "exists = exists"),
+    "groups are interleaved": ("key_head * GROUP + query % GROUP", "key_head + query % GROUP * KEY_HEADS"),
+    "the sums do not fade": ("mass = mass * fade + tl.sum(p, 1)", "mass = mass + tl.sum(p, 1)"),
+    "parts are not weighted": ("total = tl.sum(weight * mass)", "total = tl.sum(mass)"),
+    "parts that saw nothing": ("mask=filled[:, None] & (d < D)", "mask=d < D"),
+}
+EXPOSING = [
+    CASES[name] for name in list(CASES) if name not in ("heads of 9", "more slots than committed tokens")
+]
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_found(both, monkeypatch, tmp_path, bug):
+    plant(monkeypatch, tmp_path, "tree_attention_triton", *BUGS[bug])
+    # what parts leave unwritten is whatever the memory held
+    monkeypatch.setattr(torch, "empty", lambda *size, **kwargs: torch.full(_size(size), NAN, **kwargs))
+    assert any(_differs(both, arguments) for arguments in EXPOSING)
+
+
+def _size(size):
+    return size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+
+
+def _differs(both, case) -> bool:
+    kernel, torch_form = both(tree_attention, *inputs(**case))
+    return not distance(kernel, torch_form) < CLOSE[torch.float32]
+
+
+TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
+STRIDES = ("q_row", "q_head", "q_node", "k_row", "k_head", "k_column", "v_row", "v_head", "v_column")
+INTEGERS = (
+    *("first_row", "first_node", "length_row", "visible_row", "visible_node"),
+    *("nodes", "width", "slots", "part"),
+)
+
+
+def compiled_kernel(queries: int, dim: int, dtype: torch.dtype, split: bool) -> Kernel:
+    """The kernel as it is launched for so many queries that share keys."""
+    tile, type_ = configuration(queries, dim, dtype), TYPES[dtype]
+    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), type_) | dict.fromkeys((*STRIDES, *INTEGERS), "i32")
+    types |= dict.fromkeys(("first_ptr", "length_ptr", "visible_ptr"), "*i32") | dict(scale="fp32")
+    constants = dict(
+        KEY_HEADS=4, GROUP=7, D=dim, BLOCK_D=1 << (dim - 1).bit_length(), SPLIT=split, UPCAST=False
+    )
+    constants |= dict(QUERIES=tile.queries, COLUMNS=tile.columns, EDGE=tile.edge)
+    if split:
+        types |= dict.fromkeys(("out_ptr", "peak_ptr", "mass_ptr"), "*fp32")
+    else:
+        types |= dict(out_ptr=type_)
+        constants |= dict(peak_ptr=None, mass_ptr=None)
+    aligned = (*STRIDES, "part")
+    name = "_attend_kernel"
+    return Kernel("tree_attention_triton", name, types, constants, aligned, tile.warps, tile.stages)
+
+
+def check_compiled(shapes):
+    kernels = [compiled_kernel(*shape) for shape in shapes]
+    for shape, kernel, found in zip(shapes, kernels, compile_for_hopper(kernels), strict=True):
+        assert found.spilled == 0, shape
+        assert found.shared <= SHARED_MEMORY, shape
+        assert "cp.async" in found.ptx, shape
+        assert ("wgmma" in found.ptx) == (kernel.constants["QUERIES"] >= 64), shape
+
+
+def test_common_shapes_compile_for_hopper():
+    check_compiled([(7, 128, torch.bfloat16, True), (448, 128, torch.bfloat16, True)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [True, False])
+def test_every_shape_compiles_for_hopper(split):
+    half = [(n, d, torch.bfloat16, split) for n in (7, 64, 65) for d in (32, 64, 80, 128, 256)]
+    check_compiled(
+        [*half, (65, 128, torch.float16, split), *((64, d, torch.float32, split) for d in (32, 64, 128))]
+    )
+    if split:
+        pointers = dict.fromkeys(("acc_ptr", "peak_ptr", "mass_ptr"), "*fp32") | dict(
+            out_ptr="*bf16", lines="i32"
+        )
+        merge = [
+            Kernel("tree_attention_triton", "_merge_kernel", pointers, dict(D=d, BLOCK_D=d, PARTS=64))
+            for d in (64, 128, 256)
+        ]
+        assert all(found.spilled == 0 for found in compile_for_hopper(merge))
+
+
+def test_torch_knows_the_op():
+    arguments = inputs([3, 40])
+    arguments = [x.nan_to_num() if isinstance(x, torch.Tensor) else x for x in arguments]
+    torch.library.opcheck(tree_attention.op, arguments)
+    whole = torch.compile(lambda *args: tree_attention(*args) * 2, fullgraph=True)
+    assert torch.allclose(whole(*arguments), tree_attention(*arguments) * 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    ("nodes", "group", "dim"), [(1, 1, 64), (2, 7, 128), (21, 7, 128), (64, 4, 80), (64, 1, 32)]
+)
+def test_cuda_is_near_float64(dtype, nodes, group, dim):
+    cpu = inputs([0, 700, 1024], nodes, group, key_heads=4, dim=dim, width=1200, dtype=dtype, window=600)
+    on_cuda = tree_attention(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in cpu))
+    assert distance(on_cuda.cpu(), expected(*cpu)) < max(CLOSE[dtype], 1e-5)

@@ -1,0 +1,142 @@
+"""Recursive rejection down a tree: the kernel against torch, its distribution, and planted bugs.
+
+That the torch form draws from the target is proved in tests/acceptance, exactly and in float64.
+"""
+
+import pytest
+import torch
+
+from mmspec.kernels import reject_tree, tree_children
+from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
+from tests.kernels.planting import plant
+from tests.kernels.trees import guarded, random_tree
+
+# rows, nodes, vocabulary
+SHAPES = [(1, 1, 5), (2, 2, 1), (6, 12, 7), (4, 9, 33), (2, 5, 4099)]
+
+
+class Case:
+    """p and q that resemble each other, any candidates, and NaN around all numbers."""
+
+    def __init__(self, rows, nodes, vocabulary, seed=0, device="cpu", dtype=torch.float32):
+        generator = torch.Generator().manual_seed(seed)
+        tree = random_tree(rows, nodes, seed, 0.2)
+        logits = torch.randn(2, rows, nodes, vocabulary, generator=generator, dtype=torch.float64)
+        p = (logits[0] + 2 * logits[1]).softmax(-1)
+        q = (2 * logits[1]).softmax(-1).gather(1, tree.parents[..., None].expand_as(p))
+        q = q.where(torch.rand(q.shape, generator=generator) > 0.2, 0.0)  # some tokens cannot be drawn
+        q = q / q.sum(-1, keepdim=True).clamp_min(1e-9)
+        if seed % 3 == 2:  # nothing is left of p where both are equal
+            q = torch.where((tree.parents == 0)[..., None], p[:, :1], q)
+        self.tokens = torch.randint(0, vocabulary, (rows, nodes), generator=generator).to(device)
+        self.children = tree_children(tree.parents, tree.valid, tree.max_children).to(device)
+        u = torch.rand(rows, tree.max_depth, tree.max_children, generator=generator, dtype=torch.float64)
+        self.p, self.q, self.u = (guarded(each.shape, float("nan"), dtype).copy_(each) for each in (p, q, u))
+        if device != "cpu":
+            self.p, self.q, self.u = (each.to(device) for each in (self.p, self.q, self.u))
+
+    def arguments(self, without_replacement):
+        return self.p, self.q, self.tokens, self.children, self.u, without_replacement
+
+
+def assert_close(ours, expected):
+    assert torch.equal(ours[0], expected[0])
+    # sums of a few thousand numbers in float32, in another order
+    assert torch.allclose(ours[1], expected[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("without_replacement", [False, True])
+def test_the_kernel_decides_as_torch_does(shape, without_replacement, both, device):
+    for seed in range(3):
+        assert_close(*both(reject_tree, *Case(*shape, seed, device).arguments(without_replacement)))
+
+
+@pytest.mark.parametrize("without_replacement", [False, True])
+def test_equal_distributions_leave_p_where_nothing_is_left(without_replacement, both, device):
+    p = torch.tensor([[[0.5, 0.25, 0.25]] * 3], device=device)
+    tokens, u = torch.tensor([[0, 0, 1]], device=device), torch.full((1, 1, 2), 0.9, device=device)
+    children = torch.tensor([[[1, 2], [-1, -1], [-1, -1]]], device=device)
+    q = torch.tensor([[0.9, 0.05, 0.05]], device=device).expand(1, 3, 3).clone()
+    above = q.clone()
+    above[..., 1:] = 0.3  # q exceeds p everywhere
+    for each in (q, above):
+        ours, expected = both(reject_tree, p, each, tokens, children, u, without_replacement)
+        assert_close(ours, expected)
+        if each is above and not without_replacement:
+            assert expected[0] == 0 and torch.equal(expected[1][0], p[0, 0])
+
+
+def test_float64_takes_the_torch_form(both, device):
+    ours, expected = both(reject_tree, *Case(*SHAPES[2], 0, device, torch.float64).arguments(True))
+    assert torch.equal(ours[0], expected[0]) and torch.equal(ours[1], expected[1])
+
+
+def test_no_rows(both, device):
+    case = Case(*SHAPES[2], device=device)
+    arguments = [each[:0] for each in case.arguments(True)[:-1]]
+    assert_close(*both(reject_tree, *arguments, False))
+
+
+BUGS = {
+    "q is not compared": ("(u * q_x <= p_x)", "(u <= p_x)"),
+    "tokens that q cannot draw": ("if (q_x > 0) & (u", "if (u"),
+    "the uniform of the first sibling": ("level * siblings + sibling", "level * siblings"),
+    "the uniform of the first level": ("u_ptr + level * siblings", "u_ptr + 0 * siblings"),
+    "q of the root": ("q_ptr + first * vocabulary", "q_ptr + 0 * first"),
+    "p of the root": ("here = p_ptr + node * vocabulary", "here = p_ptr + 0 * node"),
+    "siblings are tried with the same p": ("tl.where(refused == 0, voc", "tl.where(refused >= 0, voc"),
+    "the residual is p": (
+        "residual = tl.maximum(p - q, 0.0) / tl.maximum(total_p, tiny)",
+        "residual = p",
+    ),
+    "the last token is not counted": ("(token < vocabulary)\n", "(token < vocabulary - 1)\n"),
+    "the residual is not normalised": ("/ tl.maximum(total_p, tiny)", "/ 1.0"),
+    "a refused sibling stays in q": ("left_q += tl.where(token == x, 0.0, q)", "left_q += q"),
+    "the rest of q is not normalised": ("rest / tl.maximum(total_q, tiny), rest", "rest, rest"),
+    "the last node's p is not copied": ("(chosen >= 0) | (refused == 0), voc", "refused < 0, voc"),
+    "the last token is not copied": ("p, mask=token < fresh", "p, mask=token < fresh - 1"),
+    "refusals of the node before": ("refused = tl.full([], 0, tl.int32)\n            first", "first"),
+    "going on where none was chosen": (
+        "chosen = tl.full([], -1, tl.int64)",
+        "chosen = tl.full([], 0, tl.int64)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_planted_in_the_kernel_is_seen(name, both, device, tmp_path, monkeypatch):
+    plant(monkeypatch, tmp_path, "tree_rejection_triton", *BUGS[name])
+    with pytest.raises(AssertionError):
+        for seed in range(3):
+            for shape in ((40, 7, 4), *SHAPES[2:4]):
+                assert_close(*both(reject_tree, *Case(*shape, seed, device).arguments(True)))
+
+
+def test_it_compiles_for_hopper_without_spills():
+    names = ("p_ptr", "q_ptr", "u_ptr", "final_ptr", "rest_ptr")
+    types = dict.fromkeys(names, "*fp32")
+    types |= dict.fromkeys(("tokens_ptr", "children_ptr", "node_ptr"), "*i64")
+    types |= dict.fromkeys(("nodes", "vocabulary", "levels", "siblings"), "i32")
+    plain = {name: kind for name, kind in types.items() if name != "rest_ptr"}
+    kernels = []
+    for block in (64, 4096):
+        for aligned in ((), ("vocabulary",)):
+            flags = {"WITHOUT_REPLACEMENT": True, "BLOCK": block}
+            kernels.append(Kernel("tree_rejection_triton", "_reject_kernel", types, flags, aligned, 8))
+            flags = {"WITHOUT_REPLACEMENT": False, "BLOCK": block, "rest_ptr": None}
+            kernels.append(Kernel("tree_rejection_triton", "_reject_kernel", plain, flags, aligned, 8))
+    for made in compile_for_hopper(kernels):
+        assert made.spilled == 0 and made.shared <= SHARED_MEMORY
+        assert "bar.sync" in made.ptx, "what one thread wrote, others read"
+    assert "ld.global.v4" in made.ptx
+
+
+def test_it_is_an_op_of_torch():
+    torch.library.opcheck(reject_tree.op, Case(*SHAPES[2]).arguments(True))
+
+
+def test_it_compiles_into_one_graph():
+    arguments = Case(*SHAPES[2]).arguments(True)
+    compiled = torch.compile(reject_tree, fullgraph=True)
+    assert_close(compiled(*arguments), reject_tree(*arguments))

@@ -1,0 +1,91 @@
+"""What `tree_attention` is told in place of a mask, and which models may be told it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from mmspec.decoding.cache import RaggedCache
+from mmspec.decoding.draft import DraftKind, Nodes
+from mmspec.targets.attention import EXPRESSED, PLAIN_ATTENTION, attends_plainly, tree_mask
+from tests.oracles import ragged_tree
+from tests.tiny_models import TEXT_MODELS, tiny_llama, tiny_mistral_sliding, tiny_qwen2_mixed_sliding
+
+LENGTHS = [0, 3, 20]
+
+
+def scoring(model: transformers.PreTrainedModel) -> tuple[RaggedCache, Nodes]:
+    """A cache of ragged rows that is about to be told of a random tree in each."""
+    generator = torch.Generator().manual_seed(0)
+    cache = RaggedCache(model.config, len(LENGTHS), 64, torch.device("cpu"))
+    cache.lengths.copy_(torch.tensor(LENGTHS))
+    cache.longest = max(LENGTHS)
+    parents = (torch.rand(3, 12, generator=generator) * torch.arange(12)).long()
+    parents[0] = (torch.arange(12) - 1).clamp_min(0)
+    tokens = torch.zeros_like(parents)
+    nodes = ragged_tree(tokens, parents, tokens == 0, DraftKind.POINT).nodes
+    cache.begin_score(nodes.slots, nodes.extent)
+    return cache, nodes
+
+
+def expand(packed: Tensor, width: int) -> Tensor:
+    """The boolean mask [B, 1, n, width] that is meant, a column at a time."""
+    rows, _, nodes, _ = packed.shape
+    mask = torch.zeros(rows, 1, nodes, width, dtype=torch.bool)
+    for row in range(rows):
+        for node in range(nodes):
+            first, length, *slots = packed[row, 0, node].tolist()
+            mask[row, 0, node, first:length] = True
+            mask[row, 0, node, length : length + len(slots)] = torch.tensor(slots).bool()
+    return mask
+
+
+@pytest.mark.parametrize("build", [tiny_llama, tiny_mistral_sliding, tiny_qwen2_mixed_sliding])
+def test_the_packed_mask_means_the_mask(build) -> None:
+    cache, nodes = scoring(build())
+    masks, packed = cache.attention_mask(nodes, None), tree_mask(cache, nodes)
+    if not isinstance(masks, dict):
+        masks, packed = {"": masks}, {"": packed}
+    assert masks.keys() == packed.keys()
+    for kind, mask in masks.items():
+        assert packed[kind].dtype == torch.int32
+        assert torch.equal(expand(packed[kind], cache.plan.width), mask), kind
+
+
+def test_one_row_of_slots_for_all_nodes_stays_one() -> None:
+    cache, nodes = scoring(tiny_llama())
+    same = Nodes(nodes.tokens, nodes.slots, nodes.depths, nodes.visible[:, -1:], nodes.deepest)
+    assert tree_mask(cache, same).shape == (3, 1, 1, 14)
+    mask = cache.attention_mask(same, None)
+    assert torch.equal(expand(tree_mask(cache, same), cache.plan.width).expand_as(mask), mask)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral_sliding", "gemma2", "gemma3n", "gpt2"])
+def test_models_with_other_attention_keep_theirs(name: str) -> None:
+    plain = attends_plainly(TEXT_MODELS[name]().get_decoder())
+    assert plain == (name in ("llama", "mistral_sliding"))
+
+
+def test_plain_attention_asks_for_nothing_that_the_kernel_cannot_express() -> None:
+    """Read from the sources of transformers: keywords of every call of an attention function."""
+    found = set()
+    for path in (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py"):
+        source = path.read_text()
+        names = {name for name in PLAIN_ATTENTION if f"class {name}(" in source}
+        for part in ast.parse(source).body if names else ():
+            if not isinstance(part, ast.ClassDef) or part.name not in names:
+                continue
+            for call in ast.walk(part):
+                if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "attention_interface":
+                    keywords = {keyword.arg for keyword in call.keywords} - {None, "dropout", "scaling"}
+                    assert keywords <= EXPRESSED, part.name
+                    assert getattr(call.args[4], "id", "") == "attention_mask", part.name
+                    found.add(part.name)
+            stores = [n for n in ast.walk(part) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+            assert "attention_mask" not in {name.id for name in stores}, part.name
+    assert found == PLAIN_ATTENTION - {"LlamaGenAttention"}  # that one is ours
