@@ -87,6 +87,7 @@ class Interrupted(Exception):
 def train(
     state: Path, steps: int, *, resume: bool = False, interrupt: int = 0
 ) -> tuple[EagleHead, list[float]]:
+    sentences()  # made before the seed is set: making them draws random numbers
     torch.manual_seed(0)
     losses: list[float] = []
 
