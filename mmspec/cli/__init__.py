@@ -1,4 +1,4 @@
-"""The command line: `mmspec caption`, `generate`, `check`, `bench`, `doctor`, `scenes`, `train`, `evaluate`.
+"""The command line: `mmspec caption`, `generate`, `check`, `bench`, `serve`, `train`, `evaluate` and others.
 
 Results go to stdout, progress and complaints to stderr. Exit codes: 0 done, 1 a check failed, 2 wrong usage
 or input, 130 interrupted. Torch is imported inside the commands that need it, so `--help` is quick.

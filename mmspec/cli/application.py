@@ -16,6 +16,7 @@ from mmspec.cli.doctor import doctor
 from mmspec.cli.evaluate import evaluate_app
 from mmspec.cli.generate import generate
 from mmspec.cli.scenes import scenes
+from mmspec.cli.serve import serve
 from mmspec.cli.train import train_app
 
 __all__ = ["app"]
@@ -45,7 +46,7 @@ def _options(
     pass
 
 
-for command in (caption, generate, check, bench, accelerators, convert, doctor, scenes):
+for command in (caption, generate, check, bench, accelerators, convert, doctor, scenes, serve):
     app.command()(command)
 app.add_typer(train_app, name="train")
 app.add_typer(evaluate_app, name="evaluate")

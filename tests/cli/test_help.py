@@ -13,6 +13,7 @@ COMMANDS = [
     ["doctor"],
     ["scenes"],
     ["convert"],
+    ["serve"],
     ["train", "vlm"],
     ["train", "autoencoder"],
     ["evaluate", "vlm"],

@@ -28,6 +28,7 @@ FLOORS = [
     {"training", "evaluation"},
     {"reference"},
     {"pipelines"},
+    {"serving"},
     {"cli"},
     {"__main__"},
 ]

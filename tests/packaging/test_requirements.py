@@ -21,7 +21,8 @@ PLATFORMS = {  # (platform_system, platform_machine) -> the video reader that ha
 }
 
 
-MODULE_OF = {"pillow": "PIL"}  # where a package is not imported by its own name
+# where a package is not imported by its own name
+MODULE_OF = {"pillow": "PIL", "prometheus-client": "prometheus_client"}
 NEVER_IMPORTED = {
     "num2words": "the processor of SmolVLM needs it",
     "tensorboard": "accelerate writes its files",

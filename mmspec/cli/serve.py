@@ -1,0 +1,173 @@
+"""`mmspec serve`: models behind an HTTP server with OpenAI's routes."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmspec.cli.choice import parse_choice
+from mmspec.cli.console import note
+from mmspec.cli.loading import (
+    REFERENCE,
+    REFERENCE_IMAGE,
+    default_choice,
+    load_pipeline,
+    reference_model,
+    with_drafter,
+)
+from mmspec.cli.options import Accelerator, ModelOptions, unpack_options
+from mmspec.errors import InputError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from mmspec.serving.engine import Engine
+    from mmspec.serving.limits import ServerLimits
+    from mmspec.serving.metrics import Metrics
+
+__all__ = ["serve"]
+
+DRAIN_SECONDS = 20
+
+
+@unpack_options
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL...",
+            help="Checkpoint folders or hub ids; the reference models for text and images if none.",
+            show_default=False,
+        ),
+    ] = None,
+    accelerator: Accelerator = None,
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="What clients must send; none is asked for if none.", envvar="MMSPEC_API_KEY"),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Requests decoded together, per model.")] = 8,
+    queue: Annotated[int, typer.Option(min=1, help="Requests that may wait for a place.")] = 64,
+    wait_seconds: Annotated[float, typer.Option(help="How long a request may wait.")] = 30,
+    run_seconds: Annotated[float, typer.Option(help="How long a request may be decoded.")] = 300,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest body of a request.")] = 32_000_000,
+    max_images: Annotated[int, typer.Option(min=1, help="Most images in one request.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one answer.")] = 4096,
+    allow_url_domain: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Server that images may be fetched from, * for all public ones; repeat it for several.",
+            show_default="none",
+        ),
+    ] = None,
+    *,
+    how: ModelOptions,
+) -> None:
+    """Serve models over HTTP, with the routes of OpenAI's chat completions and image generations.
+
+    Requests join the running batch between rounds, first come first served. Also there: /v1/models, /health
+    and Prometheus' /metrics.
+
+    Example:
+        mmspec serve --port 8000
+        mmspec serve path/to/model --rows 16 --api-key secret
+    """
+    check_installed()
+    from mmspec.serving.app import create_app
+    from mmspec.serving.limits import ServerLimits
+    from mmspec.serving.metrics import Metrics
+
+    limits = ServerLimits(
+        max_waiting=queue,
+        wait_seconds=wait_seconds,
+        run_seconds=run_seconds,
+        max_body_bytes=max_body_bytes,
+        max_images=max_images,
+        max_tokens=max_tokens,
+        url_hosts=frozenset(allow_url_domain or []),
+    )
+    listener = listen(host, port)  # before models are loaded, which takes longer
+    with listener:
+        metrics = Metrics()
+        sources = models or [reference_model(REFERENCE), reference_model(REFERENCE_IMAGE)]
+        engines = [load_engine(source, accelerator, rows, limits, metrics, how) for source in sources]
+        names = [engine.name for engine in engines]
+        if len(set(names)) < len(names):
+            raise InputError("MODEL", names, "folders of different names, by which clients choose")
+        application = create_app(engines, metrics, limits, api_key)
+        run_server(application, listener, names, as_json=how.as_json)
+
+
+def check_installed() -> None:
+    """Raise MissingDependencyError unless the packages of a server are there."""
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependencyError(f"mmspec serve needs {package}: pip install 'mmspec[serve]'")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the socket of a server.
+
+    Raises:
+        InputError: the port is in use, or the address is not one of this machine.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        allowed = f"an address that is free: {error.strerror or error}; name another --port or --host"
+        raise InputError("--port", f"{host}:{port}", allowed) from error
+
+
+def load_engine(
+    source: str,
+    accelerator: str | None,
+    rows: int,
+    limits: ServerLimits,
+    metrics: Metrics,
+    how: ModelOptions,
+) -> Engine:
+    """Load a model and its accelerator; clients name it by the last part of its source."""
+    from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
+    from mmspec.serving.engine import Engine
+
+    choice = None if accelerator is None else parse_choice(accelerator)
+    pipe = load_pipeline(MMSpecPipeline, source, how)
+    if choice is None and isinstance(pipe, ImageGenerationPipeline):
+        choice = parse_choice(type(pipe).default_accelerator)
+    choice = with_drafter(choice or default_choice(source, how.drafter), source, how.drafter)
+    pipe.set_accelerator(choice.name, **choice.options)
+    pipe.media_limits = limits.media
+    name = Path(source).name
+    note(f"{name}: {choice.label}, {rows} rows")
+    return Engine(name, pipe, rows, limits.max_waiting, metrics.of_model(name))
+
+
+def run_server(application: Any, listener: socket.socket, names: list[str], *, as_json: bool) -> None:
+    """Serve until Ctrl-C, which exits with 130 after requests at work are done, or SIGTERM."""
+    import uvicorn
+
+    from mmspec.cli.console import print_result
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.getLogger("mmspec.serving").setLevel(logging.INFO)
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    print_result({"url": url, "models": names}, f"{url} serves {', '.join(names)}", as_json)
+    config = uvicorn.Config(
+        application,
+        access_log=False,
+        log_level="warning",
+        lifespan="on",
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        server_header=False,
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:
+        note("stopped")
+        raise typer.Exit(130) from None

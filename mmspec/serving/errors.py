@@ -1,0 +1,78 @@
+"""Errors as answers: OpenAI's shape, a status for each kind, and no inner workings in any of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+from mmspec.errors import InputError, MMSpecError, NumericalError, UnsupportedModelError
+
+__all__ = ["RequestError", "as_request_error", "error_response"]
+
+KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+#: Arguments of a pipeline whose names in a request are others.
+NAMES = {
+    "prompt": "messages",
+    "images": "messages",
+    "max_new_tokens": "max_tokens",
+    "stop_strings": "stop",
+}
+
+
+class RequestError(MMSpecError):
+    """A request that is answered with an error.
+
+    Args:
+        status: of the answer.
+        message: for the client.
+        param: the field of the request that is wrong.
+        code: OpenAI's name of the error, where it has one.
+        retry_after: seconds after which the same request may succeed.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
+        super().__init__(message)
+
+    def body(self) -> dict[str, Any]:
+        """The answer's body, in OpenAI's shape."""
+        kind = KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def as_request_error(error: BaseException) -> RequestError:
+    """The answer to an exception; the texts of those that we do not raise ourselves stay in the log."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, InputError):
+        name, _, place = error.argument.partition("[")
+        param = NAMES.get(name, name) + (f"[{place}" if place else "")
+        return RequestError(400, str(error), param)
+    if isinstance(error, UnsupportedModelError):
+        return RequestError(400, str(error))
+    if isinstance(error, NumericalError):
+        return RequestError(500, "the model's numbers are not finite; the server's log says where")
+    return RequestError(500, "the server failed; its log has the details under this request's id")
+
+
+def error_response(error: BaseException) -> JSONResponse:
+    """The response to an exception."""
+    answer = as_request_error(error)
+    headers = {} if answer.retry_after is None else {"Retry-After": str(answer.retry_after)}
+    if answer.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(answer.body(), answer.status, headers)

@@ -1,0 +1,149 @@
+"""What stands around every request: its id, key and size, and its end, with all that it left running."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+import uuid
+from contextlib import ExitStack
+from time import perf_counter
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mmspec.serving.errors import RequestError, error_response
+from mmspec.serving.limits import ServerLimits
+
+__all__ = ["END", "Guard"]
+
+logger = logging.getLogger(__name__)
+
+END = "mmspec.end"  # of a scope: an ExitStack that is closed when the request ends, however it does
+REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+
+class Guard:
+    """ASGI application around another: one place where requests begin and end.
+
+    The body is read within its limit before anything else happens. The client is watched from then on: the
+    application is cancelled when it goes. The log gets ids, sizes and times, never a prompt.
+
+    Args:
+        app: the application.
+        limits: of the server.
+        api_key: what clients of /v1 send as a bearer token; None asks for nothing.
+    """
+
+    def __init__(self, app: ASGIApp, limits: ServerLimits, api_key: str | None = None) -> None:
+        self._app, self._limits = app, limits
+        self._key = None if api_key is None else f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, began = Headers(scope=scope), perf_counter()
+        named = headers.get("x-request-id", "")
+        sender = Sender(send, named if REQUEST_ID.fullmatch(named) else uuid.uuid4().hex, self._limits)
+        size = 0
+        try:
+            self._check_key(scope["path"], headers)
+            body = await self._read(headers, receive)
+            size = len(body)
+            with ExitStack() as scope[END]:
+                await run_until_gone(self._app, scope, body, receive, sender)
+        except RequestError as error:
+            await error_response(error)(scope, receive, sender)
+        finally:
+            logger.info(
+                "%s %s %s: %s, %d bytes, %.3f s",
+                sender.request_id,
+                scope["method"],
+                scope["path"],
+                sender.status if sender.is_complete else 499,
+                size,
+                perf_counter() - began,
+            )
+
+    def _check_key(self, path: str, headers: Headers) -> None:
+        given = headers.get("authorization", "").encode()
+        if self._key is not None and path.startswith("/v1") and not hmac.compare_digest(given, self._key):
+            text = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
+            raise RequestError(401, text, code="invalid_api_key")
+
+    async def _read(self, headers: Headers, receive: Receive) -> bytes:
+        most, body = self._limits.max_body_bytes, bytearray()
+        promised = headers.get("content-length", "0")
+        if promised.isdigit() and int(promised) > most:
+            raise too_large(most)
+        try:
+            async with asyncio.timeout(self._limits.idle_seconds):
+                while True:
+                    message = await receive()
+                    body += message.get("body", b"")
+                    if len(body) > most:
+                        raise too_large(most)
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            text = f"the body took longer than idle_seconds={self._limits.idle_seconds:g}"
+            raise RequestError(408, text) from None
+
+
+class Sender:
+    """Sends a response with the request's id; a client that reads nothing for too long is given up.
+
+    Attributes:
+        request_id: of the request.
+        status: of the response.
+        is_complete: True once all of it was sent.
+    """
+
+    def __init__(self, send: Send, request_id: str, limits: ServerLimits) -> None:
+        self._send, self._seconds, self.request_id = send, limits.idle_seconds, request_id
+        self.status, self.is_complete = 0, False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["X-Request-ID"] = self.request_id
+        async with asyncio.timeout(self._seconds):
+            await self._send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.is_complete = True
+
+
+async def run_until_gone(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, sender: Sender) -> None:
+    """Run an application on a body that was read; cancel it when the client goes."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+    gone = asyncio.Event()
+
+    async def replay() -> Message:
+        if messages:
+            return messages.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    work, watcher = asyncio.ensure_future(app(scope, replay, sender)), asyncio.ensure_future(watch())
+    try:
+        await asyncio.wait({work, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if sender.is_complete:  # the end of a response reads as a disconnect too
+            gone.set()
+            await work
+        elif work.done():
+            await work
+    finally:
+        for task in (work, watcher):
+            task.cancel()
+        await asyncio.gather(work, watcher, return_exceptions=True)
+
+
+def too_large(most: int) -> RequestError:
+    """Make the error for a body above the limit."""
+    return RequestError(413, f"the body is larger than max_body_bytes={most:,}", code="request_too_large")

@@ -1,0 +1,81 @@
+"""`/v1/images/generations`: images from words, as PNG files in base64."""
+
+from __future__ import annotations
+
+import base64
+import io
+import secrets
+import time
+from typing import Any
+
+from anyio import to_thread
+from fastapi import APIRouter, Request
+from PIL import Image
+
+from mmspec.serving.engine import Engine
+from mmspec.serving.errors import RequestError
+from mmspec.serving.limits import ServerLimits
+from mmspec.serving.models import Models, check_at_most
+from mmspec.serving.schemas import ImageRequest, refuse_impossible
+
+__all__ = ["image_routes"]
+
+
+def image_routes(models: Models, limits: ServerLimits) -> APIRouter:
+    """The route of images."""
+    routes = APIRouter()
+
+    @routes.post("/v1/images/generations")
+    async def generate(body: ImageRequest, request: Request) -> dict[str, Any]:
+        engine = models.find(body.model, draws=True)
+        refuse_impossible(body)
+        check_at_most("n", body.n, "max_choices", limits.max_choices)
+        check_size(body.size, engine)
+        ticket = models.submit(request, engine, body.prompt, image_settings(body))
+        await ticket.entered(limits.wait_seconds)
+        outputs: dict[int, Any] = {}
+        async for index, event in ticket.updates(limits.run_seconds):
+            if event.finish_reason is not None:
+                outputs[index] = event.output
+        images = [outputs[index].images[0] for index in range(body.n)]
+        data = [{"b64_json": one} for one in await to_thread.run_sync(encode_images, images)]
+        tokens = sum(sum(output.stats.new_tokens) for output in outputs.values())
+        return {
+            "created": int(time.time()),
+            "data": data,
+            "output_format": "png",
+            "size": "{}x{}".format(*images[0].size),
+            "usage": {"input_tokens": 0, "output_tokens": tokens, "total_tokens": tokens},
+        }
+
+    return routes
+
+
+def image_settings(body: ImageRequest) -> list[dict[str, Any]]:
+    """The settings of each image: image i has the seed of the request plus i."""
+    shared = {
+        "guidance_scale": body.guidance_scale,
+        "negative_prompt": body.negative_prompt,
+        "temperature": body.temperature,
+    }
+    given = {name: value for name, value in shared.items() if value is not None}
+    first = secrets.randbits(62) if body.seed is None else body.seed
+    return [{**given, "seed": first + index} for index in range(body.n)]
+
+
+def check_size(size: str | None, engine: Engine) -> None:
+    """Raise RequestError for another size than that of the model's images, which share a batch."""
+    grid, stride = engine.pipeline.target.grid, engine.pipeline.stride
+    own = f"{grid.columns * stride}x{grid.rows * stride}"
+    if size not in (None, "auto", own):
+        raise RequestError(400, f"size: got {size!r}; this model's images are {own}", "size")
+
+
+def encode_images(images: list[Image.Image]) -> list[str]:
+    """PNG files in base64."""
+    encoded = []
+    for image in images:
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        encoded.append(base64.b64encode(file.getvalue()).decode())
+    return encoded

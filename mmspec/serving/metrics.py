@@ -1,0 +1,101 @@
+"""Prometheus counters under vLLM's names, so that its dashboards show this server too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from mmspec.decoding.stats import DecodingStats
+
+__all__ = ["Metrics", "ModelMetrics"]
+
+#: vLLM's names of the reasons that a pipeline gives.
+REASONS = {"eos": "stop"}
+SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
+
+
+class Metrics:
+    """All metrics of a server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.drafts = self._counter("spec_decode_num_drafts", "Rounds in which a row was scored with a draft")
+        self.draft_tokens = self._counter("spec_decode_num_draft_tokens", "Draft tokens proposed")
+        self.accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
+        self.accepted_per_position = self._counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Drafts accepted as far as this position", "position"
+        )
+        self.tokens = self._counter("generation_tokens", "Tokens generated")
+        self.forwards = self._counter(
+            "target_forwards", "Target forwards that finished rows took", "", "mmspec"
+        )
+        self.finished = self._counter("request_success", "Rows that have ended", "finished_reason")
+        self.failed = self._counter("rows_failed", "Rows that ended in an error", "", "mmspec")
+        self.cancelled = self._counter(
+            "rows_cancelled", "Rows that were taken out of the batch", "", "mmspec"
+        )
+        self.seconds = Histogram(
+            "vllm:e2e_request_latency_seconds",
+            "From a request's arrival to the end of a row",
+            ["model_name"],
+            registry=self.registry,
+            buckets=SECONDS,
+        )
+        self.running = Gauge(
+            "vllm:num_requests_running", "Rows in the batch", ["model_name"], registry=self.registry
+        )
+        self.waiting = Gauge(
+            "vllm:num_requests_waiting", "Rows that wait", ["model_name"], registry=self.registry
+        )
+
+    def of_model(self, name: str) -> ModelMetrics:
+        """The metrics of one model."""
+        return ModelMetrics(self, name)
+
+    def _counter(self, name: str, text: str, label: str = "", prefix: str = "vllm") -> Counter:
+        labels = ["model_name", label] if label else ["model_name"]
+        return Counter(f"{prefix}:{name}", text, labels, registry=self.registry)
+
+
+class ModelMetrics:
+    """The metrics of one model, whose counters stand at 0 from the start.
+
+    Args:
+        metrics: of the server.
+        name: of the model.
+    """
+
+    def __init__(self, metrics: Metrics, name: str) -> None:
+        self._of, self._name = metrics, name
+        for counter in ("drafts", "draft_tokens", "accepted", "tokens", "forwards", "failed", "cancelled"):
+            getattr(metrics, counter).labels(name)
+
+    def watch(self, running: Callable[[], float], waiting: Callable[[], float]) -> None:
+        """Take the numbers of rows from these functions whenever they are asked for."""
+        self._of.running.labels(self._name).set_function(running)
+        self._of.waiting.labels(self._name).set_function(waiting)
+
+    def count_finished(self, reason: str, stats: DecodingStats, began: float) -> None:
+        """Count a row that has ended, by its own stats."""
+        of, name = self._of, self._name
+        if drafted := sum(stats.drafted):
+            of.drafts.labels(name).inc(sum(stats.rounds))
+            of.draft_tokens.labels(name).inc(drafted)
+            of.accepted.labels(name).inc(sum(stats.accepted))
+            for position in range(max(stats.accepted_histogram, default=0)):
+                reached = sum(n for length, n in stats.accepted_histogram.items() if length > position)
+                of.accepted_per_position.labels(name, str(position)).inc(reached)
+        of.tokens.labels(name).inc(sum(stats.new_tokens))
+        of.forwards.labels(name).inc(sum(stats.nfe))
+        of.finished.labels(name, REASONS.get(reason, reason)).inc()
+        of.seconds.labels(name).observe(perf_counter() - began)
+
+    def count_failed(self) -> None:
+        """Count a row that ended in an error."""
+        self._of.failed.labels(self._name).inc()
+
+    def count_cancelled(self) -> None:
+        """Count a row that was taken out of the batch."""
+        self._of.cancelled.labels(self._name).inc()

@@ -1,0 +1,110 @@
+"""A real server in a thread, on the reference models."""
+
+import base64
+import contextlib
+import functools
+import io
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import openai
+import pytest
+import torch
+import uvicorn
+from PIL import Image
+
+from mmspec.cli.serve import listen
+from mmspec.pipelines import MMSpecPipeline
+from mmspec.serving.app import create_app
+from mmspec.serving.engine import Engine
+from mmspec.serving.limits import ServerLimits
+from mmspec.serving.metrics import Metrics
+
+PATIENCE = 60
+
+
+@dataclass
+class Server:
+    """A server that runs, and its client."""
+
+    url: str
+    engines: dict[str, Engine]
+    client: openai.OpenAI
+
+    def chat(self, text: str, **settings: object):
+        return self.client.chat.completions.create(
+            model="scenes-llava", messages=[{"role": "user", "content": text}], **settings
+        )
+
+
+@functools.cache
+def reference(name: str) -> MMSpecPipeline:
+    accelerator = "flash" if name == "scenes-llava" else "sjd"
+    pipe = MMSpecPipeline.from_pretrained(f"assets/{name}", accelerator=accelerator, dtype=torch.float32)
+    if name == "scenes-llamagen":
+        pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@contextlib.contextmanager
+def running(
+    *names: str, rows: int = 8, api_key: str | None = None, pipelines: dict | None = None, **limits: object
+) -> Iterator[Server]:
+    """Run a server of reference models, or of the pipelines that are passed."""
+    metrics, limited = Metrics(), ServerLimits(**limits)
+    pipelines = pipelines or {name: reference(name) for name in names}
+    engines = {
+        name: Engine(name, pipe, rows, limited.max_waiting, metrics.of_model(name))
+        for name, pipe in pipelines.items()
+    }
+    app = create_app(list(engines.values()), metrics, limited, api_key)
+    listener = listen("127.0.0.1", 0)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=5)
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key=api_key or "none", max_retries=0, timeout=PATIENCE)
+    try:
+        until(lambda: server.started)
+        yield Server(url, engines, client)
+    finally:
+        client.close()
+        server.should_exit = True
+        thread.join(PATIENCE)
+        listener.close()
+
+
+def data_url(image: Image.Image) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    """Wait for a condition, with a limit."""
+    deadline = time.monotonic() + PATIENCE
+    while not is_true():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    with running("scenes-llava", "scenes-llamagen") as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def scene() -> Image.Image:
+    from mmspec.reference.scenes import render, sample_scene
+
+    return render(sample_scene(5))
+
+
+@pytest.fixture(scope="session")
+def scene_url(scene) -> str:
+    return data_url(scene)

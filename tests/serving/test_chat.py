@@ -1,0 +1,105 @@
+"""Chats by OpenAI's own client, against a real server."""
+
+import openai
+import pytest
+
+from tests.serving.conftest import reference
+
+PROMPT = "Describe the picture."
+
+
+def asked(text: str, url: str) -> list[dict]:
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+    return [{"role": "user", "content": parts}]
+
+
+def test_an_answer_is_that_of_the_pipeline(server, scene, scene_url):
+    expected = reference("scenes-llava")(PROMPT, images=scene, max_new_tokens=60)
+    answer = server.client.chat.completions.create(
+        model="scenes-llava", messages=asked(PROMPT, scene_url), max_tokens=60
+    )
+    (choice,) = answer.choices
+    assert choice.message.content == expected.text[0]
+    assert choice.message.content
+    assert choice.finish_reason == "stop"
+    assert answer.usage.completion_tokens == len(expected.tokens[0])
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.usage.prompt_tokens > 20  # visual tokens included
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens == expected.stats.accepted[0]
+
+
+def test_a_stream_gives_the_same_text_and_its_usage(server, scene_url):
+    what = {"model": "scenes-llava", "messages": asked(PROMPT, scene_url), "max_completion_tokens": 60}
+    whole = server.client.chat.completions.create(**what)
+    chunks = list(
+        server.client.chat.completions.create(**what, stream=True, stream_options={"include_usage": True})
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(texts) == whole.choices[0].message.content
+    assert sum(map(bool, texts)) > 1
+    assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == [
+        "stop"
+    ]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == whole.usage
+
+
+def test_choices_have_seeds_that_count_up(server):
+    what = {"temperature": 1.2, "max_tokens": 12}
+    three = server.chat("Describe the picture.", n=3, seed=7, **what)
+    alone = [server.chat("Describe the picture.", seed=7 + index, **what) for index in range(3)]
+    texts = [choice.message.content for choice in three.choices]
+    assert texts == [one.choices[0].message.content for one in alone]
+    assert len(set(texts)) > 1
+    assert three.usage.completion_tokens == sum(one.usage.completion_tokens for one in alone)
+    plain = reference("scenes-llava")(PROMPT, seed=7, top_k=0, temperature=1.2, max_new_tokens=12)
+    assert texts[0] == plain.text[0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_text_ends_before_a_stop_string(server, scene_url, stream):
+    what = {"model": "scenes-llava", "messages": asked(PROMPT, scene_url), "max_tokens": 60}
+    text = server.client.chat.completions.create(**what).choices[0].message.content
+    stop = text[len(text) // 2 :][:6]
+    answer = server.client.chat.completions.create(**what, stop=["never this", stop], stream=stream)
+    if stream:
+        deltas = [(chunk.choices[0].delta.content or "", chunk.choices[0].finish_reason) for chunk in answer]
+        found, reason = "".join(delta for delta, _ in deltas), deltas[-1][1]
+    else:
+        found, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
+    assert found == text[: text.index(stop)]
+    assert reason == "stop"
+
+
+def test_the_last_allowed_token_is_a_length(server):
+    answer = server.chat(PROMPT, max_tokens=2)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 2
+
+
+def test_a_conversation_with_a_system_message_is_the_pipelines_to_judge(server):
+    messages = [
+        {"role": "user", "content": "What color is the ring?"},
+        {"role": "assistant", "content": "red"},
+        {"role": "user", "content": [{"type": "text", "text": "How many are there?"}]},
+    ]
+    expected = reference("scenes-llava")(messages, max_new_tokens=8)
+    answer = server.client.chat.completions.create(model="scenes-llava", messages=messages, max_tokens=8)
+    assert answer.choices[0].message.content == expected.text[0]
+
+
+def test_models_are_listed(server):
+    assert [model.id for model in server.client.models.list()] == ["scenes-llava", "scenes-llamagen"]
+    assert server.client.models.retrieve("scenes-llava").owned_by == "mmspec"
+    with pytest.raises(openai.NotFoundError, match="no model 'gpt-9'"):
+        server.client.models.retrieve("gpt-9")
+
+
+def test_the_model_may_be_left_out(server):
+    answer = server.client.post(
+        "/chat/completions",
+        cast_to=object,
+        body={"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2},
+    )
+    assert answer["model"] == "scenes-llava"

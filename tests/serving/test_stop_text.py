@@ -1,0 +1,33 @@
+"""Stop strings in streamed text, however it is cut into pieces."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmspec.serving.stop_text import StopText
+
+words = st.text("ab", max_size=12)
+
+
+@given(st.lists(words), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+def test_the_text_is_what_stands_before_the_first_stop_string(pieces, stops):
+    text = "".join(pieces)
+    ends = [text.find(stop) for stop in stops if stop in text]
+    cut = StopText(stops)
+    sent = []
+    for piece in pieces:
+        sent.append(cut.add(piece))
+        assert not any(stop in "".join(sent) for stop in stops)
+    whole = "".join(sent) + cut.finish()
+    if not ends:
+        assert whole == text
+    else:
+        assert cut.has_ended
+        # a stop string that is complete earlier ends the text, though a longer one may begin before it
+        assert text.startswith(whole)
+        assert not any(stop in whole for stop in stops)
+
+
+def test_only_what_may_begin_a_stop_string_is_held_back():
+    cut = StopText(["END"])
+    assert [cut.add(piece) for piece in ("one E", "x two EN", "Dmore", "rest")] == ["one ", "Ex two ", "", ""]
+    assert cut.finish() == ""
