@@ -10,7 +10,7 @@ from typing import Any
 from mmspec.errors import InputError, MMSpecError
 from mmspec.pipelines import ImageGenerationPipeline
 from mmspec.serving.admission import Event, Row, Ticket, WaitingRows
-from mmspec.serving.errors import RequestError
+from mmspec.serving.errors import RequestError, as_request_error
 from mmspec.serving.metrics import ModelMetrics
 from mmspec.serving.turns import rows_in_turn
 
@@ -139,4 +139,4 @@ class Engine:
     def _fail(self, rows: Sequence[Row], error: BaseException) -> None:
         for row in rows:
             self.metrics.count_failed()
-            row.tell(Event(error=error))
+            row.tell(Event(error=as_request_error(error)))

@@ -22,7 +22,7 @@ from mmspec.serving.engine import Engine
 from mmspec.serving.limits import ServerLimits
 from mmspec.serving.metrics import Metrics
 
-PATIENCE = 60
+PATIENCE = 20
 
 
 @dataclass
@@ -39,13 +39,15 @@ class Server:
         )
 
 
-@functools.cache
-def reference(name: str) -> MMSpecPipeline:
+def load(name: str) -> MMSpecPipeline:
     accelerator = "flash" if name == "scenes-llava" else "sjd"
     pipe = MMSpecPipeline.from_pretrained(f"assets/{name}", accelerator=accelerator, dtype=torch.float32)
     if name == "scenes-llamagen":
         pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+reference = functools.cache(load)  # to compare with: a server has its pipelines for itself
 
 
 @contextlib.contextmanager
@@ -54,7 +56,7 @@ def running(
 ) -> Iterator[Server]:
     """Run a server of reference models, or of the pipelines that are passed."""
     metrics, limited = Metrics(), ServerLimits(**limits)
-    pipelines = pipelines or {name: reference(name) for name in names}
+    pipelines = pipelines or {name: load(name) for name in names}
     engines = {
         name: Engine(name, pipe, rows, limited.max_waiting, metrics.of_model(name))
         for name, pipe in pipelines.items()
@@ -102,7 +104,7 @@ def server() -> Iterator[Server]:
 def scene() -> Image.Image:
     from mmspec.reference.scenes import render, sample_scene
 
-    return render(sample_scene(5))
+    return Image.fromarray(render(sample_scene(5)))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,199 @@
+"""Many requests, clients that go, and workers that die."""
+
+import gc
+import json
+import os
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import openai
+import psutil
+import pytest
+
+from tests.serving.conftest import load, running, until
+
+PROMPT = "Describe the picture."
+
+
+def ask(server, seed: int, **settings: object) -> str:
+    """The answer's text, or the status of the refusal."""
+    try:
+        answer = server.chat(PROMPT, seed=seed, temperature=1.5, max_tokens=10, **settings)
+    except openai.APIStatusError as error:
+        return str(error.status_code)
+    return answer.choices[0].message.content
+
+
+@contextmanager
+def counted_forwards(pipe):
+    """A list that grows by one with each forward of the model."""
+    forwards = []
+    score = pipe.target.score
+
+    def counted(*arguments, **keywords):
+        forwards.append(time.monotonic())
+        return score(*arguments, **keywords)
+
+    pipe.target.score = counted
+    yield forwards
+    del pipe.target.score
+
+
+@pytest.mark.parametrize("requests", [16, pytest.param(100, marks=pytest.mark.slow)])
+def test_all_are_answered_as_one_at_a_time(requests):
+    with running("scenes-llava", max_waiting=requests) as server:
+        alone = [ask(server, seed) for seed in range(requests)]
+        with ThreadPoolExecutor(requests) as threads:
+            together = list(threads.map(lambda seed: ask(server, seed), range(requests)))
+    assert together == alone
+    assert len(set(alone)) > requests // 4
+
+
+@pytest.mark.parametrize(
+    ("requests", "limits"), [(16, {"max_waiting": 2}), (100, {})], ids=["small", "default"]
+)
+def test_what_does_not_fit_is_told_to_try_again(requests, limits):
+    with running("scenes-llava", rows=2, **limits) as server:
+        alone = [ask(server, seed) for seed in range(requests)] if requests < 20 else None
+        with ThreadPoolExecutor(requests) as threads:
+            together = list(threads.map(lambda seed: ask(server, seed), range(requests)))
+        refused = together.count("429")
+        assert refused < requests
+        if alone is not None:
+            assert refused
+            assert all(answer in ("429", alone[seed]) for seed, answer in enumerate(together))
+        assert not {"500", "503", "504"} & set(together)
+
+
+def test_a_refusal_says_when_to_come_back():
+    with running("scenes-llava", max_waiting=1) as server, pytest.raises(openai.RateLimitError) as refused:
+        server.chat(PROMPT, n=2)
+    assert refused.value.response.headers["retry-after"] == "1"
+    assert "max_waiting=1" in str(refused.value)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_stops_the_model_within_a_round(stream):
+    body = {"messages": [{"role": "user", "content": PROMPT}], "temperature": 2, "seed": 0, "stream": stream}
+    pipe = load("scenes-llava")
+    pipe.set_accelerator("none")  # a forward a token
+    pipe.model.generation_config.eos_token_id = None  # and none of them the last
+    with counted_forwards(pipe) as forwards, running(pipelines={"scenes-llava": pipe}) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        data = json.dumps({**body, "max_tokens": 900}).encode()
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        client = socket.create_connection((host, int(port)))
+        client.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        until(lambda: len(forwards) > 20)
+        engine = server.engines["scenes-llava"]
+        cancel, seen = engine.waiting.cancel, []
+        engine.waiting.cancel = lambda ticket: (seen.append(len(forwards)), cancel(ticket))
+        client.close()
+        until(lambda: seen and not engine._running)
+        time.sleep(0.2)
+        assert len(forwards) - seen[0] <= 1
+        assert len(forwards) < 800
+        assert ask(server, 1)
+
+
+def test_one_that_waits_and_goes_is_never_begun():
+    with running("scenes-llava", rows=1) as server:
+        engine = server.engines["scenes-llava"]
+        with ThreadPoolExecutor(1) as thread:
+            long = thread.submit(server.chat, PROMPT, temperature=2, seed=0, max_tokens=300)
+            until(lambda: engine._running)
+            with pytest.raises(openai.APITimeoutError):
+                server.client.with_options(timeout=0.05).chat.completions.create(
+                    model="scenes-llava", messages=[{"role": "user", "content": PROMPT}], max_tokens=900
+                )
+            until(lambda: not len(engine.waiting))
+            assert long.result().choices
+
+
+def test_what_takes_too_long_is_given_up():
+    with running("scenes-llava", run_seconds=0.02) as server:
+        with pytest.raises(openai.InternalServerError, match="run_seconds=0.02") as late:
+            server.chat(PROMPT, temperature=2, max_tokens=300, n=4)
+        assert late.value.status_code == 504
+        stream = server.chat(PROMPT, temperature=2, max_tokens=300, n=4, stream=True)
+        with pytest.raises(openai.APIError, match="run_seconds"):
+            list(stream)
+        until(lambda: not server.engines["scenes-llava"]._running)
+
+
+def test_a_round_that_fails_ends_its_rows_and_the_next_is_answered(monkeypatch):
+    pipe = load("scenes-llava")
+    with running(pipelines={"scenes-llava": pipe}) as server:
+        with monkeypatch.context() as broken:
+            broken.setattr(pipe.target, "prefill", lambda *_a, **_k: 1 / 0)
+            with pytest.raises(openai.InternalServerError) as failed:
+                server.chat(PROMPT)
+        assert "division" not in str(failed.value)
+        assert server.chat(PROMPT, max_tokens=2).choices
+
+
+def test_health_tells_of_a_worker_that_has_died(server):
+    get = server.client._client.get
+    assert get(f"{server.url}/health").json()["status"] == "ok"
+    pipe = load("scenes-llava")
+    with running(pipelines={"scenes-llava": pipe}) as other:
+        other.engines["scenes-llava"].close()
+        answer = get(f"{other.url}/health")
+        assert answer.status_code == 503
+        assert "scenes-llava" in answer.json()["error"]["message"]
+        with pytest.raises(openai.InternalServerError) as dead:
+            other.chat(PROMPT)
+        assert dead.value.status_code == 503
+
+
+def test_health_answers_while_models_work():
+    with running("scenes-llava") as server, ThreadPoolExecutor(8) as threads:
+        work = [threads.submit(ask, server, seed, n=4) for seed in range(8)]
+        until(lambda: server.engines["scenes-llava"]._running)
+        answer = server.client._client.get(f"{server.url}/health", timeout=5)
+        assert answer.status_code == 200
+        assert all(one.result() for one in work)
+
+
+def test_metrics_count_what_the_answers_say(scene_url):
+    from prometheus_client.parser import text_string_to_metric_families
+
+    parts = [{"type": "image_url", "image_url": {"url": scene_url}}, {"type": "text", "text": PROMPT}]
+    what = {"model": "scenes-llava", "messages": [{"role": "user", "content": parts}], "max_tokens": 40}
+    with running("scenes-llava") as server:
+        usage = [server.client.chat.completions.create(**what).usage for _ in range(3)]
+        text = server.client._client.get(f"{server.url}/metrics").text
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0) + sample.value
+    details = [one.completion_tokens_details for one in usage]
+    accepted = sum(one.accepted_prediction_tokens for one in details)
+    assert accepted
+    assert found["vllm:spec_decode_num_accepted_tokens_total"] == accepted
+    assert found["vllm:spec_decode_num_draft_tokens_total"] == accepted + sum(
+        one.rejected_prediction_tokens for one in details
+    )
+    assert found["vllm:spec_decode_num_drafts_total"] > 0
+    assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total"] >= accepted
+    assert found["vllm:generation_tokens_total"] == sum(one.completion_tokens for one in usage)
+    assert found["vllm:request_success_total"] == 3
+    assert found["vllm:num_requests_running"] == 0
+
+
+@pytest.mark.slow
+def test_memory_stays_as_it_is_over_2000_requests():
+    process = psutil.Process(os.getpid())
+    with running("scenes-llava", max_waiting=100) as server, ThreadPoolExecutor(8) as threads:
+        sizes = []
+        for block in range(10):
+            seeds = range(200 * block, 200 * (block + 1))
+            assert all(threads.map(lambda seed: ask(server, seed), seeds))
+            gc.collect()
+            sizes.append(process.memory_info().rss)
+        assert not server.engines["scenes-llava"]._running
+    assert sizes[-1] <= 1.05 * sizes[0], sizes
+    assert threading.active_count() < 40

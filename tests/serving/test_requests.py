@@ -1,0 +1,199 @@
+"""Requests that are wrong, too large, or not allowed: refused in OpenAI's shape, and the server goes on."""
+
+import base64
+import http.client
+import json
+import socket
+
+import openai
+import pytest
+
+from tests.serving.conftest import PATIENCE, running
+
+GOOD = {"messages": [{"role": "user", "content": "Describe the picture."}], "max_tokens": 2}
+
+
+def with_image(url: object) -> dict:
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+    return {**GOOD, "messages": [{"role": "user", "content": parts}]}
+
+
+def post(server, body: bytes, path: str = "/v1/chat/completions", **headers: str):
+    """Status, headers and JSON of the answer."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=PATIENCE)
+    connection.request("POST", path, body, {"Content-Type": "application/json", **headers})
+    with connection.getresponse() as response:
+        return response.status, response.headers, json.loads(response.read())
+
+
+@pytest.fixture(autouse=True)
+def goes_on(server):
+    yield
+    assert post(server, json.dumps(GOOD).encode())[0] == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nothing",
+        b"[]",
+        b"null",
+        b'{"messages": "\xff\xfe"}',
+        b"[" * 10_000,
+        b'{"messages": NaN}',
+    ],
+    ids=lambda body: repr(body[:12]),
+)
+def test_a_body_that_is_no_request(server, body):
+    status, _, answer = post(server, body)
+    assert status == 400
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+WRONG = [
+    ({"messages": []}, "messages"),
+    ({"messages": "hello"}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "user", "content": "<image>"}]}, "messages[0]"),
+    ({"messages": [{"role": "user", "content": "\0"}]}, "messages[0]"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": "8"}, "max_tokens"),
+    ({"max_tokens": 10**9}, "max_tokens"),
+    ({"max_tokens": 3000}, "max_tokens"),
+    ({"max_completion_tokens": 10**9}, "max_completion_tokens"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"n": 0}, "n"),
+    ({"n": 10**6}, "n"),
+    ({"seed": -1}, "seed"),
+    ({"seed": 2**64}, "seed"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["x"] * 10_000}, "stop"),
+    ({"stop": 3}, "stop.str"),
+    ({"stream": "yes"}, "stream"),
+    ({"logit_bias": {"1": 2}}, "logit_bias"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"logprobs": True}, "logprobs"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"model": "scenes-llamagen"}, "model"),
+]
+
+
+@pytest.mark.parametrize(("change", "param"), WRONG, ids=lambda value: str(value)[:50])
+def test_a_wrong_field_is_named(server, change, param):
+    status, _, answer = post(server, json.dumps({**GOOD, **change}).encode())
+    assert status == 400
+    assert answer["error"]["param"] == param
+    assert len(answer["error"]["message"]) < 400
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "data:",
+        "data:image/png;base64,!!!",
+        "data:image/png;base64," + base64.b64encode(b"no image").decode(),
+        "data:text/html;base64,AAAA",
+        "/etc/passwd",
+        "assets/images/scene.png",
+        "file:///etc/passwd",
+        "ftp://example.org/a.png",
+        "http://127.0.0.1/a.png",
+        " data:image/png;base64,AAAA",
+        "",
+        3,
+    ],
+)
+def test_an_image_that_cannot_be_read(server, url):
+    status, _, answer = post(server, json.dumps(with_image(url)).encode())
+    assert status == 400
+    assert answer["error"]["param"].startswith("messages")
+
+
+def test_images_are_counted(server, scene_url):
+    parts = [{"type": "image_url", "image_url": {"url": scene_url}}] * 9
+    body = {**GOOD, "messages": [{"role": "user", "content": parts}]}
+    status, _, answer = post(server, json.dumps(body).encode())
+    assert status == 400
+    assert "max_images" in answer["error"]["message"]
+
+
+def test_harmless_and_empty_fields_are_taken(server):
+    harmless = {"user": "me", "logit_bias": {}, "tools": None, "presence_penalty": 0, "metadata": {"a": "b"}}
+    assert post(server, json.dumps({**GOOD, **harmless}).encode())[0] == 200
+
+
+def test_an_unknown_model_and_route_and_method(server):
+    assert post(server, json.dumps({**GOOD, "model": "gpt-9"}).encode())[0] == 404
+    assert post(server, b"{}", "/v1/nothing")[0] == 404
+    status, _, answer = post(server, b"{}", "/v1/models")
+    assert (status, answer["error"]["type"]) == (405, "invalid_request_error")
+
+
+def test_a_request_has_an_id(server):
+    body = json.dumps(GOOD).encode()
+    assert post(server, body, **{"X-Request-ID": "mine-1"})[1]["x-request-id"] == "mine-1"
+    own = post(server, b"{", **{"X-Request-ID": "a b"})[1]["x-request-id"]
+    assert len(own) == 32
+
+
+def test_a_body_that_is_too_large_is_not_read(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    for headers in (b"Content-Length: 1000000000\r\n", b"Transfer-Encoding: chunked\r\n"):
+        with socket.create_connection((host, int(port)), timeout=PATIENCE) as client:
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n")
+            if b"chunked" in headers:
+                chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+                try:
+                    for _ in range(40):
+                        client.sendall(chunk)
+                except OSError:
+                    pass  # the server has hung up, as it should
+            answer = client.recv(2**16)
+        assert answer.startswith(b"HTTP/1.1 413")
+        assert b"max_body_bytes" in answer
+
+
+def test_hosts_that_are_allowed_are_fetched_from(scene, scene_url, monkeypatch):
+    fetched = []
+
+    def fetch(url, **_):
+        fetched.append(url)
+        return base64.b64decode(scene_url.partition(",")[2])
+
+    monkeypatch.setattr("mmspec.media.source.fetch", fetch)
+    with running("scenes-llava", url_hosts=frozenset({"example.org"})) as server:
+        url = "https://example.org/scene.png"
+        by_url = post(server, json.dumps(with_image(url)).encode())
+        by_data = post(server, json.dumps(with_image(scene_url)).encode())
+        elsewhere = post(server, json.dumps(with_image("https://example.com/scene.png")).encode())
+    assert fetched == [url]
+    assert by_url[2]["choices"] == by_data[2]["choices"]
+    assert elsewhere[0] == 400
+    assert "--allow-url-domain" in elsewhere[2]["error"]["message"]
+
+
+def test_private_addresses_are_refused_even_if_every_host_is_allowed(monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with running("scenes-llava", url_hosts=frozenset({"*"})) as server:
+        status, _, answer = post(server, json.dumps(with_image(f"{server.url}/health")).encode())
+    assert status == 400
+    assert "private address" in answer["error"]["message"]
+
+
+def test_an_api_key_is_asked_for():
+    with running("scenes-llava", api_key="secret") as server:
+        assert server.chat("Describe the picture.", max_tokens=2).choices
+        for key in ("wrong", "secret2"):
+            with pytest.raises(openai.AuthenticationError, match="API key"):
+                server.client.with_options(api_key=key).models.list()
+        assert post(server, json.dumps(GOOD).encode())[0] == 401
