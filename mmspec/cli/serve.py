@@ -90,14 +90,13 @@ def serve(
         max_tokens=max_tokens,
         url_hosts=frozenset(allow_url_domain or []),
     )
-    listener = listen(host, port)  # before models are loaded, which takes longer
-    with listener:
+    sources = models or [reference_model(REFERENCE), reference_model(REFERENCE_IMAGE)]
+    names = [Path(source).name for source in sources]
+    if len(set(names)) < len(names):
+        raise InputError("MODEL", names, "folders of different names, by which clients choose")
+    with listen(host, port) as listener:  # before models are loaded, which takes longer
         metrics = Metrics()
-        sources = models or [reference_model(REFERENCE), reference_model(REFERENCE_IMAGE)]
         engines = [load_engine(source, accelerator, rows, limits, metrics, how) for source in sources]
-        names = [engine.name for engine in engines]
-        if len(set(names)) < len(names):
-            raise InputError("MODEL", names, "folders of different names, by which clients choose")
         application = create_app(engines, metrics, limits, api_key)
         run_server(application, listener, names, as_json=how.as_json)
 
