@@ -11,6 +11,7 @@ __all__ = [
     "MMSpecError",
     "MediaError",
     "MissingDependencyError",
+    "NoRoomError",
     "NumericalError",
     "PipelineBusyError",
     "UnknownArgumentError",
@@ -70,6 +71,10 @@ class NumericalError(MMSpecError, ArithmeticError):
         self.position = position
         self.output: object = None  # what the other rows gave, where a pipeline raises this
         super().__init__(f"row {row}, output token {position}: {what}")
+
+
+class NoRoomError(MMSpecError, RuntimeError):
+    """A request does not fit into a running batch now; it does when others have left."""
 
 
 class PipelineBusyError(MMSpecError, RuntimeError):

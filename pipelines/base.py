@@ -7,10 +7,10 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -18,8 +18,9 @@ from transformers.utils.logging import tqdm
 
 import mmspec.models.mar  # noqa: F401  its folders become known to the auto classes
 import mmspec.models.nextstep  # noqa: F401
-from mmspec.acceleration import Accelerator
+from mmspec.acceleration import Accelerator, Call
 from mmspec.accelerators import build_accelerator, find_preset
+from mmspec.decoding.canvas import Canvas
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
 from mmspec.heads import HEADS
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
@@ -41,6 +42,9 @@ from mmspec.targets.memory import MemoryPlan
 from mmspec.targets.prefix import PrefixCache
 from mmspec.targets.steps import LEAST_CAPACITY
 from mmspec.validation import given_of, is_integer
+
+if TYPE_CHECKING:
+    from mmspec.pipelines.running_batch import RunningBatch
 
 logger = logging.getLogger(__name__)
 
@@ -391,6 +395,43 @@ class MMSpecPipeline:
             held = None if reader.prefix_cache is None else reader.prefix_cache.max_bytes
             if held != self._prefix_bytes:
                 reader.prefix_cache = None if self._prefix_bytes is None else PrefixCache(self._prefix_bytes)
+
+    def running_batch(self, rows: int = 8) -> RunningBatch:
+        """Open a batch that requests enter and leave between rounds, each with settings of its own.
+
+        The pipeline is busy until the batch is closed; use it in a `with` block.
+
+        Args:
+            rows: most rows that are decoded together.
+
+        Raises:
+            InputError: rows is no positive integer, or rows of this model or accelerator stay together until
+                all have ended.
+            PipelineBusyError: a call is running.
+
+        Example:
+            >>> with pipe.running_batch(rows=4) as batch:  # doctest: +SKIP
+            ...     handle = batch.enter("What is this?", images="scene.png", max_new_tokens=32)
+            ...     while batch.handles:
+            ...         for update in batch.step():
+            ...             print(update.handle, update.tokens, update.output)
+        """
+        from mmspec.pipelines.running_batch import RunningBatch
+
+        return RunningBatch(self, rows)
+
+    def _prepare_request(
+        self, prompt: Any, arguments: dict[str, Any]
+    ) -> tuple[Call, Callable[[Canvas], Any]]:
+        """Prepare one request of a running batch.
+
+        Args:
+            prompt, arguments: as of a call of the pipeline.
+
+        Returns:
+            The call, and a function that makes its output of a canvas.
+        """
+        raise NotImplementedError
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a folder that `from_pretrained` loads; all of it or nothing.

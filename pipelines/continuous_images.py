@@ -202,7 +202,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
 
     def drawn(self, canvas: Canvas) -> list[Any]:
         """Vectors [N, d] of every row, NaN where a place is not decided."""
-        count = canvas.stopping.max_new_tokens
+        count = canvas.stopping[0].max_new_tokens
         values, decided = canvas.tokens[:, :-1][:, :count], canvas.decided[:, :-1][:, :count]
         return list(values.masked_fill(~decided[..., None], torch.nan))
 

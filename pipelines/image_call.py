@@ -60,16 +60,21 @@ class ImageCall:
 
     def rounds(self) -> Iterator[Round]:
         """Decode batch after batch, yielding every round; `calls[-1]` is the batch that it belongs to."""
-        target, size, stopping = self.pipeline.target, self.settings.batch_size, Stopping(self.grid.length)
+        size = self.settings.batch_size
         for first in range(0, len(self.requests), size):
-            requests = self.requests[first : first + size]
-            random = RandomStream(self.random.keys[first : first + size])
-            sampler = self.sampler.of_rows(slice(first, first + size))
-            call = self.pipeline.accelerator.call(target, sampler, requests, stopping, random)
+            call = self.batch(first, size)
             self.calls.append(call)
             for step in call.rounds():
                 self.committed += sum(map(len, step.emission.tokens))
                 yield step
+
+    def batch(self, first: int, size: int) -> Call:
+        """Set up the decoding of `size` images, fewer at the end."""
+        requests = self.requests[first : first + size]
+        rows = range(first, first + len(requests))
+        sampler, random = self.sampler.part(rows), self.random.part(rows)
+        stopping = Stopping(self.grid.length)
+        return self.pipeline.accelerator.call(self.pipeline.target, sampler, requests, stopping, random)
 
     def progress(self) -> dict[str, Any]:
         """Progress of the current batch: its rows, their tokens, and a function that makes images of them."""

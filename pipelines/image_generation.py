@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from mmspec.acceleration import Call
 from mmspec.decoding.canvas import NOT_FINITE, Canvas
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import InputError, NumericalError
@@ -135,6 +137,21 @@ class ImageGenerationPipeline(MMSpecPipeline):
             The call, whose rounds can be watched as they are decoded.
         """
         raise NotImplementedError
+
+    def _prepare_request(
+        self, prompt: Any, arguments: dict[str, Any]
+    ) -> tuple[Call, Callable[[Canvas], ImageOutput]]:
+        own = ("class_labels", "negative_prompt", "height", "width")
+        what = {name: arguments.get(name) for name in own}
+        settings = {name: value for name, value in arguments.items() if name not in own}
+        drawing = self.prepare(prompt, settings, **what)
+        call = drawing.batch(0, len(drawing.requests))
+
+        def output(canvas: Canvas) -> ImageOutput:
+            drawing.calls = [replace(call, canvas=canvas)]
+            return drawing.output()
+
+        return call, output
 
     def _example(self, rows: int) -> ImageCall:
         if self.processor is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from transformers import BatchFeature
 from transformers.generation.streamers import BaseStreamer
 
 from mmspec.acceleration import Call
+from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.errors import InputError
@@ -177,6 +178,16 @@ class VisionLanguagePipeline(MMSpecPipeline):
         random = RandomStream.from_seed(settings.seeds(len(requests)), len(requests), self.device)
         return self.accelerator.call(self.target, sampler, requests, stopping, random)
 
+    def _prepare_request(
+        self, prompt: Any, arguments: dict[str, Any]
+    ) -> tuple[Call, Callable[[Canvas], TextOutput]]:
+        own = {"images": None, "videos": None, "num_frames": None, "apply_chat_template": True}
+        own |= {"generation_config": None}
+        given = {name: arguments.get(name, default) for name, default in own.items()}
+        settings = {name: value for name, value in arguments.items() if name not in own}
+        call = self._prepare(prompt, *given.values(), settings)
+        return call, lambda canvas: text_output(replace(call, canvas=canvas), self.tokenizer)
+
     def _example(self, rows: int) -> Call:
         templated = getattr(self.processor, "chat_template", None) is not None
         return self._prepare(["a"] * rows, None, None, None, templated, None, {"max_new_tokens": 64})
@@ -264,6 +275,6 @@ def holds_media(given: object) -> bool:
 def text_output(call: Call, tokenizer: Any) -> TextOutput:
     """Make the output of the text that a call has decoded so far."""
     canvas, tokens = call.canvas, call.canvas.outputs()
-    unfinished = "interrupted" if canvas.stopping.max_new_tokens else "length"
+    unfinished = "interrupted" if canvas.stopping[0].max_new_tokens else "length"
     reasons = [reason or unfinished for reason in canvas.finish_reasons]
     return TextOutput([decode(tokenizer, row) for row in tokens], tokens, call.stats, reasons, canvas.drafted)

@@ -7,8 +7,10 @@ overwritten later. Prompts are prefilled one row at a time, so no row is ever pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from mmspec.decoding.draft import Nodes
 from mmspec.decoding.recurrent import RECURRENT_LAYERS, RecurrentLayer
+from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.errors import UnsupportedModelError
 from mmspec.kernels import compact_cache
 
@@ -198,6 +201,44 @@ class RaggedCache(Cache):
             if layer.is_initialized:  # to zeros: what is masked is still multiplied, and might be NaN
                 layer.keys.zero_()
                 layer.values.zero_()
+
+    def part(self, rows: Sequence[int], copies: int) -> Self:
+        """Return the cache of some rows; see `Rows`.
+
+        Args:
+            rows: of the batch.
+            copies: how often the batch stands in the cache, under guidance twice.
+        """
+        return self._mapped(lambda buffer: part_of_rows(buffer, rows, copies), copies * len(rows))
+
+    def joined(self, other: Self, copies: int) -> Self:
+        """Return the cache of these rows followed by those of another; see `Rows`."""
+        for cache in (self, other):
+            cache._reserve(max(self.plan.capacity, other.plan.capacity))
+        buffers = iter(other._buffers())
+        both = self._mapped(lambda buffer: join_rows(buffer, next(buffers), copies), self.rows + other.rows)
+        both.longest = max(self.longest, other.longest)
+        return both
+
+    def _buffers(self) -> list[Tensor]:
+        """The lengths, and the buffers of all layers that have any."""
+        layers = [layer for layer in self.ragged if layer.is_initialized]
+        return [self.lengths, *(buffer for layer in layers for buffer in (layer.keys, layer.values))]
+
+    def _mapped(self, change: Callable[[Tensor], Tensor], rows: int) -> Self:
+        """Return a cache of other rows, made of this one's buffers in the order of `_buffers`."""
+        if self.recurrent:
+            raise UnsupportedModelError("rows with a recurrent state cannot enter or leave a running batch")
+        changed = copy.copy(self)
+        changed.plan = replace(self.plan, rows=rows)
+        changed.lengths = change(self.lengths)
+        changed.layers = [copy.copy(layer) for layer in self.layers]
+        changed.ragged = [layer for layer in changed.layers if isinstance(layer, RaggedLayer)]
+        for layer in changed.ragged:
+            layer.plan = changed.plan
+            if layer.is_initialized:
+                layer.keys, layer.values = change(layer.keys), change(layer.values)
+        return changed
 
     def begin_score(self, slots: Tensor, extent: int) -> None:
         """Set the next forward to write nodes behind each row's committed tokens.

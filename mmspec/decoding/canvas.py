@@ -6,10 +6,11 @@ the last allowed token is cut right there, whatever else was accepted with it.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from transformers import StoppingCriteriaList
 
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.indexing import pick, put, take
-from mmspec.decoding.stats import DecodingStats
+from mmspec.decoding.rows import join_rows, part_of_list, part_of_rows
+from mmspec.decoding.stats import DecodingStats, merge_stats
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, NumericalError
 from mmspec.validation import is_integer
@@ -29,6 +31,11 @@ NOT_FINITE = (
 MAX_NEW_TOKENS = 1_000_000
 MILLIONTHS = 1_000_000  # total variation travels to the host among integers, to cost no second read
 GROWTH = 512  # least room that is added at a time
+NO_TOKEN = -1
+
+#: What a canvas knows of each row, on the host and on the device.
+ROW_LISTS = ("stopping", "ids", "prompt_lengths", "drafted", "finish_reasons", "errors", "output_lengths")
+ROW_TENSORS = ("_line", "decided", "is_draft", "active", "emitted", "_limits", "_ends")
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,7 @@ class Canvas:
         decided: [B, C + 1] on the device: whether one is; tokens may be decided in any order.
         emitted: [B] on the device: tokens of each active row that are complete from the first on.
         active: [B] bool on the device: rows that go on. The numbers of those that ended mean nothing.
+        stopping: B conditions under which the rows end.
         ids: B lists on the host: prompt, and the tokens that are complete.
         output_lengths: B numbers of tokens that are complete, known to the host.
         drafted: B lists of flags, one for each output token: whether it came from a draft.
@@ -123,7 +131,7 @@ class Canvas:
         self, prompts: Sequence[list[int]], stopping: Stopping, stats: DecodingStats, device: torch.device
     ) -> None:
         rows = len(prompts)
-        self.stopping, self.stats, self.device = stopping, stats, device
+        self.stopping, self.stats, self.device = [stopping] * rows, stats, device
         self.ids = [list(prompt) for prompt in prompts]
         self.prompt_lengths = [len(prompt) for prompt in prompts]
         self.drafted: list[list[bool]] = [[] for _ in prompts]
@@ -138,9 +146,19 @@ class Canvas:
         self.emitted = torch.zeros(rows, dtype=torch.long, device=device)
         self._unread: deque[Report] = deque()
         self._begun = False  # the first commit is of what the prompts decided, without a scoring forward
-        self._ends = torch.tensor(sorted(stopping.end_token_ids), dtype=torch.long, device=device)
+        self._tell_device_of_stopping()
         stats.new_tokens, stats.rounds = [0] * rows, [0] * rows
         stats.drafted, stats.accepted = [0] * rows, [0] * rows
+
+    def _tell_device_of_stopping(self) -> None:
+        """Put the limits [B, 1] and end tokens [B, E] of the rows on the device."""
+        limits = [[row.max_new_tokens] for row in self.stopping]
+        ends = [sorted(row.end_token_ids) for row in self.stopping]
+        most = max(map(len, ends), default=0)
+        padded = [row + [NO_TOKEN] * (most - len(row)) for row in ends]
+        size = len(ends), most
+        self._limits = torch.tensor(limits, dtype=torch.long, device=self.device).reshape(size[0], 1)
+        self._ends = torch.tensor(padded, dtype=torch.long, device=self.device).reshape(size)
 
     def _lay_out(self, prompt_ends: Tensor) -> None:
         """Set up the tokens behind the last ones of the prompts, [B] or [B, d]."""
@@ -162,8 +180,9 @@ class Canvas:
     @property
     def length_bounds(self) -> list[int]:
         """B upper bounds of the tokens that are complete, as far as the host knows."""
-        ahead, most = sum(report.reach for report in self._unread), self.stopping.max_new_tokens
-        return [min(length + ahead, most) for length in self.output_lengths]
+        ahead = sum(report.reach for report in self._unread)
+        rows = zip(self.output_lengths, self.stopping, strict=True)
+        return [min(length + ahead, stopping.max_new_tokens) for length, stopping in rows]
 
     @property
     def root(self) -> Tensor:
@@ -179,6 +198,30 @@ class Canvas:
         """B lists of output tokens, without the prompts."""
         return [ids[length:] for ids, length in zip(self.ids, self.prompt_lengths, strict=True)]
 
+    def part(self, rows: Sequence[int]) -> Self:
+        """Return the canvas of some rows; every round has been read. See `Rows`."""
+        chosen = copy.copy(self)
+        for name in ROW_LISTS:
+            setattr(chosen, name, part_of_list(getattr(self, name), rows))
+        for name in ROW_TENSORS:
+            setattr(chosen, name, part_of_rows(getattr(self, name), rows))
+        chosen.stats = self.stats.part(rows)
+        return chosen
+
+    def joined(self, other: Self) -> Self:
+        """Return the canvas of these rows, followed by those of another; every round has been read."""
+        width = max(self.decided.shape[1], other.decided.shape[1])
+        for canvas in (self, other):
+            if canvas.decided.shape[1] < width:
+                canvas._widen(width - canvas.decided.shape[1])
+        both = copy.copy(self)
+        for name in ROW_LISTS:
+            setattr(both, name, [*getattr(self, name), *getattr(other, name)])
+        for name in ROW_TENSORS:
+            setattr(both, name, join_rows(getattr(self, name), getattr(other, name), fill=NO_TOKEN))
+        both.stats = merge_stats([self.stats, other.stats])
+        return both
+
     def decide(self, places: Tensor, tokens: Tensor, which: Tensor, is_draft: Tensor | bool = False) -> None:
         """Write tokens [B, k] at output places [B, k] where `which` [B, k] is true."""
         places = places.where(which, self.decided.shape[1] - 1)
@@ -191,11 +234,14 @@ class Canvas:
         """Make room for output indices below `places`."""
         missing = places + 1 - self.decided.shape[1]
         if missing > 0:
-            room = max(missing, GROWTH, self.decided.shape[1])
-            self._line, self.decided, self.is_draft = (
-                torch.cat([plane[:, :-1], torch.zeros_like(plane[:, :1]).repeat_interleave(room + 1, 1)], 1)
-                for plane in (self._line, self.decided, self.is_draft)
-            )
+            self._widen(max(missing, GROWTH, self.decided.shape[1]))
+
+    def _widen(self, room: int) -> None:
+        """Add places, of which none is decided; the last one stays that for junk."""
+        self._line, self.decided, self.is_draft = (
+            torch.cat([plane[:, :-1], torch.zeros_like(plane[:, :1]).repeat_interleave(room + 1, 1)], 1)
+            for plane in (self._line, self.decided, self.is_draft)
+        )
 
     def commit(self, draft: Draft, verdict: Verdict, finite: Tensor) -> Emission:
         """Write what a round decided, and read what it completed; arguments as of `submit`."""
@@ -248,13 +294,13 @@ class Canvas:
             fresh, flags = pick(self.tokens, window), self.is_draft.gather(1, window)
             is_open = ~self.decided.gather(1, window)
         ends = self._are_ends(fresh)
-        missing = is_open | (window >= self.stopping.max_new_tokens)
+        missing = is_open | (window >= self._limits)
         missing[:, 1:] |= ends[:, :-1]
         kept = missing.cumsum(-1) == 0
         count = kept.sum(-1) * self.active
         self.emitted = self.emitted + count
         ended = (kept & ends).any(-1)
-        full = self.emitted >= self.stopping.max_new_tokens
+        full = self.emitted >= self._limits[:, 0]
         has_failed = failed.any(-1)
         self.active = self.active & ~(ended | full | has_failed)
         drafted = draft.valid[:, 1:].reshape(rows, -1).sum(-1)
@@ -297,7 +343,7 @@ class Canvas:
 
     def _are_ends(self, tokens: Tensor) -> Tensor:
         """[B, k] whether a token ends its row."""
-        return (tokens[..., None] == self._ends).any(-1)  # `torch.isin` takes three times as long
+        return (tokens[..., None] == self._ends[:, None]).any(-1)  # `torch.isin` takes three times as long
 
     def _readable(self, tokens: Tensor) -> list[Tensor]:
         """Columns of integers that tell the host of new tokens."""
@@ -313,9 +359,9 @@ class Canvas:
             self.ids[row].append(token)
             if reason is not None and index == len(block):
                 self.finish_reasons[row] = reason
-            elif self.stopping.criteria:
+            elif self.stopping[row].criteria:
                 ids = torch.tensor([self.ids[row]], device=self.device)
-                if bool(self.stopping.criteria(ids, None).any()):
+                if bool(self.stopping[row].criteria(ids, None).any()):
                     self.finish_reasons[row] = "stop"
                     return block[:index]
         return block

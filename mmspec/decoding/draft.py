@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -17,11 +17,14 @@ from mmspec.decoding.annealing import StepAnnealing
 from mmspec.decoding.distribution import Distribution
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
+from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.errors import InputError
 from mmspec.kernels import deepest_node, tree_children, tree_paths
 
 if TYPE_CHECKING:
     from mmspec.decoding.verdict import Verdict
+
+ROW_TENSORS = ("tokens", "parents", "valid", "faulty")
 
 
 class DraftKind(enum.Enum):
@@ -178,6 +181,16 @@ class Draft:
             max_children=max(children),
             faulty=tokens.new_zeros(len(tokens), dtype=torch.bool),
         )
+
+    def part(self, rows: Sequence[int]) -> Self:
+        """Return the candidates of some rows, without their q; see `Rows`."""
+        chosen = {name: part_of_rows(getattr(self, name), rows) for name in ROW_TENSORS}
+        return replace(self, q=None, **chosen)
+
+    def joined(self, other: Self) -> Self:
+        """Return these rows followed by those of a draft of the same shape, without their q; see `Rows`."""
+        both = {name: join_rows(getattr(self, name), getattr(other, name)) for name in ROW_TENSORS}
+        return replace(self, q=None, **both)
 
     @property
     def is_chain(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -88,6 +88,12 @@ class TargetState(Protocol):
     def tighten(self, emitted: Sequence[int]) -> None:
         """Tell the state how many tokens each of the B requests has emitted at most, as the host knows it."""
 
+    def part(self, rows: Sequence[int], copies: int) -> Self:
+        """Return the state of some requests, each of which stands `copies` times in it; see `Rows`."""
+
+    def joined(self, other: Self, copies: int) -> Self:
+        """Return the state of these requests followed by those of another; see `Rows`."""
+
     def nbytes(self) -> int:
         """Bytes of cached state."""
 
@@ -162,6 +168,14 @@ class DraftSession(ABC):
         """
         raise NotImplementedError(f"drafts of {type(self).__name__} have one size")
 
+    def part(self, rows: Sequence[int]) -> Self:
+        """Return the session of some rows, after a round; see `Rows`."""
+        raise NotImplementedError(f"rows of {type(self).__name__} stay together until all have ended")
+
+    def joined(self, other: Self) -> Self:
+        """Return the session of these rows followed by those of another, each after a round; see `Rows`."""
+        raise NotImplementedError(f"rows of {type(self).__name__} stay together until all have ended")
+
     def open(self, canvas: Canvas) -> Draft:
         """Prepare a canvas for its first token; return the draft that the prompts' own logits are of."""
         return Draft.chain(canvas.root[:, None], DraftKind.POINT)
@@ -187,6 +201,7 @@ class Drafter(ABC):
         proposes: "tokens", "vectors", or "any" of them.
         runs_ahead: whether sessions propose from what is on the device, so that the host may read each round
             when the next is on its way, and one more than it needs.
+        rows_move: whether rows may enter and leave its sessions between rounds (`part` and `joined`).
     """
 
     kind: DraftKind
@@ -196,6 +211,7 @@ class Drafter(ABC):
     exactness: str = "exact"
     proposes: ClassVar[str] = "tokens"
     runs_ahead: bool = False
+    rows_move: ClassVar[bool] = False
 
     def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
         """Raise InputError for a batch that this drafter cannot decode, before anything of it is read."""

@@ -16,6 +16,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.errors import InputError
 from mmspec.kernels import philox4x32, philox_gumbel, philox_uniform
 
@@ -43,12 +44,12 @@ class RandomStream:
         keys: [B, 2] the rows' Philox keys, uint32 words held in int64.
         round: number of the round, for proposals of a residual, which may take several rounds.
         step: tells apart numbers for one position that is drawn again and again, as places of a Jacobi
-            window are. A place is judged once, so acceptance rules need no step; the target's own
-            noise never has one.
+            window are; [B, 1] where rows differ. A place is judged once, so acceptance rules need no step;
+            the target's own noise never has one.
     """
 
     keys: Tensor
-    step: int = 0
+    step: int | Tensor = 0
     round: int = 0
 
     @classmethod
@@ -83,7 +84,15 @@ class RandomStream:
         """Return the stream of the same rows in a round."""
         return replace(self, round=round)
 
-    def at(self, step: int) -> RandomStream:
+    def part(self, rows: Sequence[int]) -> RandomStream:
+        """Return the stream of some rows, as it begins."""
+        return RandomStream(part_of_rows(self.keys, rows))
+
+    def joined(self, other: RandomStream) -> RandomStream:
+        """Return the stream of these rows followed by those of another."""
+        return RandomStream(join_rows(self.keys, other.keys))
+
+    def at(self, step: int | Tensor) -> RandomStream:
         """Return the stream of the same rows at another step."""
         return replace(self, step=step)
 
@@ -100,7 +109,7 @@ class RandomStream:
         return box_muller(self.uniform(position, purpose, 2 * count, dtype))
 
     @overload
-    def step_of(self, purpose: Purpose) -> int: ...
+    def step_of(self, purpose: Purpose) -> int | Tensor: ...
 
     @overload
     def step_of(self, purpose: Tensor) -> Tensor: ...

@@ -76,11 +76,25 @@ class Sampler(RowSettings):
         """Most tokens of V that temperature and top-k leave to a row, ties not counted."""
         return 1 if self.greedy else max(k or vocabulary for k in values_of(self.top_k))
 
-    def of_rows(self, rows: slice) -> Self:
-        """Settings of a part of the batch."""
-        names = (*ROW_SETTINGS, "processors")
-        part: dict[str, Any] = {n: values[rows] for n in names if is_list(values := getattr(self, n))}
+    def part(self, rows: Sequence[int]) -> Self:
+        """Return the settings of some rows of the batch."""
+        named = {name: getattr(self, name) for name in (*ROW_SETTINGS, "processors")}
+        lists = {name: values for name, values in named.items() if is_list(values) and values}
+        part: dict[str, Any] = {name: [values[row] for row in rows] for name, values in lists.items()}
         return replace(self, **part)
+
+    def joined(self, other: Self, rows: int, others: int) -> Self:
+        """Return the settings of a batch of so many rows followed by those of another."""
+        both: dict[str, Any] = {}
+        for name in ROW_SETTINGS:
+            both[name] = []
+            for each, count in ((self, rows), (other, others)):
+                values = values_of(getattr(each, name))
+                both[name] += values * (count if len(values) == 1 else 1)
+        if self.processors or other.processors:
+            none = LogitsProcessorList()
+            both["processors"] = [*(self.processors or [none] * rows), *(other.processors or [none] * others)]
+        return replace(self, **both)
 
     @once
     def warping(self) -> Warping:

@@ -8,15 +8,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Generic, Self
 
 import torch
 from torch import Tensor
 
-from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.canvas import Canvas, Emission
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Round, State, Target, list_prompts
+from mmspec.decoding.interfaces import (
+    AcceptanceRule,
+    Drafter,
+    DraftSession,
+    Request,
+    Round,
+    State,
+    Target,
+    list_prompts,
+)
 from mmspec.decoding.laps import Laps
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
@@ -24,6 +34,136 @@ from mmspec.decoding.verdict import Verdict
 
 # A generous max_new_tokens must not cost memory that is never used: beyond this the cache grows in blocks.
 PREALLOCATED_TOKENS = 2048
+
+
+@dataclass
+class Batch(Generic[State]):
+    """Requests that are decoded together, and all that is kept of them between rounds.
+
+    Attributes:
+        target: the model whose distribution is promised.
+        rule: verifies drafts; it must be sound for those that the session proposes.
+        sampler: logits to distribution, for target and drafter alike.
+        canvas: B rows, which say when they are finished.
+        random: the rows' random numbers.
+        state: of the target.
+        session: of the drafter.
+        round: forwards so far.
+    """
+
+    target: Target[State]
+    rule: AcceptanceRule
+    sampler: Any
+    canvas: Canvas
+    random: RandomStream
+    state: State
+    session: DraftSession
+    laps: Laps
+    round: int
+
+    @property
+    def copies(self) -> int:
+        """How often the target reads each request: twice under guidance."""
+        return 1 + self.sampler.is_guided
+
+    def part(self, rows: Sequence[int]) -> Self:
+        """Return the batch of some rows, between rounds; see `Rows`."""
+        canvas = self.canvas.part(rows)
+        return replace(
+            self,
+            sampler=self.sampler.part(rows),
+            canvas=canvas,
+            random=self.random.part(rows),
+            state=self.state.part(rows, self.copies),
+            session=self.session.part(rows),
+            laps=Laps(canvas.stats, self.target.device),
+        )
+
+    def joined(self, other: Self) -> Self:
+        """Return these rows followed by those of another batch, each after a round; see `Rows`."""
+        canvas = self.canvas.joined(other.canvas)
+        return replace(
+            self,
+            sampler=self.sampler.joined(other.sampler, len(self.canvas.ids), len(other.canvas.ids)),
+            canvas=canvas,
+            random=self.random.joined(other.random),
+            state=self.state.joined(other.state, self.copies),
+            session=self.session.joined(other.session),
+            laps=Laps(canvas.stats, self.target.device),
+        )
+
+    def decode_round(self) -> tuple[Draft, Tensor, Any, Verdict]:
+        """Propose, score, verify, commit; the canvas sends its report to the host, which does not wait."""
+        canvas, laps = self.canvas, self.laps
+        laps.start()
+        draft = self.session.propose(canvas)
+        laps.end("draft")
+        output = self.target.score(self.state, draft)
+        laps.end("target")
+        canvas.stats.draft_passes = self.session.passes
+        first = draft.first(canvas.emitted)
+        scores = self.sampler(output.logits, draft, canvas.ids, first)
+        noise = self.random.repeat(len(first)).during(self.round)
+        verdict = self.rule.verify(draft, scores, noise, first)
+        verdict = draft.roll_back(verdict) if self.rule.rollback else verdict
+        self.target.commit(self.state, draft, verdict, canvas.active)
+        laps.end("verify")
+        self.session.observe(draft, output, scores, verdict)
+        laps.end("draft")
+        canvas.submit(draft, verdict, scores.is_finite())
+        self.round += 1
+        return draft, first, scores, verdict
+
+    def read_round(self) -> Emission:
+        """Read what the first unread round completed, and tell the target."""
+        emission = self.canvas.read()
+        self.canvas.stats.target_forwards += 1
+        self.canvas.stats.cache_bytes = self.state.nbytes()
+        return emission
+
+
+@torch.inference_mode()
+def begin(
+    target: Target[State],
+    drafter: Drafter,
+    rule: AcceptanceRule,
+    sampler: Sampler,
+    requests: Sequence[Request],
+    canvas: Canvas,
+    random: RandomStream,
+) -> tuple[Batch[State], Round]:
+    """Prefill a batch of requests, and choose the first token of each; arguments as of `speculate`.
+
+    Returns:
+        The batch, whose state is to be closed, and the round of the prompts.
+    """
+    drafter.admit(requests, sampler, canvas.stopping[0])
+    stats, started = canvas.stats, perf_counter()
+    most = max(stopping.max_new_tokens for stopping in canvas.stopping)
+    capacity = max(map(len, canvas.ids)) + min(most, PREALLOCATED_TOKENS) + drafter.max_nodes
+
+    laps = Laps(stats, target.device)
+    laps.start()
+    state, prefill = target.prefill(list_prompts(requests, sampler), capacity, drafter.taps)
+    laps.end("prompt")
+    try:
+        session = drafter.start(requests, prefill, sampler, random)
+        draft = session.open(canvas)
+        laps.end("draft")
+        first = draft.first(canvas.emitted)
+        scores = sampler(prefill.logits, draft, canvas.ids, first)
+        verdict = Verdict.root(draft, scores.choose(draft, random.repeat(len(first)), first)[:, 0])
+        laps.end("verify")
+        emission = canvas.commit(draft, verdict, scores.is_finite())
+    except BaseException:
+        state.close()
+        raise
+    stats.prompt_forwards = prefill.forwards
+    stats.target_forwards += prefill.forwards
+    stats.cached_prompt_tokens = prefill.cached_tokens
+    stats.prefill_seconds = perf_counter() - started
+    batch = Batch(target, rule, sampler, canvas, random, state, session, laps, prefill.forwards)
+    return batch, Round(draft, first, scores, verdict, emission)
 
 
 @torch.inference_mode()
@@ -51,62 +191,22 @@ def speculate(
         One Round for the prompts, then one for each scoring forward; valid until the next one. On a GPU the
         next round may be on its way by then, and the last is followed by one that nobody reads.
     """
-    if not requests or canvas.stopping.max_new_tokens == 0:
+    if not requests or not any(stopping.max_new_tokens for stopping in canvas.stopping):
         return
-    drafter.admit(requests, sampler, canvas.stopping)
-    stats, started = canvas.stats, perf_counter()
-    ahead = min(canvas.stopping.max_new_tokens, PREALLOCATED_TOKENS) + drafter.max_nodes
-    capacity = max(map(len, canvas.ids)) + ahead
-
-    laps = Laps(stats, target.device)
-    laps.start()
-    state, prefill = target.prefill(list_prompts(requests, sampler), capacity, drafter.taps)
-    laps.end("prompt")
-    with closing(state), laps:
-        session = drafter.start(requests, prefill, sampler, random)
-        draft = session.open(canvas)
-        laps.end("draft")
-        first = draft.first(canvas.emitted)
-        scores = sampler(prefill.logits, draft, canvas.ids, first)
-        verdict = Verdict.root(draft, scores.choose(draft, random.repeat(len(first)), first)[:, 0])
-        laps.end("verify")
-        emission = canvas.commit(draft, verdict, scores.is_finite())
-        stats.prompt_forwards = prefill.forwards
-        stats.target_forwards += prefill.forwards
-        stats.cached_prompt_tokens = prefill.cached_tokens
-        stats.prefill_seconds = perf_counter() - started
-        yield Round(draft, first, scores, verdict, emission)
-
+    batch, prompts = begin(target, drafter, rule, sampler, requests, canvas, random)
+    with closing(batch.state), batch.laps:
+        yield prompts
         # a GPU goes on to the next round while the host reads, where nothing on the host decides about it
-        decides = canvas.stopping.criteria or sampler.processors or not drafter.runs_ahead
+        criteria = any(stopping.criteria for stopping in canvas.stopping)
+        decides = criteria or sampler.processors or not drafter.runs_ahead
         late = 1 if runs_by_itself(target.device) and not decides else 0
         rounds: deque[tuple[Draft, Tensor, Any, Verdict]] = deque()
-        number = prefill.forwards
         while not canvas.finished:
-            laps.start()
-            draft = session.propose(canvas)
-            laps.end("draft")
-            output = target.score(state, draft)
-            laps.end("target")
-            stats.draft_passes = session.passes
-            first = draft.first(canvas.emitted)
-            scores = sampler(output.logits, draft, canvas.ids, first)
-            noise = random.repeat(len(first)).during(number)
-            verdict = rule.verify(draft, scores, noise, first)
-            verdict = draft.roll_back(verdict) if rule.rollback else verdict
-            target.commit(state, draft, verdict, canvas.active)
-            laps.end("verify")
-            session.observe(draft, output, scores, verdict)
-            laps.end("draft")
-            canvas.submit(draft, verdict, scores.is_finite())
-            rounds.append((draft, first, scores, verdict))
-            number += 1
-            completed = canvas.read() if canvas.unread > late else None
-            state.tighten(canvas.length_bounds)
-            if completed is not None:
-                stats.target_forwards += 1
-                stats.cache_bytes = state.nbytes()
-                yield Round(*rounds.popleft(), completed)
+            rounds.append(batch.decode_round())
+            emission = batch.read_round() if canvas.unread > late else None
+            batch.state.tighten(canvas.length_bounds)
+            if emission is not None:
+                yield Round(*rounds.popleft(), emission)
 
 
 def runs_by_itself(device: torch.device) -> bool:

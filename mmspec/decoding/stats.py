@@ -6,10 +6,11 @@ Acceptance length counts the bonus token (vLLM's convention); plain decoding has
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 #: Parts of a call's time, each with its `<part>_seconds`.
 PARTS = ("prompt", "target", "draft", "verify")
+ROW_COUNTS = ("new_tokens", "rounds", "drafted", "accepted")
 
 
 @dataclass
@@ -84,6 +85,16 @@ class DecodingStats:
         setattr(self, f"{name}_max", max(getattr(self, f"{name}_max"), largest))
         setattr(self, f"{name}_places", getattr(self, f"{name}_places") + places)
 
+    def part(self, rows: Sequence[int]) -> DecodingStats:
+        """Return these statistics with the counts of some rows alone; what is summed over rows stays."""
+        return replace(self, **{name: [getattr(self, name)[row] for row in rows] for name in ROW_COUNTS})
+
+    def of_rows_alone(self) -> DecodingStats:
+        """Return what is known of the rows by themselves, without what is summed with other rows."""
+        own = {name: getattr(self, name) for name in ROW_COUNTS}
+        forwards = {"prompt_forwards": self.prompt_forwards, "target_forwards": self.nfe_max}
+        return DecodingStats(self.accelerator, self.exactness, **own, **forwards)
+
     @property
     def nfe(self) -> list[int]:
         """Target forwards of each row, the prefill included; a guided pair is one."""
@@ -146,7 +157,7 @@ def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
         merged.accelerator, merged.exactness = part.accelerator, part.exactness
         merged.prompt_forwards = part.prompt_forwards
         for name in (
-            *("new_tokens", "rounds", "drafted", "accepted"),
+            *ROW_COUNTS,
             *("target_forwards", "rollbacks", "draft_faults", "draft_passes", "cached_prompt_tokens"),
             *("seconds", "prefill_seconds", *(f"{part}_seconds" for part in PARTS)),
         ):

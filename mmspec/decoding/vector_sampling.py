@@ -98,10 +98,11 @@ class DenoisingSampler(RowSettings):
         """True if any row is, so that the unconditional prompts are read as well."""
         return self.guidance_scale != 1.0
 
-    def of_rows(self, rows: slice) -> Self:
-        """Settings of a part of the batch."""
-        names = ("temperature", "guidance_scale")
-        part: dict[str, Any] = {n: values[rows] for n in names if is_list(values := getattr(self, n))}
+    def part(self, rows: Sequence[int]) -> Self:
+        """Return the settings of some rows of the batch."""
+        named = {name: getattr(self, name) for name in ("temperature", "guidance_scale")}
+        lists = {name: values for name, values in named.items() if is_list(values)}
+        part: dict[str, Any] = {name: [values[row] for row in rows] for name, values in lists.items()}
         return replace(self, **part)
 
     def of_model(self, model: Any) -> Self:

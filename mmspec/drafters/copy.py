@@ -7,6 +7,7 @@ and no second model.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,7 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.rows import part_of_list
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafting.length import half_lengths
 from mmspec.errors import InputError
@@ -102,6 +104,7 @@ class CopyDrafter(Drafter):
     """
 
     kind = DraftKind.POINT
+    rows_move = True
 
     def __init__(self, num_draft_tokens: int = 10, min_match: int = 2) -> None:
         self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
@@ -131,6 +134,16 @@ class CopySession(DraftSession):
         self.drafter = drafter
         self.num_draft_tokens = drafter.num_draft_tokens
         self.automata = [SuffixAutomaton() for _ in range(rows)]
+
+    def part(self, rows: Sequence[int]) -> CopySession:
+        chosen = copy.copy(self)
+        chosen.automata = part_of_list(self.automata, rows)
+        return chosen
+
+    def joined(self, other: CopySession) -> CopySession:
+        both = copy.copy(self)
+        both.automata = [*self.automata, *other.automata]
+        return both
 
     def resize(self, size: int) -> None:
         self.num_draft_tokens = size

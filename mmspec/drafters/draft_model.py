@@ -18,6 +18,7 @@ from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.length import half_lengths
@@ -52,6 +53,7 @@ class DraftModelDrafter(Drafter):
     """
 
     runs_ahead = True
+    rows_move = True
 
     def __init__(self, model: CausalTarget, num_draft_tokens: int = 5, sampling: str = "coupled") -> None:
         if sampling not in KIND_OF_SAMPLING:
@@ -121,6 +123,21 @@ class DraftModelSession(DraftSession):
         ]
         self.state, _ = drafter.model.prefill(prompts, max(p["input_ids"].shape[1] for p in prompts))
         self.prompt_lengths = self.state.cache.lengths.clone()
+
+    def part(self, rows: Sequence[int]) -> DraftModelSession:
+        chosen = copy.copy(self)
+        chosen.sampler, chosen.random = self.sampler.part(rows), self.random.part(rows)
+        chosen.state = self.state.part(rows, 1)
+        chosen.prompt_lengths = part_of_rows(self.prompt_lengths, rows)
+        return chosen
+
+    def joined(self, other: DraftModelSession) -> DraftModelSession:
+        both, counts = copy.copy(self), [len(each.prompt_lengths) for each in (self, other)]
+        both.sampler = self.sampler.joined(other.sampler, *counts)
+        both.random = self.random.joined(other.random)
+        both.state = self.state.joined(other.state, 1)
+        both.prompt_lengths = join_rows(self.prompt_lengths, other.prompt_lengths)
+        return both
 
     def propose(self, canvas: Canvas) -> Draft:
         # Reading the last two tokens anew, whatever was accepted, keeps one shape for every row: the token

@@ -10,6 +10,9 @@ and judges them by recursive rejection; ours are picked without chance, for whic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Self
+
 from torch import Tensor
 
 from mmspec.decoding.canvas import Canvas
@@ -32,6 +35,18 @@ class EagleSession(FeatureSession):
         self.names = self.head.draft_tokens
         self.grammar = Grammar(grids, batch.target.device) if grids else None
         self.codes = grids[0].codebook_size if grids else 0
+
+    def part(self, rows: Sequence[int]) -> Self:
+        chosen = super().part(rows)
+        if self.grammar is not None:
+            chosen.grammar = self.grammar.part(rows)
+        return chosen
+
+    def joined(self, other: Self) -> Self:
+        both = super().joined(other)
+        if self.grammar is not None and other.grammar is not None:
+            both.grammar = self.grammar.joined(other.grammar)
+        return both
 
     def propose(self, canvas: Canvas) -> Draft:
         growth = TreeGrowth(self.shape, canvas.root, self.names)

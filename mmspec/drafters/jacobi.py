@@ -10,9 +10,10 @@ Commit and redraw are separate decisions with random numbers of their own.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -24,8 +25,9 @@ from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.rows import join_rows, part_of_list, part_of_rows
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sparse_distribution import SparseDistribution
+from mmspec.decoding.sparse_distribution import SparseDistribution, join_packed, part_of_packed, unpack
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.window import NEIGHBOURS, WindowLayout
 from mmspec.errors import InputError
@@ -73,6 +75,7 @@ class JacobiDrafter(Drafter):
     """
 
     runs_ahead = True
+    rows_move = True
 
     def __init__(
         self,
@@ -130,7 +133,8 @@ class JacobiSession(DraftSession):
             whole.
         observed: the last draft, its q, the target's p, whether p is finite, and [B] how many tokens were
             accepted.
-        round: how often the window was drawn; it keys the random numbers of places drawn again and again.
+        round: [B, 1] how often the window was drawn; it keys the random numbers of places drawn again and
+            again.
     """
 
     def __init__(
@@ -141,9 +145,11 @@ class JacobiSession(DraftSession):
         sampler: Sampler,
         random: RandomStream,
     ) -> None:
-        self.drafter, self.random, self.round = drafter, random, 0
+        self.drafter, self.random = drafter, random
         device, vocabulary = prefill.logits.device, prefill.logits.shape[-1]
-        self.layout = WindowLayout([request.grid for request in requests], vocabulary, device)
+        self.vocabulary = vocabulary
+        self._lay_out([request.grid for request in requests])
+        self.round = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
         self.steps = torch.arange(drafter.window, device=device)
         self.parents = torch.tensor(drafter.parents, device=device)
         # The prompt is a window of one node, whose distribution is the edge of the first real window.
@@ -157,6 +163,30 @@ class JacobiSession(DraftSession):
         )
         self.support = support if pays else None
         self._keep(replace(draft, q=Categorical(scores.p)), scores, token[:, 0])
+
+    def part(self, rows: Sequence[int]) -> Self:
+        chosen = copy.copy(self)
+        chosen._lay_out(part_of_list(self.grids, rows))
+        chosen.random, chosen.round = self.random.part(rows), part_of_rows(self.round, rows)
+        draft, q, p, finite, accepted = self.observed
+        q, p = (None if each is None else part_of_packed(each, rows) for each in (q, p))
+        chosen.observed = draft.part(rows), q, p, part_of_rows(finite, rows), part_of_rows(accepted, rows)
+        return chosen
+
+    def joined(self, other: Self) -> Self:
+        both = copy.copy(self)
+        both._lay_out([*self.grids, *other.grids])
+        both.random, both.round = self.random.joined(other.random), join_rows(self.round, other.round)
+        supports = self.support, other.support
+        both.support = None if None in supports else max(supports)
+        drafts, qs, ps, *rest = zip(self.observed, other.observed, strict=True)
+        q = None if None in qs else join_packed(*qs)
+        both.observed = drafts[0].joined(drafts[1]), q, join_packed(*ps), *(join_rows(*each) for each in rest)
+        return both
+
+    def _lay_out(self, grids: Sequence[ImageGrid | None]) -> None:
+        """Set the grids of the rows."""
+        self.grids, self.layout = grids, WindowLayout(grids, self.vocabulary, self.random.keys.device)
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         self._keep(draft, scores, verdict.accepted)
@@ -172,7 +202,7 @@ class JacobiSession(DraftSession):
     def propose(self, canvas: Canvas) -> Draft:
         drafter, (old_draft, old_q, packed_p, finite, accepted) = self.drafter, self.observed
         seen = replace(old_draft, q=None if old_q is None else Categorical(unpack(old_q)))
-        self.round += 1
+        self.round = self.round + 1
         place = canvas.emitted[:, None] - 1 + self.steps  # [B, W] output index of each node of the new window
         # A node gives the p of the place after its own. Each row has moved on by what it accepted; beyond the
         # last scored node no p is known, and that of the edge stands in.
@@ -259,8 +289,3 @@ class JacobiSession(DraftSession):
             torch.cat([valid, drawable.flatten(1)], 1),
             torch.cat([p, p_head.repeat_interleave(extra, 1)], 1),
         )
-
-
-def unpack(distribution: Tensor | SparseDistribution) -> Tensor:
-    """Return distributions as one tensor, [B, n, V]."""
-    return distribution.dense() if isinstance(distribution, SparseDistribution) else distribution

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind
@@ -20,6 +20,7 @@ class NoDrafter(Drafter, DraftSession):
     max_nodes = 1
     proposes = "any"
     runs_ahead = True
+    rows_move = True
 
     def check(self, target: Target[Any]) -> None:
         if target.vector_size and target.any_order:
@@ -28,6 +29,12 @@ class NoDrafter(Drafter, DraftSession):
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
     ) -> DraftSession:
+        return self
+
+    def part(self, rows: Sequence[int]) -> Self:
+        return self
+
+    def joined(self, other: Self) -> Self:
         return self
 
     def propose(self, canvas: Canvas) -> Draft:

@@ -73,12 +73,12 @@ class UnmaskingSession(DraftSession):
 
     def open(self, canvas: Canvas) -> Draft:
         """Make room for the output; return a draft of no place, for a masked model reads no prompt alone."""
-        length = canvas.stopping.max_new_tokens
+        length = canvas.stopping[0].max_new_tokens
         canvas.reserve(length + min(self.block, length))
         return self._cells(canvas.tokens[:, :0], canvas.decided[:, :0])
 
     def propose(self, canvas: Canvas) -> Draft:
-        length = canvas.stopping.max_new_tokens
+        length = canvas.stopping[0].max_new_tokens
         is_open = ~canvas.decided[:, :length]
         tokens = canvas.tokens[:, :length].masked_fill(is_open, self.mask_token_id)
         # all before the first open place is emitted

@@ -80,7 +80,7 @@ class VectorWindowSession(DraftSession):
         tokens = pick(self.values, node)
         tokens[:, 0] = root
         place = canvas.emitted[:, None] - 1 + torch.arange(self.window, device=root.device)
-        valid = place < canvas.stopping.max_new_tokens
+        valid = place < canvas.stopping[0].max_new_tokens
         valid[:, 0] = True
         return Draft.chain(tokens, DraftKind.COUPLED, valid=valid)
 

@@ -26,6 +26,7 @@ from mmspec.decoding.interfaces import (
     list_prompts,
 )
 from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.tree import DynamicTree, TreeShape, choose_tree
@@ -73,6 +74,7 @@ class HeadDrafter(Drafter):
 
     kind = DraftKind.POINT
     runs_ahead = True
+    rows_move = True
     title: ClassVar[str]
     session: Callable[..., HeadSession]
     more_taps: ClassVar[tuple[int, ...]] = ()
@@ -172,7 +174,19 @@ class HeadSession(DraftSession):
     def __init__(self, drafter: HeadDrafter, batch: HeadBatch) -> None:
         self.drafter, self.head, self.shape = drafter, drafter.model, drafter.shape
         self.target, self.sampler = batch.target, batch.sampler
-        self.copies = len(batch.prompts) // len(batch.requests)
+        self.rows = len(batch.requests)
+        self.copies = len(batch.prompts) // self.rows
+
+    def part(self, rows: Sequence[int]) -> Self:
+        chosen = copy.copy(self)
+        chosen.rows, chosen.sampler = len(rows), self.sampler.part(rows)
+        return chosen
+
+    def joined(self, other: Self) -> Self:
+        both = copy.copy(self)
+        both.rows = self.rows + other.rows
+        both.sampler = self.sampler.joined(other.sampler, self.rows, other.rows)
+        return both
 
     def resize(self, size: TreeShape) -> None:
         self.shape = size
@@ -203,6 +217,16 @@ class StateSession(HeadSession):
     def __init__(self, drafter: HeadDrafter, batch: HeadBatch) -> None:
         super().__init__(drafter, batch)
         self.hidden = torch.cat([hidden[:, -1] for hidden in batch.prefill.taps[HIDDEN]])
+
+    def part(self, rows: Sequence[int]) -> Self:
+        chosen = super().part(rows)
+        chosen.hidden = part_of_rows(self.hidden, rows, self.copies)
+        return chosen
+
+    def joined(self, other: Self) -> Self:
+        both = super().joined(other)
+        both.hidden = join_rows(self.hidden, other.hidden, self.copies)
+        return both
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         newest = verdict.last

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Draft, DraftKind, Nodes
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
+from mmspec.decoding.rows import join_lists, join_rows, part_of_list, part_of_rows
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.targets.admission import check_length, check_model, length_limit
@@ -41,6 +42,24 @@ class CacheState:
     cache: RaggedCache
     offset: Tensor
     prompt_lengths: list[int]
+
+    def part(self, rows: Sequence[int], copies: int) -> Self:
+        """Return the state of some rows; see `Rows`."""
+        return replace(
+            self,
+            cache=self.cache.part(rows, copies),
+            offset=part_of_rows(self.offset, rows, copies),
+            prompt_lengths=part_of_list(self.prompt_lengths, rows, copies),
+        )
+
+    def joined(self, other: Self, copies: int) -> Self:
+        """Return the state of these rows followed by those of another; see `Rows`."""
+        return replace(
+            self,
+            cache=self.cache.joined(other.cache, copies),
+            offset=join_rows(self.offset, other.offset, copies),
+            prompt_lengths=join_lists(self.prompt_lengths, other.prompt_lengths, copies),
+        )
 
     def tighten(self, emitted: Sequence[int]) -> None:
         copies = self.cache.rows // len(emitted)
@@ -67,6 +86,10 @@ class CausalState(CacheState):
     hidden: HiddenStates
     limit: tuple[float, str]
     additive: torch.dtype | None
+
+    def joined(self, other: Self, copies: int) -> Self:
+        other.close()
+        return replace(super().joined(other, copies), limit=min(self.limit, other.limit))
 
     def close(self) -> None:
         self.hidden.close()

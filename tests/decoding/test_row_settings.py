@@ -59,7 +59,7 @@ def test_rows_are_warped_as_they_are_alone_bit_for_bit(dtype: torch.dtype) -> No
         assert torch.equal(own.p[0], scores.p[row])
         assert torch.equal(own.logits[0], scores.logits[row])
         assert torch.equal(own.p[0], by_lanes.p[2 * row : 2 * row + 2].flatten(0, 1))
-        assert torch.equal(mixed.of_rows(slice(row, row + 1)).scores(single.guided(given)).p, own.p)
+        assert torch.equal(mixed.part([row]).scores(single.guided(given)).p, own.p)
 
 
 def test_rows_of_continuous_tokens_have_temperatures_of_their_own() -> None:

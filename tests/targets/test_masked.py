@@ -207,8 +207,8 @@ OWN = Sampler([0.0, 0.9, 1.2], top_k=[0, 20, 5], guidance_scale=[2.0, 1.0, 3.0])
 @pytest.mark.parametrize("sampler", [Sampler(), SAMPLED, OWN], ids=str)
 def test_rows_of_a_batch_are_the_rows_alone(sampler: Sampler) -> None:
     together = unmask(4, 2, sampler).outputs
-    assert unmask(4, 2, sampler.of_rows(slice(1)), rows=[0]).outputs == together[:1]
-    assert unmask(4, 2, sampler.of_rows(slice(2)), rows=[0, 1]).outputs == together[:2]
+    assert unmask(4, 2, sampler.part([0]), rows=[0]).outputs == together[:1]
+    assert unmask(4, 2, sampler.part([0, 1]), rows=[0, 1]).outputs == together[:2]
     assert len({tuple(output) for output in together}) == 3
 
 

@@ -121,7 +121,7 @@ def check_distribution(
     generator = torch.Generator().manual_seed(seed)
     spread, excess, variance, impossible = [], 0.0, 0.0, 0
     for row, (request, output) in enumerate(zip(requests, outputs, strict=True)):
-        settings = sampler.of_rows(slice(row, row + 1))
+        settings = sampler.part([row])
         distribution = read_distributions(target, settings, request, output).double().cpu()
         free = [
             place

@@ -51,7 +51,7 @@ class VariationMeter:
         """Measure a batch that is finished; the figures go into its stats."""
         canvas = call.canvas
         for row, (request, output) in enumerate(zip(call.requests, canvas.outputs(), strict=True)):
-            sampler = call.sampler.of_rows(slice(row, row + 1))
+            sampler = call.sampler.part([row])
             distribution = read_distributions(call.target, sampler, request, output)
             for place in range(1, len(output)):  # the first one's distribution is the prompt's own
                 drawn_from = self.drawn_from.get((row, place))

@@ -1,0 +1,217 @@
+"""Requests that enter and leave a running batch get what they get alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmspec.errors import InputError, NoRoomError, NumericalError, PipelineBusyError
+from mmspec.pipelines import ImagePipeline, MMSpecPipeline, VisionLanguagePipeline
+from mmspec.reference.scenes import render, sample_scene
+
+ASSETS = Path(__file__).parents[2] / "assets"
+PROMPTS = [
+    "Describe the image in detail.",
+    "What is in the image?",
+    "Describe the image.",
+    "How many objects are there?",
+]
+TEXT = ["none", "copy", "draft_model", "eagle", "eagle3", "flash", "medusa", "hydra"]
+IMAGES = ["none", "sjd", "gsd", "lantern", "eagle"]
+
+
+@pytest.fixture(scope="module")
+def text() -> VisionLanguagePipeline:
+    return MMSpecPipeline.from_pretrained(ASSETS / "scenes-llava", dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def drawing() -> ImagePipeline:
+    pipe = MMSpecPipeline.from_pretrained(ASSETS / "scenes-llamagen", dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def text_requests() -> list[tuple[str, dict[str, Any]]]:
+    """Four requests that differ in image, length, temperature, seed and truncation."""
+    own: list[dict[str, Any]] = [
+        {"max_new_tokens": 40},
+        {"max_new_tokens": 9, "temperature": 0.9, "seed": 3},
+        {"max_new_tokens": 24, "temperature": 1.2, "top_k": 5, "seed": 4},
+        {"max_new_tokens": 16, "stop_strings": "t", "temperature": 0.7, "top_p": 0.9, "seed": 5},
+    ]
+    images = [render(sample_scene(index)) for index in range(len(own))]
+    return [(PROMPTS[index], {"images": images[index], **settings}) for index, settings in enumerate(own)]
+
+
+def run(batch: Any, entries: list[tuple[int, str | None, dict[str, Any]]]) -> dict[int, Any]:
+    """Let requests enter before the rounds that they name; their outputs by handle."""
+    waiting, finished, streamed, number = list(entries), {}, {}, 0
+    while waiting or batch.handles:
+        while waiting and waiting[0][0] <= number and batch.free:
+            _, prompt, arguments = waiting.pop(0)
+            streamed[batch.enter(prompt, **arguments)] = []
+        for update in batch.step():
+            streamed[update.handle] += update.tokens[0]
+            if update.output is not None:
+                finished[update.handle] = update.output
+        number += 1
+    assert {handle: output.tokens[0] for handle, output in finished.items()} == streamed
+    return finished
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_text_of_each_request_is_that_of_a_call(text: VisionLanguagePipeline, name: str) -> None:
+    text.set_accelerator(name)
+    requests = text_requests()
+    alone = [text(prompt, **arguments) for prompt, arguments in requests]
+    entries = [(3 * index, *request) for index, request in enumerate(requests)]
+    with text.running_batch(rows=3) as batch:
+        outputs = run(batch, entries)
+    for index, single in enumerate(alone):
+        assert outputs[index].tokens == single.tokens
+        assert outputs[index].text == single.text
+        assert outputs[index].finish_reasons == single.finish_reasons
+        assert outputs[index].stats.nfe == single.stats.nfe
+        assert outputs[index].stats.acceptance_length == single.stats.acceptance_length
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_of_each_request_are_those_of_a_call(drawing: ImagePipeline, name: str) -> None:
+    drawing.set_accelerator(name, **({"window": 16} if name in ("sjd", "gsd", "lantern") else {}))
+    requests: list[tuple[str, dict[str, Any]]] = [
+        ("a red ring", {"seed": 1}),
+        ("a small blue cross", {"seed": 2, "guidance_scale": 2.0, "num_images_per_prompt": 2}),
+        ("a green disk left of a red square", {"seed": 3, "temperature": 0.8}),
+    ]
+    alone = [drawing(prompt, **arguments) for prompt, arguments in requests]
+    with drawing.running_batch(rows=4) as batch:
+        handles = [batch.enter(*[requests[0][0]], **requests[0][1])]
+        outputs = {}
+        for number in range(400):
+            if number in (4, 7):
+                prompt, arguments = requests[len(handles)]
+                handles.append(batch.enter(prompt, **arguments))
+            outputs |= {each.handle: each.output for each in batch.step() if each.output is not None}
+            if number > 7 and not batch.handles:
+                break
+    for handle, single in zip(handles, alone, strict=True):
+        assert outputs[handle].tokens == single.tokens
+        assert [each.tobytes() for each in outputs[handle].images] == [
+            each.tobytes() for each in single.images
+        ]
+
+
+def test_guided_text_joins_guided_text_alone(text: VisionLanguagePipeline) -> None:
+    text.set_accelerator("flash")
+    (first, own), (second, others) = text_requests()[:2]
+    own, others = ({**each, "guidance_scale": 1.5, "negative_prompt": "no"} for each in (own, others))
+    alone = [text(first, **own).tokens, text(second, **others).tokens]
+    with text.running_batch(rows=4) as batch:
+        batch.enter(first, **own)
+        batch.step()
+        with pytest.raises(NoRoomError, match="guidance"):
+            batch.enter(second, images=others["images"])
+        batch.enter(second, **others)
+        outputs = run_more(batch)
+    assert [outputs[0].tokens, outputs[1].tokens] == alone
+
+
+@pytest.fixture
+def forwards(text: VisionLanguagePipeline) -> Iterator[list[int]]:
+    """Numbers of rows of the model's forwards."""
+    seen: list[int] = []
+    hook = text.model.get_decoder().register_forward_hook(
+        lambda module, args, output: seen.append(len(output.last_hidden_state))
+    )
+    yield seen
+    hook.remove()
+
+
+def test_a_cancelled_request_is_not_decoded_any_more(
+    text: VisionLanguagePipeline, forwards: list[int]
+) -> None:
+    text.set_accelerator("copy")
+    requests = text_requests()
+    alone = text(requests[0][0], **requests[0][1])
+    with text.running_batch(rows=2) as batch:
+        kept, cancelled = (batch.enter(prompt, **arguments) for prompt, arguments in requests[::2])
+        assert batch.free == 0
+        batch.step()
+        assert forwards[-1] == 2
+        batch.cancel(cancelled)
+        assert batch.free == 1 and batch.handles == [kept]
+        outputs = run_more(batch)
+        assert set(forwards[-3:]) == {1}
+        count = len(forwards)
+        assert batch.step() == [] and len(forwards) == count
+        with pytest.raises(InputError, match="handle"):
+            batch.cancel(cancelled)
+    assert outputs[kept].tokens == alone.tokens
+    assert batch.stats.new_tokens[0] >= len(alone.tokens[0])
+
+
+def run_more(batch: Any) -> dict[int, Any]:
+    finished = {}
+    while batch.handles:
+        finished |= {each.handle: each.output for each in batch.step() if each.output is not None}
+    return finished
+
+
+def test_a_refused_request_leaves_the_others_alone(text: VisionLanguagePipeline) -> None:
+    text.set_accelerator("draft_model")
+    requests = text_requests()
+    alone = text(requests[0][0], **requests[0][1])
+    with text.running_batch(rows=1) as batch:
+        batch.enter(requests[0][0], **requests[0][1])
+        batch.step()
+        with pytest.raises(InputError, match="temperature"):
+            batch.enter("What?", temperature=-1.0)
+        with pytest.raises(InputError, match="streamer"):
+            batch.enter("What?", streamer=object())
+        with pytest.raises(InputError, match="rows: got 2"):
+            batch.enter(["What?", "Who?"])
+        with pytest.raises(NoRoomError, match="1 rows are wanted, 0 are free"):
+            batch.enter("What?")
+        with pytest.raises(PipelineBusyError):
+            text("What?")
+        outputs = run_more(batch)
+    assert outputs[0].tokens == alone.tokens
+    assert text("What?", max_new_tokens=2).tokens  # it is free again
+
+
+def test_an_error_of_one_request_ends_it_alone(text: VisionLanguagePipeline) -> None:
+    text.set_accelerator("none")
+    (first, own), (second, others) = text_requests()[:2]
+    alone = text(first, **own)
+
+    def break_down(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores * float("nan") if ids.shape[1] > broken_from else scores
+
+    with text.running_batch(rows=2) as batch:
+        batch.enter(first, **own)
+        broken_from = (
+            text._prepare_request(second, {**others})[0].requests[0].inputs["input_ids"].shape[1] + 3
+        )
+        others["logits_processor"] = [break_down]
+        batch.enter(second, **others)
+        updates: list[Any] = []
+        while batch.handles:
+            updates += [each for each in batch.step() if each.output is not None]
+    broken, whole = updates
+    assert isinstance(broken.error, NumericalError) and broken.output.finish_reasons == ["error"]
+    assert len(broken.output.tokens[0]) == 4
+    assert whole.error is None and whole.output.tokens == alone.tokens
+
+
+def test_rows_that_stay_together_are_refused(text: VisionLanguagePipeline, drawing: ImagePipeline) -> None:
+    drawing.set_accelerator("zipar")
+    with pytest.raises(InputError, match="zipar.*stay together"):
+        drawing.running_batch()
+    drawing.set_accelerator("sjd")
+    with pytest.raises(InputError, match="rows: got 0"):
+        drawing.running_batch(0)
