@@ -118,6 +118,13 @@ class RunningBatch:
         """Requests in the batch, in the order in which they entered."""
         return [each.handle for each in self._running]
 
+    def prompt_tokens(self, handle: int) -> int:
+        """Number of tokens of a request's first prompt, visual ones included; 0 if it is not in the batch."""
+        for running, rows in self._placed():
+            if running.handle == handle and self._batch is not None:
+                return self._batch.canvas.prompt_lengths[rows[0]]
+        return 0
+
     @torch.inference_mode()
     def enter(self, prompt: Any, **arguments: Any) -> int:
         """Read a request's prompt, and let it take part from the next round on.

@@ -132,6 +132,7 @@ def load_engine(
 ) -> Engine:
     """Load a model and its accelerator; clients name it by the last part of its source."""
     from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
+    from mmspec.serving.batched import why_in_turn
     from mmspec.serving.engine import Engine
 
     choice = None if accelerator is None else parse_choice(accelerator)
@@ -142,7 +143,8 @@ def load_engine(
     pipe.set_accelerator(choice.name, **choice.options)
     pipe.media_limits = limits.media
     name = Path(source).name
-    note(f"{name}: {choice.label}, {rows} rows")
+    reason = why_in_turn(pipe)
+    note(f"{name}: {choice.label}, {rows} rows" + ("" if reason is None else f" that take turns ({reason})"))
     return Engine(name, pipe, rows, limits.max_waiting, metrics.of_model(name))
 
 

@@ -155,6 +155,12 @@ class WaitingRows:
         with self.changed:
             return self._rows.popleft() if self._rows else None
 
+    def put_back(self, row: Row) -> None:
+        """Let a row that was taken wait in front of all others, unless it was cancelled."""
+        with self.changed:
+            if not row.ticket.is_cancelled:
+                self._rows.appendleft(row)
+
     def wait(self) -> None:
         """Block until a row waits, or the queue is closed."""
         with self.changed:

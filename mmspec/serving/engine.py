@@ -7,12 +7,12 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from mmspec.errors import InputError, MMSpecError
+from mmspec.errors import InputError, MMSpecError, NoRoomError
 from mmspec.pipelines import ImageGenerationPipeline
 from mmspec.serving.admission import Event, Row, Ticket, WaitingRows
+from mmspec.serving.batched import open_rows
 from mmspec.serving.errors import RequestError, as_request_error
 from mmspec.serving.metrics import ModelMetrics
-from mmspec.serving.turns import rows_in_turn
 
 __all__ = ["Engine"]
 
@@ -84,7 +84,7 @@ class Engine:
 
     def _run_batch(self) -> None:
         """Decode until the server closes, or a round fails."""
-        with rows_in_turn(self.pipeline, self.rows) as batch:
+        with open_rows(self.pipeline, self.rows) as batch:
             while True:
                 if not self._running:
                     self.waiting.wait()
@@ -95,7 +95,9 @@ class Engine:
                     self.metrics.count_cancelled()
                     del self._running[handle]
                 while batch.free and (row := self.waiting.take()) is not None:
-                    self._enter(batch, row)
+                    if not self._enter(batch, row):
+                        self.waiting.put_back(row)
+                        break
                 if not self._running:
                     continue
                 try:
@@ -108,18 +110,22 @@ class Engine:
                 for update in updates:
                     self._hand_out(update)
 
-    def _enter(self, batch: Any, row: Row) -> None:
+    def _enter(self, batch: Any, row: Row) -> bool:
+        """Let a row in, or tell it why not; False if it has to wait until others have left."""
         if row.ticket.is_cancelled:  # after it was taken
-            return
+            return True
         try:
             handle = batch.enter(row.prompt, **row.settings)
+        except NoRoomError:
+            return False
         except Exception as error:
             if not isinstance(error, InputError):
                 logger.exception("a request to %s could not enter the batch", self.name)
             self._fail([row], error)
         else:
             self._running[handle] = row
-            row.tell(Event(prompt_tokens=handle.prompt_tokens))
+            row.tell(Event(prompt_tokens=batch.prompt_tokens(handle)))
+        return True
 
     def _hand_out(self, update: Any) -> None:
         row = self._running.get(update.handle)

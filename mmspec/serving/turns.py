@@ -33,7 +33,7 @@ class Handle:
 class RowUpdate:
     """What a round gave to one row: new tokens and text, and at its end the reason and the output."""
 
-    handle: Handle
+    handle: Any
     tokens: list[Any] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
@@ -77,6 +77,10 @@ class RowsInTurn:
             handle = Handle(call, call.rounds(), TextDeltas(pipe.tokenizer), tokens)
         self._handles.append(handle)
         return handle
+
+    def prompt_tokens(self, handle: Handle) -> int:
+        """Tokens of a row's prompt, visual ones included."""
+        return handle.prompt_tokens
 
     def step(self) -> list[RowUpdate]:
         """Take one round of every row; those that ended have left."""
