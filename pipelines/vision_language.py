@@ -181,11 +181,11 @@ class VisionLanguagePipeline(MMSpecPipeline):
     def _prepare_request(
         self, prompt: Any, arguments: dict[str, Any]
     ) -> tuple[Call, Callable[[Canvas], TextOutput]]:
-        own = {"images": None, "videos": None, "num_frames": None, "apply_chat_template": True}
-        own |= {"generation_config": None}
-        given = {name: arguments.get(name, default) for name, default in own.items()}
+        own: dict[str, Any] = dict.fromkeys(("images", "videos", "num_frames", "generation_config"))
+        own["apply_chat_template"] = True
+        own |= {name: arguments[name] for name in own if name in arguments}
         settings = {name: value for name, value in arguments.items() if name not in own}
-        call = self._prepare(prompt, *given.values(), settings)
+        call = self._prepare(prompt, **own, keywords=settings)
         return call, lambda canvas: text_output(replace(call, canvas=canvas), self.tokenizer)
 
     def _example(self, rows: int) -> Call:

@@ -184,12 +184,14 @@ class Draft:
 
     def part(self, rows: Sequence[int]) -> Self:
         """Return the candidates of some rows, without their q; see `Rows`."""
-        chosen = {name: part_of_rows(getattr(self, name), rows) for name in ROW_TENSORS}
+        chosen: dict[str, Any] = {name: part_of_rows(getattr(self, name), rows) for name in ROW_TENSORS}
         return replace(self, q=None, **chosen)
 
     def joined(self, other: Self) -> Self:
         """Return these rows followed by those of a draft of the same shape, without their q; see `Rows`."""
-        both = {name: join_rows(getattr(self, name), getattr(other, name)) for name in ROW_TENSORS}
+        both: dict[str, Any] = {
+            name: join_rows(getattr(self, name), getattr(other, name)) for name in ROW_TENSORS
+        }
         return replace(self, q=None, **both)
 
     @property

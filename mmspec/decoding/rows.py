@@ -31,7 +31,8 @@ class Rows(Protocol):
 def part_of_rows(values: Tensor, rows: Sequence[int], copies: int = 1) -> Tensor:
     """Select rows of a tensor, [copies * B, ...] -> [copies * rows, ...]."""
     index = torch.tensor(rows, dtype=torch.long, device=values.device)
-    return values.unflatten(0, (copies, -1)).index_select(1, index).flatten(0, 1)
+    chosen: Tensor = values.unflatten(0, (copies, -1)).index_select(1, index)
+    return chosen.flatten(0, 1)
 
 
 def join_rows(values: Tensor, others: Tensor, copies: int = 1, fill: float = 0) -> Tensor:

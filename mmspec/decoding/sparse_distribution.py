@@ -63,8 +63,8 @@ def part_of_packed(
 ) -> Tensor | SparseDistribution:
     """Select rows of distributions, [B, n, V] or packed."""
     if isinstance(distribution, SparseDistribution):
-        pairs = (part_of_rows(each, rows) for each in (distribution.tokens, distribution.shares))
-        return SparseDistribution(*pairs, distribution.vocabulary)
+        tokens, shares = (part_of_rows(each, rows) for each in (distribution.tokens, distribution.shares))
+        return SparseDistribution(tokens, shares, distribution.vocabulary)
     return part_of_rows(distribution, rows)
 
 

@@ -64,7 +64,7 @@ class Batch(Generic[State]):
     @property
     def copies(self) -> int:
         """How often the target reads each request: twice under guidance."""
-        return 1 + self.sampler.is_guided
+        return 2 if self.sampler.is_guided else 1
 
     def part(self, rows: Sequence[int]) -> Self:
         """Return the batch of some rows, between rounds; see `Rows`."""

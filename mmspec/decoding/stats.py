@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 #: Parts of a call's time, each with its `<part>_seconds`.
 PARTS = ("prompt", "target", "draft", "verify")
@@ -87,13 +88,14 @@ class DecodingStats:
 
     def part(self, rows: Sequence[int]) -> DecodingStats:
         """Return these statistics with the counts of some rows alone; what is summed over rows stays."""
-        return replace(self, **{name: [getattr(self, name)[row] for row in rows] for name in ROW_COUNTS})
+        chosen: dict[str, Any] = {name: [getattr(self, name)[row] for row in rows] for name in ROW_COUNTS}
+        return replace(self, **chosen)
 
     def of_rows_alone(self) -> DecodingStats:
         """Return what is known of the rows by themselves, without what is summed with other rows."""
-        own = {name: getattr(self, name) for name in ROW_COUNTS}
-        forwards = {"prompt_forwards": self.prompt_forwards, "target_forwards": self.nfe_max}
-        return DecodingStats(self.accelerator, self.exactness, **own, **forwards)
+        own: dict[str, Any] = {name: getattr(self, name) for name in ROW_COUNTS}
+        own |= {"prompt_forwards": self.prompt_forwards, "target_forwards": self.nfe_max}
+        return DecodingStats(self.accelerator, self.exactness, **own)
 
     @property
     def nfe(self) -> list[int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -125,14 +125,44 @@ class JacobiDrafter(Drafter):
             raise InputError("tail_children", self.tail_children, f"at most {vocabulary}, the vocabulary")
 
 
+@dataclass(frozen=True)
+class Observed:
+    """The last draft of a window, and what became of it.
+
+    Attributes:
+        draft: without its q.
+        q: [B, n, V] what its tokens were drawn from, or packed; None for coupled ones.
+        p: the target's distribution after each node, likewise.
+        finite: [B, n] whether p is.
+        accepted: [B] number of accepted tokens.
+    """
+
+    draft: Draft
+    q: Tensor | SparseDistribution | None
+    p: Tensor | SparseDistribution
+    finite: Tensor
+    accepted: Tensor
+
+    def part(self, rows: Sequence[int]) -> Observed:
+        """Return what became of some rows; see `Rows`."""
+        q = None if self.q is None else part_of_packed(self.q, rows)
+        finite, accepted = (part_of_rows(each, rows) for each in (self.finite, self.accepted))
+        return Observed(self.draft.part(rows), q, part_of_packed(self.p, rows), finite, accepted)
+
+    def joined(self, other: Observed) -> Observed:
+        """Return what became of these rows, followed by others; see `Rows`."""
+        q = None if self.q is None or other.q is None else join_packed(self.q, other.q)
+        finite, accepted = join_rows(self.finite, other.finite), join_rows(self.accepted, other.accepted)
+        return Observed(self.draft.joined(other.draft), q, join_packed(self.p, other.p), finite, accepted)
+
+
 class JacobiSession(DraftSession):
     """Window of drafts of one batch.
 
     Attributes:
         support: k where distributions are kept as k pairs a place between rounds, None where they are kept
             whole.
-        observed: the last draft, its q, the target's p, whether p is finite, and [B] how many tokens were
-            accepted.
+        observed: the last draft, and what became of it.
         round: [B, 1] how often the window was drawn; it keys the random numbers of places drawn again and
             again.
     """
@@ -168,20 +198,15 @@ class JacobiSession(DraftSession):
         chosen = copy.copy(self)
         chosen._lay_out(part_of_list(self.grids, rows))
         chosen.random, chosen.round = self.random.part(rows), part_of_rows(self.round, rows)
-        draft, q, p, finite, accepted = self.observed
-        q, p = (None if each is None else part_of_packed(each, rows) for each in (q, p))
-        chosen.observed = draft.part(rows), q, p, part_of_rows(finite, rows), part_of_rows(accepted, rows)
+        chosen.observed = self.observed.part(rows)
         return chosen
 
     def joined(self, other: Self) -> Self:
         both = copy.copy(self)
         both._lay_out([*self.grids, *other.grids])
         both.random, both.round = self.random.joined(other.random), join_rows(self.round, other.round)
-        supports = self.support, other.support
-        both.support = None if None in supports else max(supports)
-        drafts, qs, ps, *rest = zip(self.observed, other.observed, strict=True)
-        q = None if None in qs else join_packed(*qs)
-        both.observed = drafts[0].joined(drafts[1]), q, join_packed(*ps), *(join_rows(*each) for each in rest)
+        both.support = max(self.support, other.support) if self.support and other.support else None
+        both.observed = self.observed.joined(other.observed)
         return both
 
     def _lay_out(self, grids: Sequence[ImageGrid | None]) -> None:
@@ -194,14 +219,17 @@ class JacobiSession(DraftSession):
     def _keep(self, draft: Draft, scores: Scores, accepted: Tensor) -> None:
         """Keep what the next round needs, distributions as pairs where that takes less memory."""
         q, p = None if draft.q is None else self._pack(draft.q.p), self._pack(scores.p)
-        self.observed = replace(draft, q=None), q, p, scores.is_finite(), accepted
+        self.observed = Observed(replace(draft, q=None), q, p, scores.is_finite(), accepted)
 
     def _pack(self, distribution: Tensor) -> Tensor | SparseDistribution:
         return distribution if self.support is None else SparseDistribution.of(distribution, self.support)
 
     def propose(self, canvas: Canvas) -> Draft:
-        drafter, (old_draft, old_q, packed_p, finite, accepted) = self.drafter, self.observed
-        seen = replace(old_draft, q=None if old_q is None else Categorical(unpack(old_q)))
+        drafter, old = self.drafter, self.observed
+        seen, accepted = (
+            replace(old.draft, q=None if old.q is None else Categorical(unpack(old.q))),
+            old.accepted,
+        )
         self.round = self.round + 1
         place = canvas.emitted[:, None] - 1 + self.steps  # [B, W] output index of each node of the new window
         # A node gives the p of the place after its own. Each row has moved on by what it accepted; beyond the
@@ -210,7 +238,7 @@ class JacobiSession(DraftSession):
         node = accepted[:, None] + self.steps
         covered, drafted = node < scored, node + 1 < scored
         node = torch.where(covered, node, self._edge(place[:, :1] - accepted[:, None], scored))
-        p, sound = pick(unpack(packed_p), node), finite.gather(1, node)
+        p, sound = pick(unpack(old.p), node), old.finite.gather(1, node)
         if drafter.init == "uniform":
             p = torch.where(covered[:, :, None], p, self.layout.uniform.to(p.dtype))
             sound = sound | ~covered

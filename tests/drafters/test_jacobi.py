@@ -403,7 +403,7 @@ def test_distributions_kept_as_pairs_give_the_tokens_of_distributions_kept_whole
     kept = []
     keep = JacobiSession._keep
     monkeypatch.setattr(
-        JacobiSession, "_keep", lambda self, *seen: (keep(self, *seen), kept.append(self.observed[2]))[0]
+        JacobiSession, "_keep", lambda self, *seen: (keep(self, *seen), kept.append(self.observed.p))[0]
     )
     runs = []
     for pays in (True, False):

@@ -1,0 +1,93 @@
+"""Taking rows out of a batch and putting others in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LogitsProcessorList, TemperatureLogitsWarper
+
+from mmspec.decoding.canvas import Canvas, Stopping
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid
+from mmspec.decoding.rows import join_lists, join_rows, part_of_list, part_of_rows
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sparse_distribution import SparseDistribution, join_packed, part_of_packed, unpack
+from mmspec.decoding.stats import DecodingStats
+from mmspec.decoding.verdict import Verdict
+
+CPU = torch.device("cpu")
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 2), st.integers(1, 3), st.integers(1, 3))
+def test_joined_rows_stand_behind_one_another_in_every_copy(
+    rows: int, others: int, copies: int, width: int, other_width: int
+) -> None:
+    first = torch.arange(copies * rows * width).view(copies * rows, width) + 1
+    second = -torch.arange(copies * others * other_width).view(copies * others, other_width) - 1
+    joined = join_rows(first, second, copies)
+    assert torch.equal(part_of_rows(joined, range(rows), copies)[:, :width], first)
+    behind = part_of_rows(joined, range(rows, rows + others), copies)
+    assert torch.equal(behind[:, :other_width], second)
+    assert not behind[:, other_width:].any()
+    lists = join_lists(first[:, 0].tolist(), second[:, 0].tolist(), copies)
+    assert lists == joined[:, 0].tolist()
+    assert part_of_list(lists, [rows, 0], copies) == part_of_rows(joined[:, 0], [rows, 0], copies).tolist()
+
+
+def test_settings_of_rows_are_joined_and_parted() -> None:
+    warp = LogitsProcessorList([TemperatureLogitsWarper(2.0)])
+    first, second = (
+        Sampler(temperature=0.5, top_k=3),
+        Sampler(temperature=[0.0, 1.0], processors=[warp, warp]),
+    )
+    both = first.joined(second, 2, 2)
+    assert both.temperature == (0.5, 0.5, 0.0, 1.0) and both.top_k == (3, 3, 0, 0)
+    assert [len(row) for row in both.processors] == [0, 0, 1, 1]
+    assert both.part([0, 1]).temperature == 0.5 and both.part([3]).temperature == 1.0
+
+
+def test_packed_distributions_of_another_k_keep_the_mass_of_token_0() -> None:
+    dense = torch.tensor([[[0.7, 0.3, 0.0, 0.0]]])
+    narrow, wide = SparseDistribution.of(dense, 1), SparseDistribution.of(dense, 3)
+    joined = join_packed(narrow, wide)
+    assert torch.equal(unpack(joined), torch.cat([narrow.dense(), wide.dense()]))
+    assert torch.equal(unpack(part_of_packed(joined, [1])), wide.dense())
+    assert torch.equal(join_packed(narrow, dense), torch.cat([narrow.dense(), dense]))
+
+
+def test_grammars_of_other_lengths_are_free_behind_their_end() -> None:
+    small, large = (Grammar([ImageGrid(side, side, 5, row_end=6)], CPU) for side in (1, 3))
+    joined = small.joined(large)
+    assert joined.forced[0].tolist() == [FREE, 6] + [FREE] * 11
+    assert torch.equal(joined.part([1]).forced, large.forced)
+
+
+def canvas(prompt: list[int], most: int, ends: set[int]) -> Canvas:
+    return Canvas([prompt], Stopping(most, frozenset(ends)), DecodingStats(), CPU)
+
+
+def feed(canvas: Canvas, tokens: list[list[int]]) -> list[list[int]]:
+    """Commit a chain of accepted tokens and the one that follows it."""
+    values = torch.tensor(tokens)
+    draft = Draft.chain(torch.cat([canvas.root[:, None], values[:, :-1]], 1), DraftKind.POINT)
+    last = torch.full((len(values),), values.shape[1] - 1)
+    verdict = Verdict.at(draft, last, values[:, -1])
+    return canvas.commit(draft, verdict, torch.ones_like(values, dtype=torch.bool)).tokens
+
+
+@pytest.mark.parametrize("early", [0, 600], ids=["", "of another capacity"])
+def test_each_row_ends_by_conditions_of_its_own(early: int) -> None:
+    first, second = canvas([1], 700, {9}), canvas([2, 3], 4, {8, 7})
+    for _ in range(early // 2 + 1):
+        feed(first, [[5, 6]])
+    feed(second, [[4, 5]])
+    both = first.joined(second)
+    assert both.ids[1] == [2, 3, 4, 5] and both.length_bounds == [early + 2, 2]
+    assert feed(both, [[8, 7], [9, 9]]) == [[8, 7], [9, 9]]
+    assert both.finish_reasons == [None, "length"]
+    assert feed(both, [[4, 9], [0, 0]]) == [[4, 9], []]
+    assert both.finish_reasons == ["eos", "length"]
+    left = both.part([1])
+    assert left.outputs() == [[4, 5, 9, 9]] and left.stats.new_tokens == [4] and left.finished
