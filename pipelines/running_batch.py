@@ -16,7 +16,7 @@ import torch
 
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.speculative import Batch, begin
-from mmspec.decoding.stats import ROW_COUNTS, DecodingStats, merge_stats
+from mmspec.decoding.stats import DecodingStats, merge_stats
 from mmspec.errors import InputError, NoRoomError, NumericalError
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.mixers import find_mixers
@@ -243,9 +243,7 @@ class RunningBatch:
 
     def _add_up(self, stats: DecodingStats) -> None:
         """Add the counts of rows that are gone, as if they were one."""
-        self._past = merge_stats([self._past, stats])
-        for name in ROW_COUNTS:
-            setattr(self._past, name, [sum(getattr(self._past, name))])
+        self._past = merge_stats([self._past, stats]).as_one_row()
 
 
 def check_rows_move(pipe: MMSpecPipeline) -> None:

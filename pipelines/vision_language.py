@@ -275,6 +275,6 @@ def holds_media(given: object) -> bool:
 def text_output(call: Call, tokenizer: Any) -> TextOutput:
     """Make the output of the text that a call has decoded so far."""
     canvas, tokens = call.canvas, call.canvas.outputs()
-    unfinished = "interrupted" if canvas.stopping[0].max_new_tokens else "length"
-    reasons = [reason or unfinished for reason in canvas.finish_reasons]
+    unfinished = ["interrupted" if one.max_new_tokens else "length" for one in canvas.stopping]
+    reasons = [reason or other for reason, other in zip(canvas.finish_reasons, unfinished, strict=True)]
     return TextOutput([decode(tokenizer, row) for row in tokens], tokens, call.stats, reasons, canvas.drafted)

@@ -7,7 +7,7 @@ the last allowed token is cut right there, whatever else was accepted with it.
 from __future__ import annotations
 
 import copy
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
@@ -149,6 +149,7 @@ class Canvas:
         self._tell_device_of_stopping()
         stats.new_tokens, stats.rounds = [0] * rows, [0] * rows
         stats.drafted, stats.accepted = [0] * rows, [0] * rows
+        stats.accepted_histograms = [Counter() for _ in prompts]
 
     def _tell_device_of_stopping(self) -> None:
         """Put the limits [B, 1] and end tokens [B, E] of the rows on the device."""
@@ -365,42 +366,6 @@ class Canvas:
                     self.finish_reasons[row] = "stop"
                     return block[:index]
         return block
-
-
-class VectorCanvas(Canvas):
-    """Output of a batch of continuous tokens. The vectors stay on the device; the host is told their number.
-
-    Args:
-        size: d of a vector.
-        dtype: of its numbers.
-    """
-
-    def __init__(
-        self,
-        prompts: Sequence[list[int]],
-        stopping: Stopping,
-        stats: DecodingStats,
-        device: torch.device,
-        size: int,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        super().__init__(prompts, stopping, stats, device)
-        self._lay_out(torch.zeros(len(prompts), size, dtype=dtype, device=device))  # a prompt ends in an id
-
-    def outputs(self) -> list[Any]:
-        """B tensors [N, d] of output vectors."""
-        return [row[:count] for row, count in zip(self.tokens, self.output_lengths, strict=True)]
-
-    def _are_ends(self, tokens: Tensor) -> Tensor:
-        return torch.zeros_like(tokens[..., 0], dtype=torch.bool)
-
-    def _readable(self, tokens: Tensor) -> list[Tensor]:
-        return []
-
-    def _extend(self, row: int, count: int, block: list[int], reason: str | None) -> Any:
-        start = self.output_lengths[row]
-        self.finish_reasons[row] = reason
-        return self.tokens[row, start : start + count]
 
 
 def measured_variation(verdict: Verdict, rows: int) -> Tensor:

@@ -5,13 +5,14 @@ Acceptance length counts the bonus token (vLLM's convention); plain decoding has
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 #: Parts of a call's time, each with its `<part>_seconds`.
 PARTS = ("prompt", "target", "draft", "verify")
-ROW_COUNTS = ("new_tokens", "rounds", "drafted", "accepted")
+ROW_COUNTS = ("new_tokens", "rounds", "drafted", "accepted", "accepted_histograms")
 
 
 @dataclass
@@ -27,7 +28,7 @@ class DecodingStats:
         prompt_forwards: 1 if a prefill decides the first token of each row; 0 if the prompts take no forward.
         drafted: draft tokens proposed while a row was active, per row.
         accepted: draft tokens accepted, per row; those cut off by a stop are not counted.
-        accepted_histogram: how many rounds accepted 0, 1, 2, ... draft tokens, all rows together.
+        accepted_histograms: how many rounds accepted 0, 1, 2, ... draft tokens, per row.
         tv_sum, tv_max, tv_places: total variation between the emitted distribution and the target's, over the
             places that were judged and measured; zero places for exact rules.
         drift_sum, drift_max, drift_places: distance of kept candidates to the target's own vectors (root mean
@@ -52,7 +53,7 @@ class DecodingStats:
     prompt_forwards: int = 1
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
-    accepted_histogram: dict[int, int] = field(default_factory=dict)
+    accepted_histograms: list[Counter[int]] = field(default_factory=list)
     tv_sum: float = 0.0
     tv_max: float = 0.0
     tv_places: int = 0
@@ -78,7 +79,7 @@ class DecodingStats:
         self.accepted[row] += accepted
         self.draft_faults += faulty
         self.rollbacks += accepted < drafted
-        self.accepted_histogram[accepted] = self.accepted_histogram.get(accepted, 0) + 1
+        self.accepted_histograms[row][accepted] += 1
 
     def count_measured(self, name: str, total: float, largest: float, places: int) -> None:
         """Count what a lossy rule measured over the places of a round: "tv" or "drift"."""
@@ -96,6 +97,16 @@ class DecodingStats:
         own: dict[str, Any] = {name: getattr(self, name) for name in ROW_COUNTS}
         own |= {"prompt_forwards": self.prompt_forwards, "target_forwards": self.nfe_max}
         return DecodingStats(self.accelerator, self.exactness, **own)
+
+    def as_one_row(self) -> DecodingStats:
+        """Return these statistics with the counts of all rows added up."""
+        sums: dict[str, Any] = {name: [sum(getattr(self, name))] for name in ROW_COUNTS[:-1]}
+        return replace(self, **sums, accepted_histograms=[Counter(self.accepted_histogram)])
+
+    @property
+    def accepted_histogram(self) -> dict[int, int]:
+        """How many rounds accepted 0, 1, 2, ... draft tokens, all rows together."""
+        return dict(sum(self.accepted_histograms, Counter[int]()))
 
     @property
     def nfe(self) -> list[int]:
@@ -168,7 +179,5 @@ def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
             merged.count_measured(
                 name, *(getattr(part, f"{name}_{what}") for what in ("sum", "max", "places"))
             )
-        for accepted, count in part.accepted_histogram.items():
-            merged.accepted_histogram[accepted] = merged.accepted_histogram.get(accepted, 0) + count
         merged.cache_bytes = max(merged.cache_bytes, part.cache_bytes)
     return merged

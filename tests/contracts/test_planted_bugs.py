@@ -166,12 +166,12 @@ BUGS = {
     "stop criteria asked once a round": bug(
         edge_checks.stops_inside_a_block,
         "mmspec.decoding.canvas:Canvas._extend",
-        ("elif self.stopping.criteria:", "elif self.stopping.criteria and index == len(block):"),
+        ("elif self.stopping[row].criteria:", "elif self.stopping[row].criteria and index == len(block):"),
     ),
     "one token more than max_new_tokens": bug(
         edge_checks.length_is_cut_inside_a_block,
         "mmspec.decoding.canvas:Canvas.write",
-        ("(window >= self.stopping.max_new_tokens)", "(window > self.stopping.max_new_tokens)"),
+        ("(window >= self._limits)", "(window > self._limits)"),
     ),
     "accepted path of a tree not gathered": bug(
         checks.cache_equals_a_fresh_prefill,

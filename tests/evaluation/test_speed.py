@@ -1,5 +1,7 @@
 """Timing with injected clocks: the order of the runs, and the figures made of them."""
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ def stats(new_tokens=10, rounds=9, accepted=0, drafted=0, histogram=None, **more
         target_forwards=rounds + 1,
         accepted=[accepted],
         drafted=[drafted],
-        accepted_histogram=histogram or {0: rounds},
+        accepted_histograms=[Counter(histogram or {0: rounds})],
         **more,
     )
 
