@@ -1,4 +1,4 @@
-"""Rows of a running batch with their text; or rows that take turns, where a batch cannot let them in and out."""
+"""Rows of a running batch with their text; rows that take turns, where a batch cannot let them in and out."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ def test_an_answer_is_that_of_the_pipeline(server, scene, scene_url):
 
 
 def test_a_stream_gives_the_same_text_and_its_usage(server, scene_url):
-    what = {"model": "scenes-llava", "messages": asked(PROMPT, scene_url), "max_completion_tokens": 60}
+    long = "write a long description of the picture."
+    what = {"model": "scenes-llava", "messages": asked(long, scene_url), "max_completion_tokens": 200}
     whole = server.client.chat.completions.create(**what)
     chunks = list(
         server.client.chat.completions.create(**what, stream=True, stream_options={"include_usage": True})
