@@ -140,9 +140,9 @@ class FeatureSession(HeadSession):
         for row, (prompt, made) in enumerate(zip(prompts, read, strict=True)):
             count = made.lengths[0]
             positions, offset = torch.arange(count, device=device)[None], 0
-            if not self.head.counts_rows:
+            if (lag := self.head.position_lag) is not None:
                 places, beyond = self.target.positions(to_device(prompt, device))
-                positions, offset = places[..., made.slot[0]], beyond + places.shape[-1] - count
+                positions, offset = places[..., made.slot[0] - lag], beyond + places.shape[-1] - count - lag
             offsets.append(offset)
             if count:
                 cache.begin_prefill(row, count)

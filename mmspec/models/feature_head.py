@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,15 +77,20 @@ class FeatureHead(DraftingHead):
 
     Attributes:
         decoder: the layer, as a transformers decoder without embedding and last norm.
-        counts_rows: True if a row's position is its index in the head's own sequence; False if rows have the
-            position ids that the target gives their tokens.
     """
 
-    counts_rows: ClassVar[bool] = False
     decoder: PreTrainedModel
     main_input_name = "rows"
     _supports_sdpa = True
     _supports_attention_backend = True
+
+    @property
+    def position_lag(self) -> int | None:
+        """How many tokens before its own the token stands whose position, as the target counts, a row has.
+
+        None if a row's position is its index in the head's own sequence.
+        """
+        return 0
 
     def join(self, states: Sequence[Tensor]) -> Tensor:
         """Hidden states at the taps, each [..., d] -> features [..., d]; by default there is one tap."""

@@ -32,7 +32,7 @@ SHAPES: list[dict[str, Any]] = [{}, {"tree": "eagle"}, {"num_draft_tokens": 3, "
 
 
 @pytest.mark.parametrize(("tree", "words"), [("dynamic", 0), ("eagle", 0), ("dynamic", 13)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen3_vl"])
 def test_drafts_are_those_of_the_slow_way(family: str, tree: str, words: int) -> None:
     eagle3_checks.drafts_are_those_of_the_slow_way(family, tree, words)
 

@@ -23,7 +23,7 @@ from tests.tiny_models import tiny_llama
 
 @pytest.mark.parametrize(
     ("layers", "taps"),
-    [(32, [2, 16, 29]), (40, [2, 20, 37]), (7, [2, 3, 4]), (6, [4, 5, -1]), (2, [0, 1, -1]), (1, [0, -1])],
+    [(32, [2, 16, 29]), (40, [2, 20, 37]), (7, [2, 3, 4]), (6, [3, 4, 5]), (2, [0, 1]), (1, [0])],
 )
 def test_three_depths_are_read(layers: int, taps: list[int]) -> None:
     assert three_taps(layers) == taps

@@ -208,7 +208,11 @@ def test_a_head_of_specforge_reads_what_leaves_the_layers_that_it_names(tmp_path
         (lambda weights: None, {"eagle_aux_hidden_state_layer_ids": [2, 4, LAYERS]}, "taps"),
         (lambda weights: None, nested(1, 3, LAYERS - 1), rf"eagle_config: .*from -1 to {LAYERS - 2}"),
         (lambda weights: None, nested(-2, 3, 5), "eagle_config: .*-2"),
-        (lambda weights: None, {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 0]}}, "rope"),
+        (
+            lambda weights: None,
+            {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 0]}},
+            "mrope_section",
+        ),
         (lambda weights: None, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope"),
     ],
 )

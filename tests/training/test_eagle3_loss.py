@@ -18,6 +18,7 @@ from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
 from mmspec.targets.causal import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample, acceptance_length
 from mmspec.training.losses import eagle3 as eagle3_loss
+from mmspec.training.losses.eagle import positions_of
 from mmspec.training.losses.eagle3 import Eagle3Loss
 from mmspec.training.losses.levels import Blocks
 from mmspec.training.teacher import read
@@ -62,7 +63,8 @@ def training_reads_what_decoding_reads(family: str = "llava") -> None:
     reading = read(target, given.examples, (0, 1, -1))
     features = head.join([reading.taps[tap] for tap in head.taps])
     first = 3
-    states = eagle3_loss.unroll(head, reading.taps[0], features, STEPS, first)
+    positions = None if head.position_lag is None else positions_of(target, given.examples)
+    states = eagle3_loss.unroll(head, reading.taps[0], features, STEPS, first, positions)
     for row, example in enumerate(given.examples):
         for root in range(example.answer, reading.lengths[row]):
             for step, due in enumerate(decoded(head, target, example, root)):

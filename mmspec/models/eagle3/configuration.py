@@ -15,6 +15,7 @@ __all__ = ["Eagle3Config", "three_taps"]
 
 DRAFT_VOCABULARY = 32000  # the published heads'
 LARGE = 2 * DRAFT_VOCABULARY  # below, the few tokens that a map would save are not worth missing
+AXES = 3  # of M-RoPE: time, height, width
 SHALLOWEST = 7  # layers of a target whose published taps differ
 
 
@@ -27,6 +28,9 @@ class Eagle3Config(LlamaLayerConfig):
         draft_vocabulary: tokens that the head knows, at most those of the target.
         norm_before_residual: whether the layer adds to the normed feature, as most heads of speculators do,
             instead of to the feature as it is.
+        mrope_section: frequencies that turn with the time, height and width of a position, as the target's
+            (M-RoPE); None for positions of one axis, which count the head's rows.
+        mrope_interleaved: whether these take turns (Qwen3-VL) instead of following one another (Qwen2-VL).
         depth: of the dynamic tree that is grown where nothing else is asked for.
     """
 
@@ -35,6 +39,8 @@ class Eagle3Config(LlamaLayerConfig):
     taps: list[int] = field(default_factory=lambda: [2, 16, 29])
     draft_vocabulary: int = 0
     norm_before_residual: bool = False
+    mrope_section: list[int] | None = None
+    mrope_interleaved: bool = False
     depth: int = 5
 
     def validate_architecture(self) -> None:
@@ -46,21 +52,31 @@ class Eagle3Config(LlamaLayerConfig):
         deepest = self.target_layers - 1 if self.target_layers else max(self.taps, default=0)
         if not self.taps or any(not HIDDEN <= tap <= deepest for tap in self.taps):
             raise ValueError(f"taps: got {self.taps}; from -1 to {deepest}")
+        section, half = self.mrope_section, self.head_dim // 2
+        if section is not None and (len(section) != AXES or min(section) < 0 or sum(section) != half):
+            raise ValueError(f"mrope_section: got {section}; {AXES} numbers that add up to {half}")
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
-        """Attributes of a head with a layer, its taps, and a vocabulary, reduced where it is large."""
+        """Attributes of a head with a layer, its taps, and a vocabulary, reduced where it is large.
+
+        Positions have several axes where the target's have, and turn all numbers of its heads.
+        """
         known = DRAFT_VOCABULARY if vocabulary > LARGE else vocabulary
         taps = three_taps(int(text.num_hidden_layers))
-        return super().sizes_for(text, vocabulary) | {"taps": taps, "draft_vocabulary": known}
+        sizes = super().sizes_for(text, vocabulary) | {"taps": taps, "draft_vocabulary": known}
+        rope = getattr(text, "rope_parameters", None) or {}
+        section = rope.get("mrope_section")
+        if section is not None and 2 * sum(section) == sizes["head_dim"]:
+            sizes |= {"mrope_section": list(section), "rope_theta": float(rope["rope_theta"])}
+            sizes["mrope_interleaved"] = bool(rope.get("mrope_interleaved", False))
+        return sizes
 
 
 def three_taps(layers: int) -> list[int]:
     """Taps of a target of L layers: what enters layers 2, L // 2 and L - 3, as published.
 
-    Where these are not three (fewer than 7 layers), the last three states are read, the final one included;
-    a target of one layer has two.
+    Where these are not three (fewer than 7 layers), it is what enters the last three. The final state is not
+    among them: engines that serve such heads cannot hand it over.
     """
-    if layers >= SHALLOWEST:
-        return [2, layers // 2, layers - 3]
-    return [*range(layers), HIDDEN][-3:]
+    return [2, layers // 2, layers - 3] if layers >= SHALLOWEST else [*range(layers)][-3:]

@@ -18,6 +18,7 @@ from mmspec.errors import InputError
 from mmspec.models.eagle3.configuration import Eagle3Config
 from mmspec.models.feature_head import FeatureHead
 from mmspec.models.llama_layer import one_layer
+from mmspec.models.multimodal_rotary import MultimodalRotary
 
 __all__ = ["Eagle3Head"]
 
@@ -64,7 +65,6 @@ class Eagle3Head(FeatureHead):
     config: Eagle3Config
     config_class = Eagle3Config
     base_model_prefix = "eagle3"
-    counts_rows = True
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__(config)
@@ -72,6 +72,10 @@ class Eagle3Head(FeatureHead):
         self.fc = nn.Linear(len(config.taps) * width, width, bias=False)
         self.decoder = one_layer(config)  # without norm: states are fed back as they are
         self.decoder.layers[0] = Eagle3Layer(self.decoder.config, config.norm_before_residual)
+        if config.mrope_section is not None:
+            shape = config.head_dim, config.rope_theta, config.mrope_section
+            rotary = MultimodalRotary(*shape, interleaved=config.mrope_interleaved)
+            self.decoder.add_module("rotary_emb", rotary)
         self.norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(width, config.draft_vocabulary, bias=False)
         self.d2t: Tensor | None
@@ -83,6 +87,11 @@ class Eagle3Head(FeatureHead):
         )
         self.register_buffer("t2d", known if reduced else None)
         self.post_init()
+
+    @property
+    def position_lag(self) -> int | None:
+        """With several axes, a row stands where the target has the token that its feature is of."""
+        return None if self.config.mrope_section is None else 1
 
     @property
     def taps(self) -> tuple[int, ...]:

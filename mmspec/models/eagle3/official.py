@@ -82,8 +82,10 @@ def read_shape(
         table.setdefault("model_type", "llama")
         shape: Any = AutoConfig.for_model(table.pop("model_type"), **table)
         rope = getattr(shape, "rope_parameters", None) or {}
-        if rope.get("rope_type", "default") != "default" or "mrope_section" in rope:
-            raise CheckpointError(f"{file}: rope", rope, "plain rotary positions, of one axis")
+        section = rope.get("mrope_section")
+        if rope.get("rope_type", "default") not in ("default", *(["mrope"] if section else [])):
+            raise CheckpointError(f"{file}: rope", rope, "rotary positions that are not scaled")
+        check_axes(file, section, target)
         return Eagle3Config(
             target_layers=layers,
             vocabulary=int(shape.vocab_size),
@@ -98,10 +100,25 @@ def read_shape(
             hidden_act=shape.hidden_act,
             rms_norm_eps=float(shape.rms_norm_eps),
             rope_theta=float(rope.get("rope_theta", 10000.0)),
+            mrope_section=section,
+            mrope_interleaved=bool(rope.get("mrope_interleaved", False)),
         )
     except (TypeError, AttributeError, KeyError, StrictDataclassError) as error:
         allowed = f"the config of an EAGLE-3 head for a target of {layers} layers ({error})"
         raise CheckpointError("drafter", str(file), allowed) from error
+
+
+def check_axes(file: Path, section: Any, target: PreTrainedConfig) -> None:
+    """Refuse a head with positions of several axes for a target that has one.
+
+    The reverse is served, by counting rows: such heads are published for Qwen-VL, and only accept less.
+    """
+    given = (getattr(target.get_text_config(decoder=True), "rope_parameters", None) or {}).get(
+        "mrope_section"
+    )
+    if section is not None and given is None:
+        allowed = "positions of one axis, as this target has them"
+        raise CheckpointError(f"{file}: mrope_section", section, allowed)
 
 
 def read_taps(file: Path, stored: dict[str, Any], layers: int) -> list[int]:

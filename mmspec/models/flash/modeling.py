@@ -35,7 +35,7 @@ class FlashHead(FeatureHead):
     config: FlashConfig
     config_class = FlashConfig
     base_model_prefix = "flash"
-    counts_rows = True
+    position_lag = None
 
     def __init__(self, config: FlashConfig) -> None:
         super().__init__(config)

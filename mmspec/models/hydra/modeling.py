@@ -52,7 +52,7 @@ class HydraHead(FeatureHead):
     config: HydraConfig
     config_class = HydraConfig
     base_model_prefix = "hydra"
-    counts_rows = True
+    position_lag = None
 
     def __init__(self, config: HydraConfig) -> None:
         super().__init__(config)

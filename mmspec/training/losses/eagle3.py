@@ -6,6 +6,8 @@ step before and the tokens that really came (training-time test). The target run
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -15,7 +17,7 @@ from mmspec.errors import InputError
 from mmspec.models.eagle3 import Eagle3Head
 from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
 from mmspec.targets import CausalTarget
-from mmspec.training.data.sequences import DrafterBatch, DrafterData
+from mmspec.training.data.sequences import DrafterBatch, DrafterData, TrainingExample
 from mmspec.training.losses.base import DrafterLoss
 from mmspec.training.losses.levels import Blocks, token_loss
 from mmspec.training.teacher import Reading
@@ -26,7 +28,14 @@ MAX_STEPS = 16
 VOCABULARY_BATCHES = 128
 
 
-def unroll(head: Eagle3Head, embeddings: Tensor, features: Tensor, steps: int, first: int = 0) -> Tensor:
+def unroll(
+    head: Eagle3Head,
+    embeddings: Tensor,
+    features: Tensor,
+    steps: int,
+    first: int = 0,
+    positions: Tensor | None = None,
+) -> Tensor:
     """The head's states when, from every token on, it feeds itself.
 
     Step i of the row of token t holds token t + i and the state of step i - 1, at the position that follows.
@@ -37,19 +46,21 @@ def unroll(head: Eagle3Head, embeddings: Tensor, features: Tensor, steps: int, f
         embeddings, features: [B, L, d] at each token.
         steps: n, step 0 included.
         first: rows before this one are read and go no further.
+        positions: [B, L] or [3, B, L] of the tokens; None where the head counts its rows.
 
     Returns:
         [B, L - 1 - first, n, d]; row j is that of token j + 1 + first. Beyond the end it holds padding.
     """
     length = embeddings.shape[1] - 1
     place, cache = torch.arange(length, device=embeddings.device), DynamicCache()
-    state = head(head.fuse(embeddings[:, 1:], features[:, :-1]), place[None], None, cache)[:, first:]
+    at = place[None] if positions is None else positions[..., :-1]  # where the token before has its own
+    state = head(head.fuse(embeddings[:, 1:], features[:, :-1]), at, None, cache)[:, first:]
     seen, rows = (place <= place[:, None])[first:], length - first
     states, own = [state], torch.eye(rows, dtype=torch.bool, device=place.device)
     for step in range(1, steps):
         ahead = pad(embeddings[:, first + 1 + step :], (0, 0, 0, step))[:, :rows]
         seen = torch.cat([seen, own], dim=1)
-        state = head(head.fuse(ahead, state), place[None, first:] + step, seen[None, None], cache)
+        state = head(head.fuse(ahead, state), at[..., first:] + step, seen[None, None], cache)
         states.append(state)
     return torch.stack(states, dim=2)
 
@@ -86,7 +97,7 @@ class Eagle3Loss(DrafterLoss):
         """
         reading = self.read(batch)
         blocks = Blocks.of(reading.learnt, self.steps)
-        states = self.states(reading, blocks)
+        states = self.states(reading, blocks, batch.examples)
         losses, agreements = [], []
         for step in range(self.steps):
             true = reading.taps[HIDDEN][blocks.row, blocks.ahead[:, step]]
@@ -98,7 +109,7 @@ class Eagle3Loss(DrafterLoss):
             agreements.append(agreement)
         return torch.stack(losses).sum(), {"agreement": torch.cat(agreements)}
 
-    def states(self, reading: Reading, blocks: Blocks) -> Tensor:
+    def states(self, reading: Reading, blocks: Blocks, examples: Sequence[TrainingExample]) -> Tensor:
         """[m, n, d] the head's states at every root; each sequence goes its steps alone and without padding.
 
         Rows of a prompt are many, and those of another's padding too: only step 0 pays for them.
@@ -109,7 +120,10 @@ class Eagle3Loss(DrafterLoss):
             first = int(rows.min()) if len(rows) else length - 2
             own = {tap: states[row : row + 1, :length] for tap, states in reading.taps.items()}
             features = self.head.join([own[tap] for tap in self.head.taps])
-            found.append(unroll(self.head, own[EMBEDDINGS], features, self.steps, first)[0, rows - first])
+            counted = self.head.position_lag is None
+            positions = None if counted else self.target.positions(examples[row].inputs)[0]
+            unrolled = unroll(self.head, own[EMBEDDINGS], features, self.steps, first, positions)
+            found.append(unrolled[0, rows - first])
         return torch.cat(found)
 
     def teach(self, hidden: Tensor) -> tuple[Tensor, Tensor]:

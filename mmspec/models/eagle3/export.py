@@ -1,0 +1,148 @@
+"""EAGLE-3 heads in the layouts that vLLM and SGLang load: those of speculators and of SpecForge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from mmspec.errors import InputError
+from mmspec.models.eagle3.modeling import Eagle3Head
+
+__all__ = ["LAYOUTS", "Layout", "export_head"]
+
+SPECULATORS_VERSION = "0.3.0"  # the first whose EAGLE-3 has these fields
+OWN_LAYER = "decoder.layers.0."
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout of published heads.
+
+    Attributes:
+        layer: what the names of the layer's weights begin with.
+        config: makes the content of its config.json from the head, the target's name and its config.
+    """
+
+    layer: str
+    config: Callable[[Eagle3Head, str, PreTrainedConfig], dict[str, Any]]
+
+
+def export_head(
+    head: Eagle3Head, layout: str, name: str, target: PreTrainedConfig
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Make the config and the tensors of a head in a layout of `LAYOUTS`.
+
+    Args:
+        head: for that target.
+        layout: "speculators" or "specforge".
+        name: folder or hub id under which the target is served.
+        target: its config.
+
+    Raises:
+        InputError: the head reads the target's final state, which engines do not hand over.
+    """
+    if min(head.taps) < 0:
+        allowed = "a head that reads what enters layers of the target; engines do not hand over its final state"
+        raise InputError("taps", list(head.taps), allowed)
+    chosen = LAYOUTS[layout]
+    return chosen.config(head, name, target), tensors_of(head, chosen.layer)
+
+
+def tensors_of(head: Eagle3Head, layer: str) -> dict[str, Tensor]:
+    """Weights by their published names, with the two tables of the vocabulary, also where they leave none out."""
+    own = head.state_dict()
+    known = head.config.draft_vocabulary
+    own.setdefault("d2t", torch.zeros(known, dtype=torch.long))
+    own.setdefault("t2d", torch.ones(head.config.vocabulary, dtype=torch.bool))
+    renamed = {
+        layer + key.removeprefix(OWN_LAYER) if key.startswith(OWN_LAYER) else key: value
+        for key, value in own.items()
+    }
+    return {key: value.contiguous() for key, value in renamed.items()}
+
+
+def layer_config(head: Eagle3Head) -> dict[str, Any]:
+    """The head's layer as the config of a Llama of one layer."""
+    config = head.config
+    names = (
+        *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+        *("hidden_act", "rms_norm_eps"),
+    )
+    shape = {name: getattr(config, name) for name in names}
+    return shape | {
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "vocab_size": config.vocabulary,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+
+
+def speculators_config(head: Eagle3Head, name: str, target: PreTrainedConfig) -> dict[str, Any]:
+    """The config of speculators and vLLM: layers by their inputs, and the target by name."""
+    config, text = head.config, target.get_text_config(decoder=True)
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if config.mrope_section is not None:
+        rope |= {"mrope_section": config.mrope_section, "mrope_interleaved": config.mrope_interleaved}
+    length = getattr(text, "max_position_embeddings", None)
+    reach = {} if length is None else {"max_position_embeddings": length}
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": SPECULATORS_VERSION,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {"proposal_type": "greedy", "speculative_tokens": config.depth, "verifier_accept_k": 1}
+            ],
+            "verifier": {"name_or_path": name, "architectures": list(target.architectures or [])},
+        },
+        "transformer_layer_config": layer_config(head)
+        | reach
+        | {"rope_parameters": rope, "rope_theta": config.rope_theta},
+        "draft_vocab_size": config.draft_vocabulary,
+        "target_hidden_size": config.hidden_size,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": False,
+        "eagle_aux_hidden_state_layer_ids": list(config.taps),
+        "embed_requires_grad": False,
+        "tie_word_embeddings": False,
+        "dtype": str(head.dtype).removeprefix("torch."),
+    }
+
+
+def specforge_config(head: Eagle3Head, name: str, target: PreTrainedConfig) -> dict[str, Any]:
+    """The config of SpecForge and SGLang: layers by their outputs, of which -1 are the embeddings."""
+    config, text = head.config, target.get_text_config(decoder=True)
+    scaling = None
+    if config.mrope_section is not None:
+        kind = {"rope_type": "default", "mrope_interleaved": True} if config.mrope_interleaved else {}
+        scaling = {"type": "mrope", **kind, "mrope_section": config.mrope_section}
+    return layer_config(head) | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": config.draft_vocabulary,
+        "target_hidden_size": config.hidden_size,
+        "norm_before_residual": config.norm_before_residual,
+        "max_position_embeddings": getattr(text, "max_position_embeddings", 2048),
+        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling,
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps],
+        },
+        "target_model": name,
+        "torch_dtype": str(head.dtype).removeprefix("torch."),
+    }
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "speculators": Layout("layers.0.", speculators_config),
+    "specforge": Layout("midlayer.", specforge_config),
+}
