@@ -11,6 +11,7 @@ import typer
 from mmspec.cli.console import print_result
 from mmspec.cli.evaluate_drafters import drafters
 from mmspec.cli.evaluate_growth import growth
+from mmspec.cli.evaluate_images import images
 from mmspec.cli.evaluate_methods import methods
 from mmspec.cli.loading import REFERENCE_IMAGE, reference_model
 from mmspec.cli.options import AsJson, Model
@@ -69,6 +70,7 @@ def vlm(
 evaluate_app.command()(methods)
 evaluate_app.command()(drafters)
 evaluate_app.command()(growth)
+evaluate_app.command()(images)
 
 
 @evaluate_app.command()

@@ -38,6 +38,8 @@ OPTIONAL = {
     "decord": ("reading videos", "pip install decord, or av where decord has no wheel"),
     "av": ("reading videos where decord has no wheel", "pip install av"),
     "matplotlib": ("plots", 'pip install "mmspec[eval]"'),
+    "torchmetrics": ("mmspec evaluate images", 'pip install "mmspec[eval]"'),
+    "torch-fidelity": ("the features of Inception", 'pip install "mmspec[eval]"'),
     "fastapi": ("mmspec serve", 'pip install "mmspec[serve]"'),
     "prometheus-client": ("mmspec serve", 'pip install "mmspec[serve]"'),
     "uvicorn": ("mmspec serve", 'pip install "mmspec[serve]"'),

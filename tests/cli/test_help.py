@@ -19,6 +19,7 @@ COMMANDS = [
     ["evaluate", "vlm"],
     ["evaluate", "drafters"],
     ["evaluate", "growth"],
+    ["evaluate", "images"],
 ]
 
 
