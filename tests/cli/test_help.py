@@ -20,6 +20,7 @@ COMMANDS = [
     ["evaluate", "drafters"],
     ["evaluate", "growth"],
     ["evaluate", "images"],
+    ["evaluate", "text"],
 ]
 
 

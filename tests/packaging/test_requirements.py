@@ -25,6 +25,7 @@ PLATFORMS = {  # (platform_system, platform_machine) -> the video reader that ha
 MODULE_OF = {
     "pillow": "PIL",
     "prometheus-client": "prometheus_client",
+    "rouge-score": "rouge_score",
     "torch-fidelity": "torch_fidelity",
 }
 NEVER_IMPORTED = {
