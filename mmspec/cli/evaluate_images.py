@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -125,8 +125,7 @@ def images(
             raise InputError("--folder", str(folder), "either a folder, or a model that draws")
         found = with_prompts(read_images(folder, n), asked)
         session = Session(scoring, how, metrics, named, str(folder))
-        session.settle(len(found.images), found.prompts)
-        reference = session.reference(len(found.images), found.size)
+        reference = session.reference(len(found.images), found.size, found.prompts)
         report(session, {found.label: session.score(found, reference)}, reference, len(found.images))
         return
     choices = parse_choices(accelerator or "none")
@@ -139,14 +138,16 @@ def images(
     session = Session(scoring, how, metrics, named, source)
     pipe = load_pipeline(ImageGenerationPipeline, source, how)
     subjects = subjects_of(pipe, asked, n, how.seed)
-    session.settle(len(subjects), [prompt for prompt, _ in subjects], scenes_of=pipe)
+    size = (pipe.target.grid.columns * pipe.stride, pipe.target.grid.rows * pipe.stride)
+    objects = 1 if pipe.target.vector_size and "class_labels" in subjects[0][1] else None
+    words = [prompt for prompt, _ in subjects]
+    reference = session.reference(len(subjects), size, words, objects=objects, is_drawn=rival is not None)
     sampling = given_of(guidance_scale=guidance_scale, num_inference_steps=num_inference_steps)
     draw: dict[str, Any] = {"batch_size": batch_size, "settings": sampling}
     scores: dict[str, dict[str, Any]] = {}
     with kept(out) as where, progress(quiet=how.as_json) as bar:
         work = bar.add_task("drawing", total=(len(choices) + (rival is not None)) * len(subjects))
         draw["on_images"] = lambda count: bar.advance(work, count)
-        reference = None
         if rival is not None:  # other seeds: what draws alike would have a distance of exactly 0
             pipe.set_accelerator(rival.name, **rival.options)
             draw_images(pipe, subjects, where / REFERENCE, seed=how.seed + REFERENCE_SEEDS, **draw)
@@ -158,7 +159,6 @@ def images(
             place = where / folder_name(choice.label)
             stats = merge_stats(draw_images(pipe, subjects, place, seed=how.seed, **draw))
             drawn = read_images(place, label=choice.label)
-            reference = reference or session.reference(len(subjects), drawn.size)
             figures = {"promise": stats.exactness, "forwards per image": stats.nfe_mean}
             scores[choice.label] = figures | session.score(drawn, reference)
     report(session, scores, reference, len(subjects), pipe.sampling(sampling))
@@ -179,6 +179,8 @@ class Session:
     def __init__(
         self, scoring: Scoring, how: ModelOptions, metrics: Sequence[str], named: bool, source: str
     ) -> None:
+        import torch
+
         from mmspec.evaluation.quality.feature_network import load_network
         from mmspec.evaluation.quality.image_scores import Scorer, clip_scorer
         from mmspec.reference.scoring.attributes import AttributeJudge
@@ -186,7 +188,6 @@ class Session:
 
         self.scoring, self.seed, self.metrics, self.named = scoring, how.seed, list(metrics), named
         self.as_json, self.left_out = how.as_json, dict[str, str]()
-        self.against, self.objects = scoring.against, cast("int | None", None)
         judge: AttributeJudge | None = None
         if scoring.features == SCENES or "attributes" in metrics:
             try:
@@ -195,64 +196,67 @@ class Session:
                 if scoring.features == SCENES or named:
                     raise
                 self._leave_out("attributes", "a reader of scenes")
-        device = how.device or "cpu"
+        device = how.device or ("cuda" if torch.cuda.is_available() else "cpu")
         if scoring.features == SCENES and judge is not None:
+            judge.reader.to(device)
             self.network = scenes_network(judge)
         else:
             self.network = load_network(scoring.features, device)
         clip = clip_scorer(scoring.clip, device) if "clip_score" in metrics else None
         self.scorer = Scorer(self.network, judge, clip)
 
-    def settle(self, count: int, prompts: Sequence[str] | None, scenes_of: Any = None) -> None:
-        """Decide what is compared with what, before anything is drawn.
+    def reference(
+        self,
+        count: int,
+        size: tuple[int, int],
+        prompts: Sequence[str] | None,
+        *,
+        objects: int | None = None,
+        is_drawn: bool = False,
+    ) -> Reference | None:
+        """Settle what is measured, and read what images are compared with; before anything is drawn.
 
         Args:
             count: of images.
+            size: of them.
             prompts: of each, or None.
-            scenes_of: the pipeline that draws, whose scenes may have one object only.
+            objects: in scenes that they are compared with; None is any number.
+            is_drawn: the reference will be drawn.
+
+        Returns:
+            None where distances are left out, or the reference will be drawn.
 
         Raises:
-            InputError: a metric that was named cannot be computed.
+            InputError: a metric that was named cannot be computed; or the reference cannot be read, has
+                fewer images, or is of another size.
         """
-        from mmspec.evaluation.quality.image_scores import missing_for
+        from mmspec.evaluation.quality import image_folder, image_scores, reference_statistics
 
-        of_scenes = missing_for("attributes", 3, self.network, has_reference=True, prompts=prompts) is None
-        if self.against is None and of_scenes:
-            self.against = SCENES
-        if scenes_of is not None and scenes_of.target.vector_size:
-            by_class = getattr(scenes_of.model.config, "condition_type", None) == "class"
-            self.objects = 1 if by_class else None
+        against = self.scoring.against
+        if against is None and image_folder.shows_scenes(size, prompts):
+            against = SCENES
         for metric in list(self.metrics):
-            lacks = missing_for(
-                metric, count, self.network, has_reference=self.against is not None, prompts=prompts
+            lacks = image_scores.missing_for(
+                metric, count, self.network, has_reference=against is not None, prompts=prompts
             )
             if lacks is not None and self.named:
                 raise InputError(f"--metrics {metric}", f"{count} images", f"it needs {lacks}")
             if lacks is not None:
                 self._leave_out(metric, lacks)
-
-    def reference(self, count: int, size: tuple[int, int]) -> Reference | None:
-        """What images of a size are compared with; None for nothing.
-
-        Raises:
-            InputError: it cannot be read, or has fewer images.
-        """
-        from mmspec.evaluation.quality import reference_statistics
-        from mmspec.evaluation.quality.image_folder import read_images, real_scenes
-
-        if self.against is None:
+        if against is None or is_drawn or not set(self.metrics) & {*image_scores.DISTANCES}:
             return None
-        path = Path(self.against)
-        if path.suffix == ".safetensors":
-            return reference_statistics.read_statistics(path, self.network)
-        if self.against == SCENES:
-            label, shown = "scenes", real_scenes(count, size, self.seed, objects=self.objects)
+        if against.endswith(".safetensors"):
+            reference = reference_statistics.read_statistics(Path(against), self.network)
         else:
-            found = read_images(path, count)
-            label, shown = found.label, found.images
-        cache = self.scoring.cache or reference_statistics.DEFAULT_CACHE
-        reference = reference_statistics.reference_of(label, shown, self.network, cache)
-        note(f"reference features {'read from' if reference.cached else 'written to'} {reference.path}")
+            if against == SCENES:
+                shown = image_folder.real_scenes(count, size, self.seed, objects=objects)
+                found = image_folder.ImageSet(SCENES, shown)
+            else:
+                found = image_folder.read_images(against, count)
+            cache = self.scoring.cache or reference_statistics.DEFAULT_CACHE
+            reference = reference_statistics.reference_of(found.label, found.images, self.network, cache)
+            note(f"reference features {'read from' if reference.cached else 'written to'} {reference.path}")
+        reference.check(count, size)
         return reference
 
     def score(self, images: ImageSet, reference: Reference | None) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from mmspec.evaluation.quality.image_folder import real_scenes
 from mmspec.evaluation.quality.image_methods import held_out_captions
+from tests.tiny_models.continuous import folder_of
 from tests.tiny_models.llamagen import GRID, save_llamagen
 
 COUNT = 12
@@ -21,9 +23,9 @@ def classes(tmp_path_factory) -> Path:
     return save_llamagen(tmp_path_factory.mktemp("image") / "classes", "class")
 
 
-def save_scenes(folder: Path, seed: int, count: int = COUNT) -> Path:
+def save_scenes(folder: Path, seed: int, count: int = COUNT, side: int = 64) -> Path:
     folder.mkdir()
-    for index, image in enumerate(real_scenes(count, (64, 64), seed)):
+    for index, image in enumerate(real_scenes(count, (side, side), seed)):
         image.save(folder / f"{index:03}.png")
     return folder
 
@@ -32,6 +34,12 @@ def save_scenes(folder: Path, seed: int, count: int = COUNT) -> Path:
 def folders(tmp_path_factory) -> tuple[Path, Path]:
     where = tmp_path_factory.mktemp("folders")
     return save_scenes(where / "one", 0), save_scenes(where / "two", 700)
+
+
+@pytest.fixture(autouse=True)
+def no_cache_at_home(monkeypatch, tmp_path):
+    here = "mmspec.evaluation.quality.reference_statistics.DEFAULT_CACHE"
+    monkeypatch.setattr(here, tmp_path / "home")
 
 
 @pytest.fixture
@@ -97,6 +105,13 @@ def test_classes_and_own_prompts_are_drawn(run_json, captions, classes, tmp_path
     assert report["settings"]["against"] is None and "diversity" in report["rows"][0]
 
 
+def test_models_of_vectors_have_no_tokens_to_count(run_json):
+    asked = ("--n", 4, "--steps", 2, "--metrics", "entropy", "--accelerator", "masked:iterations=4")
+    (row,) = run_json("evaluate", "images", folder_of("mar"), *asked)["rows"]
+    assert row["promise"] == "approximate" and row["forwards per image"] == 4
+    assert "entropy_tokens" not in row and row["entropy_colours"]["value"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -109,6 +124,7 @@ def test_classes_and_own_prompts_are_drawn(run_json, captions, classes, tmp_path
         (("--folder", ".", "--accelerator", "sjd"), "either a folder, or a model"),
         (("--metrics", "fid", "--n", 100), "at least 129 images, not 100"),
         (("--out", "."), "a new or empty folder"),
+        (("--metrics", "kid", "--against", "assets/images/"), "images with 3 images"),
     ],
 )
 def test_what_cannot_be_scored_is_refused_in_one_line(fails, captions, arguments, words):
@@ -130,3 +146,14 @@ def test_folders_that_do_not_fit_are_refused_in_one_line(fails, folders, tmp_pat
     assert "one for each of the 12" in fails("evaluate", "images", *asked)
     (few / "001.png").write_bytes(b"no image")
     assert "001.png" in fails("evaluate", "images", "--folder", few, "--metrics", "entropy")
+
+
+def test_images_that_scenes_do_not_come_in_have_no_distances_to_them(run_json, fails, tmp_path):
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
+    for name in ("b", "c"):
+        Image.new("RGB", (40, 30), "red").save(tmp_path / f"{name}.png")
+    (tmp_path / "prompts.txt").write_text("a red ring\n" * 3)
+    asked = ("evaluate", "images", "--folder", tmp_path, "--prompts", tmp_path / "prompts.txt")
+    report = run_json(*asked)
+    assert "kid" in report["left_out"] and "attributes" in report["rows"][0]
+    assert "square images of 16 to 128" in fails(*asked, "--against", "scenes", "--metrics", "kid")

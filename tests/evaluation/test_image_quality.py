@@ -18,11 +18,15 @@ from mmspec.evaluation.quality.image_scores import (
     Scorer,
     chosen_metrics,
     clip_scorer,
-    colour_codes,
+    code_counts,
+    colour_counts,
+    entropy_of,
     missing_for,
     score_images,
 )
+from mmspec.evaluation.quality.intervals import student_quantile
 from mmspec.evaluation.quality.reference_statistics import read_statistics, reference_of
+from mmspec.evaluation.quality.statistics import token_entropy
 from mmspec.reference.assets import reference_models
 from mmspec.reference.scoring.attributes import AttributeJudge
 from mmspec.reference.scoring.scenes_network import scenes_network
@@ -109,7 +113,17 @@ def test_one_image_again_and_again_keeps_its_attributes_and_loses_all_variety(ju
 
 def test_colours_of_pixels():
     image = Image.fromarray(np.array([[[0, 0, 0], [255, 255, 255], [16, 0, 1]]], dtype=np.uint8))
-    assert colour_codes(image) == [0, 4095, 256]
+    counts = colour_counts(image)
+    assert counts.nonzero().flatten().tolist() == [0, 256, 4095] and int(counts.sum()) == 3
+
+
+def test_entropy_of_counts_is_that_of_codes():
+    codes = torch.randint(9, (5, 40), generator=torch.Generator().manual_seed(0)).tolist()
+    found = entropy_of(code_counts(codes))
+    assert found.value == pytest.approx(token_entropy(codes), rel=1e-12)
+    without = [token_entropy([row for row in codes if row is not gone]) for gone in codes]
+    error = math.sqrt(4 / 5 * sum((one - sum(without) / 5) ** 2 for one in without))
+    assert found.high - found.value == pytest.approx(student_quantile(4) * error, rel=1e-9)
 
 
 def test_the_cache_is_used_and_renewed_when_one_pixel_changes(tmp_path):
@@ -230,6 +244,36 @@ def test_networks_of_transformers_are_found_by_their_folder(clip_folder):
     assert network.features(images).shape == (3, network.width)
     assert torch.allclose(network.features(images)[:1], network.features(images[:1]), atol=1e-5)
     assert network.classify is None
+
+
+def save_dinov2(folder):
+    from transformers import BitImageProcessor, Dinov2Config, Dinov2Model
+
+    config = Dinov2Config(
+        hidden_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
+    )
+    Dinov2Model(config).save_pretrained(folder)
+    sides = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+    BitImageProcessor(**sides).save_pretrained(folder)
+
+
+def save_timm(folder):
+    from transformers import TimmWrapperConfig, TimmWrapperImageProcessor, TimmWrapperModel
+
+    shown = {"input_size": [3, 32, 32], "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"}
+    config = TimmWrapperConfig.from_dict(
+        {"architecture": "resnet10t", "num_classes": 0, "pretrained_cfg": {**shown, "crop_pct": 1.0}}
+    )
+    TimmWrapperModel(config).save_pretrained(folder)
+    TimmWrapperImageProcessor(config.pretrained_cfg, architecture="resnet10t").save_pretrained(folder)
+
+
+@pytest.mark.parametrize(("save", "width"), [(save_dinov2, 12), (save_timm, 512)])
+def test_dinov2_and_the_models_of_timm_give_one_vector_an_image(tmp_path, save, width):
+    save(tmp_path)
+    network, images = load_network(str(tmp_path)), real_scenes(3, (40, 40))
+    assert network.width == width and network.features(images).shape == (3, width)
+    assert "0.5" in network.preprocessing or "shortest_edge" in network.preprocessing
 
 
 @pytest.mark.parametrize("name", ["incepton", "scene", "nothing"])

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from PIL import Image
 
@@ -19,11 +19,21 @@ from mmspec.errors import InputError
 from mmspec.evaluation.examples import read_examples
 from mmspec.evaluation.quality.image_methods import FIRST_SEED
 from mmspec.media import load_image
-from mmspec.reference.scenes import IMAGE_TOKENS, render, sample_scene
+from mmspec.reference.scenes import IMAGE_TOKENS, parse_image_prompt, render, sample_scene
+from mmspec.reference.scenes.render import LARGEST_IMAGE
 
-__all__ = ["ImageSet", "draw_images", "read_images", "read_prompts", "real_scenes"]
+__all__ = [
+    "ImageSet",
+    "draw_images",
+    "names_objects",
+    "read_images",
+    "read_prompts",
+    "real_scenes",
+    "shows_scenes",
+]
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
+SIDES = range(16, LARGEST_IMAGE + 1)  # of a scene, in pixels
 LINES = "images.jsonl"  # beside images that were drawn here: a line for each, in their order
 
 Asked = tuple[str, dict[str, Any]]
@@ -42,7 +52,7 @@ class ImageSet:
     """
 
     label: str
-    images: list[Image.Image]
+    images: Sequence[Image.Image]
     prompts: list[str] | None = None
     codes: list[list[int]] | None = None
 
@@ -52,10 +62,33 @@ class ImageSet:
         return self.images[0].size
 
     def __post_init__(self) -> None:
+        size = self.size
         for index, image in enumerate(self.images):
-            if image.size != self.size:
-                found = f"{self.size} and, at place {index}, {image.size}"
+            if image.size != size:
+                found = f"{size} and, at place {index}, {image.size}"
                 raise InputError(self.label, found, "images of one size: bring them to it first")
+
+
+class ImageFiles(Sequence[Image.Image]):
+    """Images in files, each read when it is asked for: thousands need not be in memory at once."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @overload
+    def __getitem__(self, index: int) -> Image.Image: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Image.Image]: ...
+
+    def __getitem__(self, index: int | slice) -> Image.Image | list[Image.Image]:
+        """One image, or a list of them; MediaError names the file that cannot be read."""
+        if isinstance(index, slice):
+            return [self[one] for one in range(len(self))[index]]
+        return load_image(self.paths[index], argument=str(self.paths[index]))
 
 
 def read_images(folder: str | Path, count: int | None = None, *, label: str | None = None) -> ImageSet:
@@ -79,14 +112,13 @@ def read_images(folder: str | Path, count: int | None = None, *, label: str | No
         wanted = "at least one image" if count is None else f"at least {count} images, or a smaller --n"
         raise InputError("folder", f"{folder.name or folder} with {len(paths)} images", wanted)
     paths = paths[:count]
-    images = [load_image(path, argument=str(path)) for path in paths]
     lines = _read_lines(folder / LINES)
     known = [lines.get(path.name, {}) for path in paths]
     prompts: list[Any] = [line.get("prompt") for line in known]
     codes: list[Any] = [line.get("codes") for line in known]
     return ImageSet(
         label or folder.name,
-        images,
+        ImageFiles(paths),
         None if None in prompts else prompts,
         None if None in codes else codes,
     )
@@ -96,7 +128,11 @@ def _read_lines(path: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         return {}
     found = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("folder", str(path), f"a readable UTF-8 file ({type(error).__name__})") from error
+    for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
             found[str(entry["file"])] = entry
@@ -187,6 +223,16 @@ def read_prompts(path: str | Path) -> list[str]:
     return prompts
 
 
+def names_objects(prompts: Sequence[str]) -> bool:
+    """True if every prompt names objects of scenes, so that a reader of attributes can judge its image."""
+    return all(parse_image_prompt(prompt) is not None for prompt in prompts)
+
+
+def shows_scenes(size: tuple[int, int], prompts: Sequence[str] | None) -> bool:
+    """True if images of a size and of such prompts can be compared with real scenes."""
+    return prompts is not None and names_objects(prompts) and size[0] == size[1] and size[0] in SIDES
+
+
 def real_scenes(
     count: int, size: tuple[int, int], seed: int = 0, *, objects: int | None = None
 ) -> list[Image.Image]:
@@ -199,10 +245,11 @@ def real_scenes(
         objects: in each; None is any number.
 
     Raises:
-        InputError: the size is no square.
+        InputError: scenes have no such size.
     """
-    if size[0] != size[1]:
-        raise InputError("--against", f"scenes, for images of {size}", "square images: scenes are square")
+    if size[0] != size[1] or size[0] not in SIDES:
+        allowed = f"square images of {SIDES.start} to {SIDES.stop - 1} pixels"
+        raise InputError("--against", f"scenes, for images of {size}", allowed)
     return [
         Image.fromarray(
             render(sample_scene(FIRST_SEED + seed + index, objects=objects, profile=IMAGE_TOKENS), size[0])

@@ -18,13 +18,13 @@ from torch import Tensor
 from mmspec.errors import CheckpointError, InputError
 from mmspec.evaluation.quality import set_distances
 from mmspec.evaluation.quality.feature_network import BATCH, FeatureNetwork
-from mmspec.evaluation.quality.image_folder import ImageSet
+from mmspec.evaluation.quality.image_folder import ImageSet, names_objects
 from mmspec.evaluation.quality.intervals import Estimate, as_share, jackknife, within
 from mmspec.evaluation.quality.reference_statistics import Reference
-from mmspec.evaluation.quality.statistics import token_entropy
 from mmspec.registry import did_you_mean
 
 __all__ = [
+    "DISTANCES",
     "METRICS",
     "ClipScore",
     "FactReader",
@@ -88,11 +88,8 @@ def missing_for(
         return "a network with classes: scenes or inception"
     if metric in ("clip_score", "attributes") and prompts is None:
         return "a prompt for each image (--prompts)"
-    if metric == "attributes":
-        from mmspec.reference.scenes import parse_image_prompt
-
-        if any(parse_image_prompt(prompt) is None for prompt in prompts or ()):
-            return "prompts that name objects of scenes, such as 'a red ring'"
+    if metric == "attributes" and not names_objects(prompts or ()):
+        return "prompts that name objects of scenes, such as 'a red ring'"
     return None
 
 
@@ -136,10 +133,8 @@ def score_images(
     if any(name in DISTANCES for name in metrics):
         if reference is None:
             raise InputError("--against", None, "what distances are to")
-        if reference.size != images.size:
-            sizes = f"{reference.label} of {reference.size} pixels for images of {images.size}"
-            raise InputError("--against", sizes, "images of the same size")
-        found |= _distances(features, reference.first(len(features)), metrics)
+        reference.check(len(features), images.size)
+        found |= _distances(features, reference.features[: len(features)], metrics)
     if "inception_score" in metrics:
         if scorer.network.classify is None:
             raise InputError("inception_score", scorer.network.name, "a network with classes")
@@ -155,8 +150,8 @@ def score_images(
         seen = ratio_of([sum(there for _, there in row) for row in facts], [len(row) for row in facts])
         found["attributes"] = as_share(seen, len(facts))
     if images.codes is not None:
-        found["entropy_tokens"] = entropy_of(images.codes)
-    found["entropy_colours"] = entropy_of([colour_codes(image) for image in images.images])
+        found["entropy_tokens"] = entropy_of(code_counts(images.codes))
+    found["entropy_colours"] = entropy_of(torch.stack([colour_counts(image) for image in images.images]))
     found["diversity"] = set_distances.diversity(features)
     return found
 
@@ -186,17 +181,27 @@ def ratio_of(numerators: Sequence[float], denominators: Sequence[float]) -> Esti
     return jackknife(lambda rows: [float(tops[rows].sum() / bottoms[rows].sum())], len(tops))[0]
 
 
-def entropy_of(codes: Sequence[Sequence[int]]) -> Estimate:
-    """Entropy in nats of the use of codes in all images."""
-    estimate = jackknife(lambda rows: [token_entropy([codes[row] for row in rows.tolist()])], len(codes))[0]
-    return within(estimate, 0.0, float("inf"))
+def entropy_of(counts: Tensor) -> Estimate:
+    """Entropy in nats of the use of codes in all images, from their counts in each [n, codes]."""
+
+    def entropy(rows: Tensor) -> list[float]:
+        sums = counts[rows].sum(0, dtype=torch.float64)
+        return [float(torch.special.entr(sums / sums.sum()).sum())]
+
+    return within(jackknife(entropy, len(counts))[0], 0.0, float("inf"))
 
 
-def colour_codes(image: Image.Image) -> list[int]:
-    """The colour of each pixel, as one of 16 x 16 x 16."""
+def code_counts(codes: Sequence[Sequence[int]]) -> Tensor:
+    """How often each image uses each code [n, codes]."""
+    most = 1 + max(map(max, codes))
+    return torch.stack([torch.bincount(torch.tensor(row), minlength=most).int() for row in codes])
+
+
+def colour_counts(image: Image.Image) -> Tensor:
+    """How many pixels of an image have each of 16 x 16 x 16 colours [4096]."""
     shades = np.asarray(image, dtype=np.int64) * SHADES // 256
-    codes: list[int] = (shades @ np.array([SHADES**2, SHADES, 1])).ravel().tolist()
-    return codes
+    codes = (shades @ np.array([SHADES**2, SHADES, 1])).ravel()
+    return torch.bincount(torch.from_numpy(codes), minlength=SHADES**3).int()
 
 
 def clip_scorer(model: str, device: str | torch.device = "cpu") -> ClipScore:

@@ -44,16 +44,14 @@ class Reference:
     path: Path | None = None
     cached: bool = False
 
-    def first(self, count: int) -> Tensor:
-        """Features of the first images.
-
-        Raises:
-            InputError: there are fewer.
-        """
+    def check(self, count: int, size: tuple[int, int]) -> None:
+        """Raise InputError where it cannot be compared with so many images of a size."""
         if len(self.features) < count:
             allowed = f"at least {count} of them, or fewer images to compare with it (--n)"
             raise InputError("--against", f"{self.label} with {len(self.features)} images", allowed)
-        return self.features[:count]
+        if self.size != size:
+            sizes = f"{self.label} of {self.size} pixels for images of {size}"
+            raise InputError("--against", sizes, "images of the same size")
 
 
 def images_digest(images: Sequence[Image.Image]) -> str:

@@ -113,6 +113,7 @@ def neighbour_scores(one: Tensor, reference: Tensor) -> dict[str, Estimate]:
     the reference, recall the same with the sets exchanged (Kynkaanniemi et al., 1904.06991). With fifth
     neighbours, density counts the reference images whose neighbourhoods an image is in, over 5; coverage is
     the share of reference images with an image in their neighbourhood (Naeem et al., 2002.09797).
+    Three matrices [n, n] of doubles are in memory at once.
 
     Args:
         one, reference: [n, d] features.
