@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.choice import parse_choice, parse_choices
-from mmspec.cli.console import progress
+from mmspec.cli.console import Interruptible, note, progress
 from mmspec.cli.image_scoring import SCENES, Scoring, Session, report
 from mmspec.cli.loading import REFERENCE_IMAGE, load_pipeline, reference_model, with_drafter
 from mmspec.cli.options import GuidanceScale, HeadSteps, Model, ModelOptions, unpack_options
@@ -112,7 +112,7 @@ def images(
     sampling = given_of(guidance_scale=guidance_scale, num_inference_steps=num_inference_steps)
     draw: dict[str, Any] = {"batch_size": batch_size, "settings": sampling}
     scores: dict[str, dict[str, Any]] = {}
-    with kept(out) as where, progress(quiet=how.as_json) as bar:
+    with kept(out) as where, Interruptible() as block, progress(quiet=how.as_json) as bar:
         work = bar.add_task("drawing", total=(len(choices) + (rival is not None)) * len(subjects))
         draw["on_images"] = lambda count: bar.advance(work, count)
         if rival is not None:  # other seeds: what draws alike would have a distance of exactly 0
@@ -128,7 +128,11 @@ def images(
             drawn = read_images(place, label=choice.label)
             figures = {"promise": stats.exactness, "forwards per image": stats.nfe_mean}
             scores[choice.label] = figures | session.score(drawn, reference)
-    report(session, scores, reference, len(subjects), pipe.sampling(sampling))
+    if scores:
+        report(session, scores, reference, len(subjects), pipe.sampling(sampling))
+    else:
+        note("no accelerator has drawn all images")
+    block.finish()
 
 
 def is_accelerator(against: str | None) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.console import note, print_result, progress
+from mmspec.cli.console import Interruptible, note, print_result, progress
 from mmspec.cli.loading import compared_choices, default_choices, load_pipeline, reference_model
 from mmspec.cli.options import BatchSize, Model, ModelOptions, unpack_options
 
@@ -80,7 +80,7 @@ def text(
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     rows: dict[str, dict[str, Any]] = {}
     plain: dict[str, list[list[int]]] = {}
-    with progress(quiet=how.as_json) as bar:
+    with Interruptible() as block, progress(quiet=how.as_json) as bar:
         work = bar.add_task("decoding", total=len(choices) * len(items))
         for choice in sorted(choices, key=lambda one: one.label != "none"):  # the others are compared with it
             bar.update(work, description=choice.label)
@@ -98,6 +98,9 @@ def text(
             row |= compare(decoded, plain)
             said = {task: written(pipe, tokens) for task, tokens in decoded.items()}
             rows[choice.label] = row | score(said, tasks, measured)
+    if not rows:
+        note("no accelerator has answered all questions")
+        block.finish()
     described = {"model": source, "task": "scenes" if jsonl is None else str(jsonl), "samples": len(items)}
     described |= {"seed": how.seed, "batch_size": batch_size, **settings}
     described |= environment(pipe.device, pipe.dtype)
@@ -109,8 +112,7 @@ def text(
     report(rows, described, how.as_json)
     for label in broken:
         note(f"{label} promises exactness, and changes tokens of {len(rows[label]['differences'])} answers")
-    if broken and described["dtype"] == "float32":
-        raise typer.Exit(1)
+    block.finish(1 if broken and described["dtype"] == "float32" else 0)
 
 
 def tasks_of(items: Sequence[Referenced]) -> list[str]:

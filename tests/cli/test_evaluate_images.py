@@ -157,3 +157,21 @@ def test_images_that_scenes_do_not_come_in_have_no_distances_to_them(run_json, f
     report = run_json(*asked)
     assert "kid" in report["left_out"] and "attributes" in report["rows"][0]
     assert "square images of 16 to 128" in fails(*asked, "--against", "scenes", "--metrics", "kid")
+
+
+def test_an_interruption_prints_the_accelerators_that_are_done(run, captions, monkeypatch):
+    from mmspec.evaluation.quality import image_folder
+
+    draw, called = image_folder.draw_images, []
+
+    def interrupted(*arguments, **options):
+        called.append(arguments)
+        if len(called) == 2:
+            raise KeyboardInterrupt
+        return draw(*arguments, **options)
+
+    monkeypatch.setattr(image_folder, "draw_images", interrupted)
+    asked = ("--accelerators", "none,sjd", "--n", 3, "--metrics", "entropy")
+    result = run("evaluate", "images", captions, *asked)
+    assert result.exit_code == 130
+    assert "none" in result.stdout and "sjd" not in result.stdout and "interrupted" in result.stderr

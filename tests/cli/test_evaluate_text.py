@@ -59,3 +59,21 @@ def test_bad_files_and_options_are_refused_in_one_line(
     (tmp_path / "own.jsonl").write_text(content)
     asked = ("evaluate", "text", tiny_folder, "--jsonl", tmp_path / "own.jsonl", *arguments)
     assert words in fails(*asked)
+
+
+def test_an_interruption_prints_the_accelerators_that_are_done(run, tiny_folder, monkeypatch):
+    from mmspec.evaluation import text_contender
+
+    decode, called = text_contender.decode_conversations, []
+
+    def interrupted(*arguments, **options):
+        called.append(arguments)
+        if len(called) > 6:  # three scenes, a caption and an answer each
+            raise KeyboardInterrupt
+        return decode(*arguments, **options)
+
+    monkeypatch.setattr(text_contender, "decode_conversations", interrupted)
+    asked = ("--accelerator", "copy", "--samples", 3, "--max-new-tokens", 4)
+    result = run("evaluate", "text", tiny_folder, *asked)
+    assert result.exit_code == 130
+    assert "none" in result.stdout and "copy" not in result.stdout

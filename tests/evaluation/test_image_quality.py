@@ -154,6 +154,12 @@ def test_a_damaged_file_of_statistics_is_refused(tmp_path):
         read_statistics(written.path, Counting().network)
 
 
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InputError, match="--cache"):
+        reference_of("scenes", real_scenes(3, (16, 16)), Counting().network, tmp_path / "file")
+
+
 def test_images_are_read_in_the_order_of_their_names_with_what_is_known_of_them(folder):
     lines = [{"file": f"{i}.png", "prompt": f"p{i}", "codes": [i]} for i in range(4)]
     (folder / "images.jsonl").write_text("\n".join(map(json.dumps, lines)))
