@@ -76,7 +76,7 @@ def images(
     """
     from mmspec.evaluation.quality.feature_network import check_network_name
     from mmspec.evaluation.quality.image_folder import draw_images, read_images, read_prompts
-    from mmspec.evaluation.quality.image_methods import REFERENCE_SEEDS
+    from mmspec.evaluation.quality.image_methods import REFERENCE_SEEDS, held_out_captions
     from mmspec.evaluation.quality.image_scores import chosen_metrics
     from mmspec.evaluation.quality.reference_statistics import reference_of
     from mmspec.evaluation.quality.set_distances import check_torchmetrics
@@ -92,7 +92,12 @@ def images(
             raise InputError("--folder", str(folder), "either a folder, or a model that draws")
         found = with_prompts(read_images(folder, n), asked)
         session = Session(scoring, how, metrics, named, str(folder))
-        reference = session.reference(len(found.images), found.size, found.prompts)
+        reference = session.reference(
+            len(found.images),
+            found.size,
+            found.prompts,
+            of_scenes=found.prompts == held_out_captions(len(found.images), how.seed),
+        )
         report(session, {found.label: session.score(found, reference)}, reference, len(found.images))
         return
     choices = parse_choices(accelerator or "none")
@@ -108,7 +113,9 @@ def images(
     size = (pipe.target.grid.columns * pipe.stride, pipe.target.grid.rows * pipe.stride)
     objects = 1 if pipe.target.vector_size and "class_labels" in subjects[0][1] else None
     words = [prompt for prompt, _ in subjects]
-    reference = session.reference(len(subjects), size, words, objects=objects, is_drawn=rival is not None)
+    reference = session.reference(
+        len(subjects), size, words, of_scenes=asked is None, objects=objects, is_drawn=rival is not None
+    )
     sampling = given_of(guidance_scale=guidance_scale, num_inference_steps=num_inference_steps)
     draw: dict[str, Any] = {"batch_size": batch_size, "settings": sampling}
     scores: dict[str, dict[str, Any]] = {}

@@ -32,7 +32,7 @@ class Scoring:
         typer.Option(
             help="What distances are to: scenes, a folder of images, a .safetensors file that --cache wrote, "
             "or an accelerator, which draws with other seeds.",
-            show_default="scenes",
+            show_default="scenes, for their captions",
         ),
     ] = None
     metrics: Annotated[
@@ -101,6 +101,7 @@ class Session:
         size: tuple[int, int],
         prompts: Sequence[str] | None,
         *,
+        of_scenes: bool,
         objects: int | None = None,
         is_drawn: bool = False,
     ) -> Reference | None:
@@ -110,6 +111,8 @@ class Session:
             count: of images.
             size: of them.
             prompts: of each, or None.
+            of_scenes: the prompts are those of the scenes that are rendered, so that the two can be compared
+                though nobody said so.
             objects: in scenes that they are compared with; None is any number.
             is_drawn: the reference will be drawn.
 
@@ -123,7 +126,7 @@ class Session:
         from mmspec.evaluation.quality import image_folder, image_scores, reference_statistics
 
         against = self.scoring.against
-        if against is None and image_folder.shows_scenes(size, prompts):
+        if against is None and of_scenes and image_folder.has_scenes(size):
             against = SCENES
         for metric in list(self.metrics):
             lacks = image_scores.missing_for(

@@ -99,6 +99,9 @@ def test_accelerators_draw_and_plain_decoding_with_other_seeds_is_what_they_are_
 def test_classes_and_own_prompts_are_drawn(run_json, captions, classes, tmp_path):
     (row,) = run_json("evaluate", "images", classes, "--n", 4, "--metrics", "attributes")["rows"]
     assert 0 <= row["attributes"]["value"] <= 1
+    (tmp_path / "prompts.txt").write_text("a red ring\na blue star\n")
+    report = run_json("evaluate", "images", captions, "--prompts", tmp_path / "prompts.txt", "--n", 4)
+    assert "kid" in report["left_out"] and "attributes" in report["rows"][0]  # scenes are not all rings
     (tmp_path / "prompts.txt").write_text("anything\nat all\n")
     report = run_json("evaluate", "images", captions, "--prompts", tmp_path / "prompts.txt", "--n", 4)
     assert "kid" in report["left_out"] and "attributes" in report["left_out"]

@@ -29,7 +29,7 @@ __all__ = [
     "read_images",
     "read_prompts",
     "real_scenes",
-    "shows_scenes",
+    "has_scenes",
 ]
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
@@ -228,9 +228,9 @@ def names_objects(prompts: Sequence[str]) -> bool:
     return all(parse_image_prompt(prompt) is not None for prompt in prompts)
 
 
-def shows_scenes(size: tuple[int, int], prompts: Sequence[str] | None) -> bool:
-    """True if images of a size and of such prompts can be compared with real scenes."""
-    return prompts is not None and names_objects(prompts) and size[0] == size[1] and size[0] in SIDES
+def has_scenes(size: tuple[int, int]) -> bool:
+    """True if scenes can be rendered in this size."""
+    return size[0] == size[1] and size[0] in SIDES
 
 
 def real_scenes(
@@ -247,7 +247,7 @@ def real_scenes(
     Raises:
         InputError: scenes have no such size.
     """
-    if size[0] != size[1] or size[0] not in SIDES:
+    if not has_scenes(size):
         allowed = f"square images of {SIDES.start} to {SIDES.stop - 1} pixels"
         raise InputError("--against", f"scenes, for images of {size}", allowed)
     return [
