@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.console import note, print_result
+from mmspec.cli.loading import check_device
 from mmspec.cli.options import ModelOptions
 from mmspec.errors import CheckpointError, InputError
 
@@ -76,6 +77,10 @@ class Session:
         from mmspec.reference.scoring.attributes import AttributeJudge
         from mmspec.reference.scoring.scenes_network import scenes_network
 
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        if how.device not in (None, "auto"):
+            device = str(how.device)
+            check_device(device)
         self.scoring, self.seed, self.metrics, self.named = scoring, how.seed, list(metrics), named
         self.as_json, self.left_out = how.as_json, dict[str, str]()
         judge: AttributeJudge | None = None
@@ -86,7 +91,6 @@ class Session:
                 if scoring.features == SCENES or named:
                     raise
                 self._leave_out("attributes", "a reader of scenes")
-        device = how.device or ("cuda" if torch.cuda.is_available() else "cpu")
         if scoring.features == SCENES and judge is not None:
             judge.reader.to(device)
             self.network = scenes_network(judge)

@@ -124,6 +124,7 @@ def test_models_of_vectors_have_no_tokens_to_count(run_json):
         (("--against", "nobody"), "nobody"),
         (("--prompts", "none.txt"), "none.txt"),
         (("--folder", "nowhere"), "FileNotFoundError"),
+        (("--device", "nothing"), "a device that works here"),
         (("--folder", ".", "--accelerator", "sjd"), "either a folder, or a model"),
         (("--metrics", "fid", "--n", 100), "at least 129 images, not 100"),
         (("--out", "."), "a new or empty folder"),
