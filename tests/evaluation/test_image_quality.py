@@ -167,9 +167,10 @@ def test_images_are_read_in_the_order_of_their_names_with_what_is_known_of_them(
     found = read_images(folder)
     assert (found.prompts, found.codes) == (["p0", "p1", "p2", "p3"], [[0], [1], [2], [3]])
     assert len(read_images(folder, 2).images) == 2
-    (folder / "images.jsonl").write_text(json.dumps(lines[0]) + "\n{")
-    with pytest.raises(InputError, match="images.jsonl:2"):
-        read_images(folder)
+    for bad in ("{", "[]", "3", '{"file": "a", "prompt": 3}', '{"file": "a", "codes": [-1]}'):
+        (folder / "images.jsonl").write_text(json.dumps(lines[0]) + "\n" + bad)
+        with pytest.raises(InputError, match="images.jsonl:2"):
+            read_images(folder)
 
 
 def test_folders_that_cannot_be_used_are_refused(folder, tmp_path_factory):
@@ -202,6 +203,12 @@ def test_prompts_are_lines_or_json_lines_and_bad_ones_have_numbers(tmp_path):
     lines.write_text('{"prompt": "a red ring"}\n{"prompt": 3}\n')
     with pytest.raises(InputError, match=r"prompts\.jsonl:2"):
         read_prompts(lines)
+
+
+def test_features_that_are_no_numbers_are_refused():
+    nothing = FeatureNetwork("broken", 2, "a", "none", lambda images: torch.full((len(images), 2), math.nan))
+    with pytest.raises(InputError, match="finite features; those of x are not"):
+        score_images(ImageSet("x", real_scenes(4, (16, 16))), None, ["entropy"], Scorer(nothing))
 
 
 def test_other_sizes_and_numbers_are_not_compared():

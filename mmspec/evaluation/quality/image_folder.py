@@ -21,6 +21,7 @@ from mmspec.evaluation.quality.image_methods import FIRST_SEED
 from mmspec.media import load_image
 from mmspec.reference.scenes import IMAGE_TOKENS, parse_image_prompt, render, sample_scene
 from mmspec.reference.scenes.render import LARGEST_IMAGE
+from mmspec.validation import is_integer
 
 __all__ = [
     "ImageSet",
@@ -136,8 +137,14 @@ def _read_lines(path: Path) -> dict[str, dict[str, Any]]:
         try:
             entry = json.loads(line)
             found[str(entry["file"])] = entry
-        except (ValueError, KeyError, TypeError) as error:
+            prompt, codes = entry.get("prompt"), entry.get("codes")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path}:{number}", line, "an object with the key 'file'") from error
+        if not isinstance(prompt, str | None):
+            raise InputError(f"{path}:{number}: prompt", prompt, "a string")
+        is_codes = isinstance(codes, list) and codes and all(is_integer(one) and one >= 0 for one in codes)
+        if codes is not None and not is_codes:
+            raise InputError(f"{path}:{number}: codes", codes, "a list of indices of a codebook")
     return found
 
 

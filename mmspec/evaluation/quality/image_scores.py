@@ -129,6 +129,8 @@ def score_images(
             needs is not there.
     """
     features = scorer.network.features(images.images)
+    if not features.isfinite().all():
+        raise InputError("features", scorer.network.name, f"finite features; those of {images.label} are not")
     found: dict[str, Estimate] = {}
     if any(name in DISTANCES for name in metrics):
         if reference is None:
