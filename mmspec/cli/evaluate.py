@@ -11,7 +11,9 @@ import typer
 from mmspec.cli.console import print_result
 from mmspec.cli.evaluate_drafters import drafters
 from mmspec.cli.evaluate_growth import growth
+from mmspec.cli.evaluate_images import images
 from mmspec.cli.evaluate_methods import methods
+from mmspec.cli.evaluate_text import text
 from mmspec.cli.loading import REFERENCE_IMAGE, reference_model
 from mmspec.cli.options import AsJson, Model
 from mmspec.errors import InputError
@@ -69,6 +71,8 @@ def vlm(
 evaluate_app.command()(methods)
 evaluate_app.command()(drafters)
 evaluate_app.command()(growth)
+evaluate_app.command()(images)
+evaluate_app.command()(text)
 
 
 @evaluate_app.command()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mmspec.pipelines import MMSpecPipeline
 
 __all__ = [
+    "check_device",
     "compared_choices",
     "default_choice",
     "default_choices",
@@ -181,7 +182,7 @@ def load_pipeline(kind: type[Pipeline], model: str, how: ModelOptions) -> Pipeli
     if device is None and torch.cuda.is_available():
         device = "cuda"
     if device is not None and device != "auto":
-        _check_device(device)
+        check_device(device)
     if dtype is None and device in (None, "cpu") and _is_reference(model):
         dtype = torch.float32  # stored in half precision, in which most CPUs are slow
     pipe = kind.from_pretrained(model, accelerator="none", dtype=dtype, device_map=device)
@@ -202,7 +203,8 @@ def _is_reference(model: str) -> bool:
     return Path(model).resolve() in {folder.resolve() for folder in reference_models().values()}
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Raise InputError for a device that does not work here."""
     import torch
 
     try:

@@ -93,6 +93,26 @@ class AttributeReader(PreTrainedModel):
         return features
 
     @torch.inference_mode()
+    def classify(self, pixels: Tensor) -> Tensor:
+        """Logits [B, classes] of colour and shape, or the like, of the first object in reading order.
+
+        Classes are the combinations of the two attributes with the most values, with the mean over the
+        patches that the object lies on.
+        """
+        logits = self(pixels)
+        weights = logits["rank"].softmax(-1)[..., 1]
+        weights = weights / weights.sum(1, keepdim=True)
+        names = self.config.attribute_names
+        counts = dict(zip(names, map(len, self.config.attribute_values), strict=True))
+        most = sorted(names, key=counts.__getitem__)[-2:]
+        one, other = [
+            torch.einsum("bp,bpc->bc", weights, logits[name][..., 1:].log_softmax(-1))
+            for name in names
+            if name in most
+        ]
+        return (one[:, :, None] + other[:, None]).flatten(1)
+
+    @torch.inference_mode()
     def read(self, pixels: Tensor) -> list[ImageReading]:
         """Read the objects of each image. Patches vote on the object that they most probably lie on."""
         logits = self(pixels)

@@ -19,6 +19,8 @@ COMMANDS = [
     ["evaluate", "vlm"],
     ["evaluate", "drafters"],
     ["evaluate", "growth"],
+    ["evaluate", "images"],
+    ["evaluate", "text"],
 ]
 
 

@@ -112,3 +112,19 @@ def test_what_blocks_and_compression_bring_is_the_recorded_one() -> None:
     whole = "flash:drafter=flash-identity"
     for name in (f"{whole}:block=1", "flash:block=1", whole, "flash", "flash:depth=20"):
         assert f"{found[name, 'describe']:.2f}x / {found[name, 'clip']:.2f}x" in README
+
+
+def test_the_page_on_quality_names_every_figure_that_is_printed() -> None:
+    from mmspec.evaluation.quality import image_scores, text_scores
+
+    page = (ROOT / "docs" / "quality.md").read_text(encoding="utf-8")
+    named = [part for metric in image_scores.METRICS for part in FIGURES.get(metric, [metric])]
+    assert [name for name in named if f"`{name}`" not in page] == []
+    assert [name for name in text_scores.METRICS if name.lower() not in page.lower()] == []
+
+
+FIGURES = {
+    "precision_recall": ["precision", "recall"],
+    "density_coverage": ["density", "coverage"],
+    "entropy": ["entropy_tokens", "entropy_colours"],
+}

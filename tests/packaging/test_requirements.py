@@ -22,7 +22,12 @@ PLATFORMS = {  # (platform_system, platform_machine) -> the video reader that ha
 
 
 # where a package is not imported by its own name
-MODULE_OF = {"pillow": "PIL", "prometheus-client": "prometheus_client"}
+MODULE_OF = {
+    "pillow": "PIL",
+    "prometheus-client": "prometheus_client",
+    "rouge-score": "rouge_score",
+    "torch-fidelity": "torch_fidelity",
+}
 NEVER_IMPORTED = {
     "num2words": "the processor of SmolVLM needs it",
     "tensorboard": "accelerate writes its files",

@@ -83,6 +83,10 @@ class AttributeJudge:
         """One vector [n, width] of each image, for distances between sets of images."""
         return torch.cat([self.reader.features(pixels) for pixels in self._batches(images)])
 
+    def classify(self, images: Images) -> Tensor:
+        """Logits [n, classes] of the first object's colour and shape, for the inception score."""
+        return torch.cat([self.reader.classify(pixels) for pixels in self._batches(images)])
+
     def attribute_accuracy(self, images: Images, captions: Sequence[str]) -> float:
         """Share of the facts in the captions that the images show (see `facts_present`).
 
@@ -90,6 +94,13 @@ class AttributeJudge:
             InputError: a caption names no object, or there are as many captions as images not.
         """
         return self.score(images, captions).share
+
+    def facts(self, images: Images, captions: Sequence[str]) -> list[list[tuple[str, bool]]]:
+        """What each caption asks for, and whether its image shows it; errors as in `attribute_accuracy`."""
+        if len(images) != len(captions) or not captions:
+            raise InputError("captions", len(captions), f"one for each of the {len(images)} images")
+        prompts = [_parse(text, index) for index, text in enumerate(captions)]
+        return [*map(facts_present, prompts, self.read(images))]
 
     def score(self, images: Images, captions: Sequence[str]) -> AttributeScores:
         """The same, fact by fact; errors as in `attribute_accuracy`."""

@@ -1,0 +1,195 @@
+"""`mmspec evaluate images`: quality and variety of images, from folders or drawn by a model."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmspec.cli.choice import parse_choice, parse_choices
+from mmspec.cli.console import Interruptible, note, progress
+from mmspec.cli.image_scoring import SCENES, Scoring, Session, report
+from mmspec.cli.loading import REFERENCE_IMAGE, load_pipeline, reference_model, with_drafter
+from mmspec.cli.options import GuidanceScale, HeadSteps, Model, ModelOptions, unpack_options
+from mmspec.errors import InputError
+from mmspec.validation import given_of
+
+if TYPE_CHECKING:
+    from mmspec.evaluation.quality.image_folder import Asked, ImageSet
+
+__all__ = ["images"]
+
+SAMPLES = 200  # more than the features of the network of scenes
+REFERENCE = "reference"
+
+
+@unpack_options
+def images(
+    model: Model = None,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(
+            "--accelerator",
+            "--accelerators",
+            help="Who draws; several with commas between.",
+            show_default="none",
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Score the images in this folder.", show_default=False)
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Prompts, a line each, in the order of the images.", show_default=False),
+    ] = None,
+    n: Annotated[
+        int | None, typer.Option(min=3, help="How many images.", show_default="200; all in a folder")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Keep what is drawn, in a folder for each accelerator.", show_default=False),
+    ] = None,
+    guidance_scale: GuidanceScale = None,
+    num_inference_steps: HeadSteps = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images drawn together.")] = 16,
+    *,
+    scoring: Scoring,
+    how: ModelOptions,
+) -> None:
+    """Score images: distances to others, agreement with prompts, entropy and diversity.
+
+    Images come from a folder, or are drawn by a model with each of the named
+    accelerators, by default from captions of held-out scenes. Sets are compared
+    at equal numbers and sizes only. Every figure has a 95 % interval.
+
+    The network "scenes" has seen scenes only: compare its figures with one
+    another. Published figures are made with --features inception.
+
+    Example:
+        mmspec evaluate images --accelerator none,sjd,lantern --n 32
+        mmspec evaluate images --folder drawn/sjd --against drawn/none
+    """
+    from mmspec.evaluation.quality.feature_network import check_network_name
+    from mmspec.evaluation.quality.image_folder import draw_images, read_images, read_prompts
+    from mmspec.evaluation.quality.image_methods import REFERENCE_SEEDS, held_out_captions
+    from mmspec.evaluation.quality.image_scores import chosen_metrics
+    from mmspec.evaluation.quality.reference_statistics import reference_of
+    from mmspec.evaluation.quality.set_distances import check_torchmetrics
+    from mmspec.evaluation.speed.bench_record import merge_stats
+    from mmspec.pipelines import ImageGenerationPipeline
+
+    check_torchmetrics()
+    metrics, named = chosen_metrics(scoring.metrics)
+    check_network_name(scoring.features)
+    asked = None if prompts is None else read_prompts(prompts)
+    if folder is not None:
+        if model is not None or accelerator is not None or out is not None:
+            raise InputError("--folder", str(folder), "either a folder, or a model that draws")
+        found = with_prompts(read_images(folder, n), asked)
+        session = Session(scoring, how, metrics, named, str(folder))
+        reference = session.reference(
+            len(found.images),
+            found.size,
+            found.prompts,
+            of_scenes=found.prompts == held_out_captions(len(found.images), how.seed),
+        )
+        report(session, {found.label: session.score(found, reference)}, reference, len(found.images))
+        return
+    choices = parse_choices(accelerator or "none")
+    against = scoring.against
+    rival = parse_choice(str(against)) if is_accelerator(against) else None
+    source = model or reference_model(REFERENCE_IMAGE)
+    choices = [with_drafter(choice, source, how.drafter) for choice in choices]
+    rival = rival and with_drafter(rival, source, how.drafter)
+    check_empty(out)
+    session = Session(scoring, how, metrics, named, source)
+    pipe = load_pipeline(ImageGenerationPipeline, source, how)
+    subjects = subjects_of(pipe, asked, n, how.seed)
+    size = (pipe.target.grid.columns * pipe.stride, pipe.target.grid.rows * pipe.stride)
+    objects = 1 if pipe.target.vector_size and "class_labels" in subjects[0][1] else None
+    words = [prompt for prompt, _ in subjects]
+    reference = session.reference(
+        len(subjects), size, words, of_scenes=asked is None, objects=objects, is_drawn=rival is not None
+    )
+    sampling = given_of(guidance_scale=guidance_scale, num_inference_steps=num_inference_steps)
+    draw: dict[str, Any] = {"batch_size": batch_size, "settings": sampling}
+    scores: dict[str, dict[str, Any]] = {}
+    with kept(out) as where, Interruptible() as block, progress(quiet=how.as_json) as bar:
+        work = bar.add_task("drawing", total=(len(choices) + (rival is not None)) * len(subjects))
+        draw["on_images"] = lambda count: bar.advance(work, count)
+        if rival is not None:  # other seeds: what draws alike would have a distance of exactly 0
+            pipe.set_accelerator(rival.name, **rival.options)
+            draw_images(pipe, subjects, where / REFERENCE, seed=how.seed + REFERENCE_SEEDS, **draw)
+            drawn = read_images(where / REFERENCE, label=f"{rival.label}, other seeds")
+            reference = reference_of(drawn.label, drawn.images, session.network, None)
+        for choice in choices:
+            bar.update(work, description=choice.label)
+            pipe.set_accelerator(choice.name, **choice.options)
+            place = where / folder_name(choice.label)
+            stats = merge_stats(draw_images(pipe, subjects, place, seed=how.seed, **draw))
+            drawn = read_images(place, label=choice.label)
+            figures = {"promise": stats.exactness, "forwards per image": stats.nfe_mean}
+            scores[choice.label] = figures | session.score(drawn, reference)
+    if scores:
+        report(session, scores, reference, len(subjects), pipe.sampling(sampling))
+    else:
+        note("no accelerator has drawn all images")
+    block.finish()
+
+
+def is_accelerator(against: str | None) -> bool:
+    """True for what is neither scenes, nor a file of statistics, nor a folder."""
+    return against not in (None, SCENES) and not (
+        str(against).endswith(".safetensors") or "/" in str(against) or Path(str(against)).is_dir()
+    )
+
+
+def with_prompts(images: ImageSet, prompts: list[str] | None) -> ImageSet:
+    """The images with prompts of a file, if there is one.
+
+    Raises:
+        InputError: fewer prompts than images.
+    """
+    if prompts is None:
+        return images
+    if len(prompts) < len(images.images):
+        count = len(images.images)
+        raise InputError("--prompts", f"{len(prompts)} prompts", f"one for each of the {count} images")
+    return replace(images, prompts=prompts[: len(images.images)])
+
+
+def subjects_of(pipe: Any, prompts: list[str] | None, n: int | None, seed: int) -> list[Asked]:
+    """What is drawn: the user's prompts, in turn, or captions or classes of scenes."""
+    from mmspec.evaluation.image_contender import image_subjects
+
+    if prompts is None:
+        return list(image_subjects(pipe, n or SAMPLES, seed).items())
+    return [
+        (prompts[i % len(prompts)], {"prompt": prompts[i % len(prompts)]}) for i in range(n or len(prompts))
+    ]
+
+
+def check_empty(out: Path | None) -> None:
+    """Raise InputError where there is something in the way of new images."""
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError("--out", str(out), "a new or empty folder: images of two runs are never mixed")
+
+
+@contextmanager
+def kept(out: Path | None) -> Iterator[Path]:
+    """The folder to draw into; a temporary one where none is named."""
+    if out is not None:
+        yield out
+        return
+    with tempfile.TemporaryDirectory(prefix="mmspec-") as folder:
+        yield Path(folder)
+
+
+def folder_name(label: str) -> str:
+    """An accelerator with its options as the name of a folder."""
+    return "".join(letter if letter.isalnum() or letter in "=.-_" else "," for letter in label)

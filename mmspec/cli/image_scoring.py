@@ -1,0 +1,211 @@
+"""Options, networks, reference and report of `mmspec evaluate images`, whoever draws the images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmspec.cli.console import note, print_result
+from mmspec.cli.loading import check_device
+from mmspec.cli.options import ModelOptions
+from mmspec.errors import CheckpointError, InputError
+
+if TYPE_CHECKING:
+    from mmspec.evaluation.quality.image_folder import ImageSet
+    from mmspec.evaluation.quality.reference_statistics import Reference
+
+__all__ = ["SCENES", "Scoring", "Session", "report"]
+
+SCENES = "scenes"
+CLIP = "openai/clip-vit-base-patch16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """Options that say what is measured, and with what."""
+
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="What distances are to: scenes, a folder of images, a .safetensors file that --cache wrote, "
+            "or an accelerator, which draws with other seeds.",
+            show_default="scenes, for their captions",
+        ),
+    ] = None
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            help="Of fid, kid, precision_recall, density_coverage, inception_score, clip_score, attributes; "
+            "entropy and diversity always come along.",
+            show_default="all that can be computed here but clip_score",
+        ),
+    ] = None
+    features: Annotated[
+        str,
+        typer.Option(help="Network: scenes, inception, dinov2, clip, or a vision model's folder or hub id."),
+    ] = SCENES
+    clip: Annotated[str, typer.Option(help="CLIP for clip_score: folder or hub id.")] = CLIP
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Folder for reference features.", show_default="~/.cache/mmspec/statistics"),
+    ] = None
+
+
+class Session:
+    """The networks and the reference of one run.
+
+    Args:
+        scoring, how: options of the command.
+        metrics, named: what is measured, and whether the user said so.
+        source: the model or folder, in which a reader of its own may lie.
+
+    Attributes:
+        left_out: metrics that cannot be computed here, and what they lack.
+    """
+
+    def __init__(
+        self, scoring: Scoring, how: ModelOptions, metrics: Sequence[str], named: bool, source: str
+    ) -> None:
+        import torch
+
+        from mmspec.evaluation.quality.feature_network import load_network
+        from mmspec.evaluation.quality.image_scores import Scorer, clip_scorer
+        from mmspec.reference.scoring.attributes import AttributeJudge
+        from mmspec.reference.scoring.scenes_network import scenes_network
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        if how.device not in (None, "auto"):
+            device = str(how.device)
+            check_device(device)
+        self.scoring, self.seed, self.metrics, self.named = scoring, how.seed, list(metrics), named
+        self.as_json, self.left_out = how.as_json, dict[str, str]()
+        judge: AttributeJudge | None = None
+        if scoring.features == SCENES or "attributes" in metrics:
+            try:
+                judge = AttributeJudge.of_model(source)
+            except CheckpointError:
+                if scoring.features == SCENES or named:
+                    raise
+                self._leave_out("attributes", "a reader of scenes")
+        if scoring.features == SCENES and judge is not None:
+            judge.reader.to(device)
+            self.network = scenes_network(judge)
+        else:
+            self.network = load_network(scoring.features, device)
+        clip = clip_scorer(scoring.clip, device) if "clip_score" in metrics else None
+        self.scorer = Scorer(self.network, judge, clip)
+
+    def reference(
+        self,
+        count: int,
+        size: tuple[int, int],
+        prompts: Sequence[str] | None,
+        *,
+        of_scenes: bool,
+        objects: int | None = None,
+        is_drawn: bool = False,
+    ) -> Reference | None:
+        """Settle what is measured, and read what images are compared with; before anything is drawn.
+
+        Args:
+            count: of images.
+            size: of them.
+            prompts: of each, or None.
+            of_scenes: the prompts are those of the scenes that are rendered, so that the two can be compared
+                though nobody said so.
+            objects: in scenes that they are compared with; None is any number.
+            is_drawn: the reference will be drawn.
+
+        Returns:
+            None where distances are left out, or the reference will be drawn.
+
+        Raises:
+            InputError: a metric that was named cannot be computed; or the reference cannot be read, has
+                fewer images, or is of another size.
+        """
+        from mmspec.evaluation.quality import image_folder, image_scores, reference_statistics
+
+        against = self.scoring.against
+        if against is None and of_scenes and image_folder.has_scenes(size):
+            against = SCENES
+        for metric in list(self.metrics):
+            lacks = image_scores.missing_for(
+                metric, count, self.network, has_reference=against is not None, prompts=prompts
+            )
+            if lacks is not None and self.named:
+                raise InputError(f"--metrics {metric}", f"{count} images", f"it needs {lacks}")
+            if lacks is not None:
+                self._leave_out(metric, lacks)
+        if against is None or is_drawn or not set(self.metrics) & {*image_scores.DISTANCES}:
+            return None
+        if against.endswith(".safetensors"):
+            reference = reference_statistics.read_statistics(Path(against), self.network)
+        else:
+            if against == SCENES:
+                shown = image_folder.real_scenes(count, size, self.seed, objects=objects)
+                found = image_folder.ImageSet(SCENES, shown)
+            else:
+                found = image_folder.read_images(against, count)
+            cache = self.scoring.cache or reference_statistics.DEFAULT_CACHE
+            reference = reference_statistics.reference_of(found.label, found.images, self.network, cache)
+            note(f"reference features {'read from' if reference.cached else 'written to'} {reference.path}")
+        reference.check(count, size)
+        return reference
+
+    def score(self, images: ImageSet, reference: Reference | None) -> dict[str, Any]:
+        """Figures of a set."""
+        from mmspec.evaluation.quality.image_scores import score_images
+
+        return dict(score_images(images, reference, self.metrics, self.scorer))
+
+    def _leave_out(self, metric: str, lacks: str) -> None:
+        self.metrics.remove(metric)
+        self.left_out[metric] = f"needs {lacks}"
+        note(f"{metric} is left out: it needs {lacks}")
+
+
+def report(
+    session: Session,
+    scores: dict[str, dict[str, Any]],
+    reference: Reference | None,
+    count: int,
+    sampling: dict[str, Any] | None = None,
+) -> None:
+    """Print the figures: a row for each, a column for each set of images."""
+    from mmspec.evaluation.quality.intervals import Estimate
+    from mmspec.evaluation.tables import figures
+
+    about = session.network.described
+    settings = {
+        "n": count,
+        "seed": session.seed,
+        "features": about["network"],
+        "weights": about["weights"][:16],
+    }
+    settings |= {"against": None if reference is None else reference.label, **(sampling or {})}
+    names = list(next(iter(scores.values())))
+    rows = [[name, *(shown(row[name]) for row in scores.values())] for name in names]
+    caption = f"value [95 % interval]; features of {about['network']!r}, {session.network.width} of them"
+    if about["network"] == SCENES:
+        caption += ", a small network that knows scenes only: compare within this table"
+    title = f"{count} images" + ("" if reference is None else f", against {reference.label}")
+    table = figures(("", *scores), rows, title=title, caption=caption, caption_justify="left")
+    value = {
+        "settings": settings,
+        "left_out": session.left_out,
+        "rows": [
+            {"images": label}
+            | {name: vars(one) if isinstance(one, Estimate) else one for name, one in row.items()}
+            for label, row in scores.items()
+        ],
+    }
+    print_result(value, table, session.as_json)
+
+
+def shown(value: Any) -> str:
+    """A figure with its interval, or a word."""
+    return f"{value:.1f}" if isinstance(value, float) else str(value)

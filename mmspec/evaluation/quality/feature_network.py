@@ -1,0 +1,168 @@
+"""Networks that turn images into features for distances between sets: Inception, DINOv2, CLIP, or any other.
+
+The network trained on scenes is `scenes_network` of `mmspec.reference.scoring.scenes_network`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from mmspec.errors import CheckpointError, InputError, MissingDependencyError
+from mmspec.registry import did_you_mean
+
+__all__ = ["KNOWN", "SCENES", "FeatureNetwork", "check_network_name", "load_network", "weights_digest"]
+
+SCENES, INCEPTION = "scenes", "inception"
+TRANSFORMERS = {"dinov2": "facebook/dinov2-base", "clip": "openai/clip-vit-large-patch14"}
+KNOWN = (SCENES, INCEPTION, *TRANSFORMERS)
+BATCH = 32
+
+Images = Sequence[Image.Image]
+
+
+@dataclass(frozen=True)
+class FeatureNetwork:
+    """A network under a name, with all that decides about its features.
+
+    Attributes:
+        name: as asked for.
+        width: of the features.
+        identity: digest of its weights.
+        preprocessing: in words, or its settings as JSON.
+        features: of RGB images, float32 on the CPU [n, width].
+        classify: logits [n, classes] of RGB images; None where it knows no classes.
+    """
+
+    name: str
+    width: int
+    identity: str
+    preprocessing: str
+    features: Callable[[Images], Tensor]
+    classify: Callable[[Images], Tensor] | None = None
+
+    @property
+    def described(self) -> dict[str, str]:
+        """What statistics must agree in to be compared, as the cache writes it."""
+        return {
+            "network": self.name,
+            "width": str(self.width),
+            "weights": self.identity,
+            "preprocessing": self.preprocessing,
+        }
+
+
+def check_network_name(name: str) -> None:
+    """Raise InputError for what is no network: neither a known name, nor a folder, nor a hub id."""
+    if name not in KNOWN and "/" not in name and not Path(name).is_dir():
+        hint = did_you_mean(name, KNOWN)
+        raise InputError("--features", name, f"{hint}; or the folder or hub id of a vision model")
+
+
+def load_network(name: str, device: str | torch.device = "cpu") -> FeatureNetwork:
+    """Load a network by its name; its weights are downloaded once, where they are not here.
+
+    Args:
+        name: "inception" (the weights of torch-fidelity, on which FID is usually given), "dinov2", "clip",
+            or the folder or hub id of a vision model that transformers can load, those of timm included.
+        device: for the network.
+
+    Raises:
+        InputError: no such name.
+        CheckpointError: the weights cannot be had.
+        MissingDependencyError: torch-fidelity is not installed.
+    """
+    check_network_name(name)
+    if name == INCEPTION:
+        return _inception(torch.device(device))
+    return _transformers(name, TRANSFORMERS.get(name, name), torch.device(device))
+
+
+def _inception(device: torch.device) -> FeatureNetwork:
+    if importlib.util.find_spec("torch_fidelity") is None:
+        raise MissingDependencyError("features 'inception' need torch-fidelity: pip install 'mmspec[eval]'")
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    try:
+        network = FeatureExtractorInceptionV3("inception-v3-compat", ["2048", "logits_unbiased"])
+    except (OSError, RuntimeError) as error:
+        allowed = f"weights that torch-fidelity downloads once ({type(error).__name__})"
+        raise CheckpointError("--features", INCEPTION, allowed) from error
+    network = network.to(device)
+
+    def both(images: Images) -> list[Tensor]:
+        found = [network(pixels(part).to(device)) for part in batches(images)]
+        return [torch.cat(parts).float().cpu() for parts in zip(*found, strict=True)]
+
+    return FeatureNetwork(
+        name=INCEPTION,
+        width=2048,
+        identity=weights_digest(network),
+        preprocessing="299 x 299, bilinear as in TensorFlow 1, (x - 128) / 128",
+        features=lambda images: both(images)[0],
+        classify=lambda images: both(images)[1],
+    )
+
+
+def _transformers(name: str, source: str, device: torch.device) -> FeatureNetwork:
+    from transformers import AutoImageProcessor, AutoModel
+
+    try:
+        processor: Any = AutoImageProcessor.from_pretrained(source)
+        loaded: Any = AutoModel.from_pretrained(source, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        allowed = f"a vision model of transformers, here or on the hub ({type(error).__name__})"
+        raise CheckpointError("--features", source, allowed) from error
+    model = loaded.to(device).eval()
+
+    @torch.inference_mode()
+    def features(images: Images) -> Tensor:
+        found = []
+        for part in batches(images):
+            inputs = processor(images=list(part), return_tensors="pt")["pixel_values"].to(device)
+            output = (
+                model.get_image_features(inputs) if hasattr(model, "get_image_features") else model(inputs)
+            )
+            pooled = output if isinstance(output, Tensor) else output.pooler_output
+            if pooled is None:
+                raise CheckpointError("--features", source, "a vision model with one vector for an image")
+            found.append(pooled.flatten(1).float().cpu())
+        return torch.cat(found)
+
+    return FeatureNetwork(
+        name=name,
+        width=features([Image.new("RGB", (32, 32))]).shape[1],
+        identity=weights_digest(model),
+        preprocessing=json.dumps(processor.to_dict(), sort_keys=True, default=str),
+        features=features,
+    )
+
+
+def weights_digest(network: nn.Module) -> str:
+    """A digest of the names and values of all weights: other training, other digest."""
+    digest = hashlib.sha256()
+    for name, value in sorted(network.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def batches(images: Images) -> Iterator[Images]:
+    """The images, some at a time."""
+    for start in range(0, len(images), BATCH):
+        yield images[start : start + BATCH]
+
+
+def pixels(images: Images) -> Tensor:
+    """Bytes [n, 3, H, W] of RGB images of one size."""
+    return torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2)

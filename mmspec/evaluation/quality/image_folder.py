@@ -1,0 +1,265 @@
+"""Sets of images: read from a folder, drawn into one, or rendered from scenes.
+
+`draw_images` writes a folder and `read_images` reads it, with prompts and codes where it has them; whoever
+draws on many machines needs these two alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+from PIL import Image
+
+from mmspec.decoding.stats import DecodingStats
+from mmspec.errors import InputError
+from mmspec.evaluation.examples import read_examples
+from mmspec.evaluation.quality.image_methods import FIRST_SEED
+from mmspec.media import load_image
+from mmspec.reference.scenes import IMAGE_TOKENS, parse_image_prompt, render, sample_scene
+from mmspec.reference.scenes.render import LARGEST_IMAGE
+from mmspec.validation import is_integer
+
+__all__ = [
+    "ImageSet",
+    "draw_images",
+    "names_objects",
+    "read_images",
+    "read_prompts",
+    "real_scenes",
+    "has_scenes",
+]
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
+SIDES = range(16, LARGEST_IMAGE + 1)  # of a scene, in pixels
+LINES = "images.jsonl"  # beside images that were drawn here: a line for each, in their order
+
+Asked = tuple[str, dict[str, Any]]
+"""What an image shall show, in words, and what a pipeline is asked for it."""
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images of one size, in an order.
+
+    Attributes:
+        label: of the set, for reports.
+        images: RGB.
+        prompts: of each, or None.
+        codes: codebook indices of each, or None.
+    """
+
+    label: str
+    images: Sequence[Image.Image]
+    prompts: list[str] | None = None
+    codes: list[list[int]] | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        return self.images[0].size
+
+    def __post_init__(self) -> None:
+        size = self.size
+        for index, image in enumerate(self.images):
+            if image.size != size:
+                found = f"{size} and, at place {index}, {image.size}"
+                raise InputError(self.label, found, "images of one size: bring them to it first")
+
+
+class ImageFiles(Sequence[Image.Image]):
+    """Images in files, each read when it is asked for: thousands need not be in memory at once."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @overload
+    def __getitem__(self, index: int) -> Image.Image: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Image.Image]: ...
+
+    def __getitem__(self, index: int | slice) -> Image.Image | list[Image.Image]:
+        """One image, or a list of them; MediaError names the file that cannot be read."""
+        if isinstance(index, slice):
+            return [self[one] for one in range(len(self))[index]]
+        return load_image(self.paths[index], argument=str(self.paths[index]))
+
+
+def read_images(folder: str | Path, count: int | None = None, *, label: str | None = None) -> ImageSet:
+    """Read the images of a folder, by name; with prompts and codes where `draw_images` wrote them.
+
+    Args:
+        folder: files of other kinds in it are left alone, folders in it too.
+        count: the first so many; None takes all.
+        label: of the set; the folder's name if None.
+
+    Raises:
+        InputError: no such folder, none or too few images in it, one that cannot be read, or mixed sizes.
+    """
+    folder = Path(folder)
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    except OSError as error:
+        reason = f"a folder that can be read ({type(error).__name__})"
+        raise InputError("folder", str(folder), reason) from error
+    if not paths or (count is not None and len(paths) < count):
+        wanted = "at least one image" if count is None else f"at least {count} images, or a smaller --n"
+        raise InputError("folder", f"{folder.name or folder} with {len(paths)} images", wanted)
+    paths = paths[:count]
+    lines = _read_lines(folder / LINES)
+    known = [lines.get(path.name, {}) for path in paths]
+    prompts: list[Any] = [line.get("prompt") for line in known]
+    codes: list[Any] = [line.get("codes") for line in known]
+    return ImageSet(
+        label or folder.name,
+        ImageFiles(paths),
+        None if None in prompts else prompts,
+        None if None in codes else codes,
+    )
+
+
+def _read_lines(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.is_file():
+        return {}
+    found = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("folder", str(path), f"a readable UTF-8 file ({type(error).__name__})") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+            found[str(entry["file"])] = entry
+            prompt, codes = entry.get("prompt"), entry.get("codes")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{path}:{number}", line, "an object with the key 'file'") from error
+        if not isinstance(prompt, str | None):
+            raise InputError(f"{path}:{number}: prompt", prompt, "a string")
+        is_codes = isinstance(codes, list) and codes and all(is_integer(one) and one >= 0 for one in codes)
+        if codes is not None and not is_codes:
+            raise InputError(f"{path}:{number}: codes", codes, "a list of indices of a codebook")
+    return found
+
+
+def draw_images(
+    pipe: Any,
+    asked: Sequence[Asked],
+    folder: str | Path,
+    *,
+    seed: int = 0,
+    first: int = 0,
+    batch_size: int = 1,
+    settings: dict[str, Any] | None = None,
+    on_images: Callable[[int], None] = lambda count: None,
+) -> list[DecodingStats]:
+    """Draw images into a folder: `00000.png` and on, and a line for each in `images.jsonl`.
+
+    Image i has the seed `seed + i`, whatever the batch that it is in, so that parts can be drawn apart.
+
+    Args:
+        pipe: an image pipeline, with its accelerator.
+        asked: what images shall show.
+        folder: is made where it is missing.
+        seed: of image 0.
+        first: number of the first image of this part.
+        batch_size: images at once.
+        settings: of the pipeline's calls.
+        on_images: called with their number after each batch.
+
+    Returns:
+        What decoding did, batch by batch.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    folder, stats = Path(folder), []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / LINES).open("a", encoding="utf-8") as lines:
+            for start in range(0, len(asked), batch_size):
+                part = asked[start : start + batch_size]
+                numbers = range(first + start, first + start + len(part))
+                output = _draw(pipe, part, [seed + number for number in numbers], settings or {})
+                stats.append(output.stats)
+                for number, (prompt, _), image, tokens in zip(
+                    numbers, part, output.images, output.tokens, strict=True
+                ):
+                    name = f"{number:05}.png"
+                    image.save(folder / name)
+                    line: dict[str, Any] = {"file": name, "prompt": prompt, "seed": seed + number}
+                    if not pipe.target.vector_size:
+                        line["codes"] = pipe.target.grid.codes(tokens)
+                    lines.write(json.dumps(line) + "\n")
+                lines.flush()
+                on_images(len(part))
+    except OSError as error:
+        raise InputError("--out", str(folder), f"a folder that can be written ({error})") from error
+    return stats
+
+
+def _draw(pipe: Any, part: Sequence[Asked], seeds: list[int], settings: dict[str, Any]) -> Any:
+    keys = {key for _, asked in part for key in asked}
+    what = {key: [asked[key] for _, asked in part] for key in keys}
+    return pipe(**what, seed=seeds, batch_size=len(part), output_type="pil", **settings)
+
+
+def read_prompts(path: str | Path) -> list[str]:
+    """Read prompts from a file: a line each; or, of `.jsonl`, an object a line as `read_examples` has it.
+
+    Raises:
+        InputError: it cannot be read, holds no prompt, or has a line that cannot be used.
+    """
+    path = Path(path)
+    if path.suffix == ".jsonl":
+        return [example.turns[0] for example in read_examples(path)]
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        allowed = f"a readable UTF-8 file ({type(error).__name__})"
+        raise InputError("--prompts", str(path), allowed) from error
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise InputError("--prompts", str(path), "a file with at least one prompt; it is empty")
+    return prompts
+
+
+def names_objects(prompts: Sequence[str]) -> bool:
+    """True if every prompt names objects of scenes, so that a reader of attributes can judge its image."""
+    return all(parse_image_prompt(prompt) is not None for prompt in prompts)
+
+
+def has_scenes(size: tuple[int, int]) -> bool:
+    """True if scenes can be rendered in this size."""
+    return size[0] == size[1] and size[0] in SIDES
+
+
+def real_scenes(
+    count: int, size: tuple[int, int], seed: int = 0, *, objects: int | None = None
+) -> list[Image.Image]:
+    """Render the held-out scenes whose captions are the default prompts.
+
+    Args:
+        count: how many.
+        size: width and height, which must be the same.
+        seed: of the first, as for `held_out_captions`.
+        objects: in each; None is any number.
+
+    Raises:
+        InputError: scenes have no such size.
+    """
+    if not has_scenes(size):
+        allowed = f"square images of {SIDES.start} to {SIDES.stop - 1} pixels"
+        raise InputError("--against", f"scenes, for images of {size}", allowed)
+    return [
+        Image.fromarray(
+            render(sample_scene(FIRST_SEED + seed + index, objects=objects, profile=IMAGE_TOKENS), size[0])
+        )
+        for index in range(count)
+    ]

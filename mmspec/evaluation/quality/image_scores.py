@@ -1,0 +1,250 @@
+"""Figures of a set of images, alone and against a reference, each with its interval.
+
+What a preference or a score of agreement cannot see is loss of variety, so that entropy and diversity are
+part of every result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.evaluation.quality import set_distances
+from mmspec.evaluation.quality.feature_network import BATCH, FeatureNetwork
+from mmspec.evaluation.quality.image_folder import ImageSet, names_objects
+from mmspec.evaluation.quality.intervals import Estimate, as_share, jackknife, within
+from mmspec.evaluation.quality.reference_statistics import Reference
+from mmspec.registry import did_you_mean
+
+__all__ = [
+    "DISTANCES",
+    "METRICS",
+    "ClipScore",
+    "FactReader",
+    "Scorer",
+    "chosen_metrics",
+    "clip_scorer",
+    "missing_for",
+    "score_images",
+]
+
+DISTANCES = ("fid", "kid", "precision_recall", "density_coverage")
+ALWAYS = ("entropy", "diversity")
+METRICS = (*DISTANCES, "inception_score", "clip_score", "attributes", *ALWAYS)
+SHADES = 16  # of a channel: the entropy of colours is at most 3 ln 16 = 8.3 nats
+
+
+class FactReader(Protocol):
+    """Interface of a network that says which facts of a caption an image shows."""
+
+    def facts(self, images: Any, captions: Sequence[str]) -> list[list[tuple[str, bool]]]:
+        """What each caption asks for, and whether its image shows it."""
+        ...
+
+
+ClipScore = Callable[[Sequence[Image.Image], Sequence[str]], list[float]]
+"""(images, prompts) -> the agreement of each pair."""
+
+
+def chosen_metrics(names: str | None) -> tuple[list[str], bool]:
+    """Read metrics, separated by commas; entropy and diversity come along.
+
+    Args:
+        names: None takes all that need no download: all but `clip_score`.
+
+    Returns:
+        The metrics in the order of `METRICS`, and whether they were named.
+
+    Raises:
+        InputError: no such metric.
+    """
+    if names is None:
+        return [name for name in METRICS if name != "clip_score"], False
+    asked = [name.strip() for name in names.split(",")]
+    for name in asked:
+        if name not in METRICS:
+            raise InputError("--metrics", name, did_you_mean(name, METRICS))
+    return [name for name in METRICS if name in asked or name in ALWAYS], True
+
+
+def missing_for(
+    metric: str, count: int, network: FeatureNetwork, *, has_reference: bool, prompts: Sequence[str] | None
+) -> str | None:
+    """Say what a metric lacks, before anything is drawn or read; None where it can be computed."""
+    if metric in DISTANCES and not has_reference:
+        return "something to compare with (--against)"
+    least = {"fid": network.width + 1, "precision_recall": 12, "density_coverage": 12}.get(metric, 3)
+    if count < least:
+        why = f": the network {network.name!r} has {network.width} features" if metric == "fid" else ""
+        return f"at least {least} images, not {count}{why}"
+    if metric == "inception_score" and network.classify is None:
+        return "a network with classes: scenes or inception"
+    if metric in ("clip_score", "attributes") and prompts is None:
+        return "a prompt for each image (--prompts)"
+    if metric == "attributes" and not names_objects(prompts or ()):
+        return "prompts that name objects of scenes, such as 'a red ring'"
+    return None
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """What scores need besides images.
+
+    Attributes:
+        network: of features.
+        judge: reads attributes; None where they are not asked for.
+        clip: likewise, for `clip_score`.
+    """
+
+    network: FeatureNetwork
+    judge: FactReader | None = None
+    clip: ClipScore | None = None
+
+
+def score_images(
+    images: ImageSet, reference: Reference | None, metrics: Sequence[str], scorer: Scorer
+) -> dict[str, Estimate]:
+    """Score a set of images.
+
+    Args:
+        images: at least three.
+        reference: what distances are to; its first images, as many as there are in the set.
+        metrics: of `METRICS`; entropy and diversity are always in the result.
+        scorer: of what the metrics need.
+
+    Returns:
+        Figures by name: `fid`, `kid`, `precision`, `recall`, `density`, `coverage`, `inception_score`,
+        `clip_score`, `attributes`, `entropy_tokens` (nats; where the codes are known), `entropy_colours`
+        (nats), `diversity` (Vendi score).
+
+    Raises:
+        InputError: a distance without a reference, other sizes or numbers of images in it, or what a metric
+            needs is not there.
+    """
+    features = scorer.network.features(images.images)
+    if not features.isfinite().all():
+        raise InputError("features", scorer.network.name, f"finite features; those of {images.label} are not")
+    found: dict[str, Estimate] = {}
+    if any(name in DISTANCES for name in metrics):
+        if reference is None:
+            raise InputError("--against", None, "what distances are to")
+        reference.check(len(features), images.size)
+        found |= _distances(features, reference.features[: len(features)], metrics)
+    if "inception_score" in metrics:
+        if scorer.network.classify is None:
+            raise InputError("inception_score", scorer.network.name, "a network with classes")
+        found["inception_score"] = set_distances.inception_score(scorer.network.classify(images.images))
+    if "clip_score" in metrics:
+        if scorer.clip is None or images.prompts is None:
+            raise InputError("clip_score", None, "a CLIP model and a prompt for each image")
+        found["clip_score"] = mean_of(scorer.clip(images.images, images.prompts))
+    if "attributes" in metrics:
+        if scorer.judge is None or images.prompts is None:
+            raise InputError("attributes", None, "a reader and a prompt for each image")
+        facts = scorer.judge.facts(images.images, images.prompts)
+        seen = ratio_of([sum(there for _, there in row) for row in facts], [len(row) for row in facts])
+        found["attributes"] = as_share(seen, len(facts))
+    if images.codes is not None:
+        found["entropy_tokens"] = entropy_of(code_counts(images.codes))
+    found["entropy_colours"] = entropy_of(torch.stack([colour_counts(image) for image in images.images]))
+    found["diversity"] = set_distances.diversity(features)
+    return found
+
+
+def _distances(features: Tensor, reference: Tensor, metrics: Sequence[str]) -> dict[str, Estimate]:
+    found: dict[str, Estimate] = {}
+    if "fid" in metrics:
+        found["fid"] = set_distances.frechet_distance(features, reference)
+    if "kid" in metrics:
+        found["kid"] = set_distances.kernel_estimate(features, reference)
+    if "precision_recall" in metrics or "density_coverage" in metrics:
+        neighbours = set_distances.neighbour_scores(features, reference)
+        for metric in ("precision_recall", "density_coverage"):
+            if metric in metrics:
+                found |= {name: neighbours[name] for name in metric.split("_")}
+    return found
+
+
+def mean_of(values: Sequence[float]) -> Estimate:
+    """The mean of one figure an image."""
+    return ratio_of(values, [1] * len(values))
+
+
+def ratio_of(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
+    """The ratio of two sums over images."""
+    tops, bottoms = torch.tensor(numerators).double(), torch.tensor(denominators).double()
+    return jackknife(lambda rows: [float(tops[rows].sum() / bottoms[rows].sum())], len(tops))[0]
+
+
+def entropy_of(counts: Tensor) -> Estimate:
+    """Entropy in nats of the use of codes in all images, from their counts in each [n, codes]."""
+
+    def entropy(rows: Tensor) -> list[float]:
+        sums = counts[rows].sum(0, dtype=torch.float64)
+        return [float(torch.special.entr(sums / sums.sum()).sum())]
+
+    return within(jackknife(entropy, len(counts))[0], 0.0, float("inf"))
+
+
+def code_counts(codes: Sequence[Sequence[int]]) -> Tensor:
+    """How often each image uses each code [n, codes]."""
+    most = 1 + max(map(max, codes))
+    return torch.stack([torch.bincount(torch.tensor(row), minlength=most).int() for row in codes])
+
+
+def colour_counts(image: Image.Image) -> Tensor:
+    """How many pixels of an image have each of 16 x 16 x 16 colours [4096]."""
+    shades = np.asarray(image, dtype=np.int64) * SHADES // 256
+    codes = (shades @ np.array([SHADES**2, SHADES, 1])).ravel()
+    return torch.bincount(torch.from_numpy(codes), minlength=SHADES**3).int()
+
+
+def clip_scorer(model: str, device: str | torch.device = "cpu") -> ClipScore:
+    """CLIP score (Hessel et al., 2104.08718): 100 times the cosine of image and prompt, not below 0.
+
+    With transformers alone, because torchmetrics 1.9 cannot read the output of CLIP in transformers 5.
+
+    Args:
+        model: folder or hub id of a CLIP of transformers. Longer prompts than it takes are cut.
+        device: for it.
+
+    Raises:
+        CheckpointError: it cannot be had.
+    """
+    from transformers import CLIPModel, CLIPProcessor
+
+    try:
+        clip: Any = CLIPModel.from_pretrained(model, dtype=torch.float32)
+        processor: Any = CLIPProcessor.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        allowed = f"a CLIP of transformers, here or on the hub ({type(error).__name__})"
+        raise CheckpointError("--clip", model, allowed) from error
+    clip = clip.to(device).eval()
+    length = clip.config.text_config.max_position_embeddings
+
+    @torch.inference_mode()
+    def score(images: Sequence[Image.Image], prompts: Sequence[str]) -> list[float]:
+        scores: list[float] = []
+        for start in range(0, len(images), BATCH):
+            rows = slice(start, start + BATCH)
+            inputs = processor(
+                text=list(prompts[rows]),
+                images=list(images[rows]),
+                padding=True,
+                truncation=True,
+                max_length=length,
+                return_tensors="pt",
+            ).to(device)
+            output = clip(**inputs)
+            cosines = torch.cosine_similarity(output.image_embeds, output.text_embeds)
+            scores += (100 * cosines.clamp(min=0)).tolist()
+        return scores
+
+    return score

@@ -1,0 +1,154 @@
+"""Figures of texts against references: exact answers, BLEU, ROUGE-L and CIDEr, each with its interval.
+
+The last three are those of sacrebleu, rouge-score and pycocoevalcap.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from mmspec.errors import InputError, MissingDependencyError
+from mmspec.evaluation.identity.comparison import first_difference
+from mmspec.evaluation.quality.intervals import Estimate, jackknife, proportion, within
+from mmspec.registry import did_you_mean
+
+__all__ = ["METRICS", "chosen_metrics", "first_differences", "score_texts"]
+
+PACKAGES = {"exact": None, "bleu": "sacrebleu", "rouge": "rouge_score", "cider": "pycocoevalcap"}
+METRICS = tuple(PACKAGES)
+WORDS = re.compile(r"\w+(?:['-]\w+)*")
+
+
+def chosen_metrics(names: str | None, default: Sequence[str]) -> list[str]:
+    """Read metrics, separated by commas.
+
+    Raises:
+        InputError: no such metric.
+        MissingDependencyError: its package is not installed.
+    """
+    asked = list(default) if names is None else [name.strip() for name in names.split(",")]
+    for name in asked:
+        if name not in PACKAGES:
+            raise InputError("--metrics", name, did_you_mean(name, METRICS))
+        package = PACKAGES[name]
+        if package is not None and importlib.util.find_spec(package) is None:
+            needs = package.replace("_", "-")
+            raise MissingDependencyError(f"{name} needs {needs}: pip install 'mmspec[eval]'")
+    return [name for name in METRICS if name in asked]
+
+
+def score_texts(
+    texts: Sequence[str], references: Sequence[Sequence[str]], metrics: Sequence[str]
+) -> dict[str, Estimate]:
+    """Score texts.
+
+    Args:
+        texts: what was said.
+        references: of each text, at least one; any of them is right.
+        metrics: of `METRICS`.
+
+    Returns:
+        `exact`: share of texts that are one of their references, but for white space around them; `bleu`:
+        of the corpus, 0 to 100 (Papineni et al., 2002); `rouge`: mean F-measure of the longest common
+        subsequence with the nearest reference, 0 to 1 (Lin, 2004); `cider`: CIDEr-D, 0 to 10 (Vedantam et
+        al., 1411.5726), of words in lower case rather than of PTB's tokens, which need Java; its weights
+        are of these references, so that it compares texts on the same references only.
+
+    Raises:
+        InputError: not as many references as texts, or fewer than three texts.
+    """
+    if len(texts) != len(references) or len(texts) < 3:
+        got = f"{len(texts)} texts with {len(references)} lists of references"
+        raise InputError("texts", got, "at least 3, with references for each")
+    if not all(references):
+        raise InputError("references", list(map(list, references)), "at least one for each text")
+    return {name: SCORES[name](texts, references) for name in metrics}
+
+
+def _exact(texts: Sequence[str], references: Sequence[Sequence[str]]) -> Estimate:
+    right = [
+        text.strip() in {one.strip() for one in some} for text, some in zip(texts, references, strict=True)
+    ]
+    return proportion(sum(right), len(right))
+
+
+def _bleu(texts: Sequence[str], references: Sequence[Sequence[str]]) -> Estimate:
+    from sacrebleu.metrics.bleu import BLEU
+
+    most = max(map(len, references))
+    streams = [[some[index] if index < len(some) else None for some in references] for index in range(most)]
+
+    def score(rows: Tensor) -> list[float]:
+        chosen = rows.tolist()
+        bleu = BLEU().corpus_score(
+            [texts[row] for row in chosen], [[stream[row] for row in chosen] for stream in streams]
+        )
+        return [bleu.score]
+
+    return within(jackknife(score, len(texts))[0], 0.0, 100.0)
+
+
+def _rouge(texts: Sequence[str], references: Sequence[Sequence[str]]) -> Estimate:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(["rougeL"])
+    scores = [
+        scorer.score_multi(some, text)["rougeL"].fmeasure
+        for text, some in zip(texts, references, strict=True)
+    ]
+    values = torch.tensor(scores, dtype=torch.float64)
+    return within(jackknife(lambda rows: [float(values[rows].mean())], len(texts))[0], 0.0, 1.0)
+
+
+def _cider(texts: Sequence[str], references: Sequence[Sequence[str]]) -> Estimate:
+    from pycocoevalcap.cider.cider import Cider
+
+    said = {row: [_words(text)] for row, text in enumerate(texts)}
+    right = {row: [_words(one) for one in some] for row, some in enumerate(references)}
+
+    def score(rows: Tensor) -> list[float]:
+        chosen = rows.tolist()
+        found, _ = Cider().compute_score(
+            {row: right[row] for row in chosen}, {row: said[row] for row in chosen}
+        )
+        return [float(found)]
+
+    return within(jackknife(score, len(texts))[0], 0.0, 10.0)
+
+
+def _words(text: str) -> str:
+    return " ".join(WORDS.findall(text.lower()))
+
+
+SCORES: dict[str, Callable[[Sequence[str], Sequence[Sequence[str]]], Estimate]] = {
+    "exact": _exact,
+    "bleu": _bleu,
+    "rouge": _rouge,
+    "cider": _cider,
+}
+
+
+def first_differences(
+    plain: Sequence[Sequence[int]], others: Sequence[Sequence[int]]
+) -> list[tuple[int, int]]:
+    """Outputs that are not those of plain decoding, token for token.
+
+    Args:
+        plain: token ids of each output of plain decoding.
+        others: the same of an accelerator.
+
+    Returns:
+        (index of the output, place of the first difference in it).
+
+    Raises:
+        InputError: not as many outputs.
+    """
+    if len(plain) != len(others):
+        raise InputError("others", len(others), f"as many outputs as plain decoding has: {len(plain)}")
+    found = [first_difference(list(one), list(other)) for one, other in zip(plain, others, strict=True)]
+    return [(index, place) for index, place in enumerate(found) if place is not None]

@@ -1,0 +1,79 @@
+"""`mmspec evaluate text`: right answers, those of plain decoding, and files of one's own."""
+
+import json
+
+import pytest
+
+SOURCE = "assets/scenes-llava"
+
+
+def test_the_reference_model_is_right_and_copying_changes_nothing(run_json):
+    report = run_json("evaluate", "text", SOURCE, "--accelerator", "copy", "--samples", 3)
+    plain, copied = report["rows"]
+    assert (plain["accelerator"], copied["accelerator"]) == ("none", "copy")
+    assert copied["identical"]["value"] == 1.0 and copied["identical"]["low"] < 1.0
+    assert copied["caption: exact"] == plain["caption: exact"]
+    assert plain["caption: exact"]["value"] >= 2 / 3 and plain["question: exact"]["value"] >= 2 / 3
+    assert report["settings"]["samples"] == 6 and report["settings"]["dtype"] == "float32"
+
+
+def test_a_planted_bug_is_found(run, tiny_folder, monkeypatch):
+    from tests.evaluation.planted import accept_everything
+
+    monkeypatch.setattr("mmspec.acceptance.matching.SampleAndMatch.verify", accept_everything)
+    asked = ("--accelerator", "copy", "--samples", 3, "--max-new-tokens", 24)
+    result = run("evaluate", "text", tiny_folder, *asked)
+    assert result.exit_code == 1
+    assert "copy promises exactness, and changes tokens" in result.stderr
+
+
+def test_own_questions_in_batches_have_all_figures(run, run_json, tiny_folder, images, tmp_path):
+    lines = [
+        {"prompt": "what is it?", "image": images[index % 2], "references": ["a dog", "an animal"]}
+        for index in range(4)
+    ]
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    asked = ("evaluate", "text", tiny_folder, "--jsonl", path, "--accelerator", "copy")
+    asked += ("--max-new-tokens", 6, "--batch-size", 2)
+    plain, copied = run_json(*asked)["rows"]
+    assert {"exact", "bleu", "rouge", "cider", "identical", "promise"} <= set(plain)
+    assert plain["exact"]["value"] == 0.0 and copied["differences"] == []
+    assert "identical" in run(*asked, "--metrics", "rouge").stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "words"),
+    [
+        ("{", (), "own.jsonl:1"),
+        ('{"prompt": "a", "references": "b"}\n{"prompt": "a"}', (), "own.jsonl:2: references"),
+        ('{"prompt": "a", "references": "b"}', (), "at least 3 of each category"),
+        ("", (), "at least one line"),
+        ('{"prompt": "a", "references": "b"}', ("--metrics", "blue"), "did you mean 'bleu'"),
+        ('{"prompt": "a", "references": "b"}\n' * 3, ("--accelerator", "coppy"), "did you mean 'copy'"),
+    ],
+)
+def test_bad_files_and_options_are_refused_in_one_line(
+    fails, tiny_folder, tmp_path, content, arguments, words
+):
+    (tmp_path / "own.jsonl").write_text(content)
+    asked = ("evaluate", "text", tiny_folder, "--jsonl", tmp_path / "own.jsonl", *arguments)
+    assert words in fails(*asked)
+
+
+def test_an_interruption_prints_the_accelerators_that_are_done(run, tiny_folder, monkeypatch):
+    from mmspec.evaluation import text_contender
+
+    decode, called = text_contender.decode_conversations, []
+
+    def interrupted(*arguments, **options):
+        called.append(arguments)
+        if len(called) > 6:  # three scenes, a caption and an answer each
+            raise KeyboardInterrupt
+        return decode(*arguments, **options)
+
+    monkeypatch.setattr(text_contender, "decode_conversations", interrupted)
+    asked = ("--accelerator", "copy", "--samples", 3, "--max-new-tokens", 4)
+    result = run("evaluate", "text", tiny_folder, *asked)
+    assert result.exit_code == 130
+    assert "none" in result.stdout and "copy" not in result.stdout

@@ -1,0 +1,347 @@
+"""Sets of images: folders, networks of features, the cache of references, and what scores say of them."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmspec.errors import CheckpointError, InputError, MediaError
+from mmspec.evaluation.quality.feature_network import FeatureNetwork, check_network_name, load_network
+from mmspec.evaluation.quality.image_folder import ImageSet, read_images, read_prompts, real_scenes
+from mmspec.evaluation.quality.image_methods import held_out_captions
+from mmspec.evaluation.quality.image_scores import (
+    METRICS,
+    Scorer,
+    chosen_metrics,
+    clip_scorer,
+    code_counts,
+    colour_counts,
+    entropy_of,
+    missing_for,
+    score_images,
+)
+from mmspec.evaluation.quality.intervals import student_quantile
+from mmspec.evaluation.quality.reference_statistics import read_statistics, reference_of
+from mmspec.evaluation.quality.statistics import token_entropy
+from mmspec.reference.assets import reference_models
+from mmspec.reference.scoring.attributes import AttributeJudge
+from mmspec.reference.scoring.scenes_network import scenes_network
+from tests.tiny_models.clip import save_clip
+
+COUNT = 24
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return AttributeJudge.from_folder(reference_models()["scenes-llamagen"] / "reader")
+
+
+@pytest.fixture(scope="module")
+def clip_folder(tmp_path_factory):
+    return str(save_clip(tmp_path_factory.mktemp("clip")))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for index, image in enumerate(real_scenes(4, (32, 32))):
+        image.save(tmp_path / f"{index}.png")
+    return tmp_path
+
+
+class Counting:
+    """A network of two features that counts how many images it has read."""
+
+    def __init__(self, identity="a", preprocessing="none"):
+        self.read = 0
+        self.network = FeatureNetwork("means", 2, identity, preprocessing, self.features)
+
+    def features(self, images):
+        self.read += len(images)
+        return torch.tensor([[np.asarray(one).mean(), np.asarray(one).std()] for one in images]).float()
+
+
+def scenes_of(count, seed=0):
+    return ImageSet("scenes", real_scenes(count, (64, 64), seed), held_out_captions(count, seed))
+
+
+def test_features_are_those_of_the_judge_and_classes_are_colour_and_shape(judge):
+    network, images = scenes_network(judge), real_scenes(3, (64, 64))
+    assert torch.equal(network.features(images), judge.features(images))
+    logits = network.classify(images)
+    assert logits.shape == (3, 48)
+    for row, reading in zip(logits, judge.read(images), strict=True):
+        values = judge.reader.config.attribute_values
+        colour, shape = divmod(int(row.argmax()), len(values[3]))
+        assert (values[1][colour], values[3][shape]) == (reading.objects[0][1], reading.objects[0][3])
+
+
+def test_real_scenes_score_as_they_should_and_wrong_prompts_are_seen(judge):
+    images, network = scenes_of(COUNT), scenes_network(judge)
+    reference = reference_of("scenes", real_scenes(COUNT, (64, 64), 500), network, None)
+    scorer = Scorer(network, judge)
+    found = score_images(
+        images, reference, ["kid", "attributes", "inception_score", "precision_recall"], scorer
+    )
+    assert set(found) == {
+        *("kid", "precision", "recall", "attributes", "inception_score"),
+        *("entropy_colours", "diversity"),
+    }
+    assert all(one.low <= one.value <= one.high for one in found.values())
+    assert found["attributes"].value > 0.95
+    assert found["kid"].low < 0 < found["kid"].high
+    wrong = ImageSet("wrong", images.images, images.prompts[1:] + images.prompts[:1])
+    bad = score_images(wrong, reference, ["attributes"], scorer)
+    assert bad["attributes"].high < found["attributes"].low
+    grey = ImageSet("grey", [one.convert("L").convert("RGB") for one in images.images], images.prompts)
+    damaged = score_images(grey, reference, ["kid"], scorer)
+    assert damaged["kid"].value > found["kid"].value
+    assert damaged["entropy_colours"].high < found["entropy_colours"].low
+
+
+def test_one_image_again_and_again_keeps_its_attributes_and_loses_all_variety(judge):
+    some = scenes_of(COUNT)
+    same = ImageSet("same", some.images[:1] * COUNT, some.prompts[:1] * COUNT, [[1, 2]] * COUNT)
+    found = score_images(same, None, ["attributes"], Scorer(scenes_network(judge), judge))
+    assert found["attributes"].value == 1.0 and found["attributes"].low < 0.95  # 24 are no proof
+    assert found["diversity"].value == pytest.approx(1.0, abs=1e-4)
+    assert found["entropy_tokens"].value == pytest.approx(math.log(2))
+
+
+def test_colours_of_pixels():
+    image = Image.fromarray(np.array([[[0, 0, 0], [255, 255, 255], [16, 0, 1]]], dtype=np.uint8))
+    counts = colour_counts(image)
+    assert counts.nonzero().flatten().tolist() == [0, 256, 4095] and int(counts.sum()) == 3
+
+
+def test_entropy_of_counts_is_that_of_codes():
+    codes = torch.randint(9, (5, 40), generator=torch.Generator().manual_seed(0)).tolist()
+    found = entropy_of(code_counts(codes))
+    assert found.value == pytest.approx(token_entropy(codes), rel=1e-12)
+    without = [token_entropy([row for row in codes if row is not gone]) for gone in codes]
+    error = math.sqrt(4 / 5 * sum((one - sum(without) / 5) ** 2 for one in without))
+    assert found.high - found.value == pytest.approx(student_quantile(4) * error, rel=1e-9)
+
+
+def test_the_cache_is_used_and_renewed_when_one_pixel_changes(tmp_path):
+    counting, images = Counting(), real_scenes(5, (16, 16))
+    first = reference_of("scenes", images, counting.network, tmp_path)
+    again = reference_of("scenes", images, counting.network, tmp_path)
+    assert (first.cached, again.cached, counting.read) == (False, True, 5)
+    assert torch.equal(first.features, again.features) and first.path == again.path
+    images[2].putpixel((3, 3), (1, 2, 3))
+    changed = reference_of("scenes", images, counting.network, tmp_path)
+    assert (changed.cached, counting.read) == (False, 10)
+    assert not torch.equal(changed.features, first.features)
+
+
+@pytest.mark.parametrize("other", [Counting(identity="b"), Counting(preprocessing="crop")])
+def test_statistics_of_another_network_or_preprocessing_are_not_used(tmp_path, other):
+    images = real_scenes(5, (16, 16))
+    written = reference_of("scenes", images, Counting().network, tmp_path)
+    assert not reference_of("scenes", images, other.network, tmp_path).cached
+    with pytest.raises(InputError, match="statistics of"):
+        read_statistics(written.path, other.network)
+
+
+def test_a_damaged_file_of_statistics_is_refused(tmp_path):
+    written = reference_of("scenes", real_scenes(5, (16, 16)), Counting().network, tmp_path)
+    written.path.write_bytes(written.path.read_bytes()[:40])
+    with pytest.raises(InputError, match="a file of statistics"):
+        read_statistics(written.path, Counting().network)
+
+
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InputError, match="--cache"):
+        reference_of("scenes", real_scenes(3, (16, 16)), Counting().network, tmp_path / "file")
+
+
+def test_images_are_read_in_the_order_of_their_names_with_what_is_known_of_them(folder):
+    lines = [{"file": f"{i}.png", "prompt": f"p{i}", "codes": [i]} for i in range(4)]
+    (folder / "images.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (folder / "notes.txt").write_text("not an image")
+    found = read_images(folder)
+    assert (found.prompts, found.codes) == (["p0", "p1", "p2", "p3"], [[0], [1], [2], [3]])
+    assert len(read_images(folder, 2).images) == 2
+    for bad in ("{", "[]", "3", '{"file": "a", "prompt": 3}', '{"file": "a", "codes": [-1]}'):
+        (folder / "images.jsonl").write_text(json.dumps(lines[0]) + "\n" + bad)
+        with pytest.raises(InputError, match="images.jsonl:2"):
+            read_images(folder)
+
+
+def test_folders_that_cannot_be_used_are_refused(folder, tmp_path_factory):
+    with pytest.raises(InputError, match="FileNotFoundError"):
+        read_images(folder / "none")
+    with pytest.raises(InputError, match="NotADirectoryError"):
+        read_images(folder / "0.png")
+    with pytest.raises(InputError, match="with 0 images"):
+        read_images(tmp_path_factory.mktemp("empty"))
+    with pytest.raises(InputError, match="at least 9 images"):
+        read_images(folder, 9)
+    Image.new("RGB", (31, 32)).save(folder / "9.png")
+    with pytest.raises(InputError, match="images of one size"):
+        read_images(folder)
+    shutil.copy(__file__, folder / "9.png")
+    with pytest.raises(MediaError, match=r"9\.png"):
+        read_images(folder)
+
+
+def test_prompts_are_lines_or_json_lines_and_bad_ones_have_numbers(tmp_path):
+    path, lines = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
+    path.write_text("a red ring\n\n  a blue star \n")
+    assert read_prompts(path) == ["a red ring", "a blue star"]
+    path.write_text("\n \n")
+    with pytest.raises(InputError, match="it is empty"):
+        read_prompts(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="UnicodeDecodeError"):
+        read_prompts(path)
+    lines.write_text('{"prompt": "a red ring"}\n{"prompt": 3}\n')
+    with pytest.raises(InputError, match=r"prompts\.jsonl:2"):
+        read_prompts(lines)
+
+
+def test_features_that_are_no_numbers_are_refused():
+    nothing = FeatureNetwork("broken", 2, "a", "none", lambda images: torch.full((len(images), 2), math.nan))
+    with pytest.raises(InputError, match="finite features; those of x are not"):
+        score_images(ImageSet("x", real_scenes(4, (16, 16))), None, ["entropy"], Scorer(nothing))
+
+
+def test_other_sizes_and_numbers_are_not_compared():
+    images, network = ImageSet("x", real_scenes(6, (16, 16))), Counting().network
+    with pytest.raises(InputError, match="images of the same size"):
+        score_images(
+            images, reference_of("y", real_scenes(6, (32, 32)), network, None), ["kid"], Scorer(network)
+        )
+    with pytest.raises(InputError, match="at least 6 of them"):
+        score_images(
+            images, reference_of("y", real_scenes(5, (16, 16)), network, None), ["kid"], Scorer(network)
+        )
+
+
+def test_metrics_are_named_or_refused():
+    assert chosen_metrics("fid, kid") == (["fid", "kid", "entropy", "diversity"], True)
+    every, named = chosen_metrics(None)
+    assert set(METRICS) - set(every) == {"clip_score"} and not named
+    with pytest.raises(InputError, match="did you mean 'fid'"):
+        chosen_metrics("kid,fidd")
+
+
+@pytest.mark.parametrize(
+    ("metric", "count", "prompts", "lacks"),
+    [
+        ("fid", 2, None, "at least 3 images, not 2: the network 'means' has 2 features"),
+        ("fid", 3, None, None),
+        ("density_coverage", 11, None, "at least 12"),
+        ("inception_score", 9, None, "classes"),
+        ("clip_score", 9, None, "a prompt"),
+        ("attributes", 9, ["something else"] * 9, "objects of scenes"),
+        ("attributes", 9, ["a red ring"] * 9, None),
+    ],
+)
+def test_what_a_metric_lacks_is_known_beforehand(metric, count, prompts, lacks):
+    found = missing_for(metric, count, Counting().network, has_reference=True, prompts=prompts)
+    assert found is None if lacks is None else lacks in found
+
+
+def test_distances_need_a_reference():
+    assert "--against" in missing_for("kid", 9, Counting().network, has_reference=False, prompts=None)
+
+
+def test_networks_of_transformers_are_found_by_their_folder(clip_folder):
+    network, images = load_network(clip_folder), real_scenes(3, (40, 40))
+    assert network.features(images).shape == (3, network.width)
+    assert torch.allclose(network.features(images)[:1], network.features(images[:1]), atol=1e-5)
+    assert network.classify is None
+
+
+def save_dinov2(folder):
+    from transformers import BitImageProcessor, Dinov2Config, Dinov2Model
+
+    config = Dinov2Config(
+        hidden_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
+    )
+    Dinov2Model(config).save_pretrained(folder)
+    sides = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+    BitImageProcessor(**sides).save_pretrained(folder)
+
+
+def save_timm(folder):
+    from transformers import TimmWrapperConfig, TimmWrapperImageProcessor, TimmWrapperModel
+
+    shown = {"input_size": [3, 32, 32], "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"}
+    config = TimmWrapperConfig.from_dict(
+        {"architecture": "resnet10t", "num_classes": 0, "pretrained_cfg": {**shown, "crop_pct": 1.0}}
+    )
+    TimmWrapperModel(config).save_pretrained(folder)
+    TimmWrapperImageProcessor(config.pretrained_cfg, architecture="resnet10t").save_pretrained(folder)
+
+
+@pytest.mark.parametrize(("save", "width"), [(save_dinov2, 12), (save_timm, 512)])
+def test_dinov2_and_the_models_of_timm_give_one_vector_an_image(tmp_path, save, width):
+    save(tmp_path)
+    network, images = load_network(str(tmp_path)), real_scenes(3, (40, 40))
+    assert network.width == width and network.features(images).shape == (3, width)
+    assert "0.5" in network.preprocessing or "shortest_edge" in network.preprocessing
+
+
+@pytest.mark.parametrize("name", ["incepton", "scene", "nothing"])
+def test_unknown_networks_are_refused(name):
+    with pytest.raises(InputError, match="allowed: clip, dinov2, inception, scenes"):
+        check_network_name(name)
+
+
+def test_weights_that_cannot_be_had_are_named(tmp_path, monkeypatch):
+    with pytest.raises(CheckpointError, match="--features"):
+        load_network(str(tmp_path))
+    with pytest.raises(CheckpointError, match="--clip"):
+        clip_scorer(str(tmp_path))
+
+    def offline(*arguments, **options):
+        raise OSError("no network")
+
+    monkeypatch.setattr("torch_fidelity.feature_extractor_inceptionv3.load_state_dict_from_url", offline)
+    with pytest.raises(CheckpointError, match="torch-fidelity downloads"):
+        load_network("inception")
+
+
+def test_inception_is_that_of_torch_fidelity(monkeypatch):
+    """With random weights: features and classes are those of its own extractor, in our order."""
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3 as Inception
+
+    here = "torch_fidelity.feature_extractor_inceptionv3.load_state_dict_from_url"
+    monkeypatch.setattr(here, lambda *arguments, **options: {})
+    monkeypatch.setattr(Inception, "load_state_dict", lambda self, state: None)
+    torch.manual_seed(0)
+    network = load_network("inception")
+    torch.manual_seed(0)
+    theirs = Inception("inception-v3-compat", ["2048", "logits_unbiased"])
+    images = real_scenes(2, (64, 64))
+    pixels = torch.from_numpy(np.stack([np.asarray(one) for one in images])).permute(0, 3, 1, 2)
+    features, logits = theirs(pixels)
+    assert torch.allclose(network.features(images), features)
+    assert torch.allclose(network.classify(images), logits)
+
+
+def test_clip_score_is_that_of_torchmetrics(clip_folder):
+    from torchmetrics.functional.multimodal import clip_score
+    from transformers import CLIPModel, CLIPProcessor
+
+    class Old(CLIPModel):  # as torchmetrics expects it
+        def get_image_features(self, *arguments, **options):
+            return super().get_image_features(*arguments, **options).pooler_output
+
+        def get_text_features(self, *arguments, **options):
+            return super().get_text_features(*arguments, **options).pooler_output
+
+    parts = Old.from_pretrained(clip_folder), CLIPProcessor.from_pretrained(clip_folder)
+    images, prompts = real_scenes(3, (40, 40)), ["a red ring", "grass", "two stars"]
+    found = clip_scorer(clip_folder)(images, prompts)
+    for image, prompt, value in zip(images, prompts, found, strict=True):
+        pixels = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)
+        assert value == pytest.approx(float(clip_score(pixels, prompt, lambda: parts)), abs=1e-3)
+    assert len(set(found)) == 3
