@@ -14,6 +14,7 @@ from mmspec.cli.check import check
 from mmspec.cli.convert import convert
 from mmspec.cli.doctor import doctor
 from mmspec.cli.evaluate import evaluate_app
+from mmspec.cli.export import export
 from mmspec.cli.generate import generate
 from mmspec.cli.scenes import scenes
 from mmspec.cli.serve import serve
@@ -46,7 +47,7 @@ def _options(
     pass
 
 
-for command in (caption, generate, check, bench, accelerators, convert, doctor, scenes, serve):
+for command in (caption, generate, check, bench, accelerators, convert, export, doctor, scenes, serve):
     app.command()(command)
 app.add_typer(train_app, name="train")
 app.add_typer(evaluate_app, name="evaluate")

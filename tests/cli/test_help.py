@@ -13,6 +13,7 @@ COMMANDS = [
     ["doctor"],
     ["scenes"],
     ["convert"],
+    ["export"],
     ["serve"],
     ["train", "vlm"],
     ["train", "autoencoder"],

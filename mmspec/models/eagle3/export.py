@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -47,21 +46,17 @@ def export_head(
         InputError: the head reads the target's final state, which engines do not hand over.
     """
     if min(head.taps) < 0:
-        allowed = "a head that reads what enters layers of the target; engines do not hand over its final state"
+        allowed = "a head that reads what enters layers; engines do not hand over the target's final state"
         raise InputError("taps", list(head.taps), allowed)
     chosen = LAYOUTS[layout]
     return chosen.config(head, name, target), tensors_of(head, chosen.layer)
 
 
 def tensors_of(head: Eagle3Head, layer: str) -> dict[str, Tensor]:
-    """Weights by their published names, with the two tables of the vocabulary, also where they leave none out."""
-    own = head.state_dict()
-    known = head.config.draft_vocabulary
-    own.setdefault("d2t", torch.zeros(known, dtype=torch.long))
-    own.setdefault("t2d", torch.ones(head.config.vocabulary, dtype=torch.bool))
+    """Weights by their published names, with the two tables of a vocabulary that is reduced."""
     renamed = {
         layer + key.removeprefix(OWN_LAYER) if key.startswith(OWN_LAYER) else key: value
-        for key, value in own.items()
+        for key, value in head.state_dict().items()
     }
     return {key: value.contiguous() for key, value in renamed.items()}
 

@@ -1,0 +1,75 @@
+"""`mmspec export` from the outside."""
+
+import json
+
+import pytest
+import torch
+
+from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
+from mmspec.models.eagle3.official import read_official
+
+LLAVA = "assets/scenes-llava"
+
+
+@pytest.fixture
+def head(tmp_path):
+    from transformers import AutoConfig
+
+    torch.manual_seed(0)
+    target = AutoConfig.from_pretrained(LLAVA)
+    made = Eagle3Head(Eagle3Config.for_target(target, 418, intermediate_size=64))
+    made.save_pretrained(tmp_path / "head")
+    return tmp_path / "head"
+
+
+@pytest.mark.parametrize("layout", ["speculators", "specforge"])
+def test_a_head_is_written_and_drafts_as_before(run, tmp_path, head, layout):
+    from transformers import AutoConfig
+
+    out = tmp_path / "out"
+    result = run("export", head, out, "--to", layout, "--target", LLAVA, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["taps"] == [3, 4, 5]
+    again = read_official(out, AutoConfig.from_pretrained(LLAVA))
+    stored = Eagle3Head.from_pretrained(head).state_dict()
+    assert stored.keys() == again.state_dict().keys()
+    assert all(torch.equal(stored[name], weight) for name, weight in again.state_dict().items())
+    captioned = run(
+        "caption", "--accelerator", "eagle3", "--drafter", out, "--compare", "--max-new-tokens", 12
+    )
+    assert captioned.exit_code == 0, captioned.output
+
+
+def test_a_draft_model_is_one_that_transformers_generates_with(run, tmp_path):
+    from transformers import AutoModelForImageTextToText
+
+    out = tmp_path / "out"
+    assert run("export", "assets/scenes-llava-small", out, "--to", "transformers").exit_code == 0
+    small, target = (AutoModelForImageTextToText.from_pretrained(one) for one in (out, LLAVA))
+    ids = torch.tensor([[1, 20, 30, 40]])
+    expected = target.generate(ids, max_new_tokens=8, do_sample=False)
+    assert torch.equal(
+        target.generate(ids, max_new_tokens=8, do_sample=False, assistant_model=small), expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["{head}", "{out}", "--to", "speculators"], "--target"),
+        (
+            ["{head}", "{out}", "--to", "specforge", "--target", "assets/scenes-llava-small"],
+            "hidden_size 128",
+        ),
+        (["{head}", "{head}", "--to", "specforge", "--target", LLAVA], "new or empty"),
+        (["{head}", "{out}", "--to", "transformers"], "a whole model"),
+        (["assets/scenes-llava-flash", "{out}", "--to", "speculators", "--target", LLAVA], "eagle3"),
+        (["assets/scenes-llava-small", "{out}", "--to", "transformers", "--target", LLAVA], "--target"),
+        (["nowhere/to/be/found", "{out}", "--to", "transformers"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(fails, tmp_path, head, arguments, named):
+    out = tmp_path / "out"
+    said = fails("export", *(str(one).format(head=head, out=out) for one in arguments))
+    assert named in said.replace("\n", " ")
+    assert not out.exists()
