@@ -71,7 +71,7 @@ def bench(
         mmspec bench --accelerators eagle,eagle:length=cost,eagle:length=confidence
         mmspec bench --accelerators none,sjd,zipar --task generate
         mmspec bench --accelerators none,copy,draft_model,flash --peers --compile
-        mmspec bench path/to/model --jsonl file.jsonl --batch-size 4 --json
+        mmspec bench path/to/model --prompt-file prompts.jsonl --batch-size 4 --json
     """
     from mmspec.decoding.laps import timed_by_device
     from mmspec.evaluation.image_contender import describe_accelerator

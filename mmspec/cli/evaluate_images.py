@@ -43,9 +43,11 @@ def images(
     folder: Annotated[
         Path | None, typer.Option(help="Score the images in this folder.", show_default=False)
     ] = None,
-    prompts: Annotated[
+    prompt_file: Annotated[
         Path | None,
-        typer.Option(help="Prompts, a line each, in the order of the images.", show_default=False),
+        typer.Option(
+            help="Prompts in the order of the images: a line each, or a published set.", show_default=False
+        ),
     ] = None,
     n: Annotated[
         int | None, typer.Option(min=3, help="How many images.", show_default="200; all in a folder")
@@ -86,7 +88,7 @@ def images(
     check_torchmetrics()
     metrics, named = chosen_metrics(scoring.metrics)
     check_network_name(scoring.features)
-    asked = None if prompts is None else read_prompts(prompts)
+    asked = None if prompt_file is None else read_prompts(prompt_file)
     if folder is not None:
         if model is not None or accelerator is not None or out is not None:
             raise InputError("--folder", str(folder), "either a folder, or a model that draws")
@@ -159,7 +161,7 @@ def with_prompts(images: ImageSet, prompts: list[str] | None) -> ImageSet:
         return images
     if len(prompts) < len(images.images):
         count = len(images.images)
-        raise InputError("--prompts", f"{len(prompts)} prompts", f"one for each of the {count} images")
+        raise InputError("--prompt-file", f"{len(prompts)} prompts", f"one for each of the {count} images")
     return replace(images, prompts=prompts[: len(images.images)])
 
 

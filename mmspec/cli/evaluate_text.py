@@ -30,7 +30,7 @@ def text(
             show_default="none, copy, and every drafter that the model names",
         ),
     ] = None,
-    jsonl: Annotated[
+    prompt_file: Annotated[
         Path | None,
         typer.Option(
             help="Your own questions: an object a line with prompt, image and references (a list).",
@@ -66,10 +66,14 @@ def text(
     from mmspec.evaluation.text_contender import contender, load_images
     from mmspec.pipelines import VisionLanguagePipeline
 
-    measured = chosen_metrics(metrics, ("exact",) if jsonl is None else METRICS)
-    items = scene_references(samples or 16, how.seed) if jsonl is None else read_references(jsonl, samples)
+    measured = chosen_metrics(metrics, ("exact",) if prompt_file is None else METRICS)
+    items = (
+        scene_references(samples or 16, how.seed)
+        if prompt_file is None
+        else read_references(prompt_file, samples)
+    )
     tasks = {task: [item for item in items if item.example.category == task] for task in tasks_of(items)}
-    check_counts(tasks, jsonl)
+    check_counts(tasks, prompt_file)
     source = model or reference_model()
     if accelerator is None:
         choices = default_choices(source, how.drafter)
@@ -101,7 +105,11 @@ def text(
     if not rows:
         note("no accelerator has answered all questions")
         block.finish()
-    described = {"model": source, "task": "scenes" if jsonl is None else str(jsonl), "samples": len(items)}
+    described = {
+        "model": source,
+        "task": "scenes" if prompt_file is None else str(prompt_file),
+        "samples": len(items),
+    }
     described |= {"seed": how.seed, "batch_size": batch_size, **settings}
     described |= environment(pipe.device, pipe.dtype)
     broken = [
@@ -120,13 +128,17 @@ def tasks_of(items: Sequence[Referenced]) -> list[str]:
     return list(dict.fromkeys(item.example.category for item in items))
 
 
-def check_counts(tasks: dict[str, list[Referenced]], jsonl: Path | None) -> None:
+def check_counts(tasks: dict[str, list[Referenced]], prompt_file: Path | None) -> None:
     """Raise InputError where a category has too few questions for an interval."""
     from mmspec.errors import InputError
 
     for task, items in tasks.items():
         if len(items) < 3:
-            name = "--samples" if jsonl is None else f"{jsonl}{f', category {task!r}' if task else ''}"
+            name = (
+                "--samples"
+                if prompt_file is None
+                else f"{prompt_file}{f', category {task!r}' if task else ''}"
+            )
             raise InputError(name, f"{len(items)} questions", "at least 3 of each category")
 
 

@@ -30,21 +30,21 @@ class Question:
     model: Model = None
     prompts: Annotated[
         list[str] | None,
-        typer.Option("--prompt", "--prompts", help="What to ask; may be repeated.", show_default=False),
+        typer.Option("--prompt", help="What to ask; may be repeated.", show_default=False),
     ] = None
     images: Annotated[
         list[str] | None,
         typer.Option(
             "--image",
-            "--images",
             help="Image to ask about (path or URL); may be repeated.",
             show_default=False,
         ),
     ] = None
-    jsonl: Annotated[
+    prompt_file: Annotated[
         str | None,
         typer.Option(
-            help="File of the MMSpec benchmark's form: an object a line with turns, image, category, id.",
+            help="Prompts as published: Spec-Bench, MMSpec, COCO captions, Parti, GenEval, DrawBench; or "
+            "text, a prompt a line.",
             show_default=False,
         ),
     ] = None
@@ -84,7 +84,7 @@ class Question:
     @property
     def title(self) -> str | None:
         """The prompts in a word, for reports."""
-        return "own prompts" if self.prompts or self.images else self.jsonl or self.task
+        return "own prompts" if self.prompts or self.images else self.prompt_file or self.task
 
     def examples(self) -> list[Example]:
         """The user's own prompts and images, or those of their file; [] where there is nothing of theirs.
@@ -92,13 +92,14 @@ class Question:
         Raises:
             InputError: both a file and prompts, or something that cannot be used.
         """
-        from mmspec.evaluation.examples import own_examples, read_examples
+        from mmspec.evaluation.examples import own_examples
+        from mmspec.evaluation.prompt_files import read_prompt_file
 
-        if self.jsonl is None:
+        if self.prompt_file is None:
             return own_examples(self.prompts or (), self.images or ()) if self.prompts or self.images else []
         if self.prompts or self.images:
-            raise InputError("--jsonl", self.jsonl, "either a file, or --prompt and --image")
-        return read_examples(self.jsonl, self.samples)
+            raise InputError("--prompt-file", self.prompt_file, "either a file, or --prompt and --image")
+        return read_prompt_file(self.prompt_file, self.samples)
 
 
 @dataclass(frozen=True)

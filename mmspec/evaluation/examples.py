@@ -1,15 +1,12 @@
-"""Examples for checks and timings: scenes, the user's own images, or a JSON-lines file.
+"""Examples for checks and timings: scenes, or the user's own images.
 
 Knows nothing of models.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +25,7 @@ from mmspec.reference.scenes import (
 )
 from mmspec.registry import did_you_mean
 
-__all__ = ["TASKS", "Example", "own_examples", "read_examples", "scene_examples"]
+__all__ = ["TASKS", "Example", "own_examples", "scene_examples"]
 
 TASKS = ("caption", "describe", "question", "two_images", "clip", "mixed")
 FIRST_SEED = 20_000  # held out, and apart from the scenes that `mmspec evaluate` scores
@@ -118,63 +115,3 @@ def own_examples(prompts: Sequence[str], images: Sequence[str]) -> list[Example]
     return [
         Example((prompt,), (image,), identifier=image) for prompt, image in zip(asked, shown, strict=True)
     ]
-
-
-def read_examples(path: str | Path, count: int | None = None) -> list[Example]:
-    """Read examples from a JSON-lines file, as the MMSpec benchmark (2603.14989) is published.
-
-    A line is an object with `turns` (a list of strings; or `prompt`, one string), and optionally `image` (a
-    path, an address, or a list of them), `category` or `topic`, and `id`. Paths are relative to the folder of
-    the file, or, as the benchmark is published, to the folder `images` in it.
-
-    Args:
-        path: the file.
-        count: the most examples to take; None takes all.
-
-    Raises:
-        InputError: no such file, or a line that cannot be used or names an image that is not there; the
-            message has its number.
-    """
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("jsonl", str(path), f"a readable UTF-8 file ({type(error).__name__})") from error
-    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    examples = [_read_line(line, f"{path.name}:{number}", path.parent) for number, line in numbered[:count]]
-    if not examples:
-        raise InputError("jsonl", str(path), "a file with at least one line")
-    return examples
-
-
-def _read_line(line: str, where: str, folder: Path) -> Example:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(where, line, "one JSON object a line") from error
-    if not isinstance(entry, dict):
-        raise InputError(where, entry, "an object with the key 'turns'")
-    turns = entry.get("turns", entry.get("prompt"))
-    turns = [turns] if isinstance(turns, str) else turns
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
-        raise InputError(f"{where}: turns", turns, "a list of at least one string")
-    images = entry.get("image", entry.get("images"))
-    images = [] if images is None else [images] if isinstance(images, str) else images
-    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
-        raise InputError(f"{where}: image", images, "a path or an address, or a list of them")
-    return Example(
-        turns=tuple(turns),
-        images=tuple(_located(image, f"{where}: image", folder) for image in images),
-        category=str(entry.get("category") or entry.get("topic") or ""),
-        identifier=str(entry.get("id", where)),
-    )
-
-
-def _located(image: str, where: str, folder: Path) -> str:
-    if image.startswith(("http://", "https://", "data:")):
-        return image
-    places = (folder, folder / "images")
-    found = next(filter(os.path.isfile, (str(place / image) for place in places)), None)
-    if found is None:
-        raise InputError(where, image, f"an address, or a file that is in {places[0]} or in {places[1]}")
-    return found

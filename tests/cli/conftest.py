@@ -100,7 +100,8 @@ def fails(monkeypatch, capsys) -> Callable[..., str]:
         assert exit_.value.code == 2
         captured = capsys.readouterr()
         assert captured.out == ""
-        lines = [line for line in captured.err.splitlines() if not line.startswith("loading")]
+        said = captured.err.splitlines()
+        lines = [line for line in said if line and not line.lower().startswith("loading")]
         assert len(lines) == 1
         assert lines[0].startswith("error: ")
         return lines[0]

@@ -66,7 +66,7 @@ def test_a_file_of_the_mmspec_benchmark_in_batches(run_json, tiny_folder, images
     path = tmp_path / "bench.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
     records = run_json(
-        "bench", tiny_folder, "--accelerators", "copy", "--jsonl", path, "--batch-size", 2, *FAST[2:]
+        "bench", tiny_folder, "--accelerators", "copy", "--prompt-file", path, "--batch-size", 2, *FAST[2:]
     )
     for record in records:
         assert record["samples"] == 3
@@ -84,11 +84,11 @@ def test_the_mmspec_benchmark_as_it_is_published(run_json, fails, tiny_folder, i
     line = {"id": "1", "image": "gqa_1.png", "turns": turns, "category": "a", "topic": "general vqa"}
     path = data / "mmspec.jsonl"
     path.write_text(json.dumps(line))
-    for record in run_json("bench", tiny_folder, "--accelerators", "copy", "--jsonl", path, *FAST):
+    for record in run_json("bench", tiny_folder, "--accelerators", "copy", "--prompt-file", path, *FAST):
         assert record["new_tokens"] == 2 * 12
         assert record["identical"] == 1.0
     path.write_text("\n" + json.dumps({**line, "image": "gqa_2.png"}))
-    refused = fails("bench", "no such folder", "--jsonl", path)
+    refused = fails("bench", "no such folder", "--prompt-file", path)
     assert "mmspec.jsonl:2: image: got 'gqa_2.png'" in refused
     assert f"in {data} or in {data / 'images'}" in refused
 

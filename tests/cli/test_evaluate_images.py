@@ -63,7 +63,7 @@ def test_a_folder_with_prompts_against_scenes_reads_the_cache_the_second_time(
     run, run_json, folders, tmp_path
 ):
     (tmp_path / "prompts.txt").write_text("\n".join(held_out_captions(COUNT)))
-    asked = ("--folder", folders[0], "--prompts", tmp_path / "prompts.txt", "--cache", tmp_path / "cache")
+    asked = ("--folder", folders[0], "--prompt-file", tmp_path / "prompts.txt", "--cache", tmp_path / "cache")
     first, second = (run("evaluate", "images", *asked) for _ in range(2))
     assert "written to" in first.stderr and "read from" in second.stderr
     assert first.stdout == second.stdout and "attributes" in first.stdout and "fid" not in first.stdout
@@ -100,10 +100,10 @@ def test_classes_and_own_prompts_are_drawn(run_json, captions, classes, tmp_path
     (row,) = run_json("evaluate", "images", classes, "--n", 4, "--metrics", "attributes")["rows"]
     assert 0 <= row["attributes"]["value"] <= 1
     (tmp_path / "prompts.txt").write_text("a red ring\na blue star\n")
-    report = run_json("evaluate", "images", captions, "--prompts", tmp_path / "prompts.txt", "--n", 4)
+    report = run_json("evaluate", "images", captions, "--prompt-file", tmp_path / "prompts.txt", "--n", 4)
     assert "kid" in report["left_out"] and "attributes" in report["rows"][0]  # scenes are not all rings
     (tmp_path / "prompts.txt").write_text("anything\nat all\n")
-    report = run_json("evaluate", "images", captions, "--prompts", tmp_path / "prompts.txt", "--n", 4)
+    report = run_json("evaluate", "images", captions, "--prompt-file", tmp_path / "prompts.txt", "--n", 4)
     assert "kid" in report["left_out"] and "attributes" in report["left_out"]
     assert report["settings"]["against"] is None and "diversity" in report["rows"][0]
 
@@ -122,7 +122,7 @@ def test_models_of_vectors_have_no_tokens_to_count(run_json):
         (("--features", "incepton"), "did you mean 'inception'"),
         (("--accelerator", "sdj"), "did you mean 'sjd'"),
         (("--against", "nobody"), "nobody"),
-        (("--prompts", "none.txt"), "none.txt"),
+        (("--prompt-file", "none.txt"), "none.txt"),
         (("--folder", "nowhere"), "FileNotFoundError"),
         (("--device", "nothing"), "a device that works here"),
         (("--folder", ".", "--accelerator", "sjd"), "either a folder, or a model"),
@@ -146,7 +146,7 @@ def test_folders_that_do_not_fit_are_refused_in_one_line(fails, folders, tmp_pat
         "evaluate", "images", "--folder", one, "--metrics", "fid", "--against", one
     )
     (tmp_path / "prompts.txt").write_text("a red ring\n")
-    asked = ("--folder", one, "--prompts", tmp_path / "prompts.txt")
+    asked = ("--folder", one, "--prompt-file", tmp_path / "prompts.txt")
     assert "one for each of the 12" in fails("evaluate", "images", *asked)
     (few / "001.png").write_bytes(b"no image")
     assert "001.png" in fails("evaluate", "images", "--folder", few, "--metrics", "entropy")
@@ -157,7 +157,7 @@ def test_images_that_scenes_do_not_come_in_have_no_distances_to_them(run_json, f
     for name in ("b", "c"):
         Image.new("RGB", (40, 30), "red").save(tmp_path / f"{name}.png")
     (tmp_path / "prompts.txt").write_text("a red ring\n" * 3)
-    asked = ("evaluate", "images", "--folder", tmp_path, "--prompts", tmp_path / "prompts.txt")
+    asked = ("evaluate", "images", "--folder", tmp_path, "--prompt-file", tmp_path / "prompts.txt")
     report = run_json(*asked)
     assert "kid" in report["left_out"] and "attributes" in report["rows"][0]
     assert "square images of 16 to 128" in fails(*asked, "--against", "scenes", "--metrics", "kid")

@@ -34,7 +34,7 @@ def test_own_questions_in_batches_have_all_figures(run, run_json, tiny_folder, i
     ]
     path = tmp_path / "own.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
-    asked = ("evaluate", "text", tiny_folder, "--jsonl", path, "--accelerator", "copy")
+    asked = ("evaluate", "text", tiny_folder, "--prompt-file", path, "--accelerator", "copy")
     asked += ("--max-new-tokens", 6, "--batch-size", 2)
     plain, copied = run_json(*asked)["rows"]
     assert {"exact", "bleu", "rouge", "cider", "identical", "promise"} <= set(plain)
@@ -48,7 +48,7 @@ def test_own_questions_in_batches_have_all_figures(run, run_json, tiny_folder, i
         ("{", (), "own.jsonl:1"),
         ('{"prompt": "a", "references": "b"}\n{"prompt": "a"}', (), "own.jsonl:2: references"),
         ('{"prompt": "a", "references": "b"}', (), "at least 3 of each category"),
-        ("", (), "at least one line"),
+        ("", (), "at least one prompt"),
         ('{"prompt": "a", "references": "b"}', ("--metrics", "blue"), "did you mean 'bleu'"),
         ('{"prompt": "a", "references": "b"}\n' * 3, ("--accelerator", "coppy"), "did you mean 'copy'"),
     ],
@@ -57,7 +57,7 @@ def test_bad_files_and_options_are_refused_in_one_line(
     fails, tiny_folder, tmp_path, content, arguments, words
 ):
     (tmp_path / "own.jsonl").write_text(content)
-    asked = ("evaluate", "text", tiny_folder, "--jsonl", tmp_path / "own.jsonl", *arguments)
+    asked = ("evaluate", "text", tiny_folder, "--prompt-file", tmp_path / "own.jsonl", *arguments)
     assert words in fails(*asked)
 
 

@@ -195,7 +195,7 @@ def test_prompts_are_lines_or_json_lines_and_bad_ones_have_numbers(tmp_path):
     path.write_text("a red ring\n\n  a blue star \n")
     assert read_prompts(path) == ["a red ring", "a blue star"]
     path.write_text("\n \n")
-    with pytest.raises(InputError, match="it is empty"):
+    with pytest.raises(InputError, match="at least one prompt"):
         read_prompts(path)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="UnicodeDecodeError"):

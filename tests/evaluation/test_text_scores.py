@@ -206,5 +206,5 @@ def test_lines_that_cannot_be_used_are_refused_with_their_number(tmp_path, line)
 def test_files_that_cannot_be_read_are_refused(tmp_path):
     with pytest.raises(InputError, match="FileNotFoundError"):
         read_references(tmp_path / "none.jsonl")
-    with pytest.raises(InputError, match="at least one line"):
+    with pytest.raises(InputError, match="at least one prompt"):
         read_references(write(tmp_path / "empty.jsonl", "", ""))

@@ -16,7 +16,7 @@ from PIL import Image
 
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
-from mmspec.evaluation.examples import read_examples
+from mmspec.evaluation.prompt_files import read_prompt_file
 from mmspec.evaluation.quality.image_methods import FIRST_SEED
 from mmspec.media import load_image
 from mmspec.reference.scenes import IMAGE_TOKENS, parse_image_prompt, render, sample_scene
@@ -211,23 +211,12 @@ def _draw(pipe: Any, part: Sequence[Asked], seeds: list[int], settings: dict[str
 
 
 def read_prompts(path: str | Path) -> list[str]:
-    """Read prompts from a file: a line each; or, of `.jsonl`, an object a line as `read_examples` has it.
+    """Read the prompts of a file in a format of `prompt_files`, the first turn of each.
 
     Raises:
         InputError: it cannot be read, holds no prompt, or has a line that cannot be used.
     """
-    path = Path(path)
-    if path.suffix == ".jsonl":
-        return [example.turns[0] for example in read_examples(path)]
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        allowed = f"a readable UTF-8 file ({type(error).__name__})"
-        raise InputError("--prompts", str(path), allowed) from error
-    prompts = [line.strip() for line in lines if line.strip()]
-    if not prompts:
-        raise InputError("--prompts", str(path), "a file with at least one prompt; it is empty")
-    return prompts
+    return [example.turns[0] for example in read_prompt_file(path)]
 
 
 def names_objects(prompts: Sequence[str]) -> bool:

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from mmspec.errors import InputError
-from mmspec.evaluation.examples import FIRST_SEED, Example, read_examples, scene_examples
+from mmspec.evaluation.examples import FIRST_SEED, Example, scene_examples
+from mmspec.evaluation.prompt_files import read_prompt_file
 from mmspec.reference.scenes import caption, questions, sample_scene
 
 __all__ = ["OWN", "Referenced", "read_references", "scene_references"]
@@ -58,7 +59,7 @@ def scene_references(count: int, seed: int = 0) -> list[Referenced]:
 def read_references(path: str | Path, count: int | None = None) -> list[Referenced]:
     """Read questions and references from a JSON-lines file.
 
-    A line is what `read_examples` reads, with one turn, and `references`: a string or a list of them.
+    A line is what `read_prompt_file` reads, with one turn, and `references`: a string or a list of them.
 
     Args:
         path: the file.
@@ -68,7 +69,7 @@ def read_references(path: str | Path, count: int | None = None) -> list[Referenc
         InputError: no such file, or a line that cannot be used; the message has its number.
     """
     path = Path(path)
-    examples = read_examples(path, count)
+    examples = read_prompt_file(path, count)
     lines = path.read_text(encoding="utf-8").splitlines()
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     found = []

@@ -1,0 +1,157 @@
+"""Prompt sets in the formats in which they are published.
+
+| set | file | recognised by |
+|---|---|---|
+| MMSpec (2603.14989), Spec-Bench (2401.07851) | JSON lines | `turns`; images lie beside it or in `images` |
+| COCO captions | JSON | `images` and `annotations`; files in a folder of the split beside `annotations` |
+| GenEval (2310.11513) | JSON lines | `prompt`, with `tag` |
+| PartiPrompts (2206.10789) | tab-separated | the header's `Prompt` |
+| DrawBench (2205.11487) | comma-separated | the header's `Prompts` |
+| anything else | text | a prompt a line |
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from mmspec.errors import InputError
+from mmspec.evaluation.examples import Example
+
+__all__ = ["read_prompt_file"]
+
+COCO_PROMPT = "Provide a detailed description of the given image."  # of FLASH's evaluation on COCO
+COLUMNS = ("prompt", "prompts")
+MAX_BYTES = 2_000_000_000
+
+
+def read_prompt_file(path: str | Path, count: int | None = None) -> list[Example]:
+    """Read the first prompts of a file, in the format that its content shows.
+
+    Args:
+        path: the file; see the table of this module.
+        count: the most prompts to take; None takes all.
+
+    Raises:
+        InputError: no such file, no prompt in it, or a line that cannot be used or names an image that is not
+            there; the message has its number.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError("prompt file", str(path), f"a file of at most {MAX_BYTES:,} bytes")
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            "prompt file", str(path), f"a readable UTF-8 file ({type(error).__name__})"
+        ) from error
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    if first.lstrip().startswith("{"):
+        whole = _coco(text) if path.suffix == ".json" else None
+        found = _json_lines(path, text) if whole is None else _captioned_images(path, whole)
+    elif (separator := _separator(first)) is not None:
+        found = _table(path, text, separator)
+    else:
+        found = _plain(path, text)
+    examples = list(islice(found, count))
+    if not examples:
+        raise InputError("prompt file", str(path), "a file with at least one prompt")
+    return examples
+
+
+def _separator(header: str) -> str | None:
+    """What parts the columns of a table whose header names the prompts; None for other text."""
+    for separator in "\t,":
+        if any(name.strip().lower() in COLUMNS for name in header.split(separator)[:8]):
+            return separator if separator in header else None
+    return None
+
+
+def _plain(path: Path, text: str) -> Iterable[Example]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            yield Example((line.strip(),), identifier=f"{path.name}:{number}")
+
+
+def _table(path: Path, text: str, separator: str) -> Iterable[Example]:
+    rows = csv.reader(text.splitlines(), delimiter=separator, quoting=csv.QUOTE_MINIMAL)
+    header = [name.strip().lower() for name in next(rows)]
+    column = next(index for index, name in enumerate(header) if name in COLUMNS)
+    category = header.index("category") if "category" in header else None
+    for row in rows:
+        where = f"{path.name}:{rows.line_num}"
+        if not any(cell.strip() for cell in row):
+            continue
+        if len(row) <= column or not row[column].strip():
+            raise InputError(where, separator.join(row), f"a row with a {header[column]!r}")
+        group = row[category].strip() if category is not None and len(row) > category else ""
+        yield Example((row[column].strip(),), category=group, identifier=where)
+
+
+def _json_lines(path: Path, text: str) -> Iterable[Example]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            yield _conversation(line, f"{path.name}:{number}", path.parent)
+
+
+def _conversation(line: str, where: str, folder: Path) -> Example:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(where, line[:200], "one JSON object a line") from error
+    if not isinstance(entry, dict):
+        raise InputError(where, entry, "an object with the key 'turns' or 'prompt'")
+    turns = entry.get("turns", entry.get("prompt"))
+    turns = [turns] if isinstance(turns, str) else turns
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
+        raise InputError(f"{where}: turns", turns, "a list of at least one string")
+    images = entry.get("image", entry.get("images"))
+    images = [] if images is None else [images] if isinstance(images, str) else images
+    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+        raise InputError(f"{where}: image", images, "a path or an address, or a list of them")
+    group = entry.get("category") or entry.get("topic") or entry.get("tag") or ""
+    name = entry.get("id", entry.get("question_id", where))
+    places = (folder, folder / "images")
+    located = tuple(_located(image, f"{where}: image", places) for image in images)
+    return Example(tuple(turns), located, category=str(group), identifier=str(name))
+
+
+def _coco(text: str) -> dict[str, Any] | None:
+    """The content of a file of COCO captions; None for anything else."""
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return whole if isinstance(whole, dict) and {"images", "annotations"} <= whole.keys() else None
+
+
+def _captioned_images(path: Path, whole: dict[str, Any]) -> Iterable[Example]:
+    """Each image of COCO captions, with the prompt that FLASH asks of them."""
+    split = path.stem.removeprefix("captions_")
+    folders = (path.parent.parent / split, path.parent / split, path.parent / "images", path.parent)
+    for index, image in enumerate(whole["images"]):
+        where = f"{path.name}: images[{index}]"
+        name = image.get("file_name") if isinstance(image, dict) else None
+        if not isinstance(name, str):
+            raise InputError(where, image, "an object with a file_name")
+        yield Example(
+            (COCO_PROMPT,),
+            (_located(name, where, folders),),
+            category="coco",
+            identifier=str(image.get("id", name)),
+        )
+
+
+def _located(image: str, where: str, places: Sequence[Path]) -> str:
+    if image.startswith(("http://", "https://", "data:")):
+        return image
+    found = next(filter(os.path.isfile, (str(place / image) for place in places)), None)
+    if found is None:
+        allowed = "an address, or a file that is in " + " or in ".join(map(str, places))
+        raise InputError(where, image, allowed)
+    return found

@@ -1,0 +1,118 @@
+"""Prompt sets in the formats in which they are published, and files that cannot be used."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mmspec.errors import InputError
+from mmspec.evaluation.prompt_files import COCO_PROMPT, read_prompt_file
+
+SHIPPED = Path("assets/prompts")
+
+
+def test_lines_of_a_file(tmp_path):
+    path = tmp_path / "x.jsonl"
+    for name in ("images/a.png", "b.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    lines = [
+        {"id": 7, "image": "images/a.png", "turns": ["one", "two"], "category": "chart", "topic": "sales"},
+        {"prompt": "three", "image": None},
+        {"turns": ["four"], "image": ["https://example.com/a.png", "b.png"], "topic": "sales"},
+    ]
+    path.write_text("\n\n".join(map(json.dumps, lines)) + "\n")
+    first, second, third = read_prompt_file(path)
+    assert first.turns == ("one", "two")
+    assert first.images == (str(tmp_path / "images/a.png"),)
+    assert (first.category, first.identifier) == ("chart", "7")
+    assert (second.turns, second.images) == (("three",), ())
+    assert third.images == ("https://example.com/a.png", str(tmp_path / "b.png"))
+    assert third.category == "sales"
+    assert len(read_prompt_file(path, 2)) == 2
+
+
+def test_images_of_the_mmspec_benchmark_lie_in_a_folder_that_its_lines_do_not_name(tmp_path):
+    path, images = tmp_path / "mmspec.jsonl", tmp_path / "images"
+    images.mkdir()
+    for file in (images / "in-folder.jpg", images / "in-both.jpg", tmp_path / "in-both.jpg"):
+        file.touch()
+    line = {"id": 1, "image": ["in-folder.jpg", "in-both.jpg", str(images / "in-both.jpg")], "turns": ["one"]}
+    path.write_text(json.dumps(line))
+    (example,) = read_prompt_file(path)
+    expected = (images / "in-folder.jpg", tmp_path / "in-both.jpg", images / "in-both.jpg")
+    assert example.images == tuple(map(str, expected)), "beside the file comes first, then its folder images"
+
+
+@pytest.mark.parametrize("image", ["b.png", "images", "", "x" * 5000, "b\0.png"])
+def test_an_image_that_is_nowhere_is_refused_with_its_line_and_the_places(tmp_path, image):
+    path = tmp_path / "x.jsonl"
+    (tmp_path / "images").mkdir()
+    path.write_text('{"turns": ["a"]}\n' + json.dumps({"turns": ["a"], "image": image}))
+    with pytest.raises(InputError, match=r"x\.jsonl:2: image: got") as caught:
+        read_prompt_file(path)
+    assert f"a file that is in {tmp_path} or in {tmp_path / 'images'}" in str(caught.value)
+    assert read_prompt_file(path, 1), "what is not asked for need not be there"
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "3", "{}", '{"turns": []}', '{"turns": [1]}', '{"turns": ["a"], "image": 3}']
+)
+def test_a_bad_line_is_named_by_its_number(tmp_path, line):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"turns": ["a"]}\n' + line)
+    with pytest.raises(InputError, match=r"x\.jsonl:2"):
+        read_prompt_file(path)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\n \n", b"\xff\xfe"])
+def test_a_file_without_lines_is_refused(tmp_path, content):
+    path = tmp_path / "x.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match="prompt file"):
+        read_prompt_file(path)
+
+
+def test_prompts_of_tables_and_text(tmp_path):
+    path = tmp_path / "prompts"
+    path.write_text('Prompt\tCategory\tChallenge\tNote\na bond\tAbstract\tBasic\t\n\nan "A"\tWorld\tB\t\n')
+    assert [(e.turns, e.category) for e in read_prompt_file(path)] == [
+        (("a bond",), "Abstract"),
+        (('an "A"',), "World"),
+    ]
+    path.write_text('Prompts,Category\n"A red car, and a white sheep.",Colors\n')
+    (example,) = read_prompt_file(path)
+    assert (example.turns, example.category) == (("A red car, and a white sheep.",), "Colors")
+    path.write_text('{"tag": "two_object", "include": [], "prompt": "a photo of a bench"}\n')
+    (example,) = read_prompt_file(path)
+    assert (example.turns, example.category) == (("a photo of a bench",), "two_object")
+    path.write_text("\na red ring, a blue cross\n  a star \n")
+    assert [e.turns[0] for e in read_prompt_file(path)] == ["a red ring, a blue cross", "a star"]
+
+
+def test_images_of_coco_captions_lie_beside_the_annotations(tmp_path):
+    path = tmp_path / "annotations" / "captions_val2017.json"
+    image = tmp_path / "val2017" / "000000000139.jpg"
+    for folder in (path.parent, image.parent):
+        folder.mkdir()
+    image.touch()
+    images = [{"id": 139, "file_name": image.name}]
+    path.write_text(json.dumps({"images": images, "annotations": [{"image_id": 139, "caption": "a room"}]}))
+    (example,) = read_prompt_file(path)
+    assert (example.turns, example.images, example.identifier) == ((COCO_PROMPT,), (str(image),), "139")
+    path.write_text(json.dumps({"images": [*images, {"file_name": "gone.jpg"}], "annotations": []}))
+    with pytest.raises(InputError, match=r"images\[1\]: got 'gone.jpg'"):
+        read_prompt_file(path)
+
+
+def test_a_row_without_its_prompt_is_named(tmp_path):
+    path = tmp_path / "prompts.csv"
+    path.write_text("Category,Prompts\nColors,a car\nColors\n")
+    with pytest.raises(InputError, match=r"prompts\.csv:3"):
+        read_prompt_file(path)
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.rglob("*.*sv")) + sorted(SHIPPED.rglob("*.json*")), ids=str)
+def test_what_is_shipped_can_be_read(path):
+    assert len(read_prompt_file(path)) >= 4
