@@ -8,7 +8,7 @@ import typer
 
 from mmspec import __version__
 from mmspec.cli.accelerators import accelerators
-from mmspec.cli.bench import bench
+from mmspec.cli.bench import bench_app
 from mmspec.cli.caption import caption
 from mmspec.cli.check import check
 from mmspec.cli.convert import convert
@@ -47,7 +47,8 @@ def _options(
     pass
 
 
-for command in (caption, generate, check, bench, accelerators, convert, export, doctor, scenes, serve):
+for command in (caption, generate, check, accelerators, convert, export, doctor, scenes, serve):
     app.command()(command)
+app.add_typer(bench_app, name="bench")
 app.add_typer(train_app, name="train")
 app.add_typer(evaluate_app, name="evaluate")

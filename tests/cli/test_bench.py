@@ -169,3 +169,18 @@ def test_a_model_whose_folder_names_its_drafters_needs_no_more_than_its_name(
 )
 def test_a_missing_or_idle_drafter_is_refused_before_the_model_is_loaded(fails, accelerators, message):
     assert message in fails("bench", "no such folder", "--accelerators", accelerators)
+
+
+def test_a_report_result_lines_and_a_comparison(run, run_json, fails, tiny_folder, tmp_path):
+    pytest.importorskip("matplotlib")
+    page, lines, saved = tmp_path / "page.html", tmp_path / "lines", tmp_path / "a.json"
+    asked = ("bench", tiny_folder, "--accelerators", "copy", *FAST)
+    result = run(*asked, "--html", page, "--results", lines, "--json")
+    assert result.exit_code == 0, result.output
+    assert page.read_text().count("<img") >= 4
+    assert sorted(path.name for path in lines.iterdir()) == ["copy.jsonl", "none.jsonl"]
+    saved.write_text(result.stdout)
+    compared = run_json("bench", "compare", saved, saved)
+    assert [one["ratio"] for one in compared["compared"]] == [1.0, 1.0] and not compared["differs"]
+    assert "--batch-size 1" in fails(*asked, "--batch-size", 2, "--results", lines)
+    assert "--html" in fails(*asked, "--html", tmp_path / "none" / "page.html")

@@ -13,6 +13,7 @@ from typing import Any
 
 from mmspec.decoding.stats import PARTS, merge_stats
 from mmspec.errors import InputError
+from mmspec.evaluation.speed.bootstrap import ratio_interval, speedup_interval
 from mmspec.evaluation.speed.timing import BASELINE, PEER, TimedRun
 
 __all__ = ["BenchRecord", "merge_stats", "summarise"]
@@ -34,6 +35,11 @@ class BenchRecord:
         seconds: median over repeats of the wall-clock for all batches; then its extremes.
         speedup: median seconds of plain decoding / median seconds; then the extremes of the ratio within a
             repeat.
+        speedup_interval: 95 % bootstrap interval of `speedup` over prompts (batches), paired; None for fewer
+            than three.
+        acceptance_interval: the same of `acceptance_length`.
+        joules_per_token: median over repeats of the device's energy by new tokens; None where its driver does
+            not tell.
         decode_speedup: ratio to plain decoding of median seconds per token without reading the prompts: what
             follows the first token. 1 where nothing does.
         decode_speedup_mean: mean over prompts (batches) of their own such ratios.
@@ -100,6 +106,9 @@ class BenchRecord:
     speedup_with_pixels: float
     peak_memory_bytes: int
     memory_kind: str
+    speedup_interval: tuple[float, float] | None = None
+    acceptance_interval: tuple[float, float] | None = None
+    joules_per_token: float | None = None
     over_generate: dict[str, float] | None = None
     category: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -250,9 +259,31 @@ def _record(
         / median(map(sum, zip(seconds, pixels, strict=True))),
         peak_memory_bytes=max(run.peak_bytes for run in every),
         memory_kind=every[0].memory_kind,
+        speedup_interval=speedup_interval(*(_by_prompt(each) for each in (plain, repeats))),
+        acceptance_interval=_acceptance_interval(repeats[0]),
+        joules_per_token=_joules(repeats, new_tokens),
         category=category,
         settings=settings,
     )
+
+
+def _by_prompt(repeats: list[list[TimedRun]]) -> list[list[float]]:
+    """Seconds without pixels [R][B], of the same batch in each column."""
+    ordered = [sorted(cell, key=lambda run: run.batch) for cell in repeats]
+    return [[run.seconds - run.decoded.pixel_seconds for run in cell] for cell in ordered]
+
+
+def _acceptance_interval(runs: list[TimedRun]) -> tuple[float, float] | None:
+    stats = [merge_stats(run.decoded.stats) for run in runs]
+    rounds = [float(sum(one.rounds)) for one in stats]
+    return ratio_interval([one.acceptance_length * n for one, n in zip(stats, rounds, strict=True)], rounds)
+
+
+def _joules(repeats: list[list[TimedRun]], new_tokens: int) -> float | None:
+    """Median over repeats of the energy by new tokens; None where a run has none."""
+    if not new_tokens or any(run.joules is None for cell in repeats for run in cell):
+        return None
+    return median(sum(run.joules or 0.0 for run in cell) for cell in repeats) / new_tokens
 
 
 def _by_batch(repeats: list[list[TimedRun]]) -> list[list[list[TimedRun]]]:

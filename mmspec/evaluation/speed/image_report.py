@@ -62,7 +62,7 @@ COLUMNS: Columns = (
     ("accepted\na round", lambda record: f"{record.acceptance_length:.2f}", False),
     ("tv or\ndrift", lambda record: _variation(record, "mean"), True),
     ("its\nmax", lambda record: _variation(record, "max"), False),
-    ("speed-up\n(min-max)", speedup, True),
+    ("speed-up\n(range)", speedup, True),
     ("with\npixels", lambda record: f"{record.speedup_with_pixels:.2f}x", True),
     ("state", lambda record: f"{record.state_bytes / 1e6:.1f} MB", False),
 )

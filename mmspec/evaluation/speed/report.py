@@ -37,8 +37,13 @@ WIDE = 150
 
 
 def speedup(record: BenchRecord) -> str:
-    """Render the ratio to plain decoding, with its extremes."""
-    return f"{record.speedup:.2f}x ({record.speedup_min:.2f}-{record.speedup_max:.2f})"
+    """Render the ratio to plain decoding with its interval over prompts, or the extremes of repeats."""
+    ends = record.speedup_interval or (record.speedup_min, record.speedup_max)
+    return f"{record.speedup:.2f}x ({ends[0]:.2f}-{ends[1]:.2f})"
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
 
 
 Columns = Sequence[tuple[str, Callable[[BenchRecord], str], bool]]
@@ -52,9 +57,10 @@ COLUMNS: Columns = (
     ("tokens/\nforward", lambda record: f"{record.acceptance_length:.2f}", True),
     ("accepted", lambda record: f"{record.acceptance_rate:.0%}", False),
     ("tokens/s", lambda record: f"{record.tokens_per_second:.0f}", False),
-    ("speed-up\n(min-max)", speedup, True),
+    ("speed-up\n(range)", speedup, True),
     ("decoding\nalone", lambda record: f"{record.decode_speedup:.2f}x", False),
     ("first\ntoken", lambda record: f"{1000 * record.time_to_first_token:.0f} ms", False),
+    ("J/token", lambda record: _or_dash(record.joules_per_token), False),
     ("peak\nmemory", lambda record: f"{record.peak_memory_bytes / 1e6:.0f} MB", False),
 )
 COMPARISON_COLUMNS = (
@@ -76,7 +82,8 @@ def bench_report(
     """
     explained = (
         "tokens/forward counts the bonus token, plain decoding has 1. speed-up: ratio to none in this run, "
-        f"of medians over {records[0].repeats} interleaved repeats; decoding alone: without reading the "
+        f"of medians over {records[0].repeats} interleaved repeats, and its 95 % bootstrap interval over "
+        "prompts (the extremes of repeats for fewer than three); decoding alone: without reading the "
         "prompts. accepted: share of draft tokens. "
         f"memory: {records[0].memory_kind}. Parts of the time: {PARTS_EXPLAINED}."
     )
@@ -156,7 +163,7 @@ def peer_table(records: Sequence[BenchRecord], missing: Mapping[str, str]) -> Re
 
 
 def _category_table(records: Sequence[BenchRecord]) -> Table:
-    columns = ("category", "accelerator", "samples", "identical", "tokens/\nforward", "speed-up\n(min-max)")
+    columns = ("category", "accelerator", "samples", "identical", "tokens/\nforward", "speed-up\n(range)")
     rows = [
         (
             "" if index and record.category == records[index - 1].category else record.category,

@@ -15,6 +15,7 @@ import torch
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
+from mmspec.evaluation.speed.energy import EnergyMeter
 from mmspec.evaluation.speed.memory import PeakMemory
 
 __all__ = ["BASELINE", "PEER", "Decode", "Decoded", "TimedRun", "batches_of", "measure"]
@@ -48,6 +49,7 @@ class TimedRun:
     Attributes:
         seconds: wall-clock, from the prompts to the last token on the host, reading the images included, or
             to the last pixel of those that were drawn.
+        joules: of the device meanwhile; None where its driver does not tell.
         peak_bytes: the most memory held meanwhile; `memory_kind` says what that measures.
     """
 
@@ -59,6 +61,7 @@ class TimedRun:
     decoded: Decoded
     peak_bytes: int = 0
     memory_kind: str = ""
+    joules: float | None = None
 
 
 def batches_of(examples: Sequence[Example], size: int) -> list[list[Example]]:
@@ -101,9 +104,9 @@ def measure(
         for index, batch in enumerate(batches):
             first = (repeat + index) % len(names)
             for name in names[first:] + names[:first]:
-                memory = PeakMemory.start(device)
+                memory, energy = PeakMemory.start(device), EnergyMeter.start(device)
                 started = clock()
                 decoded = decoders[name](batch)
                 seconds = clock() - started
-                category = batch[0].category
-                yield TimedRun(name, repeat, index, category, seconds, decoded, memory.read(), memory.kind)
+                figures = seconds, decoded, memory.read(), memory.kind, energy.read()
+                yield TimedRun(name, repeat, index, batch[0].category, *figures)

@@ -1,0 +1,140 @@
+"""Intervals, energy, HTML reports, result lines and comparisons of benches."""
+
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmspec.errors import InputError
+from mmspec.evaluation.examples import Example
+from mmspec.evaluation.speed.bench_comparison import compare_benches
+from mmspec.evaluation.speed.bench_record import summarise
+from mmspec.evaluation.speed.bootstrap import ratio_interval, speedup_interval
+from mmspec.evaluation.speed.energy import EnergyMeter
+from mmspec.evaluation.speed.html_report import Sample, html_report
+from mmspec.evaluation.speed.result_lines import result_lines, write_result_lines
+from tests.evaluation.test_speed import run, stats
+
+
+def test_an_interval_covers_what_it_should():
+    """Prompts of random ratios around 2: the interval of 40 of them holds the truth about 19 times in 20."""
+    generator, held = np.random.default_rng(1), 0
+    for _ in range(60):
+        ours = generator.uniform(1, 3, 40)
+        plain = ours * generator.normal(2.0, 0.5, 40)
+        low, high = speedup_interval([plain], [ours])
+        assert low <= plain.sum() / ours.sum() <= high
+        held += low <= 2.0 <= high
+    assert 51 <= held <= 60
+
+
+def test_few_prompts_have_no_interval_and_equal_ones_none_to_speak_of():
+    assert speedup_interval([[1.0, 2.0]], [[1.0, 1.0]]) is None
+    assert speedup_interval([[2.0] * 4] * 3, [[1.0] * 4] * 3) == (2.0, 2.0)
+    assert ratio_interval([4, 4, 4], [0, 0, 0]) is None
+    low, high = ratio_interval([1, 5, 3], [1, 1, 1])
+    assert low < 3 < high
+
+
+def records():
+    of = stats(10, 4, accepted=5, drafted=8, histogram={0: 1, 1: 1, 2: 2})
+    runs = [run("none", r, 2.0 + b, batch=b) for r in range(2) for b in range(4)]
+    runs += [run("copy", r, 1.0 + b / 4, batch=b, of=of) for r in range(2) for b in range(4)]
+    return runs, summarise(runs, ["none", "copy"], settings={"model": "a<b", "batch_size": 1, "samples": 4})
+
+
+def test_records_have_intervals_that_hold_their_figures():
+    _, (plain, copied) = records()
+    assert plain.speedup_interval == (1.0, 1.0)
+    low, high = copied.speedup_interval
+    assert low < copied.speedup < high
+    assert copied.acceptance_interval == pytest.approx((9 / 4, 9 / 4))
+    assert copied.joules_per_token is None
+
+
+def test_energy_is_what_the_driver_counts(monkeypatch):
+    assert EnergyMeter.start(torch.device("cpu")).read() is None
+    counter = iter([5_000, 12_500])
+    library = types.SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: next(counter),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid="7"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert EnergyMeter.start(torch.device("cuda", 0)).read() == 7.5
+    library.nvmlInit = lambda: 1 / 0  # no driver
+    assert EnergyMeter.start(torch.device("cuda", 0)).read() is None
+
+
+def test_a_report_holds_everything_and_nothing_of_a_prompt_runs():
+    pytest.importorskip("matplotlib")
+    _, found = records()
+    sample = Sample("<script>alert(1)</script>", [Image.new("RGB", (4, 4))], {"none": "a & b", "copy": "a"})
+    drawn = Sample("a ring", [], {"none": Image.new("RGB", (4, 4)), "copy": Image.new("RGB", (4, 4))})
+    page = html_report(found, [sample, drawn])
+    assert (
+        "<script>alert" not in page and "&lt;script&gt;" in page and "a &amp; b" in page and "a&lt;b" in page
+    )
+    assert page.count("<img") == 3 + 1 + 2  # plots, the input, two images that were drawn
+    for word in ("http:", "https:", "<link", "@import", 'src="/'):
+        assert word not in page
+    assert f"{found[1].speedup:.2f}x [" in page
+
+
+def test_result_lines_are_those_of_the_benchmarks_scripts(tmp_path):
+    runs, _ = records()
+    batches = [[Example(("a",), category="chart", identifier=str(b))] for b in range(4)]
+    lines = result_lines("copy", runs, batches, lambda tokens: " ".join(map(str, tokens)))
+    assert [line["question_id"] for line in lines] == ["0", "1", "2", "3"]
+    (choice,) = lines[1]["choices"]
+    assert (choice["turns"], choice["new_tokens"], choice["wall_time"]) == (["1 2"], [10], [1.25])
+    assert choice["accept_lengths"] == [1, 2, 3, 3] and choice["decoding_steps"] == [5]
+    (path,) = write_result_lines(tmp_path / "out", ["copy"], runs, batches, str)
+    assert [json.loads(line)["category"] for line in path.read_text().splitlines()] == ["chart"] * 4
+    with pytest.raises(InputError, match="batch-size"):
+        result_lines("copy", runs, [batches[0] * 2], str)
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(name, **changes):
+        _, found = records()
+        path = tmp_path / name
+        path.write_text(json.dumps([one.as_dict() | changes for one in found]))
+        return path
+
+    return write
+
+
+def test_benches_are_compared_by_their_ratios(written):
+    before, after = written("a.json"), written("b.json", torch="3")
+    (plain, copied), told = compare_benches(before, after)
+    assert (plain.ratio, copied.ratio, copied.differs, copied.same_figures) == (1.0, 1.0, False, True)
+    assert told == ["torch: None and 3"]
+    faster = written("c.json", speedup=9.0, speedup_interval=[8.0, 10.0], seconds=1.0)
+    (_, copied), _ = compare_benches(before, faster)
+    assert copied.differs is True and copied.ratio == pytest.approx(9.0 / copied.before)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [("", "JSONDecodeError"), ("[]", "no record"), ('[{"accelerator": "x"}]', "speedup")],
+)
+def test_what_is_no_bench_is_refused(written, tmp_path, content, named):
+    path = tmp_path / "bad.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=named):
+        compare_benches(written("a.json"), path)
+
+
+def test_benches_of_other_prompts_are_refused(written):
+    with pytest.raises(InputError, match="batch_size"):
+        compare_benches(written("a.json"), written("b.json", batch_size=4))
+    with pytest.raises(InputError, match="in common"):
+        compare_benches(written("a.json"), written("b.json", accelerator="other"))
