@@ -21,7 +21,13 @@ import mmspec.models.nextstep  # noqa: F401
 from mmspec.acceleration import Accelerator, Call
 from mmspec.accelerators import build_accelerator, find_preset
 from mmspec.decoding.canvas import Canvas
-from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
+from mmspec.errors import (
+    CheckpointError,
+    InputError,
+    PipelineBusyError,
+    UnknownArgumentError,
+    UnsupportedModelError,
+)
 from mmspec.heads import HEADS
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
 from mmspec.models.checkpoint import (
@@ -41,6 +47,7 @@ from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
 from mmspec.targets.memory import MemoryPlan
 from mmspec.targets.prefix import PrefixCache
 from mmspec.targets.steps import LEAST_CAPACITY
+from mmspec.tuned import AUTO, Tuned, find_tuned
 from mmspec.validation import given_of, is_integer
 
 if TYPE_CHECKING:
@@ -112,7 +119,8 @@ class MMSpecPipeline:
 
         Args:
             pretrained_model_name_or_path: a local folder or a hub id.
-            accelerator: a name from `mmspec.list_accelerators()`; None is the pipeline's default.
+            accelerator: a name from `mmspec.list_accelerators()`, or "auto", as of `set_accelerator`; None is
+                the pipeline's default.
             drafter: folder or id of the draft model, for accelerators that need one; None takes the one
                 that `drafters.json` in the model's folder names.
             vq, text_encoder, vae: folder or id of a part of an image model that has no subfolder of its own.
@@ -126,10 +134,11 @@ class MMSpecPipeline:
             UnsupportedModelError: the model cannot be decoded speculatively.
             InputError: unknown accelerator or option.
         """
-        if accelerator is not None:
-            find_preset(accelerator)  # a typo should not cost a load
+        needs = None
+        if accelerator not in (None, AUTO):
+            needs = find_preset(accelerator).needs  # a typo should not cost a load
         source = check_source(pretrained_model_name_or_path)
-        if accelerator is not None and drafter is None and find_preset(accelerator).needs is not None:
+        if accelerator is not None and drafter is None and needs is not None:
             drafter = own_drafters(source).source_for(accelerator)
         where = given_of(
             revision=revision,
@@ -208,7 +217,9 @@ class MMSpecPipeline:
 
         Args:
             accelerator: a name from `mmspec.list_accelerators()`, or what a function of
-                `mmspec.accelerators` returns, such as `sjd(window=16)`.
+                `mmspec.accelerators` returns, such as `sjd(window=16)`; or "auto" for what `mmspec tune`
+                found best for this model on this device, with the options `batch_size` (1) and `tv` (0) that
+                it was tuned for.
             drafter: folder, hub id or loaded model, for names that need a draft model or a head; None takes
                 the one that `drafters.json` names in the folder that the pipeline was loaded from.
             options: of the named accelerator and of its rule; `acceptance` names another rule.
@@ -218,6 +229,11 @@ class MMSpecPipeline:
             CheckpointError: the draft model cannot be loaded or has another tokenizer.
             PipelineBusyError: a call is running.
         """
+        if accelerator == AUTO:
+            if drafter is not None:
+                raise InputError("drafter", drafter, "nothing: 'auto' has the one it was tuned with")
+            tuned = self._find_tuned(**options)
+            return self.set_accelerator(tuned.accelerator, **tuned.options)
         with self._busy():
             if isinstance(accelerator, Accelerator):
                 given = options if drafter is None else {"drafter": drafter, **options}
@@ -232,6 +248,11 @@ class MMSpecPipeline:
             self.draft_processor = draft_processor
             self._attach()
         return self
+
+    def _find_tuned(self, batch_size: int = 1, tv: float = 0.0, **others: Any) -> Tuned:
+        for name, value in others.items():
+            raise UnknownArgumentError(name, value, "batch_size and tv, which say what it was tuned for")
+        return find_tuned(self.model, batch_size, tv)
 
     def _build_accelerator(
         self, name: str, drafter: str | Path | PreTrainedModel | None, options: dict[str, Any]

@@ -19,6 +19,7 @@ from mmspec.cli.generate import generate
 from mmspec.cli.scenes import scenes
 from mmspec.cli.serve import serve
 from mmspec.cli.train import train_app
+from mmspec.cli.tune import tune
 
 __all__ = ["app"]
 
@@ -47,7 +48,7 @@ def _options(
     pass
 
 
-for command in (caption, generate, check, accelerators, convert, export, doctor, scenes, serve):
+for command in (caption, generate, check, tune, accelerators, convert, export, doctor, scenes, serve):
     app.command()(command)
 app.add_typer(bench_app, name="bench")
 app.add_typer(train_app, name="train")

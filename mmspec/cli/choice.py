@@ -33,9 +33,11 @@ def parse_choice(text: str) -> AcceleratorChoice:
         InputError: no such accelerator (the message holds the nearest), or an option without a value.
     """
     from mmspec.accelerators import find_preset
+    from mmspec.tuned import AUTO
 
     name, options = parse_options("accelerator", text)
-    find_preset(name)
+    if name != AUTO:
+        find_preset(name)
     return AcceleratorChoice(text.strip(), name, options)
 
 

@@ -175,10 +175,12 @@ def with_window(choices: Sequence[AcceleratorChoice], window: int | None) -> lis
         InputError: none of them has a window.
     """
     from mmspec.accelerators import find_preset
+    from mmspec.tuned import AUTO
 
     if window is None:
         return list(choices)
-    have = {choice.name for choice in choices if "window" in find_preset(choice.name).options}
+    named = [choice.name for choice in choices if choice.name != AUTO]
+    have = {name for name in named if "window" in find_preset(name).options}
     if not have:
         raise InputError("--window", window, "an accelerator that has a window, such as sjd")
     return [

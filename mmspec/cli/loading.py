@@ -88,7 +88,10 @@ def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> 
     """
     from mmspec.accelerators import find_preset
     from mmspec.reference import assets
+    from mmspec.tuned import AUTO
 
+    if choice.name == AUTO:
+        return choice
     preset = find_preset(choice.name)
     named = choice.options.get("drafter")
     if preset.needs is None:

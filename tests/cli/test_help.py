@@ -14,6 +14,7 @@ COMMANDS = [
     ["scenes"],
     ["convert"],
     ["export"],
+    ["tune"],
     ["serve"],
     ["train", "vlm"],
     ["train", "autoencoder"],

@@ -23,7 +23,7 @@ FLOORS = [
     {"targets", "acceptance"},
     {"drafting"},
     {"drafters"},
-    {"acceleration"},
+    {"acceleration", "tuned"},
     {"accelerators"},
     {"training", "evaluation"},
     {"reference"},

@@ -1,0 +1,163 @@
+"""`mmspec tune`: the fastest accelerator of a model on this device."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from mmspec.cli.choice import AcceleratorChoice, parse_choice
+from mmspec.cli.console import Interruptible, note, print_result, progress
+from mmspec.cli.loading import own_drafters, with_drafter
+from mmspec.cli.options import ModelOptions, unpack_options
+from mmspec.cli.subject import Question, Subject, load_subject
+from mmspec.errors import InputError
+
+__all__ = ["tune"]
+
+TEXT_DEFAULTS = {"task": "mixed", "max_new_tokens": 128, "temperature": 0.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneQuestion(Question):
+    """The options of `mmspec tune` that say what the model is asked."""
+
+
+@unpack_options
+def tune(
+    tv: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Allowed total variation per token; 0 leaves the output exact."),
+    ] = 0.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that the last candidates run.")] = 3,
+    *,
+    asked: TuneQuestion,
+    how: ModelOptions,
+) -> None:
+    """Find the fastest accelerator for a model, this device and an allowed loss, and keep it.
+
+    Accelerators and their options, sizes chosen by measured costs among them, run on a
+    few prompts; the faster ones on more. Afterwards accelerator="auto" takes the
+    winner, which is plain decoding where nothing is surely faster.
+
+    Example:
+        mmspec tune assets/scenes-llava
+        mmspec tune assets/scenes-llamagen --task generate --tv 0.1 --batch-size 4
+        mmspec caption image.png --accelerator auto
+    """
+    from mmspec.evaluation.machine import environment
+    from mmspec.evaluation.speed.timing import batches_of
+    from mmspec.evaluation.speed.tuning import STAGES, fastest, search
+    from mmspec.tuned import Tuned, save_tuned
+
+    source = asked.source
+    subject = load_subject(source, asked, how, TEXT_DEFAULTS)
+    batches = batches_of(subject.examples, asked.batch_size)
+    random.Random(how.seed).shuffle(batches)  # early stages see all categories
+    form = {"output_type": "pt"} if subject.draws else {}
+    choices, decoders = {}, {}
+    for choice in candidates(subject, source, how.drafter, tv):
+        try:
+            contender = subject.contender(choice)
+        except InputError as error:  # a size that this drafter does not have
+            note(f"left out: {choice.label} ({error})")
+            continue
+        if permitted(contender.accelerator, tv):
+            choices[choice.label] = choice
+            decoders[choice.label] = contender.decoder(seed=how.seed, **subject.settings, **form)
+    note(f"{len(decoders)} candidates on up to {len(batches)} batches, in {len(STAGES) + 1} stages")
+    with Interruptible() as block, progress(quiet=how.as_json) as bar:
+        work = bar.add_task("measuring", total=None)
+        trials = search(
+            decoders, batches, repeats, subject.pipe.device, lambda label: bar.update(work, description=label)
+        )
+    if block.interrupted:
+        note("nothing was saved")
+        block.finish()
+    best = fastest(trials)
+    choice, record = choices[best.label], best.record
+    described = {"model": source, "batch_size": asked.batch_size, "seed": how.seed, **subject.described}
+    described |= environment(subject.pipe.device, subject.pipe.dtype)
+    options = {key: absolute(value) if key == "drafter" else value for key, value in choice.options.items()}
+    found = Tuned(
+        choice.name,
+        options,
+        asked.batch_size,
+        tv,
+        record.speedup,
+        record.speedup_interval,
+        [trial.as_dict() for trial in trials],
+        described,
+    )
+    path = save_tuned(subject.pipe.model, found)
+    value = {"best": best.label, **vars(found), "saved": str(path)}
+    print_result(value, shown(trials, best.label, described), how.as_json)
+    note(f'best: {best.label}, kept for accelerator="auto" in {path}')
+
+
+def candidates(subject: Subject, source: str, drafter: str | None, tv: float) -> list[AcceleratorChoice]:
+    """All that is tried on a model: what needs no drafter, and the drafters that are there."""
+    from mmspec.cli.loading import default_choices
+    from mmspec.evaluation.speed.tuning import variants
+
+    target = subject.pipe.target
+    if not subject.draws:
+        named = [(one.name, one.options) for one in default_choices(source, drafter)]
+    else:
+        named = [("none", {})]
+        if target.vector_size:
+            named += [("shared_noise", {"tolerance": 0})] if not target.any_order else []
+        else:
+            named += [("sjd", {}), *([("gsd", {}), ("lantern", {})] if tv else [])]
+        named += [(one.name, one.options) for one in own_drafters(source).values()]
+    found = []
+    for name, options in named:
+        written = [name] if options.get("tolerance") == 0 else variants(name, target, tv)
+        for label in written:
+            choice = parse_choice(label)
+            choice = AcceleratorChoice(choice.label, choice.name, {**options, **choice.options})
+            found.append(with_drafter(choice, source, drafter))
+    return found
+
+
+def permitted(accelerator: Any, tv: float) -> bool:
+    """True if what an accelerator promises is within the allowed TV."""
+    from mmspec.evaluation.speed.tuning import allowed_by
+
+    return allowed_by(accelerator.exactness, tv)
+
+
+def absolute(drafter: Any) -> Any:
+    """A folder by its whole path, so that it is found from anywhere; a hub id as it is."""
+    from pathlib import Path
+
+    if not isinstance(drafter, str):
+        raise InputError("drafter", type(drafter).__name__, "a folder or hub id")
+    return str(Path(drafter).absolute()) if Path(drafter).is_dir() else drafter
+
+
+def shown(trials: Any, best: str, described: dict[str, Any]) -> Any:
+    """The evidence as a table."""
+    from mmspec.evaluation.speed.html_report import with_interval
+    from mmspec.evaluation.tables import figures
+
+    columns = ("accelerator", "promise", "stage", "prompts", "tokens/\nforward", "identical", "speed-up", "")
+    rows = [
+        (
+            trial.label,
+            trial.record.exactness,
+            str(trial.stage),
+            str(trial.record.samples),
+            f"{trial.record.acceptance_length:.2f}",
+            f"{trial.record.identical:.0%}",
+            with_interval(trial.record.speedup, trial.record.speedup_interval, "x"),
+            "best" if trial.label == best else "",
+        )
+        for trial in trials
+    ]
+    title = ", ".join(
+        f"{name} {value}" for name, value in described.items() if name in ("model", "task", "dtype")
+    )
+    return figures(columns, rows, title=f"{title}; speed-ups over plain decoding in the same stage")

@@ -1,0 +1,134 @@
+"""Search for the fastest accelerator of a model: many on a few prompts, the best of them on more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmspec.decoding.interfaces import Target
+from mmspec.evaluation.examples import Example
+from mmspec.evaluation.speed.bench_record import BenchRecord, summarise
+from mmspec.evaluation.speed.timing import BASELINE, Decode, measure
+
+__all__ = ["Trial", "allowed_by", "fastest", "search", "variants"]
+
+STAGES = ((2, 1, 0.34), (4, 2, 0.5))  # prompts, repeats, and the share that goes on
+FEWEST = 3  # that go on, if there are so many
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is known of one candidate.
+
+    Attributes:
+        label: its name with options.
+        stage: the last one that it was measured in, from 1.
+        record: of that one.
+    """
+
+    label: str
+    stage: int
+    record: BenchRecord
+
+    def as_dict(self) -> dict[str, Any]:
+        """Figures for JSON."""
+        figures = ("speedup", "speedup_interval", "acceptance_length", "target_forwards", "identical")
+        one = self.record
+        return {
+            "accelerator": self.label,
+            "stage": self.stage,
+            "promise": one.exactness,
+            "samples": one.samples,
+            "repeats": one.repeats,
+            **{name: getattr(one, name) for name in figures},
+        }
+
+
+def variants(name: str, target: Target[Any], tv: float) -> list[str]:
+    """Options of an accelerator that are worth a try on a target, as the command line writes them.
+
+    Draft sizes around the default, the size that is chosen as it decodes by measured costs (`length=cost`),
+    windows up to the image, and for methods with a bound the whole of the allowed TV.
+    """
+    if name == "none":
+        return ["none"]
+    if name == "copy":
+        return ["copy", *(f"copy:num_draft_tokens={count}" for count in (4, 20))]
+    if name in ("sjd", "gsd", "lantern"):
+        length = target.grid.length if target.grid is not None else 1
+        windows = [window for window in (8, 16, 32, 64) if window <= length] or [length]
+        spent = "" if name == "sjd" else f":delta={tv:g}"
+        return [f"{name}{spent}:window={window}" for window in windows]
+    if name == "draft_model":
+        return [f"draft_model:num_draft_tokens={count}" for count in (3, 5, 8)] + ["draft_model:length=cost"]
+    if name == "medusa":
+        return ["medusa", "medusa:length=cost"]
+    trees = [f"{name}:num_draft_tokens={count}" for count in (8, 48)]
+    return [name, *trees, f"{name}:length=cost"]
+
+
+def allowed_by(exactness: str, tv: float) -> bool:
+    """True if a promise is exact, or a bound of at most `tv` per token."""
+    if exactness == "exact":
+        return True
+    return exactness.startswith("tv<=") and float(exactness.removeprefix("tv<=")) <= tv
+
+
+def search(
+    decoders: Mapping[str, Decode],
+    batches: Sequence[Sequence[Example]],
+    repeats: int,
+    device: torch.device,
+    on_run: Callable[[str], None] = lambda label: None,
+    clock: Mapping[str, Any] | None = None,
+) -> list[Trial]:
+    """Measure candidates in stages; each stage takes more prompts, and the faster ones of the one before.
+
+    Args:
+        decoders: candidates by label, plain decoding ("none") among them, which stays in all stages.
+        batches: prompts; the last stage takes all of them.
+        repeats: of the last stage.
+        device: of the model.
+        on_run: told after every run.
+        clock: another clock for `measure`, in tests.
+
+    Returns:
+        One trial for each candidate: those of the last stage first, then by speed.
+    """
+    trials: dict[str, Trial] = {}
+    left = list(decoders)
+    for stage, (prompts, times, share) in enumerate((*STAGES, (len(batches), repeats, 1.0)), start=1):
+        chosen = {label: decoders[label] for label in left}
+        runs = []
+        for run in measure(chosen, batches[:prompts], times, device, **(clock or {})):
+            runs.append(run)
+            on_run(run.accelerator)
+        for record in summarise(runs, left):
+            trials[record.accelerator] = Trial(record.accelerator, stage, record)
+        ranked = _ranked(trials[label] for label in left if label != BASELINE)
+        kept = max(FEWEST, round(share * len(ranked)))
+        left = [BASELINE, *(trial.label for trial in ranked[:kept])]
+    return sorted(trials.values(), key=lambda trial: (-trial.stage, -trial.record.speedup))
+
+
+def fastest(trials: Sequence[Trial]) -> Trial:
+    """The fastest candidate of the last stage; plain decoding unless another one is surely faster.
+
+    Sure is an interval above 1; where there are too few prompts for intervals, the ratio itself.
+    """
+    last = max(trial.stage for trial in trials)
+    finalists = [trial for trial in trials if trial.stage == last]
+    plain = next(trial for trial in finalists if trial.label == BASELINE)
+    faster = [
+        trial
+        for trial in finalists
+        if (trial.record.speedup_interval or (trial.record.speedup,))[0] > 1.0 and trial is not plain
+    ]
+    return _ranked(faster)[0] if faster else plain
+
+
+def _ranked(trials: Iterable[Trial]) -> list[Trial]:
+    return sorted(trials, key=lambda trial: -trial.record.speedup)

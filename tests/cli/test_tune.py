@@ -1,0 +1,116 @@
+"""`mmspec tune`, and `accelerator="auto"`."""
+
+import json
+
+import pytest
+import torch
+
+from mmspec.errors import InputError
+from mmspec.evaluation.examples import Example
+from mmspec.evaluation.speed.timing import Decoded, batches_of
+from mmspec.evaluation.speed.tuning import allowed_by, fastest, search, variants
+from mmspec.pipelines import MMSpecPipeline
+from mmspec.tuned import Tuned, find_tuned, fingerprint, save_tuned
+from tests.evaluation.test_speed import Clock, stats
+from tests.tiny_models import tiny_llama
+
+SMALL = ["--samples", 3, "--repeats", 1, "--max-new-tokens", 8]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MMSPEC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def trials_of(seconds, repeats=3):
+    clock = Clock()
+    decoders, calls = {}, dict.fromkeys(seconds, 0)
+
+    def decoder(name):
+        def decode(batch):
+            clock.now += seconds[name]
+            calls[name] += 1
+            return Decoded([[1]], [stats()])
+
+        return decode
+
+    for name in seconds:
+        decoders[name] = decoder(name)
+    batches = batches_of([Example(("x",), identifier=str(i)) for i in range(8)], 1)
+    trials = search(decoders, batches, repeats, torch.device("cpu"), clock={"clock": clock})
+    return trials, calls
+
+
+def test_the_fastest_wins_and_slow_ones_are_left_early():
+    trials, calls = trials_of({"none": 2.0, "a": 1.0, "b": 3.0, "c": 0.5, "d": 1.5, "e": 4.0, "f": 5.0})
+    assert fastest(trials).label == "c"
+    assert fastest(trials).record.speedup == 4.0
+    assert calls["c"] > 5 * calls["f"]
+    assert [trial.stage for trial in trials] == sorted((trial.stage for trial in trials), reverse=True)
+    assert len(trials) == 7
+
+
+def test_plain_decoding_wins_where_nothing_is_faster():
+    trials, _ = trials_of({"none": 1.0, "a": 1.0, "b": 1.1})
+    assert fastest(trials).label == "none"
+
+
+def test_only_bounds_within_the_allowance_are_tried():
+    assert allowed_by("exact", 0.0) and allowed_by("tv<=0.1", 0.1)
+    assert not allowed_by("tv<=0.1", 0.05) and not allowed_by("lossy", 1.0)
+    assert not allowed_by("approximate", 1.0)
+
+
+def test_a_text_model_is_tuned_and_auto_takes_the_winner(run_json, run, tiny_folder, cache):
+    report = run_json("tune", tiny_folder, *SMALL)
+    assert {trial["accelerator"] for trial in report["evidence"]} >= {"none", "copy"}
+    assert all(trial["promise"] == "exact" for trial in report["evidence"])
+    (path,) = (cache / "tuned").iterdir()
+    assert str(path) == report["saved"]
+    pipe = MMSpecPipeline.from_pretrained(tiny_folder, accelerator="auto")
+    assert pipe.accelerator.name == report["accelerator"]
+    assert (
+        run("caption", "--model", tiny_folder, "--accelerator", "auto", "--max-new-tokens", 4).exit_code == 0
+    )
+
+
+def test_options_and_drafters_of_a_winner_are_used(tiny_folder):
+    pipe = MMSpecPipeline.from_pretrained(tiny_folder, accelerator="none")
+    save_tuned(pipe.model, Tuned("copy", {"num_draft_tokens": 7}, 4, 0.0, 1.5))
+    with pytest.raises(InputError, match="mmspec tune"):
+        pipe.set_accelerator("auto")
+    pipe.set_accelerator("auto", batch_size=4)
+    assert (pipe.accelerator.name, pipe.accelerator.drafter.num_draft_tokens) == ("copy", 7)
+    with pytest.raises(InputError, match="batch_size and tv"):
+        pipe.set_accelerator("auto", window=3)
+
+
+def test_a_winner_is_of_its_weights_alone():
+    one, other = tiny_llama(), tiny_llama()
+    assert fingerprint(one) == fingerprint(other)
+    with torch.no_grad():
+        other.lm_head.weight[0, 0] += 1
+    assert fingerprint(one) != fingerprint(other)
+    assert fingerprint(one) != fingerprint(tiny_llama().bfloat16())
+    path = save_tuned(one, Tuned("copy", {}, 1, 0.0, 1.5))
+    assert find_tuned(one).accelerator == "copy"
+    for content in ("{", "[]", json.dumps({"accelerator": 3})):
+        path.write_text(content)
+        with pytest.raises(InputError, match="damaged"):
+            find_tuned(one)
+
+
+def test_windows_fit_the_image():
+    class Drawing:
+        class grid:
+            length = 16
+
+    assert variants("sjd", Drawing, 0.0) == ["sjd:window=8", "sjd:window=16"]
+    assert variants("gsd", Drawing, 0.1) == ["gsd:delta=0.1:window=8", "gsd:delta=0.1:window=16"]
+    assert variants("none", Drawing, 0.0) == ["none"]
+
+
+def test_auto_before_a_search_says_what_to_run(fails, tiny_folder):
+    asked = ("caption", "assets/images/scene.png", "--model", tiny_folder, "--accelerator", "auto")
+    assert "mmspec tune" in fails(*asked)
