@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.choice import parse_choice
+from mmspec.cli.choice import AcceleratorChoice, parse_choice
 from mmspec.cli.console import Interruptible, note, print_result
 from mmspec.cli.loading import default_choice, load_pipeline, reference_model, with_drafter
+from mmspec.cli.many import PromptFile, RayOptions, decode_many, items_of
 from mmspec.cli.options import Accelerator, ModelOption, ModelOptions, unpack_options
+from mmspec.errors import InputError
 
 if TYPE_CHECKING:
     from mmspec.evaluation.examples import Example
     from mmspec.evaluation.text_contender import Contender
+    from mmspec.many.work import Item
     from mmspec.pipelines import TextOutput
     from mmspec.pipelines.text_stream import TextDeltas
 
@@ -49,7 +53,10 @@ def caption(
             help="Draw the first image beside its text, coloured by who found each word.", show_default=False
         ),
     ] = None,
+    prompt_file: PromptFile = None,
+    out: Annotated[Path | None, typer.Option(help="With --ray: folder of texts.", show_default=False)] = None,
     *,
+    many: RayOptions,
     how: ModelOptions,
 ) -> None:
     """Describe images, or answer a question about them.
@@ -57,15 +64,30 @@ def caption(
     Example:
         mmspec caption image.png --compare
         mmspec caption a.jpg --prompt "What is this?" --model path/to/model
+        mmspec caption --ray --prompt-file assets/prompts/mmspec/mmspec.jsonl --out texts
     """
     from mmspec.evaluation.examples import own_examples, scene_examples
+    from mmspec.evaluation.prompt_files import read_prompt_file
     from mmspec.evaluation.text_contender import contender
     from mmspec.pipelines import VisionLanguagePipeline
 
     choice = parse_choice(accelerator) if accelerator is not None else None
     source = model or reference_model()
     choice = with_drafter(choice or default_choice(source, how.drafter), source, how.drafter)
-    if images:
+    settings = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    if many.ray:
+        for option, given in (("--compare", compare), ("--stream", stream), ("--figure", figure)):
+            if given:
+                raise InputError(option, given, "nothing, with --ray")
+        caption_many(items_of(prompt_file, images or (), prompt), source, choice, settings, out, many, how)
+        return
+    if out is not None:
+        raise InputError("--out", str(out), "nothing: it is the folder of --ray")
+    if prompt_file is not None:
+        if images:
+            raise InputError("--prompt-file", prompt_file, "either a file, or images")
+        examples = read_prompt_file(prompt_file)
+    elif images:
         examples = own_examples([prompt], images)
     else:
         examples = [replace(example, turns=(prompt,)) for example in scene_examples("caption", 1, how.seed)]
@@ -75,7 +97,7 @@ def caption(
     plain = contender(pipe, "none")
     accelerated = contender(pipe, choice.name, **choice.options)
 
-    settings = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": how.seed}
+    settings |= {"seed": how.seed}
     records: list[dict[str, Any]] = []
     with Interruptible() as block:
         if compare:  # the first call of a process takes longer, and would be one of those compared
@@ -97,6 +119,26 @@ def caption(
     if how.as_json:
         print_result(records, "", as_json=True)
     block.finish(0 if all(record.get("identical", True) for record in records) else 1)
+
+
+def caption_many(
+    items: Sequence[Item],
+    source: str,
+    choice: AcceleratorChoice,
+    settings: dict[str, Any],
+    out: Path | None,
+    many: RayOptions,
+    how: ModelOptions,
+) -> None:
+    """Answer all items with many workers into a folder.
+
+    Raises:
+        InputError: no folder, or something that cannot be used.
+    """
+    if out is None:
+        raise InputError("--out", None, "a folder, with --ray")
+    records = decode_many(source, choice, items, settings, out, many, how, draws=False)
+    print_result(records, f"{out}: {len(records)} texts", how.as_json)
 
 
 @dataclass

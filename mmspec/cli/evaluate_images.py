@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.choice import parse_choice, parse_choices
+from mmspec.cli.choice import AcceleratorChoice, parse_choice, parse_choices
 from mmspec.cli.console import Interruptible, note, progress
 from mmspec.cli.image_scoring import SCENES, Scoring, Session, report
 from mmspec.cli.loading import REFERENCE_IMAGE, load_pipeline, reference_model, with_drafter
+from mmspec.cli.many import RayOptions, decode_many
 from mmspec.cli.options import GuidanceScale, HeadSteps, Model, ModelOptions, unpack_options
 from mmspec.errors import InputError
 from mmspec.validation import given_of
@@ -61,6 +62,7 @@ def images(
     batch_size: Annotated[int, typer.Option(min=1, help="Images drawn together.")] = 16,
     *,
     scoring: Scoring,
+    many: RayOptions,
     how: ModelOptions,
 ) -> None:
     """Score images: distances to others, agreement with prompts, entropy and diversity.
@@ -75,6 +77,7 @@ def images(
     Example:
         mmspec evaluate images --accelerator none,sjd,lantern --n 32
         mmspec evaluate images --folder drawn/sjd --against drawn/none
+        mmspec evaluate images --ray --accelerator sjd --n 1000 --out drawn
     """
     from mmspec.evaluation.quality.feature_network import check_network_name
     from mmspec.evaluation.quality.image_folder import draw_images, read_images, read_prompts
@@ -108,7 +111,10 @@ def images(
     source = model or reference_model(REFERENCE_IMAGE)
     choices = [with_drafter(choice, source, how.drafter) for choice in choices]
     rival = rival and with_drafter(rival, source, how.drafter)
-    check_empty(out)
+    if not many.ray:
+        check_empty(out)
+    elif out is None:
+        raise InputError("--out", None, "a folder, with --ray")
     session = Session(scoring, how, metrics, named, source)
     pipe = load_pipeline(ImageGenerationPipeline, source, how)
     subjects = subjects_of(pipe, asked, n, how.seed)
@@ -119,6 +125,16 @@ def images(
         len(subjects), size, words, of_scenes=asked is None, objects=objects, is_drawn=rival is not None
     )
     sampling = given_of(guidance_scale=guidance_scale, num_inference_steps=num_inference_steps)
+    if many.ray and out is not None:
+        if rival is not None:
+            raise InputError("--against", str(against), "scenes, a folder or a file of features, with --ray")
+        spread = {}
+        for choice in choices:
+            place = out / folder_name(choice.label)
+            draw_with_workers(source, choice, subjects, sampling, place, many, how)
+            spread[choice.label] = session.score(read_images(place, label=choice.label), reference)
+        report(session, spread, reference, len(subjects), pipe.sampling(sampling))
+        return
     draw: dict[str, Any] = {"batch_size": batch_size, "settings": sampling}
     scores: dict[str, dict[str, Any]] = {}
     with kept(out) as where, Interruptible() as block, progress(quiet=how.as_json) as bar:
@@ -142,6 +158,25 @@ def images(
     else:
         note("no accelerator has drawn all images")
     block.finish()
+
+
+def draw_with_workers(
+    source: str,
+    choice: AcceleratorChoice,
+    subjects: list[Asked],
+    sampling: dict[str, Any],
+    place: Path,
+    many: RayOptions,
+    how: ModelOptions,
+) -> None:
+    """Draw what is asked for with many workers into a folder, with the seeds that one machine would take."""
+    from mmspec.many.work import Item
+
+    items = []
+    for index, (prompt, asked) in enumerate(subjects):
+        label = asked.get("class_labels")
+        items.append(Item(index, prompt, label=label))
+    decode_many(source, choice, items, sampling, place, many, how, draws=True)
 
 
 def is_accelerator(against: str | None) -> bool:

@@ -13,6 +13,7 @@ import typer
 from mmspec.cli.choice import AcceleratorChoice, parse_choice, parse_choices
 from mmspec.cli.console import Interruptible, note, print_result, progress
 from mmspec.cli.loading import REFERENCE_IMAGE, load_pipeline, reference_model, with_drafter
+from mmspec.cli.many import PromptFile, RayOptions, decode_many, items_of
 from mmspec.cli.options import (
     GuidanceScale,
     HeadSteps,
@@ -99,9 +100,11 @@ def generate(
         int | None,
         typer.Option(help="Places drafted at once, for accelerators that have a window.", show_default=False),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Image file to write.")] = Path("image.png"),
+    out: Annotated[Path, typer.Option(help="Image file to write; with --ray a folder.")] = Path("image.png"),
+    prompt_file: PromptFile = None,
     *,
     asked: ImageOptions,
+    many: RayOptions,
     how: ModelOptions,
 ) -> None:
     """Draw images from prompts, in fewer forwards of the model.
@@ -113,10 +116,16 @@ def generate(
     Example:
         mmspec generate "a red ring left of a small blue cross" --n 4 --out rings.png
         mmspec generate --compare none,sjd,gsd,lantern --out compared.png
+        mmspec generate --ray --prompt-file prompts.txt --out drawn
     """
     from mmspec.pipelines import ImageGenerationPipeline
 
     choices = chosen(accelerator, compare)
+    if prompt_file is not None:
+        prompts = [*(prompts or []), *(one.prompt or "" for one in items_of(prompt_file))]
+    if many.ray:
+        draw_many(prompts or [], classes or [], model, with_window(choices, window), out, asked, many, how)
+        return
     source = model or reference_model(REFERENCE_IMAGE)
     check_image_file(out)
     pipe: ImageGenerationPipeline | None = None
@@ -166,6 +175,40 @@ def chosen(accelerator: str | None, compare: str | None) -> list[AcceleratorChoi
     if accelerator is not None:
         raise InputError("--compare", compare, "either --accelerator or --compare, not both")
     return parse_choices(compare)
+
+
+def draw_many(
+    prompts: Sequence[str],
+    classes: Sequence[int],
+    model: str | None,
+    choices: Sequence[AcceleratorChoice],
+    out: Path,
+    asked: ImageOptions,
+    many: RayOptions,
+    how: ModelOptions,
+) -> None:
+    """Draw every prompt and class with many workers into a folder.
+
+    Raises:
+        InputError: nothing to draw, several accelerators, or something that cannot be used.
+    """
+    from mmspec.many.work import Item
+
+    if len(choices) > 1:
+        raise InputError("--compare", [one.label for one in choices], "one accelerator, with --ray")
+    if not prompts and not classes:
+        raise InputError("--ray", True, "with prompts, --prompt-file or --class")
+    source = model or reference_model(REFERENCE_IMAGE)
+    choice = with_drafter(choices[0] if choices else parse_choice("sjd"), source, how.drafter)
+    what: list[tuple[str | None, int | None]] = [(one, None) for one in prompts]
+    what += [(None, label) for label in classes]
+    settings = dict(asked.settings)
+    settings.pop("batch_size", None)
+    each = [pair for pair in what for _ in range(settings.pop("num_images_per_prompt", 1))]
+    items = [Item(index, prompt, label=label) for index, (prompt, label) in enumerate(each)]
+    records = decode_many(source, choice, items, settings, out, many, how, draws=True)
+    forwards = sum(one["target_forwards"] for one in records) / len(records)
+    print_result(records, f"{out}: {len(records)} images, {forwards:.1f} forwards each", how.as_json)
 
 
 def with_window(choices: Sequence[AcceleratorChoice], window: int | None) -> list[AcceleratorChoice]:

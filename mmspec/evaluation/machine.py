@@ -43,6 +43,7 @@ OPTIONAL = {
     "sacrebleu": ("BLEU of texts", 'pip install "mmspec[eval]"'),
     "torchmetrics": ("mmspec evaluate images", 'pip install "mmspec[eval]"'),
     "torch-fidelity": ("the features of Inception", 'pip install "mmspec[eval]"'),
+    "ray": ("--ray: many workers", 'pip install "mmspec[ray]"'),
     "fastapi": ("mmspec serve", 'pip install "mmspec[serve]"'),
     "prometheus-client": ("mmspec serve", 'pip install "mmspec[serve]"'),
     "uvicorn": ("mmspec serve", 'pip install "mmspec[serve]"'),

@@ -28,7 +28,7 @@ FLOORS = [
     {"training", "evaluation"},
     {"reference"},
     {"pipelines"},
-    {"serving"},
+    {"serving", "many"},
     {"cli"},
     {"__main__"},
 ]

@@ -1,0 +1,124 @@
+"""`--ray` of several commands: prompts decoded by many workers into a folder that can be resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmspec.cli.console import Interruptible, note, progress
+from mmspec.errors import InputError
+
+if TYPE_CHECKING:
+    from mmspec.cli.choice import AcceleratorChoice
+    from mmspec.cli.options import ModelOptions
+    from mmspec.many.work import Item
+
+__all__ = ["PromptFile", "RayOptions", "decode_many", "items_of"]
+
+PromptFile = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt-file", help="File of prompts: a line each, or a published set.", show_default=False
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayOptions:
+    """Options of commands that can spread their work."""
+
+    ray: Annotated[
+        bool,
+        typer.Option("--ray", help="Spread prompts over workers (Ray Data); --out is a folder to resume."),
+    ] = False
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --ray.", show_default="one for each GPU, or for every two cores"),
+    ] = None
+
+
+def items_of(prompt_file: str | None, images: Sequence[str] = (), prompt: str | None = None) -> list[Item]:
+    """The items of a file of prompts, or of images with one prompt.
+
+    Raises:
+        InputError: a file that cannot be used, or neither.
+    """
+    from mmspec.evaluation.prompt_files import read_prompt_file
+    from mmspec.many.work import Item
+
+    if prompt_file is not None:
+        examples = read_prompt_file(prompt_file)
+        return [
+            Item(index, one.turns[0], tuple(map(located, one.images))) for index, one in enumerate(examples)
+        ]
+    if not images:
+        raise InputError("--ray", True, "with --prompt-file, or with images")
+    return [Item(index, prompt, (located(image),)) for index, image in enumerate(images)]
+
+
+def located(image: Any) -> str:
+    """A path that workers find from another folder; an address as it is."""
+    path = Path(str(image))
+    return str(path.absolute()) if path.is_file() else str(image)
+
+
+def decode_many(
+    source: str,
+    choice: AcceleratorChoice,
+    items: Sequence[Item],
+    settings: dict[str, Any],
+    out: Path,
+    asked: RayOptions,
+    how: ModelOptions,
+    *,
+    draws: bool,
+) -> list[dict[str, Any]]:
+    """Decode all items with many workers into a folder; returns a record for each.
+
+    Beside a file for each item stands `images.jsonl` or `texts.jsonl` with all records, once all are done.
+
+    Raises:
+        InputError: something that cannot be used, before any worker starts.
+        MissingDependencyError: Ray is not installed.
+    """
+    from mmspec.cli.loading import read_dtype
+    from mmspec.many.pool import check_ray, run_many
+    from mmspec.many.work import Work, write_atomically
+
+    check_ray()
+    read_dtype(how.dtype)
+    if how.device is not None:
+        raise InputError("--device", how.device, "nothing: with --ray workers take the GPUs there are")
+    options = {
+        key: located_folder(value) if key == "drafter" else value for key, value in choice.options.items()
+    }
+    work = Work(
+        model=located_folder(source),
+        draws=draws,
+        accelerator=choice.name,
+        options=options,
+        settings=settings,
+        seed=how.seed,
+        dtype=how.dtype,
+        folder=str(out.absolute()),
+    )
+    with Interruptible() as block, progress(quiet=how.as_json) as bar:
+        task = bar.add_task(choice.label, total=len(items))
+        records = run_many(work, items, asked.workers, lambda done: bar.update(task, completed=done))
+    if block.interrupted:
+        note(f"interrupted: the same command goes on with {out}")
+        block.finish()
+    name = "images.jsonl" if draws else "texts.jsonl"
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    write_atomically(out / name, lines.encode())
+    return records
+
+
+def located_folder(source: str) -> str:
+    """A folder by its whole path; a hub id as it is."""
+    return str(Path(source).absolute()) if Path(source).is_dir() else source
