@@ -1,4 +1,4 @@
-"""`mmspec accelerators`: the table of accelerators and acceptance rules, as the README shows it."""
+"""`mmspec accelerators`: the table of accelerators and acceptance rules, as docs/accelerators.md shows it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def accelerators(as_json: AsJson = False) -> None:
 
 
 def markdown_table() -> str:
-    """Render the README's table of accelerators."""
+    """Render the table of accelerators and rules."""
     from mmspec.accelerators import ACCELERATORS
     from mmspec.acceptance import ACCEPTANCE_RULES
     from mmspec.decoding.draft import DraftKind

@@ -1,6 +1,8 @@
 """Every command explains itself, with an example."""
 
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +54,38 @@ def test_version(run):
 )
 def test_wrong_usage_is_exit_code_2(run, arguments):
     assert run(*arguments).exit_code == 2
+
+
+def every_example():
+    from typer.main import get_command
+
+    from mmspec.cli.application import app
+
+    def walk(command):
+        children = getattr(command, "commands", None)
+        if children:
+            for child in children.values():
+                yield from walk(child)
+        else:
+            for line in (command.help or "").split("Example:")[-1].splitlines():
+                if line.strip().startswith("mmspec "):
+                    yield line.strip()
+
+    return list(walk(get_command(app)))
+
+
+@pytest.mark.parametrize("example", every_example())
+def test_examples_name_commands_options_and_files_that_there_are(example):
+    from typer.main import get_command
+
+    from mmspec.cli.application import app
+
+    command, words = get_command(app), shlex.split(example.split(" > ")[0])[1:]
+    while hasattr(command, "commands"):
+        named = words[0] in command.commands
+        command = command.commands[words[0] if named else next(iter(command.commands))]
+        words = words[named:]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known
+    for word in words:
+        assert not word.startswith("assets/") or Path(word).exists(), word

@@ -1,7 +1,9 @@
-"""README and structures.md against the code."""
+"""README and docs/ against the code and the records."""
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import mmspec
@@ -9,18 +11,45 @@ from mmspec.cli.accelerators import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+ACCELERATORS = (ROOT / "docs" / "accelerators.md").read_text(encoding="utf-8")
 STRUCTURES = (ROOT / "docs" / "structures.md").read_text(encoding="utf-8")
 
 
 def test_the_table_of_accelerators_is_the_registrys() -> None:
-    assert markdown_table() in README, "run `mmspec accelerators` and paste its output into README.md"
+    page = (ROOT / "docs" / "accelerators.md").read_text(encoding="utf-8")
+    assert markdown_table() in re.sub(r"\[(`\w+`)\]\(methods/\w+\.md\)", r"\1", page)
+
+
+def test_built_parts_of_pages_are_what_would_be_built() -> None:
+    done = subprocess.run(
+        [sys.executable, "docs/build.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_method_has_a_page_with_its_idea_formula_and_use() -> None:
+    for name in mmspec.list_accelerators():
+        page = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+        parts = re.split(r"^## (.*)$", page, flags=re.MULTILINE)[1:]
+        assert parts[::2] == ["Idea", "Formula", "When to use it"], name
+        assert all(len(text.strip()) > 40 for text in parts[1::2]), name
+
+
+def test_the_front_page_is_one_screen() -> None:
+    assert len(README) < 5_000
+    assert README.count("python3 -m venv") == 2, ".ci/run reads these"
 
 
 def test_every_linked_file_exists() -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README + STRUCTURES)
-    assert links
-    missing = [link for link in links if not (ROOT / link).exists()]
-    assert not missing
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    found = [
+        (page, link)
+        for page in pages
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8"))
+    ]
+    assert len(found) > 40
+    assert [(page.name, link) for page, link in found if not (page.parent / link).exists()] == []
 
 
 def test_every_file_that_the_structures_name_exists() -> None:
@@ -63,7 +92,7 @@ def test_the_drafter_of_the_structures_page_runs_and_is_exact() -> None:
 
 
 def test_the_public_names_of_the_readme_exist() -> None:
-    for name in re.findall(r"mmspec\.(\w+)\(", README):
+    for name in re.findall(r"mmspec\.(\w+)\(", README + ACCELERATORS):
         assert hasattr(mmspec, name), name
 
 
@@ -77,7 +106,7 @@ def test_the_figures_of_the_readme_are_the_recorded_ones() -> None:
                 f"| {record['new_tokens']} | {record['target_forwards']} | {record['acceptance_length']:.2f} "
                 f"| {record['speedup']:.2f}x | {record['identical']:.0%} |"
             )
-            assert row in README
+            assert row in BENCHMARKS
 
 
 def test_the_table_of_image_methods_is_the_recorded_one() -> None:
@@ -90,7 +119,7 @@ def test_the_table_of_image_methods_is_the_recorded_one() -> None:
             f"| {row['step_compression']:.2f}x | {row['speedup']:.2f}x | {variation} "
             f"| {row['attribute_accuracy']:.1%} | {distance} | {row['entropy']:.2f} |"
         )
-        assert shown in README
+        assert shown in BENCHMARKS
 
 
 def test_the_table_of_drafters_is_the_recorded_one() -> None:
@@ -102,7 +131,7 @@ def test_the_table_of_drafters_is_the_recorded_one() -> None:
             f"{row['acceptance_length']:.2f}, {row['decode_speedup']:.2f}x ({row['speedup']:.2f}x)"
             for row in rows
         )
-        assert f"| `{name}` | {weights} | {' | '.join(cells)} |" in README
+        assert f"| `{name}` | {weights} | {' | '.join(cells)} |" in BENCHMARKS
     assert all(row["identical"] == 1.0 for row in recorded), "the README says so of all"
 
 
@@ -111,7 +140,7 @@ def test_what_blocks_and_compression_bring_is_the_recorded_one() -> None:
     found = {(row["drafter"], row["task"]): row["decode_speedup"] for row in recorded["rows"]}
     whole = "flash:drafter=flash-identity"
     for name in (f"{whole}:block=1", "flash:block=1", whole, "flash", "flash:depth=20"):
-        assert f"{found[name, 'describe']:.2f}x / {found[name, 'clip']:.2f}x" in README
+        assert f"{found[name, 'describe']:.2f}x / {found[name, 'clip']:.2f}x" in BENCHMARKS
 
 
 def test_the_page_on_quality_names_every_figure_that_is_printed() -> None:

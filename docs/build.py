@@ -1,0 +1,225 @@
+"""Fill the built parts of the pages in docs/: tables of accelerators, commands, and measured figures.
+
+Everything between `<!-- built ... -->` and `<!-- /built -->` comes from the code and from assets/benchmarks.
+
+Usage:
+    python docs/build.py          # write
+    python docs/build.py --figures  # draw the figures of the methods too (matplotlib)
+    python docs/build.py --check  # exit with 1 if a page is not what would be written
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS, RECORDS = ROOT / "docs", ROOT / "assets" / "benchmarks"
+BUILT = re.compile(r"(<!-- built: [^>]*-->\n).*?(<!-- /built -->)", re.DOTALL)
+FAMILIES = {
+    "image-methods-cpu": "scenes-llamagen, 48 captions",
+    "nextstep-methods-cpu": "scenes-nextstep, 200 captions",
+    "mar-methods-cpu": "scenes-mar, 100 scenes",
+}
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Every page with a built part, and what belongs there."""
+    from mmspec.accelerators import ACCELERATORS
+    from mmspec.cli.accelerators import markdown_table
+
+    yield ROOT / "README.md", front()
+    yield DOCS / "accelerators.md", linked(markdown_table())
+    yield DOCS / "commands.md", commands()
+    for name in ACCELERATORS:
+        yield DOCS / "methods" / f"{name}.md", method(name)
+
+
+#: Rows of the front page: task in words, record, its row, and the task there.
+FRONT = (
+    ("describe an image", "drafters-cpu", "flash", "describe"),
+    ("describe an image", "drafters-cpu", "draft_model", "describe"),
+    ("caption an image", "drafters-cpu", "flash", "caption"),
+    ("draw an image (256 tokens)", "image-methods-cpu", "sjd", None),
+    ("draw an image (256 tokens)", "image-methods-cpu", "lantern", None),
+    ("draw an image of continuous tokens", "nextstep-methods-cpu", "shared_noise:tolerance=0.1", None),
+)
+
+
+def front() -> str:
+    """The table of the front page."""
+    lines = ["| | accelerator | tokens a pass | speed-up | output |", "|---|---|---|---|---|"]
+    for task, record, name, kind in FRONT:
+        stored = json.loads((RECORDS / f"{record}.json").read_text(encoding="utf-8"))
+        rows = stored["rows" if kind else "methods"]
+        row = next(
+            one
+            for one in rows
+            if one.get("drafter", one.get("method")) == name and kind in (None, one.get("task"))
+        )
+        tokens = row["acceptance_length"] if kind else row["step_compression"]
+        promise = row["exactness"] if kind else row["promise"]
+        lines.append(f"| {task} | `{name}` | {tokens:.1f} | {row['speedup']:.2f}x | {promise} |")
+    told = "Small reference models of a toy world, kinder than real data; one CPU core, batch 1, end to end."
+    return "\n".join([*lines, "", f"{told} [All figures](docs/benchmarks.md)."])
+
+
+def draw_figures() -> None:
+    """Draw, for the page of each method, its tokens a forward among all others."""
+    from matplotlib.figure import Figure
+
+    from mmspec.accelerators import ACCELERATORS
+
+    folder = DOCS / "methods" / "figures"
+    folder.mkdir(exist_ok=True)
+    for name in ACCELERATORS:
+        if (found := compared(name)) is None:
+            continue
+        subject, values = found
+        figure = Figure((7, 0.28 * len(values) + 1), layout="constrained")
+        axes = figure.subplots()
+        own = [label.split(":")[0] == name for label in values]
+        axes.barh(
+            list(values), list(values.values()), color=["#2f6fbd" if mine else "#c9ced6" for mine in own]
+        )
+        axes.invert_yaxis()
+        axes.set_xlabel(f"tokens a forward, {subject}")
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(folder / f"{name}.png", dpi=80)
+
+
+def compared(name: str) -> tuple[str, dict[str, float]] | None:
+    """Tokens a forward of all methods in the first record that has this one, and its subject."""
+    texts = json.loads((RECORDS / "drafters-cpu.json").read_text(encoding="utf-8"))["rows"]
+    found = {row["drafter"]: row["acceptance_length"] for row in texts if row["task"] == "describe"}
+    if any(label.split(":")[0] == name for label in found):
+        return "scenes-llava, descriptions", found
+    for record, subject in FAMILIES.items():
+        rows = json.loads((RECORDS / f"{record}.json").read_text(encoding="utf-8"))["methods"]
+        found = {row["method"]: row["step_compression"] for row in rows}
+        if any(label.split(":")[0] == name for label in found):
+            return subject, found
+    return None
+
+
+def linked(table: str) -> str:
+    """The table of accelerators with a link to the page of each."""
+    return re.sub(
+        r"^\| `(\w+)` \|(?=.*arxiv|.*\| - \|)", r"| [`\1`](methods/\1.md) |", table, flags=re.MULTILINE
+    )
+
+
+def method(name: str) -> str:
+    """What the code and the records say of one accelerator."""
+    from mmspec.accelerators import ACCELERATORS
+    from mmspec.cli.accelerators import stated
+
+    preset = ACCELERATORS[name]
+    source = "-" if preset.source == "-" else f"[{preset.source}](https://arxiv.org/abs/{preset.source})"
+    lines = [
+        "| | |",
+        "|---|---|",
+        f"| what drafts | {preset.summary} |",
+        f"| promise | {stated(*preset.promise)} |",
+        f"| needs | {preset.needs or 'nothing'} |",
+        f"| options | {options(preset)} |",
+        f"| source | {source} |",
+    ]
+    rows = list(figures(name))
+    if rows:
+        lines += [
+            "",
+            "Measured on our small reference models (a toy world, kinder than real data); all others are in",
+            "[the benchmarks](../benchmarks.md).",
+            "",
+            "| setting | on | tokens a forward | speed-up | promise |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+            f"![Tokens a forward, beside other methods](figures/{name}.png)",
+        ]
+    return "\n".join(lines)
+
+
+def options(preset: Any) -> str:
+    """Names and defaults of an accelerator's own options."""
+    from mmspec.drafters import DRAFTERS
+
+    make = preset.make
+    made = DRAFTERS[make.args[0]] if isinstance(make, partial) else make
+    found = []
+    for name, one in inspect.signature(made).parameters.items():
+        if name in preset.options:
+            found.append(f"`{name}`" if one.default is inspect.Parameter.empty else f"`{name}={one.default}`")
+    shown = {text.strip("`").split("=")[0] for text in found}
+    found += [f"`{name}`" for name in sorted(preset.options - shown)]
+    return ", ".join(found) or "none"
+
+
+def figures(name: str) -> Iterator[str]:
+    """Rows of an accelerator in the records."""
+    texts = json.loads((RECORDS / "drafters-cpu.json").read_text(encoding="utf-8"))["rows"]
+    for row in texts:
+        if row["drafter"].split(":")[0] == name and row["task"] in ("caption", "describe"):
+            ratio = f"{row['decode_speedup']:.2f}x decoding, {row['speedup']:.2f}x end to end"
+            told = f"{row['acceptance_length']:.2f} | {ratio} | {row['exactness']}"
+            yield f"| `{row['drafter']}` | scenes-llava, {row['task']} | {told} |"
+    for record, subject in FAMILIES.items():
+        for row in json.loads((RECORDS / f"{record}.json").read_text(encoding="utf-8"))["methods"]:
+            if row["method"].split(":")[0] == name:
+                variation = "" if row.get("tv_mean") is None else f" (measured TV {row['tv_mean']:.3f})"
+                told = f"{row['step_compression']:.2f} | {row['speedup']:.2f}x | {row['promise']}{variation}"
+                yield f"| `{row['method']}` | {subject} | {told} |"
+
+
+def commands() -> str:
+    """Every command with the first line of its help and its first example."""
+    from typer.main import get_command
+
+    from mmspec.cli.application import app
+
+    lines = ["| command | what it does | for example |", "|---|---|---|"]
+
+    def add(command: Any, words: list[str]) -> None:
+        children = getattr(command, "commands", None)
+        if children:
+            for name, child in sorted(children.items()):
+                add(child, words if (words, name) == (["mmspec", "bench"], "run") else [*words, name])
+            return
+        text = inspect.cleandoc(command.help or "")
+        example = next((line.strip() for line in text.split("Example:")[-1].splitlines() if line.strip()), "")
+        first = text.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+        lines.append(f"| `{' '.join(words)}` | {first} | `{example}` |")
+
+    add(get_command(app), ["mmspec"])
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Write or check all pages."""
+    check, stale = "--check" in sys.argv[1:], []
+    if "--figures" in sys.argv[1:]:
+        draw_figures()
+    for path, content in pages():
+        old = path.read_text(encoding="utf-8")
+        if not BUILT.search(old):
+            print(f"{path.relative_to(ROOT)}: no built part", file=sys.stderr)
+            return 1
+        new = BUILT.sub(lambda found, content=content: f"{found[1]}{content}\n{found[2]}", old)
+        if new != old:
+            stale.append(path)
+            if not check:
+                path.write_text(new, encoding="utf-8")
+    for path in stale:
+        print(f"{path.relative_to(ROOT)}: {'stale; run python docs/build.py' if check else 'written'}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
