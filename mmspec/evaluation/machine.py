@@ -38,6 +38,7 @@ OPTIONAL = {
     "decord": ("reading videos", "pip install decord, or av where decord has no wheel"),
     "av": ("reading videos where decord has no wheel", "pip install av"),
     "matplotlib": ("plots", 'pip install "mmspec[eval]"'),
+    "nvidia-ml-py": ("energy of a GPU", 'pip install "mmspec[eval]"'),
     "pycocoevalcap": ("CIDEr of texts", 'pip install "mmspec[eval]"'),
     "rouge-score": ("ROUGE of texts", 'pip install "mmspec[eval]"'),
     "sacrebleu": ("BLEU of texts", 'pip install "mmspec[eval]"'),

@@ -23,6 +23,7 @@ PLATFORMS = {  # (platform_system, platform_machine) -> the video reader that ha
 
 # where a package is not imported by its own name
 MODULE_OF = {
+    "nvidia-ml-py": "pynvml",
     "pillow": "PIL",
     "prometheus-client": "prometheus_client",
     "rouge-score": "rouge_score",

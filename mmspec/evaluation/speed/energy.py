@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +30,9 @@ class EnergyMeter:
         if device.type != "cuda":
             return cls()
         try:
-            library = importlib.import_module("pynvml")
+            import pynvml
+
+            library: Any = pynvml
             library.nvmlInit()
             uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
             handle = library.nvmlDeviceGetHandleByUUID(uuid)
