@@ -42,7 +42,12 @@ def test_a_missing_package_is_named(monkeypatch, fails):
 def test_it_says_where_it_is_and_ends_with_ctrl_c(tiny_folder):
     command = [sys.executable, "-m", "mmspec", "serve", str(tiny_folder), "--port", "0", "--json"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs of a shell may ignore it
     ) as server:
         assert server.stdout is not None
         said = ""

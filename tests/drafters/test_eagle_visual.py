@@ -80,7 +80,7 @@ BUGS = {
     ),
     "positions are counted in the compressed prompt": (
         f"{SESSION}._read_prompts",
-        "places[..., made.slot[0]], beyond + places.shape[-1] - count",
+        "places[..., made.slot[0] - lag], beyond + places.shape[-1] - count - lag",
         "places[..., 1 : count + 1], beyond + 1",
     ),
     "text stays where compression left it, and later rows do not": (

@@ -80,7 +80,10 @@ def test_text_of_each_request_is_that_of_a_call(text: VisionLanguagePipeline, na
         assert outputs[index].stats.acceptance_length == single.stats.acceptance_length
 
 
-@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in ("sjd", "lantern") else pytest.mark.slow) for name in IMAGES],
+)
 def test_images_of_each_request_are_those_of_a_call(drawing: ImagePipeline, name: str) -> None:
     drawing.set_accelerator(name, **({"window": 16} if name in ("sjd", "gsd", "lantern") else {}))
     requests: list[tuple[str, dict[str, Any]]] = [
