@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -124,6 +124,25 @@ class ImageGenerationPipeline(MMSpecPipeline):
             raised.output = output
             raise raised
         return output if return_dict else (output.images,)
+
+    def watch(self, prompt: Any = None, **arguments: Any) -> Iterator[ImageCall]:
+        """Generate, yielding the call after every round; closing the iterator ends the work.
+
+        `progress()` of the call tells of the images at work, `output()` makes all of them so far. Arguments,
+        and errors, as of `__call__`, without `callback_on_step_end` and `return_dict`.
+        """
+        own = ("class_labels", "negative_prompt", "height", "width")
+        settings = {name: value for name, value in arguments.items() if name not in own}
+        with self._busy():
+            call = self.prepare(prompt, settings, **{name: arguments.get(name) for name in own})
+            for _ in call.rounds():
+                yield call
+                if self._interrupted.is_set():
+                    break
+        for index, error in call.errors():
+            raised = NumericalError(index, error.position, NOT_FINITE)
+            raised.output = call.output()
+            raise raised
 
     def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> ImageCall:
         """Check all arguments and encode the prompts; nothing heavy has happened when this raises.

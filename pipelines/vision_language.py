@@ -128,6 +128,22 @@ class VisionLanguagePipeline(MMSpecPipeline):
         if call.canvas.errors[0] is not None:
             raise call.canvas.errors[0]
 
+    def watch(self, prompt: Any, **arguments: Any) -> Iterator[TextOutput]:
+        """Generate, yielding the output so far after every round; closing the iterator ends the work.
+
+        Arguments, and errors, as of `__call__`, without `streamer` and `return_dict`.
+        """
+        with self._busy():
+            call, output = self._prepare_request(prompt, arguments)
+            for _ in call.rounds():
+                yield output(call.canvas)
+                if self._interrupted.is_set():
+                    break
+        for error in call.canvas.errors:
+            if error is not None:
+                error.output = output(call.canvas)
+                raise error
+
     def _prepare(
         self,
         prompt: Any,

@@ -12,6 +12,7 @@ from mmspec.cli.bench import bench_app
 from mmspec.cli.caption import caption
 from mmspec.cli.check import check
 from mmspec.cli.convert import convert
+from mmspec.cli.demo import demo_app
 from mmspec.cli.doctor import doctor
 from mmspec.cli.evaluate import evaluate_app
 from mmspec.cli.export import export
@@ -51,5 +52,6 @@ def _options(
 for command in (caption, generate, check, tune, accelerators, convert, export, doctor, scenes, serve):
     app.command()(command)
 app.add_typer(bench_app, name="bench")
+app.add_typer(demo_app, name="demo")
 app.add_typer(train_app, name="train")
 app.add_typer(evaluate_app, name="evaluate")

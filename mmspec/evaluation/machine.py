@@ -44,6 +44,7 @@ OPTIONAL = {
     "torchmetrics": ("mmspec evaluate images", 'pip install "mmspec[eval]"'),
     "torch-fidelity": ("the features of Inception", 'pip install "mmspec[eval]"'),
     "ray": ("--ray: many workers", 'pip install "mmspec[ray]"'),
+    "gradio": ("mmspec demo", 'pip install "mmspec[demo]"'),
     "fastapi": ("mmspec serve", 'pip install "mmspec[serve]"'),
     "prometheus-client": ("mmspec serve", 'pip install "mmspec[serve]"'),
     "uvicorn": ("mmspec serve", 'pip install "mmspec[serve]"'),

@@ -28,7 +28,7 @@ FLOORS = [
     {"training", "evaluation"},
     {"reference"},
     {"pipelines"},
-    {"serving", "many"},
+    {"serving", "many", "demo"},
     {"cli"},
     {"__main__"},
 ]

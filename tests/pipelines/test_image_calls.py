@@ -228,6 +228,19 @@ def test_the_callback_sees_every_round_and_may_look(classes: Any, monkeypatch: p
     assert len(np.unique(drawn.reshape(-1, 3), axis=0)) > STRIDE
 
 
+def test_images_can_be_watched_and_given_up(classes: Any) -> None:
+    asked = {"class_labels": [0, 1], "seed": 1, "output_type": "latent"}
+    wanted = classes(**asked)
+    committed = [(call.committed, call) for call in classes.watch(**asked)]
+    assert [count for count, _ in committed] == sorted(count for count, _ in committed)
+    assert committed[-1][1].output().tokens == wanted.tokens
+    begun = classes.watch(**asked)
+    cut = next(begun).output()
+    assert cut.finish_reasons == ["interrupted", "interrupted"]
+    begun.close()
+    assert classes(**asked).tokens == wanted.tokens
+
+
 def test_an_interrupted_image_is_grey_where_nothing_was_drawn(classes: Any) -> None:
     def stop(pipe: Any, step: int, committed: int, kwargs: dict[str, Any]) -> None:
         if len(kwargs["tokens"][0]) == 2 * GRID and kwargs["rows"].start == 1:

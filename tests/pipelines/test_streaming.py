@@ -57,6 +57,21 @@ def test_a_stream_joins_to_the_text(name: str, keywords: Any, request: pytest.Fi
     assert "".join(pipe.stream("the red é", **RAW, **keywords)) == wanted
 
 
+def test_what_is_watched_grows_to_the_output_of_a_call(text: VisionLanguagePipeline) -> None:
+    wanted = text("the red", **RAW)
+    seen = list(text.watch("the red", **RAW))
+    lengths = [len(output.tokens[0]) for output in seen]
+    assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
+    assert (seen[-1].tokens, seen[-1].drafted) == (wanted.tokens, wanted.drafted)
+    assert seen[0].finish_reasons == ["interrupted"] and seen[-1].finish_reasons == wanted.finish_reasons
+    begun = text.watch("the red", **RAW)
+    next(begun)
+    with pytest.raises(PipelineBusyError):
+        text("the red", **RAW)
+    begun.close()  # type: ignore[attr-defined]
+    assert text("the red", **RAW).tokens == wanted.tokens
+
+
 def test_closing_the_iterator_frees_the_pipeline(text: VisionLanguagePipeline) -> None:
     deltas = text.stream("red", **RAW)
     assert next(deltas)  # type: ignore[call-overload]

@@ -1,0 +1,113 @@
+"""`mmspec demo`: captioning and image generation in a browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmspec.cli.choice import parse_choice
+from mmspec.cli.console import note, print_result
+from mmspec.cli.loading import (
+    REFERENCE,
+    default_choice,
+    load_pipeline,
+    reference_model,
+    with_drafter,
+)
+from mmspec.cli.options import Accelerator, ModelOption, ModelOptions, unpack_options
+from mmspec.cli.serve import listen
+from mmspec.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    import gradio
+
+__all__ = ["demo_app", "launch"]
+
+WAITING = 32  # visitors in line; more are told that it is full
+
+demo_app = typer.Typer(help="Show a model in a browser.", no_args_is_help=True)
+
+Host = Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
+Share = Annotated[
+    bool, typer.Option("--share", help="Open a public address through Gradio's servers for 72 hours.")
+]
+
+
+@demo_app.command()
+@unpack_options
+def caption(
+    model: ModelOption = None,
+    accelerator: Accelerator = None,
+    host: Host = "127.0.0.1",
+    port: Port = 7860,
+    share: Share = False,
+    *,
+    how: ModelOptions,
+) -> None:
+    """Ask a model about pictures and videos, with plain decoding racing beside.
+
+    Example:
+        mmspec demo caption --port 7860
+        mmspec demo caption --model path/to/model --accelerator copy
+    """
+    check_installed()
+    choice = None if accelerator is None else parse_choice(accelerator)
+    source = model or reference_model(REFERENCE)
+    with listen(host, port) as listener:  # before the model is loaded, which takes longer
+        from mmspec.demo.captioning import Captioning, picture_examples
+        from mmspec.pipelines import VisionLanguagePipeline
+        from mmspec.reference.assets import find_assets
+
+        choice = with_drafter(choice or default_choice(source, how.drafter), source, how.drafter)
+        pipe = load_pipeline(VisionLanguagePipeline, source, how)
+        pipe.set_accelerator(choice.name, **choice.options)
+        page = Captioning(pipe, Path(source).name, picture_examples(find_assets()))
+        page.warm_up()
+        address = listener.getsockname()[:2]
+    serve_page(page.blocks(), address, source, share=share, as_json=how.as_json)
+
+
+def check_installed() -> None:
+    """Raise MissingDependencyError unless Gradio is there."""
+    if importlib.util.find_spec("gradio") is None:
+        raise MissingDependencyError("mmspec demo needs gradio: pip install 'mmspec[demo]'")
+
+
+def serve_page(
+    blocks: gradio.Blocks, address: tuple[str, int], model: str, *, share: bool, as_json: bool
+) -> None:
+    """Serve a page until Ctrl-C, which exits with 130."""
+    url = launch(blocks, *address, share=share)
+    print_result({"url": url, "model": model}, f"{url} shows {model}", as_json)
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        note("stopped")
+        raise typer.Exit(130) from None
+    finally:
+        blocks.close(verbose=False)
+
+
+def launch(blocks: gradio.Blocks, host: str, port: int, *, share: bool = False) -> str:
+    """Start to serve a page, in a thread of its own; return its address."""
+    from mmspec.demo.theme import STYLE, theme
+    from mmspec.demo.uploads import UPLOAD_LIMITS
+
+    settings: dict[str, Any] = {
+        "theme": theme(),
+        "css_paths": STYLE,
+        "footer_links": [],
+        "max_file_size": max(UPLOAD_LIMITS.max_bytes, UPLOAD_LIMITS.max_video_bytes),
+        "ssr_mode": False,
+        "enable_monitoring": False,
+        "quiet": True,
+        "prevent_thread_lock": True,
+    }
+    blocks.queue(max_size=WAITING, api_open=False)
+    _, local, public = blocks.launch(server_name=host, server_port=port, share=share, **settings)
+    return str(public or local).rstrip("/")

@@ -1,0 +1,81 @@
+"""Buttons that begin work on the model and stop it; one visitor's work at a time, others wait in line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import gradio as gr
+
+from mmspec.demo.stopping import Stops
+from mmspec.errors import MMSpecError
+
+__all__ = ["MESSAGED", "QUICK", "connect"]
+
+PRIVATE: dict[str, Any] = {"api_visibility": "private"}
+#: Keywords of events that may end in a message to the visitor, which only queued ones can send.
+MESSAGED: dict[str, Any] = {**PRIVATE, "show_progress": "hidden"}
+#: Keywords of events that do not touch the model, and so need not wait in line.
+QUICK: dict[str, Any] = {**PRIVATE, "queue": False, "show_progress": "hidden"}
+
+
+def connect(
+    stops: Stops,
+    triggers: Sequence[Callable[..., Any]],
+    work: Callable[..., Iterator[Any]],
+    inputs: list[Any],
+    outputs: list[Any],
+    buttons: tuple[gr.Button, gr.Button],
+    others: Sequence[gr.Button] = (),
+) -> None:
+    """Connect events to work on the model, during which a stop button stands in the place of another.
+
+    Args:
+        stops: flags of the page's visitors.
+        triggers: events that begin.
+        work: a generator function; gets the values of `inputs`, and the visitor's flag as its last argument.
+        inputs, outputs: components.
+        buttons: the one that begins, and the one that stops.
+        others: buttons that cannot be used meanwhile.
+    """
+    run, stop = buttons
+
+    def begin(request: gr.Request) -> list[Any]:
+        stops.begin(request.session_hash)
+        return [
+            gr.Button(visible=False),
+            gr.Button(visible=True),
+            *[gr.Button(interactive=False)] * len(others),
+        ]
+
+    def end() -> list[Any]:
+        return [
+            gr.Button(visible=True),
+            gr.Button(visible=False),
+            *[gr.Button(interactive=True)] * len(others),
+        ]
+
+    def do(request: gr.Request, *values: Any) -> Iterator[Any]:
+        try:
+            yield from work(*values, stops.flag(request.session_hash))
+        except MMSpecError as error:
+            raise gr.Error(str(error), title="That did not work", print_exception=False) from error
+
+    def halt(request: gr.Request) -> None:
+        stops.stop(request.session_hash)
+
+    changed = [run, stop, *others]
+    for trigger in triggers:
+        began = trigger(begin, None, changed, **QUICK)
+        done = began.then(
+            do,
+            inputs,
+            outputs,
+            show_progress="minimal",
+            concurrency_limit=1,
+            concurrency_id="model",
+            **PRIVATE,
+        )
+        for outcome in (done.success, done.failure):  # `then` does not follow a failure
+            outcome(end, None, changed, **QUICK)
+    stop.click(halt, None, None, **QUICK)

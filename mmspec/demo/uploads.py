@@ -1,0 +1,74 @@
+"""Uploads of visitors: refused before anything is decoded where they are too large or no image or video."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmspec.errors import MediaError
+from mmspec.media import MediaLimits, load_image, load_video
+
+__all__ = ["UPLOAD_LIMITS", "Upload", "read_upload"]
+
+UPLOAD_LIMITS = MediaLimits(
+    max_bytes=10_000_000,
+    max_pixels=2**24,
+    max_video_bytes=20_000_000,
+    max_video_seconds=120,
+    max_frames=16,
+    max_video_pixels=2**26,
+)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A file that can be read.
+
+    Attributes:
+        kind: "image" or "video".
+        path: where Gradio keeps it.
+        frames: of the video; 1 of an image.
+    """
+
+    kind: str
+    path: str
+    frames: int = 1
+
+    def media(self, frames: int, *, takes_videos: bool) -> dict[str, Any]:
+        """Arguments of a pipeline's call.
+
+        Args:
+            frames: most to take of a video.
+            takes_videos: whether the model has an input for videos; if not, it sees the frames as images.
+        """
+        if self.kind == "image":
+            return {"images": [self.path]}
+        count = min(frames, self.frames)
+        if takes_videos:
+            return {"videos": [self.path], "num_frames": count}
+        return {"images": list(load_video(self.path, num_frames=count, limits=UPLOAD_LIMITS).frames)}
+
+
+def read_upload(kind: str, payload: Mapping[str, Any] | None) -> Upload | None:
+    """Check a file that Gradio received; None if there is none.
+
+    Args:
+        kind: "image" or "video".
+        payload: what an event without preprocessing gets, with `path` and `orig_name`.
+
+    Raises:
+        MediaError: it cannot be read, or is over a limit; the message names it as the visitor does.
+    """
+    if payload is None:
+        return None
+    path = payload.get("path")
+    if not isinstance(path, str):
+        raise MediaError(kind, path, "upload a file")
+    name = Path(str(payload.get("orig_name") or path)).name
+    if kind == "image":
+        load_image(path, argument=name, limits=UPLOAD_LIMITS)
+        return Upload(kind, path)
+    video = load_video(path, num_frames=1, argument=name, limits=UPLOAD_LIMITS)
+    return Upload(kind, path, video.total_num_frames)

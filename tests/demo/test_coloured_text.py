@@ -1,0 +1,106 @@
+"""Tokens coloured by who proposed them."""
+
+import re
+from collections.abc import Iterator
+from html import unescape
+
+import pytest
+
+from mmspec.decoding.stats import DecodingStats
+from mmspec.demo.coloured_text import coloured_text
+from mmspec.demo.race import Lane, race
+from mmspec.demo.stopping import Stops
+from mmspec.demo.transcript import EMPTY, transcript, turn
+from mmspec.pipelines import TextOutput
+
+
+class Letters:
+    """A tokenizer whose token n is the n-th letter."""
+
+    def decode(self, tokens: list[int], **_: object) -> str:
+        return "".join(chr(97 + token) for token in tokens)
+
+
+def rounds(seconds: float, size: int, letters: int) -> Iterator[TextOutput]:
+    """Outputs of a model that takes as long for each round, and gives `size` tokens in it."""
+    try:
+        for count in range(size, letters + 1, size):
+            stats = DecodingStats("x", "exact", seconds=seconds * count / size, new_tokens=[count])
+            stats.rounds, stats.target_forwards = [count // size], count // size
+            tokens = list(range(count))
+            drafted = [bool(token % size) for token in tokens]
+            yield TextOutput([Letters().decode(tokens)], [tokens], stats, ["interrupted"], [drafted])
+    finally:
+        CLOSED.append(size)
+
+
+CLOSED: list[int] = []
+
+
+def test_neighbours_of_one_origin_share_a_mark() -> None:
+    assert coloured_text(["a", " red", " ring", "."], [False, True, True, False]) == (
+        '<span class="mm-own">a</span><span class="mm-drafted"> red ring</span><span class="mm-own">.</span>'
+    )
+
+
+def test_the_text_is_whole_and_no_markup_of_the_model_gets_through() -> None:
+    pieces = ["<script>", "", "alert('x')", " & more", "\n"]
+    html = coloured_text(pieces, [True, False, True, False, True])
+    assert re.findall(r"</?(\w+)", html) == ["span"] * 6
+    assert unescape(re.sub(r"</?span[^>]*>", "", html)) == "".join(pieces)
+
+
+def test_a_flag_for_every_piece() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        coloured_text(["a", "b"], [True])
+
+
+def test_a_race_is_even_by_the_clocks_of_the_lanes() -> None:
+    slow, fast = Lane("none", rounds(0.3, 1, 6), Letters()), Lane("flash", rounds(0.1, 2, 6), Letters())
+    order = [(lane.name, "".join(lane.pieces)) for lane in race([slow, fast]) if not lane.finished]
+    assert order[:5] == [
+        ("none", "a"),
+        ("flash", "ab"),
+        ("flash", "abcd"),
+        ("flash", "abcdef"),
+        ("none", "ab"),
+    ]
+    assert slow.finished and fast.finished
+    assert slow.pieces == fast.pieces == list("abcdef")
+
+
+def test_closing_a_race_closes_its_lanes() -> None:
+    CLOSED.clear()
+    running = race([Lane("a", rounds(1, 1, 9), Letters()), Lane("b", rounds(1, 3, 9), Letters())])
+    next(running), next(running)
+    running.close()
+    assert sorted(CLOSED) == [1, 3]
+
+
+def test_a_turn_shows_question_answer_and_figures() -> None:
+    lanes = [Lane("none", rounds(0.3, 1, 6), Letters()), Lane("flash", rounds(0.1, 2, 6), Letters())]
+    assert transcript([]) == EMPTY
+    for _ in race(lanes):
+        pass
+    for lane in lanes:
+        lane.output.finish_reasons = ["eos"]  # type: ignore[union-attr]
+    html = transcript([turn("what is <this>?", lanes)])
+    assert "what is &lt;this&gt;?" in html
+    assert "The same tokens in 2.0 times fewer forwards, 6.0 times as fast." in html
+    lanes[1].output.tokens = [[0]]  # type: ignore[union-attr]
+    assert "Other tokens" in turn("?", lanes)
+
+
+def test_a_stop_is_of_what_its_visitor_began_last() -> None:
+    stops = Stops()
+    stops.begin("a")
+    stops.begin("b")
+    first = stops.flag("a")
+    stops.stop("a")
+    stops.stop("nobody")
+    assert first.is_set() and not stops.flag("b").is_set()
+    stops.begin("a")
+    assert not stops.flag("a").is_set()
+    second = stops.flag("a")
+    stops.leave("a")
+    assert second.is_set()
