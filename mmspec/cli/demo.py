@@ -13,6 +13,7 @@ from mmspec.cli.choice import parse_choice
 from mmspec.cli.console import note, print_result
 from mmspec.cli.loading import (
     REFERENCE,
+    REFERENCE_IMAGE,
     default_choice,
     load_pipeline,
     reference_model,
@@ -20,13 +21,19 @@ from mmspec.cli.loading import (
 )
 from mmspec.cli.options import Accelerator, ModelOption, ModelOptions, unpack_options
 from mmspec.cli.serve import listen
-from mmspec.errors import MissingDependencyError
+from mmspec.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
     import gradio
 
 __all__ = ["demo_app", "launch"]
 
+SCENE_PROMPTS = (
+    "a red ring left of a small blue cross",
+    "a large striped yellow star",
+    "two small blue squares",
+)
+PROMPTS = ("a red bus in the rain", "a corgi in space", "a lighthouse at dawn, oil on canvas")
 WAITING = 32  # visitors in line; more are told that it is full
 
 demo_app = typer.Typer(help="Show a model in a browser.", no_args_is_help=True)
@@ -67,6 +74,48 @@ def caption(
         pipe = load_pipeline(VisionLanguagePipeline, source, how)
         pipe.set_accelerator(choice.name, **choice.options)
         page = Captioning(pipe, Path(source).name, picture_examples(find_assets()))
+        page.warm_up()
+        address = listener.getsockname()[:2]
+    serve_page(page.blocks(), address, source, share=share, as_json=how.as_json)
+
+
+@demo_app.command()
+@unpack_options
+def generate(
+    model: ModelOption = None,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(help="The method chosen at first; the page offers all that fit.", show_default="sjd"),
+    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 7860,
+    share: Share = False,
+    *,
+    how: ModelOptions,
+) -> None:
+    """Draw images and watch them fill in; compare methods on one seed.
+
+    Example:
+        mmspec demo generate --port 7860
+        mmspec demo generate --model path/to/model --accelerator lantern
+    """
+    check_installed()
+    choice = None if accelerator is None else parse_choice(accelerator)
+    if choice is not None and choice.options:
+        raise InputError("--accelerator", accelerator, "a name alone: the page has its options")
+    source = model or reference_model(REFERENCE_IMAGE)
+    with listen(host, port) as listener:
+        from mmspec.demo.image_generation import ImageGeneration
+        from mmspec.pipelines import ImageGenerationPipeline
+
+        drafters = {}
+        if how.drafter is not None:
+            named = with_drafter(choice or default_choice(source, how.drafter), source, how.drafter)
+            drafters[named.name] = named.options
+        pipe = load_pipeline(ImageGenerationPipeline, source, how)
+        prompts = SCENE_PROMPTS if model is None else PROMPTS
+        first = None if choice is None else choice.name
+        page = ImageGeneration(pipe, Path(source).name, prompts, first, drafters)
         page.warm_up()
         address = listener.getsockname()[:2]
     serve_page(page.blocks(), address, source, share=share, as_json=how.as_json)

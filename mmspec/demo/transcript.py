@@ -64,11 +64,11 @@ def verdict(lanes: Sequence[Lane]) -> str:
         return ""
     plain, fast = outputs
     same = plain.tokens == fast.tokens
-    fewer = plain.stats.target_forwards / fast.stats.target_forwards
+    forwards = f"{fast.stats.target_forwards} forwards instead of {plain.stats.target_forwards}"
     words = "The same tokens" if same else "Other tokens"
     times = plain.stats.seconds / fast.stats.seconds
     speed = f"{times:.1f} times as fast" if times >= 1 else f"at {times:.2f} of the speed"
     return (
-        f'<p class="mm-verdict">{words} in {fewer:.1f} times fewer forwards, {speed}.</p>'
+        f'<p class="mm-verdict">{words} in {forwards}, {speed}.</p>'
         '<p class="mm-note">The two take turns on one machine; each is timed by its own work alone.</p>'
     )

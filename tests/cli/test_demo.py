@@ -17,7 +17,7 @@ from mmspec.cli.application import app
 from mmspec.cli.serve import listen
 from mmspec.errors import InputError, MissingDependencyError
 
-COMMANDS = ["caption"]
+COMMANDS = ["caption", "generate"]
 
 
 @pytest.fixture(autouse=True)

@@ -86,7 +86,7 @@ def test_a_turn_shows_question_answer_and_figures() -> None:
         lane.output.finish_reasons = ["eos"]  # type: ignore[union-attr]
     html = transcript([turn("what is <this>?", lanes)])
     assert "what is &lt;this&gt;?" in html
-    assert "The same tokens in 2.0 times fewer forwards, 6.0 times as fast." in html
+    assert "The same tokens in 3 forwards instead of 6, 6.0 times as fast." in html
     lanes[1].output.tokens = [[0]]  # type: ignore[union-attr]
     assert "Other tokens" in turn("?", lanes)
 

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 
 from tests.packaging.source_tree import ROOT, pyproject
 
-COMMAND_OF = {"captioning": "caption"}
+COMMAND_OF = {"captioning": "caption", "image_generation": "generate"}
 FOLDERS = {path.name: path for path in sorted((ROOT / "demos").iterdir()) if path.is_dir()}
 
 

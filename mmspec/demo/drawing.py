@@ -1,0 +1,165 @@
+"""One image at work: which forward committed which cells, what there is of it, and its figures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from PIL import Image
+
+from mmspec.accelerators import ACCELERATORS, find_preset
+from mmspec.demo.commit_map import CommitMap
+from mmspec.errors import MMSpecError
+from mmspec.evaluation.image_contender import describe_accelerator
+from mmspec.pipelines import ContinuousImagePipeline, ImageGenerationPipeline
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from mmspec.acceleration import Accelerator
+    from mmspec.pipelines.image_call import ImageCall
+
+__all__ = ["Drawing", "Methods", "draw"]
+
+
+@dataclass(eq=False)
+class Drawing:
+    """An image at work.
+
+    Attributes:
+        method: name of the accelerator.
+        promise: what it keeps to: "exact", "tv<=x", or "lossy" with its bound in words.
+        call: of the pipeline.
+        commits: which forward committed each cell.
+        state: "running", "done" or "stopped".
+    """
+
+    method: str
+    promise: str
+    call: ImageCall
+    commits: CommitMap
+    state: str = "running"
+
+    @property
+    def share(self) -> float:
+        """Part of the image that is there."""
+        return min(self.call.committed / self.call.grid.length, 1.0)
+
+    def picture(self) -> Image.Image:
+        """What there is of the image, grey elsewhere."""
+        preview: Image.Image = self.call.progress()["preview"]()[0]
+        return preview
+
+    def figures(self) -> dict[str, str]:
+        """Figures by their names."""
+        stats = self.call.calls[-1].stats
+        shown = {
+            "per forward": f"{self.call.committed / max(stats.target_forwards, 1):.2f}",
+            "NFE": str(stats.target_forwards),
+            "seconds": f"{stats.seconds:.2f}",
+        }
+        if stats.tv_mean is not None:
+            shown["mean TV"] = f"{stats.tv_mean:.3f}"
+        return shown
+
+    @property
+    def forwards(self) -> int:
+        """Forwards of the model so far."""
+        return self.call.calls[-1].stats.target_forwards
+
+    @property
+    def seconds(self) -> float:
+        """Time of the model so far, without the decoder from tokens to pixels."""
+        return self.call.calls[-1].stats.seconds
+
+
+class Methods:
+    """The accelerators that fit a pipeline; what one loads is loaded once.
+
+    Args:
+        pipe: of images.
+        drafters: accelerator name -> options with the drafter that the user names for it.
+    """
+
+    def __init__(
+        self, pipe: ImageGenerationPipeline, drafters: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        self._pipe, self._drafters = pipe, dict(drafters or {})
+        self._made: dict[str, tuple[dict[str, Any], Accelerator]] = {}
+        self.names = [name for name in ACCELERATORS if self._fits(name)]
+
+    def takes(self, name: str, option: str) -> bool:
+        """Whether a method has an option of the page: "window", of Jacobi windows alone, or "delta"."""
+        options = find_preset(name).options
+        return option in options and "zipar_window" not in options
+
+    def taking(self, option: str) -> list[str]:
+        """Names of the methods here that have an option of the page."""
+        return [name for name in self.names if self.takes(name, option)]
+
+    def enter(self, name: str, **options: Any) -> Accelerator:
+        """Put a method on the pipeline, with those of the options that it has.
+
+        Raises:
+            InputError: no such method here, or a value out of range.
+        """
+        own = {key: value for key, value in options.items() if self.takes(name, key)}
+        own |= self._drafters.get(name, {})
+        made = self._made.get(name)
+        if made is not None and made[0] == own:
+            self._pipe.set_accelerator(made[1])
+        else:
+            self._pipe.set_accelerator(name, **own)
+            self._made[name] = own, self._pipe.accelerator
+        return self._pipe.accelerator
+
+    def _fits(self, name: str) -> bool:
+        try:
+            self.enter(name)
+        except MMSpecError:
+            return False
+        return True
+
+
+def draw(
+    pipe: ImageGenerationPipeline,
+    methods: Methods,
+    method: str,
+    options: Mapping[str, Any],
+    what: Mapping[str, Any],
+    flag: threading.Event,
+) -> Iterator[Drawing]:
+    """Draw one image, yielding it after every forward and once when it has ended.
+
+    Args:
+        pipe: the pipeline.
+        methods: those that fit it.
+        method: one of them.
+        options: "window" and "delta", for methods that have them.
+        what: prompt or class, and settings, as of the pipeline.
+        flag: once it is set, the model stops within a round.
+
+    Raises:
+        InputError: what the method or the pipeline refuses.
+    """
+    promise = describe_accelerator(methods.enter(method, **options))["promise"]
+    settings = dict(what)
+    if isinstance(pipe, ContinuousImagePipeline):  # exact speculation needs it, and all are to draw alike
+        settings["last_step_noise"] = True
+    drawing = None
+    rounds = cast("Generator[ImageCall, None, None]", pipe.watch(**settings))
+    with closing(rounds):
+        for call in rounds:
+            if drawing is None:
+                drawing = Drawing(method, promise, call, CommitMap(call.grid))
+            drawing.commits.add(call.calls[-1].canvas.decided[0].tolist())
+            if flag.is_set():
+                drawing.state = "stopped"
+                break
+            yield drawing
+    if drawing is not None:
+        drawing.state = "done" if drawing.state == "running" else drawing.state
+        yield drawing

@@ -1,0 +1,247 @@
+"""Page that draws images: one as it fills in, with its heat map; or one seed under several methods."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from random import randrange
+from typing import Any, cast
+
+import gradio as gr
+from PIL import Image
+
+from mmspec.demo.buttons import QUICK, connect
+from mmspec.demo.commit_map import heat_map
+from mmspec.demo.drawing import Drawing, Methods, draw
+from mmspec.demo.gallery import NOTHING, Shown, gallery
+from mmspec.demo.stopping import Stops
+from mmspec.demo.theme import figures, heading, page
+from mmspec.errors import InputError
+from mmspec.pipelines import ImageGenerationPipeline
+
+__all__ = ["ImageGeneration"]
+
+SAID = "Many tokens in one forward of the model (NFE): watch which, and what a method promises."
+MOST_CHARACTERS, MOST_SEED, MOST_METHODS = 1000, 2**31 - 1, 8
+COMPARED = ("none", "sjd", "gsd", "lantern", "zipar", "shared_noise", "masked")
+OPTIONS = {"window": "places drafted in a forward", "delta": "total variation allowed per token"}
+SECONDS_BETWEEN_UPDATES = 0.15
+EMPTY = '<p class="mm-empty">The forwards that commit the cells of the image are shown here.</p>'
+
+
+class ImageGeneration:
+    """The page and what its buttons do.
+
+    Args:
+        pipe: of images.
+        model: its name, for the heading.
+        prompts: examples.
+        method: the accelerator that is chosen at first; None is the pipeline's default.
+        drafters: as of `Methods`.
+    """
+
+    def __init__(
+        self,
+        pipe: ImageGenerationPipeline,
+        model: str,
+        prompts: Sequence[str] = (),
+        method: str | None = None,
+        drafters: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.pipe, self.model, self.prompts = pipe, model, list(prompts)
+        self.methods = Methods(pipe, drafters)
+        self.method = pipe.default_accelerator if method is None else method
+        self.methods.enter(self.method)
+        self.draws_classes = pipe.processor is None
+        self.stops = Stops()
+
+    def warm_up(self) -> None:
+        """Draw an image, which nobody sees: the first call of a process takes longer."""
+        what = self.settings(0 if self.draws_classes else "a", None, None, 0)
+        for _ in draw(self.pipe, self.methods, self.method, {}, what, threading.Event()):
+            pass
+
+    def settings(
+        self, subject: Any, guidance: float | None, temperature: float | None, seed: int
+    ) -> dict[str, Any]:
+        """Keywords of the pipeline's call.
+
+        Raises:
+            InputError: no prompt, or a very long one.
+        """
+        if not self.draws_classes and not (
+            isinstance(subject, str) and 0 < len(subject.strip()) <= MOST_CHARACTERS
+        ):
+            raise InputError("prompt", subject, f"1 to {MOST_CHARACTERS:,} characters")
+        what = {"class_labels": int(subject)} if self.draws_classes else {"prompt": subject}
+        given = {"guidance_scale": guidance, "temperature": temperature}
+        return what | {"seed": seed} | {name: value for name, value in given.items() if value is not None}
+
+    def draw(
+        self,
+        subject: Any,
+        method: str,
+        window: int,
+        delta: float,
+        guidance: float,
+        temperature: float,
+        seed: int,
+        flag: threading.Event,
+    ) -> Iterator[tuple[Image.Image, str, str]]:
+        """Draw one image, yielding what there is of it, its heat map and its figures as they grow.
+
+        Args:
+            subject: prompt or class.
+            method, window, delta, guidance, temperature, seed: as the visitor set them.
+            flag: set when the visitor stops.
+
+        Raises:
+            InputError: what the method or the pipeline refuses.
+        """
+        what, options = (
+            self.settings(subject, guidance, temperature, seed),
+            {"window": window, "delta": delta},
+        )
+        updated = 0.0
+        for drawing in draw(self.pipe, self.methods, method, options, what, flag):
+            if drawing.state != "running" or time.monotonic() - updated >= SECONDS_BETWEEN_UPDATES:
+                yield drawing.picture(), heat_map(drawing.commits.counts), report(drawing)
+                updated = time.monotonic()
+
+    def compare(
+        self,
+        subject: Any,
+        methods: Sequence[str],
+        window: int,
+        delta: float,
+        guidance: float,
+        temperature: float,
+        seed: int,
+        flag: threading.Event,
+    ) -> Iterator[str]:
+        """Draw one seed by several methods, yielding the gallery as it grows; arguments as of `draw`.
+
+        Raises:
+            InputError: no methods or too many, or what one of them or the pipeline refuses.
+        """
+        if not 1 <= len(methods) <= MOST_METHODS:
+            raise InputError("methods", list(methods), f"1 to {MOST_METHODS} of them")
+        what, options = (
+            self.settings(subject, guidance, temperature, seed),
+            {"window": window, "delta": delta},
+        )
+        order = sorted(methods, key=self.methods.names.index)  # plain decoding first
+        done: list[Shown] = []
+        for method in order:
+            updated, shown = 0.0, None
+            for drawing in draw(self.pipe, self.methods, method, options, what, flag):
+                if drawing.state != "running" or time.monotonic() - updated >= SECONDS_BETWEEN_UPDATES:
+                    shown = Shown.of(drawing)
+                    yield gallery([*done, shown], whole=False)
+                    updated = time.monotonic()
+            done += [shown] if shown is not None else []
+            if flag.is_set():
+                break
+        yield gallery(done, whole=True)
+
+    def blocks(self) -> gr.Blocks:
+        """Build the page."""
+        with page("mmspec: images") as blocks:
+            gr.HTML(heading("Draw in fewer steps", SAID, self.model))
+            with gr.Row():
+                with gr.Column(scale=2, min_width=320):
+                    subject = self._subject()
+                    names = self.methods.names
+                    method = gr.Dropdown(names, value=self.method, label="Method", elem_id="method")
+                    window, delta = self._options()
+                    usual = self.pipe.sampling({})
+                    guidance = gr.Slider(
+                        1, 15, usual["guidance_scale"], step=0.1, label="Guidance (CFG)", info="1 is off"
+                    )
+                    with gr.Row(equal_height=True):
+                        seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MOST_SEED)
+                        dice = gr.Button("Another seed", size="sm", min_width=120)
+                    with gr.Accordion("Settings", open=False):
+                        warmth = gr.Slider(0, 2, usual["temperature"], step=0.05, label="Temperature")
+                with gr.Column(scale=3, min_width=320), gr.Tabs():
+                    with gr.Tab("Draw"):
+                        run = gr.Button("Draw", variant="primary", elem_id="draw")
+                        stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop")
+                        numbers = gr.HTML(elem_id="figures")
+                        with gr.Row():
+                            with gr.Column(min_width=240):
+                                image = gr.Image(
+                                    format="png",
+                                    interactive=False,
+                                    show_label=False,
+                                    buttons=["download", "fullscreen"],
+                                    elem_id="canvas",
+                                    height=320,
+                                )
+                            with gr.Column(min_width=240):
+                                heat = gr.HTML(EMPTY, elem_id="heat")
+                    with gr.Tab("Compare"):
+                        usual_methods = [name for name in COMPARED if name in self.methods.names]
+                        chosen = gr.CheckboxGroup(
+                            self.methods.names,
+                            value=usual_methods,
+                            label="Methods",
+                            elem_id="methods",
+                        )
+                        compare = gr.Button("Compare", variant="primary", elem_id="compare")
+                        halt = gr.Button("Stop", variant="stop", visible=False, elem_id="halt")
+                        cards = gr.HTML(NOTHING, elem_id="cards")
+
+            def leave(request: gr.Request) -> None:
+                self.stops.leave(request.session_hash)
+
+            dice.click(lambda: randrange(MOST_SEED), None, seed, **QUICK)
+            settings = [window, delta, guidance, warmth, seed]
+            outputs = [image, heat, numbers]
+            connect(
+                self.stops,
+                [run.click],
+                self.draw,
+                [subject, method, *settings],
+                outputs,
+                (run, stop),
+                [compare],
+            )
+            inputs = [subject, chosen, *settings]
+            connect(self.stops, [compare.click], self.compare, inputs, [cards], (compare, halt), [run])
+            blocks.unload(leave)
+        return cast(gr.Blocks, blocks)
+
+    def _options(self) -> tuple[gr.Slider, gr.Slider]:
+        """Build the options of methods; none is shown that no method here has."""
+        having = {key: self.methods.taking(key) for key in ("window", "delta")}
+        says = {key: f"{what}; of {', '.join(having[key])}" for key, what in OPTIONS.items()}
+        shown = {key: bool(names) for key, names in having.items()}
+        window = gr.Slider(2, 64, 16, step=1, label="Window", info=says["window"], visible=shown["window"])
+        delta = gr.Slider(0, 0.5, 0.1, step=0.01, label="Delta", info=says["delta"], visible=shown["delta"])
+        return window, delta
+
+    def _subject(self) -> Any:
+        """Build the place for what is to be drawn."""
+        if self.draws_classes:
+            last = self.pipe.model.config.num_classes - 1
+            return gr.Number(0, label=f"Class, 0 to {last}", precision=0, minimum=0, maximum=last)
+        first = self.prompts[0] if self.prompts else ""
+        subject = gr.Textbox(first, label="Prompt", lines=2, elem_id="prompt")
+        if self.prompts:
+            gr.Examples(self.prompts, subject, cache_examples=False, label="Prompts")
+        return subject
+
+
+def report(drawing: Drawing) -> str:
+    """Show the figures of a drawing, as HTML."""
+    done = ' data-done=""' if drawing.state == "done" else ""
+    title = "plain decoding" if drawing.method == "none" else drawing.method
+    state = f'<span class="mm-tag">{drawing.state}</span>' if drawing.state == "stopped" else ""
+    bar = f'<div class="mm-bar"><i style="width: {drawing.share:.0%}"></i></div>'
+    promise = f'<span class="mm-tag">{drawing.promise}</span>'
+    return (
+        f'<section class="mm-card" data-state="{drawing.state}"{done}><header><b>{title}</b>{promise}{state}'
+        f"</header>{bar}{figures(drawing.figures())}</section>"
+    )

@@ -1,0 +1,40 @@
+"""Heat map of committed cells per forward."""
+
+import base64
+import io
+
+import numpy as np
+from PIL import Image
+
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.demo.commit_map import CommitMap, heat_image, heat_map
+
+
+def test_every_cell_has_the_number_that_its_forward_committed() -> None:
+    commits = CommitMap(ImageGrid(2, 3, 8))
+    assert (commits.counts == 0).all()
+    for decided in ([1], [1, 1, 0, 1], [1, 1, 0, 1], [1, 1, 1, 1, 1, 0]):  # in any order; shorter ones too
+        commits.add(decided)
+    assert commits.counts.tolist() == [[1, 2, 2], [2, 2, 0]]
+
+
+def test_syntax_between_the_rows_is_no_cell() -> None:
+    commits = CommitMap(ImageGrid(2, 2, 8, row_end=8, ending=(9,)))
+    commits.add([1, 1, 1])
+    commits.add([1] * 9)
+    assert commits.counts.tolist() == [[2, 2], [2, 2]]
+
+
+def test_open_cells_are_clear_and_more_is_brighter() -> None:
+    pixels = np.asarray(heat_image(np.array([[0, 1, 4]]), most=4)).astype(int)
+    assert pixels[0, :, 3].tolist() == [0, 255, 255]
+    assert pixels[0, 1, :3].sum() < pixels[0, 2, :3].sum()
+    assert np.array_equal(np.asarray(heat_image(np.array([[1]]), most=1))[0, 0, :3], pixels[0, 1, :3])
+
+
+def test_the_map_is_an_image_of_a_pixel_a_cell_with_its_scale() -> None:
+    html = heat_map(np.array([[1, 2, 0], [2, 3, 3]]))
+    data = base64.b64decode(html.split("base64,")[1].split('"')[0])
+    assert Image.open(io.BytesIO(data)).size == (3, 2)
+    assert "aspect-ratio: 3 / 2" in html and "<span>3</span>" in html
+    assert "<span>8</span>" in heat_map(np.array([[1]]), most=8)

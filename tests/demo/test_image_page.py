@@ -1,0 +1,140 @@
+"""The image page in a browser: load, run, fill in, compare, stop; desktop and phone, light and dark."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmspec.demo.drawing import draw
+from mmspec.demo.image_generation import ImageGeneration
+from mmspec.errors import InputError
+from mmspec.pipelines import ImagePipeline
+from tests.demo.conftest import PHONE, background, columns_fit, served, visiting
+
+PROMPT = "a red ring left of a small blue cross"
+
+
+@pytest.fixture(scope="module")
+def demo() -> ImageGeneration:
+    pipe = ImagePipeline.from_pretrained("assets/scenes-llamagen", accelerator="none", dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    one = ImageGeneration(pipe, "scenes-llamagen", [PROMPT])
+    one.warm_up()
+    return one
+
+
+@pytest.fixture(scope="module")
+def url(demo: ImageGeneration) -> Iterator[str]:
+    with served(demo.blocks()) as address:
+        yield address
+
+
+def state(page: Any, name: str) -> None:
+    page.wait_for_selector(f"#figures [data-state={name}]")
+
+
+def test_an_image_is_drawn_as_the_pipeline_draws_it(browser, url, demo, tmp_path):
+    with visiting(browser, url) as page:
+        page.click("#draw")
+        state(page, "done")
+        page.wait_for_selector("#heat .mm-heat img")
+        page.wait_for_selector("#draw")
+        with page.expect_download() as download:
+            page.click("#canvas [aria-label='Download']")
+        download.value.save_as(tmp_path / "image.png")
+        nfe = int(page.locator("#figures dd").nth(1).inner_text())
+    demo.pipe.set_accelerator("sjd", window=16)
+    wanted = demo.pipe(PROMPT, seed=0)
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "image.png")), np.asarray(wanted.images[0]))
+    assert nfe == wanted.stats.target_forwards < 128
+
+
+def test_methods_are_compared_on_one_seed(browser, url, demo):
+    with visiting(browser, url) as page:
+        page.get_by_role("tab", name="Compare").click()
+        for name in demo.methods.names:
+            box = page.locator("#methods").get_by_label(name, exact=True)
+            box.set_checked(name in ("none", "sjd", "gsd"))
+        page.click("#compare")
+        page.wait_for_selector("#cards [data-done]")
+        cards = page.locator("#cards [data-method]")
+        assert [cards.nth(place).get_attribute("data-method") for place in range(cards.count())] == [
+            "plain decoding",
+            "sjd",
+            "gsd",
+        ]
+        assert cards.nth(0).locator("dd").nth(1).inner_text() == "256"
+        assert "exact" in cards.nth(1).inner_text() and "tv<=0.1" in cards.nth(2).inner_text()
+        assert "of the forwards" in cards.nth(1).inner_text()
+        assert cards.locator(".mm-heat img").count() == 3
+
+
+def test_the_image_fills_in_and_stop_ends_the_model_within_a_round(browser, url, demo, monkeypatch):
+    counted: list[None] = []
+    score = demo.pipe.target.score
+
+    def slowly(*args: Any) -> Any:
+        counted.append(None)
+        time.sleep(0.05)
+        return score(*args)
+
+    monkeypatch.setattr(demo.pipe.target, "score", slowly)
+    with visiting(browser, url) as page:
+        page.click("#draw")
+        page.wait_for_selector("#canvas img")
+        first = page.locator("#canvas img").get_attribute("src")
+        page.wait_for_function(
+            "before => document.querySelector('#canvas img').getAttribute('src') != before", arg=first
+        )
+        page.click("#stop")
+        state(page, "stopped")
+        page.wait_for_selector("#draw")
+        stopped = len(counted)
+        assert 0 < stopped < 60
+        page.wait_for_timeout(400)
+        assert len(counted) == stopped
+
+
+def test_a_prompt_that_cannot_be_drawn_is_refused(browser, url):
+    with visiting(browser, url) as page:
+        page.locator("#prompt textarea").fill(" ")
+        page.click("#draw")
+        assert "prompt" in page.locator(".toast-body").first.inner_text()
+        page.wait_for_selector("#draw")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_gets_one_column(browser, url, scheme):
+    with visiting(browser, url, PHONE, scheme) as page:
+        page.click("#draw")
+        state(page, "done")
+        page.wait_for_selector("#heat .mm-heat img")
+        assert columns_fit(page)
+        places = [page.locator(part).bounding_box() for part in ("#prompt", "#canvas", "#heat")]
+        assert places[0]["y"] < places[1]["y"] < places[2]["y"]
+        assert places[1]["y"] + places[1]["height"] <= places[2]["y"]
+        assert (background(page) > 128) == (scheme == "light")
+
+
+def test_only_methods_that_fit_are_offered_and_only_their_options_are_used(demo):
+    assert {"none", "sjd", "gsd", "lantern", "zipar", "eagle"} <= set(demo.methods.names)
+    assert not {"masked", "flash", "draft_model"} & set(demo.methods.names)
+    assert demo.methods.taking("delta") == ["gsd", "lantern"]
+    assert "zipar" not in demo.methods.taking("window")
+    assert demo.methods.enter("gsd", window=8, delta=0.3).exactness == "tv<=0.3"
+    assert demo.methods.enter("none", window=8, delta=0.3).exactness == "exact"
+
+
+def test_what_the_pipeline_refuses_is_refused(demo):
+    what = {"prompt": PROMPT, "seed": 0}
+    with pytest.raises(InputError, match="window"):
+        next(draw(demo.pipe, demo.methods, "sjd", {"window": 1000}, what, threading.Event()))
+    with pytest.raises(InputError, match="methods"):
+        next(demo.compare(PROMPT, [], 16, 0.1, 4.0, 1.0, 0, threading.Event()))
