@@ -73,7 +73,7 @@ def caption(
         choice = with_drafter(choice or default_choice(source, how.drafter), source, how.drafter)
         pipe = load_pipeline(VisionLanguagePipeline, source, how)
         pipe.set_accelerator(choice.name, **choice.options)
-        page = Captioning(pipe, Path(source).name, picture_examples(find_assets()))
+        page = Captioning(pipe, label(source, model), picture_examples(find_assets()))
         page.warm_up()
         address = listener.getsockname()[:2]
     serve_page(page.blocks(), address, source, share=share, as_json=how.as_json)
@@ -115,10 +115,15 @@ def generate(
         pipe = load_pipeline(ImageGenerationPipeline, source, how)
         prompts = SCENE_PROMPTS if model is None else PROMPTS
         first = None if choice is None else choice.name
-        page = ImageGeneration(pipe, Path(source).name, prompts, first, drafters)
+        page = ImageGeneration(pipe, label(source, model), prompts, first, drafters)
         page.warm_up()
         address = listener.getsockname()[:2]
     serve_page(page.blocks(), address, source, share=share, as_json=how.as_json)
+
+
+def label(source: str, model: str | None) -> str:
+    """Name of a model for its page, which says so of one that is there to try things out."""
+    return Path(source).name + (", a toy model" if model is None else "")
 
 
 def check_installed() -> None:

@@ -56,8 +56,12 @@ def connect(
         ]
 
     def do(request: gr.Request, *values: Any) -> Iterator[Any]:
+        flag = stops.flag(request.session_hash)
+        if flag.is_set():  # while it waited in line
+            yield [gr.skip()] * len(outputs)
+            return
         try:
-            yield from work(*values, stops.flag(request.session_hash))
+            yield from work(*values, flag)
         except MMSpecError as error:
             raise gr.Error(str(error), title="That did not work", print_exception=False) from error
 

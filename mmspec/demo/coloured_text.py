@@ -23,10 +23,17 @@ def coloured_text(pieces: Sequence[str], drafted: Sequence[bool]) -> str:
         ValueError: not one flag for each piece.
     """
     shown = [(piece, flag) for piece, flag in zip(pieces, drafted, strict=True) if piece]
-    return "".join(
-        f'<span class="mm-{NAMES[flag]}">{escape("".join(piece for piece, _ in run))}</span>'
-        for flag, run in groupby(shown, key=lambda one: one[1])
-    )
+    runs = [
+        (flag, "".join(piece for piece, _ in run)) for flag, run in groupby(shown, key=lambda one: one[1])
+    ]
+    return "".join(mark(text, flag) for flag, text in runs)
+
+
+def mark(text: str, drafted: bool) -> str:
+    """Mark text of one origin, but not the space before it, at which lines break."""
+    words = text.lstrip()
+    space = text[: len(text) - len(words)]
+    return f'{space}<span class="mm-{NAMES[drafted]}">{escape(words)}</span>' if words else space
 
 
 def legend() -> str:

@@ -159,9 +159,8 @@ class ImageGeneration:
                     guidance = gr.Slider(
                         1, 15, usual["guidance_scale"], step=0.1, label="Guidance (CFG)", info="1 is off"
                     )
-                    with gr.Row(equal_height=True):
-                        seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MOST_SEED)
-                        dice = gr.Button("Another seed", size="sm", min_width=120)
+                    seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MOST_SEED)
+                    dice = gr.Button("Another seed", size="sm")
                     with gr.Accordion("Settings", open=False):
                         warmth = gr.Slider(0, 2, usual["temperature"], step=0.05, label="Temperature")
                 with gr.Column(scale=3, min_width=320), gr.Tabs():

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from mmspec.demo.captioning import Captioning, picture_examples
+from mmspec.demo.uploads import UPLOAD_LIMITS
 from mmspec.pipelines import VisionLanguagePipeline
 from tests.demo.conftest import PHONE, background, columns_fit, served, visiting
 
@@ -108,6 +109,22 @@ def test_words_stream_and_stop_ends_the_model_within_a_round(browser, url, forwa
         assert len(forwards) == stopped
 
 
+def test_who_stops_while_waiting_in_line_costs_no_forward(browser, url, demo, forwards):
+    with visiting(browser, url) as first, visiting(browser, url) as second:
+        ask(first, "describe the picture in detail.")
+        first.wait_for_selector("[data-lane=none] .mm-own")
+        ask(second, "what is in the picture?")
+        second.click("#stop")
+        second.wait_for_timeout(300)
+        assert second.locator("#stop").is_visible()  # it is still in line
+        first.click("#stop")
+        first.wait_for_selector("#ask")
+        used = len(forwards)
+        second.wait_for_selector("#ask")
+        second.wait_for_selector(".mm-empty")
+        assert len(forwards) == used
+
+
 def test_a_visitor_who_leaves_stops_the_model(browser, url, forwards):
     with visiting(browser, url) as page:
         ask(page, "describe the picture in detail.")
@@ -142,6 +159,16 @@ def test_a_bad_upload_is_refused_by_name_and_removed(browser, url, name):
         message = page.locator(".toast-body").first.inner_text()
         assert name in message and said in message
         page.wait_for_selector("#image input[type=file]", state="attached")
+        assert page.locator("#image img").count() == 0
+
+
+def test_a_file_over_the_limit_is_refused_as_it_arrives(browser, url, tmp_path):
+    path = tmp_path / "large.png"
+    with path.open("wb") as file:
+        file.truncate(UPLOAD_LIMITS.max_video_bytes + 1)
+    with visiting(browser, url) as page:
+        upload(page, path)
+        assert "maximum allowed size" in page.locator(".toast-body").first.inner_text().lower()
         assert page.locator("#image img").count() == 0
 
 
