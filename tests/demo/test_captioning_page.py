@@ -109,6 +109,7 @@ def test_words_stream_and_stop_ends_the_model_within_a_round(browser, url, forwa
         assert len(forwards) == stopped
 
 
+@pytest.mark.slow
 def test_who_stops_while_waiting_in_line_costs_no_forward(browser, url, demo, forwards):
     with visiting(browser, url) as first, visiting(browser, url) as second:
         ask(first, "describe the picture in detail.")
@@ -125,6 +126,7 @@ def test_who_stops_while_waiting_in_line_costs_no_forward(browser, url, demo, fo
         assert len(forwards) == used
 
 
+@pytest.mark.slow
 def test_a_visitor_who_leaves_stops_the_model(browser, url, forwards):
     with visiting(browser, url) as page:
         ask(page, "describe the picture in detail.")
@@ -179,6 +181,7 @@ def test_an_empty_question_is_refused(browser, url):
         page.wait_for_selector("#ask")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_gets_one_column(browser, url, scheme):
     with visiting(browser, url, PHONE, scheme) as page:

@@ -56,6 +56,7 @@ def test_an_image_is_drawn_as_the_pipeline_draws_it(browser, url, demo, tmp_path
     assert nfe == wanted.stats.target_forwards < 128
 
 
+@pytest.mark.slow
 def test_methods_are_compared_on_one_seed(browser, url, demo):
     with visiting(browser, url) as page:
         page.get_by_role("tab", name="Compare").click()
@@ -110,6 +111,7 @@ def test_a_prompt_that_cannot_be_drawn_is_refused(browser, url):
         page.wait_for_selector("#draw")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_gets_one_column(browser, url, scheme):
     with visiting(browser, url, PHONE, scheme) as page:
