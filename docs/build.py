@@ -116,7 +116,7 @@ def linked(table: str) -> str:
 
 
 def method(name: str) -> str:
-    """What the code and the records say of one accelerator."""
+    """The built part of an accelerator's page: its properties and measured figures."""
     from mmspec.accelerators import ACCELERATORS
     from mmspec.cli.accelerators import stated
 

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmspec.errors import InputError
+from mmspec.atomic_file import atomic_file
+from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.validation import is_integer, require_number
 
-__all__ = ["AUTO", "Tuned", "find_tuned", "fingerprint", "save_tuned", "tuned_file"]
+__all__ = ["AUTO", "Tuned", "check_tuned_for", "find_tuned", "fingerprint", "save_tuned", "tuned_file"]
 
 AUTO = "auto"
 FOLDER = "MMSPEC_CACHE"
@@ -78,14 +80,29 @@ def save_tuned(model: nn.Module, found: Tuned) -> Path:
     path = tuned_file(model, found.batch_size, found.tv)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        with atomic_file(path) as temporary:
+            temporary.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(
             FOLDER, str(path.parent), f"a folder that can be written ({error.strerror})"
         ) from error
     return path
+
+
+def check_tuned_for(drafter: Any = None, batch_size: int = 1, tv: float = 0.0, **others: Any) -> None:
+    """Check what is asked for beside `accelerator="auto"`; arguments as of `find_tuned`.
+
+    Raises:
+        InputError: a drafter is named, or a value is out of range.
+        UnknownArgumentError: an option that does not say what the accelerator was tuned for.
+    """
+    if drafter is not None:
+        raise InputError("drafter", drafter, "nothing: 'auto' has the one it was tuned with")
+    for name, value in others.items():
+        raise UnknownArgumentError(name, value, "batch_size and tv, which say what it was tuned for")
+    if not is_integer(batch_size) or batch_size < 1:
+        raise InputError("batch_size", batch_size, "an integer of at least 1")
+    require_number("tv", tv, 0, 1, "a number from 0 to 1")
 
 
 def find_tuned(model: nn.Module, batch_size: int = 1, tv: float = 0.0) -> Tuned:

@@ -21,13 +21,7 @@ import mmspec.models.nextstep  # noqa: F401
 from mmspec.acceleration import Accelerator, Call
 from mmspec.accelerators import build_accelerator, find_preset
 from mmspec.decoding.canvas import Canvas
-from mmspec.errors import (
-    CheckpointError,
-    InputError,
-    PipelineBusyError,
-    UnknownArgumentError,
-    UnsupportedModelError,
-)
+from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
 from mmspec.heads import HEADS
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
 from mmspec.models.checkpoint import (
@@ -47,7 +41,7 @@ from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
 from mmspec.targets.memory import MemoryPlan
 from mmspec.targets.prefix import PrefixCache
 from mmspec.targets.steps import LEAST_CAPACITY
-from mmspec.tuned import AUTO, Tuned, find_tuned
+from mmspec.tuned import AUTO, check_tuned_for, find_tuned
 from mmspec.validation import given_of, is_integer
 
 if TYPE_CHECKING:
@@ -134,9 +128,11 @@ class MMSpecPipeline:
             UnsupportedModelError: the model cannot be decoded speculatively.
             InputError: unknown accelerator or option.
         """
-        needs = None
-        if accelerator not in (None, AUTO):
-            needs = find_preset(accelerator).needs  # a typo should not cost a load
+        needs = None  # what follows is checked first: a typo should not cost a load
+        if accelerator == AUTO:
+            check_tuned_for(drafter, **options)
+        elif accelerator is not None:
+            needs = find_preset(accelerator).needs
         source = check_source(pretrained_model_name_or_path)
         if accelerator is not None and drafter is None and needs is not None:
             drafter = own_drafters(source).source_for(accelerator)
@@ -230,9 +226,8 @@ class MMSpecPipeline:
             PipelineBusyError: a call is running.
         """
         if accelerator == AUTO:
-            if drafter is not None:
-                raise InputError("drafter", drafter, "nothing: 'auto' has the one it was tuned with")
-            tuned = self._find_tuned(**options)
+            check_tuned_for(drafter, **options)
+            tuned = find_tuned(self.model, **options)
             return self.set_accelerator(tuned.accelerator, **tuned.options)
         with self._busy():
             if isinstance(accelerator, Accelerator):
@@ -248,11 +243,6 @@ class MMSpecPipeline:
             self.draft_processor = draft_processor
             self._attach()
         return self
-
-    def _find_tuned(self, batch_size: int = 1, tv: float = 0.0, **others: Any) -> Tuned:
-        for name, value in others.items():
-            raise UnknownArgumentError(name, value, "batch_size and tv, which say what it was tuned for")
-        return find_tuned(self.model, batch_size, tv)
 
     def _build_accelerator(
         self, name: str, drafter: str | Path | PreTrainedModel | None, options: dict[str, Any]

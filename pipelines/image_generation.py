@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -125,7 +125,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
             raise raised
         return output if return_dict else (output.images,)
 
-    def watch(self, prompt: Any = None, **arguments: Any) -> Iterator[ImageCall]:
+    def watch(self, prompt: Any = None, **arguments: Any) -> Generator[ImageCall, None, None]:
         """Generate, yielding the call after every round; closing the iterator ends the work.
 
         `progress()` of the call tells of the images at work, `output()` makes all of them so far. Arguments,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -128,7 +128,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         if call.canvas.errors[0] is not None:
             raise call.canvas.errors[0]
 
-    def watch(self, prompt: Any, **arguments: Any) -> Iterator[TextOutput]:
+    def watch(self, prompt: Any, **arguments: Any) -> Generator[TextOutput, None, None]:
         """Generate, yielding the output so far after every round; closing the iterator ends the work.
 
         Arguments, and errors, as of `__call__`, without `streamer` and `return_dict`.

@@ -75,6 +75,8 @@ def caption(
     source = model or reference_model()
     choice = with_drafter(choice or default_choice(source, how.drafter), source, how.drafter)
     settings = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    if prompt_file is not None and images:
+        raise InputError("--prompt-file", prompt_file, "either a file, or images")
     if many.ray:
         for option, given in (("--compare", compare), ("--stream", stream), ("--figure", figure)):
             if given:
@@ -84,8 +86,6 @@ def caption(
     if out is not None:
         raise InputError("--out", str(out), "nothing: it is the folder of --ray")
     if prompt_file is not None:
-        if images:
-            raise InputError("--prompt-file", prompt_file, "either a file, or images")
         examples = read_prompt_file(prompt_file)
     elif images:
         examples = own_examples([prompt], images)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmspec.errors import InputError
+
+if TYPE_CHECKING:
+    from mmspec.accelerators import Preset
 
 __all__ = ["AcceleratorChoice", "parse_choice", "parse_choices"]
 
@@ -17,13 +20,25 @@ class AcceleratorChoice:
 
     Attributes:
         label: as the user wrote it.
-        name: of the preset; known to exist.
+        name: of the preset, known to exist; or "auto".
         options: of its drafter and rule.
     """
 
     label: str
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def preset(self) -> Preset | None:
+        """The preset of that name; None for "auto", which is one that `mmspec tune` has found.
+
+        Raises:
+            InputError: no such accelerator; the message holds the nearest.
+        """
+        from mmspec.accelerators import find_preset
+        from mmspec.tuned import AUTO
+
+        return None if self.name == AUTO else find_preset(self.name)
 
 
 def parse_choice(text: str) -> AcceleratorChoice:
@@ -32,13 +47,9 @@ def parse_choice(text: str) -> AcceleratorChoice:
     Raises:
         InputError: no such accelerator (the message holds the nearest), or an option without a value.
     """
-    from mmspec.accelerators import find_preset
-    from mmspec.tuned import AUTO
-
-    name, options = parse_options("accelerator", text)
-    if name != AUTO:
-        find_preset(name)
-    return AcceleratorChoice(text.strip(), name, options)
+    choice = AcceleratorChoice(text.strip(), *parse_options("accelerator", text))
+    _ = choice.preset  # a typo should not cost a load
+    return choice
 
 
 def parse_options(argument: str, text: str) -> tuple[str, dict[str, Any]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmspec.cli import main
 from mmspec.cli.choice import parse_choice
 from mmspec.cli.console import note, print_result
 from mmspec.cli.loading import (
@@ -19,14 +22,14 @@ from mmspec.cli.loading import (
     reference_model,
     with_drafter,
 )
-from mmspec.cli.options import Accelerator, ModelOption, ModelOptions, unpack_options
+from mmspec.cli.options import Accelerator, Host, ModelOption, ModelOptions, Port, unpack_options
 from mmspec.cli.serve import listen
 from mmspec.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
     import gradio
 
-__all__ = ["demo_app", "launch"]
+__all__ = ["demo_app", "launch", "run_space"]
 
 SCENE_PROMPTS = (
     "a red ring left of a small blue cross",
@@ -38,8 +41,6 @@ WAITING = 32  # visitors in line; more are told that it is full
 
 demo_app = typer.Typer(help="Show a model in a browser.", no_args_is_help=True)
 
-Host = Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
 Share = Annotated[
     bool, typer.Option("--share", help="Open a public address through Gradio's servers for 72 hours.")
 ]
@@ -119,6 +120,21 @@ def generate(
         page.warm_up()
         address = listener.getsockname()[:2]
     serve_page(page.blocks(), address, source, share=share, as_json=how.as_json)
+
+
+def run_space(page: str) -> None:
+    """Run `mmspec demo PAGE` as a Space of Hugging Face: with Gradio's address, and $MMSPEC_MODEL.
+
+    Args:
+        page: "caption" or "generate".
+    """
+    host = os.environ.get("GRADIO_SERVER_NAME", "0.0.0.0")
+    options = ["--host", host, "--port", os.environ.get("GRADIO_SERVER_PORT", "7860")]
+    for option in ("model", "accelerator"):
+        if value := os.environ.get(f"MMSPEC_{option.upper()}"):
+            options += [f"--{option}", value]
+    sys.argv = ["mmspec", "demo", page, *options]
+    main()
 
 
 def label(source: str, model: str | None) -> str:

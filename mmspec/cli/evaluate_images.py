@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.choice import AcceleratorChoice, parse_choice, parse_choices
+from mmspec.cli.choice import parse_choice, parse_choices
 from mmspec.cli.console import Interruptible, note, progress
 from mmspec.cli.image_scoring import SCENES, Scoring, Session, report
 from mmspec.cli.loading import REFERENCE_IMAGE, load_pipeline, reference_model, with_drafter
@@ -22,6 +23,7 @@ from mmspec.validation import given_of
 
 if TYPE_CHECKING:
     from mmspec.evaluation.quality.image_folder import Asked, ImageSet
+    from mmspec.many.work import Item
 
 __all__ = ["images"]
 
@@ -81,7 +83,7 @@ def images(
     """
     from mmspec.evaluation.quality.feature_network import check_network_name
     from mmspec.evaluation.quality.image_folder import draw_images, read_images, read_prompts
-    from mmspec.evaluation.quality.image_methods import REFERENCE_SEEDS, held_out_captions
+    from mmspec.evaluation.quality.image_methods import REFERENCE_SEEDS
     from mmspec.evaluation.quality.image_scores import chosen_metrics
     from mmspec.evaluation.quality.reference_statistics import reference_of
     from mmspec.evaluation.quality.set_distances import check_torchmetrics
@@ -95,15 +97,7 @@ def images(
     if folder is not None:
         if model is not None or accelerator is not None or out is not None:
             raise InputError("--folder", str(folder), "either a folder, or a model that draws")
-        found = with_prompts(read_images(folder, n), asked)
-        session = Session(scoring, how, metrics, named, str(folder))
-        reference = session.reference(
-            len(found.images),
-            found.size,
-            found.prompts,
-            of_scenes=found.prompts == held_out_captions(len(found.images), how.seed),
-        )
-        report(session, {found.label: session.score(found, reference)}, reference, len(found.images))
+        score_folder(folder, n, asked, partial(Session, scoring, how, metrics, named, str(folder)))
         return
     choices = parse_choices(accelerator or "none")
     against = scoring.against
@@ -115,43 +109,51 @@ def images(
         check_empty(out)
     elif out is None:
         raise InputError("--out", None, "a folder, with --ray")
+    elif rival is not None:
+        raise InputError("--against", str(against), "scenes, a folder or a file of features, with --ray")
     session = Session(scoring, how, metrics, named, source)
     pipe = load_pipeline(ImageGenerationPipeline, source, how)
     subjects = subjects_of(pipe, asked, n, how.seed)
-    size = (pipe.target.grid.columns * pipe.stride, pipe.target.grid.rows * pipe.stride)
-    objects = 1 if pipe.target.vector_size and "class_labels" in subjects[0][1] else None
-    words = [prompt for prompt, _ in subjects]
     reference = session.reference(
-        len(subjects), size, words, of_scenes=asked is None, objects=objects, is_drawn=rival is not None
+        len(subjects),
+        (pipe.target.grid.columns * pipe.stride, pipe.target.grid.rows * pipe.stride),
+        [prompt for prompt, _ in subjects],
+        of_scenes=asked is None,
+        objects=1 if pipe.target.vector_size and "class_labels" in subjects[0][1] else None,
+        is_drawn=rival is not None,
     )
     sampling = given_of(guidance_scale=guidance_scale, num_inference_steps=num_inference_steps)
+    scores: dict[str, dict[str, Any]] = {}
     if many.ray and out is not None:
-        if rival is not None:
-            raise InputError("--against", str(against), "scenes, a folder or a file of features, with --ray")
-        spread = {}
+        items = items_of(subjects)
         for choice in choices:
             place = out / folder_name(choice.label)
-            draw_with_workers(source, choice, subjects, sampling, place, many, how)
-            spread[choice.label] = session.score(read_images(place, label=choice.label), reference)
-        report(session, spread, reference, len(subjects), pipe.sampling(sampling))
+            decode_many(source, choice, items, sampling, place, many, how, draws=True)
+            scores[choice.label] = session.score(read_images(place, label=choice.label), reference)
+        report(session, scores, reference, len(subjects), pipe.sampling(sampling))
         return
-    draw: dict[str, Any] = {"batch_size": batch_size, "settings": sampling}
-    scores: dict[str, dict[str, Any]] = {}
     with kept(out) as where, Interruptible() as block, progress(quiet=how.as_json) as bar:
         work = bar.add_task("drawing", total=(len(choices) + (rival is not None)) * len(subjects))
-        draw["on_images"] = lambda count: bar.advance(work, count)
+        draw = partial(
+            draw_images,
+            pipe,
+            subjects,
+            batch_size=batch_size,
+            settings=sampling,
+            on_images=partial(bar.advance, work),
+        )
         if rival is not None:  # other seeds: what draws alike would have a distance of exactly 0
             pipe.set_accelerator(rival.name, **rival.options)
-            draw_images(pipe, subjects, where / REFERENCE, seed=how.seed + REFERENCE_SEEDS, **draw)
+            draw(where / REFERENCE, seed=how.seed + REFERENCE_SEEDS)
             drawn = read_images(where / REFERENCE, label=f"{rival.label}, other seeds")
             reference = reference_of(drawn.label, drawn.images, session.network, None)
         for choice in choices:
             bar.update(work, description=choice.label)
             pipe.set_accelerator(choice.name, **choice.options)
             place = where / folder_name(choice.label)
-            stats = merge_stats(draw_images(pipe, subjects, place, seed=how.seed, **draw))
-            drawn = read_images(place, label=choice.label)
+            stats = merge_stats(draw(place, seed=how.seed))
             figures = {"promise": stats.exactness, "forwards per image": stats.nfe_mean}
+            drawn = read_images(place, label=choice.label)
             scores[choice.label] = figures | session.score(drawn, reference)
     if scores:
         report(session, scores, reference, len(subjects), pipe.sampling(sampling))
@@ -160,23 +162,32 @@ def images(
     block.finish()
 
 
-def draw_with_workers(
-    source: str,
-    choice: AcceleratorChoice,
-    subjects: list[Asked],
-    sampling: dict[str, Any],
-    place: Path,
-    many: RayOptions,
-    how: ModelOptions,
+def score_folder(
+    folder: Path, n: int | None, prompts: list[str] | None, open_session: Callable[[], Session]
 ) -> None:
-    """Draw what is asked for with many workers into a folder, with the seeds that one machine would take."""
+    """Score the images of a folder and print the figures.
+
+    Args:
+        folder, n, prompts: as of the command.
+        open_session: loads the networks, once the folder is known to be good.
+    """
+    from mmspec.evaluation.quality.image_folder import read_images
+    from mmspec.evaluation.quality.image_methods import held_out_captions
+
+    found = with_prompts(read_images(folder, n), prompts)
+    session, count = open_session(), len(found.images)
+    are_scenes = found.prompts == held_out_captions(count, session.seed)
+    reference = session.reference(count, found.size, found.prompts, of_scenes=are_scenes)
+    report(session, {found.label: session.score(found, reference)}, reference, count)
+
+
+def items_of(subjects: Sequence[Asked]) -> list[Item]:
+    """Items of work for many workers: they take the seeds that one machine would."""
     from mmspec.many.work import Item
 
-    items = []
-    for index, (prompt, asked) in enumerate(subjects):
-        label = asked.get("class_labels")
-        items.append(Item(index, prompt, label=label))
-    decode_many(source, choice, items, sampling, place, many, how, draws=True)
+    return [
+        Item(index, prompt, label=asked.get("class_labels")) for index, (prompt, asked) in enumerate(subjects)
+    ]
 
 
 def is_accelerator(against: str | None) -> bool:
@@ -201,7 +212,7 @@ def with_prompts(images: ImageSet, prompts: list[str] | None) -> ImageSet:
 
 
 def subjects_of(pipe: Any, prompts: list[str] | None, n: int | None, seed: int) -> list[Asked]:
-    """What is drawn: the user's prompts, in turn, or captions or classes of scenes."""
+    """Prompts of the images: the user's, in turn, or captions or classes of scenes."""
     from mmspec.evaluation.image_contender import image_subjects
 
     if prompts is None:

@@ -175,7 +175,7 @@ def score(
 
 def report(rows: dict[str, dict[str, Any]], settings: dict[str, Any], as_json: bool) -> None:
     """Print the figures: a row for each accelerator."""
-    from mmspec.evaluation.quality.intervals import Estimate
+    from mmspec.evaluation.quality.intervals import jsonable
     from mmspec.evaluation.tables import figures
 
     names = [name for name in next(iter(rows.values())) if name != "differences"]
@@ -185,10 +185,6 @@ def report(rows: dict[str, dict[str, Any]], settings: dict[str, Any], as_json: b
     table = figures(("accelerator", *names), cells, title=title, caption=caption, caption_justify="left")
     value = {
         "settings": settings,
-        "rows": [
-            {"accelerator": label}
-            | {name: vars(one) if isinstance(one, Estimate) else one for name, one in row.items()}
-            for label, row in rows.items()
-        ],
+        "rows": [{"accelerator": label} | jsonable(row) for label, row in rows.items()],
     }
     print_result(value, table, as_json)

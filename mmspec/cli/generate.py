@@ -13,7 +13,7 @@ import typer
 from mmspec.cli.choice import AcceleratorChoice, parse_choice, parse_choices
 from mmspec.cli.console import Interruptible, note, print_result, progress
 from mmspec.cli.loading import REFERENCE_IMAGE, load_pipeline, reference_model, with_drafter
-from mmspec.cli.many import PromptFile, RayOptions, decode_many, items_of
+from mmspec.cli.many import PromptFile, RayOptions, decode_many
 from mmspec.cli.options import (
     GuidanceScale,
     HeadSteps,
@@ -118,11 +118,12 @@ def generate(
         mmspec generate --compare none,sjd,gsd,lantern --out compared.png
         mmspec generate --ray --prompt-file prompts.txt --out drawn
     """
+    from mmspec.evaluation.prompt_files import read_prompt_file
     from mmspec.pipelines import ImageGenerationPipeline
 
     choices = chosen(accelerator, compare)
     if prompt_file is not None:
-        prompts = [*(prompts or []), *(one.prompt or "" for one in items_of(prompt_file))]
+        prompts = [*(prompts or []), *(one.turns[0] for one in read_prompt_file(prompt_file))]
     if many.ray:
         draw_many(prompts or [], classes or [], model, with_window(choices, window), out, asked, many, how)
         return
@@ -217,13 +218,9 @@ def with_window(choices: Sequence[AcceleratorChoice], window: int | None) -> lis
     Raises:
         InputError: none of them has a window.
     """
-    from mmspec.accelerators import find_preset
-    from mmspec.tuned import AUTO
-
     if window is None:
         return list(choices)
-    named = [choice.name for choice in choices if choice.name != AUTO]
-    have = {name for name in named if "window" in find_preset(name).options}
+    have = {one.name for one in choices if one.preset is not None and "window" in one.preset.options}
     if not have:
         raise InputError("--window", window, "an accelerator that has a window, such as sjd")
     return [

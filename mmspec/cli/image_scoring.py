@@ -176,7 +176,7 @@ def report(
     sampling: dict[str, Any] | None = None,
 ) -> None:
     """Print the figures: a row for each, a column for each set of images."""
-    from mmspec.evaluation.quality.intervals import Estimate
+    from mmspec.evaluation.quality.intervals import jsonable
     from mmspec.evaluation.tables import figures
 
     about = session.network.described
@@ -197,11 +197,7 @@ def report(
     value = {
         "settings": settings,
         "left_out": session.left_out,
-        "rows": [
-            {"images": label}
-            | {name: vars(one) if isinstance(one, Estimate) else one for name, one in row.items()}
-            for label, row in scores.items()
-        ],
+        "rows": [{"images": label} | jsonable(row) for label, row in scores.items()],
     }
     print_result(value, table, session.as_json)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mmspec.cli.choice import AcceleratorChoice, parse_choice, parse_choices
 from mmspec.cli.console import note
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from mmspec.pipelines import MMSpecPipeline
 
 __all__ = [
+    "absolute_options",
+    "absolute_source",
     "check_device",
     "compared_choices",
     "default_choice",
@@ -86,13 +88,10 @@ def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> 
         InputError: it needs a drafter and there is none, or has no use for the one it names.
         CheckpointError: the drafter that the model's folder names for it is not there.
     """
-    from mmspec.accelerators import find_preset
     from mmspec.reference import assets
-    from mmspec.tuned import AUTO
 
-    if choice.name == AUTO:
+    if (preset := choice.preset) is None:
         return choice
-    preset = find_preset(choice.name)
     named = choice.options.get("drafter")
     if preset.needs is None:
         if named is not None:
@@ -106,6 +105,19 @@ def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> 
             "--drafter", None, f"the folder or hub id of {preset.needs}, which {choice.name!r} needs"
         )
     return replace(choice, options={**choice.options, "drafter": found})
+
+
+def absolute_source(source: str) -> str:
+    """A folder by its whole path, so that it is found from anywhere; a hub id as it is."""
+    return str(Path(source).absolute()) if Path(source).is_dir() else source
+
+
+def absolute_options(choice: AcceleratorChoice) -> dict[str, Any]:
+    """The options of a choice, a drafter's folder by its whole path."""
+    return {
+        key: absolute_source(str(value)) if key == "drafter" else value
+        for key, value in choice.options.items()
+    }
 
 
 def compared_choices(accelerators: str, model: str, drafter: str | None) -> list[AcceleratorChoice]:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmspec.atomic_file import atomic_file
 from mmspec.cli.console import Interruptible, note, progress
+from mmspec.cli.loading import absolute_options, absolute_source, read_dtype
 from mmspec.errors import InputError
 
 if TYPE_CHECKING:
@@ -86,22 +88,18 @@ def decode_many(
         InputError: something that cannot be used, before any worker starts.
         MissingDependencyError: Ray is not installed.
     """
-    from mmspec.cli.loading import read_dtype
     from mmspec.many.pool import check_ray, run_many
-    from mmspec.many.work import Work, write_atomically
+    from mmspec.many.work import Work
 
     check_ray()
     read_dtype(how.dtype)
     if how.device is not None:
         raise InputError("--device", how.device, "nothing: with --ray workers take the GPUs there are")
-    options = {
-        key: located_folder(value) if key == "drafter" else value for key, value in choice.options.items()
-    }
     work = Work(
-        model=located_folder(source),
+        model=absolute_source(source),
         draws=draws,
         accelerator=choice.name,
-        options=options,
+        options=absolute_options(choice),
         settings=settings,
         seed=how.seed,
         dtype=how.dtype,
@@ -115,10 +113,6 @@ def decode_many(
         block.finish()
     name = "images.jsonl" if draws else "texts.jsonl"
     lines = "".join(json.dumps(record) + "\n" for record in records)
-    write_atomically(out / name, lines.encode())
+    with atomic_file(out / name) as temporary:
+        temporary.write_text(lines, encoding="utf-8")
     return records
-
-
-def located_folder(source: str) -> str:
-    """A folder by its whole path; a hub id as it is."""
-    return str(Path(source).absolute()) if Path(source).is_dir() else source

@@ -17,11 +17,13 @@ __all__ = [
     "BatchSize",
     "GuidanceScale",
     "HeadSteps",
+    "Host",
     "LastStepNoise",
     "Model",
     "ModelOption",
     "ModelOptions",
     "Plot",
+    "Port",
     "Table",
     "TopK",
     "TopP",
@@ -68,6 +70,8 @@ Table = Annotated[Path | None, typer.Option(help="JSON file to write as well.", 
 Plot = Annotated[
     Path | None, typer.Option(help="Image of the table to write (matplotlib).", show_default=False)
 ]
+Host = Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 
 

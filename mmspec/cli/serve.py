@@ -20,7 +20,7 @@ from mmspec.cli.loading import (
     reference_model,
     with_drafter,
 )
-from mmspec.cli.options import Accelerator, ModelOptions, unpack_options
+from mmspec.cli.options import Accelerator, Host, ModelOptions, Port, unpack_options
 from mmspec.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def serve(
         ),
     ] = None,
     accelerator: Accelerator = None,
-    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
     api_key: Annotated[
         str | None,
         typer.Option(help="What clients must send; none is asked for if none.", envvar="MMSPEC_API_KEY"),

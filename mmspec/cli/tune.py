@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from mmspec.cli.choice import AcceleratorChoice, parse_choice
 from mmspec.cli.console import Interruptible, note, print_result, progress
-from mmspec.cli.loading import own_drafters, with_drafter
+from mmspec.cli.loading import absolute_options, own_drafters, with_drafter
 from mmspec.cli.options import ModelOptions, unpack_options
 from mmspec.cli.subject import Question, Subject, load_subject
 from mmspec.errors import InputError
@@ -18,11 +17,6 @@ from mmspec.errors import InputError
 __all__ = ["tune"]
 
 TEXT_DEFAULTS = {"task": "mixed", "max_new_tokens": 128, "temperature": 0.0}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneQuestion(Question):
-    """The options of `mmspec tune` that say what the model is asked."""
 
 
 @unpack_options
@@ -33,7 +27,7 @@ def tune(
     ] = 0.0,
     repeats: Annotated[int, typer.Option(min=1, help="Times that the last candidates run.")] = 3,
     *,
-    asked: TuneQuestion,
+    asked: Question,
     how: ModelOptions,
 ) -> None:
     """Find the fastest accelerator for a model, this device and an allowed loss, and keep it.
@@ -49,7 +43,7 @@ def tune(
     """
     from mmspec.evaluation.machine import environment
     from mmspec.evaluation.speed.timing import batches_of
-    from mmspec.evaluation.speed.tuning import STAGES, fastest, search
+    from mmspec.evaluation.speed.tuning import STAGES, allowed_by, fastest, search
     from mmspec.tuned import Tuned, save_tuned
 
     source = asked.source
@@ -64,7 +58,7 @@ def tune(
         except InputError as error:  # a size that this drafter does not have
             note(f"left out: {choice.label} ({error})")
             continue
-        if permitted(contender.accelerator, tv):
+        if allowed_by(contender.accelerator.exactness, tv):
             choices[choice.label] = choice
             decoders[choice.label] = contender.decoder(seed=how.seed, **subject.settings, **form)
     note(f"{len(decoders)} candidates on up to {len(batches)} batches, in {len(STAGES) + 1} stages")
@@ -80,10 +74,9 @@ def tune(
     choice, record = choices[best.label], best.record
     described = {"model": source, "batch_size": asked.batch_size, "seed": how.seed, **subject.described}
     described |= environment(subject.pipe.device, subject.pipe.dtype)
-    options = {key: absolute(value) if key == "drafter" else value for key, value in choice.options.items()}
     found = Tuned(
         choice.name,
-        options,
+        absolute_options(choice),
         asked.batch_size,
         tv,
         record.speedup,
@@ -108,34 +101,17 @@ def candidates(subject: Subject, source: str, drafter: str | None, tv: float) ->
     else:
         named = [("none", {})]
         if target.vector_size:
-            named += [("shared_noise", {"tolerance": 0})] if not target.any_order else []
+            named += [("shared_noise", {})] if not target.any_order else []
         else:
             named += [("sjd", {}), *([("gsd", {}), ("lantern", {})] if tv else [])]
         named += [(one.name, one.options) for one in own_drafters(source).values()]
     found = []
     for name, options in named:
-        written = [name] if options.get("tolerance") == 0 else variants(name, target, tv)
-        for label in written:
+        for label in variants(name, target, tv):
             choice = parse_choice(label)
             choice = AcceleratorChoice(choice.label, choice.name, {**options, **choice.options})
             found.append(with_drafter(choice, source, drafter))
     return found
-
-
-def permitted(accelerator: Any, tv: float) -> bool:
-    """True if what an accelerator promises is within the allowed TV."""
-    from mmspec.evaluation.speed.tuning import allowed_by
-
-    return allowed_by(accelerator.exactness, tv)
-
-
-def absolute(drafter: Any) -> Any:
-    """A folder by its whole path, so that it is found from anywhere; a hub id as it is."""
-    from pathlib import Path
-
-    if not isinstance(drafter, str):
-        raise InputError("drafter", type(drafter).__name__, "a folder or hub id")
-    return str(Path(drafter).absolute()) if Path(drafter).is_dir() else drafter
 
 
 def shown(trials: Any, best: str, described: dict[str, Any]) -> Any:

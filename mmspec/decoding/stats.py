@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
 from typing import Any
 
 #: Parts of a call's time, each with its `<part>_seconds`.
@@ -100,12 +102,12 @@ class DecodingStats:
 
     def as_one_row(self) -> DecodingStats:
         """Return these statistics with the counts of all rows added up."""
-        sums: dict[str, Any] = {name: [sum(getattr(self, name))] for name in ROW_COUNTS[:-1]}
-        return replace(self, **sums, accepted_histograms=[Counter(self.accepted_histogram)])
+        sums: dict[str, Any] = {name: [reduce(add, getattr(self, name))] for name in ROW_COUNTS}
+        return replace(self, **sums)
 
     @property
     def accepted_histogram(self) -> dict[int, int]:
-        """How many rounds accepted 0, 1, 2, ... draft tokens, all rows together."""
+        """Numbers of rounds that accepted 0, 1, 2, ... draft tokens, all rows together."""
         return dict(sum(self.accepted_histograms, Counter[int]()))
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,7 @@ SAID = "A small draft proposes, the model checks many words at once: the same an
 
 @dataclass
 class Conversation:
-    """What a visitor and the model have said.
+    """A visitor's conversation with the model.
 
     Attributes:
         upload: what it is about.
@@ -119,11 +119,7 @@ class Captioning:
         settings = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
         pipes = [self.plain, self.pipe] if racing else [self.pipe]
         lanes = [
-            Lane(
-                pipe.accelerator.name,
-                cast(Generator[Any, None, None], pipe.watch(messages, **media, **settings)),
-                pipe.tokenizer,
-            )
+            Lane(pipe.accelerator.name, pipe.watch(messages, **media, **settings), pipe.tokenizer)
             for pipe in pipes
         ]
         updated = time.monotonic()

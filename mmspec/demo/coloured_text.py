@@ -37,6 +37,6 @@ def mark(text: str, drafted: bool) -> str:
 
 
 def legend() -> str:
-    """What the colours mean, as HTML."""
+    """Legend of the colours, as HTML."""
     marks = (f'<span class="mm-{NAMES[flag]}">{TITLES[flag]}</span>' for flag in (True, False))
     return f'<p class="mm-legend">{" ".join(marks)}</p>'

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
 
 from mmspec.decoding.image_grid import FREE, ImageGrid
+from mmspec.media.data_url import data_url
 
-__all__ = ["CommitMap", "data_url", "heat_image", "heat_map"]
+__all__ = ["CommitMap", "heat_image", "heat_map"]
 
 OPEN = -1
 #: Dark to bright, evenly spaced and told apart by the colour-blind; one cell per forward to the most.
@@ -78,10 +77,3 @@ def heat_map(counts: np.ndarray, most: int | None = None) -> str:
         f'style="aspect-ratio: {columns} / {rows}"><figcaption><span>1</span><i></i><span>{most}</span>'
         "</figcaption></figure>"
     )
-
-
-def data_url(image: Image.Image) -> str:
-    """The image as a `data:` URL, losslessly."""
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
@@ -17,8 +17,6 @@ from mmspec.evaluation.image_contender import describe_accelerator
 from mmspec.pipelines import ContinuousImagePipeline, ImageGenerationPipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from mmspec.acceleration import Accelerator
     from mmspec.pipelines.image_call import ImageCall
 
@@ -49,7 +47,7 @@ class Drawing:
         return min(self.call.committed / self.call.grid.length, 1.0)
 
     def picture(self) -> Image.Image:
-        """What there is of the image, grey elsewhere."""
+        """The image so far, grey where it is open."""
         preview: Image.Image = self.call.progress()["preview"]()[0]
         return preview
 
@@ -150,8 +148,7 @@ def draw(
     if isinstance(pipe, ContinuousImagePipeline):  # exact speculation needs it, and all are to draw alike
         settings["last_step_noise"] = True
     drawing = None
-    rounds = cast("Generator[ImageCall, None, None]", pipe.watch(**settings))
-    with closing(rounds):
+    with closing(pipe.watch(**settings)) as rounds:
         for call in rounds:
             if drawing is None:
                 drawing = Drawing(method, promise, call, CommitMap(call.grid))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -14,6 +12,7 @@ from PIL import Image
 from mmspec.demo.commit_map import heat_map
 from mmspec.demo.drawing import Drawing
 from mmspec.demo.theme import figures
+from mmspec.media.data_url import data_url
 
 __all__ = ["NOTHING", "Shown", "gallery"]
 
@@ -93,15 +92,9 @@ def card(one: Shown, plain: Shown | None, most: int) -> str:
     bar = f'<div class="mm-bar"><i style="width: {one.share:.0%}"></i></div>' if one.state != "done" else ""
     alt = escape(f"drawn by {one.title}")
     header = f"<header><b>{escape(one.title)}</b>{''.join(tags)}</header>"
-    picture = f'<img class="mm-picture" alt="{alt}" src="{picture_url(one.picture)}">'
+    url = data_url(one.picture, "WEBP", quality=92)  # small: it is sent many times
+    picture = f'<img class="mm-picture" alt="{alt}" src="{url}">'
     return (
         f'<section class="mm-card" data-method="{escape(one.title)}">{header}<div class="mm-pair">{picture}'
         f"{heat_map(one.counts, most)}</div>{bar}{figures(one.figures)}</section>"
     )
-
-
-def picture_url(image: Image.Image) -> str:
-    """The image as a `data:` URL, small enough to be sent many times."""
-    file = io.BytesIO()
-    image.save(file, "WEBP", quality=92)
-    return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()

@@ -65,7 +65,7 @@ def read_prompt_file(path: str | Path, count: int | None = None) -> list[Example
 
 
 def _separator(header: str) -> str | None:
-    """What parts the columns of a table whose header names the prompts; None for other text."""
+    """The separator of a table whose header names the prompts; None for other text."""
     for separator in "\t,":
         if any(name.strip().lower() in COLUMNS for name in header.split(separator)[:8]):
             return separator if separator in header else None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmspec.atomic_file import atomic_file
 from mmspec.errors import InputError
 
-__all__ = ["Item", "Work", "finished", "open_folder", "result_file", "write_atomically"]
+__all__ = ["Item", "Work", "finished", "open_folder", "result_file"]
 
 JOB = "job.json"
 
@@ -36,7 +36,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Work:
-    """What every worker loads and does; it travels to them.
+    """Model, accelerator and settings that every worker loads; it travels to them.
 
     Attributes:
         model: folder or hub id, as workers find it.
@@ -70,13 +70,6 @@ def result_file(folder: str | Path, index: int) -> Path:
     return Path(folder) / f"{index:05}.json"
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that is there complete or not at all, also if the writer is killed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
-
-
 def open_folder(work: Work, items: Sequence[Item]) -> list[Item]:
     """Make the folder of a work, or go on with one that was interrupted; returns the items that are left.
 
@@ -91,18 +84,16 @@ def open_folder(work: Work, items: Sequence[Item]) -> list[Item]:
         if mark.is_file():
             stored = json.loads(mark.read_text(encoding="utf-8"))
             if stored["fingerprint"] != described["fingerprint"]:
-                raise InputError(
-                    "--out",
-                    str(folder),
-                    "a folder that has no results of other prompts or settings",
-                )
+                allowed = "a folder that has no results of other prompts or settings"
+                raise InputError("--out", str(folder), allowed)
         elif any(folder.iterdir()):
             raise InputError("--out", str(folder), "a folder that is new or empty, or one to go on with")
         else:
-            write_atomically(mark, json.dumps(described, indent=2, default=str).encode() + b"\n")
+            with atomic_file(mark) as temporary:
+                temporary.write_text(json.dumps(described, indent=2, default=str) + "\n", encoding="utf-8")
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError("--out", str(folder), f"a folder that can be written ({error})") from error
     return [item for item in items if not result_file(folder, item.index).is_file()]
 

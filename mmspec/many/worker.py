@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import socket
@@ -12,7 +11,8 @@ from typing import Any
 
 import torch
 
-from mmspec.many.work import Item, Work, result_file, write_atomically
+from mmspec.atomic_file import atomic_file
+from mmspec.many.work import Item, Work, result_file
 from mmspec.pipelines import ImageGenerationPipeline, VisionLanguagePipeline
 
 __all__ = ["PipelineWorker"]
@@ -56,10 +56,9 @@ class PipelineWorker:
         if self.work.draws:
             what = {"prompt": item.prompt} if item.label is None else {"class_labels": [item.label]}
             output = self.pipe(**what, seed=[seed], output_type="pil", **self.work.settings)
-            file = io.BytesIO()
-            output.images[0].save(file, "PNG")
             name = f"{item.index:05}.png"
-            write_atomically(Path(self.work.folder) / name, file.getvalue())
+            with atomic_file(Path(self.work.folder) / name) as temporary:
+                output.images[0].save(temporary, "PNG")
             record["file"] = name
             if not self.pipe.target.vector_size:
                 record["codes"] = self.pipe.target.grid.codes(output.tokens[0])
@@ -71,5 +70,5 @@ class PipelineWorker:
         record |= {"accelerator": stats.accelerator, "promise": stats.exactness}
         record |= {"new_tokens": sum(stats.new_tokens), "target_forwards": stats.target_forwards}
         record |= {"seconds": stats.seconds, "worker": f"{socket.gethostname()}:{os.getpid()}"}
-        content = json.dumps(record).encode() + b"\n"
-        write_atomically(result_file(self.work.folder, item.index), content)
+        with atomic_file(result_file(self.work.folder, item.index)) as temporary:
+            temporary.write_text(json.dumps(record) + "\n", encoding="utf-8")

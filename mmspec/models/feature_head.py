@@ -86,7 +86,7 @@ class FeatureHead(DraftingHead):
 
     @property
     def position_lag(self) -> int | None:
-        """How many tokens before its own the token stands whose position, as the target counts, a row has.
+        """Distance back from a row's token to the one whose target position the row has.
 
         None if a row's position is its index in the head's own sequence.
         """

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import secrets
 import time
 from typing import Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Request
-from PIL import Image
 
+from mmspec.media.data_url import encode_image
 from mmspec.serving.engine import Engine
 from mmspec.serving.errors import RequestError
 from mmspec.serving.limits import ServerLimits
@@ -38,7 +36,7 @@ def image_routes(models: Models, limits: ServerLimits) -> APIRouter:
             if event.finish_reason is not None:
                 outputs[index] = event.output
         images = [outputs[index].images[0] for index in range(body.n)]
-        data = [{"b64_json": one} for one in await to_thread.run_sync(encode_images, images)]
+        data = [{"b64_json": await to_thread.run_sync(encode_image, image)} for image in images]
         tokens = sum(sum(output.stats.new_tokens) for output in outputs.values())
         return {
             "created": int(time.time()),
@@ -69,13 +67,3 @@ def check_size(size: str | None, engine: Engine) -> None:
     own = f"{grid.columns * stride}x{grid.rows * stride}"
     if size not in (None, "auto", own):
         raise RequestError(400, f"size: got {size!r}; this model's images are {own}", "size")
-
-
-def encode_images(images: list[Image.Image]) -> list[str]:
-    """PNG files in base64."""
-    encoded = []
-    for image in images:
-        file = io.BytesIO()
-        image.save(file, "PNG")
-        encoded.append(base64.b64encode(file.getvalue()).decode())
-    return encoded

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mmspec.atomic_file import atomic_file
 from mmspec.errors import CheckpointError
 
 __all__ = ["load_state", "save_state"]
@@ -16,9 +16,8 @@ __all__ = ["load_state", "save_state"]
 def save_state(path: Path, state: dict[str, Any]) -> None:
     """Write a state beside its final name and rename it, so that an interruption keeps the previous one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    torch.save(state, temporary)
-    os.replace(temporary, path)
+    with atomic_file(path) as temporary:
+        torch.save(state, temporary)
 
 
 def load_state(path: Path) -> dict[str, Any]:

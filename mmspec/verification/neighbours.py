@@ -7,9 +7,8 @@ that folder can be written. Knows nothing of acceptance.
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from mmspec.atomic_file import atomic_file
 from mmspec.decoding.interfaces import Target
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
@@ -137,16 +137,8 @@ def read_table(path: Path, size: int, count: int) -> Tensor | None:
 def write_table(path: Path, table: Tensor) -> None:
     """Write a table to the cache; a folder that cannot be written is left alone."""
     content = save({"neighbours": table}, {"sha256": checksum(table)})
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
-    except OSError:
-        return
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)  # whole or not at all, whoever else is writing
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
+    with suppress(OSError), atomic_file(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def checksum(table: Tensor) -> str:

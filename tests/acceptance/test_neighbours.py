@@ -100,10 +100,10 @@ def test_other_codebooks_metrics_and_counts_have_files_of_their_own(tmp_path: Pa
 
 
 def test_a_folder_that_cannot_be_written_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: object) -> None:
+    def refuse(*_: object) -> None:
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(neighbours.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(Path, "write_bytes", refuse)
     target = at_folder(random_codes(40), tmp_path)
     expected = find_neighbours(target.codebook, 5, "l2")
     assert torch.equal(neighbour_table(target, 5, "l2"), expected) and not list(tmp_path.iterdir())

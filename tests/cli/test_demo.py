@@ -51,7 +51,13 @@ def test_an_unknown_accelerator_is_refused(command: str) -> None:
 
 def test_the_command_serves_until_it_is_interrupted() -> None:
     command = [sys.executable, "-m", "mmspec", "demo", "caption", "--port", "0", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs of a shell may ignore it
+    )
     assert process.stdout is not None
     try:
         lines = [process.stdout.readline() for _ in range(4)]

@@ -82,8 +82,24 @@ def test_options_and_drafters_of_a_winner_are_used(tiny_folder):
         pipe.set_accelerator("auto")
     pipe.set_accelerator("auto", batch_size=4)
     assert (pipe.accelerator.name, pipe.accelerator.drafter.num_draft_tokens) == ("copy", 7)
-    with pytest.raises(InputError, match="batch_size and tv"):
-        pipe.set_accelerator("auto", window=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"window": 3}, "batch_size and tv"),
+        ({"drafter": "head"}, "'auto' has the one it was tuned with"),
+        ({"batch_size": 0}, "batch_size: got 0"),
+        ({"tv": 1.5}, "tv: got 1.5"),
+    ],
+)
+def test_wrong_options_of_auto_are_refused_before_a_model_is_loaded(tiny_folder, options, words, monkeypatch):
+    pipe = MMSpecPipeline.from_pretrained(tiny_folder, accelerator="none")
+    with pytest.raises(InputError, match=words):
+        pipe.set_accelerator("auto", **options)
+    monkeypatch.setattr("mmspec.pipelines.base.load_model", None)
+    with pytest.raises(InputError, match=words):
+        MMSpecPipeline.from_pretrained(tiny_folder, accelerator="auto", **options)
 
 
 def test_a_winner_is_of_its_weights_alone():

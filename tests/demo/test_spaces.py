@@ -37,7 +37,7 @@ def test_the_app_runs_the_command_with_the_variables_of_the_space(
 ) -> None:
     seen: list[list[str]] = []
     monkeypatch.setattr(sys, "argv", ["pytest"])
-    monkeypatch.setattr("mmspec.cli.main", lambda: seen.append(list(sys.argv)))
+    monkeypatch.setattr("mmspec.cli.demo.main", lambda: seen.append(list(sys.argv)))
     for variable in ("GRADIO_SERVER_NAME", "GRADIO_SERVER_PORT", "MMSPEC_ACCELERATOR"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setitem(os.environ, "MMSPEC_MODEL", "a/model")

@@ -60,6 +60,7 @@ def test_energy_is_what_the_driver_counts(monkeypatch):
     assert EnergyMeter.start(torch.device("cpu")).read() is None
     counter = iter([5_000, 12_500])
     library = types.SimpleNamespace(
+        NVMLError=LookupError,
         nvmlInit=lambda: None,
         nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
         nvmlDeviceGetTotalEnergyConsumption=lambda handle: next(counter),
@@ -68,7 +69,9 @@ def test_energy_is_what_the_driver_counts(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid="7"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     assert EnergyMeter.start(torch.device("cuda", 0)).read() == 7.5
-    library.nvmlInit = lambda: 1 / 0  # no driver
+    library.nvmlInit = lambda: {}["no driver"]
+    assert EnergyMeter.start(torch.device("cuda", 0)).read() is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
     assert EnergyMeter.start(torch.device("cuda", 0)).read() is None
 
 

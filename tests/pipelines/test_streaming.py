@@ -68,7 +68,7 @@ def test_what_is_watched_grows_to_the_output_of_a_call(text: VisionLanguagePipel
     next(begun)
     with pytest.raises(PipelineBusyError):
         text("the red", **RAW)
-    begun.close()  # type: ignore[attr-defined]
+    begun.close()
     assert text("the red", **RAW).tokens == wanted.tokens
 
 

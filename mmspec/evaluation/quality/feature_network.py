@@ -53,7 +53,7 @@ class FeatureNetwork:
 
     @property
     def described(self) -> dict[str, str]:
-        """What statistics must agree in to be compared, as the cache writes it."""
+        """Settings that statistics must share to be compared, as the cache writes them."""
         return {
             "network": self.name,
             "width": str(self.width),

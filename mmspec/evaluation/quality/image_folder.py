@@ -1,7 +1,7 @@
 """Sets of images: read from a folder, drawn into one, or rendered from scenes.
 
-`draw_images` writes a folder and `read_images` reads it, with prompts and codes where it has them; whoever
-draws on many machines needs these two alone.
+`draw_images` writes a folder and `read_images` reads it, with prompts and codes where it has them; the
+workers of `mmspec.many` write such folders too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SIDES = range(16, LARGEST_IMAGE + 1)  # of a scene, in pixels
 LINES = "images.jsonl"  # beside images that were drawn here: a line for each, in their order
 
 Asked = tuple[str, dict[str, Any]]
-"""What an image shall show, in words, and what a pipeline is asked for it."""
+"""A prompt in words, and the keywords of the pipeline's call for it."""
 
 
 @dataclass(frozen=True)

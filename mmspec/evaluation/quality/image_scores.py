@@ -45,7 +45,7 @@ class FactReader(Protocol):
     """Interface of a network that says which facts of a caption an image shows."""
 
     def facts(self, images: Any, captions: Sequence[str]) -> list[list[tuple[str, bool]]]:
-        """What each caption asks for, and whether its image shows it."""
+        """Facts that each caption names, and whether its image shows them."""
         ...
 
 
@@ -87,7 +87,7 @@ def missing_for(
     if metric == "inception_score" and network.classify is None:
         return "a network with classes: scenes or inception"
     if metric in ("clip_score", "attributes") and prompts is None:
-        return "a prompt for each image (--prompts)"
+        return "a prompt for each image (--prompt-file)"
     if metric == "attributes" and not names_objects(prompts or ()):
         return "prompts that name objects of scenes, such as 'a red ring'"
     return None
@@ -95,7 +95,7 @@ def missing_for(
 
 @dataclass(frozen=True)
 class Scorer:
-    """What scores need besides images.
+    """Networks that scores need.
 
     Attributes:
         network: of features.
@@ -194,13 +194,13 @@ def entropy_of(counts: Tensor) -> Estimate:
 
 
 def code_counts(codes: Sequence[Sequence[int]]) -> Tensor:
-    """How often each image uses each code [n, codes]."""
+    """Counts of each code in each image [n, codes]."""
     most = 1 + max(map(max, codes))
     return torch.stack([torch.bincount(torch.tensor(row), minlength=most).int() for row in codes])
 
 
 def colour_counts(image: Image.Image) -> Tensor:
-    """How many pixels of an image have each of 16 x 16 x 16 colours [4096]."""
+    """Counts of the pixels of an image in each of 16 x 16 x 16 colours [4096]."""
     shades = np.asarray(image, dtype=np.int64) * SHADES // 256
     codes = (shades @ np.array([SHADES**2, SHADES, 1])).ravel()
     return torch.bincount(torch.from_numpy(codes), minlength=SHADES**3).int()

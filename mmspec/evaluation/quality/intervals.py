@@ -5,15 +5,16 @@ Pure functions; every interval contains the figure that it is of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.errors import InputError
 
-__all__ = ["GROUPS", "Estimate", "as_share", "jackknife", "proportion", "within"]
+__all__ = ["GROUPS", "Estimate", "as_share", "jackknife", "jsonable", "proportion", "within"]
 
 GROUPS = 20
 NORMAL_QUANTILE = 1.959964  # 95 % of a normal distribution is within so many standard deviations
@@ -34,6 +35,11 @@ class Estimate:
 
     def __str__(self) -> str:
         return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
+
+
+def jsonable(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures by name as JSON has them: an estimate as its value and the ends of its interval."""
+    return {name: vars(one) if isinstance(one, Estimate) else one for name, one in figures.items()}
 
 
 def jackknife(

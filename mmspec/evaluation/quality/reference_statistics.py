@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mmspec.atomic_file import atomic_file
 from mmspec.errors import InputError
 from mmspec.evaluation.quality.feature_network import FeatureNetwork
 
@@ -28,7 +29,7 @@ FEATURES = "features"
 
 @dataclass(frozen=True)
 class Reference:
-    """What images are compared with.
+    """Reference set that images are compared with.
 
     Attributes:
         label: where it is from, for reports.
@@ -90,9 +91,8 @@ def reference_of(
     features = network.features(images)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        save_file({FEATURES: features.contiguous()}, partial, metadata=about)
-        partial.replace(path)  # never half a file under this name
+        with atomic_file(path) as temporary:
+            save_file({FEATURES: features.contiguous()}, temporary, metadata=about)
     except (OSError, SafetensorError) as error:
         raise InputError("--cache", str(cache), f"a folder that can be written ({error})") from error
     return Reference(label, features, size, path)

@@ -31,13 +31,15 @@ class EnergyMeter:
             return cls()
         try:
             import pynvml
-
-            library: Any = pynvml
+        except ImportError:
+            return cls()
+        library: Any = pynvml
+        try:
             library.nvmlInit()
             uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
             handle = library.nvmlDeviceGetHandleByUUID(uuid)
             return cls(library, handle, library.nvmlDeviceGetTotalEnergyConsumption(handle))
-        except Exception:  # no package, no driver, a card without the counter: NVML has an error for each
+        except library.NVMLError:  # no driver, or a card without the counter
             return cls()
 
     def read(self) -> float | None:

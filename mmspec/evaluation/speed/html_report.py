@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from PIL import Image
 
 from mmspec.evaluation.speed.bench_record import BenchRecord
-
-if TYPE_CHECKING:
-    from PIL import Image
+from mmspec.media.data_url import data_url
 
 __all__ = ["Sample", "html_report", "write_html"]
 
@@ -113,15 +112,9 @@ def sample_html(sample: Sample) -> str:
     return f"<section><h3>{escape(sample.prompt)}</h3>{given}{outputs}</section>"
 
 
-def data_url(image: Image.Image) -> str:
-    """An image as text that a page holds."""
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
 def draw_plots(records: Sequence[BenchRecord]) -> dict[str, str]:
     """Draw speed-ups with intervals, acceptance by depth, and parts of the time, as data URLs by title."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     names = [one.accelerator for one in records]
@@ -129,9 +122,10 @@ def draw_plots(records: Sequence[BenchRecord]) -> dict[str, str]:
     plots = {}
 
     def close(figure: Figure, title: str) -> None:
-        file = io.BytesIO()
-        figure.savefig(file, format="png", dpi=110)
-        plots[title] = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+        canvas = FigureCanvasAgg(figure)
+        figure.set_dpi(110)
+        canvas.draw()
+        plots[title] = data_url(Image.fromarray(np.asarray(canvas.buffer_rgba())))
 
     figure = Figure((8, height), layout="constrained")
     axes = figure.subplots()

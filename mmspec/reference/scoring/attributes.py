@@ -88,34 +88,25 @@ class AttributeJudge:
         return torch.cat([self.reader.classify(pixels) for pixels in self._batches(images)])
 
     def attribute_accuracy(self, images: Images, captions: Sequence[str]) -> float:
-        """Share of the facts in the captions that the images show (see `facts_present`).
+        """Share of the facts in the captions that the images show (`facts_present`); errors as of `score`."""
+        return self.score(images, captions).share
+
+    def facts(self, images: Images, captions: Sequence[str]) -> list[list[tuple[str, bool]]]:
+        """Facts that each caption names, and whether its image shows them; errors as of `score`."""
+        return [facts_present(*pair) for pair in self._prompted(images, captions)]
+
+    def score(self, images: Images, captions: Sequence[str]) -> AttributeScores:
+        """Shares of the facts in the captions that the images show, in all and by kind.
 
         Raises:
             InputError: a caption names no object, or there are as many captions as images not.
         """
-        return self.score(images, captions).share
-
-    def facts(self, images: Images, captions: Sequence[str]) -> list[list[tuple[str, bool]]]:
-        """What each caption asks for, and whether its image shows it; errors as in `attribute_accuracy`."""
-        if len(images) != len(captions) or not captions:
-            raise InputError("captions", len(captions), f"one for each of the {len(images)} images")
-        prompts = [_parse(text, index) for index, text in enumerate(captions)]
-        return [*map(facts_present, prompts, self.read(images))]
-
-    def score(self, images: Images, captions: Sequence[str]) -> AttributeScores:
-        """The same, fact by fact; errors as in `attribute_accuracy`."""
-        if len(images) != len(captions) or not captions:
-            raise InputError("captions", len(captions), f"one for each of the {len(images)} images")
-        prompts = [_parse(text, index) for index, text in enumerate(captions)]
-        readings = self.read(images)
-        facts = [facts_present(prompt, reading) for prompt, reading in zip(prompts, readings, strict=True)]
+        prompted = self._prompted(images, captions)
+        facts = [facts_present(*pair) for pair in prompted]
         found: dict[str, list[bool]] = {}
         for fact, present in (pair for row in facts for pair in row):
             found.setdefault(fact, []).append(present)
-        counts = [
-            len(reading.objects) == len(prompt.objects)
-            for prompt, reading in zip(prompts, readings, strict=True)
-        ]
+        counts = [len(reading.objects) == len(prompt.objects) for prompt, reading in prompted]
         return AttributeScores(
             share=_share([present for row in facts for _, present in row]),
             by_attribute={fact: _share(present) for fact, present in found.items()},
@@ -124,6 +115,13 @@ class AttributeJudge:
             ),
             count=_share(counts),
         )
+
+    def _prompted(self, images: Images, captions: Sequence[str]) -> list[tuple[ImagePrompt, ImageReading]]:
+        """The parsed caption and the reading of each image."""
+        if len(images) != len(captions) or not captions:
+            raise InputError("captions", len(captions), f"one for each of the {len(images)} images")
+        prompts = [_parse(text, index) for index, text in enumerate(captions)]
+        return [*zip(prompts, self.read(images), strict=True)]
 
     def _batches(self, images: Images) -> Iterator[Tensor]:
         for start in range(0, len(images), BATCH):
