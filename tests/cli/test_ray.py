@@ -54,14 +54,15 @@ def test_a_folder_is_resumed_and_other_work_is_refused(tmp_path):
 def test_a_worker_writes_what_the_pipeline_says_whatever_its_batches_are(tmp_path):
     from mmspec import MMSpecPipeline
 
-    work, items = work_in(tmp_path), items_of()
+    sampled = {"max_new_tokens": 6, "temperature": 20.0}  # no two seeds alike
+    work, items = work_in(tmp_path, settings=sampled), items_of()
     worker = PipelineWorker(work)
     rows = [json.dumps(vars(item)) for item in items]
     assert worker({"item": rows[:2]}) == {"index": [0, 1]}
     assert worker({"item": rows[2:]}) == {"index": [2]}
     pipe = MMSpecPipeline.from_pretrained("assets/scenes-llava", dtype="float32")
     for record, item in zip(finished(work, items), items, strict=True):
-        expected = pipe(item.prompt, images=[], seed=3 + item.index, max_new_tokens=6)
+        expected = pipe(item.prompt, images=[], seed=3 + item.index, **sampled)
         assert (record["text"], record["prompt"]) == (expected.text[0], item.prompt)
     assert not list(tmp_path.glob(".*")), "no temporary file is left"
 

@@ -215,6 +215,7 @@ def test_an_oracle_is_accepted_whole_and_an_adversary_never(depth: int, siblings
     run = decode(llama(), MANY[:3], oracle, max_new_tokens=length)
     assert run.outputs == expected
     assert run.stats.acceptance_length == depth + 1 and run.stats.target_forwards == rounds + 1
+    assert run.stats.accepted_histograms == [{depth: rounds}] * 3
     assert run.stats.accepted_histogram == {depth: 3 * rounds}
     adversary = AdversarialDrafter(known, depth, VOCABULARY, siblings)
     run = decode(llama(), MANY[:3], adversary, max_new_tokens=length)

@@ -22,14 +22,17 @@ from tests.evaluation.test_speed import run, stats
 
 def test_an_interval_covers_what_it_should():
     """Prompts of random ratios around 2: the interval of 40 of them holds the truth about 19 times in 20."""
-    generator, held = np.random.default_rng(1), 0
+    generator, held, widths = np.random.default_rng(1), 0, []
     for _ in range(60):
         ours = generator.uniform(1, 3, 40)
         plain = ours * generator.normal(2.0, 0.5, 40)
         low, high = speedup_interval([plain], [ours])
         assert low <= plain.sum() / ours.sum() <= high
         held += low <= 2.0 <= high
+        widths.append(high - low)
     assert 51 <= held <= 60
+    normal = 2 * 1.96 * 0.5 / 40**0.5 * (1 + 1 / 12) ** 0.5  # weighted by seconds, uniform from 1 to 3
+    assert np.median(widths) == pytest.approx(normal, rel=0.1)
 
 
 def test_few_prompts_have_no_interval_and_equal_ones_none_to_speak_of():
@@ -123,6 +126,8 @@ def test_benches_are_compared_by_their_ratios(written):
     faster = written("c.json", speedup=9.0, speedup_interval=[8.0, 10.0], seconds=1.0)
     (_, copied), _ = compare_benches(before, faster)
     assert copied.differs is True and copied.ratio == pytest.approx(9.0 / copied.before)
+    (_, slower), _ = compare_benches(faster, before)
+    assert slower.differs is True and slower.ratio == pytest.approx(slower.after / 9.0)
 
 
 @pytest.mark.parametrize(

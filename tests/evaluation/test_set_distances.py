@@ -46,6 +46,15 @@ def test_frechet_distance_is_the_formula():
     assert found.low < found.value < found.high
 
 
+def test_the_interval_of_frechet_distance_leaves_out_pairs_of_both_sets():
+    one, other = features(0), features(1, shift=0.4, scale=1.5)
+    kept = [np.arange(N) % 20 != group for group in range(20)]
+    without = np.array([slow_frechet(one[rows], other[rows]) for rows in kept])
+    error = math.sqrt(19 / 20 * ((without - without.mean()) ** 2).sum())
+    found = set_distances.frechet_distance(one, other)
+    assert found.high - found.value == pytest.approx(student_quantile(19) * error, rel=1e-4)
+
+
 def test_frechet_distance_is_that_of_torch_fidelity():
     fidelity = pytest.importorskip("torch_fidelity.metric_fid")
     one, other = features(2), features(3, shift=0.2)
