@@ -74,6 +74,8 @@ def test_a_worker_writes_what_the_pipeline_says_whatever_its_batches_are(tmp_pat
         (("generate", "a", "--ray", "--compare", "none,sjd", "--out", "x"), "--compare"),
         (("caption", "--ray", "--prompt-file", "assets/prompts/mmspec/mmspec.jsonl"), "--out"),
         (("caption", "--ray", "--out", "x"), "--prompt-file"),
+        (("caption", "a.png", "--prompt-file", "b.txt"), "either a file, or images"),
+        (("caption", "a.png", "--ray", "--prompt-file", "b.txt", "--out", "x"), "either a file, or images"),
         (("caption", "a.png", "--ray", "--out", "x", "--compare"), "--compare"),
         (("caption", "a.png", "--out", "x"), "--ray"),
         (("evaluate", "images", "--ray", "--n", "4"), "--out"),
