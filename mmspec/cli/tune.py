@@ -100,9 +100,7 @@ def candidates(subject: Subject, source: str, drafter: str | None, tv: float) ->
         named = [(one.name, one.options) for one in default_choices(source, drafter)]
     else:
         named = [("none", {})]
-        if target.vector_size:
-            named += [("shared_noise", {})] if not target.any_order else []
-        else:
+        if not target.vector_size:  # without a draft model nothing exact shortens continuous tokens
             named += [("sjd", {}), *([("gsd", {}), ("lantern", {})] if tv else [])]
         named += [(one.name, one.options) for one in own_drafters(source).values()]
     found = []

@@ -55,8 +55,6 @@ def variants(name: str, target: Target[Any], tv: float) -> list[str]:
     """
     if name == "none":
         return ["none"]
-    if name == "shared_noise":
-        return [f"shared_noise:tolerance=0:window={window}" for window in (4, 8, 16)]
     if name == "copy":
         return ["copy", *(f"copy:num_draft_tokens={count}" for count in (4, 20))]
     if name in ("sjd", "gsd", "lantern"):
