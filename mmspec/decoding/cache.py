@@ -26,6 +26,7 @@ from mmspec.kernels import compact_cache
 CAPACITY_BLOCK = 256
 WIDTH_BLOCK = 32
 MASKABLE_LAYERS = {"full_attention", "sliding_attention"}
+STATELESS_LAYERS = {"mlp", "moe"}
 
 RowStates = dict[int, tuple[Tensor, Tensor]]
 """Layer -> keys and values of one row, each [n, heads, head_dim]."""
@@ -148,8 +149,9 @@ class RaggedCache(Cache):
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         # The host's upper bound of max(lengths): exact after each round's one read, never too small.
         self.longest = 0
+        states = getattr(text, "number_of_conv_states", 1)
         layers: list[Any] = [
-            RecurrentLayer(self.plan) if kind in RECURRENT_LAYERS else RaggedLayer(self.plan)
+            RecurrentLayer(self.plan, states) if kind in RECURRENT_LAYERS else RaggedLayer(self.plan)
             for kind in self.layer_types
         ]
         self.ragged = [layer for layer in layers if isinstance(layer, RaggedLayer)]
@@ -344,13 +346,12 @@ def check_layer_types(text: PreTrainedConfig) -> list[str]:
             text, "use_sliding_window", True
         )
         types = ["sliding_attention" if sliding else "full_attention"] * text.num_hidden_layers
-    known = MASKABLE_LAYERS | RECURRENT_LAYERS
-    foreign = sorted(set(types) - known)
+    known = MASKABLE_LAYERS | RECURRENT_LAYERS | STATELESS_LAYERS
+    foreign = [f"{index} ({kind})" for index, kind in enumerate(types) if kind not in known]
     if foreign:
         raise UnsupportedModelError(
-            f"{text.model_type}: layers of type {', '.join(foreign)} keep a state from which rejected draft "
-            f"tokens cannot be taken back; only layers of type {', '.join(sorted(known))} can be decoded "
-            "speculatively"
+            f"{text.model_type}: layer {', '.join(foreign)} keeps a state from which rejected draft tokens "
+            f"cannot be taken back; layers of type {', '.join(sorted(known))} can be decoded speculatively"
         )
     return list(types)
 

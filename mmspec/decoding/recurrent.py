@@ -1,19 +1,20 @@
-"""Cache layer of a mixer with a recurrent state: short convolutions, linear attention.
+"""Cache layer of a mixer with a recurrent state: short convolutions, linear attention, state spaces.
 
 The state is of all committed tokens at once, so that rejected ones cannot be cut off again. Scoring therefore
 leaves it alone: every node is computed from the committed state and its own path, and what a commit needs to
-bring the state to any node stays here meanwhile.
+bring the state to any node stays here meanwhile. Mixers with a closed form keep an update for each node; of
+all others a state for each node is kept.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
+from transformers.cache_utils import LinearAttentionLayer
 
 from mmspec.decoding.delta_rule import NodeUpdates, state_after
 from mmspec.decoding.draft import Nodes
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from mmspec.decoding.cache import WritePlan
 
 RECURRENT_LAYERS = frozenset({"linear_attention", "conv"})
+
+States = dict[tuple[str, int], Tensor]
+"""States of one mixer as transformers keeps them: ("conv", i) [R, C, k] last inputs of convolution i, zeros
+before the prompt; ("recurrent", i) [R, ...] after the last token."""
+
+CONV, STATE = ("conv", 0), ("recurrent", 0)  # the only ones of mixers with a closed form
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,11 @@ class Paths:
 
     ancestors: Tensor
     taps: Tensor
+
+    @property
+    def parents(self) -> Tensor:
+        """[B, n] 0 where a node comes after the last committed token, 1 + j where it comes after node j."""
+        return (self.taps[:, :, -2] - self.taps.shape[2] + 2).clamp_min(0)
 
     @classmethod
     def of(cls, nodes: Nodes, kernel: int) -> Paths:
@@ -60,87 +72,198 @@ class Paths:
         return Paths(self.ancestors.to(device), self.taps.to(device))
 
 
-class RecurrentLayer(LinearAttentionCacheLayerMixin):
-    """State of one mixer for R rows; transformers writes it when prompts are prefilled, mmspec at commits.
+class Scored(Protocol):
+    """All nodes of a draft that a mixer has read."""
 
-    Models find no state before a prompt, which is true, and are not asked while a draft is scored.
+    def after(self, committed: States, node: Tensor) -> States:
+        """States after one node [R] of each row."""
+
+    def nbytes(self) -> int:
+        """Bytes held until the next draft."""
+
+
+@dataclass(frozen=True)
+class ScoredPaths:
+    """Nodes that were computed in closed form.
 
     Attributes:
-        window: [R, k - 1, C] last inputs of a convolution of k taps, zeros before the prompt.
-        state: [R, heads, d_k, d_v] after the last committed token; short convolutions have none.
+        paths: of the draft.
+        known: [R, k - 1 + n, C] inputs of the convolution: the last committed ones, then those of the nodes.
+        updates: of the recurrent state; None where there is none.
+    """
+
+    paths: Paths
+    known: Tensor
+    updates: NodeUpdates | None = None
+
+    def after(self, committed: States, node: Tensor) -> States:
+        states = {CONV: pick(self.known, take(self.paths.taps, node)).transpose(1, 2)}
+        if self.updates is not None:
+            states[STATE] = state_after(
+                committed[STATE], self.updates, take(self.paths.ancestors, node), node
+            )
+        return states
+
+    def nbytes(self) -> int:
+        return self.known.nbytes + sum(update.nbytes for update in self.updates or ())
+
+
+@dataclass(frozen=True)
+class ScoredSteps:
+    """Nodes that were read one after another: [R, 1 + n, ...] the committed states, then those after each."""
+
+    states: States
+
+    def after(self, committed: States, node: Tensor) -> States:
+        return {key: take(states, 1 + node) for key, states in self.states.items()}
+
+    def nbytes(self) -> int:
+        return sum(states.nbytes for states in self.states.values())
+
+
+class RecurrentLayer(LinearAttentionLayer):
+    """States of one mixer for R rows: transformers writes them when prompts are read, mmspec at commits.
+
+    Models find no state before a prompt, which is true. Mixers with a closed form are not asked while a draft
+    is scored; the others find the state of a node's parent here (`step`).
+
+    Attributes:
+        committed: the states after the last committed token of each row.
     """
 
     is_croppable = False
-    window: Tensor
-    state: Tensor
-    _scored: tuple[Paths, Tensor]
 
-    def __init__(self, plan: WritePlan) -> None:
-        super().__init__()
+    def __init__(self, plan: WritePlan, number_of_states: int = 1) -> None:
+        super().__init__(number_of_states)
         self.plan = plan
-        self._updates: NodeUpdates | None = None
+        self.committed: States = {}
+        self.scored: Scored | None = None
+        self._is_entered = False
 
-    def lazy_initialization(
-        self, conv_states: Tensor | None = None, recurrent_states: Tensor | None = None, state_idx: int = 0
-    ) -> None:
-        """Make buffers for inputs like [1, k - 1, C], and for states like [1, heads, d_k, d_v]."""
-        if conv_states is not None and not self.is_conv_states_initialized[0]:
-            self.window = conv_states.new_zeros(self.plan.rows, *conv_states.shape[1:])
-            self.is_conv_states_initialized[0] = True
-        if recurrent_states is not None and not self.is_recurrent_states_initialized[0]:
-            self.state = recurrent_states.new_zeros(self.plan.rows, *recurrent_states.shape[1:])
-            self.is_recurrent_states_initialized[0] = True
+    @property
+    def place(self) -> torch.device:
+        """Device of the states; a device_map may put layers on several."""
+        return next(iter(self.committed.values())).device
+
+    @property
+    def taps(self) -> int:
+        """Length k of its convolutions' windows; 2 if it has none: a node and its parent."""
+        return max(
+            (state.shape[2] for (kind, _), state in self.committed.items() if kind == "conv"), default=2
+        )
 
     def update_conv_state(
-        self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int = 0, **kwargs: object
+        self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: object
     ) -> Tensor:
-        """Keep the last inputs of a prompt [1, C, L]; return them all."""
-        row = self._row()
-        if row is not None:
-            committed = conv_kernel_size - 1
-            last = pad(conv_states, (committed, 0))[:, :, -committed:].transpose(1, 2)
-            self.lazy_initialization(conv_states=last)
-            self.window[row] = last[0]
-        return conv_states
+        """Keep the last inputs [B, C, k] of those given, [B, C, L]; return them with those before them."""
+        if not self._is_entered:
+            self.is_conv_states_initialized[state_idx] = False  # it was made for another number of rows
+        inputs: Tensor = super().update_conv_state(conv_states, state_idx, conv_kernel_size, **kwargs)
+        last = self.conv_states[state_idx]
+        if not self._is_entered and last is not None:
+            self._keep(("conv", state_idx), last)
+        return inputs
 
     def update_recurrent_state(
         self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: object
     ) -> Tensor:
-        """Keep the state [1, heads, d_k, d_v] after a prompt."""
-        row = self._row()
-        if row is not None:
-            self.lazy_initialization(recurrent_states=recurrent_states)
-            self.state[row] = recurrent_states[0]
-        return recurrent_states
+        """Keep the state after the last token."""
+        if not self._is_entered:
+            self._keep(("recurrent", state_idx), recurrent_states)
+            return recurrent_states
+        states: Tensor = super().update_recurrent_state(recurrent_states, state_idx, **kwargs)
+        return states
+
+    def enter(self, states: States) -> None:
+        """Let the mixer read on from states, and write into them, until `leave`."""
+        for (kind, index), state in states.items():
+            self.has_previous_state[index] = True
+            if kind == "conv":
+                self.conv_states[index], self.conv_kernel_size[index] = state, state.shape[2]
+                self.is_conv_states_initialized[index] = True
+            else:
+                self.recurrent_states[index], self.is_recurrent_states_initialized[index] = state, True
+        self._is_entered = True
+
+    def leave(self) -> None:
+        """Let the mixer find no state again."""
+        self.has_previous_state = dict.fromkeys(self.has_previous_state, False)
+        self._is_entered = False
+
+    def step(self, mixer: Callable[[Tensor], Tensor], hidden: Tensor, parents: Tensor) -> Tensor:
+        """Let a mixer read nodes one after another, each from the state after its parent.
+
+        Args:
+            mixer: reads one token of each row [R, 1, d] from the states that it finds here.
+            hidden: [R, n, d].
+            parents: [R, n] 0 for the committed state, 1 + j for node j, parents first.
+
+        Returns:
+            [R, n, d].
+        """
+        nodes = hidden.shape[1]
+        after = {
+            key: torch.cat([state[:, None], state.new_empty(len(state), nodes, *state.shape[1:])], 1)
+            for key, state in self.committed.items()
+        }
+        outputs = []
+        try:
+            for node in range(nodes):
+                states = {key: take(known, parents[:, node]) for key, known in after.items()}
+                self.enter(states)
+                outputs.append(mixer(hidden[:, node : node + 1]))
+                for key, known in after.items():
+                    known[:, 1 + node] = states[key]
+        finally:
+            self.leave()
+        self.scored = ScoredSteps(after)
+        return torch.cat(outputs, 1)
 
     def convolved(self, inputs: Tensor, paths: Paths) -> Tensor:
         """Inputs of a convolution at every node, [B, n, C] -> [B, n, k, C], each with its path before it."""
-        known = torch.cat([self.window, inputs], 1)
-        self._scored = paths, known
+        known = torch.cat([self.committed[CONV][:, :, 1:].transpose(1, 2), inputs], 1)
+        self.scored = ScoredPaths(paths, known)
         return pick(known, paths.taps.flatten(1)).view(*paths.taps.shape, -1)
 
     def delta_rule(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, paths: Paths) -> Tensor:
         """Apply `gated_delta_tree` to the committed state; return its outputs [B, n, heads, d_v]."""
-        out, *updates = gated_delta_tree(q, k, v, g, beta, self.state, paths.ancestors)
-        self._updates = NodeUpdates(*updates)
+        out, *updates = gated_delta_tree(q, k, v, g, beta, self.committed[STATE], paths.ancestors)
+        assert isinstance(self.scored, ScoredPaths)  # its convolution comes first
+        self.scored = replace(self.scored, updates=NodeUpdates(*updates))
         return out
 
     def commit(self, node: Tensor, active: Tensor) -> None:
         """Bring the rows that are active [R] to the state after a node [R] of the draft scored last."""
-        paths, known = self._scored
-        node, active = node.to(known.device), active.to(known.device)
-        window = pick(known, take(paths.taps, node)[:, 1:])
-        self.window.copy_(window.where(active[:, None, None], self.window))
-        if self._updates is not None:
-            state = state_after(self.state, self._updates, take(paths.ancestors, node), node)
-            self.state.copy_(state.where(active[:, None, None, None], self.state))
+        assert self.scored is not None
+        device = self.place
+        node, active = node.to(device), active.to(device)
+        for key, new in self.scored.after(self.committed, node).items():
+            state = self.committed[key]
+            state.copy_(new.where(active.view(-1, *[1] * (state.dim() - 1)), state))
+
+    def row_states(self, row: int) -> States:
+        """Copy the states of one row, each [1, ...]."""
+        return {key: state[row : row + 1].clone() for key, state in self.committed.items()}
+
+    def load(self, row: int, states: Mapping[tuple[str, int], Tensor]) -> None:
+        """Write the states of one row, each [1, ...]."""
+        for key, state in states.items():
+            self._row_of(key, state)[row] = state[0]
 
     def nbytes(self) -> int:
-        window = self.window.nbytes if self.is_conv_states_initialized[0] else 0
-        return window + (self.state.nbytes if self.is_recurrent_states_initialized[0] else 0)
+        return sum(state.nbytes for state in self.committed.values())
 
-    def _row(self) -> int | None:
-        """The row that is prefilled; None if nothing is kept."""
-        if self.plan.keeps and self.plan.prefill_row is None:
+    def _keep(self, key: tuple[str, int], state: Tensor) -> None:
+        """Keep a state of the row that is prefilled; the next prompt begins with none."""
+        self.has_previous_state[key[1]] = False
+        if not self.plan.keeps:
+            return
+        if self.plan.prefill_row is None:
             raise UnsupportedModelError("a recurrent state would be changed by tokens that may be rejected")
-        return self.plan.prefill_row
+        self._row_of(key, state)[self.plan.prefill_row] = state[0]
+
+    def _row_of(self, key: tuple[str, int], state: Tensor) -> Tensor:
+        """The buffer of a state for all rows."""
+        if key not in self.committed:
+            self.committed[key] = state.new_zeros(self.plan.rows, *state.shape[1:])
+        return self.committed[key]

@@ -15,7 +15,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import check_layer_types
-from mmspec.decoding.recurrent import RECURRENT_LAYERS
 from mmspec.errors import UnsupportedModelError
 from mmspec.targets.mixers import find_mixers
 
@@ -42,8 +41,8 @@ def check_model(model: PreTrainedModel) -> None:
     if model.config.is_encoder_decoder:
         raise refusal(model, "is an encoder-decoder; only decoder-only models are supported")
     text = model.config.get_text_config(decoder=True)
-    recurrent = sum(kind in RECURRENT_LAYERS for kind in check_layer_types(text))
-    if len(find_mixers(model)) != recurrent or (getattr(model, "_is_stateful", False) and not recurrent):
+    check_layer_types(text)
+    if not find_mixers(model) and getattr(model, "_is_stateful", False):
         raise refusal(model, "keeps a recurrent state, from which rejected draft tokens cannot be taken back")
     decoder = model.get_decoder()
     if not hasattr(decoder, "config"):

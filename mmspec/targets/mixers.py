@@ -1,12 +1,14 @@
 """Recurrent mixers of transformers models, computed over a draft tree.
 
 Their own forwards read a sequence and change their state. While a draft is scored, and only then, a mixer has
-one of the forwards below: the module's own projections, convolution, norm and activation, with the state in
-the cache left as it is. Mixers that are not in the table are refused when a model is adapted.
+another: one of those below, in closed form over the module's own projections, convolution, norm and
+activation; or, for every other mixer that keeps its state in the cache, its own forward token by token, each
+from the state of its parent.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -18,12 +20,14 @@ from torch.nn.functional import softplus
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from mmspec.decoding.cache import RaggedCache
+from mmspec.decoding.cache import RaggedCache, check_layer_types
 from mmspec.decoding.draft import Nodes
-from mmspec.decoding.recurrent import Paths, RecurrentLayer
+from mmspec.decoding.recurrent import RECURRENT_LAYERS, Paths, RecurrentLayer
+from mmspec.errors import UnsupportedModelError
 
-__all__ = ["MIXERS", "find_mixers", "mixers_on_tree"]
+__all__ = ["CLOSED_FORMS", "find_mixers", "mixers_on_tree"]
 
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 Projections = tuple[Tensor, Tensor, Tensor, Tensor]
 """Queries, keys and values [B, n, C], unconvolved; gates [B, n, d]; step sizes and decays [B, n, heads]."""
 
@@ -81,8 +85,8 @@ def convolve(convolution: nn.Conv1d, taps: Tensor) -> Tensor:
     return out[:, :, taps.shape[2] - 1].view(*taps.shape[:2], -1)
 
 
-#: How a mixer is computed over a tree, by the name of its class in transformers.
-MIXERS: dict[str, Callable[..., Tensor]] = {
+#: Mixers that are computed over a tree in closed form, by the name of their class in transformers.
+CLOSED_FORMS: dict[str, Callable[..., Tensor]] = {
     "Qwen3_5GatedDeltaNet": partial(gated_delta_net, qwen3_5),
     "Qwen3_5MoeGatedDeltaNet": partial(gated_delta_net, qwen3_5),
     "Qwen3NextGatedDeltaNet": partial(gated_delta_net, qwen3_next),
@@ -90,26 +94,60 @@ MIXERS: dict[str, Callable[..., Tensor]] = {
     "Lfm2MoeShortConv": short_convolution,
     "Lfm3ShortConv": short_convolution,
 }
+CACHE = "cache_params"  # the argument of mixers, in transformers, that keep all of their state in the cache
+
+
+def closed_form(mixer: nn.Module) -> Callable[..., Tensor] | None:
+    """How a mixer is computed over a tree in closed form; None if token by token."""
+    # a subclass may compute something else
+    if not type(mixer).__module__.startswith("transformers.models."):
+        return None
+    return CLOSED_FORMS.get(type(mixer).__name__)
 
 
 def find_mixers(model: PreTrainedModel) -> list[nn.Module]:
-    """The recurrent mixers of a model that are known here, in the order of its layers."""
-    return [
-        module
-        for block in getattr(model.get_decoder(), "layers", ())
-        for module in block.children()
-        if type(module).__name__ in MIXERS and type(module).__module__.startswith("transformers.models.")
-    ]
+    """The mixer of every recurrent layer of a model, in the order of its layers.
+
+    Raises:
+        UnsupportedModelError: a layer has none or several that keep their state in the cache, or one that
+            needs more than its input; the message names the layer.
+    """
+    kinds = check_layer_types(model.config.get_text_config(decoder=True))
+    blocks = getattr(model.get_decoder(), "layers", ())
+    mixers = []
+    for index, kind in enumerate(kinds):
+        if kind not in RECURRENT_LAYERS:
+            continue
+        found = [part for part in blocks[index].modules() if keeps_state(part)] if index < len(blocks) else []
+        if len(found) != 1:
+            raise UnsupportedModelError(
+                f"{type(model).__name__}: layer {index} ({kind}) keeps a recurrent state, from which "
+                f"rejected draft tokens cannot be taken back: {len(found)} of its modules take the cache as "
+                f"`{CACHE}` and an input alone"
+            )
+        mixers += found
+    return mixers
+
+
+def keeps_state(module: nn.Module) -> bool:
+    """True for a mixer that reads its input and the cache, and nothing else that it cannot do without."""
+    if closed_form(module) is not None:
+        return True
+    forward = inspect.signature(type(module).forward).parameters
+    needed = [name for name, one in forward.items() if one.default is one.empty and one.kind in POSITIONAL]
+    return CACHE in forward and hasattr(module, "layer_idx") and len(needed) == 2  # self and the input
 
 
 @contextmanager
 def mixers_on_tree(model: PreTrainedModel, cache: RaggedCache, nodes: Nodes) -> Iterator[None]:
     """Let the recurrent mixers of a model read a draft tree, in one scoring forward."""
-    paths: Paths | None = None
+    paths: dict[int, Paths] = {}
     with ExitStack() as stack:
         for layer, mixer in zip(cache.recurrent, find_mixers(model) if cache.recurrent else (), strict=True):
-            paths = paths or Paths.of(nodes, layer.window.shape[1] + 1)
-            stack.enter_context(replaced_forward(mixer, layer, paths.to(layer.window.device)))
+            taps = layer.taps
+            if taps not in paths:
+                paths[taps] = Paths.of(nodes, taps)
+            stack.enter_context(replaced_forward(mixer, layer, paths[taps].to(layer.place)))
         yield
 
 
@@ -118,11 +156,14 @@ def replaced_forward(mixer: nn.Module, layer: RecurrentLayer, paths: Paths) -> I
     """Replace the forward of one mixer by that over a tree."""
     # accelerate's hooks (device_map, offloading) stand at `forward`, and call the module's own by this name
     name = "_old_forward" if hasattr(mixer, "_hf_hook") else "forward"
-    kept = vars(mixer).get(name)
-    compute = MIXERS[type(mixer).__name__]
+    kept, own = vars(mixer).get(name), getattr(mixer, name)
+    compute = closed_form(mixer)
 
     def forward(hidden_states: Tensor, **kwargs: object) -> Tensor:
-        return compute(mixer, layer, paths, hidden_states)
+        if compute is not None:
+            return compute(mixer, layer, paths, hidden_states)
+        cache = kwargs[CACHE]
+        return layer.step(lambda one: own(one, **{CACHE: cache}), hidden_states, paths.parents)
 
     setattr(mixer, name, forward)
     try:

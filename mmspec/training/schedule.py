@@ -16,7 +16,7 @@ __all__ = ["Budget", "learning_rate", "muon_and_adamw"]
 
 WARMUP_STEPS = 20
 FINAL_SHARE = 0.05
-NOT_HIDDEN = ("embed", "shared", "relative_attention_bias", "lm_head", "heads.")
+NOT_HIDDEN = ("embed", "shared", "relative_attention_bias", "lm_head", "heads.", "conv1d")
 
 
 @dataclass(frozen=True, slots=True)

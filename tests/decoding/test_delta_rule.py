@@ -10,7 +10,7 @@ from mmspec.decoding import delta_rule
 from mmspec.decoding.cache import WritePlan
 from mmspec.decoding.delta_rule import NodeUpdates
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.recurrent import Paths, RecurrentLayer
+from mmspec.decoding.recurrent import CONV, STATE, Paths, RecurrentLayer
 from mmspec.kernels import gated_delta
 from tests.contracts.mutation import PlantedBug
 from tests.oracles import ragged_tree
@@ -114,6 +114,7 @@ def scored_layer(draft: Draft) -> tuple[RecurrentLayer, Tensor, Tensor, tuple[Te
     for plan.prefill_row in range(ROWS):
         layer.update_conv_state(prompt[None, :, : plan.prefill_row + 1], conv_kernel_size=KERNEL)
         layer.update_recurrent_state(state[plan.prefill_row][None])
+        assert not layer.has_previous_state[0], "the next prompt would go on from this one"
     plan.prefill_row = None
     paths = Paths.of(draft.nodes, KERNEL)
     seen = layer.convolved(nodes, paths)
@@ -142,21 +143,22 @@ def test_a_commit_leaves_what_reading_the_path_leaves() -> None:
     for node in range(NODES):
         layer, _, known, (*parts, state) = scored_layer(draft)
         active = torch.arange(ROWS) != node % ROWS
-        before = layer.window.clone()
-        layer._updates.values[~active] = float("nan")
+        before = layer.committed[CONV].clone()
+        layer.scored.updates.values[~active] = float("nan")
         layer.commit(torch.full((ROWS,), node), active)
         for row, _, path in paths_of(draft)[node::NODES]:
             if not active[row]:
-                assert torch.equal(layer.state[row], state[row])
-                assert torch.equal(layer.window[row], before[row])
+                assert torch.equal(layer.committed[STATE][row], state[row])
+                assert torch.equal(layer.committed[CONV][row], before[row])
                 continue
-            assert torch.equal(layer.window[row], last_inputs(known, row, path, KERNEL - 1)), f"path {path}"
+            window = layer.committed[CONV][row].T
+            assert torch.equal(window, last_inputs(known, row, path, KERNEL)), f"path {path}"
             _, expected = read_token_by_token(tuple(parts), state, row, path)
-            assert (layer.state[row] - expected).abs().max() < TOLERANCE, f"row {row}, path {path}"
+            assert (layer.committed[STATE][row] - expected).abs().max() < TOLERANCE, f"row {row}, path {path}"
 
 
 RULE, AFTER = "mmspec.kernels.gated_delta:tree_delta_rule", "mmspec.decoding.delta_rule:state_after"
-LAYER = "mmspec.decoding.recurrent:RecurrentLayer"
+LAYER, SCORED = "mmspec.decoding.recurrent:RecurrentLayer", "mmspec.decoding.recurrent:ScoredPaths"
 BUGS = {
     "a node is its own ancestor": PlantedBug(
         RULE,
@@ -187,8 +189,8 @@ BUGS = {
         test_decay_that_leaves_nothing_is_no_overflow,
     ),
     "a commit replays siblings": PlantedBug(
-        f"{LAYER}.commit",
-        (("take(paths.ancestors, node)", "torch.ones_like(paths.ancestors[:, 0])"),),
+        f"{SCORED}.after",
+        (("take(self.paths.ancestors, node)", "torch.ones_like(self.paths.ancestors[:, 0])"),),
         test_a_commit_leaves_what_reading_the_path_leaves,
     ),
     "a commit decays to the last node": PlantedBug(
@@ -197,13 +199,13 @@ BUGS = {
         test_the_state_after_any_node,
     ),
     "a window is off by one": PlantedBug(
-        f"{LAYER}.commit",
-        (("node)[:, 1:])", "node)[:, :-1])"),),
+        f"{SCORED}.after",
+        (("take(self.paths.taps, node)", "take(self.paths.taps, node).sub(1).clamp_min(0)"),),
         test_a_commit_leaves_what_reading_the_path_leaves,
     ),
     "rows that have ended go on": PlantedBug(
         f"{LAYER}.commit",
-        (("state.where(active[:, None, None, None], self.state)", "state"),),
+        (("new.where(active.view(-1, *[1] * (state.dim() - 1)), state)", "new"),),
         test_a_commit_leaves_what_reading_the_path_leaves,
     ),
     "a convolution sees siblings": PlantedBug(
@@ -217,8 +219,8 @@ BUGS = {
         test_convolutions_see_the_path_behind_the_prompt,
     ),
     "a short prompt begins where another ended": PlantedBug(
-        f"{LAYER}.update_conv_state",
-        (("pad(conv_states, (committed, 0))", "pad(conv_states, (committed, 0), value=1.0)"),),
+        f"{LAYER}._keep",
+        (("self.has_previous_state[key[1]] = False", "self.has_previous_state[key[1]] = True"),),
         test_convolutions_see_the_path_behind_the_prompt,
     ),
 }

@@ -9,7 +9,7 @@ from PIL import Image
 from transformers import AutoProcessor, LlavaProcessor
 
 from mmspec.reference.scenes import CAPTION_PROMPTS, caption, describe, questions, render, sample_scene
-from mmspec.reference.training.vlm_processor import build_processor
+from mmspec.reference.training.vlm_processor import build_hybrid_processor, build_processor
 
 IMAGE = {"type": "image"}
 
@@ -74,3 +74,16 @@ def test_the_template_handles_turns_systems_and_several_images(processor: LlavaP
     assert ids.count(processor.image_token_id) == 2 * 64
     assert ids.count(processor.tokenizer.bos_token_id) == 1
     assert inputs["pixel_values"].shape == (2, 3, 96, 96)
+
+
+def test_a_hybrid_processor_reads_an_image_of_any_size_as_so_many_tokens(tmp_path: Path) -> None:
+    build_hybrid_processor().save_pretrained(tmp_path)
+    loaded = AutoProcessor.from_pretrained(tmp_path)
+    assert type(loaded).__name__ == "Qwen3VLProcessor"
+    messages = [{"role": "user", "content": [IMAGE, {"type": "text", "text": CAPTION_PROMPTS[0]}]}]
+    text = loaded.apply_chat_template(messages, add_generation_prompt=True)
+    for size in (40, 96, 300):
+        inputs = loaded(text=text, images=[Image.new("RGB", (size, size))], return_tensors="pt")
+        assert inputs["image_grid_thw"].tolist() == [[1, 8, 8]]
+        assert int((inputs["input_ids"] == loaded.image_token_id).sum()) == 16
+        assert inputs["mm_token_type_ids"].sum() == 16

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.reference.scenes import HELD_OUT_SEEDS
+from mmspec.reference.scenes.world import CANVAS
 from mmspec.reference.scoring.vlm import score_vlm
 from mmspec.reference.scoring.vlm_card import write_card
 from mmspec.reference.training.vlm import train_vlm
@@ -22,7 +24,8 @@ from mmspec.reference.training.vlm_data import (
     training_seeds,
 )
 from mmspec.reference.training.vlm_model import SHAPES_BY_SIZE, ConversationLoss, build_model, exact_answers
-from mmspec.reference.training.vlm_processor import build_processor
+from mmspec.reference.training.vlm_processor import build_hybrid_processor, build_processor
+from mmspec.reference.training.vlm_vision import tower_of
 from mmspec.training.checkpointing import load_state, save_state
 from mmspec.training.schedule import Budget, learning_rate
 
@@ -107,13 +110,20 @@ def test_a_small_model_can_take_over_a_tower(
         train_vlm(tmp_path / "never", size="small", steps=1, tower_from=folder)
 
 
-def test_the_loss_is_that_of_the_plain_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", ["tiny", "tiny-hybrid"])
+def test_the_loss_is_that_of_the_plain_forward_pass(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmspec.reference.training.vlm_model.MENTION_WEIGHT", 0.0)
-    processor = build_processor()
-    model = build_model(SHAPES_BY_SIZE["tiny"], processor).eval()
-    batch = conversation_batch(np.arange(3), processor.tokenizer, 64, with_description=True)
+    processor: Any = build_hybrid_processor() if size == "tiny-hybrid" else build_processor()
+    model = build_model(SHAPES_BY_SIZE[size], processor).eval()
+    visual = tower_of(model, CANVAS).visual_tokens
+    batch = conversation_batch(np.arange(3), processor.tokenizer, visual, with_description=True)
     loss, right = ConversationLoss(model)(batch)
-    logits = model(input_ids=batch.tokens, pixel_values=batch.pixels).logits[:, :-1]
+    inputs = {"pixel_values": batch.pixels}
+    if size == "tiny-hybrid":  # as the processor cuts images into patches
+        whole = dict(do_resize=False, do_rescale=False, do_normalize=False, return_tensors="pt")
+        inputs = processor.image_processor(list(batch.pixels), **whole)
+        inputs["mm_token_type_ids"] = (batch.tokens == processor.image_token_id).long()
+    logits = model(input_ids=batch.tokens, **inputs).logits[:, :-1]
     weights = batch.weights[:, 1:]
     losses = F.cross_entropy(logits.transpose(1, 2), batch.tokens[:, 1:], reduction="none")
     # Both sum some thousand fp32 terms in another order.

@@ -24,7 +24,7 @@ from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.eagle import Eagle3Drafter
 from mmspec.errors import UnsupportedModelError
 from mmspec.targets import CausalTarget, VisionLanguageTarget
-from mmspec.targets.mixers import find_mixers
+from mmspec.targets.mixers import closed_form, find_mixers
 from mmspec.targets.prefix import PrefixCache
 from tests.contracts.mutation import PlantedBug
 from tests.contracts.running import Prompt, Recorder, decode, generate, random_prompts
@@ -33,6 +33,7 @@ from tests.oracles import OracleDrafter, RandomTreeDrafter
 from tests.targets import loop
 from tests.tiny_models import (
     HYBRID_TEXT_MODELS,
+    STEPPED_MODELS,
     VOCABULARY_SIZE,
     encode,
     tiny_images,
@@ -172,9 +173,12 @@ def states_are_those_of_a_fresh_prefill(name: str = "qwen3_5") -> None:
             if canvas.finish_reasons[row] is None:
                 read, _ = fresh.prefill([{"input_ids": torch.tensor([tokens[:-1]])}], 64)
                 for ours, theirs in zip(target.state.cache.recurrent, read.cache.recurrent, strict=True):
-                    assert (ours.window[row] - theirs.window[0]).abs().max() < ROUNDING
-                    if ours.nbytes() > ours.window.nbytes:
-                        assert (ours.state[row] - theirs.state[0]).abs().max() < ROUNDING
+                    assert ours.committed.keys() == theirs.committed.keys() != set()
+                    for key, state in ours.committed.items():
+                        # of a window, the next token needs no more than the newest inputs
+                        newest = slice(1 if key[0] == "conv" else 0, None)
+                        difference = state[row][..., newest] - theirs.committed[key][0][..., newest]
+                        assert difference.abs().max() < ROUNDING
 
     for method in ("chains", "trees", "another tree in every row"):
         decode(target, PROMPTS, drafters(name)[method], max_new_tokens=20, watch=watch)
@@ -190,15 +194,15 @@ def test_scoring_changes_no_state_and_leaves_the_model_as_it_was() -> None:
     mixers = find_mixers(target.model)
     own = [mixer.forward for mixer in mixers]
     state, _ = target.prefill([{"input_ids": torch.tensor([list(PROMPTS[1])])}], 64)
-    before = [(layer.window.clone(), layer.state.clone()) for layer in state.cache.recurrent]
+    before = [layer.row_states(0) for layer in state.cache.recurrent]
     draft = Draft.chain(torch.tensor([[1, 2, 3]]), DraftKind.POINT)
     target.score(state, draft)
     hook = target.model.get_output_embeddings().register_forward_pre_hook(fail)
     with pytest.raises(ZeroDivisionError):
         target.score(state, draft)
     hook.remove()
-    for layer, (window, matrix) in zip(state.cache.recurrent, before, strict=True):
-        assert torch.equal(layer.window, window) and torch.equal(layer.state, matrix)
+    for layer, states in zip(state.cache.recurrent, before, strict=True):
+        assert all(torch.equal(layer.committed[key], kept) for key, kept in states.items())
     assert [mixer.forward for mixer in mixers] == own
     assert not any("forward" in vars(mixer) for mixer in mixers)
 
@@ -253,11 +257,30 @@ def test_a_hybrid_is_no_draft_model() -> None:
     assert run.outputs == [output[:8] for output in expected_of().values()]
 
 
-def test_a_mixer_of_another_make_is_refused_though_its_name_is_known() -> None:
+def test_a_mixer_of_another_make_is_read_token_by_token() -> None:
     model: PreTrainedModel = tiny_qwen3_5()
     mixer = find_mixers(model)[0]
     mixer.__class__ = type(type(mixer).__name__, (type(mixer),), {})
-    with pytest.raises(UnsupportedModelError, match="cannot be taken back"):
+    assert closed_form(mixer) is None
+    run = decode(CausalTarget(model), PROMPTS, drafters("qwen3_5")["trees"], max_new_tokens=24)
+    assert run.outputs == [output[:24] for output in expected_of().values()]
+
+
+@pytest.mark.parametrize("name", STEPPED_MODELS)
+def test_other_mixers_are_read_token_by_token(name: str) -> None:
+    assert all(closed_form(mixer) is None for mixer in find_mixers(target_of(name).model))
+
+
+def test_a_mixer_that_needs_more_than_its_input_is_refused_by_its_layer() -> None:
+    model: PreTrainedModel = tiny_qwen3_5()
+    mixer = find_mixers(model)[1]
+
+    def forward(
+        self: nn.Module, hidden_states: object, more: object, cache_params: object = None
+    ) -> None: ...
+
+    mixer.__class__ = type("Needy", (type(mixer),), {"forward": forward})
+    with pytest.raises(UnsupportedModelError, match=r"layer 1 \(linear_attention\).*cannot be taken back"):
         CausalTarget(model)
 
 
@@ -272,6 +295,16 @@ BUGS = {
         f"{CACHE}.commit",
         (("(counts - 1).clamp_min(0)", "counts.clamp_max(1 if path is None else path.shape[1] - 1)"),),
         states_are_those_of_a_fresh_prefill,
+    ),
+    "a token is read from the newest state, not from its parent's": PlantedBug(
+        "mmspec.decoding.recurrent:RecurrentLayer.step",
+        (("take(known, parents[:, node])", "known[:, node].clone()"),),
+        functools.partial(states_are_those_of_a_fresh_prefill, "bamba"),
+    ),
+    "the state before a token is committed": PlantedBug(
+        "mmspec.decoding.recurrent:ScoredSteps.after",
+        (("1 + node", "node"),),
+        functools.partial(states_are_those_of_a_fresh_prefill, "bamba"),
     ),
     "an output of the convolution with zeros in it": PlantedBug(
         f"{MIXERS}:convolve",

@@ -9,6 +9,7 @@ from .qwen_vl import tiny_qwen2_5_vl, tiny_qwen2_vl, tiny_qwen3_5_vl, tiny_qwen3
 from .text import (
     HYBRID_TEXT_MODELS,
     REFUSED_TEXT_MODELS,
+    STEPPED_MODELS,
     TEXT_MODELS,
     tiny_gemma2,
     tiny_gemma3n,
@@ -33,6 +34,7 @@ __all__ = [
     "HAS_VIDEO",
     "HYBRID_TEXT_MODELS",
     "REFUSED_TEXT_MODELS",
+    "STEPPED_MODELS",
     "TEXT_MODELS",
     "VISION_LANGUAGE_FAMILIES",
     "VOCABULARY_SIZE",

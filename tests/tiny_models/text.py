@@ -11,6 +11,10 @@ from typing import Any
 
 import torch
 from transformers import (
+    BambaConfig,
+    BambaForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3nForCausalLM,
@@ -19,20 +23,32 @@ from transformers import (
     Gemma4TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    JambaConfig,
+    JambaForCausalLM,
+    KimiLinearConfig,
+    KimiLinearForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
+    Lfm3Config,
+    Lfm3ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    MiniMaxConfig,
+    MiniMaxForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     OlmoHybridConfig,
     OlmoHybridForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
@@ -44,6 +60,7 @@ __all__ = [
     "DELTA_NET",
     "HYBRID_TEXT_MODELS",
     "REFUSED_TEXT_MODELS",
+    "STEPPED_MODELS",
     "TEXT_MODELS",
     "tiny_gemma2",
     "tiny_gemma3n",
@@ -68,6 +85,14 @@ DELTA_NET: dict[str, Any] = dict(
     linear_num_value_heads=4,
     linear_key_head_dim=8,
     linear_value_head_dim=8,
+)
+
+#: Settings of two experts and a shared one.
+EXPERTS: dict[str, Any] = dict(
+    num_experts=2,
+    num_experts_per_tok=1,
+    moe_intermediate_size=16,
+    shared_expert_intermediate_size=16,
 )
 
 
@@ -225,29 +250,132 @@ def tiny_qwen3_next(vocab: int = 64, seed: int = 8) -> PreTrainedModel:
     config = Qwen3NextConfig(
         **_sizes(vocab, 4),
         **DELTA_NET,
-        num_experts=2,
-        num_experts_per_tok=1,
-        moe_intermediate_size=16,
-        shared_expert_intermediate_size=16,
-        layer_types=["linear_attention", "full_attention"] * 2,
+        **EXPERTS,
+        layer_types=_half("linear_attention"),
     )
     return let_states_last(randomise(Qwen3NextForCausalLM(config), seed))
 
 
 def tiny_lfm2(dtype: torch.dtype = torch.float32, vocab: int = 64, seed: int = 11) -> PreTrainedModel:
     """An LFM2: short convolutions of three taps and full attention in turn."""
-    config = Lfm2Config(**_sizes(vocab, 4), layer_types=["conv", "full_attention"] * 2)
+    config = Lfm2Config(**_sizes(vocab, 4), layer_types=_half("conv"))
     return randomise(Lfm2ForCausalLM(config), seed).to(dtype)
 
 
-def tiny_olmo_hybrid(seed: int = 0) -> PreTrainedModel:
-    """An OLMo hybrid: a mixer of another make. To be refused."""
-    torch.manual_seed(seed)
-    delta_net = {name: value for name, value in DELTA_NET.items() if name != "head_dim"}
-    config = OlmoHybridConfig(
-        **_sizes(64, 2), **delta_net, layer_types=["linear_attention", "full_attention"]
+def tiny_qwen3_5_moe(vocab: int = 64, seed: int = 3) -> PreTrainedModel:
+    """A Qwen3.5 with experts."""
+    config = Qwen3_5MoeTextConfig(
+        **_sizes(vocab, 4), **DELTA_NET, **EXPERTS, layer_types=_half("linear_attention")
     )
-    return OlmoHybridForCausalLM(config).eval().requires_grad_(False)
+    return let_states_last(randomise(Qwen3_5MoeForCausalLM(config), seed))
+
+
+def tiny_lfm3(window: int = 8, vocab: int = 64, seed: int = 3) -> PreTrainedModel:
+    """An LFM3: short convolutions beside sliding and full attention."""
+    kinds = ["conv", "sliding_attention", "conv", "full_attention"]
+    config = Lfm3Config(**_sizes(vocab, 4), head_dim=8, sliding_window=window, layer_types=kinds)
+    return randomise(Lfm3ForCausalLM(config), seed)
+
+
+def tiny_olmo_hybrid(vocab: int = 64, seed: int = 3) -> PreTrainedModel:
+    """An OLMo hybrid: the gated delta rule in a mixer of another make, read token by token."""
+    delta_net = {name: value for name, value in DELTA_NET.items() if name != "head_dim"}
+    config = OlmoHybridConfig(**_sizes(vocab, 4), **delta_net, layer_types=_half("linear_attention"))
+    return let_states_last(randomise(OlmoHybridForCausalLM(config), seed))
+
+
+def tiny_bamba(vocab: int = 64, seed: int = 3) -> PreTrainedModel:
+    """A Bamba: Mamba-2 and full attention in turn."""
+    config = BambaConfig(
+        **_sizes(vocab, 4),
+        attn_layer_indices=[1, 3],
+        mamba_n_heads=4,
+        mamba_d_head=16,
+        mamba_d_state=8,
+        mamba_chunk_size=16,
+    )
+    return let_states_last(randomise(BambaForCausalLM(config), seed))
+
+
+def tiny_jamba(vocab: int = 64, seed: int = 3) -> PreTrainedModel:
+    """A Jamba: Mamba and full attention in turn, experts in every second layer."""
+    config = JambaConfig(
+        **_sizes(vocab, 4),
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        num_experts=2,
+        num_experts_per_tok=1,
+        mamba_d_state=4,
+        mamba_dt_rank=4,
+    )
+    return let_states_last(randomise(JambaForCausalLM(config), seed))
+
+
+def tiny_nemotron_h(vocab: int = 64, seed: int = 3) -> PreTrainedModel:
+    """A Nemotron-H: layers of Mamba-2, of attention, of an MLP and of experts alone."""
+    config = NemotronHConfig(
+        **{name: value for name, value in _sizes(vocab, 6).items() if name != "num_hidden_layers"},
+        layers_block_type=["mamba", "attention", "mlp", "mamba", "moe", "attention"],
+        head_dim=8,
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+        ssm_state_size=8,
+        n_groups=2,
+        chunk_size=16,
+        n_routed_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        moe_shared_expert_intermediate_size=16,
+        n_group=1,
+        topk_group=1,
+    )
+    return let_states_last(randomise(NemotronHForCausalLM(config), seed))
+
+
+def tiny_kimi_linear(vocab: int = 64, seed: int = 3) -> PreTrainedModel:
+    """A Kimi Linear: a delta rule that decays each channel by itself, and latent attention."""
+    config = KimiLinearConfig(
+        **{**_sizes(vocab, 4), "num_key_value_heads": 4},
+        layer_types=_half("linear_attention"),
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=8,
+        kv_lora_rank=16,
+        linear_head_dim=8,
+        linear_num_heads=4,
+        moe_intermediate_size=16,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+    )
+    return let_states_last(randomise(KimiLinearForCausalLM(config), seed))
+
+
+def tiny_falcon_h1(seed: int = 0) -> PreTrainedModel:
+    """A Falcon-H1: attention and Mamba-2 in every layer. To be refused."""
+    torch.manual_seed(seed)
+    config = FalconH1Config(
+        **_sizes(64, 2),
+        mamba_d_ssm=64,
+        mamba_n_heads=4,
+        mamba_d_head=16,
+        mamba_d_state=8,
+        mamba_chunk_size=16,
+    )
+    return FalconH1ForCausalLM(config).eval().requires_grad_(False)
+
+
+def tiny_minimax(seed: int = 0) -> PreTrainedModel:
+    """A MiniMax: linear attention with a cache of its own. To be refused."""
+    torch.manual_seed(seed)
+    config = MiniMaxConfig(**_sizes(64, 2), layer_types=["linear_attention", "full_attention"])
+    return MiniMaxForCausalLM(config).eval().requires_grad_(False)
+
+
+def _half(kind: str) -> list[str]:
+    """Four layers: this kind and full attention in turn."""
+    return [kind, "full_attention"] * 2
 
 
 #: Text models on which the whole core must work, by name.
@@ -261,8 +389,25 @@ TEXT_MODELS = {
     "gpt2": tiny_gpt2,
 }
 
-#: Text models with recurrent layers, on which the core must work too.
-HYBRID_TEXT_MODELS = {"qwen3_5": tiny_qwen3_5, "qwen3_next": tiny_qwen3_next, "lfm2": tiny_lfm2}
+#: Text models with recurrent layers, on which the core must work too: computed over a draft in closed form,
+CLOSED_FORM_MODELS = {
+    "qwen3_5": tiny_qwen3_5,
+    "qwen3_5_moe": tiny_qwen3_5_moe,
+    "qwen3_next": tiny_qwen3_next,
+    "lfm2": tiny_lfm2,
+    "lfm3": tiny_lfm3,
+}
+
+#: or read token by token.
+STEPPED_MODELS = {
+    "olmo_hybrid": tiny_olmo_hybrid,
+    "bamba": tiny_bamba,
+    "jamba": tiny_jamba,
+    "nemotron_h": tiny_nemotron_h,
+    "kimi_linear": tiny_kimi_linear,
+}
+
+HYBRID_TEXT_MODELS = {**CLOSED_FORM_MODELS, **STEPPED_MODELS}
 
 #: Text models that must be refused before any work: their state cannot be rolled back to a path of a tree.
-REFUSED_TEXT_MODELS = {"mamba": tiny_mamba, "olmo_hybrid": tiny_olmo_hybrid}
+REFUSED_TEXT_MODELS = {"mamba": tiny_mamba, "falcon_h1": tiny_falcon_h1, "minimax": tiny_minimax}

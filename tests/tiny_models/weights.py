@@ -60,7 +60,8 @@ def let_states_last(model: PreTrainedModel) -> PreTrainedModel:
     """Slow the decay of recurrent states: random ones fade within two tokens, and errors with them."""
     for name, parameter in model.named_parameters():
         if name.endswith("A_log"):
-            parameter.copy_(torch.linspace(0.003, 0.3, len(parameter)).log())
+            rates = torch.linspace(0.003, 0.3, len(parameter)).log()
+            parameter.copy_(rates.view(-1, *[1] * (parameter.dim() - 1)))
     return model
 
 

@@ -13,9 +13,10 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoModelForImageTextToText, LlavaForConditionalGeneration, LlavaProcessor
+from transformers import AutoModelForImageTextToText, ProcessorMixin
 
 from mmspec.errors import InputError
+from mmspec.reference.scenes.world import CANVAS
 from mmspec.reference.training.vlm_data import (
     WEIGHTS,
     ConversationBatch,
@@ -31,7 +32,8 @@ from mmspec.reference.training.vlm_model import (
     build_model,
     exact_answers,
 )
-from mmspec.reference.training.vlm_processor import build_processor
+from mmspec.reference.training.vlm_processor import build_hybrid_processor, build_processor
+from mmspec.reference.training.vlm_vision import ReferenceVLM, tower_of
 from mmspec.registry import did_you_mean
 from mmspec.training.environment import flush_subnormals, open_accelerator, prepare_training
 from mmspec.training.plan import PlanOptions, TrainingPlan
@@ -51,7 +53,7 @@ def train_vlm(
     out: str | Path,
     *,
     size: str = "base",
-    tower_share: float = 0.2,
+    tower_share: float | None = None,
     tower_from: str | Path | None = None,
     **how: Unpack[PlanOptions],
 ) -> Path:
@@ -61,8 +63,8 @@ def train_vlm(
 
     Args:
         out: the folder to write.
-        size: "base", "small" (the draft) or "tiny" (for tests).
-        tower_share: part of the training that goes to the vision tower alone.
+        size: "base", "small" (the draft), "hybrid" (a Qwen3.5), "tiny" or "tiny-hybrid" (for tests).
+        tower_share: part of the training that goes to the vision tower alone; None is what its size needs.
         tower_from: a trained folder whose tower is taken over and frozen; the tower is then not trained.
         how: see `TrainingPlan`; by default 56 minutes, the schedule included, of 32 scenes a step and
             process; twice as many for the tower, half as many with descriptions.
@@ -72,12 +74,16 @@ def train_vlm(
     """
     if size not in SHAPES_BY_SIZE:
         raise InputError("size", size, did_you_mean(size, SHAPES_BY_SIZE))
+    shape = SHAPES_BY_SIZE[size]
+    if tower_share is None:
+        # a tower that stays as it is afterwards has to learn all at once
+        tower_share = 0.33 if shape.hybrid else 0.2
     plan = TrainingPlan.of(how, minutes=DEFAULT_MINUTES, batch_size=32)
     prepare_training(plan.seed, plan.threads)
     out = Path(out)
     accelerator = open_accelerator()
-    processor = build_processor()
-    model = build_model(SHAPES_BY_SIZE[size], processor)
+    processor = build_hybrid_processor() if shape.hybrid else build_processor()
+    model = build_model(shape, processor)
     run = plan.run(out, accelerator, model)
     if tower_from is not None:
         _take_tower(model, Path(tower_from))
@@ -85,9 +91,9 @@ def train_vlm(
     if run.stage == TOWER:
         train_stage(run, _tower_stage(run, model, plan.seed, plan.batch_size), plan.budget.share(tower_share))
         run.stage = CONVERSATIONS
-    stage = _conversation_stage(
-        run, model, processor, plan.seed, plan.batch_size, frozen_tower=tower_from is not None
-    )
+    # the hybrid's merger learns with the decoder, so that its tower can stay as it is
+    frozen = tower_from is not None or shape.hybrid
+    stage = _conversation_stage(run, model, processor, plan.seed, plan.batch_size, frozen_tower=frozen)
     train_stage(run, stage, plan.budget.share(1 - tower_share))
     if accelerator.is_main_process:
         options = {"out": out, "size": size, **plan.length, "tower-from": tower_from}
@@ -98,28 +104,29 @@ def train_vlm(
     return out
 
 
-def _tower_stage(run: TrainingRun, model: LlavaForConditionalGeneration, seed: int, batch_size: int) -> Stage:
-    patch = int(_vision(model).patch_size)
+def _tower_stage(run: TrainingRun, model: ReferenceVLM, seed: int, batch_size: int) -> Stage:
+    tower = tower_of(model, CANVAS)
 
     def make(step: int) -> PatchBatch:
         process = run.accelerator.process_index
         seeds = [training_seeds(seed, TOWER, 2 * step + half, process, batch_size) for half in range(2)]
-        return patch_batch(np.concatenate(seeds), patch)
+        return patch_batch(np.concatenate(seeds), tower.patch)
 
-    check = held_out_figures(patch_batch(np.arange(CHECK_SCENES), patch), run.accelerator.device)
-    return Stage("tower", PatchLoss(model.model.vision_tower, int(_vision(model).hidden_size)), make, check)
+    check = held_out_figures(patch_batch(np.arange(CHECK_SCENES), tower.patch), run.accelerator.device)
+    return Stage("tower", PatchLoss(tower.module, tower.width), make, check)
 
 
 def _conversation_stage(
     run: TrainingRun,
-    model: LlavaForConditionalGeneration,
-    processor: LlavaProcessor,
+    model: ReferenceVLM,
+    processor: ProcessorMixin,
     seed: int,
     batch_size: int,
     *,
     frozen_tower: bool,
 ) -> Stage:
-    tokenizer, visual = processor.tokenizer, int(model.config.image_seq_length)
+    tokenizer, tower = processor.tokenizer, tower_of(model, CANVAS)
+    visual = tower.visual_tokens
     held_out = conversation_batch(np.arange(CHECK_SCENES), tokenizer, visual, with_description=True)
 
     def make(step: int) -> ConversationBatch:
@@ -138,16 +145,12 @@ def _conversation_stage(
         }
 
     learner = ConversationLoss(model, frozen_tower=frozen_tower)
-    return Stage("conversations", learner, make, check, slow="tower", slow_factor=TOWER_FACTOR)
+    return Stage("conversations", learner, make, check, slow=tower.name, slow_factor=TOWER_FACTOR)
 
 
-def _take_tower(model: LlavaForConditionalGeneration, folder: Path) -> None:
-    donor = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+def _take_tower(model: ReferenceVLM, folder: Path) -> None:
+    donor: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     try:
-        model.model.vision_tower.load_state_dict(donor.model.vision_tower.state_dict())
-    except RuntimeError as error:
+        tower_of(model, CANVAS).module.load_state_dict(tower_of(donor, CANVAS).module.state_dict())
+    except (AttributeError, RuntimeError) as error:
         raise InputError("tower_from", str(folder), "a model whose tower has the new one's shape") from error
-
-
-def _vision(model: LlavaForConditionalGeneration) -> Any:
-    return model.config.vision_config

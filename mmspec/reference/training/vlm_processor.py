@@ -5,17 +5,43 @@ All in standard form, so that a saved folder needs nothing of this package.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
-from transformers import CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
+from transformers import (
+    CLIPImageProcessor,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+    Qwen2VLImageProcessor,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
+)
 
 from mmspec.reference.scenes.vocabulary import DIGITS, PUNCTUATION, words
 from mmspec.reference.scenes.world import CANVAS
 
-__all__ = ["ASSISTANT", "BOS", "CHAT_TEMPLATE", "EOS", "IMAGE", "USER", "build_processor", "build_tokenizer"]
+__all__ = [
+    "ASSISTANT",
+    "BOS",
+    "CHAT_TEMPLATE",
+    "EOS",
+    "IMAGE",
+    "USER",
+    "build_hybrid_processor",
+    "build_processor",
+    "build_tokenizer",
+]
 
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
 IMAGE, USER, ASSISTANT, SYSTEM = "<image>", "<user>", "<assistant>", "<system>"
+PLACEHOLDERS = {
+    "image_token": IMAGE,
+    "video_token": "<video>",
+    "vision_start_token": "<vision_start>",
+    "vision_end_token": "<vision_end>",
+}
 SPACE = "\u2581"
 MAX_LENGTH = 1024
 
@@ -44,10 +70,13 @@ CHAT_TEMPLATE = """
 """
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer(placeholders: Mapping[str, str] | None = None) -> PreTrainedTokenizerFast:
     """One token for each word, digit and punctuation mark; lower case; spaces survive decoding exactly.
 
     A word carries the space before it, as in SentencePiece, so punctuation is joined to the word before it.
+
+    Args:
+        placeholders: tokens that a processor looks up by their names.
     """
     special = [PAD, BOS, EOS, UNKNOWN, IMAGE, USER, ASSISTANT, SYSTEM]
     marks = [*PUNCTUATION, *DIGITS]
@@ -64,7 +93,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         ]
     )
     tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme="always")
-    return PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         bos_token=BOS,
@@ -74,7 +103,10 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         padding_side="left",
         model_max_length=MAX_LENGTH,
         clean_up_tokenization_spaces=False,
+        **(placeholders or {}),
     )
+    fast.add_tokens(list((placeholders or {}).values()), special_tokens=True)
+    return fast
 
 
 def build_processor(patch_size: int = 12) -> LlavaProcessor:
@@ -91,5 +123,18 @@ def build_processor(patch_size: int = 12) -> LlavaProcessor:
         patch_size=patch_size,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def build_hybrid_processor(patch_size: int = 12) -> Qwen3VLProcessor:
+    """The same for a Qwen3.5: of an image of any size about as many patches as of 96 x 96 pixels."""
+    size = {"shortest_edge": CANVAS**2, "longest_edge": CANVAS**2}
+    how: dict[str, Any] = {"patch_size": patch_size, "size": size}
+    how |= {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+    return Qwen3VLProcessor(
+        image_processor=Qwen2VLImageProcessor(**how),
+        video_processor=Qwen3VLVideoProcessor(**how),
+        tokenizer=build_tokenizer(PLACEHOLDERS),
         chat_template=CHAT_TEMPLATE,
     )
