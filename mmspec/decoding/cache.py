@@ -8,7 +8,8 @@ overwritten later. Prompts are prefilled one row at a time, so no row is ever pa
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from mmspec.decoding.draft import Nodes
-from mmspec.decoding.recurrent import RECURRENT_LAYERS, RecurrentLayer
+from mmspec.decoding.recurrent import RECURRENT_LAYERS, RecurrentLayer, States
 from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.errors import UnsupportedModelError
 from mmspec.kernels import compact_cache
@@ -183,6 +184,18 @@ class RaggedCache(Cache):
         for layer, (keys, values) in states.items():
             self.plan.tokens = len(keys)
             self.ragged[layer].update(keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
+
+    @contextmanager
+    def recurrent_from(self, states: Sequence[States]) -> Iterator[None]:
+        """Let recurrent layers read on from the states of a known prefix, in a cache of one row."""
+        try:
+            for layer, known in zip(self.recurrent, states, strict=True):
+                layer.load(0, known)
+                layer.enter(layer.committed)
+            yield
+        finally:
+            for layer in self.recurrent:
+                layer.leave()
 
     def row_states(self, row: int, length: int, copy: bool = False) -> RowStates:
         """Keys and values of the first `length` tokens of a row; as views, which later rounds leave alone."""

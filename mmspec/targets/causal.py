@@ -106,8 +106,7 @@ class CausalTarget:
 
     Attributes:
         vocabulary, device, grid, codebook, mask_token_id, vector_size: as of `Target`.
-        prefix_cache: prompts that were read before, of all batches; None, the default, keeps none. It stays
-            empty for models with recurrent states.
+        prefix_cache: prompts that were read before, of all batches; None, the default, keeps none.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded speculatively; the message says why.
@@ -224,24 +223,26 @@ class CausalTarget:
         Returns:
             Logits [1, 1, V] after it, its hidden states [1, L, d] by tap, and how many tokens were known.
         """
-        # a recurrent state is of a whole prompt: there is none of the part that two prompts share
-        memory = None if cache.recurrent else self.prefix_cache
+        memory = self.prefix_cache
         prompt = None if memory is None else identify(self.model, inputs)
         known = None if memory is None or prompt is None else memory.find(prompt, taps)
         if known is None:
             logits = self.forward(inputs, cache, keep=1, whole=bool(taps))
         else:
-            logits = self._read_rest(inputs, known, cache, whole=bool(taps))
+            logits = self._read_rest(inputs, known, cache, row, whole=bool(taps))
         hidden = states.take()
         if memory is None or prompt is None:
             return logits, hidden, 0
         if known is not None:
             hidden = {tap: torch.cat([known.taps[tap], hidden[tap]], 1) for tap in taps}
         is_shared = isinstance(self.steps, CapturedForward)  # with the batches that come next
-        memory.keep(prompt, cache.row_states(row, len(prompt.tokens), copy=is_shared), hidden)
+        attended = cache.row_states(row, len(prompt.tokens), copy=is_shared)
+        memory.keep(prompt, attended, hidden, [layer.row_states(row) for layer in cache.recurrent])
         return logits, hidden, 0 if known is None else known.length
 
-    def _read_rest(self, inputs: Mapping[str, Any], known: Prefix, cache: RaggedCache, whole: bool) -> Tensor:
+    def _read_rest(
+        self, inputs: Mapping[str, Any], known: Prefix, cache: RaggedCache, row: int, whole: bool
+    ) -> Tensor:
         """Read a prompt from where it is not known any more, as a chain is scored, in a cache of its own.
 
         Returns:
@@ -255,8 +256,11 @@ class CausalTarget:
         chain = Draft.chain(rest["input_ids"], DraftKind.POINT)
         alone.begin_score(chain.nodes.slots, length - known.length)
         mask = alone.attention_mask(chain.nodes, self.additive)
-        logits = self.forward({**rest, "attention_mask": mask}, alone, keep=1, whole=whole)
+        with alone.recurrent_from(known.recurrent):
+            logits = self.forward({**rest, "attention_mask": mask}, alone, keep=1, whole=whole)
         cache.load(alone.row_states(0, length))
+        for layer, read in zip(cache.recurrent, alone.recurrent, strict=True):
+            layer.load(row, read.committed)
         return logits
 
     def score(self, state: CausalState, draft: Draft) -> TargetOutput:

@@ -2,13 +2,14 @@
 
 Kept are keys, values and tapped hidden states of each token of a prompt. A new prompt that begins alike takes
 over what the two share. Keys of the reply are not kept: it is read again in one pass, as part of the next
-prompt.
+prompt. Recurrent layers keep one state for a whole prompt, so that only prompts that go on from its end can
+take it over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import RowStates
+from mmspec.decoding.recurrent import States
 from mmspec.errors import InputError
 from mmspec.validation import is_integer
 from mmspec.visual_tokens.spans import find_images
@@ -85,18 +87,27 @@ class Prefix:
         length: number of tokens n, from the first on.
         states: keys and values of every layer, each [n, heads, head_dim].
         taps: tap -> hidden states [1, n, d].
+        recurrent: states of every recurrent layer after the last token.
     """
 
     prompt: PromptIdentity
     length: int
     states: RowStates
     taps: dict[int, Tensor]
+    recurrent: list[States] = field(default_factory=list)
+
+    def shared_with(self, prompt: PromptIdentity) -> int:
+        """Number of leading tokens whose prefill `prompt` can take over."""
+        shared = self.prompt.shared_with(prompt)
+        if self.recurrent and (shared < self.length or shared == len(prompt.tokens)):
+            return 0
+        return shared
 
     def cut(self, length: int) -> Prefix:
         """Prefill of the first `length` tokens."""
         states = {layer: (keys[:length], values[:length]) for layer, (keys, values) in self.states.items()}
         taps = {tap: hidden[:, :length] for tap, hidden in self.taps.items()}
-        return Prefix(self.prompt, length, states, taps)
+        return Prefix(self.prompt, length, states, taps, self.recurrent)
 
     def replaces(self, other: Prefix) -> bool:
         """True if nothing could be taken over from the other that this one does not have.
@@ -104,12 +115,15 @@ class Prefix:
         With fewer images the other fits prompts that this one does not.
         """
         is_beginning = other.prompt.shared_with(self.prompt) == other.length
+        if other.recurrent and other.length < self.length:
+            return False
         has_its_images = other.prompt.media_end == self.prompt.media_end
         return is_beginning and has_its_images and other.taps.keys() <= self.taps.keys()
 
     def nbytes(self) -> int:
-        states = sum(keys.nbytes + values.nbytes for keys, values in self.states.values())
-        return states + sum(hidden.nbytes for hidden in self.taps.values()) + self.prompt.nbytes()
+        states = [tensor for pair in self.states.values() for tensor in pair]
+        states += [state for layer in self.recurrent for state in layer.values()]
+        return sum(tensor.nbytes for tensor in (*states, *self.taps.values())) + self.prompt.nbytes()
 
 
 class PrefixCache:
@@ -138,7 +152,7 @@ class PrefixCache:
         fitting = [entry for entry in self.entries if set(taps) <= set(entry.taps)]
         if not fitting:
             return None
-        lengths = [entry.prompt.shared_with(prompt) for entry in fitting]
+        lengths = [entry.shared_with(prompt) for entry in fitting]
         longest = max(lengths)
         best = fitting[lengths.index(longest)]
         length = min(longest, len(prompt.tokens) - 1)  # the last token is read: its logits are not kept
@@ -147,16 +161,23 @@ class PrefixCache:
         self.entries = [entry for entry in self.entries if entry is not best] + [best]
         return best.cut(length)
 
-    def keep(self, prompt: PromptIdentity, states: RowStates, taps: Mapping[int, Tensor]) -> None:
+    def keep(
+        self,
+        prompt: PromptIdentity,
+        states: RowStates,
+        taps: Mapping[int, Tensor],
+        recurrent: Sequence[States] = (),
+    ) -> None:
         """Remember a prompt that was just read, unless it is above the limit alone; forget what it replaces.
 
         Args:
             prompt: what was read.
             states: of all of its tokens; copied.
             taps: hidden states [1, L, d].
+            recurrent: of every recurrent layer, after the last token; nobody else writes into them.
         """
         copies = {layer: (keys.clone(), values.clone()) for layer, (keys, values) in states.items()}
-        new = Prefix(prompt, len(prompt.tokens), copies, dict(taps))
+        new = Prefix(prompt, len(prompt.tokens), copies, dict(taps), list(recurrent))
         if new.nbytes() > self.max_bytes:
             return
         self.entries = [entry for entry in self.entries if not new.replaces(entry)] + [new]

@@ -230,14 +230,42 @@ def test_hooks_of_accelerate_run_around_a_mixer() -> None:
     assert hook.calls == 8
 
 
-def test_a_prefix_cache_is_not_used() -> None:
-    target = CausalTarget(tiny_qwen3_5())
+@pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "bamba"])
+def test_a_prompt_goes_on_from_the_end_of_another(name: str) -> None:
+    """By one token and by several; from no other place, where no state was kept."""
+    target, memory = CausalTarget(HYBRID_TEXT_MODELS[name]()), PrefixCache(1 << 20)
+    target.prefix_cache = memory
+    first = (*PROMPTS[2],)
+    longer = (*first, 7, *PROMPTS[1])
+    cases = {first: 0, (*first, 9): len(first), longer: len(first), (*longer, 1, 2): len(longer)}
+    # the same prompt again has no state before its last token
+    cases |= {(*first[:-1], (first[-1] + 1) % VOCABULARY, 3): 0}
+    for prompt, known in cases.items():
+        run = decode(target, [prompt], drafters(name)["copy"], max_new_tokens=16)
+        assert run.outputs == [generate(target.model, prompt, 16)], len(prompt)
+        assert run.stats.cached_prompt_tokens == known
+    again = decode(target, [first], max_new_tokens=16)
+    assert again.stats.cached_prompt_tokens == 0 and again.outputs == [generate(target.model, first, 16)]
+    rows = [first, (*longer, 5), (*first, 4)]
+    run = decode(target, rows, drafters(name)["copy"], max_new_tokens=16)
+    assert run.outputs == [generate(target.model, prompt, 16) for prompt in rows]
+    assert run.stats.cached_prompt_tokens == len(longer) + len(first)
+
+
+def test_a_conversation_about_an_image_goes_on_from_its_last_turn() -> None:
+    model, processor = tiny_qwen3_5_vl()
+    target, rows = VisionLanguageTarget(model), vision_language()[1]
     target.prefix_cache = PrefixCache(1 << 20)
-    for _ in range(2):
-        run = decode(target, PROMPTS, max_new_tokens=8)
-        assert run.outputs == [output[:8] for output in expected_of().values()]
-        assert run.stats.cached_prompt_tokens == 0
-    assert target.prefix_cache.nbytes() == 0
+    more = torch.tensor([[7, 9, 11]])
+    for row in rows:
+        later = dict(row)
+        later["input_ids"] = torch.cat([row["input_ids"], more], 1)
+        later["mm_token_type_ids"] = torch.cat([row["mm_token_type_ids"], torch.zeros_like(more)], 1)
+        later["attention_mask"] = torch.ones_like(later["input_ids"])
+        for inputs, known in ((row, 0), (later, row["input_ids"].shape[1])):
+            run = loop.decode(target, build_accelerator("none"), [inputs], Stopping(16))
+            assert run.outputs == [loop.generate(model, inputs, 16)]
+            assert run.stats.cached_prompt_tokens == known
 
 
 def test_places_in_another_order_are_refused() -> None:
