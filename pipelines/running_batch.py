@@ -19,7 +19,6 @@ from mmspec.decoding.speculative import Batch, begin
 from mmspec.decoding.stats import DecodingStats, merge_stats
 from mmspec.errors import InputError, NoRoomError, NumericalError
 from mmspec.targets.causal import CausalTarget
-from mmspec.targets.mixers import find_mixers
 from mmspec.validation import is_integer
 
 if TYPE_CHECKING:
@@ -253,8 +252,8 @@ def check_rows_move(pipe: MMSpecPipeline) -> None:
         raise InputError("accelerator", accelerator.name, f"{STAYS}; others can: {', '.join(MOVING)}")
     if accelerator.costs is not None:
         raise InputError("length", "cost", f"'fixed' or 'confidence': {STAYS}, for its sizes are of a batch")
-    if not isinstance(target, CausalTarget) or find_mixers(target.model):
-        raise InputError("model", type(pipe.model).__name__, f"a model of attention layers: {STAYS}")
+    if not isinstance(target, CausalTarget):
+        raise InputError("model", type(pipe.model).__name__, f"a causal model: {STAYS}")
     if target.steps is not None:
         raise InputError(
             "pipe.compile", True, "a pipeline that is not compiled: steps are for one batch size"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from mmspec.cli.console import print_result
 from mmspec.cli.options import AsJson
@@ -13,15 +15,29 @@ if TYPE_CHECKING:
 __all__ = ["doctor"]
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Folder or hub id: look at this model, by its config.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Say what works on this machine, and why the rest does not.
 
     Looks at versions, devices, optional packages, kernels, accelerators and
-    reference models; changes nothing.
+    reference models; changes nothing. Of a model it says whether it can be
+    accelerated, and how much memory a row and a drafted token take.
 
     Example:
         mmspec doctor
+        mmspec doctor assets/scenes-llava
     """
+    if model is not None:
+        from mmspec.evaluation.model_support import examine_model
+
+        found = examine_model(model)
+        print_result(found, _model_table(found), as_json)
+        raise typer.Exit(0 if found["ok"] else 1)
     from mmspec.accelerators import ACCELERATORS
     from mmspec.evaluation.machine import examine
     from mmspec.reference.assets import examine_models
@@ -49,6 +65,26 @@ def _table(findings: dict[str, Any]) -> Table:
         for index, (name, is_ok, detail) in enumerate(rows):
             mark = Text("yes", "green") if is_ok else Text("no", "yellow")
             table.add_row(f"{title} {name}", mark, Text(detail), end_section=index == len(rows) - 1)
+    return table
+
+
+def _model_table(found: dict[str, Any]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
+    table.add_row(found["name"], "can be accelerated" if found["ok"] else found["problem"])
+    if not found["ok"]:
+        return table
+    table.add_row("layers", ", ".join(f"{count} {kind}" for kind, count in found["layers"].items()))
+    table.add_row("keys and values", f"{found['token_bytes']:,} bytes a token and row")
+    for mixer in found["mixers"]:
+        how = "in closed form" if mixer["closed_form"] else "token by token"
+        sizes = f"{mixer['row_bytes']:,} bytes a row, {mixer['node_bytes']:,} a drafted token"
+        table.add_row(f"{mixer['count']} {mixer['name']}", f"drafts are computed {how}; {sizes}")
+    if found["mixers"]:
+        sizes = f"{found['row_bytes'] / 1e6:,.2f} MB a row, {found['node_bytes'] / 1e6:,.2f} MB"
+        table.add_row("recurrent states", f"{sizes} a drafted token of a row")
     return table
 
 

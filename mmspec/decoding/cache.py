@@ -238,12 +238,11 @@ class RaggedCache(Cache):
     def _buffers(self) -> list[Tensor]:
         """The lengths, and the buffers of all layers that have any."""
         layers = [layer for layer in self.ragged if layer.is_initialized]
-        return [self.lengths, *(buffer for layer in layers for buffer in (layer.keys, layer.values))]
+        attended = [buffer for layer in layers for buffer in (layer.keys, layer.values)]
+        return [self.lengths, *attended, *(s for layer in self.recurrent for s in layer.committed.values())]
 
     def _mapped(self, change: Callable[[Tensor], Tensor], rows: int) -> Self:
         """Return a cache of other rows, made of this one's buffers in the order of `_buffers`."""
-        if self.recurrent:
-            raise UnsupportedModelError("rows with a recurrent state cannot enter or leave a running batch")
         changed = copy.copy(self)
         changed.plan = replace(self.plan, rows=rows)
         changed.lengths = change(self.lengths)
@@ -253,6 +252,10 @@ class RaggedCache(Cache):
             layer.plan = changed.plan
             if layer.is_initialized:
                 layer.keys, layer.values = change(layer.keys), change(layer.values)
+        changed.recurrent = [layer for layer in changed.layers if isinstance(layer, RecurrentLayer)]
+        for recurrent in changed.recurrent:
+            recurrent.plan = changed.plan
+            recurrent.committed = {key: change(state) for key, state in recurrent.committed.items()}
         return changed
 
     def begin_score(self, slots: Tensor, extent: int) -> None:
@@ -360,12 +363,12 @@ def check_layer_types(text: PreTrainedConfig) -> list[str]:
         )
         types = ["sliding_attention" if sliding else "full_attention"] * text.num_hidden_layers
     known = MASKABLE_LAYERS | RECURRENT_LAYERS | STATELESS_LAYERS
-    foreign = [f"{index} ({kind})" for index, kind in enumerate(types) if kind not in known]
-    if foreign:
-        raise UnsupportedModelError(
-            f"{text.model_type}: layer {', '.join(foreign)} keeps a state from which rejected draft tokens "
-            f"cannot be taken back; layers of type {', '.join(sorted(known))} can be decoded speculatively"
-        )
+    for index, kind in enumerate(types):
+        if kind not in known:
+            raise UnsupportedModelError(
+                f"{text.model_type}: layer {index} ({kind}) keeps a state from which rejected draft tokens "
+                f"cannot be taken back; layers of type {', '.join(sorted(known))} can be decoded so"
+            )
     return list(types)
 
 

@@ -9,7 +9,7 @@ all others a state for each node is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -129,15 +129,17 @@ class RecurrentLayer(LinearAttentionLayer):
 
     Attributes:
         committed: the states after the last committed token of each row.
+        scored: the draft that was read last.
     """
 
     is_croppable = False
+    scored: Scored
+    _known: Tensor
 
     def __init__(self, plan: WritePlan, number_of_states: int = 1) -> None:
         super().__init__(number_of_states)
         self.plan = plan
         self.committed: States = {}
-        self.scored: Scored | None = None
         self._is_entered = False
 
     @property
@@ -221,20 +223,18 @@ class RecurrentLayer(LinearAttentionLayer):
 
     def convolved(self, inputs: Tensor, paths: Paths) -> Tensor:
         """Inputs of a convolution at every node, [B, n, C] -> [B, n, k, C], each with its path before it."""
-        known = torch.cat([self.committed[CONV][:, :, 1:].transpose(1, 2), inputs], 1)
-        self.scored = ScoredPaths(paths, known)
-        return pick(known, paths.taps.flatten(1)).view(*paths.taps.shape, -1)
+        self._known = torch.cat([self.committed[CONV][:, :, 1:].transpose(1, 2), inputs], 1)
+        self.scored = ScoredPaths(paths, self._known)
+        return pick(self._known, paths.taps.flatten(1)).view(*paths.taps.shape, -1)
 
     def delta_rule(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, paths: Paths) -> Tensor:
         """Apply `gated_delta_tree` to the committed state; return its outputs [B, n, heads, d_v]."""
         out, *updates = gated_delta_tree(q, k, v, g, beta, self.committed[STATE], paths.ancestors)
-        assert isinstance(self.scored, ScoredPaths)  # its convolution comes first
-        self.scored = replace(self.scored, updates=NodeUpdates(*updates))
+        self.scored = ScoredPaths(paths, self._known, NodeUpdates(*updates))
         return out
 
     def commit(self, node: Tensor, active: Tensor) -> None:
         """Bring the rows that are active [R] to the state after a node [R] of the draft scored last."""
-        assert self.scored is not None
         device = self.place
         node, active = node.to(device), active.to(device)
         for key, new in self.scored.after(self.committed, node).items():

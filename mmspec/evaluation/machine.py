@@ -29,6 +29,7 @@ REQUIRED = (
     "num2words",
     "numpy",
     "pillow",
+    "psutil",
     "tqdm",
     "typer",
     "rich",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
 
@@ -25,6 +26,7 @@ from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dt
 from mmspec.targets.batches import batches, join
 from mmspec.targets.mixers import mixers_on_tree
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
+from mmspec.targets.state_memory import check_draft, measure_states
 from mmspec.targets.steps import CapturedForward, CompiledForward
 
 
@@ -81,11 +83,13 @@ class CausalState(CacheState):
         hidden: the hidden states that the drafter reads.
         limit: of a row's length, by `length_limit`.
         additive: number format of additive attention masks; None where masks are boolean.
+        most_nodes: of the largest draft that is known to fit, where recurrent layers keep something for each.
     """
 
     hidden: HiddenStates
     limit: tuple[float, str]
     additive: torch.dtype | None
+    most_nodes: int = field(default=1, kw_only=True)
 
     def joined(self, other: Self, copies: int) -> Self:
         other.close()
@@ -138,6 +142,11 @@ class CausalTarget:
             self.steps = CapturedForward(self.model, self.forward)
         else:
             self.steps = CompiledForward(type(self.model).__name__, self._step)
+
+    @functools.cached_property
+    def node_bytes(self) -> int:
+        """Bytes that recurrent layers keep for each node of a draft, until the commit."""
+        return sum(states.node for states in measure_states(self.model))
 
     @property
     def additive(self) -> torch.dtype | None:
@@ -273,6 +282,9 @@ class CausalTarget:
             )
         nodes = nodes.repeat_rows(cache.rows // len(nodes.tokens))
         check_length(self.model, state.limit, cache.longest + nodes.deepest + 1)
+        if cache.recurrent and nodes.extent > state.most_nodes:
+            check_draft(cache.rows, nodes.extent, self.node_bytes, self.device)
+            state.most_nodes = nodes.extent
         cache.begin_score(nodes.slots, nodes.extent)
         inputs: dict[str, Any] = {
             "input_ids": nodes.tokens,

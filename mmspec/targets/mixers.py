@@ -133,9 +133,16 @@ def keeps_state(module: nn.Module) -> bool:
     """True for a mixer that reads its input and the cache, and nothing else that it cannot do without."""
     if closed_form(module) is not None:
         return True
+    if cache_argument(module) != CACHE or not hasattr(module, "layer_idx"):
+        return False
     forward = inspect.signature(type(module).forward).parameters
     needed = [name for name, one in forward.items() if one.default is one.empty and one.kind in POSITIONAL]
-    return CACHE in forward and hasattr(module, "layer_idx") and len(needed) == 2  # self and the input
+    return len(needed) == 2  # self and the input
+
+
+def cache_argument(module: nn.Module) -> str:
+    """Name of the argument by which a module takes the cache: `cache_params`, or `past_key_values`."""
+    return CACHE if CACHE in inspect.signature(type(module).forward).parameters else "past_key_values"
 
 
 @contextmanager

@@ -3,6 +3,9 @@
 import pytest
 from PIL import Image
 
+from mmspec.errors import CheckpointError
+from tests.tiny_models import tiny_falcon_h1, tiny_qwen3_5
+
 
 def test_doctor_names_what_is_here_and_what_is_not(run_json, no_reference_models):
     findings = run_json("doctor")
@@ -67,3 +70,22 @@ def test_scenes_are_the_same_for_a_seed(run, tmp_path, seed):
     for path in paths:
         run("scenes", "--out", path, "--count", 1, "--seed", seed)
     assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_doctor_looks_at_a_model_by_its_config(run, run_json, tmp_path):
+    model = tiny_qwen3_5()
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(tmp_path / "hybrid")
+    found = run_json("doctor", str(tmp_path / "hybrid"))
+    assert found["ok"] and found["layers"] == {"linear_attention": 3, "full_attention": 1}
+    assert found["node_bytes"] > 0
+    result = run("doctor", str(tmp_path / "hybrid"))
+    assert "3 Qwen3_5GatedDeltaNet" in result.stdout and "in closed form" in result.stdout
+    model = tiny_falcon_h1()
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(tmp_path / "refused")
+    result = run("doctor", str(tmp_path / "refused"))
+    assert result.exit_code == 1 and "layer 0 (hybrid)" in result.stdout
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(CheckpointError, match="a folder"):
+            run("doctor", str(folder))

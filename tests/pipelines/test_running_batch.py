@@ -12,6 +12,7 @@ import torch
 from mmspec.errors import InputError, NoRoomError, NumericalError, PipelineBusyError
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline, VisionLanguagePipeline
 from mmspec.reference.scenes import render, sample_scene
+from tests.tiny_models import tiny_images, tiny_qwen3_5_vl
 
 ASSETS = Path(__file__).parents[2] / "assets"
 PROMPTS = [
@@ -78,6 +79,20 @@ def test_text_of_each_request_is_that_of_a_call(text: VisionLanguagePipeline, na
         assert outputs[index].finish_reasons == single.finish_reasons
         assert outputs[index].stats.nfe == single.stats.nfe
         assert outputs[index].stats.acceptance_length == single.stats.acceptance_length
+
+
+@pytest.mark.parametrize("name", ["none", "copy"])
+def test_recurrent_states_go_with_their_rows(name: str) -> None:
+    pipe = VisionLanguagePipeline(*tiny_qwen3_5_vl(), accelerator=name)
+    requests = [("what is it", {"images": image, "max_new_tokens": 20}) for image in tiny_images()]
+    requests.append(("which colour", {"max_new_tokens": 30}))
+    alone = [pipe(prompt, **arguments) for prompt, arguments in requests]
+    assert len({tuple(output.tokens[0]) for output in alone}) == len(requests)
+    with pipe.running_batch(rows=2) as batch:
+        outputs = run(batch, [(3 * index, *request) for index, request in enumerate(requests)])
+    for index, single in enumerate(alone):
+        assert outputs[index].tokens == single.tokens
+        assert outputs[index].stats.nfe == single.stats.nfe
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ __all__ = [
     "REFUSED_TEXT_MODELS",
     "STEPPED_MODELS",
     "TEXT_MODELS",
+    "tiny_falcon_h1",
     "tiny_gemma2",
     "tiny_gemma3n",
     "tiny_gemma4",

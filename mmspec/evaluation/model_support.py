@@ -1,0 +1,73 @@
+"""Report on a transformers model by its config: whether it can be accelerated, and the memory of a draft."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from mmspec.decoding.cache import check_layer_types
+from mmspec.errors import CheckpointError, UnsupportedModelError
+from mmspec.models.checkpoint import check_source, first_line
+from mmspec.targets.admission import check_model
+from mmspec.targets.memory import cached_bytes
+from mmspec.targets.state_memory import measure_states
+
+__all__ = ["examine_model"]
+
+
+def examine_model(source: str) -> dict[str, Any]:
+    """Examine a model by its config alone, on the meta device.
+
+    Args:
+        source: folder or hub id.
+
+    Returns:
+        `ok`, and `problem` if it is not; else its layers by kind, the bytes that a token, a row and a drafted
+        token take, and its recurrent mixers with how they are computed over a draft.
+
+    Raises:
+        CheckpointError: there is no such model, or none of transformers.
+    """
+    check_source(source)
+    try:
+        config = AutoConfig.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        allowed = f"a folder or hub id with a config ({first_line(error)})"
+        raise CheckpointError("model", source, allowed) from error
+    found = {"name": type(config).__name__, "ok": True, "problem": None}
+    try:
+        model = skeleton(config)
+        check_model(model)
+    except UnsupportedModelError as error:
+        return found | {"ok": False, "problem": str(error)}
+    states = measure_states(model)
+    mixers = Counter((one.mixer, one.is_closed, one.row, one.node) for one in states)
+    return found | {
+        "name": type(model).__name__,
+        "layers": dict(Counter(check_layer_types(config.get_text_config(decoder=True)))),
+        "token_bytes": cached_bytes(config, model.dtype),
+        "row_bytes": sum(one.row for one in states),
+        "node_bytes": sum(one.node for one in states),
+        "mixers": [
+            {"name": name, "count": count, "closed_form": is_closed, "row_bytes": row, "node_bytes": node}
+            for (name, is_closed, row, node), count in mixers.items()
+        ],
+    }
+
+
+def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
+    """Build the model of a config on the meta device, in the config's dtype."""
+    (name, *_) = getattr(config, "architectures", None) or [""]
+    model_class = getattr(transformers, name, None)
+    if model_class is None:
+        raise CheckpointError(
+            "model", name or type(config).__name__, "a transformers model of text, or of text and images"
+        )
+    with torch.device("meta"):
+        model: PreTrainedModel = model_class._from_config(config, dtype=config.dtype or torch.float32)
+    model.eval()
+    return model
