@@ -24,6 +24,7 @@ class Head:
         summary: what it does, for tables.
         source: the paper's arXiv id.
         published: the function that reads a folder as the method's authors publish it; None if they do not.
+        in_checkpoint: whether `published` reads the target's own checkpoint, which then needs no other.
         image_settings: settings of its config where the target draws images and nothing else is asked for.
     """
 
@@ -33,6 +34,7 @@ class Head:
     summary: str
     source: str
     published: str | None = None
+    in_checkpoint: bool = False
     image_settings: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self, part: str) -> Any:
@@ -50,7 +52,7 @@ HEADS = {
         "a trained head grows a tree from the target's hidden states",
         "2406.16858",
         "mmspec.models.eagle.official:read_official",
-        IMAGE_TREE,
+        image_settings=IMAGE_TREE,
     ),
     "eagle3": Head(
         "mmspec.models.eagle3:Eagle3Head",
@@ -59,7 +61,16 @@ HEADS = {
         "as `eagle`, from hidden states of three depths and over a vocabulary of its own",
         "2503.01840",
         "mmspec.models.eagle3.official:read_official",
-        IMAGE_TREE,
+        image_settings=IMAGE_TREE,
+    ),
+    "mtp": Head(
+        "mmspec.models.mtp:MtpHead",
+        "mmspec.drafters.eagle:MtpDrafter",
+        "mmspec.training.losses.eagle3:Eagle3Loss",
+        "the layer for multi-token prediction that the target was trained with grows a tree",
+        "2412.19437",
+        "mmspec.models.mtp.official:read_official",
+        in_checkpoint=True,
     ),
     "flash": Head(
         "mmspec.models.flash:FlashHead",

@@ -255,6 +255,8 @@ class MMSpecPipeline:
             return build_accelerator(name, **options), None
         if drafter is None and self._folder is not None:
             drafter = own_drafters(self._folder).source_for(name)
+        if drafter is None and name in HEADS and HEADS[name].in_checkpoint:
+            drafter = self.model.name_or_path or None
         if drafter is None:
             raise InputError("drafter", None, f"the folder or id of {preset.needs}, which {name!r} needs")
         if name in HEADS:

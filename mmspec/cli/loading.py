@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from mmspec.cli.choice import AcceleratorChoice, parse_choice, parse_choices
 from mmspec.cli.console import note
 from mmspec.errors import InputError
+from mmspec.heads import HEADS
 from mmspec.registry import did_you_mean
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> 
     found = named or drafter
     if found is None and (own := assets.own_drafters(model).source_for(choice.name)) is not None:
         found = _shown(own)
+    if found is None and choice.name in HEADS and HEADS[choice.name].in_checkpoint:
+        found = model
     if found is None:
         raise InputError(
             "--drafter", None, f"the folder or hub id of {preset.needs}, which {choice.name!r} needs"

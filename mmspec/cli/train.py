@@ -226,7 +226,8 @@ def drafter(
     method: Annotated[
         str,
         typer.Option(
-            help="eagle, eagle3, flash, hydra, medusa, msd, specvlm or vispec; with settings: flash:block=10."
+            help="eagle, eagle3, flash, hydra, medusa, msd, mtp, specvlm or vispec; "
+            "with settings: flash:block=10."
         ),
     ] = "eagle",
     data: Annotated[

@@ -23,7 +23,7 @@ from mmspec.drafting.feature_session import FeatureDrafter, FeatureSession
 from mmspec.drafting.growth import TreeGrowth
 from mmspec.drafting.heads import HeadBatch
 
-__all__ = ["Eagle3Drafter", "EagleDrafter"]
+__all__ = ["Eagle3Drafter", "EagleDrafter", "MtpDrafter"]
 
 
 class EagleSession(FeatureSession):
@@ -83,3 +83,12 @@ class Eagle3Drafter(EagleDrafter):
     """
 
     title = "an EAGLE-3 head"
+
+
+class MtpDrafter(EagleDrafter):
+    """As EAGLE, by the layer that the target was trained with for multi-token prediction (2412.19437).
+
+    Args: as of `HeadDrafter`.
+    """
+
+    title = "an MTP head"

@@ -34,7 +34,8 @@ def check_head(name: str, model: PreTrainedModel) -> PreTrainedModel:
 
 def what_writes(name: str) -> str:
     """The heads that are allowed, in words."""
-    return f"a head for {name!r}, as `mmspec train drafter --method {name}` writes it"
+    inside = " or a checkpoint of the target that holds one" if HEADS[name].in_checkpoint else ""
+    return f"a head for {name!r}, as `mmspec train drafter --method {name}` writes it{inside}"
 
 
 def load_head(

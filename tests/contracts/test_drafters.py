@@ -15,14 +15,14 @@ from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOut
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters import DRAFTERS
-from mmspec.drafters.eagle import Eagle3Drafter, EagleDrafter
+from mmspec.drafters.eagle import Eagle3Drafter, EagleDrafter, MtpDrafter
 from mmspec.drafters.flash import FlashDrafter
 from mmspec.drafters.hydra import HydraDrafter
 from mmspec.drafters.medusa import MedusaDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
 from tests.contracts.running import decode, futures, generate, random_prompts
-from tests.drafters import eagle3_checks, flash_checks, heads_checks
+from tests.drafters import eagle3_checks, flash_checks, heads_checks, mtp_checks
 from tests.drafters.eagle_checks import head_for
 from tests.drafters.length_checks import paced
 from tests.oracles import AdversarialDrafter, OracleDrafter, RandomTreeDrafter
@@ -67,6 +67,12 @@ def eagle3(dtype: torch.dtype, **shape: Any) -> Drafter:
     return Eagle3Drafter(head, **shape).fit(target)
 
 
+def mtp(dtype: torch.dtype, **shape: Any) -> Drafter:
+    """A head of random weights for the target of that dtype."""
+    target = llama() if dtype == torch.float32 else precise()
+    return MtpDrafter(mtp_checks.head_for(target), **shape).fit(target)
+
+
 def flash(dtype: torch.dtype, **shape: Any) -> Drafter:
     """A head of random weights for the target of that dtype."""
     target = llama() if dtype == torch.float32 else precise()
@@ -98,6 +104,7 @@ REGISTERED: dict[str, Callable[[int, torch.dtype], Drafter]] = {
     ),
     "eagle": lambda length, dtype: eagle(dtype, num_draft_tokens=length),
     "eagle3": lambda length, dtype: eagle3(dtype, num_draft_tokens=length),
+    "mtp": lambda length, dtype: mtp(dtype, num_draft_tokens=length),
     "flash": lambda length, dtype: flash(dtype, num_draft_tokens=length),
     "flash, blocks in a row": lambda length, dtype: flash(
         dtype, num_draft_tokens=length, depth=length, top_k=min(2, length), block=3

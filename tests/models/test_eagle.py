@@ -11,7 +11,7 @@ from transformers import AutoModel
 
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.errors import UnsupportedModelError
-from mmspec.models.eagle import EagleConfig, EagleHead, modeling
+from mmspec.models.eagle import EagleConfig, EagleHead
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode, generate
 from tests.drafters.eagle_checks import head_for
@@ -42,6 +42,6 @@ def test_layers_without_a_norm_in_front_are_refused(monkeypatch: pytest.MonkeyPa
     config = EagleConfig.for_target(llama().config, 64, input_norm=False)
     decoder = AutoModel.from_config(config.layer_config())
     del decoder.layers[0].input_layernorm
-    monkeypatch.setattr(modeling.AutoModel, "from_config", lambda _: decoder)
+    monkeypatch.setattr(AutoModel, "from_config", lambda _: decoder)
     with pytest.raises(UnsupportedModelError, match="LlamaModel have no norm"):
         EagleHead(config)

@@ -12,9 +12,10 @@ from mmspec.decoding.draft import Draft, DraftKind, Nodes
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.eagle import Eagle3Drafter, EagleSession
+from mmspec.drafters.eagle import Eagle3Drafter, EagleSession, MtpDrafter
 from mmspec.errors import InputError
 from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
+from mmspec.models.mtp import MtpHead
 from mmspec.targets.causal import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample, acceptance_length
 from mmspec.training.losses import eagle3 as eagle3_loss
@@ -24,6 +25,7 @@ from mmspec.training.losses.levels import Blocks
 from mmspec.training.teacher import read
 from tests.contracts.mutation import PlantedBug
 from tests.contracts.running import canvas_of
+from tests.drafters import mtp_checks
 from tests.drafters.eagle3_checks import head_for
 from tests.drafters.flash_checks import target_of
 from tests.drafters.naive_eagle import read_whole
@@ -36,12 +38,15 @@ STEPS = 4
 PER_TOKEN = ("input_ids", "mm_token_type_ids")
 
 
-def decoded(head: Eagle3Head, target: CausalTarget, example: TrainingExample, root: int) -> list[Tensor]:
+def decoded(
+    head: Eagle3Head | MtpHead, target: CausalTarget, example: TrainingExample, root: int
+) -> list[Tensor]:
     """[V'] logits after the root and after each token that really follows, by the session that drafts."""
     ids = example.inputs["input_ids"]
     before = {name: example.inputs[name][:, :root] for name in PER_TOKEN if name in example.inputs}
     request = Request({**example.inputs, **before})
-    drafter = Eagle3Drafter(head, num_draft_tokens=1).fit(target)
+    runs = MtpDrafter if isinstance(head, MtpHead) else Eagle3Drafter
+    drafter = runs(head, num_draft_tokens=1).fit(target)
     _, prefill = target.prefill([request.inputs], root + 1, drafter.taps)
     session = drafter.start([request], prefill, Sampler(), RandomStream.from_seed(0, 1))
     assert isinstance(session, EagleSession)
@@ -56,10 +61,12 @@ def decoded(head: Eagle3Head, target: CausalTarget, example: TrainingExample, ro
     return logits
 
 
-def training_reads_what_decoding_reads(family: str = "llava") -> None:
+def training_reads_what_decoding_reads(family: str = "llava", kind: str = "eagle3") -> None:
     """Step i after token t, in a padded batch with images, is what the session computes there alone."""
     target = target_of(family, torch.float64)
-    head, given = head_for(target, draft_vocabulary=13), own_answers(family)
+    head: Any
+    head = mtp_checks.head_for(target) if kind == "mtp" else head_for(target, draft_vocabulary=13)
+    given = own_answers(family)
     reading = read(target, given.examples, (0, 1, -1))
     features = head.join([reading.taps[tap] for tap in head.taps])
     first = 3
@@ -104,9 +111,10 @@ def the_loss_is_that_of_drafting_the_slow_way(words: int = 40) -> None:
     assert torch.allclose(figures["agreement"], shares, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-def test_training_reads_what_decoding_reads(family: str) -> None:
-    training_reads_what_decoding_reads(family)
+def test_training_reads_what_decoding_reads(family: str, kind: str) -> None:
+    training_reads_what_decoding_reads(family, kind)
 
 
 def test_the_loss_is_that_of_drafting_the_slow_way() -> None:

@@ -6,11 +6,8 @@ from dataclasses import field
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import AutoConfig, PreTrainedConfig
 
-import mmspec.models.llamagen  # noqa: F401  its model type is then one that `AutoConfig` knows
-from mmspec.errors import UnsupportedModelError
-from mmspec.models.head_config import HeadConfig
+from mmspec.models.target_layer import TargetLayerConfig
 
 __all__ = ["EagleConfig"]
 
@@ -18,11 +15,10 @@ VISUAL = ("fused", "embedded")
 
 
 @strict
-class EagleConfig(HeadConfig):
+class EagleConfig(TargetLayerConfig):
     """Config of an EAGLE head, which has one decoder layer of its target's own family.
 
     Attributes:
-        layer: the config of the target's language model, with one layer; as a plain table.
         bias: whether the fusion of embedding and hidden state has one.
         input_norm: whether the layer has a norm in front, as SpecVLM's (2509.11815) and those trained here;
             EAGLE's own heads have none.
@@ -37,7 +33,6 @@ class EagleConfig(HeadConfig):
 
     model_type = "mmspec_eagle"
 
-    layer: dict[str, Any] = field(default_factory=dict)
     bias: bool = True
     input_norm: bool = True
     visual: str = "fused"
@@ -49,37 +44,3 @@ class EagleConfig(HeadConfig):
         """Refuse what cannot be built; called by `strict`."""
         if self.visual not in VISUAL:
             raise ValueError(f"visual: got {self.visual!r}; one of {', '.join(VISUAL)}")
-
-    @classmethod
-    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
-        """Attributes of every head, and the target's own layer."""
-        layer = text.to_dict() | {"num_hidden_layers": 1}
-        types = getattr(text, "layer_types", None)
-        if types is not None:
-            layer["layer_types"] = ["full_attention" if "full_attention" in types else types[-1]]
-        for name in ("dtype", "architectures", "_name_or_path", "transformers_version"):
-            layer.pop(name, None)
-        cls(layer=layer).layer_config()  # a family that is not known is refused now
-        return super().sizes_for(text, vocabulary) | {"layer": layer}
-
-    def layer_config(self) -> PreTrainedConfig:
-        """The config of the decoder of one layer."""
-        table = dict(self.layer)
-        kind = table.pop("model_type", None)
-        try:
-            config: PreTrainedConfig = AutoConfig.for_model(kind, **table)
-        except ValueError as error:
-            raise UnsupportedModelError(
-                f"an EAGLE head needs a layer of its target's family, and {kind!r} is not one that "
-                "transformers builds by itself"
-            ) from error
-        return config
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self.layer.get("hidden_size", 0))
-
-    @property
-    def target_type(self) -> str:
-        """Model type of the target's language model."""
-        return str(self.layer.get("model_type", ""))

@@ -10,20 +10,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import AutoModel, Emu3TextConfig, PreTrainedConfig, PreTrainedModel
-from transformers.models.emu3.modeling_emu3 import Emu3TextModel
 
 from mmspec.compressors import build_compressor
 from mmspec.decoding.indexing import take
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.models.eagle.configuration import EagleConfig
 from mmspec.models.feature_head import FeatureHead, Prompts
+from mmspec.models.target_layer import single_layer
 from mmspec.visual_tokens.splice import PromptRows, compress_images, splice
 
 __all__ = ["EagleHead"]
-
-#: Decoders that `AutoModel` leaves out, by their configs.
-UNLISTED: dict[type[PreTrainedConfig], type[PreTrainedModel]] = {Emu3TextConfig: Emu3TextModel}
 
 
 class EagleHead(FeatureHead):
@@ -35,6 +31,7 @@ class EagleHead(FeatureHead):
 
     Raises:
         InputError: no such compressor, or one whose summary is not that of embeddings.
+        UnsupportedModelError: the layers have no norm that could be left out.
     """
 
     config: EagleConfig
@@ -53,7 +50,13 @@ class EagleHead(FeatureHead):
                 allowed = f"'embedded': {config.compressor} sums up embeddings"
                 raise InputError("visual", config.visual, allowed)
             self.img_fc = nn.Linear(2 * width, width)
-        self.decoder = single_layer(config)
+        self.decoder = single_layer(config.layer_config())
+        if not config.input_norm:
+            first = self.decoder.get_submodule("layers.0")
+            if not hasattr(first, "input_layernorm"):
+                kind = type(self.decoder).__name__
+                raise UnsupportedModelError(f"the layers of {kind} have no norm in front")
+            first.input_layernorm = nn.Identity()
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -96,28 +99,3 @@ class EagleHead(FeatureHead):
             rows = rows.where(spliced.source[..., None] >= 0, own)
         left = [length - 1 for length in spliced.lengths]
         return PromptRows(rows[:, 1:], left, spliced.source[:, 1:], spliced.slot[:, 1:], newest)
-
-
-def single_layer(config: EagleConfig) -> PreTrainedModel:
-    """A decoder of the target's family whose only weights are those of one layer.
-
-    Raises:
-        UnsupportedModelError: the family's decoder is not a stack of `layers`, or its layers have no norm
-            that could be left out.
-    """
-    layer = config.layer_config()
-    unlisted = UNLISTED.get(type(layer))
-    decoder: PreTrainedModel = unlisted._from_config(layer) if unlisted else AutoModel.from_config(layer)
-    if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
-        raise UnsupportedModelError(
-            f"{type(decoder).__name__} keeps its layers where no EAGLE head can be cut"
-        )
-    for name, child in list(decoder.named_children()):
-        if name != "layers" and any(True for _ in child.parameters()):
-            setattr(decoder, name, nn.Identity())  # embeddings and last norm are the target's
-    if not config.input_norm:
-        first = decoder.get_submodule("layers.0")
-        if not hasattr(first, "input_layernorm"):
-            raise UnsupportedModelError(f"the layers of {type(decoder).__name__} have no norm in front")
-        first.input_layernorm = nn.Identity()
-    return decoder

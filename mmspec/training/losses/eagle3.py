@@ -1,4 +1,4 @@
-"""Loss of an EAGLE-3 head, which learns several steps on its own (2503.01840, section 3.1).
+"""Loss of heads that learn several steps on their own: EAGLE-3 (2503.01840, section 3.1), and MTP layers.
 
 In decoding the head goes on from its own states. Training does the same: each step feeds it the states of the
 step before and the tokens that really came (training-time test). The target runs along; nothing is stored.
@@ -15,7 +15,8 @@ from transformers import DynamicCache
 
 from mmspec.errors import InputError
 from mmspec.models.eagle3 import Eagle3Head
-from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
+from mmspec.models.feature_head import EMBEDDINGS, HIDDEN, FeatureHead
+from mmspec.models.mtp import MtpHead
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, TrainingExample
 from mmspec.training.losses.base import DrafterLoss
@@ -29,7 +30,7 @@ VOCABULARY_BATCHES = 128
 
 
 def unroll(
-    head: Eagle3Head,
+    head: FeatureHead,
     embeddings: Tensor,
     features: Tensor,
     steps: int,
@@ -66,7 +67,7 @@ def unroll(
 
 
 class Eagle3Loss(DrafterLoss):
-    """The loss of an EAGLE-3 head on sequences that its target reads.
+    """The loss of an EAGLE-3 head, or of an MTP layer, on sequences that its target reads.
 
     Args:
         steps: n of the training-time test; the release has 7.
@@ -77,7 +78,7 @@ class Eagle3Loss(DrafterLoss):
     """
 
     def __init__(
-        self, head: Eagle3Head, target: CausalTarget, *, steps: int = 5, discount: float = 0.8
+        self, head: Eagle3Head | MtpHead, target: CausalTarget, *, steps: int = 5, discount: float = 0.8
     ) -> None:
         super().__init__(head, target)
         if not 1 <= steps <= MAX_STEPS:
@@ -85,9 +86,10 @@ class Eagle3Loss(DrafterLoss):
         self.steps, self.discount = steps, discount
 
     @staticmethod
-    def prepare(head: Eagle3Head, data: DrafterData) -> None:
-        """Choose the vocabulary of a new head."""
-        choose_vocabulary(head, data)
+    def prepare(head: Eagle3Head | MtpHead, data: DrafterData) -> None:
+        """Choose the vocabulary of a new head that has one of its own."""
+        if isinstance(head, Eagle3Head):
+            choose_vocabulary(head, data)
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: how often each step's likeliest token is the target's.
@@ -133,10 +135,10 @@ class Eagle3Loss(DrafterLoss):
             [m, V'] the distribution among those; and [m] whether the likeliest of all is one of them.
         """
         logits = self.target.head(hidden).float()
-        tokens, known = self.head.draft_tokens, self.head.t2d
-        if tokens is None or known is None:
+        tokens = self.head.draft_tokens
+        if tokens is None:
             return logits.softmax(-1), torch.ones(len(logits), dtype=torch.bool, device=logits.device)
-        return logits[:, tokens].softmax(-1), known[logits.argmax(-1)]
+        return logits[:, tokens].softmax(-1), self.head.t2d[logits.argmax(-1)]
 
 
 def choose_vocabulary(head: Eagle3Head, data: DrafterData, batches: int = VOCABULARY_BATCHES) -> None:
