@@ -79,6 +79,22 @@ HEADS = {
         "a trained head reads compressed images and drafts a block of tokens in each pass, as a tree",
         "2505.12728",
     ),
+    "dflash": Head(
+        "mmspec.models.dflash:DFlashHead",
+        "mmspec.drafters.dflash:DFlashDrafter",
+        "mmspec.training.losses.dflash:DFlashLoss",
+        "a trained head denoises a block of tokens in one pass over the target's hidden states",
+        "2602.06036",
+        "mmspec.models.dflash.official:read_dflash",
+    ),
+    "dspark": Head(
+        "mmspec.models.dflash:DSparkHead",
+        "mmspec.drafters.dflash:DSparkDrafter",
+        "mmspec.training.losses.dflash:DFlashLoss",
+        "as `dflash`, where each token of a block knows the one before it",
+        "2607.05147",
+        "mmspec.models.dflash.official:read_dspark",
+    ),
     "medusa": Head(
         "mmspec.models.medusa:MedusaHead",
         "mmspec.drafters.medusa:MedusaDrafter",

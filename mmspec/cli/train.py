@@ -226,7 +226,7 @@ def drafter(
     method: Annotated[
         str,
         typer.Option(
-            help="eagle, eagle3, flash, hydra, medusa, msd, mtp, specvlm or vispec; "
+            help="dflash, dspark, eagle, eagle3, flash, hydra, medusa, msd, mtp, specvlm or vispec; "
             "with settings: flash:block=10."
         ),
     ] = "eagle",

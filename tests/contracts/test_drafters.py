@@ -15,6 +15,7 @@ from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOut
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters import DRAFTERS
+from mmspec.drafters.dflash import DFlashDrafter, DSparkDrafter
 from mmspec.drafters.eagle import Eagle3Drafter, EagleDrafter, MtpDrafter
 from mmspec.drafters.flash import FlashDrafter
 from mmspec.drafters.hydra import HydraDrafter
@@ -22,7 +23,7 @@ from mmspec.drafters.medusa import MedusaDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
 from tests.contracts.running import decode, futures, generate, random_prompts
-from tests.drafters import eagle3_checks, flash_checks, heads_checks, mtp_checks
+from tests.drafters import dflash_checks, eagle3_checks, flash_checks, heads_checks, mtp_checks
 from tests.drafters.eagle_checks import head_for
 from tests.drafters.length_checks import paced
 from tests.oracles import AdversarialDrafter, OracleDrafter, RandomTreeDrafter
@@ -73,6 +74,13 @@ def mtp(dtype: torch.dtype, **shape: Any) -> Drafter:
     return MtpDrafter(mtp_checks.head_for(target), **shape).fit(target)
 
 
+def dflash(dtype: torch.dtype, kind: str, length: int) -> Drafter:
+    """A head of random weights for the target of that dtype, with blocks of that length."""
+    target = llama() if dtype == torch.float32 else precise()
+    head = dflash_checks.head_for(target, kind, block=length + kind.startswith("dflash"))
+    return (DFlashDrafter if kind == "dflash" else DSparkDrafter)(head).fit(target)
+
+
 def flash(dtype: torch.dtype, **shape: Any) -> Drafter:
     """A head of random weights for the target of that dtype."""
     target = llama() if dtype == torch.float32 else precise()
@@ -109,6 +117,14 @@ REGISTERED: dict[str, Callable[[int, torch.dtype], Drafter]] = {
     "flash, blocks in a row": lambda length, dtype: flash(
         dtype, num_draft_tokens=length, depth=length, top_k=min(2, length), block=3
     ),
+    "dflash": lambda length, dtype: dflash(dtype, "dflash", length),
+    "dspark": lambda length, dtype: dflash(dtype, "dspark", length),
+    "dspark, tree": lambda length, dtype: DSparkDrafter(
+        dflash_checks.head_for(llama() if dtype == torch.float32 else precise(), "dspark, rnn"),
+        num_draft_tokens=length,
+        depth=min(length, 4),
+        top_k=min(length, 4),
+    ).fit(llama() if dtype == torch.float32 else precise()),
     "medusa": lambda length, dtype: medusa(dtype, num_draft_tokens=length),
     "medusa, static": lambda length, dtype: medusa(dtype, tree=[0] * (length + 1)),
     "hydra": lambda length, dtype: hydra(dtype, num_draft_tokens=length),

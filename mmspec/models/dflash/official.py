@@ -1,0 +1,156 @@
+"""DFlash and DSpark heads as published by z-lab, DeepSpec and SpecForge, and in speculators' format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers import PreTrainedConfig, Qwen3Config
+
+from mmspec.errors import CheckpointError
+from mmspec.models.dflash.configuration import DFlashConfig, DSparkConfig
+from mmspec.models.dflash.modeling import DFlashHead, DSparkHead
+from mmspec.models.eagle3.official import add_words
+from mmspec.models.official_files import (
+    NOT_OWN,
+    WEIGHTS,
+    fill,
+    find_file,
+    find_tensors,
+    open_checkpoint,
+    read_config,
+    tensor_names,
+)
+
+__all__ = ["read_dflash", "read_dspark"]
+
+MARKS = {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_norm.weight"}
+MARKOV = "markov_head.markov_w1.weight"
+COPIES = NOT_OWN + r"|lm_head\.weight|t2d"  # of the target's matrices, and what d2t says already
+
+
+def read_dflash(folder: Path, target: PreTrainedConfig) -> DFlashHead | None:
+    """Read the DFlash head in a folder of one of those layouts; None if it is no such folder.
+
+    Args:
+        folder: with the weights and a config.json.
+        target: of what it is to draft for.
+
+    Raises:
+        CheckpointError: the file is damaged; keys are missing, unknown or of another shape; the head is a
+            DSpark head, or was trained for a target of another depth.
+    """
+    return _read(folder, target, DFlashConfig, DFlashHead, "dspark")
+
+
+def read_dspark(folder: Path, target: PreTrainedConfig) -> DSparkHead | None:
+    """Read the DSpark head in a folder; as `read_dflash`."""
+    head = _read(folder, target, DSparkConfig, DSparkHead, "dflash")
+    return head if isinstance(head, DSparkHead) else None
+
+
+def _read(
+    folder: Path,
+    target: PreTrainedConfig,
+    config_class: type[DFlashConfig],
+    head_class: type[DFlashHead],
+    other: str,
+) -> DFlashHead | None:
+    path = find_file(folder, WEIGHTS)
+    if path is None:
+        return None
+    names = tensor_names(path)
+    if not names >= MARKS:
+        return None
+    if (MARKOV in names) != issubclass(config_class, DSparkConfig):
+        raise CheckpointError("drafter", str(folder), f"another head; this is one for accelerator={other!r}")
+    tensors = find_tensors(path, open_checkpoint(path))
+    stored = read_config(folder)
+    config = read_shape(folder, tensors, stored, target, config_class)
+    if config.draft_vocabulary:
+        add_words(path, tensors, config.vocabulary)
+    head = head_class(config)
+    fill(path, head, tensors, COPIES)
+    return head
+
+
+def read_shape(
+    folder: Path,
+    tensors: dict[str, Tensor],
+    stored: dict[str, Any],
+    target: PreTrainedConfig,
+    config_class: type[DFlashConfig],
+) -> DFlashConfig:
+    """The config of a published head.
+
+    Raises:
+        CheckpointError: it cannot be understood, or is for a target of another depth.
+    """
+    file, text = folder / "config.json", target.get_text_config(decoder=True)
+    own = {**stored, **(stored.get("dflash_config") or {})}
+    layers = int(text.num_hidden_layers)
+    meant = int(own.get("num_target_layers") or layers)
+    if meant != layers:
+        allowed = f"a head that was trained for this target, whose layers are {layers}"
+        raise CheckpointError("drafter", f"a head for a target whose layers are {meant}", allowed)
+    try:
+        shape: Any = Qwen3Config(**{**stored.get("transformer_layer_config", stored), "model_type": "qwen3"})
+        depth = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
+        rope = getattr(shape, "rope_parameters", None) or {}
+        if rope.get("rope_type", "default") != "default":
+            raise CheckpointError(f"{file}: rope", rope, "rotary positions that are not scaled")
+        reduced = "d2t" in tensors and len(tensors["d2t"]) < int(text.vocab_size)
+        markov = str(own.get("markov_head_type", "vanilla")) if MARKOV in tensors else ""
+        return config_class(
+            target_layers=layers,
+            target_type="",
+            vocabulary=int(text.vocab_size),
+            hidden_size=int(shape.hidden_size),
+            taps=read_taps(own, layers, depth),
+            num_layers=depth,
+            block=int(own["block_size"]),
+            anchor_predicts=anchor_predicts(stored, own),
+            mask_token=int(own["mask_token_id"]),
+            draft_vocabulary=len(tensors["d2t"]) if reduced else 0,
+            markov=markov,
+            markov_rank=tensors[MARKOV].shape[1] if markov else 1,
+            confidence="confidence_head.proj.weight" in tensors,
+            attention_bias="layers.0.self_attn.q_proj.bias" in tensors,
+            intermediate_size=int(shape.intermediate_size),
+            num_attention_heads=int(shape.num_attention_heads),
+            num_key_value_heads=int(shape.num_key_value_heads),
+            head_dim=int(shape.head_dim),
+            hidden_act=shape.hidden_act,
+            rms_norm_eps=float(shape.rms_norm_eps),
+            rope_theta=float(rope.get("rope_theta", 10000.0)),
+        )
+    except (TypeError, ValueError, AttributeError, KeyError, StrictDataclassError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        allowed = f"the config of a DFlash or DSpark head for a target of {layers} layers ({error})"
+        raise CheckpointError("drafter", str(file), allowed) from error
+
+
+def anchor_predicts(stored: dict[str, Any], own: dict[str, Any]) -> bool:
+    """True if the slot of the newest token predicts too, as in everything that DeepSpec trains."""
+    if "sample_from_anchor" in own:
+        return bool(own["sample_from_anchor"])
+    return any("DSpark" in name for name in stored.get("architectures") or ())
+
+
+def read_taps(own: dict[str, Any], layers: int, depth: int) -> list[int]:
+    """Layers whose inputs a head reads.
+
+    `aux_hidden_state_layer_ids` (speculators) are those. `target_layer_ids` are layers whose outputs are
+    read, -1 for the embeddings; where they are left out, they are spread over the target's layers.
+    """
+    inputs = own.get("aux_hidden_state_layer_ids")
+    if inputs:
+        return [int(one) for one in inputs]
+    outputs = own.get("target_layer_ids")
+    if not outputs:
+        span = layers - 4
+        outputs = [layers // 2] if depth == 1 else [round(1 + i * span / (depth - 1)) for i in range(depth)]
+    return [int(one) + 1 for one in outputs]

@@ -1,0 +1,254 @@
+"""DFlash and DSpark: blocks as of each row alone, published layouts, outputs of plain decoding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.dflash import BlockSession, DFlashDrafter
+from mmspec.errors import CheckpointError, InputError
+from mmspec.models.dflash import DFlashHead
+from mmspec.models.head_checkpoint import load_head
+from mmspec.targets import CausalTarget
+from tests.contracts.mutation import PlantedBug
+from tests.contracts.running import decode, generate, random_prompts
+from tests.drafters.dflash_checks import KINDS, blocks_are_those_of_each_row_alone, drafter_for, head_for
+from tests.tiny_models import tiny_llama, tiny_qwen3_5
+
+PROMPTS = [random_prompts(1, shortest=n, longest=n, seed=n)[0] for n in (1, 5, 20)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_are_those_of_each_row_alone(kind: str) -> None:
+    blocks_are_those_of_each_row_alone(kind)
+
+
+def test_blocks_for_a_target_with_three_axes() -> None:
+    blocks_are_those_of_each_row_alone("dspark", "qwen2_5_vl")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [{}, {"num_draft_tokens": 9, "depth": 3, "top_k": 3}])
+def test_a_hybrid_says_what_generate_says(kind: str, shape: dict[str, int]) -> None:
+    target = CausalTarget(tiny_qwen3_5())
+    run = decode(target, PROMPTS, drafter_for(target, kind, **shape), max_new_tokens=24)
+    assert run.outputs == [generate(target.model, prompt, 24) for prompt in PROMPTS]
+    assert run.stats.draft_passes > 0
+
+
+@pytest.mark.parametrize("kind", ["dspark", "dspark, gated", "dspark, rnn"])
+def test_a_token_is_told_of_the_one_before_it(kind: str) -> None:
+    """A chain token by token, by the weights alone."""
+    target = CausalTarget(tiny_llama())
+    drafter = drafter_for(target, kind)
+    seen: list[tuple[Tensor, Tensor]] = []
+    session_class = drafter.session
+    head = drafter.model
+
+    class Watched(session_class):  # type: ignore[misc, valid-type]
+        def propose(self, canvas: Any) -> Any:
+            denoise, hidden = self._denoise, []
+            self._denoise = lambda canvas: hidden.append(denoise(canvas)) or hidden[0]
+            draft = super().propose(canvas)
+            del self._denoise
+            seen.append((hidden[0], draft.tokens))
+            return draft
+
+    drafter.session = Watched  # type: ignore[assignment]
+    decode(target, PROMPTS, drafter, max_new_tokens=8)
+    assert seen and head.markov_head is not None
+    for hidden, tokens in seen:
+        state, token = None, tokens[:, 0]
+        for place in range(tokens.shape[1] - 1):
+            bias, state = head.markov_head(token, hidden[:, place], state)
+            token = (target.head(hidden[:, place]) + bias).argmax(-1)
+            assert torch.equal(token, tokens[:, place + 1])
+
+
+def test_an_unlikely_slot_ends_a_draft() -> None:
+    target = CausalTarget(tiny_llama())
+    head = head_for(target, "dspark")
+    drafter = DFlashDrafter(head, least_confidence=0.5).fit(target)
+    proposed: list[Any] = []
+
+    class Watched(BlockSession):
+        def propose(self, canvas: Any) -> Any:
+            proposed.append(super().propose(canvas))
+            return proposed[-1]
+
+    drafter.session = Watched  # type: ignore[assignment]
+    expected = [generate(target.model, prompt, 16) for prompt in PROMPTS]
+    for weight, drafted in ((-100.0, False), (100.0, True)):
+        head.confidence_head.proj.weight.zero_()  # type: ignore[union-attr]
+        head.confidence_head.proj.bias.fill_(weight)  # type: ignore[union-attr]
+        run = decode(target, PROMPTS, drafter, max_new_tokens=16)
+        assert run.outputs == expected
+        drafts = [int(draft.valid[:, 1:].sum()) for draft in proposed]
+        assert (max(drafts) > 0) == drafted
+        proposed.clear()
+    with pytest.raises(InputError, match="this head has no confidence"):
+        DFlashDrafter(head_for(target), least_confidence=0.5)
+
+
+def test_deeper_than_a_pass_is_refused() -> None:
+    head = head_for(CausalTarget(tiny_llama()))
+    with pytest.raises(InputError, match="depth: got 5; at most 4"):
+        DFlashDrafter(head, num_draft_tokens=8, depth=5, top_k=2)
+
+
+def config_of(head: DFlashHead, layout: str) -> dict[str, Any]:
+    """The config.json of a head, as each of its publishers writes it."""
+    config = head.config
+    shape: dict[str, Any] = {
+        name: getattr(config, name)
+        for name in (
+            "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+            "hidden_act", "rms_norm_eps",
+        )
+    }  # fmt: skip
+    shape |= {"num_hidden_layers": config.num_layers, "vocab_size": config.vocabulary}
+    shape |= {"rope_theta": config.rope_theta, "model_type": "qwen3"}
+    own = {"mask_token_id": config.mask_token, "target_layer_ids": [tap - 1 for tap in config.taps]}
+    layers = {"num_target_layers": config.target_layers}
+    markov = {"markov_rank": config.markov_rank, "markov_head_type": config.markov}
+    if layout == "z-lab":
+        made = {"architectures": ["DFlashDraftModel"], "block_size": config.block, **shape, **layers}
+        return {**made, "dflash_config": own}
+    if layout == "speculators":
+        del own["target_layer_ids"]
+        made = {"speculators_model_type": "dflash", "block_size": config.block, **own}
+        return {**made, "aux_hidden_state_layer_ids": config.taps, "transformer_layer_config": shape}
+    if layout == "deepspec":
+        made = {"architectures": ["Qwen3DSparkModel"], "block_size": config.block, **shape, **layers}
+        return {**made, **own, **markov, "enable_confidence_head": True}
+    made = {"architectures": ["DSparkDraftModel"], "block_size": config.block, **shape, **layers}
+    return {**made, "dflash_config": {**own, **markov, "projector_type": "dspark"}}
+
+
+def publish(folder: Path, head: DFlashHead, config: dict[str, Any], **more: Tensor) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
+    save_file({**tensors, **more}, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        ("z-lab", "dflash, noise of the target"),
+        ("speculators", "dflash, noise of the target"),
+        ("deepspec", "dspark"),
+        ("deepspec", "dspark, rnn"),
+        ("specforge", "dspark, gated"),
+    ],
+)
+def test_published_heads_are_read(layout: str, kind: str, tmp_path: Path) -> None:
+    target = CausalTarget(tiny_llama(layers=4))
+    head = head_for(target, kind, mask_token=7, taps=[0, 2, 3])
+    copies = {"embed_tokens.weight": torch.zeros(64, 32), "lm_head.weight": torch.zeros(64, 32)}
+    publish(tmp_path, head, config_of(head, layout), **(copies if layout == "deepspec" else {}))
+    name = kind.split(",")[0]
+    read = load_head(name, tmp_path, target.config, target.dtype, target.device)
+    settings = ("taps", "block", "anchor_predicts", "mask_token", "markov", "num_layers", "confidence")
+    assert {one: getattr(read.config, one) for one in settings} == {
+        one: getattr(head.config, one) for one in settings
+    }
+    assert all(torch.equal(read.state_dict()[one], own) for one, own in head.state_dict().items())
+    drafter: Any = drafter_for(target, kind)
+    run = decode(target, PROMPTS, type(drafter)(read).fit(target), max_new_tokens=12)
+    assert run.outputs == [generate(target.model, prompt, 12) for prompt in PROMPTS]
+
+
+def test_a_head_over_some_words_is_read(tmp_path: Path) -> None:
+    target = CausalTarget(tiny_llama())
+    head = head_for(target, "dflash, noise of the target")
+    words, width = 10, head.config.hidden_size
+    tokens = 3 + 2 * torch.arange(words)
+    more = {"lm_head.weight": torch.randn(words, width), "d2t": tokens - torch.arange(words)}
+    more["t2d"] = torch.zeros(64, dtype=torch.bool).scatter(0, tokens, True)
+    config = config_of(head, "speculators") | {"draft_vocab_size": words}
+    publish(tmp_path, head, config, **more)
+    read: Any = load_head("dflash", tmp_path, target.config, target.dtype, target.device)
+    assert torch.equal(read.draft_tokens, tokens)
+    run = decode(target, PROMPTS, DFlashDrafter(read).fit(target), max_new_tokens=12)
+    assert run.outputs == [generate(target.model, prompt, 12) for prompt in PROMPTS]
+    sampled = decode(
+        target, PROMPTS, DFlashDrafter(read).fit(target), sampler=Sampler(0.9), max_new_tokens=12
+    )
+    assert sampled.outputs == decode(target, PROMPTS, sampler=Sampler(0.9), max_new_tokens=12).outputs
+
+
+def test_taps_that_are_not_named_are_spread_as_published(tmp_path: Path) -> None:
+    target = CausalTarget(tiny_llama(layers=8))
+    head = head_for(target, "dflash, noise of the target", num_layers=2, taps=[2, 6])
+    config = config_of(head, "z-lab")
+    del config["dflash_config"]["target_layer_ids"]
+    publish(tmp_path, head, config)
+    read: Any = load_head("dflash", tmp_path, target.config, target.dtype, target.device)
+    assert read.taps == (2, 6)  # outputs of layers 1 and 5
+
+
+def test_heads_of_others_are_refused_by_name_and_size(tmp_path: Path) -> None:
+    target, deeper = CausalTarget(tiny_llama()), CausalTarget(tiny_llama(layers=3))
+    head = head_for(target, "dflash, noise of the target")
+    folder = publish(tmp_path / "a", head, config_of(head, "z-lab"))
+    where = target.dtype, target.device
+    with pytest.raises(CheckpointError, match="whose layers are 2"):
+        load_head("dflash", folder, deeper.config, *where)
+    with pytest.raises(CheckpointError, match="accelerator='dflash'"):
+        load_head("dspark", folder, target.config, *where)
+    wider = CausalTarget(tiny_llama(hidden=64))
+    read: Any = load_head("dflash", folder, wider.config, *where)
+    with pytest.raises(InputError, match="hidden size is 64"):
+        DFlashDrafter(read).fit(wider)
+    spark = head_for(target, "dspark", mask_token=7)
+    other = publish(tmp_path / "b", spark, config_of(spark, "deepspec"))
+    with pytest.raises(CheckpointError, match="accelerator='dspark'"):
+        load_head("dflash", other, target.config, *where)
+    config = config_of(head, "z-lab")
+    del config["block_size"]
+    with pytest.raises(CheckpointError, match="block_size"):
+        load_head("dflash", publish(tmp_path / "c", head, config), target.config, *where)
+    config = config_of(head, "z-lab") | {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}
+    with pytest.raises(CheckpointError, match="not scaled"):
+        load_head("dflash", publish(tmp_path / "d", head, config), target.config, *where)
+
+
+SESSION = "mmspec.drafters.dflash:BlockSession"
+BUGS = {
+    "padding of the context is seen": PlantedBug(
+        f"{SESSION}._denoise",
+        (("(slot < fresh[:, None])", "(slot < new)"),),
+        blocks_are_those_of_each_row_alone,
+    ),
+    "the block stands behind the padding": PlantedBug(
+        f"{SESSION}._denoise",
+        (("fresh[:, None] + slot - new", "slot"),),
+        blocks_are_those_of_each_row_alone,
+    ),
+    "padding is kept": PlantedBug(
+        f"{SESSION}._denoise",
+        (("cache.commit(None, fresh)", "cache.commit(None, 0 * fresh + new)"),),
+        blocks_are_those_of_each_row_alone,
+    ),
+    "the root's row is left out": PlantedBug(
+        f"{SESSION}.observe",
+        (("verdict.accepted + 1 ", "verdict.accepted "),),
+        blocks_are_those_of_each_row_alone,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    bug = BUGS[name]
+    with bug.planted(), pytest.raises(AssertionError):
+        bug.check()

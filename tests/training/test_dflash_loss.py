@@ -1,0 +1,111 @@
+"""What DFlash and DSpark heads learn, against each block computed by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mmspec.errors import InputError
+from mmspec.models.feature_head import HIDDEN
+from mmspec.training.losses import dflash as dflash_loss
+from mmspec.training.losses.dflash import DFlashLoss, drawn
+from mmspec.training.losses.levels import Blocks
+from mmspec.training.teacher import read
+from tests.contracts.mutation import PlantedBug
+from tests.drafters.dflash_checks import KINDS, alone, head_for
+from tests.drafters.flash_checks import target_of
+from tests.training.own_answers import own_answers
+
+
+def training_reads_what_decoding_reads(kind: str = "dflash", family: str = "llava") -> None:
+    """Every block of a padded batch with images."""
+    target = target_of(family, torch.float64)
+    head, given = head_for(target, kind), own_answers(family)
+    reading = read(target, given.examples, (0, *head.taps, HIDDEN))
+    blocks = Blocks.of(reading.learnt, head.config.depth)
+    hidden = dflash_loss.denoise(head, target, reading, blocks)
+    assert len(set(blocks.row.tolist())) == len(given.examples) and len(hidden) > 6
+    first = 0 if head.config.anchor_predicts else 1
+    for index, (row, root) in enumerate(zip(blocks.row, blocks.ahead[:, 0], strict=True)):
+        inputs = dict(given.examples[row].inputs)
+        tokens = inputs["input_ids"][0, : root + 1].tolist()
+        inputs["input_ids"] = inputs["input_ids"][:, :root]
+        if "mm_token_type_ids" in inputs:
+            inputs["mm_token_type_ids"] = inputs["mm_token_type_ids"][:, :root]
+        due = alone(head, target, inputs, tokens)[first:]
+        assert (hidden[index] - due).abs().max() < 1e-6, (row, root)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_reads_what_decoding_reads(kind: str) -> None:
+    training_reads_what_decoding_reads(kind)
+
+
+def test_training_reads_what_decoding_reads_of_three_axes() -> None:
+    training_reads_what_decoding_reads("dspark", "qwen2_5_vl")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_is_that_of_every_slot(kind: str) -> None:
+    """Each slot's cross-entropy with the target's distribution there, told of the token that really came."""
+    target = target_of("llava", torch.float64)
+    head, given = head_for(target, kind), own_answers()
+    loss, figures = DFlashLoss(head, target, anchors=100, discount=0.8)(given)
+    reading = read(target, given.examples, (0, *head.taps, HIDDEN))
+    blocks = Blocks.of(reading.learnt, head.config.depth)
+    hidden = dflash_loss.denoise(head, target, reading, blocks)
+    nats, weights, common = [], [], []
+    for block, (row, ahead) in enumerate(zip(blocks.row, blocks.ahead, strict=True)):
+        state = None
+        for place in range(head.config.depth):
+            logits = target.head(hidden[block, place])
+            before = reading.tokens[row, ahead[place]]
+            if head.markov_head is not None:
+                bias, state = head.markov_head(before, hidden[block, place], state)
+                logits = logits + bias
+            if not blocks.counted[block, place]:
+                continue
+            goal = target.head(reading.taps[HIDDEN][row, ahead[place]]).softmax(-1)
+            nats.append(-(goal * logits.log_softmax(-1)).sum() * 0.8**place)
+            weights.append(0.8**place)
+            share = torch.minimum(goal, logits.softmax(-1)).sum()
+            said = head.confidences(hidden[block, place], before)
+            common.append(-(share * said.sigmoid().log() + (1 - share) * (1 - said.sigmoid()).log()))
+    due: Any = sum(nats) / sum(weights)
+    if head.confidence_head is not None:
+        assert torch.allclose(figures["confidence"].double(), sum(common) / len(common), rtol=1e-4)  # type: ignore[arg-type]
+        due = due + sum(common) / len(common)
+    assert torch.allclose(loss.double(), due, rtol=1e-4)
+
+
+def test_so_many_blocks_of_each_sequence_are_drawn() -> None:
+    target = target_of("llava", torch.float64)
+    reading = read(target, own_answers().examples, (0,))
+    blocks = Blocks.of(reading.learnt, 3)
+    few = drawn(blocks, 2, 0)
+    assert torch.bincount(few.row).tolist() == [2] * len(reading.lengths)
+    at = [(int(row), int(place)) for row, place in zip(blocks.row, blocks.before, strict=True)]
+    kept = [(int(row), int(place)) for row, place in zip(few.row, few.before, strict=True)]
+    assert set(kept) < set(at) and len(set(kept)) == len(kept)
+    assert not torch.equal(few.before, drawn(blocks, 2, 1).before)
+    assert torch.equal(drawn(blocks, 1000, 0).before, blocks.before)
+    for anchors in (0, 1.5, "two"):
+        with pytest.raises(InputError, match="anchors"):
+            DFlashLoss(head_for(target), target, anchors=anchors)  # type: ignore[arg-type]
+
+
+DENOISE = "mmspec.training.losses.dflash:denoise"
+EDITS = {
+    "blocks see their own token in the context": ("(index < root[..., None])", "(index <= root[..., None])"),
+    "blocks see other blocks": ("torch.eye(count, dtype", "torch.ones(count, count, dtype"),
+    "slots stand at the token before": ("ahead = root[..., None] +", "ahead = root[..., None] - 1 +"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    bug = PlantedBug(DENOISE, (EDITS[name],), training_reads_what_decoding_reads)
+    with bug.planted(), pytest.raises(AssertionError):
+        bug.check()
