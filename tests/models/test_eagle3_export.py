@@ -71,7 +71,10 @@ def logits_of(head: Eagle3Head, *, flat: bool = False) -> Tensor:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("family", TARGETS)
-@pytest.mark.parametrize("settings", [{}, {"draft_vocabulary": 40}, {"norm_before_residual": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"draft_vocabulary": 40}, {"norm_before_residual": True}, {"fc_norm": True, "qk_norm": True}],
+)
 def test_what_is_written_reads_as_the_same_head(
     tmp_path: Path, layout: str, family: str, settings: dict[str, Any]
 ) -> None:
@@ -100,6 +103,23 @@ def test_layers_are_numbered_as_each_engine_does() -> None:
     config, tensors = export_head(head, "specforge", "a/target", TARGETS["llama"])
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
     assert "midlayer.hidden_norm.weight" in tensors
+
+
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        ("speculators", {"norm_before_fc": True, "norm_feedback": True}),
+        ("specforge", {"norm_logits": False}),
+    ],
+)
+def test_norms_that_one_layout_alone_knows(tmp_path: Path, layout: str, settings: dict[str, Any]) -> None:
+    target = TARGETS["llama"]
+    head = head_of(target, **settings)
+    again = read_official(write(tmp_path, *export_head(head, layout, "a/target", target)), target)
+    assert again is not None and torch.equal(logits_of(again), logits_of(head))
+    (other,) = set(LAYOUTS) - {layout}
+    with pytest.raises(InputError, match=next(iter(settings))):
+        export_head(head, other, "a/target", target)
 
 
 def test_a_head_on_the_final_state_is_refused() -> None:

@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from mmspec.drafters.eagle import Eagle3Drafter
 from mmspec.errors import CheckpointError
@@ -78,8 +80,10 @@ def store(
     return folder
 
 
-def heads_say_what_the_release_says(folder: Path, layer: str, config: dict[str, Any], file: str) -> None:
-    weights = published(layer)
+def heads_say_what_the_release_says(
+    folder: Path, layer: str, config: dict[str, Any], file: str, more: dict[str, Tensor] | None = None
+) -> None:
+    weights = published(layer) | (more or {})
     head = read_official(store(folder, weights, config, file), TARGET)
     assert head is not None
     assert head.config.taps == config.get("eagle_aux_hidden_state_layer_ids", [2, 4, 6])
@@ -88,13 +92,22 @@ def heads_say_what_the_release_says(folder: Path, layer: str, config: dict[str, 
     state = head(head.fuse(embeddings, features), torch.arange(6)[None])
     logits = head.logits(state, lambda hidden: hidden)[0]
     own = {name.removeprefix(layer): weight for name, weight in weights.items()}
-    given = torch.cat([each[0] for each in states], -1) @ weights["fc.weight"].T
+    read = [each[0] for each in states]
+    if "fc_norm.0.weight" in weights:
+        read = [rms_norm(each, weights[f"fc_norm.{place}.weight"]) for place, each in enumerate(read)]
+    together = torch.cat(read, -1)
+    if "input_norm.weight" in weights:
+        together = rms_norm(together, weights["input_norm.weight"])
+    given = together @ weights["fc.weight"].T
     normed = rms_norm(given, own["hidden_norm.weight"])
     both = torch.cat([rms_norm(embeddings[0], own["input_layernorm.weight"]), normed], -1)
     rows = (normed if config.get("norm_before_residual") else given) + attention(own, both, THETA)
     rows = rows + feed_forward(own, rms_norm(rows, own["post_attention_layernorm.weight"]))
-    torch.testing.assert_close(state[0], rows, rtol=1e-4, atol=1e-4)
-    expected = rms_norm(rows, weights["norm.weight"]) @ weights["lm_head.weight"].T
+    last = rms_norm(rows, weights["norm.weight"])
+    speculators, says = "speculators_model_type" in config, config.get("norm_output")
+    torch.testing.assert_close(state[0], last if speculators and says else rows, rtol=1e-4, atol=1e-4)
+    unnormed = not speculators and says is False
+    expected = (rows if unnormed else last) @ weights["lm_head.weight"].T
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     assert head.draft_tokens is not None and torch.equal(head.draft_tokens, CHOSEN)
 
@@ -105,6 +118,49 @@ def test_heads_say_what_the_release_says(
     tmp_path: Path, layer: str, config: dict[str, Any], file: str
 ) -> None:
     heads_say_what_the_release_says(tmp_path, layer, config, file)
+
+
+ONE, EACH = {"input_norm.weight": 3 * WIDTH}, {f"fc_norm.{place}.weight": WIDTH for place in range(3)}
+ANGELSLIM = EAGLE | {
+    "architectures": ["Eagle3LlamaForCausalLM"],
+    "modal_type": "vlm",
+    "target_model_type": "qwen3_vl",
+}
+NORMED: list[tuple[dict[str, Any], dict[str, int]]] = [
+    (SPECULATORS | {"norm_before_fc": True, "norm_output": True}, ONE),
+    (SPECULATORS | {"norm_output": False}, {}),
+    (SPECULATORS | {"fc_norm": True, "norm_output": True}, EACH),
+    (EAGLE | {"norm_output": True, "fc_norm": True}, EACH),
+    (EAGLE | {"norm_output": False}, {}),
+    (ANGELSLIM, {}),
+]
+
+
+@pytest.mark.parametrize(("config", "norms"), NORMED)
+def test_norms_of_later_heads_are_read(tmp_path: Path, config: dict[str, Any], norms: dict[str, int]) -> None:
+    """`norm_output` says another thing in speculators than in SpecForge."""
+    torch.manual_seed(1)
+    more = {name: torch.rand(size) + 0.5 for name, size in norms.items()}
+    layer = "layers.0." if "speculators_model_type" in config else "midlayer."
+    heads_say_what_the_release_says(tmp_path, layer, config, "model.safetensors", more)
+
+
+def test_a_layer_of_qwen3_norms_queries_and_keys(tmp_path: Path) -> None:
+    own = {f"layers.0.self_attn.{name}_norm.weight": torch.full((4,), 1.5) for name in "qk"}
+    layer = LAYER | {"model_type": "qwen3"}
+    folder = store(tmp_path, published("layers.0.") | own, SPECULATORS | {"transformer_layer_config": layer})
+    head = read_official(folder, TARGET)
+    assert head is not None
+    attention = head.decoder.layers[0].self_attn
+    rows, turns = torch.randn(1, 6, 2 * WIDTH), head.decoder.rotary_emb(torch.zeros(1), torch.arange(6)[None])
+    q, k, v = (
+        getattr(attention, f"{name}_proj")(rows).unflatten(2, (-1, 4)).transpose(1, 2) for name in "qkv"
+    )
+    q, k = apply_rotary_pos_emb(*(rms_norm(each, torch.full((4,), 1.5)) for each in (q, k)), *turns)
+    k, v = k.expand(-1, HEADS, -1, -1), v.expand(-1, HEADS, -1, -1)
+    due = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+    attended, _ = attention(rows, turns, None)
+    torch.testing.assert_close(attended, due @ attention.o_proj.weight.T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +249,7 @@ def test_a_head_of_specforge_reads_what_leaves_the_layers_that_it_names(tmp_path
         (
             lambda weights: weights.update({"fc_norm.0.weight": torch.ones(WIDTH)}),
             {},
-            r"unknown keys: fc_norm",
+            r"missing keys: fc_norm\.1\.weight",
         ),
         (lambda weights: weights.update(d2t=torch.zeros(KNOWN).long() - 1), {}, "d2t .* different tokens"),
         (
@@ -203,8 +259,9 @@ def test_a_head_of_specforge_reads_what_leaves_the_layers_that_it_names(tmp_path
         ),
         (lambda weights: None, {"vocab_size": WORDS + 1}, "t2d"),
         (lambda weights: None, {"num_key_value_heads": 2}, r"k_proj\.weight is \(4, 16\)"),
-        (lambda weights: None, {"norm_before_fc": True}, "norm_before_fc"),
-        (lambda weights: None, {"norm_output": True}, "norm_output"),
+        (lambda weights: None, {"norm_before_fc": True}, r"missing keys: input_norm\.weight"),
+        (lambda weights: None, {"fc_norm": True}, r"missing keys: fc_norm\.0\.weight"),
+        (lambda weights: None, {"fc_norm": True, "norm_before_fc": True}, "norms the same states"),
         (lambda weights: None, {"eagle_aux_hidden_state_layer_ids": [2, 4, LAYERS]}, "taps"),
         (lambda weights: None, nested(1, 3, LAYERS - 1), rf"eagle_config: .*from -1 to {LAYERS - 2}"),
         (lambda weights: None, nested(-2, 3, 5), "eagle_config: .*-2"),

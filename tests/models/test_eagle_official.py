@@ -12,17 +12,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2_5_VLConfig
 
+from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.models.eagle.official import read_official
 from mmspec.models.feature_head import Prompts
+from mmspec.models.official_files import replace_prefix
 from mmspec.targets import CausalTarget
 from mmspec.visual_tokens.boxes import raster
 from mmspec.visual_tokens.spans import ImageSpan
 from tests.contracts.checks import PROMPTS
 from tests.contracts.running import decode, generate
+from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.models.naive_llama import attention, feed_forward, layer_weights, rms_norm
+from tests.targets import loop
 from tests.tiny_models import tiny_llama
 
 WIDTH, WORDS, HEADS, GROUPS, INNER = 8, 13, 2, 1, 12
@@ -223,6 +227,29 @@ def test_positions_of_another_kind_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(CheckpointError, match=r"M-RoPE sections are \[1, 1, 0\]"):
         read_official(store(tmp_path, published()), target)
+
+
+def test_vispec_of_one_axis_runs_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """For Qwen-VL, whose three axes its authors did not give it: drafts may be worse, words are the same."""
+    target = target_of("qwen2_5_vl")
+    options = {"visual": "embedded", "compressor": "vispec", "compressor_options": {"tokens": 1, "heads": 4}}
+    made = EagleHead(EagleConfig.for_target(target.config, target.vocabulary, **options))
+    theirs = {"decoder.layers.": "layers.", "compressor.attention.queries": "imadpt.q"}
+    theirs |= {"compressor.attention.": "imadpt."}
+    weights = {replace_prefix(name, theirs): tensor for name, tensor in made.state_dict().items()}
+    weights["imadpt.q"] = weights["imadpt.q"].transpose(0, 1)
+    described = target.config.to_dict()
+    described["text_config"] |= {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    folder = store(tmp_path / "head", {name: tensor.contiguous() for name, tensor in weights.items()})
+    (folder / "config.json").write_text(json.dumps(described))
+    with caplog.at_level("WARNING"):
+        head = read_official(folder, target.config)
+    assert head is not None and "positions of one axis" in caplog.text
+    drafter = EagleDrafter(head.eval(), 8, depth=3, top_k=3).fit(target)
+    inputs = inputs_of("qwen2_5_vl")
+    cases = [inputs[case] for case in ("two images", "no image")]
+    run = answer(target, drafter, cases, Sampler(), 16)
+    assert run.outputs() == [loop.generate(target.model, case, 16) for case in cases]
 
 
 def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:

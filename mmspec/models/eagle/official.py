@@ -6,6 +6,7 @@ their folder, unless the config says `"visual": "embedded"`.
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from mmspec.models.official_files import (
 )
 
 __all__ = ["read_official"]
+
+logger = logging.getLogger(__name__)
 
 QUERY = "layers.0.self_attn.q_proj.weight"
 NORM = "layers.0.input_layernorm.weight"
@@ -106,17 +109,24 @@ def read_shape(path: Path, tensors: dict[str, Tensor], target: PreTrainedConfig)
 
 
 def check_rope(path: Path, layer: PreTrainedConfig, target: PreTrainedConfig, is_vispec: bool) -> None:
-    """Refuse a head that was trained with positions of another kind than it would be given.
+    """Refuse a head whose positions have other axes than it would be given.
+
+    ViSpec's authors fed their heads for Qwen-VL with positions of one axis; such a head runs, with a warning,
+    since a position that is wrong costs acceptance and never words.
 
     Raises:
-        CheckpointError: one of the two counts places in images, the other tokens; or a ViSpec head for a
-            target of the former kind, which its authors fed with the latter.
+        CheckpointError: one of the two counts places in images, the other tokens.
     """
     own, given = (axes(config.get_text_config(decoder=True)) for config in (layer, target))
-    if own != given or (is_vispec and given is not None):
+    if own != given:
         allowed = f"a head for positions as this target counts them, whose M-RoPE sections are {given}"
-        was = "positions of one axis" if is_vispec else f"M-RoPE sections {own}"
-        raise CheckpointError("drafter", f"{path.parent.name}: {was}", allowed)
+        raise CheckpointError("drafter", f"{path.parent.name}: M-RoPE sections {own}", allowed)
+    if is_vispec and given is not None:
+        logger.warning(
+            "%s was trained with positions of one axis and gets this target's three: fewer of its drafts are "
+            "accepted; `mmspec train drafter --method vispec` trains one for them",
+            path.parent.name,
+        )
 
 
 def axes(config: PreTrainedConfig) -> list[int] | None:

@@ -28,6 +28,12 @@ class Eagle3Config(LlamaLayerConfig):
         draft_vocabulary: tokens that the head knows, at most those of the target.
         norm_before_residual: whether the layer adds to the normed feature, as most heads of speculators do,
             instead of to the feature as it is.
+        norm_before_fc: whether the target's states are normed together before they are brought to one width
+            (EAGLE-3.1).
+        fc_norm: whether each of them is normed by itself.
+        norm_feedback: whether the state that the head goes on from is normed.
+        norm_logits: whether what its output matrix reads is normed.
+        qk_norm: whether queries and keys are normed, as in Qwen3.
         mrope_section: frequencies that turn with the time, height and width of a position, as the target's
             (M-RoPE); None for positions of one axis, which count the head's rows.
         mrope_interleaved: whether these take turns (Qwen3-VL) instead of following one another (Qwen2-VL).
@@ -39,6 +45,11 @@ class Eagle3Config(LlamaLayerConfig):
     taps: list[int] = field(default_factory=lambda: [2, 16, 29])
     draft_vocabulary: int = 0
     norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_feedback: bool = False
+    norm_logits: bool = True
+    qk_norm: bool = False
     mrope_section: list[int] | None = None
     mrope_interleaved: bool = False
     depth: int = 5
@@ -52,6 +63,8 @@ class Eagle3Config(LlamaLayerConfig):
         deepest = self.target_layers - 1 if self.target_layers else max(self.taps, default=0)
         if not self.taps or any(not HIDDEN <= tap <= deepest for tap in self.taps):
             raise ValueError(f"taps: got {self.taps}; from -1 to {deepest}")
+        if self.norm_before_fc and self.fc_norm:
+            raise ValueError("fc_norm: got True; False beside norm_before_fc, which norms the same states")
         section, half = self.mrope_section, self.head_dim // 2
         if section is not None and (len(section) != AXES or min(section) < 0 or sum(section) != half):
             raise ValueError(f"mrope_section: got {section}; {AXES} numbers that add up to {half}")

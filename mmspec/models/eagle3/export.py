@@ -43,12 +43,21 @@ def export_head(
         target: its config.
 
     Raises:
-        InputError: the head reads the target's final state, which engines do not hand over.
+        InputError: the head reads the target's final state, which engines do not hand over, or has norms that
+            the layout cannot tell.
     """
     if min(head.taps) < 0:
         allowed = "a head that reads what enters layers; engines do not hand over the target's final state"
         raise InputError("taps", list(head.taps), allowed)
-    chosen = LAYOUTS[layout]
+    config, chosen = head.config, LAYOUTS[layout]
+    foreign = {
+        "specforge": {"norm_before_fc": config.norm_before_fc, "norm_feedback": config.norm_feedback},
+        "speculators": {"norm_logits": not config.norm_logits},
+    }
+    for setting, differs in foreign[layout].items():
+        if differs:
+            allowed = f"{not getattr(config, setting)}, all that {layout} knows"
+            raise InputError(setting, getattr(config, setting), allowed)
     return chosen.config(head, name, target), tensors_of(head, chosen.layer)
 
 
@@ -70,7 +79,7 @@ def layer_config(head: Eagle3Head) -> dict[str, Any]:
     )
     shape = {name: getattr(config, name) for name in names}
     return shape | {
-        "model_type": "llama",
+        "model_type": "qwen3" if config.qk_norm else "llama",
         "num_hidden_layers": 1,
         "vocab_size": config.vocabulary,
         "tie_word_embeddings": False,
@@ -105,7 +114,9 @@ def speculators_config(head: Eagle3Head, name: str, target: PreTrainedConfig) ->
         "draft_vocab_size": config.draft_vocabulary,
         "target_hidden_size": config.hidden_size,
         "norm_before_residual": config.norm_before_residual,
-        "norm_before_fc": False,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_feedback,
         "eagle_aux_hidden_state_layer_ids": list(config.taps),
         "embed_requires_grad": False,
         "tie_word_embeddings": False,
@@ -125,6 +136,8 @@ def specforge_config(head: Eagle3Head, name: str, target: PreTrainedConfig) -> d
         "draft_vocab_size": config.draft_vocabulary,
         "target_hidden_size": config.hidden_size,
         "norm_before_residual": config.norm_before_residual,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_logits,
         "max_position_embeddings": getattr(text, "max_position_embeddings", 2048),
         "rope_theta": config.rope_theta,
         "rope_scaling": scaling,

@@ -1,7 +1,8 @@
 """The EAGLE-3 head: a Llama layer over embedding and feature side by side, its own norm and output matrix.
 
 It has no embedding: that is its target's, frozen. Unlike EAGLE-1 it need not predict the target's hidden
-states, so what it feeds itself is free: its layer's output before the last norm, as the release has it.
+states, so what it feeds itself is free: its layer's output before the last norm, as the release has it, or
+behind it (EAGLE-3.1, as speculators calls its later heads).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from mmspec.errors import InputError
 from mmspec.models.eagle3.configuration import Eagle3Config
@@ -29,10 +31,14 @@ class Eagle3Layer(LlamaDecoderLayer):
     Args:
         config: of the layer.
         norm_before_residual: whether that feature is the normed one.
+        qk_norm: whether queries and keys are normed.
     """
 
-    def __init__(self, config: LlamaConfig, norm_before_residual: bool) -> None:
+    def __init__(self, config: LlamaConfig, norm_before_residual: bool, qk_norm: bool = False) -> None:
         super().__init__(config, layer_idx=0)
+        if qk_norm:
+            attention: Any = Qwen3Attention  # its config has all that this asks for
+            self.self_attn = attention(config, layer_idx=0)
         self.norm_before_residual = norm_before_residual
         width = config.hidden_size
         self.hidden_norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
@@ -71,7 +77,11 @@ class Eagle3Head(FeatureHead):
         width = config.hidden_size
         self.fc = nn.Linear(len(config.taps) * width, width, bias=False)
         self.decoder = one_layer(config)  # without norm: states are fed back as they are
-        self.decoder.layers[0] = Eagle3Layer(self.decoder.config, config.norm_before_residual)
+        self.decoder.layers[0] = Eagle3Layer(self.decoder.config, config.norm_before_residual, config.qk_norm)
+        taps, eps = len(config.taps), config.rms_norm_eps
+        self.input_norm = LlamaRMSNorm(taps * width, eps=eps) if config.norm_before_fc else None
+        each = nn.ModuleList(LlamaRMSNorm(width, eps=eps) for _ in range(taps))
+        self.fc_norm = each if config.fc_norm else None
         if config.mrope_section is not None:
             shape = config.head_dim, config.rope_theta, config.mrope_section
             rotary = MultimodalRotary(*shape, interleaved=config.mrope_interleaved)
@@ -118,12 +128,22 @@ class Eagle3Head(FeatureHead):
         self.t2d = torch.zeros_like(self.t2d).scatter(0, chosen, True)
 
     def join(self, states: Sequence[Tensor]) -> Tensor:
-        joined: Tensor = self.fc(torch.cat([*states], dim=-1))
+        if self.fc_norm is not None:
+            states = [norm(state) for norm, state in zip(self.fc_norm, states, strict=True)]
+        together = torch.cat([*states], dim=-1)
+        if self.input_norm is not None:
+            together = self.input_norm(together)
+        joined: Tensor = self.fc(together)
         return joined
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        hidden = super().forward(*args, **kwargs)
+        return self.norm(hidden) if self.config.norm_feedback else hidden
 
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
         return torch.cat([embeddings, features], dim=-1)
 
     def logits(self, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
-        logits: Tensor = self.lm_head(self.norm(hidden))
+        is_normed = self.config.norm_feedback or not self.config.norm_logits
+        logits: Tensor = self.lm_head(hidden if is_normed else self.norm(hidden))
         return logits

@@ -32,7 +32,6 @@ MARKS = ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
 # of EAGLE and SpecForge; of speculators
 RENAMED = {"midlayer.": "decoder.layers.0.", "layers.0.": "decoder.layers.0."}
 TAPS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
-UNKNOWN_FLAGS = ("norm_before_fc", "fc_norm", "norm_output")  # of speculators
 
 
 def read_official(folder: Path, target: PreTrainedConfig) -> Eagle3Head | None:
@@ -44,9 +43,8 @@ def read_official(folder: Path, target: PreTrainedConfig) -> Eagle3Head | None:
             are the usual ones of this target.
 
     Raises:
-        CheckpointError: the file is damaged; keys are missing, unknown or of another shape; the config has a
-            flag that is not known here, or positions of several axes; or the two tables of its vocabulary
-            contradict each other.
+        CheckpointError: the file is damaged; keys are missing, unknown or of another shape; positions have
+            several axes and the target's one; or the two tables of its vocabulary contradict each other.
     """
     path = find_file(folder, WEIGHTS)
     if path is None or not tensor_names(path) & {*MARKS}:
@@ -72,9 +70,6 @@ def read_shape(
         CheckpointError: its own config asks for what is not known here, or cannot be understood.
     """
     file = path.parent / "config.json"
-    for flag in UNKNOWN_FLAGS:
-        if stored.get(flag):
-            raise CheckpointError(f"{file}: {flag}", stored[flag], "a head without it; it is not known here")
     layers = int(target.get_text_config(decoder=True).num_hidden_layers)
     try:
         taps = read_taps(file, stored, layers)
@@ -86,6 +81,7 @@ def read_shape(
         if rope.get("rope_type", "default") not in ("default", *(["mrope"] if section else [])):
             raise CheckpointError(f"{file}: rope", rope, "rotary positions that are not scaled")
         check_axes(file, section, target)
+        norms = read_norms(stored)
         return Eagle3Config(
             target_layers=layers,
             vocabulary=int(shape.vocab_size),
@@ -93,6 +89,11 @@ def read_shape(
             taps=taps or three_taps(layers),
             draft_vocabulary=measure(path, tensors, r"lm_head\.weight"),
             norm_before_residual=bool(stored.get("norm_before_residual", False)),
+            norm_before_fc=bool(stored.get("norm_before_fc", "input_norm.weight" in tensors)),
+            fc_norm=bool(stored.get("fc_norm", "fc_norm.0.weight" in tensors)),
+            norm_feedback=norms[0],
+            norm_logits=norms[1],
+            qk_norm="decoder.layers.0.self_attn.q_norm.weight" in tensors,
             intermediate_size=int(shape.intermediate_size),
             num_attention_heads=int(shape.num_attention_heads),
             num_key_value_heads=int(shape.num_key_value_heads),
@@ -106,6 +107,17 @@ def read_shape(
     except (TypeError, AttributeError, KeyError, StrictDataclassError) as error:
         allowed = f"the config of an EAGLE-3 head for a target of {layers} layers ({error})"
         raise CheckpointError("drafter", str(file), allowed) from error
+
+
+def read_norms(stored: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether the state that is fed back is normed, and whether what the output matrix reads is.
+
+    In the format of speculators `norm_output` means the former, and the latter is always so. SpecForge means
+    the latter by that name, which is True if left out.
+    """
+    if "speculators_model_type" in stored or "speculators_config" in stored:
+        return bool(stored.get("norm_output", False)), True
+    return False, bool(stored.get("norm_output", True))
 
 
 def check_axes(file: Path, section: Any, target: PreTrainedConfig) -> None:
