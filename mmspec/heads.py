@@ -20,7 +20,7 @@ class Head:
     Attributes:
         model: the head, a `DraftingHead`; its `config_class` is its config.
         drafter: the `Drafter` that runs it.
-        loss: the `DrafterLoss` that trains it.
+        loss: the `DrafterLoss` that trains it; None if it comes trained.
         summary: what it does, for tables.
         source: the paper's arXiv id.
         published: the function that reads a folder as the method's authors publish it; None if they do not.
@@ -30,7 +30,7 @@ class Head:
 
     model: str
     drafter: str
-    loss: str
+    loss: str | None
     summary: str
     source: str
     published: str | None = None
@@ -38,7 +38,7 @@ class Head:
     image_settings: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self, part: str) -> Any:
-        """Import the part of that name: "model", "drafter", "loss" or "published"."""
+        """Import the part of that name, one that there is: "model", "drafter", "loss" or "published"."""
         module, attribute = getattr(self, part).split(":")
         return getattr(importlib.import_module(module), attribute)
 
@@ -71,6 +71,14 @@ HEADS = {
         "2412.19437",
         "mmspec.models.mtp.official:read_official",
         in_checkpoint=True,
+    ),
+    "assistant": Head(
+        "mmspec.models.assistant:AssistantHead",
+        "mmspec.drafters.assistant:AssistantDrafter",
+        None,
+        "the assistant that is published with a Gemma 4 attends to the target's own keys and values",
+        "-",
+        "mmspec.models.assistant:read_official",
     ),
     "flash": Head(
         "mmspec.models.flash:FlashHead",

@@ -73,6 +73,7 @@ class PromptOutput:
             nothing from a prompt alone.
         taps: layer index -> B hidden states [1, L_b, d], of prompts of their own length.
         cached_tokens: tokens of all prompts that were found in a prefix cache, and not read.
+        cache: the target's, for drafters that read its keys and values; None if it keeps none.
         forwards: forwards that each row took; 0 where the prompts are read with every draft instead.
     """
 
@@ -80,6 +81,7 @@ class PromptOutput:
     taps: dict[int, list[Tensor]] = field(default_factory=dict)
     cached_tokens: int = 0
     forwards: int = 1
+    cache: Any = None
 
 
 class TargetState(Protocol):

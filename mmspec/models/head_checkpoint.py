@@ -21,19 +21,25 @@ NOTHING: dict[str, list[str]] = {"missing_keys": [], "unexpected_keys": []}
 
 
 def check_head(name: str, model: PreTrainedModel) -> PreTrainedModel:
-    """The loaded model itself.
+    """The loaded model itself, or the head that a class of transformers is run as.
 
     Raises:
         InputError: it is no head that the drafter of that name runs.
     """
-    kind: type[PreTrainedModel] = HEADS[name].load("model")
+    kind: Any = HEADS[name].load("model")
+    if hasattr(kind, "adopt") and not isinstance(model, kind):
+        adopted: PreTrainedModel = kind.adopt(model)
+        return adopted
     if not isinstance(model, kind):
         raise InputError("drafter", type(model).__name__, what_writes(name))
-    return model
+    head: PreTrainedModel = model
+    return head
 
 
 def what_writes(name: str) -> str:
     """The heads that are allowed, in words."""
+    if HEADS[name].loss is None:
+        return f"a model for {name!r}, as it is published"
     inside = " or a checkpoint of the target that holds one" if HEADS[name].in_checkpoint else ""
     return f"a head for {name!r}, as `mmspec train drafter --method {name}` writes it{inside}"
 

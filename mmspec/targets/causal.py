@@ -181,7 +181,7 @@ class CausalTarget:
         state = CausalState(cache, shifts, lengths, states, limit, self.additive)
         if isinstance(self.steps, CapturedForward):
             self.steps.caches.lend(cache, shifts)
-        return state, PromptOutput(torch.cat(logits), rows, cached_tokens)
+        return state, PromptOutput(torch.cat(logits), rows, cached_tokens, cache=cache)
 
     def read(self, sequences: Sequence[Mapping[str, Tensor]], taps: Sequence[int]) -> dict[int, Tensor]:
         """Read whole sequences to learn from; nothing is kept but their hidden states.

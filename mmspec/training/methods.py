@@ -95,7 +95,7 @@ class Method:
         return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
 
-METHODS = {name: Method(name) for name in HEADS} | {
+METHODS = {name: Method(name) for name, head in HEADS.items() if head.loss is not None} | {
     "msd": Method("eagle", {"visual": "embedded"}),
     "specvlm": Method("eagle", {"compressor": "gate"}),
     "vispec": Method(

@@ -1,0 +1,170 @@
+"""Assistants of Gemma 4: drafts as transformers makes them of each row alone, outputs of `generate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    DynamicCache,
+    Gemma4AssistantConfig,
+    Gemma4AssistantForCausalLM,
+    Gemma4TextConfig,
+    PreTrainedModel,
+)
+
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.assistant import AssistantDrafter, AssistantSession
+from mmspec.errors import CheckpointError, InputError
+from mmspec.models.assistant import AssistantHead, all_shared
+from mmspec.models.head_checkpoint import load_head
+from mmspec.targets import CausalTarget
+from tests.contracts.mutation import PlantedBug
+from tests.contracts.running import decode, generate, random_prompts
+from tests.tiny_models import randomise, tiny_gemma4, tiny_llama
+
+PROMPTS = [random_prompts(1, shortest=n, longest=n, seed=n)[0] for n in (3, 12, 20)]
+TOKENS = 4
+
+
+def tiny_assistant(target: PreTrainedModel, seed: int = 5, **more: Any) -> Gemma4AssistantForCausalLM:
+    """Two layers of queries, which attend to the target's sliding and full keys."""
+    own = target.config.get_text_config()
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    text = Gemma4TextConfig(
+        **{name: getattr(own, name) for name in names},
+        num_hidden_layers=2,
+        num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=own.sliding_window,
+        head_dim=8,
+        global_head_dim=16,
+        hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=0,
+    )
+    config = Gemma4AssistantConfig(
+        text_config=text, backbone_hidden_size=own.hidden_size, tie_word_embeddings=False, **more
+    )
+    model = randomise(Gemma4AssistantForCausalLM(all_shared(config)), seed)
+    if config.use_ordered_embeddings:
+        order = torch.randperm(own.vocab_size, generator=torch.Generator().manual_seed(0))
+        model.masked_embedding.token_ordering.copy_(order)
+    return model
+
+
+def alone(assistant: Any, model: Any, tokens: list[int]) -> list[int]:
+    """The chain that an assistant's own forward drafts behind tokens, which the target reads afresh."""
+    ids = torch.tensor([tokens])
+    read = model.model(ids[:, :-1], past_key_values=DynamicCache(), return_shared_kv_states=True)
+    hidden, token = read.last_hidden_state[:, -1:], ids[:, -1:]
+    chain = []
+    for _ in range(TOKENS):
+        embedded = torch.cat([model.get_input_embeddings()(token), hidden], -1)
+        out = assistant(
+            inputs_embeds=embedded,
+            position_ids=torch.tensor([[len(tokens) - 1]]),
+            shared_kv_states=dict(read.shared_kv_states),
+        )
+        token, hidden = out.logits.argmax(-1), out.last_hidden_state
+        chain.append(int(token))
+    return chain
+
+
+def drafts_are_those_of_each_row_alone(**more: Any) -> None:
+    """Rows of their own lengths, beyond the sliding window."""
+    target = CausalTarget(tiny_gemma4())
+    assistant = tiny_assistant(target.model, **more)
+    seen: list[bool] = []
+
+    class Compared(AssistantSession):
+        def propose(self, canvas: Canvas) -> Draft:
+            draft = super().propose(canvas)
+            for row, tokens in enumerate(canvas.ids):
+                if canvas.finish_reasons[row] is None:
+                    seen.append(draft.tokens[row, 1:].tolist() == alone(assistant, target.model, tokens))
+            return draft
+
+    drafter = AssistantDrafter(AssistantHead.adopt(assistant), TOKENS, depth=TOKENS, top_k=1).fit(target)
+    drafter.session = Compared  # type: ignore[assignment]
+    run = decode(target, PROMPTS, drafter, max_new_tokens=12)
+    assert run.outputs == [generate(target.model, prompt, 12) for prompt in PROMPTS]
+    assert len(seen) > 20 and all(seen)
+
+
+def test_drafts_are_those_of_each_row_alone() -> None:
+    drafts_are_those_of_each_row_alone()
+
+
+def test_an_ordered_embedding_predicts_some_tokens() -> None:
+    drafts_are_those_of_each_row_alone(
+        use_ordered_embeddings=True, num_centroids=8, centroid_intermediate_top_k=3
+    )
+
+
+@pytest.mark.parametrize("shape", [{"num_draft_tokens": 4, "top_k": 1}, {"num_draft_tokens": 9, "depth": 3}])
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.9, top_p=0.9)])
+def test_outputs_are_those_of_plain_decoding(shape: dict[str, int], sampler: Sampler) -> None:
+    target = CausalTarget(tiny_gemma4())
+    drafter = AssistantDrafter(AssistantHead.adopt(tiny_assistant(target.model)), **shape).fit(target)
+    how: dict[str, Any] = {"sampler": sampler, "max_new_tokens": 32, "seed": [1, 2, 3]}
+    run = decode(target, PROMPTS, drafter, **how)
+    assert run.outputs == decode(target, PROMPTS, **how).outputs
+    assert run.stats.draft_passes > 0
+
+
+def test_guided_outputs_are_those_of_plain_decoding() -> None:
+    target = CausalTarget(tiny_gemma4())
+    drafter = AssistantDrafter(AssistantHead.adopt(tiny_assistant(target.model)), 4, top_k=2).fit(target)
+    how: dict[str, Any] = {"max_new_tokens": 16, "negatives": [PROMPTS[2]]}
+    plain = decode(target, PROMPTS[1:2], None, None, Sampler(guidance_scale=1.5), **how)
+    assert (
+        decode(target, PROMPTS[1:2], drafter, None, Sampler(guidance_scale=1.5), **how).outputs
+        == plain.outputs
+    )
+
+
+def test_a_folder_is_read(tmp_path: Path) -> None:
+    target = CausalTarget(tiny_gemma4())
+    tiny_assistant(target.model).save_pretrained(tmp_path)
+    where = target.config, target.dtype, target.device
+    head: Any = load_head("assistant", tmp_path, *where)
+    expected = [generate(target.model, prompt, 12) for prompt in PROMPTS]
+    assert decode(target, PROMPTS, AssistantDrafter(head).fit(target), max_new_tokens=12).outputs == expected
+    adopted: Any = load_head("assistant", tiny_assistant(target.model), *where)
+    assert isinstance(adopted, AssistantHead)
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(CheckpointError, match="a whole assistant"):
+        load_head("assistant", tmp_path, *where)
+    target.model.save_pretrained(tmp_path / "other")
+    with pytest.raises(CheckpointError, match="gemma4"):
+        load_head("assistant", tmp_path / "other", *where)
+    with pytest.raises(CheckpointError, match="an assistant of Gemma 4"):
+        load_head("assistant", target.model, *where)
+
+
+def test_another_target_is_refused() -> None:
+    head = AssistantHead.adopt(tiny_assistant(tiny_gemma4()))
+    with pytest.raises(InputError, match="model type is llama"):
+        AssistantDrafter(head).fit(CausalTarget(tiny_llama()))
+    head.config.hidden_size = 64
+    with pytest.raises(InputError, match="hidden size is 32"):
+        AssistantDrafter(head).fit(CausalTarget(tiny_gemma4()))
+
+
+SESSION = "mmspec.drafters.assistant:AssistantSession"
+EDITS = {
+    "the newest token's place is seen": ("lengths[:, None] - 1 - place", "lengths[:, None] - place"),
+    "all rows see as much": ("lengths[:, None] - 1 - place", "lengths.amax() - 1 - place.expand(3, -1)"),
+    "the window is one shorter": ("behind <= text.sliding_window", "behind < text.sliding_window"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    bug = PlantedBug(f"{SESSION}._context", (EDITS[name],), drafts_are_those_of_each_row_alone)
+    with bug.planted(), pytest.raises(AssertionError):
+        bug.check()
