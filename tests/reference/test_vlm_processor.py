@@ -87,3 +87,6 @@ def test_a_hybrid_processor_reads_an_image_of_any_size_as_so_many_tokens(tmp_pat
         assert inputs["image_grid_thw"].tolist() == [[1, 8, 8]]
         assert int((inputs["input_ids"] == loaded.image_token_id).sum()) == 16
         assert inputs["mm_token_type_ids"].sum() == 16
+    several = [{"role": "user", "content": [IMAGE, IMAGE, {"type": "text", "text": "which?"}]}]
+    text = loaded.apply_chat_template(several, add_generation_prompt=True)
+    assert text == "<bos><user><image><vision_start><image>which?<assistant>"

@@ -69,6 +69,13 @@ CHAT_TEMPLATE = """
 {%- endif %}
 """
 
+#: Images side by side are told apart by a token between them: a Qwen3.5 counts positions image by image.
+HYBRID_TEMPLATE = CHAT_TEMPLATE.replace(
+    "{{- '<image>' }}",
+    "{{- ('<vision_start>' if loop.previtem is defined and loop.previtem['type'] == 'image' else '')"
+    " + '<image>' }}",
+)
+
 
 def build_tokenizer(placeholders: Mapping[str, str] | None = None) -> PreTrainedTokenizerFast:
     """One token for each word, digit and punctuation mark; lower case; spaces survive decoding exactly.
@@ -136,5 +143,5 @@ def build_hybrid_processor(patch_size: int = 12) -> Qwen3VLProcessor:
         image_processor=Qwen2VLImageProcessor(**how),
         video_processor=Qwen3VLVideoProcessor(**how),
         tokenizer=build_tokenizer(PLACEHOLDERS),
-        chat_template=CHAT_TEMPLATE,
+        chat_template=HYBRID_TEMPLATE,
     )
