@@ -21,6 +21,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
+    TokenizersBackend,
 )
 from transformers import __version__ as transformers_version
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -29,6 +30,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 import mmspec.models.llamagen  # noqa: F401  its folders become known to the auto classes
 from mmspec.errors import CheckpointError, UnsupportedModelError
@@ -284,9 +286,27 @@ def load_processor(
     sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not words_only
     auto = AutoProcessor if sees else AutoTokenizer
     try:
-        return auto.from_pretrained(source, **where)
+        return with_own_tokenizer(auto.from_pretrained(source, **where), source, **where)
     except Exception as error:  # the same for the files of a processor
         raise CheckpointError(argument, source, f"no usable processor: {first_line(error)}") from error
+
+
+def with_own_tokenizer(processor: Any, source: str, **where: Any) -> Any:
+    """The processor or tokenizer with the tokenizer that its folder names.
+
+    For some model types (Qwen3.5) transformers takes the family's own class whatever the folder says, and of the
+    folder's the vocabulary alone. A folder that says `TokenizersBackend` is read as it was saved, from its
+    tokenizer.json.
+    """
+    tokenizer = getattr(processor, "tokenizer", processor)
+    named = get_tokenizer_config(source, **where).get("tokenizer_class")
+    if named != TokenizersBackend.__name__ or type(tokenizer) is TokenizersBackend:
+        return processor
+    own = TokenizersBackend.from_pretrained(source, **where)
+    if tokenizer is processor:
+        return own
+    processor.tokenizer = own
+    return processor
 
 
 def check_vocabulary(tokenizer: Any, model: PreTrainedModel) -> None:

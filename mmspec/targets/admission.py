@@ -36,8 +36,13 @@ ROPE_ARGUMENTS = {
 }
 
 
-def check_model(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModelError unless a model can go back on tokens, see trees and be told positions."""
+def check_model(model: PreTrainedModel, rope_arguments: frozenset[str] = frozenset()) -> None:
+    """Raise UnsupportedModelError unless a model can go back on tokens, see trees and be told positions.
+
+    Args:
+        model: a loaded model.
+        rope_arguments: what its target knows of that positions are made of, besides grids.
+    """
     if model.config.is_encoder_decoder:
         raise refusal(model, "is an encoder-decoder; only decoder-only models are supported")
     text = model.config.get_text_config(decoder=True)
@@ -65,7 +70,7 @@ def check_model(model: PreTrainedModel) -> None:
     caches = [name for name in inspect.signature(model.forward).parameters if "past_key_values" in name]
     if len(caches) > 1:
         raise refusal(model, f"keeps more than one cache ({', '.join(caches)})")
-    check_rope_index(model)
+    check_rope_index(model, rope_arguments)
 
 
 def check_module(model: PreTrainedModel, name: str, module: nn.Module) -> None:
@@ -81,13 +86,13 @@ def check_module(model: PreTrainedModel, name: str, module: nn.Module) -> None:
             raise refusal(model, "masks its attention by places in the cache, with a mask of its own")
 
 
-def check_rope_index(model: PreTrainedModel) -> None:
+def check_rope_index(model: PreTrainedModel, more: frozenset[str]) -> None:
     """Raise UnsupportedModelError if positions are made of more than the grids of images and videos."""
     parts: list[Any] = [model, getattr(model, "model", None)]
     rope_index = next((part.get_rope_index for part in parts if hasattr(part, "get_rope_index")), None)
     if rope_index is None:
         return
-    unknown = sorted({*inspect.signature(rope_index).parameters} - ROPE_ARGUMENTS)
+    unknown = sorted({*inspect.signature(rope_index).parameters} - ROPE_ARGUMENTS - more)
     if unknown:
         made_of = ", ".join(unknown)
         raise refusal(model, f"counts its positions by {made_of} too, and has no target yet that knows how")

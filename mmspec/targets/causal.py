@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -121,9 +121,10 @@ class CausalTarget:
     mask_token_id: int | None = None
     vector_size: int = 0
     any_order: bool = False
+    rope_arguments: ClassVar[frozenset[str]] = frozenset()  # what positions are made of beside grids
 
     def __init__(self, model: PreTrainedModel) -> None:
-        check_model(model)
+        check_model(model, self.rope_arguments)
         self.model = model
         self.config = model.config
         text = model.config.get_text_config(decoder=True)
@@ -288,8 +289,7 @@ class CausalTarget:
         cache.begin_score(nodes.slots, nodes.extent)
         inputs: dict[str, Any] = {
             "input_ids": nodes.tokens,
-            # the place on the path, never the index in the array
-            "position_ids": (cache.lengths + state.offset)[:, None] + nodes.depth,
+            "position_ids": self.next_positions(state, nodes),
         }
         # forwards of recurrent layers are replaced while a draft is scored, each time by new functions
         step = self._step if self.steps is None or cache.recurrent else self.steps
@@ -306,6 +306,12 @@ class CausalTarget:
         if tuple(taps) not in self._readers:
             self._readers[tuple(taps)] = HiddenStates(self.model, taps, stays=True)
         return self._readers[tuple(taps)]
+
+    def next_positions(self, state: Any, nodes: Nodes) -> Tensor:
+        """Position ids of scored nodes [R, n], or with several axes in front."""
+        # the place on the path, never the index in the array
+        after: Tensor = state.cache.lengths + state.offset
+        return after[:, None] + nodes.depth
 
     def further_inputs(self, state: Any, nodes: Nodes) -> dict[str, Any]:
         """Arguments that only this kind of model takes, for a scoring forward."""

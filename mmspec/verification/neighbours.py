@@ -48,7 +48,9 @@ def codebook_of(target: Target[Any]) -> Tensor:
     codes = target.vocabulary if grid is None else grid.codebook_size
     if codebook is None:
         raise InputError("codebook", None, "a target of image tokens with its codebook; this rule needs it")
-    if codebook.dim() != 2 or len(codebook) != codes or not bool(codebook.isfinite().all()):
+    # without a grid nothing says how many of the first tokens are codes but the codebook itself
+    counted = codes if grid is not None else min(len(codebook), codes)
+    if codebook.dim() != 2 or len(codebook) != counted or not bool(codebook.isfinite().all()):
         allowed = f"[{codes}, d] finite numbers, a vector for each code of the vocabulary"
         raise InputError("codebook", codebook, allowed)
     vectors: Tensor = codebook

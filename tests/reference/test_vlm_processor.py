@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers import AutoProcessor, LlavaProcessor
 
+from mmspec.models.checkpoint import load_processor
 from mmspec.reference.scenes import CAPTION_PROMPTS, caption, describe, questions, render, sample_scene
+from mmspec.reference.training.vlm_model import SHAPES_BY_SIZE, build_model
 from mmspec.reference.training.vlm_processor import build_hybrid_processor, build_processor
 
 IMAGE = {"type": "image"}
@@ -74,6 +76,21 @@ def test_the_template_handles_turns_systems_and_several_images(processor: LlavaP
     assert ids.count(processor.image_token_id) == 2 * 64
     assert ids.count(processor.tokenizer.bos_token_id) == 1
     assert inputs["pixel_values"].shape == (2, 3, 96, 96)
+
+
+def test_a_folder_of_a_hybrid_keeps_its_own_tokenizer(tmp_path: Path) -> None:
+    """transformers takes Qwen's for it."""
+    processor = build_hybrid_processor()
+    model = build_model(SHAPES_BY_SIZE["tiny-hybrid"], processor)
+    for part in (model, processor):
+        part.save_pretrained(tmp_path)
+    words = "Describe the picture."
+    theirs = AutoProcessor.from_pretrained(tmp_path).tokenizer
+    assert theirs.encode(words) != processor.tokenizer.encode(words)
+    for words_only in (False, True):
+        loaded = load_processor(str(tmp_path), model.config, words_only=words_only)
+        tokenizer = loaded if words_only else loaded.tokenizer
+        assert tokenizer.encode(words) == processor.tokenizer.encode(words)
 
 
 def test_a_hybrid_processor_reads_an_image_of_any_size_as_so_many_tokens(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmspec.errors import InputError
+from mmspec.models.checkpoint import with_own_tokenizer
 from mmspec.reference.scenes import (
     HELD_OUT_SEEDS,
     Question,
@@ -99,7 +100,7 @@ class _Reader:
     """A loaded model that replies to prompts about scenes, in batches of one kind."""
 
     def __init__(self, folder: str | Path, device: torch.device, batch_size: int) -> None:
-        self.processor = AutoProcessor.from_pretrained(folder)
+        self.processor = with_own_tokenizer(AutoProcessor.from_pretrained(folder), str(folder))
         self.processor.tokenizer.padding_side = "left"
         model: Any = AutoModelForImageTextToText.from_pretrained(folder)
         self.model = model.to(device).eval()

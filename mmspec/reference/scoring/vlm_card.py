@@ -12,16 +12,21 @@ __all__ = ["write_card"]
 
 USE = """\
 ```python
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForImageTextToText, AutoProcessor{more}
 
 processor = AutoProcessor.from_pretrained("{folder}")
-model = AutoModelForImageTextToText.from_pretrained("{folder}")
+{own}model = AutoModelForImageTextToText.from_pretrained("{folder}")
 content = [{{"type": "image"}}, {{"type": "text", "text": "describe the picture."}}]
 prompt = processor.apply_chat_template([{{"role": "user", "content": content}}], add_generation_prompt=True)
 inputs = processor(text=prompt, images=image, return_tensors="pt")
 print(processor.decode(model.generate(**inputs)[0], skip_special_tokens=True))
 ```
 """
+#: transformers replaces the tokenizer of such a folder by its family's own, and keeps the vocabulary alone.
+OWN = {
+    "more": ", PreTrainedTokenizerFast",
+    "own": 'processor.tokenizer = PreTrainedTokenizerFast.from_pretrained("{folder}")  # not Qwen\'s\n',
+}
 LIMITS = """\
 It knows nothing but scenes: textured images of one to three simple objects, drawn by
 `mmspec.reference.scenes`, and the few hundred words that they are spoken of in. It was trained with one
@@ -46,13 +51,16 @@ def write_card(folder: str | Path, scores: dict[str, Any], command: str) -> Path
     """
     folder = Path(folder)
     record = read_record(folder)
+    is_hybrid = "hybrid" in record["size"]
     return write_readme(
         folder,
         [
-            HEADER.format(task="image-text-to-text", tags="llava"),
+            HEADER.format(task="image-text-to-text", tags="qwen3_5" if is_hybrid else "llava"),
             f"# {folder.name}\n",
             _introduction(record),
-            USE.format(folder=folder.as_posix()),
+            USE.format(folder=folder.as_posix(), **(OWN if is_hybrid else {"more": "", "own": ""})).replace(
+                "{folder}", folder.as_posix()
+            ),
             "## Figures\n",
             f"On {scores['scenes']} held-out scenes (seeds from {scores['seed']}) and {scores['questions']} "
             f"questions about them, greedy decoding, {scores['device']}, {scores['seconds']} s:\n",
@@ -68,9 +76,13 @@ def write_card(folder: str | Path, scores: dict[str, Any], command: str) -> Path
 
 def _introduction(record: dict[str, Any]) -> str:
     role = "a draft model for scenes-llava" if record["size"] == "small" else "a reference model"
+    kind, visual = "A LLaVA", "64 visual tokens"
+    if "hybrid" in record["size"]:
+        kind = "A Qwen3.5 (three layers of four keep a recurrent state)"
+        visual = "16 visual tokens at three-axis positions"
     return (
-        f"A LLaVA of {record['parameters'] / 1e6:.2f} million parameters that describes *scenes* and answers "
-        f"questions about them; {role} of mmspec. 96 x 96 pixels, 64 visual tokens, one token per word.\n"
+        f"{kind} of {record['parameters'] / 1e6:.2f} million parameters that describes *scenes* and answers "
+        f"questions about them; {role} of mmspec. 96 x 96 pixels, {visual}, one token per word.\n"
     )
 
 

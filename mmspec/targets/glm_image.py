@@ -1,0 +1,115 @@
+"""The autoregressive half of GLM-Image as a target: a small preview of an image, then the image itself.
+
+Its head is narrower than its vocabulary: codes, and the marks of an image's beginning and end, whose ids are
+the lowest, so that outputs are counted as the model counts them. Positions have three axes and follow the
+grids: those of a token of the output are looked up by its index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+
+from mmspec.decoding.draft import Nodes
+from mmspec.decoding.interfaces import PromptOutput
+from mmspec.decoding.rows import join_rows, part_of_rows
+from mmspec.errors import InputError
+from mmspec.targets.causal import CausalState, to_device
+from mmspec.targets.vision_language import VisionLanguageTarget
+
+__all__ = ["GlmImageTarget"]
+
+GRIDS = ("image_grid_thw", "images_per_sample")
+
+
+@dataclass
+class GlmImageState(CausalState):
+    """State of a batch: its cache, and the positions of its outputs.
+
+    Attributes:
+        table: [R, n, 3] positions by index of the output; the last one stands for all beyond the image.
+        starts: [R] prompt lengths.
+    """
+
+    table: Tensor = field(kw_only=True)
+    starts: Tensor = field(kw_only=True)
+
+    def part(self, rows: Sequence[int], copies: int) -> Self:
+        table, starts = (part_of_rows(each, rows, copies) for each in (self.table, self.starts))
+        return replace(super().part(rows, copies), table=table, starts=starts)
+
+    def joined(self, other: Self, copies: int) -> Self:
+        longest = max(self.table.shape[1], other.table.shape[1])
+        table = join_rows(lengthened(self.table, longest), lengthened(other.table, longest), copies)
+        starts = join_rows(self.starts, other.starts, copies)
+        return replace(super().joined(other, copies), table=table, starts=starts)
+
+
+class GlmImageTarget(VisionLanguageTarget):
+    """Adapter from a `GlmImageForConditionalGeneration` to the Target interface.
+
+    Args:
+        model: a loaded model.
+
+    Attributes:
+        vocabulary: width of the head, codes and marks.
+        codebook: [K, d] code vectors of the image tokenizer; its codes are the first tokens.
+    """
+
+    rope_arguments = frozenset({"images_per_sample"})
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        text: Any = model.config.get_text_config(decoder=True)
+        self.vocabulary = int(text.vision_vocab_size)
+        quantizer: Any = model.get_submodule("model.vqmodel.quantize")
+        self.codebook = quantizer.embedding.weight.detach()
+
+    def prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> tuple[GlmImageState, PromptOutput]:
+        """Read the prompts, and keep the positions of their outputs."""
+        tables = [self._rope(to_device(prompt, self.device))[1] for prompt in prompts]
+        state, output = super().prefill(prompts, capacity, taps)
+        longest = max(table.shape[1] for table in tables)
+        table = torch.cat([lengthened(each, longest) for each in tables])
+        starts = torch.tensor(state.prompt_lengths, device=self.device)
+        return GlmImageState(**vars(state), table=table, starts=starts), output
+
+    def positions(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+        """Position ids of a prompt [3, 1, L]; what follows it is looked up, so that there is no offset."""
+        return self._rope(inputs)[0], 0
+
+    def next_positions(self, state: Any, nodes: Nodes) -> Tensor:
+        """Position ids [3, R, n] of scored nodes, by their index in the output."""
+        index = (state.cache.lengths - state.starts)[:, None] + nodes.depth
+        index = index.clamp_max(state.table.shape[1] - 1)
+        found: Tensor = state.table.gather(1, index[..., None].expand(-1, -1, 3))
+        return found.permute(2, 0, 1)
+
+    def _rope(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Position ids of a prompt [3, 1, L], and those of its output [1, n, 3].
+
+        Raises:
+            InputError: the prompt does not say which grids are to be drawn.
+        """
+        if inputs.get("image_grid_thw") is None:
+            raise InputError("inputs", sorted(inputs), "`image_grid_thw`, as the processor returns it")
+        model: Any = self.model
+        module = model.model
+        grids = {name: inputs[name] for name in GRIDS if inputs.get(name) is not None}
+        positions, _ = module.get_rope_index(inputs["input_ids"], **grids)
+        # kept on the module until the next prompt is read; a copy belongs to the request
+        table: Tensor = module._cached_decode_position_ids
+        return positions, table.transpose(1, 2).clone()
+
+
+def lengthened(table: Tensor, length: int) -> Tensor:
+    """Repeat the last position of a table [R, n, 3] up to a length."""
+    return pad(table.mT.float(), (0, length - table.shape[1]), mode="replicate").mT.to(table.dtype)
