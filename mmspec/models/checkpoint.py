@@ -294,9 +294,9 @@ def load_processor(
 def with_own_tokenizer(processor: Any, source: str, **where: Any) -> Any:
     """The processor or tokenizer with the tokenizer that its folder names.
 
-    For some model types (Qwen3.5) transformers takes the family's own class whatever the folder says, and of the
-    folder's the vocabulary alone. A folder that says `TokenizersBackend` is read as it was saved, from its
-    tokenizer.json.
+    For some model types (Qwen3.5) transformers takes the family's own class whatever the folder says, and of
+    the folder's the vocabulary alone. A folder that says `TokenizersBackend` is read as it was saved, from
+    its tokenizer.json.
     """
     tokenizer = getattr(processor, "tokenizer", processor)
     named = get_tokenizer_config(source, **where).get("tokenizer_class")

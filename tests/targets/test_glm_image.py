@@ -1,0 +1,170 @@
+"""GLM-Image's autoregressive half draws what `generate` draws, at positions by the index of the output."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+import mmspec
+from mmspec.accelerators import build_accelerator
+from mmspec.decoding.canvas import Stopping
+from mmspec.decoding.interfaces import Request
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.eagle import Eagle3Drafter
+from mmspec.errors import InputError
+from mmspec.targets import adapt
+from mmspec.targets.glm_image import GlmImageTarget
+from tests.contracts.mutation import PlantedBug
+from tests.drafters.eagle3_checks import head_for
+from tests.targets import loop
+from tests.tiny_models.glm_image import glm_image_inputs, tiny_glm_image
+
+CASES = {
+    "text to image": glm_image_inputs(4, 6),
+    "higher than wide": glm_image_inputs(5, 2, preview=(3, 1), words=4, seed=1),
+    "image to image": glm_image_inputs(3, 4, preview=None, seed=2),
+}
+LENGTHS = {"text to image": 31, "higher than wide": 14, "image to image": 13}
+LONGEST = max(LENGTHS.values())
+
+
+@functools.cache
+def target() -> GlmImageTarget:
+    made = adapt(tiny_glm_image())
+    assert isinstance(made, GlmImageTarget)
+    return made
+
+
+@functools.cache
+def expected(case: str) -> list[int]:
+    """Up to the mark of the end; `generate` has no positions behind it."""
+    inputs = CASES[case]
+    how: dict[str, Any] = {"max_new_tokens": LENGTHS[case], "do_sample": False, "eos_token_id": None}
+    return target().model.generate(**inputs, **how)[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def rows_draw_what_generate_draws() -> None:
+    """Side by side, with previews and without, beyond the end of the shorter ones."""
+    accelerators = [build_accelerator(name) for name in ("none", "copy")]
+    inputs, known = list(CASES.values()), [expected(case) + [0] * LONGEST for case in CASES]
+    accelerators += [loop.oracle(inputs, known, 5, 128, corruption) for corruption in (0.0, 0.3, 1.0)]
+    for accelerator in accelerators:
+        run = loop.decode(target(), accelerator, list(CASES.values()), Stopping(LONGEST))
+        for case, output in zip(CASES, run.outputs, strict=True):
+            assert output[: LENGTHS[case]] == expected(case), (accelerator.name, case)
+
+
+def test_rows_draw_what_generate_draws() -> None:
+    assert len({tuple(expected(case)) for case in CASES}) == len(CASES)
+    rows_draw_what_generate_draws()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("none", {}), ("copy", {}), ("sjd", {"window": 6}), ("gsd", {"window": 6, "delta": 0.0})],
+)
+def test_generate_is_accelerated(name: str, options: dict[str, Any], case: str) -> None:
+    how: dict[str, Any] = {"max_new_tokens": LENGTHS[case], "do_sample": False, "eos_token_id": None}
+    method = mmspec.accelerate(name, **options)
+    drawn = target().model.generate(**CASES[case], **how, custom_generate=method)
+    assert drawn[0, CASES[case]["input_ids"].shape[1] :].tolist() == expected(case)
+
+
+@pytest.mark.parametrize("top_k", [None, 20])
+def test_windows_sample_what_plain_decoding_samples(top_k: int | None) -> None:
+    how: dict[str, Any] = {"max_new_tokens": 31, "do_sample": True, "temperature": 0.9, "top_k": top_k or 0}
+    inputs = CASES["text to image"]
+    drawn = [
+        target().model.generate(**inputs, **how, custom_generate=mmspec.accelerate(name, seed=4, **options))
+        for name, options in (("none", {}), ("sjd", {"window": 6, "coupling": "exact"}), ("copy", {}))
+    ]
+    assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
+    assert drawn[0][0, 10:].tolist() != expected("text to image")
+
+
+def test_lantern_knows_which_tokens_are_codes() -> None:
+    method = mmspec.accelerate("lantern", window=6, delta=0.2, neighbours=5, seed=1)
+    how: dict[str, Any] = {"max_new_tokens": 31, "do_sample": True}
+    target().model.generate(**CASES["text to image"], **how, custom_generate=method)
+    stats: Any = method.stats  # type: ignore[attr-defined]
+    assert stats.exactness == "tv<=0.2" and 0 < stats.tv_mean <= 0.2
+
+
+def test_a_head_drafts() -> None:
+    made = target()
+    drafter = Eagle3Drafter(head_for(made), num_draft_tokens=6, depth=3, top_k=2).fit(made)
+    accelerator = type(build_accelerator("none"))("head", drafter, build_accelerator("none").rule)
+    run = loop.decode(made, accelerator, list(CASES.values()), Stopping(13))
+    assert run.outputs == [expected(case)[:13] for case in CASES]
+
+
+def test_another_request_changes_nothing() -> None:
+    """The table of positions on the module is the last prompt's."""
+    first = loop.GreedyRun(target(), build_accelerator("none"), [CASES["text to image"]], Stopping(31))
+    rounds = iter(first)
+    for _ in range(5):
+        next(rounds)
+    expected.__wrapped__("image to image")
+    target().model.generate(**CASES["higher than wide"], max_new_tokens=3)
+    for _ in rounds:
+        pass
+    assert first.outputs == [expected("text to image")]
+
+
+def test_rows_that_move_keep_their_positions() -> None:
+    accelerator = build_accelerator("none").fit(target())
+    made = target()
+    batches = []
+    for case in CASES:
+        state, _ = made.prefill([CASES[case]], 64)
+        batches.append(state)
+    joined = batches[0].joined(batches[1], 1).joined(batches[2], 1)
+    assert joined.table.shape[0] == 3 and accelerator.drafter is not None
+    for row, state in enumerate(batches):
+        alone = joined.part([row], 1)
+        kept = state.table.shape[1]
+        assert torch.equal(alone.table[:, :kept], state.table)
+        assert (alone.table[:, kept:] == state.table[:, -1:]).all()
+        assert alone.starts.tolist() == [CASES[list(CASES)[row]]["input_ids"].shape[1]]
+
+
+def test_an_image_may_end_early() -> None:
+    stop = expected("text to image")[8]
+    first = expected("text to image").index(stop)
+    for name in ("none", "copy"):
+        run = loop.decode(
+            target(), build_accelerator(name), [CASES["text to image"]], Stopping(31, frozenset({stop}))
+        )
+        assert run.outputs == [expected("text to image")[: first + 1]]
+
+
+def test_a_prompt_without_grids_is_refused() -> None:
+    inputs = {"input_ids": CASES["text to image"]["input_ids"]}
+    with pytest.raises(InputError, match="image_grid_thw"):
+        call = build_accelerator("none").call(
+            target(), Sampler(), [Request(inputs)], Stopping(4), RandomStream.from_seed(0, 1)
+        )
+        list(call.rounds())
+
+
+NEXT = "mmspec.targets.glm_image:GlmImageTarget.next_positions"
+EDITS = {
+    "all columns are the first": (".expand(-1, -1, 3)", ".expand(-1, -1, 3) * 0"),
+    "all rows have the first one's grids": (
+        "state.table.gather",
+        "state.table[:1].expand_as(state.table).gather",
+    ),
+    "a token stands where the next one does": ("+ nodes.depth", "+ nodes.depth + 1"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    bug = PlantedBug(NEXT, (EDITS[name],), rows_draw_what_generate_draws)
+    with bug.planted(), pytest.raises(AssertionError):
+        bug.check()
