@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         VisionLanguagePipeline,
     )
     from mmspec.pipelines.custom_generate import accelerate
+    from mmspec.pipelines.in_place import disable, enable, summary
 
 __version__ = "0.1.0.dev0"
 
@@ -39,7 +40,10 @@ __all__ = [
     "VisionLanguagePipeline",
     "__version__",
     "accelerate",
+    "disable",
+    "enable",
     "list_accelerators",
+    "summary",
 ]
 
 _LOCATIONS = {
@@ -54,7 +58,10 @@ _LOCATIONS = {
     "TextOutput": "mmspec.pipelines",
     "VisionLanguagePipeline": "mmspec.pipelines",
     "accelerate": "mmspec.pipelines.custom_generate",
+    "disable": "mmspec.pipelines.in_place",
+    "enable": "mmspec.pipelines.in_place",
     "list_accelerators": "mmspec.accelerators",
+    "summary": "mmspec.pipelines.in_place",
 }
 
 logging.getLogger("mmspec").addHandler(logging.NullHandler())

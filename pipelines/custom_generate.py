@@ -27,25 +27,15 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from mmspec.acceleration import Accelerator
 from mmspec.accelerators import build_accelerator, find_preset
 from mmspec.decoding.canvas import Stopping
-from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.heads import HEADS
 from mmspec.models.head_checkpoint import check_head
+from mmspec.pipelines.generate_rows import split_rows
 from mmspec.targets import adapt
 
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
-# What generate prepares for its own loop; ours keeps its own cache, masks and positions.
-OF_GENERATE = {
-    "past_key_values",
-    "attention_mask",
-    "position_ids",
-    "cache_position",
-    "use_cache",
-    "logits_to_keep",
-}
-M_ROPE_DIMENSIONS = 3
 
 
 def accelerate(
@@ -89,7 +79,7 @@ def accelerate(
         target = adapt(model)
         fitted = method.fit(target)
         streamer = streamer or streamer_of_generate()
-        requests = split_rows(input_ids, model_kwargs)
+        requests = split_rows(model.config, input_ids, model_kwargs)
         sampler = read_sampler(generation_config, logits_processor, len(requests))
         stopping = read_stopping(generation_config, stopping_criteria, input_ids.shape[1])
         key = int(torch.randint(2**62, ())) if seed is None else seed
@@ -113,6 +103,7 @@ def accelerate(
             else result
         )
 
+    decode.accelerator = method  # type: ignore[attr-defined]
     return decode
 
 
@@ -126,44 +117,6 @@ def build(name: str, drafter: PreTrainedModel | None, options: dict[str, Any]) -
         raise InputError("drafter", drafter, f"a loaded draft model, which {name!r} needs")
     model = check_head(name, drafter) if name in HEADS else drafter
     return build_accelerator(name, model=model, **options)
-
-
-def split_rows(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[Request]:
-    """Split a padded batch into one request per row, without its padding.
-
-    Raises:
-        InputError: several rows with images; which image is whose only the processor knows. Or a prompt
-            that is not token ids.
-    """
-    if model_kwargs.get("inputs_embeds") is not None:
-        raise InputError("inputs_embeds", model_kwargs["inputs_embeds"], "None: prompts are `input_ids`")
-    inputs = {
-        name: value for name, value in model_kwargs.items() if name not in OF_GENERATE and is_input(value)
-    }
-    mask = model_kwargs.get("attention_mask")
-    seen = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
-    aligned = {
-        name: value for name, value in inputs.items() if getattr(value, "shape", None) == input_ids.shape
-    }
-    if len(input_ids) == 1:
-        kept = seen[0]
-        positions = model_kwargs.get("position_ids")
-        if positions is not None and positions.dim() == M_ROPE_DIMENSIONS:
-            inputs["position_ids"] = positions[..., kept]  # the grids they were made from may be gone by now
-        per_token = {name: value[:, kept] for name, value in aligned.items()}
-        return [Request({"input_ids": input_ids[:, kept], **inputs, **per_token})]
-    if images := sorted(inputs.keys() - aligned.keys()):
-        raise InputError(
-            "inputs",
-            images,
-            "one row when there are images; VisionLanguagePipeline takes batches of them",
-        )
-    return [Request({"input_ids": row[kept][None]}) for row, kept in zip(input_ids, seen, strict=True)]
-
-
-def is_input(value: object) -> bool:
-    """True for tensors, and for the images that newer versions of generate have encoded already."""
-    return isinstance(value, Tensor) or (isinstance(value, dict) and len(value) > 0)
 
 
 def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows: int) -> Sampler:

@@ -25,6 +25,7 @@ from mmspec.targets.admission import check_length, check_model, length_limit
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
 from mmspec.targets.mixers import mixers_on_tree
+from mmspec.targets.placement import execution_device
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
 from mmspec.targets.state_memory import check_draft, measure_states
 from mmspec.targets.steps import CapturedForward, CompiledForward
@@ -129,7 +130,7 @@ class CausalTarget:
         self.config = model.config
         text = model.config.get_text_config(decoder=True)
         self.vocabulary: int = text.vocab_size
-        self.device: torch.device = next(model.get_input_embeddings().parameters()).device
+        self.device = execution_device(model, model.get_input_embeddings())
         self.dtype: torch.dtype = model.dtype
         self.prefix_cache: PrefixCache | None = None
         self._decoder = model.get_decoder()

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import psutil
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import RaggedCache
@@ -14,6 +13,7 @@ from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.recurrent import Paths
 from mmspec.errors import InputError
 from mmspec.targets.mixers import cache_argument, closed_form, find_mixers, replaced_forward
+from mmspec.targets.placement import execution_device
 
 __all__ = ["StateMemory", "check_draft", "free_bytes", "measure_states"]
 
@@ -47,7 +47,7 @@ def measure_states(model: PreTrainedModel) -> list[StateMemory]:
     cache.begin_prefill(0, 2)
     found = []
     for layer, mixer in zip(cache.recurrent, mixers, strict=True):
-        place = place_of(mixer)
+        place = execution_device(mixer)
         hidden = torch.zeros(1, 2, text.hidden_size, device=place, dtype=model.dtype)
         told = {cache_argument(mixer): cache}
         mixer(hidden, **told)
@@ -60,13 +60,6 @@ def measure_states(model: PreTrainedModel) -> list[StateMemory]:
         is_closed = closed_form(mixer) is not None
         found.append(StateMemory(type(mixer).__name__, is_closed, layer.nbytes(), sizes[1] - sizes[0]))
     return found
-
-
-def place_of(mixer: nn.Module) -> torch.device:
-    """Device that a mixer computes on; its weights may be elsewhere between forwards."""
-    hook = getattr(mixer, "_hf_hook", None)
-    place = getattr(hook, "execution_device", None)
-    return next(mixer.parameters()).device if place is None else torch.device(place)
 
 
 def check_draft(rows: int, nodes: int, node_bytes: int, device: torch.device) -> None:

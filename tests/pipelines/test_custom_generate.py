@@ -23,10 +23,19 @@ from transformers import (
 
 import mmspec
 from mmspec.errors import InputError, NumericalError
+from mmspec.pipelines.generate_rows import split_rows
 from mmspec.targets import VisionLanguageTarget
 from tests.drafters import eagle_checks, flash_checks
 from tests.pipelines.byte_level import byte_level_tokenizer
-from tests.tiny_models import VISION_LANGUAGE_FAMILIES, encode, tiny_image, tiny_llama, user_message
+from tests.tiny_models import (
+    VISION_LANGUAGE_FAMILIES,
+    encode,
+    tiny_image,
+    tiny_images,
+    tiny_llama,
+    tiny_qwen3_5_vl,
+    user_message,
+)
 
 TOKENIZER = byte_level_tokenizer()
 VOCABULARY = 300
@@ -245,6 +254,31 @@ def test_a_loaded_head_drafts(name: str) -> None:
         mmspec.accelerate(name, drafter=model)
 
 
+def encoded(model: PreTrainedModel, inputs: dict[str, Any]) -> Any:
+    return model.get_image_features(inputs["pixel_values"], return_dict=True)
+
+
+HYBRID = {"qwen3_5": tiny_qwen3_5_vl}
+
+
+@pytest.mark.parametrize("family", [*VISION_LANGUAGE_FAMILIES, *HYBRID])
+def test_rows_of_a_padded_batch_get_their_own_images(family: str) -> None:
+    """Two images, none, one; by what `generate` has encoded."""
+    model, processor = (VISION_LANGUAGE_FAMILIES | HYBRID)[family]()
+    images = tiny_images()
+    asked = [
+        user_message("what is there ?", images[:2]),
+        user_message("which colour is the circle ?", images[2:]),
+    ]
+    asked.insert(1, user_message("which ?", []))
+    inputs = encode(processor, *asked)
+    assert len(inputs["input_ids"]) == 3 and not inputs["attention_mask"].all()
+    wanted = model.generate(**inputs, max_new_tokens=16)
+    assert len({tuple(row.tolist()) for row in wanted[:, -16:]}) == 3
+    for name in ("none", "copy"):
+        assert torch.equal(model.generate(**inputs, max_new_tokens=16, custom_generate=method(name)), wanted)
+
+
 def test_what_cannot_be_done_is_named(model: PreTrainedModel) -> None:
     with pytest.raises(InputError, match="drafter: got None"):
         mmspec.accelerate("draft_model")
@@ -270,8 +304,14 @@ def test_what_cannot_be_done_is_named(model: PreTrainedModel) -> None:
             model.generate(**given, max_new_tokens=4, custom_generate=method("none"))
     vlm, processor = VISION_LANGUAGE_FAMILIES["llava"]()
     inputs = encode(processor, *[user_message("red", [tiny_image(i)]) for i in range(2)])
-    with pytest.raises(InputError, match="one row when there are images"):
-        vlm.generate(**inputs, max_new_tokens=4, custom_generate=method("copy"))
+    more = {"custom_generate": method("copy"), "max_new_tokens": 4}
+    with pytest.raises(InputError, match="whose placeholders are as many"):
+        wrong = inputs["input_ids"].clone()
+        wrong[0, (wrong[0] == vlm.config.image_token_id).nonzero()[0]] = 5
+        split_rows(vlm.config, wrong, {"mm_encoder_outputs": {"image": encoded(vlm, inputs)}})
+    with pytest.raises(InputError, match="has not encoded itself"):
+        split_rows(vlm.config, inputs["input_ids"], {"image_sizes": torch.ones(3, 2)})
+    assert len(vlm.generate(**inputs, **more)) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,243 @@
+"""`mmspec.enable(model_or_pipe)`: the same words and images, from objects that are whole before and after."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import cpu_offload, dispatch_model
+from accelerate.hooks import remove_hook_from_submodules
+from transformers import PreTrainedModel, StoppingCriteriaList, TextIteratorStreamer
+
+import mmspec
+from mmspec.accelerators import copy as copying
+from mmspec.errors import InputError
+from mmspec.pipelines import in_place
+from tests.drafters import mtp_checks
+from tests.pipelines.test_custom_generate import LengthIs
+from tests.targets.test_glm_image import CASES
+from tests.tiny_models import (
+    encode,
+    tiny_images,
+    tiny_llama,
+    tiny_llava,
+    tiny_mamba,
+    tiny_qwen3_5_vl,
+    user_message,
+)
+from tests.tiny_models.glm_image import tiny_glm_image
+
+FAMILIES = {"llava": tiny_llava, "qwen3_5": tiny_qwen3_5_vl}
+NEW = 20
+
+
+def batch(processor: Any) -> dict[str, Any]:
+    """Two images, none, one."""
+    images = tiny_images()
+    asked = [user_message("what is there ?", images[:2]), user_message("which ?", [])]
+    return dict(encode(processor, *asked, user_message("which colour is the circle ?", images[2:])))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("accelerator", ["none", "copy"])
+def test_a_model_says_the_same_words(family: str, accelerator: str) -> None:
+    model, processor = FAMILIES[family]()
+    inputs = batch(processor)
+    wanted = model.generate(**inputs, max_new_tokens=NEW)
+    kept = dict(vars(model))
+    assert mmspec.enable(model, accelerator) is model
+    for calls in (1, 2):
+        assert torch.equal(model.generate(**inputs, max_new_tokens=NEW), wanted)
+        (told,) = mmspec.summary(model)
+        assert (told.calls, told.tokens) == (calls, calls * 3 * NEW)
+        assert told.forwards > 0 and told.last is not None and told.last.accelerator == accelerator
+        assert told.name == type(model).__name__ and told.exactness == "exact"
+        assert f"{calls} calls, {told.tokens} tokens" in str(told)
+    assert mmspec.disable(model) is model
+    assert dict(vars(model)) == kept
+    assert torch.equal(model.generate(**inputs, max_new_tokens=NEW), wanted)
+
+
+def test_streaming_and_criteria_work_as_before() -> None:
+    model, processor = tiny_qwen3_5_vl()
+    inputs = encode(processor, user_message("what is there ?", tiny_images()[:1]))
+    start = inputs["input_ids"].shape[1]
+    stopping = {"stopping_criteria": StoppingCriteriaList([LengthIs(start + 9)])}
+    wanted = model.generate(**inputs, max_new_tokens=NEW, **stopping)
+    mmspec.enable(model, "copy")
+    assert torch.equal(model.generate(**inputs, max_new_tokens=NEW, **stopping), wanted)
+    streamer = TextIteratorStreamer(processor.tokenizer, skip_prompt=True, timeout=60)
+    how = {**inputs, "max_new_tokens": 9, "streamer": streamer}
+    thread = Thread(target=model.generate, kwargs=how)
+    thread.start()
+    said = "".join(streamer)
+    thread.join()
+    assert said.split() == processor.tokenizer.decode(wanted[0, start:]).split()
+
+
+def test_a_head_in_the_checkpoint_drafts(tmp_path: Any) -> None:
+    made, processor = tiny_qwen3_5_vl()
+    mtp_checks.save_with_head(made, mtp_checks.head_for(mtp_checks.CausalTarget(made)), tmp_path)
+    model = type(made).from_pretrained(tmp_path).eval()
+    inputs = batch(processor)
+    wanted = made.generate(**inputs, max_new_tokens=NEW)
+    mmspec.enable(model, "mtp", num_draft_tokens=6, depth=3, top_k=2)
+    assert torch.equal(model.generate(**inputs, max_new_tokens=NEW), wanted)
+    (told,) = mmspec.summary(model)
+    assert told.last is not None and told.last.draft_passes > 0
+    mmspec.enable(model, "mtp", drafter=str(tmp_path))
+    assert torch.equal(model.generate(**inputs, max_new_tokens=NEW), wanted)
+
+
+def test_a_call_with_a_loop_of_its_own_is_left_alone() -> None:
+    model = mmspec.enable(tiny_llama())
+    ids = torch.tensor([[1, 2, 3]])
+    calls: list[int] = []
+
+    def own(model: Any, input_ids: Any, **kwargs: Any) -> Any:
+        calls.append(len(input_ids))
+        return input_ids
+
+    assert torch.equal(model.generate(ids, custom_generate=own), ids)
+    assert calls == [1] and mmspec.summary(model)[0].calls == 0
+
+
+class Pipeline:
+    """A diffusers pipeline as far as `enable` looks at it."""
+
+    def __init__(self, **components: Any) -> None:
+        self.components = components
+
+
+def glm_pipeline(model: PreTrainedModel) -> Pipeline:
+    return Pipeline(vision_language_encoder=model, transformer=torch.nn.Linear(2, 2), processor=object())
+
+
+def draw(pipe: Pipeline, seed: int, **how: Any) -> torch.Tensor:
+    """As a GlmImagePipeline calls its encoder: seeded, and sampled."""
+    torch.manual_seed(seed)
+    inputs = CASES["text to image"]
+    return pipe.components["vision_language_encoder"].generate(
+        **inputs, max_new_tokens=31, do_sample=True, **how
+    )
+
+
+def test_the_language_model_of_a_pipeline_is_found() -> None:
+    pipe = glm_pipeline(tiny_glm_image())
+    plain = mmspec.enable(pipe, "none", seed=5)
+    drawn = draw(plain, 3)
+    assert torch.equal(draw(mmspec.enable(pipe, "sjd", seed=5, window=6, coupling="exact"), 3), drawn)
+    (told,) = mmspec.summary(pipe)
+    assert told.name == "vision_language_encoder" and told.accelerator == "sjd"
+    # torch's seed, which pipelines set, is that of the random numbers where none is given
+    mmspec.enable(pipe, "sjd", window=6)
+    assert torch.equal(draw(pipe, 3), draw(pipe, 3)) and not torch.equal(draw(pipe, 3), draw(pipe, 4))
+    mmspec.disable(pipe)
+    wanted = pipe.components["vision_language_encoder"].generate(
+        **CASES["text to image"], max_new_tokens=31, do_sample=False
+    )
+    mmspec.enable(pipe, "sjd", window=6)
+    again = pipe.components["vision_language_encoder"].generate(
+        **CASES["text to image"], max_new_tokens=31, do_sample=False
+    )
+    assert torch.equal(again, wanted)
+
+
+def test_a_second_enable_takes_the_place_of_the_first() -> None:
+    model = tiny_llama()
+    kept = dict(vars(model))
+    ids = torch.tensor([[1, 2, 3, 1, 2, 3]])
+    mmspec.enable(model, "none")
+    model.generate(ids, max_new_tokens=8)
+    mmspec.enable(model, copying(num_draft_tokens=4))
+    assert [one.calls for one in mmspec.summary(model)] == [0]
+    model.generate(ids, max_new_tokens=8)
+    assert mmspec.summary(model)[0].accelerator == "copy"
+    mmspec.disable(model)
+    assert dict(vars(model)) == kept
+
+
+def test_what_stood_there_before_comes_back() -> None:
+    model = tiny_llama()
+    calls: list[Any] = []
+    plain = model.generate
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs)
+        return plain(*args, **kwargs)
+
+    model.generate = own
+    wanted = plain(torch.tensor([[1, 2, 3]]), max_new_tokens=8)
+    mmspec.enable(model, "copy")
+    assert torch.equal(model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=8), wanted)
+    assert len(calls) == 1 and mmspec.summary(model)[0].calls == 1
+    mmspec.disable(model)
+    assert model.generate is own
+
+
+def test_nothing_to_accelerate_is_said() -> None:
+    with pytest.raises(InputError, match="a pipeline that holds one"):
+        mmspec.enable(SimpleNamespace(unet=torch.nn.Linear(2, 2)))
+    mamba = tiny_mamba()
+    with pytest.raises(InputError, match=r"text_encoder: .*Mamba.*cannot be taken back"):
+        mmspec.enable(Pipeline(text_encoder=mamba))
+    for call in (mmspec.disable, mmspec.summary):
+        with pytest.raises(InputError, match=r"mmspec\.enable"):
+            call(tiny_llama())
+
+
+def test_a_component_that_cannot_be_leaves_the_others() -> None:
+    pipe = Pipeline(text_encoder=tiny_llama(), other=tiny_mamba())
+    mmspec.enable(pipe, "copy")
+    assert [one.name for one in mmspec.summary(pipe)] == ["text_encoder"]
+    assert "generate" not in vars(pipe.components["other"])
+
+
+def test_a_failure_in_the_middle_changes_nothing() -> None:
+    """The second model's head does not fit; the first is as it was."""
+    first, second = tiny_llama(), tiny_llama(hidden=64)
+    pipe = Pipeline(first=first, second=second)
+    head = mtp_checks.head_for(mtp_checks.CausalTarget(first))
+    with pytest.raises(InputError, match="hidden size is 64"):
+        mmspec.enable(pipe, "mtp", drafter=head)
+    assert all("generate" not in vars(model) for model in (first, second))
+    with pytest.raises(InputError, match="did you mean 'copy'"):
+        mmspec.enable(pipe, "copi")
+    mmspec.enable(first, "copy")
+    with pytest.raises(InputError, match="num_beams"):
+        first.generate(torch.tensor([[1, 2]]), num_beams=2, max_new_tokens=4)
+    assert first.generate(torch.tensor([[1, 2]]), max_new_tokens=4).shape == (1, 6)
+
+
+def test_offloaded_weights_are_brought_for_every_forward() -> None:
+    model, processor = tiny_qwen3_5_vl()
+    inputs = batch(processor)
+    wanted = model.generate(**inputs, max_new_tokens=NEW)
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    assert next(model.parameters()).device.type == "meta"
+    mmspec.enable(model, "copy")
+    assert torch.equal(model.generate(**inputs, max_new_tokens=NEW), wanted)
+    mmspec.disable(model)
+    remove_hook_from_submodules(model)
+
+
+def test_a_device_map_is_followed() -> None:
+    model, processor = tiny_llava()
+    inputs = batch(processor)
+    wanted = model.generate(**inputs, max_new_tokens=NEW)
+    dispatch_model(model, {"": "cpu"}, force_hooks=True)
+    mmspec.enable(model, "copy")
+    assert torch.equal(model.generate(**inputs, max_new_tokens=NEW), wanted)
+
+
+def test_models_that_are_gone_are_forgotten() -> None:
+    model = mmspec.enable(tiny_llama())
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None and len(in_place.ENABLED) == len(list(in_place.ENABLED.keys()))
