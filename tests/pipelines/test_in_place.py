@@ -8,11 +8,13 @@ from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from accelerate import cpu_offload, dispatch_model
+from accelerate import cpu_offload, cpu_offload_with_hook, dispatch_model
 from accelerate.hooks import remove_hook_from_submodules
-from transformers import PreTrainedModel, StoppingCriteriaList, TextIteratorStreamer
+from torch.ao.quantization import quantize_dynamic
+from transformers import StoppingCriteriaList, TextIteratorStreamer
 
 import mmspec
 from mmspec.accelerators import copy as copying
@@ -20,7 +22,6 @@ from mmspec.errors import InputError
 from mmspec.pipelines import in_place
 from tests.drafters import mtp_checks
 from tests.pipelines.test_custom_generate import LengthIs
-from tests.targets.test_glm_image import CASES
 from tests.tiny_models import (
     encode,
     tiny_images,
@@ -30,7 +31,7 @@ from tests.tiny_models import (
     tiny_qwen3_5_vl,
     user_message,
 )
-from tests.tiny_models.glm_image import tiny_glm_image
+from tests.tiny_models.glm_image import tiny_glm_pipeline
 
 FAMILIES = {"llava": tiny_llava, "qwen3_5": tiny_qwen3_5_vl}
 NEW = 20
@@ -114,38 +115,54 @@ class Pipeline:
         self.components = components
 
 
-def glm_pipeline(model: PreTrainedModel) -> Pipeline:
-    return Pipeline(vision_language_encoder=model, transformer=torch.nn.Linear(2, 2), processor=object())
+def draw(pipe: Any, seed: int = 3, prompt: Any = "a red circle", **more: Any) -> np.ndarray:
+    """An image [n, 64, 64, 3] of a GlmImagePipeline."""
+    how: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 2, "output_type": "np"}
+    made: np.ndarray = pipe(prompt, generator=torch.Generator().manual_seed(seed), **how, **more).images
+    return made
 
 
-def draw(pipe: Pipeline, seed: int, **how: Any) -> torch.Tensor:
-    """As a GlmImagePipeline calls its encoder: seeded, and sampled."""
-    torch.manual_seed(seed)
-    inputs = CASES["text to image"]
-    return pipe.components["vision_language_encoder"].generate(
-        **inputs, max_new_tokens=31, do_sample=True, **how
-    )
+@pytest.fixture
+def drawing() -> Any:
+    pipe = tiny_glm_pipeline()
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
-def test_the_language_model_of_a_pipeline_is_found() -> None:
-    pipe = glm_pipeline(tiny_glm_image())
-    plain = mmspec.enable(pipe, "none", seed=5)
-    drawn = draw(plain, 3)
-    assert torch.equal(draw(mmspec.enable(pipe, "sjd", seed=5, window=6, coupling="exact"), 3), drawn)
-    (told,) = mmspec.summary(pipe)
-    assert told.name == "vision_language_encoder" and told.accelerator == "sjd"
-    # torch's seed, which pipelines set, is that of the random numbers where none is given
-    mmspec.enable(pipe, "sjd", window=6)
-    assert torch.equal(draw(pipe, 3), draw(pipe, 3)) and not torch.equal(draw(pipe, 3), draw(pipe, 4))
-    mmspec.disable(pipe)
-    wanted = pipe.components["vision_language_encoder"].generate(
-        **CASES["text to image"], max_new_tokens=31, do_sample=False
-    )
-    mmspec.enable(pipe, "sjd", window=6)
-    again = pipe.components["vision_language_encoder"].generate(
-        **CASES["text to image"], max_new_tokens=31, do_sample=False
-    )
-    assert torch.equal(again, wanted)
+def test_a_pipeline_of_diffusers_draws_the_same_images(drawing: Any) -> None:
+    """A prompt, and two at once; bitwise as plain decoding by the same numbers."""
+    cases: list[dict[str, Any]] = [{}, {"prompt": ["a red circle", "the small blue square on green"]}]
+    encoder = drawing.vision_language_encoder
+    kept, untouched = dict(vars(encoder)), draw(drawing)
+    mmspec.enable(drawing, "none")
+    plain = [draw(drawing, **case) for case in cases]
+    mmspec.enable(drawing, "sjd", window=8, coupling="exact")
+    for case, due in zip(cases, plain, strict=True):
+        assert np.array_equal(draw(drawing, **case), due)
+    (told,) = mmspec.summary(drawing)
+    assert told.name == "vision_language_encoder" and told.calls == 2 and told.exactness == "exact"
+    assert not np.array_equal(draw(drawing, seed=4), plain[0])
+    mmspec.disable(drawing)
+    assert {name: value for name, value in vars(encoder).items() if value is not kept.get(name)} == {}
+    assert np.array_equal(draw(drawing), untouched)
+
+
+def test_greedy_images_are_those_of_the_untouched_pipeline(drawing: Any) -> None:
+    drawing.vision_language_encoder.generation_config.top_k = 1
+    wanted = draw(drawing)
+    mmspec.enable(drawing, "sjd", window=8)
+    assert np.array_equal(draw(drawing), wanted)
+
+
+def test_a_pipeline_whose_models_wait_on_another_device(drawing: Any) -> None:
+    """The hooks of `enable_model_cpu_offload`, with the CPU for the device that models are brought to."""
+    mmspec.enable(drawing, "none")
+    wanted = draw(drawing)
+    encoder, hook = cpu_offload_with_hook(drawing.vision_language_encoder, execution_device="cpu")
+    mmspec.enable(drawing, "sjd", window=8, coupling="exact")
+    assert np.array_equal(draw(drawing), wanted)
+    hook.remove()
+    assert mmspec.summary(drawing)[0].calls == 1 and encoder is drawing.vision_language_encoder
 
 
 def test_a_second_enable_takes_the_place_of_the_first() -> None:
@@ -233,6 +250,15 @@ def test_a_device_map_is_followed() -> None:
     dispatch_model(model, {"": "cpu"}, force_hooks=True)
     mmspec.enable(model, "copy")
     assert torch.equal(model.generate(**inputs, max_new_tokens=NEW), wanted)
+
+
+def test_quantised_weights_are_used_as_they_are() -> None:
+    model = quantize_dynamic(tiny_llama(), {torch.nn.Linear})
+    ids = torch.tensor([[1, 2, 3, 1, 2, 3]])
+    wanted = model.generate(ids, max_new_tokens=NEW)
+    assert not any(isinstance(part, torch.nn.Linear) for part in model.modules())
+    mmspec.enable(model, "copy", min_match=1)
+    assert torch.equal(model.generate(ids, max_new_tokens=NEW), wanted)
 
 
 def test_models_that_are_gone_are_forgotten() -> None:
