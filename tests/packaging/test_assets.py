@@ -4,7 +4,7 @@ import pytest
 
 from tests.packaging.source_tree import ROOT, committed_files
 
-LIMIT = 40.0  # MB; a machine with a GPU takes 48 with everything else
+LIMIT = 48.0  # MB; a machine with a GPU takes 64 with everything else
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="counts what is committed")
 
