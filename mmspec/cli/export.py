@@ -26,6 +26,7 @@ class LayoutName(StrEnum):
     speculators = "speculators"
     specforge = "specforge"
     transformers = "transformers"
+    checkpoint = "checkpoint"
 
 
 def export(
@@ -34,7 +35,8 @@ def export(
     to: Annotated[
         LayoutName,
         typer.Option(
-            help="speculators (vLLM) or specforge (SGLang) for EAGLE-3 heads; transformers for draft models."
+            help="speculators (vLLM) or specforge (SGLang) for EAGLE-3 heads; checkpoint for MTP heads, in a "
+            "copy of their target's; transformers for draft models."
         ),
     ],
     target: Annotated[
@@ -55,6 +57,7 @@ def export(
 
     Example:
         mmspec export assets/scenes-llava-eagle3 head --to speculators --target assets/scenes-llava
+        mmspec export my-mtp my-model-with-mtp --to checkpoint --target my-model
         mmspec export assets/scenes-llava-small assistant --to transformers
     """
     chosen = read_dtype(dtype)
@@ -67,7 +70,8 @@ def export(
     else:
         if target is None:
             raise InputError("--target", None, "folder or hub id of the model that the head drafts for")
-        written = write_head(drafter, to, target, out, chosen)
+        write = write_mtp if to is LayoutName.checkpoint else write_head
+        written = write(drafter, to, target, out, chosen)
     print_result({"layout": to.value, **written}, f"{out}: {to.value}", as_json)
 
 
@@ -99,6 +103,34 @@ def write_head(
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     parameters = sum(weight.numel() for weight in head.parameters())
     return {"path": str(out), "target": target, "taps": list(head.taps), "parameters": parameters}
+
+
+def write_mtp(drafter: str, layout: str, target: str, out: Path, dtype: torch.dtype | None) -> dict[str, Any]:
+    """Write a target's checkpoint with its MTP head inside; returns `path`, `target` and `parameters`.
+
+    Raises:
+        CheckpointError: the drafter is no MTP head, or either cannot be read.
+        InputError: the head is for another target, that is not in a folder here, or `out` is not empty.
+    """
+    import torch
+
+    from mmspec.models.checkpoint import check_source, load_config
+    from mmspec.models.head_checkpoint import load_head
+    from mmspec.models.mtp.export import write_checkpoint
+    from mmspec.models.new_folder import new_folder
+
+    source = Path(check_source(target, "target"))
+    if not source.is_dir():
+        raise InputError("--target", target, "a folder: it is copied")
+    config = load_config(str(source), argument="target")
+    head: Any = load_head("mtp", drafter, config, dtype or torch.float32, torch.device("cpu"))
+    if dtype is None and (stored := getattr(head.config, "dtype", None)) is not None:
+        head.to(stored)
+    check_target(head, config, target)
+    with new_folder(out) as folder:
+        write_checkpoint(head, source, folder)
+    parameters = sum(weight.numel() for weight in head.parameters())
+    return {"path": str(out), "target": target, "parameters": parameters}
 
 
 def check_target(head: Any, config: Any, name: str) -> None:

@@ -20,6 +20,17 @@ REFERENCE_MODELS = {  # name -> what it is, and what makes it
         )
         for name in ("eagle", "eagle3", "medusa", "hydra", "vispec", "flash")
     },
+    "scenes-hybrid": (
+        "vision-language, recurrent layers, with an MTP layer",
+        "mmspec train vlm --size hybrid",
+    ),
+    **{
+        f"scenes-hybrid-{name}": (
+            "head that drafts for scenes-hybrid",
+            f"mmspec train drafter --target assets/scenes-hybrid --method {name}:block=8",
+        )
+        for name in ("dflash", "dspark")
+    },
     "scenes-llamagen": ("text to image", "mmspec train image"),
     "scenes-nextstep": ("text to image, continuous tokens", "mmspec train latents"),
     "scenes-nextstep-draft": (

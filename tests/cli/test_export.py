@@ -5,8 +5,14 @@ import json
 import pytest
 import torch
 
+from mmspec.errors import CheckpointError, InputError
 from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
 from mmspec.models.eagle3.official import read_official
+from mmspec.models.mtp.official import read_official as read_mtp
+from mmspec.targets import CausalTarget
+from tests.contracts.running import generate
+from tests.drafters.mtp_checks import head_for
+from tests.tiny_models import tiny_llama, tiny_qwen3_5
 
 LLAVA = "assets/scenes-llava"
 
@@ -73,3 +79,35 @@ def test_what_cannot_be_written_is_refused(fails, tmp_path, head, arguments, nam
     said = fails("export", *(str(one).format(head=head, out=out) for one in arguments))
     assert named in said.replace("\n", " ")
     assert not out.exists()
+
+
+def test_a_trained_head_goes_into_a_copy_of_its_target(tmp_path, run) -> None:
+    """`mmspec export --to checkpoint`: what is read from the copy is the head, and the model is the same."""
+    target = CausalTarget(tiny_qwen3_5())
+    head = head_for(target)
+    target.model.save_pretrained(tmp_path / "model")
+    head.save_pretrained(tmp_path / "head")
+    where = ("--to", "checkpoint", "--target", tmp_path / "model")
+    assert run("export", tmp_path / "head", tmp_path / "both", *where).exit_code == 0
+    read = read_mtp(tmp_path / "both", target.config)
+    assert read is not None
+    assert all(torch.equal(read.state_dict()[name], own) for name, own in head.state_dict().items())
+    model = type(target.model).from_pretrained(tmp_path / "both").eval()
+    assert model.config.mtp_num_hidden_layers == 1
+    assert generate(model, [3, 1, 4, 1, 5], 8) == generate(target.model, [3, 1, 4, 1, 5], 8)
+    with pytest.raises(CheckpointError, match="this one has one"):
+        run(
+            "export",
+            tmp_path / "head",
+            tmp_path / "again",
+            "--to",
+            "checkpoint",
+            "--target",
+            tmp_path / "both",
+        )
+    assert not (tmp_path / "again").exists()
+    tiny_llama().save_pretrained(tmp_path / "llama")
+    with pytest.raises(InputError, match="own target, of 4"):
+        run("export", tmp_path / "head", tmp_path / "c", *where[:3], tmp_path / "llama")
+    with pytest.raises(InputError, match="a folder: it is copied"):
+        run("export", tmp_path / "head", tmp_path / "c", *where[:3], "org/model")
