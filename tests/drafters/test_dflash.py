@@ -167,6 +167,16 @@ def test_published_heads_are_read(layout: str, kind: str, tmp_path: Path) -> Non
     assert run.outputs == [generate(target.model, prompt, 12) for prompt in PROMPTS]
 
 
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_a_folder_of_ours_is_read_as_it_was_saved(kind: str, tmp_path: Path) -> None:
+    target = CausalTarget(tiny_llama())
+    head = head_for(target, kind)
+    head.save_pretrained(tmp_path)
+    read: Any = load_head(kind, tmp_path, target.config, target.dtype, target.device)
+    assert read.config.block == head.config.block
+    assert all(torch.equal(read.state_dict()[name], own) for name, own in head.state_dict().items())
+
+
 def test_a_head_over_some_words_is_read(tmp_path: Path) -> None:
     target = CausalTarget(tiny_llama())
     head = head_for(target, "dflash, noise of the target")

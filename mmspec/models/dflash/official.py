@@ -27,6 +27,7 @@ from mmspec.models.official_files import (
 __all__ = ["read_dflash", "read_dspark"]
 
 MARKS = {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_norm.weight"}
+OWN = {DFlashConfig.model_type, DSparkConfig.model_type}  # folders of ours, whose keys are the same
 MARKOV = "markov_head.markov_w1.weight"
 COPIES = NOT_OWN + r"|lm_head\.weight|t2d"  # of the target's matrices, and what d2t says already
 
@@ -61,13 +62,12 @@ def _read(
     path = find_file(folder, WEIGHTS)
     if path is None:
         return None
-    names = tensor_names(path)
-    if not names >= MARKS:
+    names, stored = tensor_names(path), read_config(folder)
+    if not names >= MARKS or stored.get("model_type") in OWN:
         return None
     if (MARKOV in names) != issubclass(config_class, DSparkConfig):
         raise CheckpointError("drafter", str(folder), f"another head; this is one for accelerator={other!r}")
     tensors = find_tensors(path, open_checkpoint(path))
-    stored = read_config(folder)
     config = read_shape(folder, tensors, stored, target, config_class)
     if config.draft_vocabulary:
         add_words(path, tensors, config.vocabulary)
