@@ -27,6 +27,8 @@ FAMILIES = {
     "nextstep-methods-cpu": "scenes-nextstep, 200 captions",
     "mar-methods-cpu": "scenes-mar, 100 scenes",
 }
+#: Records of `mmspec evaluate drafters`, and the reference model of each.
+DRAFTERS = {"drafters-cpu": "scenes-llava", "hybrid-drafters-cpu": "scenes-hybrid"}
 
 
 def pages() -> Iterator[tuple[Path, str]]:
@@ -96,10 +98,11 @@ def draw_figures() -> None:
 
 def compared(name: str) -> tuple[str, dict[str, float]] | None:
     """Tokens a forward of all methods in the first record that has this one, and its subject."""
-    texts = json.loads((RECORDS / "drafters-cpu.json").read_text(encoding="utf-8"))["rows"]
-    found = {row["drafter"]: row["acceptance_length"] for row in texts if row["task"] == "describe"}
-    if any(label.split(":")[0] == name for label in found):
-        return "scenes-llava, descriptions", found
+    for record, model in DRAFTERS.items():
+        rows = json.loads((RECORDS / f"{record}.json").read_text(encoding="utf-8"))["rows"]
+        found = {row["drafter"]: row["acceptance_length"] for row in rows if row["task"] == "describe"}
+        if any(label.split(":")[0] == name for label in found):
+            return f"{model}, descriptions", found
     for record, subject in FAMILIES.items():
         rows = json.loads((RECORDS / f"{record}.json").read_text(encoding="utf-8"))["methods"]
         found = {row["method"]: row["step_compression"] for row in rows}
@@ -164,12 +167,12 @@ def options(preset: Any) -> str:
 
 def figures(name: str) -> Iterator[str]:
     """Rows of an accelerator in the records."""
-    texts = json.loads((RECORDS / "drafters-cpu.json").read_text(encoding="utf-8"))["rows"]
-    for row in texts:
-        if row["drafter"].split(":")[0] == name and row["task"] in ("caption", "describe"):
-            ratio = f"{row['decode_speedup']:.2f}x decoding, {row['speedup']:.2f}x end to end"
-            told = f"{row['acceptance_length']:.2f} | {ratio} | {row['exactness']}"
-            yield f"| `{row['drafter']}` | scenes-llava, {row['task']} | {told} |"
+    for record, model in DRAFTERS.items():
+        for row in json.loads((RECORDS / f"{record}.json").read_text(encoding="utf-8"))["rows"]:
+            if row["drafter"].split(":")[0] == name and row["task"] in ("caption", "describe"):
+                ratio = f"{row['decode_speedup']:.2f}x decoding, {row['speedup']:.2f}x end to end"
+                told = f"{row['acceptance_length']:.2f} | {ratio} | {row['exactness']}"
+                yield f"| `{row['drafter']}` | {model}, {row['task']} | {told} |"
     for record, subject in FAMILIES.items():
         for row in json.loads((RECORDS / f"{record}.json").read_text(encoding="utf-8"))["methods"]:
             if row["method"].split(":")[0] == name:
