@@ -66,7 +66,9 @@ def _group() -> None:
 @unpack_options
 def vlm(
     out: Out,
-    size: Annotated[str, typer.Option(help="base, small (the draft model) or tiny.")] = "base",
+    size: Annotated[
+        str, typer.Option(help="base, small (the draft model), hybrid (layout of Qwen3.5) or tiny.")
+    ] = "base",
     tower_from: Annotated[
         Path | None,
         typer.Option(help="Trained folder whose vision tower is taken over and frozen.", show_default=False),

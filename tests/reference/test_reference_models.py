@@ -12,7 +12,7 @@ ASSETS = Path(__file__).parents[2] / "assets"
 NAMES = ["scenes-llava", "scenes-llava-small"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "scenes-hybrid"])
 def test_a_reference_model_is_small_and_carries_its_card(name: str) -> None:
     files = [path for path in (ASSETS / name).iterdir() if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 10_000_000
@@ -34,8 +34,14 @@ def test_one_file_holds_the_vision_tower_of_both() -> None:
     assert other.resolve() == one.resolve()
 
 
-def test_the_reference_model_captions_and_answers() -> None:
-    scores: dict[str, Any] = score_vlm(ASSETS / "scenes-llava", scenes=24, descriptions=False, batch_size=24)
+def test_the_hybrid_and_its_heads_are_small() -> None:
+    folders = [ASSETS / name for name in ("scenes-hybrid", "scenes-hybrid-dflash")]
+    assert sum(path.stat().st_size for folder in folders for path in folder.iterdir()) < 6_000_000
+
+
+@pytest.mark.parametrize("name", ["scenes-llava", "scenes-hybrid"])
+def test_the_reference_models_caption_and_answer(name: str) -> None:
+    scores: dict[str, Any] = score_vlm(ASSETS / name, scenes=24, descriptions=False, batch_size=24)
     # The card's figures come from 500 scenes; of 24, fewer than 18 right has a chance below 1e-3 at 90 %.
     assert scores["captions"] >= 0.75
     assert scores["answers"] >= 0.75

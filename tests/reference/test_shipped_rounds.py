@@ -15,14 +15,21 @@ from mmspec.reference.assets import find_assets
 from tests.decoding.test_rounds import counted_copies, counted_reads
 
 TEXT = ("none", "copy", "draft_model", "eagle", "eagle3", "flash", "medusa", "hydra")
+HYBRID = ("none", "copy", "mtp", "dflash", "dspark")
 IMAGES = ("none", "sjd", "gsd", "lantern", "cool", "zipar", "eagle")
 VECTORS = {"scenes-nextstep": ("none", "shared_noise", "draft_model"), "scenes-mar": ("none", "masked")}
+NOT_SHIPPED = ("assistant",)  # its target is a Gemma 4, which we do not train
 UNEVEN = ("cspd",)  # images of a batch know different numbers of cells, which MAR reads in each forward
 
 
 @pytest.fixture(scope="module")
 def answering() -> Any:
     return MMSpecPipeline.from_pretrained(find_assets() / "scenes-llava", accelerator="none")
+
+
+@pytest.fixture(scope="module")
+def hybrid() -> Any:
+    return MMSpecPipeline.from_pretrained(find_assets() / "scenes-hybrid", accelerator="none")
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +61,21 @@ def check(call: Any, name: str, rounds: int) -> None:
 
 
 def test_every_accelerator_is_here() -> None:
-    assert {*TEXT, *IMAGES, *(name for names in VECTORS.values() for name in names), *UNEVEN} == set(
-        ACCELERATORS
-    )
+    vectors = {name for names in VECTORS.values() for name in names}
+    assert {*TEXT, *HYBRID, *IMAGES, *vectors, *UNEVEN, *NOT_SHIPPED} == set(ACCELERATORS)
 
 
 @pytest.mark.parametrize("name", TEXT)
 def test_a_round_of_text(answering: Any, name: str) -> None:
     answering.set_accelerator(name)
     call = answering._prepare("Describe a red ring.", None, None, None, True, None, {"max_new_tokens": 24})
+    check(call, name, 3)
+
+
+@pytest.mark.parametrize("name", HYBRID)
+def test_a_round_of_a_hybrid(hybrid: Any, name: str) -> None:
+    hybrid.set_accelerator(name)
+    call = hybrid._prepare("Describe a red ring.", None, None, None, True, None, {"max_new_tokens": 24})
     check(call, name, 3)
 
 
