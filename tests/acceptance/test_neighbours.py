@@ -114,15 +114,21 @@ def test_a_folder_that_cannot_be_written_is_no_fault(tmp_path: Path, monkeypatch
     "target",
     [
         Codes(None, 8),
-        Codes(torch.zeros(7, 2), 8),
         Codes(torch.zeros(9, 2), 8),
         Codes(torch.zeros(8), 8),
         Codes(torch.full((8, 2), float("nan")), 8),
         Codes(torch.zeros(8, 2), 9, ImageGrid(2, 2, 7)),
     ],
-    ids=["none", "too few", "too many", "no vectors", "NaN", "not the grid's"],
+    ids=["none", "too many", "no vectors", "NaN", "not the grid's"],
 )
 def test_a_codebook_that_does_not_fit_the_vocabulary_is_named(target: Codes) -> None:
     with pytest.raises(InputError) as caught:
         neighbour_table(target, 2, "l2")
     assert caught.value.argument == "codebook"
+
+
+def test_a_codebook_narrower_than_the_head_gives_a_table_of_the_codes() -> None:
+    """Without a grid, tokens past the codebook are marks: they have no neighbours and are nobody's."""
+    codes = random_codes(40)
+    marked = Codes(codes.codebook, 43)
+    assert torch.equal(neighbour_table(marked, 4, "l2"), neighbour_table(codes, 4, "l2"))

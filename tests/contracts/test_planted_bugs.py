@@ -144,8 +144,8 @@ BUGS = {
     ),
     "position is the index in the array": bug(
         checks.identity_on_trees,
-        f"{TARGET}:CausalTarget.score",
-        ("[:, None] + nodes.depth,", "[:, None] + torch.arange(nodes.slots.shape[1]),"),
+        f"{TARGET}:CausalTarget.next_positions",
+        ("[:, None] + nodes.depth", "[:, None] + torch.arange(nodes.slots.shape[1])"),
     ),
     "cache commit off by one": bug(
         checks.cache_equals_a_fresh_prefill,

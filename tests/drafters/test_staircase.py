@@ -238,7 +238,7 @@ BUGS = {
     ),
     "positions count nodes": (
         checks.lines_equal_naive,
-        "mmspec.targets.causal:CausalTarget.score",
+        "mmspec.targets.causal:CausalTarget.next_positions",
         ("[:, None] + nodes.depth", "[:, None] + torch.arange(nodes.slots.shape[1])"),
     ),
     "one noise for all cells": (

@@ -24,8 +24,6 @@ from transformers import (
     FalconForCausalLM,
     GitConfig,
     GitForCausalLM,
-    GlmImageConfig,
-    GlmImageForConditionalGeneration,
     GPTNeoConfig,
     GPTNeoForCausalLM,
     Kosmos2_5Config,
@@ -58,15 +56,6 @@ AUDIO: dict[str, Any] = dict(
 )
 VISION: dict[str, Any] = dict(depth=1, hidden_size=16, num_heads=2, intermediate_size=16)
 ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
-
-
-def tiny_glm_image() -> PreTrainedModel:
-    config = GlmImageConfig(
-        text_config=TEXT | dict(vision_vocab_size=24),
-        vision_config=VISION | dict(image_size=32, patch_size=8),
-        vq_config=dict(embed_dim=8, num_embeddings=8, latent_channels=16),
-    )
-    return GlmImageForConditionalGeneration(config)
 
 
 def tiny_omni() -> PreTrainedModel:
@@ -107,7 +96,6 @@ def tiny_gpt_neo() -> PreTrainedModel:
 
 
 REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
-    "positions of a table of its own": (tiny_glm_image, "images_per_sample too, and has no target yet"),
     "positions that sounds are part of": (tiny_omni, "audio_seqlens, .*use_audio_in_video too"),
     "positions counted from token ids": (tiny_kosmos, "from token ids, not by `position_ids`"),
     "no positions": (lambda: BloomForCausalLM(BloomConfig(n_layer=1)), "takes no `position_ids`"),
