@@ -22,6 +22,7 @@ from mmspec.pipelines.prompts import check_special_tokens, check_text
 from mmspec.targets import chameleon, emu3
 from mmspec.targets.chameleon import AnoleTarget, LuminaTarget
 from mmspec.targets.emu3 import Emu3Target
+from mmspec.targets.emu3_5 import Emu3p5Target
 from mmspec.targets.image_tokens import CELLS, ImageTokenTarget
 from mmspec.targets.janus import JanusTarget
 from mmspec.targets.llamagen import LlamaGenTarget
@@ -35,6 +36,7 @@ Pair = tuple[Inputs, Inputs]
 IdPair = tuple[list[int], list[int]]
 
 JANUS_BEGIN_OF_IMAGE = "<begin_of_image>"
+EMU3_5_TURN = ("<|extra_203|>", "<|extra_100|>")  # the begin of a prompt, and of its answer
 LUMINA_REQUEST = "Generate an image of {width}x{height} according to the following prompt:\n{text}"
 EMU3_NEGATIVE = (
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst "
@@ -258,6 +260,22 @@ def emu3_ids(
     return sized(text), sized(EMU3_NEGATIVE if negative is None else negative)
 
 
+def emu3_5_ids(
+    target: Emu3p5Target, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
+) -> IdPair:
+    """Encode a prompt of Emu3.5: a turn, then the grid's size. No prompt is a turn without task and text."""
+    begin, answer = special_ids(tokenizer, *EMU3_5_TURN)
+    config: Any = target.config
+    size = plain_ids(tokenizer, f"{grid.rows}*{grid.columns}")
+
+    def turn(task: str, content: str) -> list[int]:
+        said = plain_ids(tokenizer, f"You are a helpful assistant{task}. USER: {content} ASSISTANT: ")
+        return [begin, *said, answer, config.boi_token_id, *size, config.img_token_id]
+
+    task = " for t2i task"
+    return turn(task, text), turn("", "") if negative is None else turn(task, negative)
+
+
 def lumina_ids(
     target: LuminaTarget, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
 ) -> IdPair:
@@ -311,6 +329,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase, *tokens: str | None) -> list
 TEMPLATES: dict[type[ImageTokenTarget], Callable[..., IdPair]] = {
     JanusTarget: janus_ids,
     Emu3Target: emu3_ids,
+    Emu3p5Target: emu3_5_ids,
     LuminaTarget: lumina_ids,
     AnoleTarget: anole_ids,
 }

@@ -36,6 +36,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "caption": {"guidance_scale": 7.5, "top_k": 1000},
     "janus": {"guidance_scale": 5.0},
     "emu3": {"guidance_scale": 3.0, "top_k": 2048},
+    "Emu3": {"guidance_scale": 5.0, "top_k": 5120},  # Emu3.5
     "chameleon": {"guidance_scale": 3.0, "top_k": 2000},
 }
 

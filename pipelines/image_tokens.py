@@ -33,7 +33,7 @@ from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 from mmspec.targets import CausalTarget, ImageTokenTarget, image_target
 from mmspec.targets.image_families import IMAGE_FAMILIES
 
-HAVE_VQ_APART = ("llamagen", "chameleon")  # the others hold their image tokenizer
+HAVE_VQ_APART = ("llamagen", "chameleon", "Emu3")  # the others hold their image tokenizer
 UNDRAWN = -1
 
 
@@ -47,7 +47,7 @@ class ImagePipeline(ImageGenerationPipeline):
         model: the transformer, or the whole model where it holds its image tokenizer.
         processor: the tokenizer of the text encoder or of the model; None for models of classes.
         accelerator: a name from `mmspec.list_accelerators()`.
-        vq: the image tokenizer of LlamaGen or Chameleon, a diffusers `VQModel`.
+        vq: the image tokenizer of LlamaGen, Chameleon or Emu3.5, a diffusers `VQModel`.
         text_encoder: the T5 encoder of a LlamaGen of captions.
         codebook: [K, d] the code vectors as they were trained, where `vq` keeps them normalised.
         options: options of the accelerator.
@@ -192,7 +192,7 @@ def reads_captions(config: PreTrainedConfig) -> bool:
 
 def no_images_error(name: str) -> UnsupportedModelError:
     """Make the error for a model that draws no images."""
-    families = "LlamaGen, Janus, Emu3, Chameleon and Lumina-mGPT"
+    families = "LlamaGen, Janus, Emu3, Emu3.5, Chameleon and Lumina-mGPT"
     others = "ContinuousImagePipeline draws with NextStep-1 and MAR"
     return UnsupportedModelError(
         f"{name} draws no images of discrete tokens; models that do are {families}; {others}"

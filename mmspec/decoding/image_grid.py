@@ -28,6 +28,7 @@ class ImageGrid:
         codebook_size: K; a cell holds a code from 0 to K - 1.
         row_end: the syntax token after each row of cells, K or more; None if there is none.
         ending: the syntax tokens after the last cell (and its row end), K or more.
+        last_row_end: the syntax token that stands for the last row's end; None for `row_end` there too.
 
     Raises:
         InputError: no cells, or a syntax token that is a code.
@@ -38,13 +39,16 @@ class ImageGrid:
     codebook_size: int
     row_end: int | None = None
     ending: tuple[int, ...] = ()
+    last_row_end: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("rows", "columns", "codebook_size"):
             if getattr(self, name) < 1:
                 raise InputError(name, getattr(self, name), "at least 1")
-        for token in (*([] if self.row_end is None else [self.row_end]), *self.ending):
-            if token < self.codebook_size:
+        if self.row_end is None and self.last_row_end is not None:
+            raise InputError("last_row_end", self.last_row_end, "None where rows have no end")
+        for token in (self.row_end, self.last_row_end, *self.ending):
+            if token is not None and token < self.codebook_size:
                 raise InputError("syntax token", token, f"{self.codebook_size} or more; below are codes")
 
     @property
@@ -65,7 +69,10 @@ class ImageGrid:
     def forced(self) -> tuple[int, ...]:
         """[length] the syntax token that must stand at each output index, or FREE."""
         row = [FREE] * self.columns + ([] if self.row_end is None else [self.row_end])
-        return (*row * self.rows, *self.ending)
+        cells = row * self.rows
+        if self.last_row_end is not None:
+            cells[-1] = self.last_row_end
+        return (*cells, *self.ending)
 
     def codes(self, output: Sequence[int]) -> list[int]:
         """Codes of an output, whole or cut short, in raster order and without the syntax."""

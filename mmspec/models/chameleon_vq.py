@@ -1,4 +1,6 @@
-"""Chameleon's image tokenizer in diffusers' `VQModel`: transformers has its encoder, but no decoder.
+"""Image tokenizers of Chameleon and Emu3.5 in diffusers' `VQModel`.
+
+Transformers has Chameleon's encoder, but no decoder.
 
 The layout is that of taming-transformers (2012.09841), in Meta's `vqgan.ckpt` and, behind `model.vqmodel.`,
 in checkpoints that draw (Anole). Tested on random files in that layout, against transformers' encoder and an
@@ -70,7 +72,7 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
 
 
 def _settings(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Arguments of `VQModel`, read from the shapes; only the middle attends."""
+    """Arguments of `VQModel`, read from names and shapes; the middle attends, and levels may."""
     levels = [int(match[1]) for name in tensors if (match := re.match(r"encoder\.down\.(\d+)\.", name))]
     blocks = [
         int(match[1]) for name in tensors if (match := re.match(r"encoder\.down\.0\.block\.(\d+)", name))
@@ -79,9 +81,10 @@ def _settings(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         measure(path, tensors, rf"encoder\.down\.{level}\.block\.\d+\.conv\d\.(weight|bias)")
         for level in range(1 + max(levels, default=0))
     ]
+    attends = [f"encoder.down.{level}.attn.0.q.weight" in tensors for level in range(len(widths))]
     return {
-        "down_block_types": ("DownEncoderBlock2D",) * len(widths),
-        "up_block_types": ("UpDecoderBlock2D",) * len(widths),
+        "down_block_types": tuple(f"{'Attn' * there}DownEncoderBlock2D" for there in attends),
+        "up_block_types": tuple(f"{'Attn' * there}UpDecoderBlock2D" for there in reversed(attends)),
         "block_out_channels": tuple(widths),
         "layers_per_block": 1 + max(blocks, default=0),
         "latent_channels": measure(path, tensors, r"(encoder\.conv_out|post_quant_conv)\.(weight|bias)"),

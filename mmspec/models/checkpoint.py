@@ -32,6 +32,7 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
+import mmspec.models.emu3_5
 import mmspec.models.llamagen  # noqa: F401  its folders become known to the auto classes
 from mmspec.errors import CheckpointError, UnsupportedModelError
 from mmspec.registry import did_you_mean
@@ -42,7 +43,7 @@ MAX_CONFIG_BYTES = 1_000_000
 MAX_INDEX_BYTES = 100_000_000
 MAX_DIMENSION = 10_000_000
 MAX_LAYERS = 10_000
-OWN_CODE = frozenset({"nextstep"})  # published with code, which is not run: this package has its own
+OWN_CODE = frozenset({"nextstep", "Emu3"})  # published with code, which is not run: this package has its own
 
 
 def check_source(source: object, argument: str = "model") -> str:

@@ -62,7 +62,8 @@ def ldm_name(name: str, levels: int) -> str:
     for pattern, replacement in RENAMES:
         name = re.sub(pattern, replacement, name)
     if match := re.match(r"decoder\.up_blocks\.(\d+)\.(.*)", name):
-        rest = match[2].replace("resnets.", "block.").replace("upsamplers.0.", "upsample.")
+        rest = match[2].replace("resnets.", "block.").replace("attentions.", "attn.")
+        rest = rest.replace("upsamplers.0.", "upsample.")
         name = f"decoder.up.{levels - 1 - int(match[1])}.{rest}"
     return name
 

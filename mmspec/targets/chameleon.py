@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import CheckpointError, InputError
+from mmspec.targets.image_tokens import check_stride
 from mmspec.targets.text_vocabulary import TextVocabularyTarget, code_ids, token_ids
 
 __all__ = ["BEGIN_OF_IMAGE", "BEGIN_OF_TEXT", "END_OF_TURN", "AnoleTarget", "LuminaTarget", "size_token"]
@@ -117,10 +118,3 @@ class LuminaTarget(AnoleTarget):
             )
             raise InputError("height, width", (height, width), allowed)
         return replace(self.grid, rows=height // self.stride, columns=width // self.stride)
-
-
-def check_stride(vq: Any, stride: int) -> None:
-    """Raise CheckpointError unless an image tokenizer has cells of that many pixels."""
-    found = 2 ** (len(vq.config.block_out_channels) - 1)
-    if found != stride:
-        raise CheckpointError("vq", f"{found} pixels per token", f"{stride}, as the model's config says")

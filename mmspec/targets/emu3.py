@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -11,15 +12,38 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import InputError
 from mmspec.targets.text_vocabulary import TextVocabularyTarget, code_ids, token_ids
 
-__all__ = ["BEGIN_OF_IMAGE", "BEGIN_OF_TOKENS", "Emu3Target"]
+__all__ = ["BEGIN_OF_IMAGE", "BEGIN_OF_TOKENS", "AnySizeTarget", "Emu3Target"]
 
 BEGIN_OF_IMAGE, BEGIN_OF_TOKENS = "<|image start|>", "<|image token|>"  # the size stands between them
 END_OF_ROW, END_OF_FRAME, END_OF_IMAGE = "<|extra_200|>", "<|extra_201|>", "<|image end|>"
 DEFAULT_CELLS = 90  # 720 pixels
-MIN_COLUMNS = 3  # on narrower grids the reference's rule for ends of rows meets that for the end of the image
 
 
-class Emu3Target(TextVocabularyTarget):
+class AnySizeTarget(TextVocabularyTarget):
+    """A target that draws images of any size whose tokens fit the positions that it was trained on.
+
+    Attributes:
+        min_columns: cells of the narrowest image.
+    """
+
+    min_columns: ClassVar[int] = 1
+
+    def grid_for(self, height: int, width: int) -> ImageGrid:
+        """Grid of an image whose tokens fit the positions that the model was trained on."""
+        rows, columns = height // self.stride, width // self.stride
+        places = self.config.get_text_config(decoder=True).max_position_embeddings
+        is_whole = rows * self.stride == height and columns * self.stride == width
+        too_small = rows < 1 or columns < self.min_columns
+        if not is_whole or too_small or replace(self.grid, rows=rows, columns=columns).length >= places:
+            allowed = (
+                f"multiples of {self.stride}, at least {self.min_columns * self.stride} wide, and fewer than "
+                f"{places} tokens at one per {self.stride} x {self.stride} pixels and one more per row"
+            )
+            raise InputError("height, width", (height, width), allowed)
+        return replace(self.grid, rows=rows, columns=columns)
+
+
+class Emu3Target(AnySizeTarget):
     """Adapter from `Emu3ForConditionalGeneration` to the Target interface; the tokenizer is inside the model.
 
     Args:
@@ -27,6 +51,8 @@ class Emu3Target(TextVocabularyTarget):
         vq: None; the model brings its own.
         codebook: [K, d]; that of the model if None.
     """
+
+    min_columns = 3  # on narrower grids the reference's rules for the ends of rows and of the image meet
 
     def __init__(self, model: PreTrainedModel, vq: Any = None, codebook: Tensor | None = None) -> None:
         if vq is not None:
@@ -41,20 +67,6 @@ class Emu3Target(TextVocabularyTarget):
             codebook = parts.vqmodel.quantize.embedding.weight
         super().__init__(model, grid, codes, syntax, parts.vqmodel.spatial_scale_factor, codebook)
         self.vq = parts.vqmodel
-
-    def grid_for(self, height: int, width: int) -> ImageGrid:
-        """Grid of an image whose tokens fit the positions that the model was trained on."""
-        rows, columns = height // self.stride, width // self.stride
-        places = self.config.get_text_config(decoder=True).max_position_embeddings
-        length = rows * (columns + 1) + len(self.grid.ending)
-        is_whole = rows * self.stride == height and columns * self.stride == width
-        if not is_whole or rows < 1 or columns < MIN_COLUMNS or length >= places:
-            allowed = (
-                f"multiples of {self.stride}, at least {MIN_COLUMNS * self.stride} wide, and fewer than "
-                f"{places} tokens at one per {self.stride} x {self.stride} pixels and one more per row"
-            )
-            raise InputError("height, width", (height, width), allowed)
-        return ImageGrid(rows, columns, self.grid.codebook_size, self.grid.row_end, self.grid.ending)
 
     def decode(self, cells: Tensor) -> Tensor:
         """Decode codes [B, rows, columns] into images [B, 3, H, W]."""

@@ -22,6 +22,7 @@ IMAGE_FAMILIES: Registry[type[Any]] = Registry(
         "llamagen": "mmspec.targets.llamagen:LlamaGenTarget",
         "janus": "mmspec.targets.janus:JanusTarget",
         "emu3": "mmspec.targets.emu3:Emu3Target",
+        "Emu3": "mmspec.targets.emu3_5:Emu3p5Target",  # the published name of Emu3.5's model type
         "chameleon": "mmspec.targets.chameleon:AnoleTarget",
         "lumina_mgpt": "mmspec.targets.chameleon:LuminaTarget",
     },

@@ -24,7 +24,7 @@ from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.errors import CheckpointError, InputError
 from mmspec.targets.causal import CausalState, CausalTarget
 
-__all__ = ["CELLS", "ImageState", "ImageTokenTarget"]
+__all__ = ["CELLS", "ImageState", "ImageTokenTarget", "check_stride"]
 
 CELLS = "image_cells"  # of a prompt: [1, 2] rows and columns of its image, where they are not the default
 
@@ -175,3 +175,10 @@ class ImageTokenTarget(CausalTarget, ABC):
             return self.grid
         rows, columns = prompt[CELLS][0].tolist()
         return replace(self.grid, rows=rows, columns=columns)
+
+
+def check_stride(vq: Any, stride: int) -> None:
+    """Raise CheckpointError unless an image tokenizer has cells of that many pixels."""
+    found = 2 ** (len(vq.config.block_out_channels) - 1)
+    if found != stride:
+        raise CheckpointError("vq", f"{found} pixels per token", f"{stride}, as the model expects")

@@ -34,6 +34,7 @@ from tests.tiny_models import (
     encode,
     tiny_anole,
     tiny_emu3,
+    tiny_emu3_5,
     tiny_gemma2,
     tiny_gpt2,
     tiny_images,
@@ -125,7 +126,7 @@ def test_images_are_those_of_plain_decoding(shape: dict[str, object], scale: flo
         assert draw(target, eagle, requests[:1], scale, temperature)[0] == expected[:1]
 
 
-@pytest.mark.parametrize("family", [tiny_janus, tiny_emu3, tiny_anole, tiny_lumina])
+@pytest.mark.parametrize("family", [tiny_janus, tiny_emu3, tiny_emu3_5, tiny_anole, tiny_lumina])
 def test_images_with_syntax_are_those_of_plain_decoding(family: Callable[[], Any]) -> None:
     """Heads of their own for codes, rows that end, forced tokens: drafted for free, and never missed."""
     model, tokenizer, *_ = family()
@@ -133,7 +134,8 @@ def test_images_with_syntax_are_those_of_plain_decoding(family: Callable[[], Any
     assert target is not None
     eagle = Accelerator("eagle", EagleDrafter(head_for(target)), SampleAndMatch()).fit(target)
     plain = Accelerator("none", NoDrafter(), SampleAndMatch())
-    height, width = {tiny_lumina: (32, 64), tiny_emu3: (8, 6)}.get(family, (None, None))
+    sizes = {tiny_lumina: (32, 64), tiny_emu3: (8, 6), tiny_emu3_5: (64, 48)}
+    height, width = sizes.get(family, (None, None))
     requests = image_requests(
         target, ["a red circle", "blue"], height=height, width=width, guided=True, tokenizer=tokenizer
     )

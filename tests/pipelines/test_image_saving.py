@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from diffusers.models.autoencoders.vq_model import VQModel
 from transformers.utils import logging
 
 from mmspec.errors import CheckpointError
+from mmspec.models.ldm_layout import ldm_name, ldm_shape
 from mmspec.models.llamagen.conversion import convert_checkpoint
+from mmspec.models.llamagen.vq import decode_tokens
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
 from tests.models.official_layout import CLASSES, HEADS, fill, transformer_state, vq_state
 from tests.models.test_chameleon_vq import as_anole, decoder_shapes
-from tests.tiny_models.image_tokens import tiny_anole, tiny_emu3, tiny_janus
+from tests.tiny_models.image_tokens import CODES, tiny_anole, tiny_emu3, tiny_emu3_5, tiny_janus
 from tests.tiny_models.llamagen import save_llamagen, tiny_text_encoder
 
 QUIET: dict[str, Any] = {"disable": True}
@@ -89,6 +93,50 @@ def test_models_that_also_answer_draw_when_asked_to(made: Any, tmp_path: Path) -
     assert output.stats.nfe_max <= pipe.target.grid_for(*size).length
     output = draw(ImagePipeline(model, tokenizer, "none"), height=size[0], width=size[1], temperature=0)
     assert output.tokens == draw(pipe, height=size[0], width=size[1], temperature=0).tokens
+
+
+def save_emu3_5(folder: Path) -> Path:
+    """A small folder as published: the names of Emu3's classes, and remote code that is not needed."""
+    model, tokenizer = tiny_emu3_5()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    remote = {
+        "AutoConfig": "configuration_emu3.Emu3Config",
+        "AutoModelForCausalLM": "modeling_emu3.Emu3Model",
+    }
+    file.write_text(json.dumps({**config, "architectures": ["Emu3ForCausalLM"], "auto_map": remote}))
+    return folder
+
+
+def test_emu3_5_draws_without_its_remote_code(tmp_path: Path) -> None:
+    """Its image tokenizer is a file in the layout of taming-transformers, whose last level attends."""
+    folder = save_emu3_5(tmp_path / "Emu3.5-Image")
+    torch.manual_seed(3)
+    vq = VQModel(
+        block_out_channels=(32,) * 5,
+        down_block_types=("DownEncoderBlock2D",) * 4 + ("AttnDownEncoderBlock2D",),
+        up_block_types=("AttnUpDecoderBlock2D",) + ("UpDecoderBlock2D",) * 4,
+        latent_channels=4,
+        num_vq_embeddings=CODES,
+        vq_embed_dim=4,
+    )
+    named = {ldm_name(name, 5): (name, weight) for name, weight in vq.state_dict().items()}
+    assert "decoder.up.4.attn.0.q.weight" in named and "encoder.down.4.attn.0.norm.bias" in named
+    shaped = {name: weight.reshape(ldm_shape(name, weight.shape)) for name, (_, weight) in named.items()}
+    torch.save(shaped, tmp_path / "model.ckpt")
+    size = {"height": 64, "width": 48}
+
+    pipe = ImagePipeline.from_pretrained(folder, vq=tmp_path / "model.ckpt", accelerator="none")
+    assert pipe.sampling({}) | {"guidance_scale": 5.0, "top_k": 5120} == pipe.sampling({})
+    output = draw(pipe, temperature=0, **size)
+    codes = torch.tensor(pipe.target.grid_for(64, 48).codes(output.tokens[0])).reshape(1, 4, 3)
+    assert torch.equal(output.images, ((decode_tokens(vq.eval(), codes).clamp(-1, 1) + 1) / 2))
+    faster = ImagePipeline.from_pretrained(folder, vq=tmp_path / "model.ckpt", accelerator="sjd", window=4)
+    assert draw(faster, temperature=0, **size).tokens == output.tokens
+    with pytest.raises(CheckpointError, match="vq"):
+        ImagePipeline.from_pretrained(folder)
 
 
 def test_anole_finds_its_image_tokenizer_among_its_weights_or_in_a_file(tmp_path: Path) -> None:

@@ -40,8 +40,10 @@ def naive_image(
         if row >= grid.rows:
             output.append(grid.ending[place - grid.rows * (grid.columns + (grid.row_end is not None))])
         elif column == grid.columns:
-            assert grid.row_end is not None
-            output.append(grid.row_end)
+            is_last = row == grid.rows - 1 and grid.last_row_end is not None
+            end = grid.last_row_end if is_last else grid.row_end
+            assert end is not None
+            output.append(end)
         else:
             logits = conditional(output).double().log_softmax(-1)
             if unconditional is not None:

@@ -1,4 +1,4 @@
-"""Janus, Emu3, Anole and Lumina-mGPT draw what a naive loop over their modules draws, for every drafter."""
+"""Models of image tokens draw what a naive loop over their modules draws, for every drafter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mmspec.decoding.interfaces import Request
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import ImageTokenTarget, image_target
 from tests.targets.image_loop import DEPTH, DRAFTERS, accelerator, draw, naive_image
-from tests.tiny_models import CODES, tiny_anole, tiny_emu3, tiny_janus, tiny_lumina
+from tests.tiny_models import CODES, tiny_anole, tiny_emu3, tiny_emu3_5, tiny_janus, tiny_lumina
 
 TEXTS = ["a red circle", "blue", "the small green star on a large square"]
 K = CODES
@@ -51,10 +51,11 @@ class Family:
     prompt: Callable[[list[str]], list[str]]
     no_prompt: Callable[[list[str]], list[str]]
     logits: Callable[[Any, list[int], list[int]], Tensor]
+    last_row_end: int | None = None
 
     def answer(self, text: str, scale: float) -> list[int]:
         """The greedy image of a text, naively."""
-        grid = ImageGrid(self.rows, self.columns, K, self.row_end, self.ending)
+        grid = ImageGrid(self.rows, self.columns, K, self.row_end, self.ending, self.last_row_end)
         words = text.split()
         sides = [self.tokenizer.convert_tokens_to_ids(side(words)) for side in (self.prompt, self.no_prompt)]
         distributions = [
@@ -130,6 +131,38 @@ def emu3() -> Family:
     )
 
 
+@torch.no_grad()
+def emu3_5_logits(model: Any, prompt: list[int], output: list[int]) -> Tensor:
+    config = model.config
+    ids = [*range(config.eoi_token_id + 1, config.vocab_size), config.eol_token_id, config.eoi_token_id]
+    tokens = torch.tensor([[*prompt, *(ids[token] for token in output)]])
+    return model(tokens, use_cache=False).logits[0, -1, ids[:K]]
+
+
+def emu3_5() -> Family:
+    model, tokenizer = tiny_emu3_5()
+
+    def turn(task, words):
+        begun = tokenizer.tokenize(f"You are a helpful assistant{task}. USER:")
+        answer = [*tokenizer.tokenize("ASSISTANT:"), "<|extra_100|>", "<|image start|>"]
+        return ["<|extra_203|>", *begun, *words, *answer, *tokenizer.tokenize("4*3"), "<|image token|>"]
+
+    return Family(
+        image_target(model),
+        tokenizer,
+        (64, 48),
+        4,
+        3,
+        K,
+        (),
+        ["<|extra_200|>", "<|image end|>"],
+        lambda words: turn(" for t2i task", words),
+        lambda words: turn("", []),
+        emu3_5_logits,
+        K + 1,
+    )
+
+
 def code_names() -> list[str]:
     letters = str.maketrans("0123456789", "ABCDEFGHIJ")
     return [f"IMGIMG{str(code).translate(letters)}Z" for code in range(K)]
@@ -176,7 +209,7 @@ def lumina() -> Family:
     )
 
 
-FAMILIES = {"janus": janus, "emu3": emu3, "anole": anole, "lumina": lumina}
+FAMILIES = {"janus": janus, "emu3": emu3, "emu3_5": emu3_5, "anole": anole, "lumina": lumina}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -374,7 +407,7 @@ BUGS = {
     "positions of the image begin one too late": (off_by_one, FAMILIES),
     "guidance takes the unconditional rows for the conditional ones": (halves_swapped, FAMILIES),
     "codes are shifted": (first_code_off_by_one, FAMILIES),
-    "ends of rows are not fed to the model": (syntax_not_fed, ["emu3", "lumina"]),
+    "ends of rows are not fed to the model": (syntax_not_fed, ["emu3", "emu3_5", "lumina"]),
     "image tokens are taken to be in order": (ids_taken_for_a_run, ["anole"]),
 }
 PLANTED = [(bug, name) for bug, (_, names) in BUGS.items() for name in names]

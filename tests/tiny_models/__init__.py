@@ -1,7 +1,7 @@
 """Tiny models, processors and media for tests: seeded, offline, built in well under a second."""
 
 from .idefics import tiny_idefics3, tiny_smolvlm
-from .image_tokens import CODES, tiny_anole, tiny_emu3, tiny_janus, tiny_lumina
+from .image_tokens import CODES, tiny_anole, tiny_emu3, tiny_emu3_5, tiny_janus, tiny_lumina
 from .llava import tiny_llava, tiny_llava_next, tiny_llava_onevision, tiny_video_llava
 from .media import tiny_clip, tiny_image, tiny_images
 from .processors import VOCABULARY_SIZE, build_processor, tiny_tokenizer
@@ -47,6 +47,7 @@ __all__ = [
     "tiny_anole",
     "tiny_clip",
     "tiny_emu3",
+    "tiny_emu3_5",
     "tiny_falcon_h1",
     "tiny_gemma2",
     "tiny_gemma3n",

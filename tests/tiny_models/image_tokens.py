@@ -1,4 +1,4 @@
-"""Tiny models that draw images token by token, with their tokenizers: Janus, Emu3, Anole and Lumina-mGPT.
+"""Tiny models that draw images token by token, with tokenizers: Janus, both Emu3, Anole, Lumina-mGPT.
 
     model, tokenizer = tiny_emu3()
 
@@ -24,10 +24,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from mmspec.models.emu3_5 import Emu3p5Config, Emu3p5ForCausalLM
+
 from .processors import Special, tiny_tokenizer
 from .weights import randomise
 
-__all__ = ["CODES", "tiny_anole", "tiny_emu3", "tiny_janus", "tiny_lumina"]
+__all__ = ["CODES", "tiny_anole", "tiny_emu3", "tiny_emu3_5", "tiny_janus", "tiny_lumina"]
 
 CODES = 24
 FIRST_CODE = 140  # behind the words, with a gap
@@ -110,6 +112,23 @@ def tiny_emu3(seed: int = 1) -> Drawer:
         tie_word_embeddings=False,
     )
     return randomise(Emu3ForConditionalGeneration(config), seed), tokenizer
+
+
+def tiny_emu3_5(seed: int = 1) -> Drawer:
+    """Emu3.5: its codes are the last tokens, behind the image's end; any grid."""
+    names = ("<|extra_200|>", "<|extra_100|>", "<|extra_203|>", "<|image token|>", "<|image start|>")
+    tokenizer = tiny_tokenizer(Special("<image>", more=(*names, "<|image end|>")))
+    known = tokenizer.get_vocab()
+    config = Emu3p5Config(
+        **BODY,
+        head_dim=8,
+        vocab_size=FIRST_CODE + CODES,
+        eol_token_id=known["<|extra_200|>"],
+        img_token_id=known["<|image token|>"],
+        boi_token_id=known["<|image start|>"],
+        eoi_token_id=FIRST_CODE - 1,
+    )
+    return randomise(Emu3p5ForCausalLM(config), seed), tokenizer
 
 
 def tiny_anole(seed: int = 6) -> Drawer:

@@ -24,6 +24,7 @@ from tests.tiny_models import (
     tiny_anole,
     tiny_clip,
     tiny_emu3,
+    tiny_emu3_5,
     tiny_image,
     tiny_janus,
     tiny_llama,
@@ -34,7 +35,13 @@ from tests.tiny_models.llamagen import CAPTION_WIDTH, CODES, tiny_llamagen
 
 TAPS = (0, 1, -1)
 LENGTHS = (17, 21, 16, 20)
-DRAWERS = {"janus": tiny_janus, "emu3": tiny_emu3, "anole": tiny_anole, "lumina": tiny_lumina}
+DRAWERS = {
+    "janus": tiny_janus,
+    "emu3": tiny_emu3,
+    "emu3_5": tiny_emu3_5,
+    "anole": tiny_anole,
+    "lumina": tiny_lumina,
+}
 Inputs = dict[str, Tensor]
 
 
