@@ -34,9 +34,9 @@ def test_ulp_is_the_distance_to_the_neighbour(value, dtype):
     assert (following.to(dtype) - number).double().item() == ulp(value, dtype)
 
 
-def judge(gap, magnitude, dtype, expected=(1, 2), got=(1, 3)):
+def judge(gap, magnitude, dtype, expected=(1, 2), got=(1, 3), is_recurrent=False):
     best = [[(9.0, 1.0, 9.0), (magnitude, magnitude - gap, magnitude)]]
-    return compare("greedy", "x", [list(expected)], [list(got)], best, dtype, DecodingStats())
+    return compare("greedy", "x", [list(expected)], [list(got)], best, dtype, DecodingStats(), is_recurrent)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,19 @@ def test_only_a_near_tie_in_half_precision_is_explained(gap, dtype, explained):
     assert difference.explained is explained
     assert comparison.passed is explained
     assert comparison.equal == 0
+
+
+@pytest.mark.parametrize(
+    ("gap", "dtype", "explained"),
+    [
+        (0.5, torch.bfloat16, True),  # 8 ulp of 8 to 16
+        (0.5625, torch.bfloat16, False),
+        (2**-13, torch.float32, True),  # 128 ulp
+        (2**-12, torch.float32, False),
+    ],
+)
+def test_recurrent_layers_round_further_apart(gap, dtype, explained):
+    assert judge(gap, 9.0, dtype, is_recurrent=True).passed is explained
 
 
 def test_an_output_that_goes_on_is_never_explained():

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from transformers import (
     BambaConfig,
     BambaForCausalLM,
@@ -29,8 +30,6 @@ from transformers import (
     KimiLinearForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
-    Lfm3Config,
-    Lfm3ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
@@ -272,10 +271,10 @@ def tiny_qwen3_5_moe(vocab: int = 64, seed: int = 3) -> PreTrainedModel:
 
 
 def tiny_lfm3(window: int = 8, vocab: int = 64, seed: int = 3) -> PreTrainedModel:
-    """An LFM3: short convolutions beside sliding and full attention."""
+    """An LFM3: short convolutions beside sliding and full attention; the oldest transformers lacks it."""
     kinds = ["conv", "sliding_attention", "conv", "full_attention"]
-    config = Lfm3Config(**_sizes(vocab, 4), head_dim=8, sliding_window=window, layer_types=kinds)
-    return randomise(Lfm3ForCausalLM(config), seed)
+    config = transformers.Lfm3Config(**_sizes(vocab, 4), head_dim=8, sliding_window=window, layer_types=kinds)
+    return randomise(transformers.Lfm3ForCausalLM(config), seed)
 
 
 def tiny_olmo_hybrid(vocab: int = 64, seed: int = 3) -> PreTrainedModel:
@@ -396,7 +395,7 @@ CLOSED_FORM_MODELS = {
     "qwen3_5_moe": tiny_qwen3_5_moe,
     "qwen3_next": tiny_qwen3_next,
     "lfm2": tiny_lfm2,
-    "lfm3": tiny_lfm3,
+    **({"lfm3": tiny_lfm3} if hasattr(transformers, "Lfm3Config") else {}),
 }
 
 #: or read token by token.

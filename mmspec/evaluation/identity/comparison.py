@@ -3,6 +3,11 @@
 In float32 every difference counts. In half precision two orders of summation can break a tie either way, so a
 difference is explained where the reference's own two best logits lie within 2 ulp (measured: all flips of
 plain decoding sat at 0 or 1 ulp).
+
+Recurrent layers read a prompt in chunks and go on token by token. The two forms of the same recurrence round
+further apart, in float32 too: on assets/scenes-hybrid the same logit differs by up to 66 ulp in float32, 6 in
+the median, and by up to 5 in bfloat16 (tests/reference/test_hybrid_rounding.py). Models with such layers have
+limits of twice that, since both of the two best logits move.
 """
 
 from __future__ import annotations
@@ -18,10 +23,25 @@ from mmspec.decoding.stats import DecodingStats
 from mmspec.evaluation.identity.distribution import DistributionTest
 from mmspec.evaluation.identity.samples import SampleTest
 
-__all__ = ["Comparison", "Difference", "IdentityReport", "compare", "first_difference", "ulp"]
+__all__ = [
+    "Comparison",
+    "Difference",
+    "IdentityReport",
+    "compare",
+    "explained_ulp",
+    "first_difference",
+    "ulp",
+]
 
-EXPLAINED_ULP = 2.0
 HALF_PRECISIONS = (torch.float16, torch.bfloat16)
+
+
+def explained_ulp(dtype: torch.dtype, is_recurrent: bool) -> float:
+    """Largest gap, in ulp, of two best logits that plain decoding itself cannot tell apart; 0 for none."""
+    is_half = dtype in HALF_PRECISIONS
+    if is_recurrent:
+        return 8.0 if is_half else 128.0
+    return 2.0 if is_half else 0.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +54,7 @@ class Difference:
         expected, got: token ids; None where that output had ended.
         gap: distance of the reference's two best logits there (with the noise, when sampling).
         gap_ulp: the same in units in the last place of the larger of the two, in the model's dtype.
-        explained: half precision, and a gap of at most 2 ulp: plain decoding itself is undecided there.
+        explained: a gap so small that plain decoding itself is undecided there: at most `explained_ulp`.
     """
 
     example: int
@@ -74,7 +94,7 @@ class Comparison:
 
     @property
     def explained(self) -> int:
-        """Examples that differ, at a tie that half precision cannot decide."""
+        """Examples that differ, at a tie that rounding decides."""
         return sum(difference.explained for difference in self.differences)
 
     @property
@@ -154,6 +174,7 @@ def compare(
     gaps: list[list[tuple[float, float, float]]],
     dtype: torch.dtype,
     stats: DecodingStats,
+    is_recurrent: bool = False,
 ) -> Comparison:
     """Compare outputs with their references.
 
@@ -165,7 +186,9 @@ def compare(
         gaps: per example and step of the reference, its two best logits and their largest magnitude.
         dtype: of the model.
         stats: of the outputs.
+        is_recurrent: whether the model has recurrent layers.
     """
+    limit = explained_ulp(dtype, is_recurrent)
     differences = []
     for index, (expected, got, best) in enumerate(zip(references, outputs, gaps, strict=True)):
         position = first_difference(expected, got)
@@ -174,7 +197,7 @@ def compare(
             first, second, magnitude = best[position] if position < len(best) else (math.inf, 0.0, 1.0)
             gap = first - second
             units = gap / ulp(magnitude, dtype)
-            explained = dtype in HALF_PRECISIONS and units <= EXPLAINED_ULP
+            explained = limit > 0 and units <= limit
             tokens = (_at(expected, position), _at(got, position))
             differences.append(Difference(index, position, *tokens, gap, units, explained))
     tokens_compared = sum(map(len, references))

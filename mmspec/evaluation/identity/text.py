@@ -21,6 +21,7 @@ from mmspec.evaluation.examples import Example
 from mmspec.evaluation.identity.comparison import Comparison, IdentityReport, compare
 from mmspec.evaluation.speed.bench_record import merge_stats
 from mmspec.evaluation.text_contender import Contender, decode_conversations, reference_inputs
+from mmspec.targets.mixers import find_mixers
 
 __all__ = ["IdentityCheck", "TopTwo", "check_identity"]
 
@@ -68,6 +69,11 @@ class IdentityCheck:
         return isinstance(self.accelerated.accelerator.rule, SampleAndMatch)
 
     @property
+    def is_recurrent(self) -> bool:
+        """True if the model has recurrent layers, whose forms round apart."""
+        return bool(find_mixers(self.accelerated.pipe.model))
+
+    @property
     def outputs(self) -> int:
         """Number of calls of `on_output`."""
         batches = -(-len(self.examples) // self.batch_size)
@@ -97,7 +103,9 @@ class IdentityCheck:
             gaps.append(recorder.best)
             self.on_output()
         outputs, stats = self._decode({"do_sample": False, "max_new_tokens": self.max_new_tokens})
-        return compare("greedy", "model.generate", references, outputs, gaps, pipe.dtype, stats)
+        return compare(
+            "greedy", "model.generate", references, outputs, gaps, pipe.dtype, stats, self.is_recurrent
+        )
 
     def sampled(self) -> Comparison:
         """Compare sampled tokens with those of plain decoding with the same noise: Gumbel-exact identity."""
@@ -118,7 +126,8 @@ class IdentityCheck:
             self.on_output()
         outputs, stats = self._decode(settings)
         reference = f"plain decoding, temperature {self.temperature:g}"
-        return compare("sampled", reference, references, outputs, gaps, self.accelerated.pipe.dtype, stats)
+        dtype = self.accelerated.pipe.dtype
+        return compare("sampled", reference, references, outputs, gaps, dtype, stats, self.is_recurrent)
 
     def report(self, comparisons: list[Comparison]) -> IdentityReport:
         """Summarise comparisons in a report."""
