@@ -168,6 +168,17 @@ class RaggedCache(Cache):
         """False while a prompt is prefilled, whatever other rows hold: models see that it begins here."""
         return self.plan.prefill_row is None and any(layer.is_initialized for layer in self.ragged)
 
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Whether the mixer that runs finds a state.
+
+        Without an index (OLMo hybrid in transformers 5.17) the last layer would be asked, which may not be
+        the one that runs.
+        """
+        if layer_idx is None:
+            return any(all(layer.has_previous_state.values()) for layer in self.recurrent)
+        found: bool = super().has_previous_state(layer_idx, state_idx)
+        return found
+
     def begin_prefill(self, row: int, length: int) -> None:
         """Set the next forward to prefill one row with `length` tokens."""
         self._reserve(length)

@@ -36,6 +36,7 @@ from tests.tiny_models import (
     tiny_qwen3_5_vl,
     user_message,
 )
+from tests.versions import IMAGES_REACH_THE_LOOP
 
 TOKENIZER = byte_level_tokenizer()
 VOCABULARY = 300
@@ -261,6 +262,7 @@ def encoded(model: PreTrainedModel, inputs: dict[str, Any]) -> Any:
 HYBRID = {"qwen3_5": tiny_qwen3_5_vl}
 
 
+@pytest.mark.skipif(IMAGES_REACH_THE_LOOP, reason="generate does not encode images before 5.23")
 @pytest.mark.parametrize("family", [*VISION_LANGUAGE_FAMILIES, *HYBRID])
 def test_rows_of_a_padded_batch_get_their_own_images(family: str) -> None:
     """Two images, none, one; by what `generate` has encoded."""
@@ -309,9 +311,13 @@ def test_what_cannot_be_done_is_named(model: PreTrainedModel) -> None:
         wrong = inputs["input_ids"].clone()
         wrong[0, (wrong[0] == vlm.config.image_token_id).nonzero()[0]] = 5
         split_rows(vlm.config, wrong, {"mm_encoder_outputs": {"image": encoded(vlm, inputs)}})
-    with pytest.raises(InputError, match="has not encoded itself"):
+    with pytest.raises(InputError, match="one row at a time"):
         split_rows(vlm.config, inputs["input_ids"], {"image_sizes": torch.ones(3, 2)})
-    assert len(vlm.generate(**inputs, **more)) == 2
+    if IMAGES_REACH_THE_LOOP:
+        with pytest.raises(InputError, match="pixel_values.*one row at a time"):
+            vlm.generate(**inputs, **more)
+    else:
+        assert len(vlm.generate(**inputs, **more)) == 2
 
 
 @pytest.mark.parametrize(

@@ -31,15 +31,18 @@ from tests.tiny_models import (
     user_message,
 )
 from tests.tiny_models.glm_image import tiny_glm_pipeline
+from tests.versions import IMAGES_REACH_THE_LOOP
 
 FAMILIES = {"llava": tiny_llava, "qwen3_5": tiny_qwen3_5_vl}
 NEW = 20
 
 
 def batch(processor: Any) -> dict[str, Any]:
-    """Two images, none, one."""
+    """Two images, none, one; where `generate` cannot tell the images of rows apart, two alone."""
     images = tiny_images()
     asked = [user_message("what is there ?", images[:2]), user_message("which ?", [])]
+    if IMAGES_REACH_THE_LOOP:
+        return dict(encode(processor, asked[0]))
     return dict(encode(processor, *asked, user_message("which colour is the circle ?", images[2:])))
 
 
@@ -54,7 +57,7 @@ def test_a_model_says_the_same_words(family: str, accelerator: str) -> None:
     for calls in (1, 2):
         assert torch.equal(model.generate(**inputs, max_new_tokens=NEW), wanted)
         (told,) = mmspec.summary(model)
-        assert (told.calls, told.tokens) == (calls, calls * 3 * NEW)
+        assert (told.calls, told.tokens) == (calls, calls * len(wanted) * NEW)
         assert told.forwards > 0 and told.last is not None and told.last.accelerator == accelerator
         assert told.name == type(model).__name__ and told.exactness == "exact"
         assert f"{calls} calls, {told.tokens} tokens" in str(told)

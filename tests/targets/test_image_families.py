@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from packaging.version import Version
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -21,10 +19,10 @@ from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import ImageTokenTarget, image_target
 from tests.targets.image_loop import DEPTH, DRAFTERS, accelerator, draw, naive_image
 from tests.tiny_models import CODES, tiny_anole, tiny_emu3, tiny_emu3_5, tiny_janus, tiny_lumina
+from tests.versions import OLDEST
 
 TEXTS = ["a red circle", "blue", "the small green star on a large square"]
 K = CODES
-JANUS_CANNOT_DRAW = Version(transformers.__version__) < Version("5.23")
 
 
 @dataclass
@@ -308,7 +306,7 @@ def test_codes_become_the_images_of_the_models_own_decoder():
     assert torch.equal(own, theirs.clamp(-1, 1))
 
 
-@pytest.mark.skipif(JANUS_CANNOT_DRAW, reason="JanusForConditionalGeneration.generate fails before 5.23")
+@pytest.mark.skipif(OLDEST, reason="JanusForConditionalGeneration.generate fails before 5.23")
 @pytest.mark.parametrize("text", TEXTS)
 def test_janus_draws_what_generate_of_transformers_draws(text):
     family = janus()

@@ -1,0 +1,10 @@
+"""What the oldest transformers that is supported lacks; tests in its continuous integration run skip that."""
+
+import transformers
+from packaging.version import Version
+
+__all__ = ["IMAGES_REACH_THE_LOOP", "OLDEST"]
+
+OLDEST = Version(transformers.__version__) < Version("5.23")
+#: `generate` encodes images before its loop from 5.23 on; until then a padded batch of them is refused.
+IMAGES_REACH_THE_LOOP = OLDEST
