@@ -86,7 +86,7 @@ def rows_of(config: PreTrainedConfig, input_ids: Tensor, shared: Mapping[str, An
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
     unknown = set(shared) - {ENCODED} - ({GRIDS, COUNTS} if COUNTS in shared else set())
     if unknown:
-        allowed = "one row at a time; of several rows, only images that transformers (5.23) encodes are told apart"
+        allowed = "one row at a time; of several, only images that transformers 5.23 encodes are told apart"
         raise InputError("inputs", sorted(unknown), allowed)
     if COUNTS in shared:
         sizes = shared[COUNTS].tolist()
