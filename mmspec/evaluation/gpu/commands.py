@@ -15,7 +15,7 @@ __all__ = ["drafter_commands", "reference_commands", "run_all", "test_commands"]
 ROOT = Path(__file__).resolve().parents[3]
 MARK = "@pytest.mark.gpu"
 TAIL = 4000  # characters of a command's output that are kept
-HEADS = ("eagle", "eagle3", "flash:block=10:own_guesses=0.3", "medusa", "hydra")
+HEADS = ("eagle", "eagle3", "flash:block=10:own_guesses=0.3", "medusa", "hydra", "dflash:block=8")
 
 
 def test_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
@@ -62,7 +62,7 @@ def reference_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
 def drafter_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
     """A target of 115 M parameters, its drafters and their table, trained here; the models stay in `out`."""
     target = ("--steps", "2") if tiny else ("--minutes", "3.5", "--tower-from", "assets/scenes-llava")
-    head = ("--steps", "2") if tiny else ("--minutes", "0.6")
+    head = ("--steps", "2") if tiny else ("--minutes", "0.5")
     folder = str(out / "target")
     yield ["-m", "mmspec", "train", "vlm", "--size", "tiny" if tiny else "large", "--out", folder, *target]
     named = []
