@@ -119,4 +119,11 @@ HEADS = {
         "2402.05109",
         "mmspec.models.hydra.official:read_official",
     ),
+    "cjd": Head(
+        "mmspec.models.cjd:CorrectorHead",
+        "mmspec.drafters.corrected:CorrectedDrafter",
+        "mmspec.training.losses.cjd:CorrectorLoss",
+        "as `sjd`, where a trained head corrects what the target said of the next places",
+        "-",
+    ),
 }

@@ -34,7 +34,7 @@ from mmspec.errors import InputError
 from mmspec.models.feature_head import HIDDEN, DraftingHead
 from mmspec.targets.causal import CausalTarget
 
-__all__ = ["HeadBatch", "HeadDrafter", "HeadSession", "LevelDrafter", "StateSession"]
+__all__ = ["HeadBatch", "HeadDrafter", "HeadSession", "LevelDrafter", "StateSession", "check_trained_for"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,23 @@ class HeadBatch:
     def prompts(self) -> list[Mapping[str, Tensor]]:
         """The R prompts that the target reads for B requests."""
         return list_prompts(self.requests, self.sampler)
+
+
+def check_trained_for(config: Any, target: Target[Any], title: str) -> None:
+    """Raise an InputError unless the head with this config was trained for a target of this kind and size."""
+    if target.config is None:
+        raise InputError("drafter", title, "a target that is a transformers model")
+    text = target.config.get_text_config(decoder=True)
+    wanted = {
+        "model type": (config.target_type, text.model_type),
+        "hidden size": (config.hidden_size, text.hidden_size),
+        "layers": (config.target_layers, text.num_hidden_layers),
+        "vocabulary": (config.vocabulary, target.vocabulary),
+    }
+    for name, (trained, given) in wanted.items():
+        if trained and trained != given:  # published heads do not tell all
+            allowed = f"a head that was trained for this target, whose {name} is {given}"
+            raise InputError("drafter", f"a head for a target whose {name} is {trained}", allowed)
 
 
 class HeadDrafter(Drafter):
@@ -101,20 +118,8 @@ class HeadDrafter(Drafter):
 
     def check(self, target: Target[Any]) -> None:
         """Raise an InputError unless the head was trained for a target of this kind and size."""
-        config, known = self.model.config, self.model.draft_tokens
-        if target.config is None:
-            raise InputError("drafter", self.title, "a target that is a transformers model")
-        text = target.config.get_text_config(decoder=True)
-        wanted = {
-            "model type": (config.target_type, text.model_type),
-            "hidden size": (config.hidden_size, text.hidden_size),
-            "layers": (config.target_layers, text.num_hidden_layers),
-            "vocabulary": (config.vocabulary, target.vocabulary),
-        }
-        for name, (trained, given) in wanted.items():
-            if trained and trained != given:  # published heads do not tell all
-                allowed = f"a head that was trained for this target, whose {name} is {given}"
-                raise InputError("drafter", f"a head for a target whose {name} is {trained}", allowed)
+        check_trained_for(self.model.config, target, self.title)
+        known = self.model.draft_tokens
         most = target.vocabulary if known is None else len(known)
         if max(self.shape.branch(level) for level in range(1, self.shape.depth + 1)) > most:
             raise InputError("top_k", self.shape.max_children, f"at most {most}, the vocabulary")

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
 from mmspec.targets import CausalTarget
-from mmspec.training.data.sequences import DrafterBatch, DrafterData, acceptance_length
+from mmspec.training.data.sequences import DrafterData, acceptance_length
 from mmspec.training.data.sources import MakeData, Rows, open_target
 from mmspec.training.environment import flush_subnormals, open_accelerator, prepare_training
 from mmspec.training.methods import METHODS, check_method, written
@@ -118,8 +118,8 @@ def train_on(
     """Train the model of a run on any data; the trainer's part that knows no folder."""
     learner, trial = METHODS[method].learn(run.model, target, **settings or {}), data.trial()
 
-    def make(step: int) -> DrafterBatch:
-        return data.batch(step, run.accelerator.process_index)
+    def make(step: int) -> Any:
+        return learner.make(data, step, run.accelerator.process_index)
 
     def check(module: nn.Module) -> dict[str, float]:
         # as it will be run: in the target's precision

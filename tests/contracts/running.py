@@ -156,4 +156,5 @@ class FanOutTarget(CausalTarget):
         many = fan_out(one.cache, self, rows, capacity)
         offset, lengths = one.offset.repeat(rows), one.prompt_lengths * rows
         state = replace(one, cache=many, offset=offset, prompt_lengths=lengths)
-        return state, PromptOutput(output.logits.expand(rows, -1, -1))
+        shared = {tap: known * rows for tap, known in output.taps.items()}
+        return state, PromptOutput(output.logits.expand(rows, -1, -1), shared)

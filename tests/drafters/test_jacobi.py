@@ -21,8 +21,9 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sparse_distribution import SparseDistribution
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.jacobi import INITS, KIND_OF_COUPLING, JacobiDrafter, JacobiSession, invert
+from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.none import NoDrafter
+from mmspec.drafting.jacobi import INITS, KIND_OF_COUPLING, JacobiSession, WindowDrafter, invert
 from mmspec.errors import InputError, NumericalError
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import CausalTarget
@@ -66,7 +67,7 @@ def draw(
     stopping = Stopping(grid.length, frozenset(end))
     canvas = Canvas(prompts, stopping, stats, target.device)
     stream = RandomStream.from_seed([SEEDS[row] for row in rows], len(rows))
-    rule = rule_for(drafter) if isinstance(drafter, JacobiDrafter) else SampleAndMatch()
+    rule = rule_for(drafter) if isinstance(drafter, WindowDrafter) else SampleAndMatch()
     for _ in speculate(target, drafter, rule, sampler, requests, canvas, stream):
         pass
     return canvas.outputs(), stats, canvas

@@ -8,7 +8,7 @@ import torch
 from tests.contracts.mutation import PlantedBug
 from tests.drafters import jacobi_checks as checks
 
-SESSION, LAYOUT = "mmspec.drafters.jacobi:JacobiSession", "mmspec.drafting.window:WindowLayout"
+SESSION, LAYOUT = "mmspec.drafting.jacobi:JacobiSession", "mmspec.drafting.window:WindowLayout"
 REDRAW = "mmspec.kernels.redraw:_redraw"
 LAST = "tokens[:, 0] = canvas.root"
 OLD = "torch.where(drafted, node + 1, 0)"

@@ -31,6 +31,10 @@ class SceneImages(LlamaGenImages):
         prompts = [self.condition(words, dropped=dropped) for words, dropped in asked]
         return DrafterBatch(self.examples(prompts, scenes.pixels), int(seeds[0]))
 
+    def prompts(self, step: int, process: int) -> Trial:
+        seeds = training_seeds(self.seed, STAGE, step, process, self.batch_size)
+        return self.trial_of(self.asked(image_batch(seeds, self.tokenizer, dropped=0.0)))
+
     def trial(self) -> Trial:
         return self.trial_of(self.asked(image_batch(np.arange(TRIAL_IMAGES), self.tokenizer, dropped=0.0)))
 

@@ -80,6 +80,10 @@ class ImageFile(LlamaGenImages):
         pixels = torch.stack([self.pixels(row.image) for row in rows])
         return DrafterBatch(self.examples(prompts, pixels), int(rng.integers(2**62)))
 
+    def prompts(self, step: int, process: int) -> Trial:
+        rng = np.random.default_rng([self.seed, STAGE, step, process])
+        return self.trial_of([self.rows[n].asked for n in rng.integers(len(self.rows), size=self.batch_size)])
+
     def trial(self) -> Trial:
         return self.trial_of([row.asked for row in self.held_out])
 

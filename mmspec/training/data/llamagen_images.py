@@ -65,6 +65,10 @@ class LlamaGenImages:
             examples.append(TrainingExample(inputs, prompt["input_ids"].shape[1]))
         return tuple(examples)
 
+    def prompts(self, step: int, process: int) -> Trial:
+        """Prompts of a step for images that the target is to draw itself."""
+        raise NotImplementedError
+
     def trial_of(self, held_out: Sequence[Tensor | int]) -> Trial:
         """A trial of whole images from held-out captions or labels, with the model's generation settings."""
         settings = self.model.generation_config

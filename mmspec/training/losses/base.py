@@ -35,6 +35,10 @@ class DrafterLoss(nn.Module):
         taps = dict.fromkeys((EMBEDDINGS, *self.head.taps, HIDDEN))
         return read(self.target, batch.examples, tuple(taps))
 
+    def make(self, data: DrafterData, step: int, process: int) -> Any:
+        """The batch of a step, in one of the processes that train: by default, sequences of the data."""
+        return data.batch(step, process)
+
     @staticmethod
     def prepare(head: Any, data: DrafterData) -> None:
         """Prepare a new head, once, before it learns from the data."""

@@ -1,0 +1,271 @@
+"""Corrected Jacobi decoding: a Jacobi window whose first places a small head corrects.
+
+A method of this project, between speculative Jacobi decoding (2410.01699, with the maximal coupling of
+2510.24211) and a head that drafts (EAGLE, 2401.15077). As soon as an early token of a window changes, what
+the target has said of all later places is stale. The head knows both the new tokens and the stale states, and
+corrects the distributions one after another; each token is coupled with the old draft of its place, so that
+what was right stays.
+
+The corrected q of a place depends on tokens and states before it, never on the old draft of the place itself.
+That is therefore still a draw from its own q when it is coupled, and the new one a draw from the corrected:
+judging it by speculative sampling is exact, whatever the head computes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.distribution import Scores
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.image_grid import FREE
+from mmspec.decoding.indexing import pick
+from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, Target, TargetOutput
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.rows import join_rows, part_of_rows
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.verdict import Verdict
+from mmspec.drafting.heads import check_trained_for
+from mmspec.drafting.jacobi import JacobiSession, Window, WindowDrafter
+from mmspec.errors import InputError
+from mmspec.models.cjd import CorrectorHead
+from mmspec.models.cjd.modeling import CHANGED, SAME, UNKNOWN, join_states
+from mmspec.models.feature_head import HIDDEN
+from mmspec.targets.causal import CausalTarget
+from mmspec.validation import is_integer
+
+__all__ = ["CorrectedDrafter", "CorrectedSession", "StaleWindow"]
+
+INITS = ("edge", "uniform")
+
+
+@dataclass(frozen=True)
+class StaleWindow:
+    """What is known of a window before it is corrected: C committed tokens, then n slots, the root's first.
+
+    Attributes:
+        states: [B, C + n, 2d] the target's, where it has read a token there.
+        old: [B, C + n] the tokens that it read; FREE for the end of a prompt.
+        is_known: [B, C + n] whether there are such states.
+        logits: [B, n, V] guided logits of the place after each slot, which may be of another place's states.
+        context: C.
+    """
+
+    states: Tensor
+    old: Tensor
+    is_known: Tensor
+    logits: Tensor
+    context: int
+
+    def mask(self) -> Tensor:
+        """[B, 1, C + n, C + n] what each row attends to: committed tokens that there are, slots before."""
+        rows = self.is_known.shape[1]
+        there = self.is_known[:, None, None].clone()
+        there[..., self.context :] = True
+        causal = torch.ones(rows, rows, dtype=torch.bool, device=there.device).tril()
+        return (there & causal) | torch.eye(rows, dtype=torch.bool, device=there.device)
+
+    def flags(self, new: Tensor) -> Tensor:
+        """[B, n] what has become of the slots whose tokens are now `new`."""
+        slots = slice(self.context, self.context + new.shape[1])
+        is_same = torch.where(new == self.old[:, slots], SAME, CHANGED)
+        return is_same.where(self.is_known[:, slots], UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Read:
+    """What the target made of a draft.
+
+    Attributes:
+        tokens: [B, n] of its nodes; FREE for the end of a prompt.
+        states: [B, n, 2d].
+        logits: [R, n, V] as it gave them; R is B, or 2B under guidance.
+    """
+
+    tokens: Tensor
+    states: Tensor
+    logits: Tensor
+
+
+class CorrectedSession(JacobiSession):
+    """Window of drafts of one batch, and what the target made of it.
+
+    Attributes:
+        read: the last draft.
+        committed: [B, C, 2d] the target's states of the newest C committed tokens.
+        words: [B, C] those tokens; FREE for the end of the prompt.
+        count: [B] how many of the C there are.
+        stale: what the head knew of the window that was drawn last.
+    """
+
+    drafter: CorrectedDrafter
+    stale: StaleWindow
+
+    def __init__(
+        self,
+        drafter: CorrectedDrafter,
+        target: CausalTarget,
+        requests: Sequence[Request],
+        prefill: PromptOutput,
+        sampler: Sampler,
+        random: RandomStream,
+    ) -> None:
+        super().__init__(drafter, requests, prefill, sampler, random)
+        self.head, self.target, self.sampler = drafter.model, target, sampler
+        rows, size, device = len(requests), self.head.config.context, prefill.logits.device
+        last = torch.cat([states[:, -1:] for states in prefill.taps[HIDDEN]])
+        tokens = torch.full((rows, 1), FREE, device=device)
+        self.read = Read(tokens, join_states(last, rows), prefill.logits)
+        self.committed = self.read.states.new_zeros(rows, size, self.read.states.shape[-1])
+        self.words = tokens.expand(-1, size)
+        self.count = torch.zeros(rows, dtype=torch.long, device=device)
+
+    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+        super().observe(draft, output, scores, verdict)
+        states = join_states(output.taps[HIDDEN], len(draft.tokens))
+        self.read = Read(draft.tokens, states, output.logits)
+
+    def part(self, rows: Sequence[int]) -> Self:
+        chosen = super().part(rows)
+        read, copies = self.read, len(self.read.logits) // len(self.read.tokens)
+        tokens, states = part_of_rows(read.tokens, rows), part_of_rows(read.states, rows)
+        chosen.read = Read(tokens, states, part_of_rows(read.logits, rows, copies))
+        chosen.committed, chosen.words, chosen.count = (
+            part_of_rows(each, rows) for each in (self.committed, self.words, self.count)
+        )
+        chosen.sampler = self.sampler.part(rows)
+        return chosen
+
+    def joined(self, other: Self) -> Self:
+        both = super().joined(other)
+        one, two = self.read, other.read
+        copies = len(one.logits) // len(one.tokens)
+        tokens, states = join_rows(one.tokens, two.tokens), join_rows(one.states, two.states)
+        both.read = Read(tokens, states, join_rows(one.logits, two.logits, copies))
+        both.committed = join_rows(self.committed, other.committed)
+        both.words, both.count = join_rows(self.words, other.words), join_rows(self.count, other.count)
+        both.sampler = self.sampler.joined(other.sampler, len(self.count), len(other.count))
+        return both
+
+    def _revise(self, window: Window, seen: Draft) -> tuple[Tensor, Tensor]:
+        self._enter_committed()
+        count = self.drafter.corrected
+        if not count:
+            return window.tokens, window.p
+        self.stale = stale = self._stale(window, count)
+        head, tokens, p = self.head, window.tokens.clone(), window.p.clone()
+        known = head.stale_rows(stale.states, self._embed(stale.old), stale.is_known)
+        mask, first = stale.mask(), stale.context
+        words = torch.cat([self.words, tokens[:, :1]], 1)
+        flags = torch.cat([torch.full_like(self.words, SAME), stale.flags(tokens[:, :1])], 1)
+        rows = known[:, : first + 1] + head.fresh_rows(self._embed(words), flags)
+        state, memory = head(rows, None, mask[:, :, : first + 1, : first + 1])
+        corrections = head.stale(stale.logits)
+        for slot in range(1, count + 1):
+            logits = head.correct(state[:, -1:], corrections.at(slot - 1))
+            q = self.sampler.scores(logits).p
+            here = slice(slot, slot + 1)
+            drawn = self._redraw(q, window.place[:, here], seen, window.stood[:, here])
+            is_free = window.known[:, here] == FREE
+            tokens[:, here] = drawn.where(is_free, tokens[:, here])
+            p[:, here] = q.where(is_free[..., None], p[:, here])
+            if slot < count:
+                at = slice(first + slot, first + slot + 1)
+                flag = stale.flags(tokens[:, :count])[:, here]
+                row = known[:, at] + head.fresh_rows(self._embed(tokens[:, here]), flag)
+                state, memory = head(row, memory, mask[:, :, at, : first + slot + 1])
+        self.passes += count
+        return tokens, p
+
+    def _enter_committed(self) -> None:
+        """Let the nodes that were accepted last, and the root before them, be the newest committed ones."""
+        accepted, size = self.observed.accepted, self.committed.shape[1]
+        newest = accepted[:, None] + 1 + torch.arange(size, device=accepted.device)
+        self.committed = pick(torch.cat([self.committed, self.read.states], 1), newest)
+        self.words = pick(torch.cat([self.words, self.read.tokens], 1), newest)
+        self.count = (self.count + accepted + 1).clamp_max(size)
+
+    def _stale(self, window: Window, count: int) -> StaleWindow:
+        """What is known of the first slots of a new window, by the last draft."""
+        stood, size, read = window.stood[:, :count], self.committed.shape[1], self.read
+        there = torch.arange(size, device=stood.device) >= size - self.count[:, None]
+        node = window.node[:, 1 : count + 1]
+        after = pick(read.logits, node.repeat(len(read.logits) // len(node), 1))
+        return StaleWindow(
+            torch.cat([self.committed, pick(read.states, stood)], 1),
+            torch.cat([self.words, pick(read.tokens, stood)], 1),
+            torch.cat([there, stood > 0], 1),
+            self.sampler.guided(after),
+            size,
+        )
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """[B, n, d] what enters the target's first layer; zeros for the end of a prompt."""
+        return self.target.embed(tokens.clamp_min(0)).where((tokens != FREE)[..., None], 0.0)
+
+
+class CorrectedDrafter(WindowDrafter):
+    """Drafts a Jacobi window, whose first places a head corrects.
+
+    Args:
+        model: the trained head.
+        window: as of `WindowDrafter`; what the head's config says if None.
+        corrected: places that the head corrects, one after another, from 0 (speculative Jacobi decoding) to
+            window - 1; what the head's config says if None. The others are drawn from what is stale.
+        coupling, init: as of `WindowDrafter`; drafts of neighbours have no distribution to correct.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    session: ClassVar[type[CorrectedSession]] = CorrectedSession
+
+    def __init__(
+        self,
+        model: CorrectorHead,
+        window: int | None = None,
+        corrected: int | None = None,
+        coupling: str = "maximal",
+        init: str = "edge",
+    ) -> None:
+        if init not in INITS:
+            raise InputError("init", init, " or ".join(INITS))
+        super().__init__(model.config.window if window is None else window, coupling, init)
+        if corrected is None:
+            corrected = min(model.config.corrected, self.window - 1)
+        if not is_integer(corrected) or not 0 <= corrected < self.window:
+            raise InputError("corrected", corrected, f"0 to {self.window - 1}, below the window")
+        self.model, self.corrected = model, corrected
+        self.taps = model.taps
+        self.target: CausalTarget | None = None
+
+    def check(self, target: Target[Any]) -> None:
+        super().check(target)
+        check_trained_for(self.model.config, target, "a corrector")
+
+    def to(self, *args: Any, **kwargs: Any) -> None:
+        self.model.to(*args, **kwargs)
+
+    def fit(self, target: Target[Any]) -> Self:
+        """This drafter with the target's embedding."""
+        self.check(target)
+        fitted = copy.copy(self)
+        fitted.target = target  # type: ignore[assignment]  # checked
+        return fitted
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        if self.target is None:
+            raise InputError("drafter", type(self).__name__, "one that was fitted: `drafter.fit(target)`")
+        if sampler.is_guided and not self.model.config.guided:
+            allowed = "1, or a head that was trained under guidance: this one knows conditional states alone"
+            raise InputError("guidance_scale", sampler.guidance_scale, allowed)
+        for request in requests:
+            self.require_room(request.grid, prefill.logits.shape[-1])
+        return self.session(self, self.target, requests, prefill, sampler, random)

@@ -1,0 +1,55 @@
+"""The config of the head of corrected Jacobi decoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from mmspec.models.head_config import SizedHeadConfig
+
+__all__ = ["CorrectorConfig"]
+
+NARROW, SHARE = 96, 8  # a head is as wide as an eighth of its target, but no narrower than this
+
+
+@strict
+class CorrectorConfig(SizedHeadConfig):
+    """Config of a head that corrects stale distributions of a Jacobi window.
+
+    Attributes:
+        width: of its layers.
+        num_layers, num_heads: of attention; a head has an even number of channels.
+        context: newest committed tokens that it reads before the window.
+        corrections: likeliest tokens of a stale distribution whose logits it corrects; 0 for all.
+        guided: whether it was trained under classifier-free guidance.
+        window, corrected: of decoding, where nothing else is asked for.
+    """
+
+    model_type = "mmspec_cjd"
+    width: int = NARROW
+    num_layers: int = 2
+    num_heads: int = 4
+    context: int = 32
+    corrections: int = 256
+    guided: bool = True
+    window: int = 32
+    corrected: int = 8
+    rms_norm_eps: float = 1e-5
+
+    def validate_architecture(self) -> None:
+        """Refuse what cannot be built; called by `strict`."""
+        least = min(self.width, self.num_layers, self.num_heads, self.context, self.window)
+        if least < 1 or self.corrections < 0 or not 0 <= self.corrected < self.window:
+            raise ValueError(
+                "width, num_layers, num_heads, context and window are at least 1, corrected < window"
+            )
+        if self.width % (2 * self.num_heads):
+            raise ValueError(f"width ({self.width}) is a multiple of {2 * self.num_heads}, twice num_heads")
+
+    @classmethod
+    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
+        """Attributes of every head, and a width that suits the target."""
+        width = min(int(text.hidden_size), max(NARROW, int(text.hidden_size) // SHARE))
+        return super().sizes_for(text, vocabulary) | {"width": width // 8 * 8}

@@ -1,0 +1,219 @@
+"""Loss of the head of corrected Jacobi decoding, on windows that it drafted itself.
+
+On policy: images are decoded while the head learns, and the target scores its drafts as verification does
+anyway. What it should have said at each place of a window is then known.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div
+
+from mmspec.acceptance.rejection import SpeculativeSampling
+from mmspec.decoding.canvas import Canvas, Stopping
+from mmspec.decoding.distribution import Scores
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.image_grid import FREE
+from mmspec.decoding.interfaces import TargetOutput
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.speculative import Batch, begin
+from mmspec.decoding.stats import DecodingStats
+from mmspec.decoding.verdict import Verdict
+from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession, StaleWindow
+from mmspec.drafting.jacobi import Window
+from mmspec.errors import InputError
+from mmspec.models.cjd import CorrectorHead
+from mmspec.models.cjd.modeling import EXCLUDED, SAME
+from mmspec.targets import CausalTarget
+from mmspec.training.data.sequences import DrafterData, Trial
+from mmspec.training.losses.base import DrafterLoss
+from mmspec.validation import is_integer
+
+__all__ = ["CorrectorLoss", "WindowBatch", "correct_window"]
+
+LIVE = 4  # batches of images at once, each at another point of its images
+KEPT = 12  # windows of each, of which every step learns from some
+LEARNT = 3
+DIVERGENCE_STEPS = 1000.0  # until the Kullback-Leibler part has fallen by e
+LEAST_DIVERGENCE = 0.05
+FRONT, EVERYWHERE, REACH = 1.5, 0.4, 5.0  # weight of place j: EVERYWHERE + FRONT exp(-j / REACH)
+
+
+@dataclass(frozen=True)
+class WindowBatch:
+    """Windows of B images, and what the target said of their drafts.
+
+    Attributes:
+        states, old, is_known, logits: as of `StaleWindow`.
+        new: [B, n] the tokens that were drawn for the slots, the root first.
+        goal: [B, n, V] guided logits of the target after each slot.
+        counted: [B, n] whether the place after the slot was drawn.
+    """
+
+    states: Tensor
+    old: Tensor
+    is_known: Tensor
+    logits: Tensor
+    new: Tensor
+    goal: Tensor
+    counted: Tensor
+
+    def to(self, device: torch.device) -> Self:
+        """The same with every tensor on that device."""
+        return type(self)(*(getattr(self, each.name).to(device) for each in fields(self)))
+
+    @classmethod
+    def join(cls, parts: Sequence[WindowBatch]) -> WindowBatch:
+        """Windows of several batches of images as one."""
+        return cls(*(torch.cat([getattr(part, each.name) for part in parts]) for each in fields(cls)))
+
+
+class RecordingSession(CorrectedSession):
+    """A session that tells what its head knew, and what the target said."""
+
+    records: deque[WindowBatch]
+
+    def _revise(self, window: Window, seen: Draft) -> tuple[Tensor, Tensor]:
+        count = self.drafter.corrected
+        tokens, p = super()._revise(window, seen)
+        slots = slice(1, count + 1)
+        is_drawn = (window.known[:, slots] == FREE) & (window.place[:, slots] < self.layout.length)
+        self._drawn = tokens[:, :count], is_drawn
+        return tokens, p
+
+    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+        super().observe(draft, output, scores, verdict)
+        stale, (new, is_drawn) = self.stale, self._drawn
+        goal = self.sampler.guided(output.logits)[:, : new.shape[1]]
+        counted = is_drawn & draft.valid[:, 1 : 1 + new.shape[1]]
+        # inference tensors do not enter a loss
+        parts = (stale.states, stale.old, stale.is_known, stale.logits, new, goal, counted)
+        self.records.append(WindowBatch(*(part.clone() for part in parts)))
+
+
+class RecordingDrafter(CorrectedDrafter):
+    """A corrector that drafts what it learns from."""
+
+    session = RecordingSession
+
+
+class Rollout:
+    """Images in progress, decoded with the head as it is.
+
+    Args:
+        drafter: with the head that learns.
+        target: scores.
+    """
+
+    def __init__(self, drafter: RecordingDrafter, target: CausalTarget) -> None:
+        self.drafter, self.target = drafter, target
+        self.records: deque[WindowBatch] = deque(maxlen=KEPT)
+        self.batch: Batch[Any] | None = None
+
+    @torch.inference_mode()
+    def advance(self, ask: Callable[[], Trial], seed: int) -> None:
+        """Decode a round, of new images where the last ones are done."""
+        if self.batch is None:
+            asked = ask()
+            stopping = Stopping(asked.new_tokens, asked.end_token_ids)
+            prompts = [request.prompt_tokens for request in asked.requests]
+            canvas = Canvas(prompts, stopping, DecodingStats(), self.target.device)
+            random = RandomStream.from_seed(seed, len(asked.requests), self.target.device)
+            rule = SpeculativeSampling()
+            self.batch, _ = begin(
+                self.target, self.drafter, rule, asked.sampler, asked.requests, canvas, random
+            )
+            cast(RecordingSession, self.batch.session).records = self.records
+        self.batch.decode_round()
+        self.batch.read_round()
+        self.batch.state.tighten(self.batch.canvas.length_bounds)
+        if self.batch.canvas.finished:
+            self.batch.state.close()
+            self.batch = None
+
+
+class CorrectorLoss(DrafterLoss):
+    """Total variation of the corrected distributions to the target's, on the head's own windows.
+
+    The Kullback-Leibler divergence helps at first. Places at the front weigh more, as they are judged more
+    often.
+
+    Args:
+        learnt_window: nodes of the windows that are drafted, all of which are corrected but the root.
+
+    Raises:
+        InputError: a window outside its range.
+    """
+
+    head: CorrectorHead
+    updates: Tensor
+
+    def __init__(self, head: CorrectorHead, target: CausalTarget, *, learnt_window: int = 48) -> None:
+        super().__init__(head, target)
+        if not is_integer(learnt_window) or learnt_window < 2:
+            raise InputError("learnt_window", learnt_window, "an integer of 2 or more")
+        drafter = RecordingDrafter(head, learnt_window, learnt_window - 1).fit(target)
+        self.rollouts = [Rollout(drafter, target) for _ in range(LIVE)]
+        self.register_buffer("updates", torch.zeros((), dtype=torch.long))
+
+    def make(self, data: DrafterData, step: int, process: int) -> WindowBatch:
+        """Windows for a step, some of them new.
+
+        Raises:
+            InputError: the data are no images.
+        """
+        if not hasattr(data, "prompts"):
+            raise InputError(
+                "method", "cjd", "one for text: this one learns from images that the target draws"
+            )
+        rollout = self.rollouts[step % LIVE]
+        rollout.advance(lambda: data.prompts(step, process), step * 1009 + process)
+        rng = torch.Generator().manual_seed(step)
+        known = [record for each in self.rollouts for record in each.records]
+        chosen = torch.randint(len(known), (LEARNT - 1,), generator=rng).tolist()
+        return WindowBatch.join([rollout.records[-1], *(known[index] for index in chosen)])
+
+    def forward(self, batch: WindowBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and figures: the total variation at each of the first places."""
+        context = self.head.config.context
+        stale = StaleWindow(batch.states, batch.old, batch.is_known, batch.logits, context)
+        log_q = correct_window(self.head, self.target, stale, batch.new).log_softmax(-1)
+        log_p = batch.goal.float().clamp_min(EXCLUDED).log_softmax(-1)
+        distance = (log_q.exp() - log_p.exp()).abs().sum(-1) / 2
+        divergence = kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+        share = torch.exp(-self.updates / DIVERGENCE_STEPS).clamp_min(LEAST_DIVERGENCE)
+        place = torch.arange(distance.shape[1], device=distance.device)
+        weight = (EVERYWHERE + FRONT * torch.exp(-place / REACH)) * batch.counted
+        loss = ((distance + share * divergence) * weight).sum() / weight.sum()
+        if self.training:
+            self.updates.add_(1)
+        seen = batch.counted.sum(0).clamp_min(1)
+        return loss, {"distance": ((distance.detach() * batch.counted).sum(0) / seen)[:8]}
+
+
+def correct_window(head: CorrectorHead, target: CausalTarget, stale: StaleWindow, new: Tensor) -> Tensor:
+    """Correct all places of a window at once, given the tokens that were drawn.
+
+    Args:
+        head: as in decoding, which goes place by place.
+        target: whose embedding the head reads.
+        stale: n slots.
+        new: [B, n] their tokens.
+
+    Returns:
+        [B, n, V] guided logits of the place after each slot, in float32.
+    """
+    words = torch.cat([stale.old[:, : stale.context], new], 1)
+    flags = torch.cat([torch.full_like(stale.old[:, : stale.context], SAME), stale.flags(new)], 1)
+    old, fresh = (
+        target.embed(each.clamp_min(0)).where((each != FREE)[..., None], 0.0) for each in (stale.old, words)
+    )
+    rows = head.stale_rows(stale.states, old, stale.is_known) + head.fresh_rows(fresh, flags)
+    state, _ = head(rows, None, stale.mask())
+    return head.correct(state[:, stale.context :], head.stale(stale.logits.float()))

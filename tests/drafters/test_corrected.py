@@ -1,0 +1,202 @@
+"""Corrected Jacobi decoding: exact whatever its head computes, refused where it does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mmspec.accelerators import build_accelerator
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession
+from mmspec.drafters.jacobi import JacobiDrafter
+from mmspec.drafters.none import NoDrafter
+from mmspec.drafting.jacobi import KIND_OF_COUPLING, Window
+from mmspec.errors import InputError
+from mmspec.models.cjd import CorrectorConfig
+from mmspec.pipelines.image_prompts import image_requests
+from mmspec.targets import image_target
+from mmspec.targets.llamagen import LlamaGenTarget
+from mmspec.training.losses.cjd import correct_window
+from tests.contracts.mutation import PlantedBug
+from tests.drafters import corrected_checks as checks
+from tests.drafters.corrected_checks import head_for
+from tests.drafters.test_jacobi import SAMPLER, draw, images, plain
+from tests.targets.image_loop import draw as draw_images
+from tests.tiny_models import tiny_emu3, tiny_emu3_5
+from tests.tiny_models.llamagen import tiny_llamagen
+
+
+def drafter(window: int = 8, corrected: int = 4, coupling: str = "maximal", **head: Any) -> CorrectedDrafter:
+    target = images()
+    return CorrectedDrafter(head_for(target, **head), window, corrected, coupling).fit(target)
+
+
+DISTRIBUTIONS: dict[str, tuple[Sampler, dict[str, Any]]] = {
+    "plain": (Sampler(1.0), {}),
+    "cold, top-k": (Sampler(0.7, top_k=5), {}),
+    "one place corrected": (Sampler(1.0), {"corrected": 1}),
+    "fresh draws": (Sampler(1.0), {"coupling": "fresh"}),
+    "shared noise": (Sampler(1.0), {"coupling": "gumbel"}),
+    "uniform beyond the window": (Sampler(1.0), {"init": "uniform"}),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@torch.inference_mode()
+def test_outputs_follow_the_targets_distribution(name: str) -> None:
+    sampler, options = DISTRIBUTIONS[name]
+    checks.check_distribution(sampler, **options)
+
+
+SESSION = "mmspec.drafters.corrected:CorrectedSession"
+BUGS = {
+    "the old token of a place is read by its own correction": PlantedBug(
+        f"{SESSION}._stale",
+        (("pick(read.tokens, stood)", "pick(read.tokens, window.stood[:, 1 : count + 1])"),),
+        checks.corrections_read_no_draft_of_their_own_place,
+    ),
+    "q of the uncorrected place is reported": PlantedBug(
+        f"{SESSION}._revise",
+        (("p[:, here] = q.where(is_free[..., None], p[:, here])", "pass"),),
+        checks.distribution_of_corrected_windows,
+    ),
+    "states of a rejected path are kept": PlantedBug(
+        f"{SESSION}._enter_committed",
+        (
+            (
+                "newest = accepted[:, None] + 1 +",
+                "newest = (accepted[:, None] + 3).clamp_max(self.read.tokens.shape[1]) +",
+            ),
+        ),
+        checks.corrections_read_no_draft_of_their_own_place,
+    ),
+    "coupled with the old draft of another place": PlantedBug(
+        f"{SESSION}._revise",
+        (("seen, window.stood[:, here]", "seen, window.stood[:, slot - 1 : slot]"),),
+        checks.distribution_of_corrected_windows,
+    ),
+}
+
+
+@torch.inference_mode()
+def test_corrections_read_no_draft_of_their_own_place() -> None:
+    checks.corrections_read_no_draft_of_their_own_place()
+
+
+@pytest.mark.parametrize("name", BUGS)
+@torch.inference_mode()
+def test_a_planted_bug_is_caught(name: str) -> None:
+    with BUGS[name].planted(), pytest.raises(AssertionError):
+        BUGS[name].check()
+
+
+@pytest.mark.parametrize(("window", "corrected"), [(2, 1), (6, 2), (12, 11), (32, 8)])
+def test_the_targets_own_noise_gives_the_images_of_plain_decoding(window: int, corrected: int) -> None:
+    """Bitwise, with row ends, in batches of one and of three, guided or not."""
+    for sampler in (SAMPLER, Sampler(0.9, guidance_scale=2.0)):
+        expected = draw(NoDrafter(), sampler=sampler)[0]
+        made = drafter(window, corrected, "exact", strength=0.3)
+        assert draw(made, sampler=sampler)[0] == expected
+        assert draw(made, [window % 3], sampler=sampler)[0] == [expected[window % 3]]
+
+
+@pytest.mark.parametrize("coupling", KIND_OF_COUPLING)
+def test_greedy_images_are_those_of_plain_decoding(coupling: str) -> None:
+    assert draw(drafter(8, 5, coupling), sampler=Sampler())[0] == plain(Sampler())
+
+
+def test_a_row_of_a_batch_is_drawn_as_it_is_alone() -> None:
+    made = drafter(7, 4, corrections=20)
+    together = draw(made, [2, 0, 1])[0]
+    assert [draw(made, [row])[0][0] for row in (2, 0, 1)] == together
+
+
+def test_nothing_corrected_is_speculative_jacobi_decoding() -> None:
+    assert draw(drafter(8, 0))[0] == draw(JacobiDrafter(8))[0]
+
+
+def test_a_head_that_changes_nothing_is_speculative_jacobi_decoding() -> None:
+    made = drafter(8, 5)
+    with torch.no_grad():
+        for part in (made.model.corrections, made.model.sharpness):
+            for weight in part.parameters():
+                weight.zero_()
+    one, other = draw(made), draw(JacobiDrafter(8))
+    assert one[0] == other[0] and one[1].target_forwards == other[1].target_forwards
+
+
+@pytest.mark.parametrize("family", ["llamagen", "emu3", "emu3_5"])
+def test_families_draw_the_images_of_plain_decoding(family: str) -> None:
+    if family == "llamagen":
+        target: Any = LlamaGenTarget(tiny_llamagen("class"))
+        requests = image_requests(target, class_labels=[0, 3], guided=True)
+    else:
+        model, tokenizer = (tiny_emu3 if family == "emu3" else tiny_emu3_5)()
+        target = image_target(model)
+        size = {"height": 4 * target.stride, "width": 3 * target.stride}
+        requests = image_requests(target, ["a red circle", "blue"], guided=True, tokenizer=tokenizer, **size)
+    for coupling in ("exact", "maximal"):
+        temperature = 0.9 if coupling == "exact" else 0.0
+        fast = build_accelerator("cjd", model=head_for(target), window=8, corrected=5, coupling=coupling)
+        expected, _ = draw_images(target, build_accelerator("none"), requests, 3.0, temperature)
+        assert draw_images(target, fast.fit(target), requests, 3.0, temperature)[0] == expected
+
+
+def test_a_window_is_corrected_at_once_as_place_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What training computes of a window is what decoding drew it from."""
+    made = drafter(8, 6, corrections=30)
+    revise, seen_slots = CorrectedSession._revise, 0
+
+    def compare(self: CorrectedSession, window: Window, seen: Draft) -> tuple[Any, Any]:
+        nonlocal seen_slots
+        tokens, p = revise(self, window, seen)
+        logits = correct_window(self.head, self.target, self.stale, tokens[:, :6])
+        free = window.known[:, 1:7] == -1
+        due = SAMPLER.scores(logits).p
+        assert torch.allclose(p[:, 1:7][free].float(), due[free].float(), atol=1e-5)
+        seen_slots += int(free.sum())
+        return tokens, p
+
+    monkeypatch.setattr(CorrectedSession, "_revise", compare)
+    draw(made)
+    assert seen_slots > 100
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"window": 8, "corrected": 8}, "corrected: got 8; 0 to 7"),
+    ({"window": 8, "corrected": -1}, "corrected"),
+    ({"window": 8, "corrected": 1.5}, "corrected"),
+    ({"window": 0}, "window"),
+    ({"init": "above"}, "init"),
+    ({"coupling": "maximum"}, "coupling"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_values_outside_their_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        CorrectedDrafter(head_for(images()), **options)
+
+
+def test_what_it_does_not_fit_is_refused() -> None:
+    target = images()
+    with pytest.raises(InputError, match="whose hidden size is"):
+        CorrectedDrafter(head_for(target, hidden_size=48)).fit(target)
+    with pytest.raises(InputError, match="whose vocabulary is"):
+        CorrectedDrafter(head_for(target, vocabulary=12)).fit(target)
+    with pytest.raises(InputError, match="window"):
+        draw(drafter(40), grid=ImageGrid(2, 2, 62, 62))
+    with pytest.raises(InputError, match="trained under guidance"):
+        draw(drafter(guided=False), sampler=Sampler(guidance_scale=2.0))
+    with pytest.raises(InputError, match="was fitted"):
+        draw(CorrectedDrafter(head_for(target)))
+
+
+def test_what_cannot_be_built_is_refused() -> None:
+    for wrong in ({"width": 20, "num_heads": 4}, {"window": 8, "corrected": 8}, {"context": 0}):
+        with pytest.raises(Exception, match="width|corrected|context"):
+            CorrectorConfig(vocabulary=8, **wrong)
