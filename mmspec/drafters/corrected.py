@@ -101,6 +101,7 @@ class CorrectedSession(JacobiSession):
         words: [B, C] those tokens; FREE for the end of the prompt.
         count: [B] how many of the C there are.
         stale: what the head knew of the window that was drawn last.
+        outputs: [V, w] as of `CorrectorHead.outputs`.
     """
 
     drafter: CorrectedDrafter
@@ -117,6 +118,7 @@ class CorrectedSession(JacobiSession):
     ) -> None:
         super().__init__(drafter, requests, prefill, sampler, random)
         self.head, self.target, self.sampler = drafter.model, target, sampler
+        self.outputs = self.head.outputs(target.head, target.dtype)
         rows, size, device = len(requests), self.head.config.context, prefill.logits.device
         last = torch.cat([states[:, -1:] for states in prefill.taps[HIDDEN]])
         tokens = torch.full((rows, 1), FREE, device=device)
@@ -160,14 +162,14 @@ class CorrectedSession(JacobiSession):
         self.stale = stale = self._stale(window, count)
         head, tokens, p = self.head, window.tokens.clone(), window.p.clone()
         known = head.stale_rows(stale.states, self._embed(stale.old), stale.is_known)
-        mask, first = stale.mask(), stale.context
+        mask, first, outputs = stale.mask(), stale.context, self.outputs
         words = torch.cat([self.words, tokens[:, :1]], 1)
         flags = torch.cat([torch.full_like(self.words, SAME), stale.flags(tokens[:, :1])], 1)
         rows = known[:, : first + 1] + head.fresh_rows(self._embed(words), flags)
         state, memory = head(rows, None, mask[:, :, : first + 1, : first + 1])
         corrections = head.stale(stale.logits)
         for slot in range(1, count + 1):
-            logits = head.correct(state[:, -1:], corrections.at(slot - 1))
+            logits = head.correct(state[:, -1:], corrections.at(slot - 1), outputs)
             q = self.sampler.scores(logits).p
             here = slice(slot, slot + 1)
             drawn = self._redraw(q, window.place[:, here], seen, window.stood[:, here])

@@ -129,7 +129,14 @@ def train_on(
         return {"acceptance": round(length, 3)}
 
     stage = Stage(
-        method, learner, make, check, slow="head.", slow_factor=RATE, halved=target.dtype != torch.float32
+        method,
+        learner,
+        make,
+        check,
+        slow="head.",
+        slow_factor=RATE,
+        outer=learner.outer,
+        halved=target.dtype != torch.float32,
     )
     train_stage(run, stage, budget)
     unseen = (make(run.step + ahead).to(run.accelerator.device) for ahead in range(MEASURED_BATCHES))

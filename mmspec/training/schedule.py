@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +58,7 @@ def muon_and_adamw(
     slow_factor: float,
     muon_lr: float,
     adamw_lr: float,
+    outer: Sequence[str] = (),
 ) -> list[torch.optim.Optimizer]:
     """Optimizers: Muon for matrices and kernels of hidden layers, AdamW for all other parameters.
 
@@ -67,11 +68,12 @@ def muon_and_adamw(
         slow_factor: see `slow`.
         muon_lr: peak rate of Muon, in AdamW's units (updates are rescaled to AdamW's root mean square).
         adamw_lr: peak rate of AdamW.
+        outer: parts of names of further matrices that AdamW takes.
     """
     groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
     for name, parameter in named:
         if parameter.requires_grad:
-            hidden = parameter.ndim >= 2 and not any(part in name for part in NOT_HIDDEN)
+            hidden = parameter.ndim >= 2 and not any(part in name for part in (*NOT_HIDDEN, *outer))
             kind = "other" if not hidden else "matrix" if parameter.ndim == 2 else "kernel"
             groups.setdefault((kind, slow in name), []).append(parameter)
     made: list[torch.optim.Optimizer] = []

@@ -49,6 +49,7 @@ class Stage:
         check: called with the learner now and then, without gradients; returns held-out figures to show.
         slow: parameters whose names hold this text learn at `slow_factor` times the rate.
         slow_factor: see `slow`.
+        outer: parts of names of matrices that are not hidden; see `muon_and_adamw`.
         halved: whether it runs under bfloat16 autocast even where the accelerator has none.
     """
 
@@ -58,6 +59,7 @@ class Stage:
     check: Callable[[nn.Module], dict[str, float]]
     slow: str = ""
     slow_factor: float = 1.0
+    outer: tuple[str, ...] = ()
     halved: bool = False
 
 
@@ -156,6 +158,7 @@ def train_stage(run: TrainingRun, stage: Stage, budget: Budget) -> None:
         slow_factor=stage.slow_factor,
         muon_lr=MUON_RATE,
         adamw_lr=ADAMW_RATE,
+        outer=stage.outer,
     )
     module, *prepared = accelerator.prepare(trained, *optimizers)
     if isinstance(module, FSDPModule):

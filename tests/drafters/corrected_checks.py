@@ -83,6 +83,10 @@ def distribution_of_corrected_windows() -> None:
     check_distribution(Sampler(1.0))
 
 
+def distribution_of_many_rows() -> None:
+    check_distribution(Sampler(1.0), rows=40_000)
+
+
 def corrections_read_no_draft_of_their_own_place() -> None:
     """What stood in a place and behind it may be anything: what the place is drawn from stays as it is."""
     target, revise, changed = small(), CorrectedSession._revise, []

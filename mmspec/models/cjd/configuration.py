@@ -32,7 +32,7 @@ class CorrectorConfig(SizedHeadConfig):
     num_layers: int = 2
     num_heads: int = 4
     context: int = 32
-    corrections: int = 256
+    corrections: int = 0
     guided: bool = True
     window: int = 32
     corrected: int = 8

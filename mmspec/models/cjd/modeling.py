@@ -7,7 +7,7 @@ target's hidden states from then; and corrects the distribution of the next plac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -109,9 +109,10 @@ class CorrectorHead(DraftingHead):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(width, config.rms_norm_eps)
         self.sharpness = nn.Linear(width, 1)
+        self.to_states = nn.Linear(width, size, bias=False)
         self.corrections = nn.Linear(width, config.vocabulary, bias=False)
         self.post_init()
-        for part in (self.sharpness, self.corrections):  # at first, what is stale stays as it is
+        for part in (self.sharpness, self.to_states, self.corrections):  # at first, what is stale stays
             nn.init.zeros_(part.weight)
 
     def stale_rows(self, states: Tensor, old: Tensor, is_known: Tensor) -> Tensor:
@@ -169,14 +170,32 @@ class CorrectorHead(DraftingHead):
             return Corrections(logits, None)
         return Corrections(logits, logits.topk(count, -1, sorted=False).indices)
 
-    def correct(self, states: Tensor, stale: Corrections) -> Tensor:
-        """Correct stale distributions: states [B, n, w] of the places before -> logits [B, n, V]."""
+    def outputs(self, read_out: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
+        """[V, w] what a state adds to each logit: by the target's output matrix, and by its own.
+
+        Args:
+            read_out: the target's output matrix, [1, n, d] -> [1, n, V].
+            dtype: of its inputs.
+        """
+        through = read_out(self.to_states.weight.T[None].to(dtype))[0].T
+        return through.to(self.dtype) + self.corrections.weight
+
+    def correct(self, states: Tensor, stale: Corrections, outputs: Tensor) -> Tensor:
+        """Correct stale distributions.
+
+        Args:
+            states: [B, n, w] of the places before.
+            stale: of the places.
+            outputs: [V, w] as of `outputs`.
+
+        Returns:
+            [B, n, V] logits.
+        """
         sharpened: Tensor = stale.logits * self.sharpness(states).exp().to(stale.logits.dtype)
         if stale.likeliest is None:
-            change: Tensor = self.corrections(states)
-            return sharpened + change.to(sharpened.dtype)
-        outputs = embedding(stale.likeliest, self.corrections.weight)  # [B, n, k, w]
-        change = (outputs @ states[..., None])[..., 0]
+            return sharpened + (states @ outputs.T).to(sharpened.dtype)
+        chosen = embedding(stale.likeliest, outputs)  # [B, n, k, w]
+        change = (chosen @ states[..., None])[..., 0]
         return sharpened.scatter_add(-1, stale.likeliest, change.to(sharpened.dtype))
 
     def _normed(self, embeddings: Tensor) -> Tensor:

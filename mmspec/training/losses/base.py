@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -23,7 +23,12 @@ class DrafterLoss(nn.Module):
     Args:
         head: learns.
         target: does not; its embeddings and output matrix are used as they are.
+
+    Attributes:
+        outer: names of matrices that read inputs or write outputs, which Muon is not for.
     """
+
+    outer: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, head: Any, target: CausalTarget) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ __all__ = ["CorrectorLoss", "WindowBatch", "correct_window"]
 
 LIVE = 4  # batches of images at once, each at another point of its images
 KEPT = 12  # windows of each, of which every step learns from some
-LEARNT = 3
+LEARNT = 6
 DIVERGENCE_STEPS = 1000.0  # until the Kullback-Leibler part has fallen by e
 LEAST_DIVERGENCE = 0.05
 FRONT, EVERYWHERE, REACH = 1.5, 0.4, 5.0  # weight of place j: EVERYWHERE + FRONT exp(-j / REACH)
@@ -81,6 +81,7 @@ class RecordingSession(CorrectedSession):
 
     def _revise(self, window: Window, seen: Draft) -> tuple[Tensor, Tensor]:
         count = self.drafter.corrected
+        self.outputs = self.head.outputs(self.target.head, self.target.dtype)  # the head learns meanwhile
         tokens, p = super()._revise(window, seen)
         slots = slice(1, count + 1)
         is_drawn = (window.known[:, slots] == FREE) & (window.place[:, slots] < self.layout.length)
@@ -153,6 +154,7 @@ class CorrectorLoss(DrafterLoss):
 
     head: CorrectorHead
     updates: Tensor
+    outer = ("of_states", "of_new", "of_old", "flags", "to_states", "corrections")
 
     def __init__(self, head: CorrectorHead, target: CausalTarget, *, learnt_window: int = 48) -> None:
         super().__init__(head, target)
@@ -216,4 +218,5 @@ def correct_window(head: CorrectorHead, target: CausalTarget, stale: StaleWindow
     )
     rows = head.stale_rows(stale.states, old, stale.is_known) + head.fresh_rows(fresh, flags)
     state, _ = head(rows, None, stale.mask())
-    return head.correct(state[:, stale.context :], head.stale(stale.logits.float()))
+    outputs = head.outputs(target.head, target.dtype)
+    return head.correct(state[:, stale.context :], head.stale(stale.logits.float()), outputs)
