@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft
@@ -34,7 +35,7 @@ from mmspec.drafting.heads import check_trained_for
 from mmspec.drafting.jacobi import JacobiSession, Window, WindowDrafter
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead
-from mmspec.models.cjd.modeling import CHANGED, SAME, UNKNOWN, join_states
+from mmspec.models.cjd.modeling import join_states
 from mmspec.models.feature_head import HIDDEN
 from mmspec.targets.causal import CausalTarget
 from mmspec.validation import is_integer
@@ -42,6 +43,7 @@ from mmspec.validation import is_integer
 __all__ = ["CorrectedDrafter", "CorrectedSession", "StaleWindow"]
 
 INITS = ("edge", "uniform")
+NOTHING = FREE - 1
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class StaleWindow:
 
     Attributes:
         states: [B, C + n, 2d] the target's, where it has read a token there.
-        old: [B, C + n] the tokens that it read; FREE for the end of a prompt.
+        old: [B, C + n] the tokens that it read; FREE for the end of a prompt, NOTHING where it read none.
         is_known: [B, C + n] whether there are such states.
         logits: [B, n, V] guided logits of the place after each slot, which may be of another place's states.
         context: C.
@@ -69,12 +71,6 @@ class StaleWindow:
         there[..., self.context :] = True
         causal = torch.ones(rows, rows, dtype=torch.bool, device=there.device).tril()
         return (there & causal) | torch.eye(rows, dtype=torch.bool, device=there.device)
-
-    def flags(self, new: Tensor) -> Tensor:
-        """[B, n] what has become of the slots whose tokens are now `new`."""
-        slots = slice(self.context, self.context + new.shape[1])
-        is_same = torch.where(new == self.old[:, slots], SAME, CHANGED)
-        return is_same.where(self.is_known[:, slots], UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,7 @@ class CorrectedSession(JacobiSession):
         words: [B, C] those tokens; FREE for the end of the prompt.
         count: [B] how many of the C there are.
         stale: what the head knew of the window that was drawn last.
-        outputs: [V, w] as of `CorrectorHead.outputs`.
+        tables: of the target.
     """
 
     drafter: CorrectedDrafter
@@ -118,7 +114,7 @@ class CorrectedSession(JacobiSession):
     ) -> None:
         super().__init__(drafter, requests, prefill, sampler, random)
         self.head, self.target, self.sampler = drafter.model, target, sampler
-        self.outputs = self.head.outputs(target.head, target.dtype)
+        self.tables = self.head.tables(target.embed, target.head, target.dtype)
         rows, size, device = len(requests), self.head.config.context, prefill.logits.device
         last = torch.cat([states[:, -1:] for states in prefill.taps[HIDDEN]])
         tokens = torch.full((rows, 1), FREE, device=device)
@@ -161,26 +157,25 @@ class CorrectedSession(JacobiSession):
             return window.tokens, window.p
         self.stale = stale = self._stale(window, count)
         head, tokens, p = self.head, window.tokens.clone(), window.p.clone()
-        known = head.stale_rows(stale.states, self._embed(stale.old), stale.is_known)
-        mask, first, outputs = stale.mask(), stale.context, self.outputs
+        same, other = head.rows(stale.states, stale.old, stale.is_known, self.tables)
+        corrections, mask, first = head.stale(stale.logits), stale.mask(), stale.context
+        u = self._uniforms(window.place)
         words = torch.cat([self.words, tokens[:, :1]], 1)
-        flags = torch.cat([torch.full_like(self.words, SAME), stale.flags(tokens[:, :1])], 1)
-        rows = known[:, : first + 1] + head.fresh_rows(self._embed(words), flags)
-        state, memory = head(rows, None, mask[:, :, : first + 1, : first + 1])
-        corrections = head.stale(stale.logits)
+        done, memory = slice(0, first + 1), None
         for slot in range(1, count + 1):
-            logits = head.correct(state[:, -1:], corrections.at(slot - 1), outputs)
-            q = self.sampler.scores(logits).p
+            drawn = tokens[:, slot - 1 : slot] if slot > 1 else words
+            is_same = (drawn == stale.old[:, done])[..., None]
+            rows = same[:, done].where(is_same, other[:, done]) + embedding(
+                drawn % len(self.tables.new), self.tables.new
+            )
+            state, memory = head(rows, mask[:, :, done, : done.stop], memory)
+            q = self.sampler.scores(head.correct(state[:, -1:], corrections.at(slot - 1), self.tables)).p
             here = slice(slot, slot + 1)
-            drawn = self._redraw(q, window.place[:, here], seen, window.stood[:, here])
+            token = self._redraw(q, window.place[:, here], seen, window.stood[:, here], u[:, here])
             is_free = window.known[:, here] == FREE
-            tokens[:, here] = drawn.where(is_free, tokens[:, here])
+            tokens[:, here] = token.where(is_free, tokens[:, here])
             p[:, here] = q.where(is_free[..., None], p[:, here])
-            if slot < count:
-                at = slice(first + slot, first + slot + 1)
-                flag = stale.flags(tokens[:, :count])[:, here]
-                row = known[:, at] + head.fresh_rows(self._embed(tokens[:, here]), flag)
-                state, memory = head(row, memory, mask[:, :, at, : first + slot + 1])
+            done = slice(done.stop, done.stop + 1)
         self.passes += count
         return tokens, p
 
@@ -200,15 +195,11 @@ class CorrectedSession(JacobiSession):
         after = pick(read.logits, node.repeat(len(read.logits) // len(node), 1))
         return StaleWindow(
             torch.cat([self.committed, pick(read.states, stood)], 1),
-            torch.cat([self.words, pick(read.tokens, stood)], 1),
+            torch.cat([self.words, pick(read.tokens, stood).where(stood > 0, NOTHING)], 1),
             torch.cat([there, stood > 0], 1),
             self.sampler.guided(after),
             size,
         )
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        """[B, n, d] what enters the target's first layer; zeros for the end of a prompt."""
-        return self.target.embed(tokens.clamp_min(0)).where((tokens != FREE)[..., None], 0.0)
 
 
 class CorrectedDrafter(WindowDrafter):
@@ -242,6 +233,9 @@ class CorrectedDrafter(WindowDrafter):
             corrected = min(model.config.corrected, self.window - 1)
         if not is_integer(corrected) or not 0 <= corrected < self.window:
             raise InputError("corrected", corrected, f"0 to {self.window - 1}, below the window")
+        if corrected >= model.config.longest:
+            allowed = f"at most {model.config.longest - 1}: the head was made for windows of that many places"
+            raise InputError("corrected", corrected, allowed)
         self.model, self.corrected = model, corrected
         self.taps = model.taps
         self.target: CausalTarget | None = None

@@ -295,19 +295,24 @@ class JacobiSession(DraftSession):
         copied = self.layout.copy(self.drafter.init, place, first, tokens, canvas.before(self.layout.reach))
         return torch.where(forced == FREE, copied, forced)
 
-    def _redraw(self, p: Tensor, place: Tensor, seen: Draft, old: Tensor) -> Tensor:
+    def _uniforms(self, place: Tensor) -> Tensor:
+        """[B, W, 3] uniforms for places [B, W], new in every round."""
+        return self.random.at(self.round).uniform(place, Purpose.REDRAW, 3, torch.float64)
+
+    def _redraw(self, p: Tensor, place: Tensor, seen: Draft, old: Tensor, u: Tensor | None = None) -> Tensor:
         """[B, W] a token from each p [B, W, V], coupled with the old tokens.
 
         Args:
             place: [B, W] output indices.
             seen: the draft that holds the old tokens.
             old: [B, W] the node that held the place's old token; 0 where it had none.
+            u: [B, W, 3] of `_uniforms`, where they are at hand.
         """
         coupling, vocabulary = self.drafter.coupling, p.shape[-1]
         if coupling in ("gumbel", "exact"):
             purpose = Purpose.TARGET if coupling == "exact" else Purpose.REDRAW
             return (p.log() + self.random.gumbel(place, purpose, vocabulary, p.dtype)).argmax(-1)
-        u = self.random.at(self.round).uniform(place, Purpose.REDRAW, 3, torch.float64)
+        u = self._uniforms(place) if u is None else u
         if coupling == "fresh":
             return invert(p, u[..., 1:])
         return redraw(p, sampled_distribution(seen).p, seen.tokens, seen.valid, old, u)

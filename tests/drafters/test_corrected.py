@@ -175,6 +175,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"window": 8, "corrected": -1}, "corrected"),
     ({"window": 8, "corrected": 1.5}, "corrected"),
     ({"window": 0}, "window"),
+    ({"window": 100, "corrected": 70}, "corrected: got 70; at most 63"),
     ({"init": "above"}, "init"),
     ({"coupling": "maximum"}, "coupling"),
 ]
@@ -201,6 +202,6 @@ def test_what_it_does_not_fit_is_refused() -> None:
 
 
 def test_what_cannot_be_built_is_refused() -> None:
-    for wrong in ({"width": 20, "num_heads": 4}, {"window": 8, "corrected": 8}, {"context": 0}):
-        with pytest.raises(Exception, match="width|corrected|context"):
+    for wrong in ({"width": 22, "num_heads": 4}, {"window": 8, "corrected": 8}, {"context": 0}):
+        with pytest.raises(Exception, match="width|corrected|sizes"):
             CorrectorConfig(vocabulary=8, **wrong)

@@ -20,11 +20,12 @@ class CorrectorConfig(SizedHeadConfig):
 
     Attributes:
         width: of its layers.
-        num_layers, num_heads: of attention; a head has an even number of channels.
+        num_layers, num_heads: of attention.
         context: newest committed tokens that it reads before the window.
         corrections: likeliest tokens of a stale distribution whose logits it corrects; 0 for all.
         guided: whether it was trained under classifier-free guidance.
         window, corrected: of decoding, where nothing else is asked for.
+        longest: window that it was made for; it can correct the places of no longer one.
     """
 
     model_type = "mmspec_cjd"
@@ -36,17 +37,16 @@ class CorrectorConfig(SizedHeadConfig):
     guided: bool = True
     window: int = 32
     corrected: int = 8
+    longest: int = 64
     rms_norm_eps: float = 1e-5
 
     def validate_architecture(self) -> None:
         """Refuse what cannot be built; called by `strict`."""
         least = min(self.width, self.num_layers, self.num_heads, self.context, self.window)
-        if least < 1 or self.corrections < 0 or not 0 <= self.corrected < self.window:
-            raise ValueError(
-                "width, num_layers, num_heads, context and window are at least 1, corrected < window"
-            )
-        if self.width % (2 * self.num_heads):
-            raise ValueError(f"width ({self.width}) is a multiple of {2 * self.num_heads}, twice num_heads")
+        if least < 1 or self.corrections < 0 or not 0 <= self.corrected < self.window <= self.longest:
+            raise ValueError("sizes are at least 1, and corrected is below window, which is at most longest")
+        if self.width % self.num_heads:
+            raise ValueError(f"width ({self.width}) is a multiple of num_heads ({self.num_heads})")
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:

@@ -3,24 +3,26 @@
 In a Jacobi window the target has said something about every place ahead, but given drafts that have changed
 since. The head reads, place by place, the token that stands there now, the one that stood there, and the
 target's hidden states from then; and corrects the distribution of the next place.
+
+Its steps are one after another, so that each is kept short: all that does not depend on the tokens drawn in
+this round is computed for the whole window at once, and places are told apart by learned vectors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
 from mmspec.models.cjd.configuration import CorrectorConfig
 from mmspec.models.feature_head import DraftingHead
 
-__all__ = ["CHANGED", "SAME", "UNKNOWN", "CorrectorHead", "Memory"]
+__all__ = ["EXCLUDED", "Corrections", "CorrectorHead", "Memory", "Tables", "join_states"]
 
 SAME, CHANGED, UNKNOWN = range(3)  # of a place: its token stands, was replaced, or the target has not read it
-ROPE_BASE = 1000.0
 EXCLUDED = -1e4  # in place of -inf, which has no gradient; its probability is 0 all the same
 
 Memory = list[tuple[Tensor, Tensor]]
@@ -28,7 +30,7 @@ Memory = list[tuple[Tensor, Tensor]]
 
 
 class Attention(nn.Module):
-    """Attention of rows to those before them, at places counted within the window."""
+    """Attention of rows to those before them."""
 
     def __init__(self, config: CorrectorConfig) -> None:
         super().__init__()
@@ -37,11 +39,10 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.width, config.width, bias=False)
 
     def forward(
-        self, rows: Tensor, turn: Tensor, past: tuple[Tensor, Tensor] | None, mask: Tensor | None
+        self, rows: Tensor, past: tuple[Tensor, Tensor] | None, mask: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Attend: rows [B, n, w], their rotations [n, c/2] complex -> rows, and keys and values of all."""
+        """Attend: rows [B, n, w] -> rows, and the keys and values of all."""
         q, k, v = self.qkv(rows).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k = rotate(q, turn), rotate(k, turn)
         if past is not None:
             k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
         attended = scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -61,13 +62,26 @@ class Layer(nn.Module):
         self.down = nn.Linear(inner, width, bias=False)
 
     def forward(
-        self, rows: Tensor, turn: Tensor, past: tuple[Tensor, Tensor] | None, mask: Tensor | None
+        self, rows: Tensor, past: tuple[Tensor, Tensor] | None, mask: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Run the layer; arguments as of `Attention`."""
-        attended, known = self.attention(self.attention_norm(rows), turn, past, mask)
+        attended, known = self.attention(self.attention_norm(rows), past, mask)
         rows = rows + attended
         gate, value = self.up(self.mlp_norm(rows)).chunk(2, -1)
         return rows + self.down(silu(gate) * value), known
+
+
+class Tables(NamedTuple):
+    """What a head makes of each token of its target, once for all steps.
+
+    Attributes:
+        new, old: [V + 1, w] parts of rows, by the token now and before; zeros at V, for no token.
+        outputs: [V, w] what a state adds to each logit: by the target's output matrix, and by its own.
+    """
+
+    new: Tensor
+    old: Tensor
+    outputs: Tensor
 
 
 class Corrections(NamedTuple):
@@ -106,6 +120,7 @@ class CorrectorHead(DraftingHead):
         self.of_new = nn.Linear(size, width, bias=False)
         self.of_old = nn.Linear(size, width, bias=False)
         self.flags = nn.Embedding(3, width)
+        self.places = nn.Embedding(config.context + config.longest - 1, width)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(width, config.rms_norm_eps)
         self.sharpness = nn.Linear(width, 1)
@@ -115,51 +130,56 @@ class CorrectorHead(DraftingHead):
         for part in (self.sharpness, self.to_states, self.corrections):  # at first, what is stale stays
             nn.init.zeros_(part.weight)
 
-    def stale_rows(self, states: Tensor, old: Tensor, is_known: Tensor) -> Tensor:
-        """Make the part of rows that is known before the window is drawn.
+    def tables(
+        self, embed: Callable[[Tensor], Tensor], read_out: Callable[[Tensor], Tensor], dtype: torch.dtype
+    ) -> Tables:
+        """Read the target's embedding and output matrix.
 
         Args:
-            states: [..., 2d] hidden states of the target.
-            old: [..., d] what entered the target's first layer for the token that the states are of.
-            is_known: [...] whether there are any states.
-
-        Returns:
-            [..., w].
+            embed: tokens [1, V] -> what enters the target's first layer [1, V, d].
+            read_out: final hidden states [1, n, d] -> logits [1, n, V].
+            dtype: of the target.
         """
-        rows: Tensor = self.of_states(states.to(self.dtype)) - self.of_old(self._normed(old))
-        return rows.where(is_known[..., None], 0.0)
+        tokens = torch.arange(self.config.vocabulary, device=self.device)[None]
+        vectors = embed(tokens)[0].float()
+        unit = rms_norm(vectors, vectors.shape[-1:], eps=1e-12).to(self.dtype)
+        none = unit.new_zeros(1, self.config.width)
+        new, old = (torch.cat([part(unit), none]) for part in (self.of_new, self.of_old))
+        through = read_out(self.to_states.weight.T[None].to(dtype))[0].T
+        return Tables(new, old, through.to(self.dtype) + self.corrections.weight)
 
-    def fresh_rows(self, new: Tensor, flags: Tensor) -> Tensor:
-        """Make the part of rows that the token drawn for a place decides.
+    def rows(self, states: Tensor, old: Tensor, is_known: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+        """Make the rows of consecutive places as far as they are known before any token is drawn.
 
         Args:
-            new: [..., d] what enters the target's first layer for it.
-            flags: [...] SAME, CHANGED or UNKNOWN.
+            states: [B, n, 2d] hidden states of the target; anything where they are unknown.
+            old: [B, n] the tokens that they are of; -1 for no token.
+            is_known: [B, n] whether there are any states.
+            tables: of the target.
 
         Returns:
-            [..., w], to be added to the other part.
+            [B, n, w] where the token stays, and where another comes in its place; the new token's part is
+            still to be added.
         """
-        rows: Tensor = self.of_new(self._normed(new)) + self.flags(flags)
-        return rows
+        known = self.of_states(states.to(self.dtype)) - embedding(old % len(tables.old), tables.old)
+        known = known.where(is_known[..., None], 0.0) + self.places.weight[: states.shape[1]]
+        other = embedding(torch.where(is_known, CHANGED, UNKNOWN), self.flags.weight)
+        return known + self.flags.weight[SAME], known + other
 
-    def forward(
-        self, rows: Tensor, memory: Memory | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Memory]:
+    def forward(self, rows: Tensor, mask: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory]:
         """Run the layers.
 
         Args:
             rows: [B, n, w] of consecutive places.
+            mask: [B, 1, n, m] True where a row attends to one of all m.
             memory: of the rows before.
-            mask: [B, 1, n, m] True where a row attends to one of all m; None for all.
 
         Returns:
             [B, n, w] states, normed, and the memory with these rows.
         """
-        first = 0 if memory is None else memory[0][0].shape[2]
-        turn = self._turns(first, rows)
         known = []
         for index, layer in enumerate(self.layers):
-            rows, read = layer(rows, turn, None if memory is None else memory[index], mask)
+            rows, read = layer(rows, None if memory is None else memory[index], mask)
             known.append(read)
         return self.norm(rows), known
 
@@ -170,55 +190,17 @@ class CorrectorHead(DraftingHead):
             return Corrections(logits, None)
         return Corrections(logits, logits.topk(count, -1, sorted=False).indices)
 
-    def outputs(self, read_out: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
-        """[V, w] what a state adds to each logit: by the target's output matrix, and by its own.
-
-        Args:
-            read_out: the target's output matrix, [1, n, d] -> [1, n, V].
-            dtype: of its inputs.
-        """
-        through = read_out(self.to_states.weight.T[None].to(dtype))[0].T
-        return through.to(self.dtype) + self.corrections.weight
-
-    def correct(self, states: Tensor, stale: Corrections, outputs: Tensor) -> Tensor:
-        """Correct stale distributions.
-
-        Args:
-            states: [B, n, w] of the places before.
-            stale: of the places.
-            outputs: [V, w] as of `outputs`.
-
-        Returns:
-            [B, n, V] logits.
-        """
+    def correct(self, states: Tensor, stale: Corrections, tables: Tables) -> Tensor:
+        """Correct stale distributions: states [B, n, w] of the places before -> logits [B, n, V]."""
         sharpened: Tensor = stale.logits * self.sharpness(states).exp().to(stale.logits.dtype)
         if stale.likeliest is None:
-            return sharpened + (states @ outputs.T).to(sharpened.dtype)
-        chosen = embedding(stale.likeliest, outputs)  # [B, n, k, w]
+            return sharpened + linear(states, tables.outputs).to(sharpened.dtype)
+        chosen = embedding(stale.likeliest, tables.outputs)  # [B, n, k, w]
         change = (chosen @ states[..., None])[..., 0]
         return sharpened.scatter_add(-1, stale.likeliest, change.to(sharpened.dtype))
-
-    def _normed(self, embeddings: Tensor) -> Tensor:
-        """Embeddings of unit scale, whatever that of the target's are."""
-        normed: Tensor = rms_norm(embeddings.float(), (embeddings.shape[-1],), eps=1e-12).to(self.dtype)
-        return normed
-
-    def _turns(self, first: int, rows: Tensor) -> Tensor:
-        """[n, c/2] rotations of consecutive places."""
-        channels = self.config.width // self.config.num_heads
-        rates = ROPE_BASE ** (-torch.arange(0, channels, 2, device=rows.device) / channels)
-        place = torch.arange(first, first + rows.shape[1], device=rows.device)
-        angles = place[:, None] * rates
-        return torch.polar(torch.ones_like(angles), angles)
-
-
-def rotate(values: Tensor, turn: Tensor) -> Tensor:
-    """Rotate neighbouring channels: [B, heads, n, c] by [n, c/2]."""
-    pairs = torch.view_as_complex(values.float().unflatten(-1, (-1, 2)).contiguous())
-    return torch.view_as_real(pairs * turn).flatten(-2).to(values.dtype)
 
 
 def join_states(states: Tensor, rows: int) -> Tensor:
     """Put conditional and unconditional states side by side: [R, n, d] -> [B, n, 2d]; R is B or 2B."""
-    halves: Sequence[Tensor] = states.split(rows)
+    halves = states.split(rows)
     return torch.cat([halves[0], halves[-1]], -1)

@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div
+from torch.nn.functional import embedding, kl_div
 
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.canvas import Canvas, Stopping
@@ -29,7 +29,7 @@ from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession, StaleW
 from mmspec.drafting.jacobi import Window
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead
-from mmspec.models.cjd.modeling import EXCLUDED, SAME
+from mmspec.models.cjd.modeling import EXCLUDED
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterData, Trial
 from mmspec.training.losses.base import DrafterLoss
@@ -81,7 +81,8 @@ class RecordingSession(CorrectedSession):
 
     def _revise(self, window: Window, seen: Draft) -> tuple[Tensor, Tensor]:
         count = self.drafter.corrected
-        self.outputs = self.head.outputs(self.target.head, self.target.dtype)  # the head learns meanwhile
+        tables = self.head.tables(self.target.embed, self.target.head, self.target.dtype)
+        self.tables = tables  # the head learns meanwhile
         tokens, p = super()._revise(window, seen)
         slots = slice(1, count + 1)
         is_drawn = (window.known[:, slots] == FREE) & (window.place[:, slots] < self.layout.length)
@@ -154,7 +155,7 @@ class CorrectorLoss(DrafterLoss):
 
     head: CorrectorHead
     updates: Tensor
-    outer = ("of_states", "of_new", "of_old", "flags", "to_states", "corrections")
+    outer = ("of_states", "of_new", "of_old", "flags", "places", "to_states", "corrections")
 
     def __init__(self, head: CorrectorHead, target: CausalTarget, *, learnt_window: int = 48) -> None:
         super().__init__(head, target)
@@ -211,12 +212,9 @@ def correct_window(head: CorrectorHead, target: CausalTarget, stale: StaleWindow
     Returns:
         [B, n, V] guided logits of the place after each slot, in float32.
     """
+    tables = head.tables(target.embed, target.head, target.dtype)
     words = torch.cat([stale.old[:, : stale.context], new], 1)
-    flags = torch.cat([torch.full_like(stale.old[:, : stale.context], SAME), stale.flags(new)], 1)
-    old, fresh = (
-        target.embed(each.clamp_min(0)).where((each != FREE)[..., None], 0.0) for each in (stale.old, words)
-    )
-    rows = head.stale_rows(stale.states, old, stale.is_known) + head.fresh_rows(fresh, flags)
-    state, _ = head(rows, None, stale.mask())
-    outputs = head.outputs(target.head, target.dtype)
-    return head.correct(state[:, stale.context :], head.stale(stale.logits.float()), outputs)
+    same, other = head.rows(stale.states, stale.old, stale.is_known, tables)
+    rows = same.where((words == stale.old)[..., None], other)
+    state, _ = head(rows + embedding(words % len(tables.new), tables.new), stale.mask())
+    return head.correct(state[:, stale.context :], head.stale(stale.logits.float()), tables)
