@@ -34,7 +34,7 @@ BUGS = {
         checks.maximal_distribution_at_low_temperature,
     ),
     "noise not keyed by round": PlantedBug(
-        f"{SESSION}._redraw", ((".at(self.round)", ""),), checks.maximal_distribution
+        f"{SESSION}._uniforms", ((".at(self.round)", ""),), checks.maximal_distribution
     ),
     "one uniform keeps and draws": PlantedBug(
         REDRAW, (("u[..., 0] *", "u[..., 1] *"),), checks.maximal_distribution
