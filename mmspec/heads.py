@@ -24,6 +24,7 @@ class Head:
         summary: what it does, for tables.
         source: the paper's arXiv id.
         published: the function that reads a folder as the method's authors publish it; None if they do not.
+        of_images: whether it drafts image tokens alone.
         in_checkpoint: whether `published` reads the target's own checkpoint, which then needs no other.
         image_settings: settings of its config where the target draws images and nothing else is asked for.
     """
@@ -34,6 +35,7 @@ class Head:
     summary: str
     source: str
     published: str | None = None
+    of_images: bool = False
     in_checkpoint: bool = False
     image_settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -125,5 +127,6 @@ HEADS = {
         "mmspec.training.losses.cjd:CorrectorLoss",
         "as `sjd`, where a trained head corrects what the target said of the next places",
         "-",
+        of_images=True,
     ),
 }

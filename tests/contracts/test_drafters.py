@@ -15,6 +15,7 @@ from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOut
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters import DRAFTERS
+from mmspec.drafters.corrected import CorrectedDrafter
 from mmspec.drafters.dflash import DFlashDrafter, DSparkDrafter
 from mmspec.drafters.eagle import Eagle3Drafter, EagleDrafter, MtpDrafter
 from mmspec.drafters.flash import FlashDrafter
@@ -23,7 +24,14 @@ from mmspec.drafters.medusa import MedusaDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
 from tests.contracts.running import decode, futures, generate, random_prompts
-from tests.drafters import dflash_checks, eagle3_checks, flash_checks, heads_checks, mtp_checks
+from tests.drafters import (
+    corrected_checks,
+    dflash_checks,
+    eagle3_checks,
+    flash_checks,
+    heads_checks,
+    mtp_checks,
+)
 from tests.drafters.eagle_checks import head_for
 from tests.drafters.length_checks import paced
 from tests.oracles import AdversarialDrafter, OracleDrafter, RandomTreeDrafter
@@ -99,6 +107,13 @@ def hydra(dtype: torch.dtype, settings: dict[str, Any] | None = None, **shape: A
     return HydraDrafter(heads_checks.hydra_for(target, **settings or {}), **shape).fit(target)
 
 
+def cjd(dtype: torch.dtype, window: int, coupling: str = "maximal") -> Drafter:
+    """A head of random weights for the target of that dtype."""
+    target = llama() if dtype == torch.float32 else precise()
+    head = corrected_checks.head_for(target)
+    return CorrectedDrafter(head, window, min(window - 1, 5), coupling).fit(target)
+
+
 # name -> builder(draft length, dtype of the target); a newly registered drafter needs a line here
 REGISTERED: dict[str, Callable[[int, torch.dtype], Drafter]] = {
     "none": lambda length, dtype: DRAFTERS["none"](),
@@ -136,6 +151,8 @@ REGISTERED: dict[str, Callable[[int, torch.dtype], Drafter]] = {
         DRAFTERS["draft_model"](neighbour(dtype), length)  # type: ignore[call-arg]
     ),
     "eagle, static": lambda length, dtype: eagle(dtype, tree=[0, *range(length)]),
+    "cjd": lambda length, dtype: cjd(dtype, length),
+    "cjd, exact": lambda length, dtype: cjd(dtype, length, "exact"),
     "jacobi": lambda length, dtype: DRAFTERS["jacobi"](length),  # type: ignore[call-arg]
     "jacobi, exact": lambda length, dtype: DRAFTERS["jacobi"](length, "exact", "uniform"),  # type: ignore[call-arg]
     "jacobi, tail": lambda length, dtype: DRAFTERS["jacobi"](  # type: ignore[call-arg]

@@ -38,7 +38,8 @@ def head_for(target: CausalTarget, seed: int = 0, strength: float = 1.0, **setti
     config = CorrectorConfig.for_target(target.config, target.vocabulary, **SIZES)
     for setting, value in settings.items():
         setattr(config, setting, value)
-    head = CorrectorHead(config).to(target.dtype).eval()
+    with torch.random.fork_rng(devices=[]):
+        head = CorrectorHead(config).to(target.dtype).eval()
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in head.named_parameters():

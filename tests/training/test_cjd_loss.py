@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -124,10 +123,9 @@ def test_what_is_not_there_is_not_read(target: LlamaGenTarget) -> None:
     assert torch.equal(*corrected)
 
 
-def test_what_it_cannot_learn_from_is_refused(target: LlamaGenTarget) -> None:
-    loss: Any = CorrectorLoss(head_for(target), target, learnt_window=WINDOW)
-    with pytest.raises(InputError, match="learns from images"):
-        loss.make(object(), 0, 0)
+def test_a_window_outside_its_range_is_refused(target: LlamaGenTarget) -> None:
     for wrong in (1, 2.5):
         with pytest.raises(InputError, match="learnt_window"):
             CorrectorLoss(head_for(target), target, learnt_window=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="corrected: got 69; at most 63"):
+        CorrectorLoss(head_for(target), target, learnt_window=70)

@@ -74,7 +74,13 @@ def test_replies_are_the_targets_own_if_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "method"), [(family, name) for family in ("llava", "qwen2_5_vl") for name in METHODS]
+    ("family", "method"),
+    [
+        (family, name)
+        for family in ("llava", "qwen2_5_vl")
+        for name in METHODS
+        if not METHODS[name].record.of_images
+    ],
 )
 def test_heads_are_trained_on_a_file(family: str, method: str, tmp_path: Path) -> None:
     """Every method, with and without images, for a target in half precision."""
@@ -115,6 +121,13 @@ def test_data_are_checked_before_weights_are_read(tmp_path: Path) -> None:
         train_drafter(target, tmp_path / "out", data=tmp_path / "rows.jsonl", steps=1)
     with pytest.raises(CheckpointError, match="target"):
         train_drafter(target, tmp_path / "out", data=rows(), steps=1)
+
+
+def test_a_method_for_images_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+    target = save_family("llava", tmp_path / "target")
+    (target / "model.safetensors").rename(target / "x.safetensors")
+    with pytest.raises(InputError, match="learns from images"):
+        train_drafter(target, tmp_path / "out", data=rows(), method="cjd", steps=1)
 
 
 def test_a_length_without_data_is_refused(tmp_path: Path) -> None:

@@ -40,10 +40,11 @@ def open_target(
     dtype: str = "auto",
     max_length: int | None = None,
     regenerate: int = 0,
+    of_images: bool = False,
 ) -> tuple[CausalTarget, DrafterData]:
     """Load the frozen target of a folder or hub id, and its data; data are checked before weights are read.
 
-    Arguments are those of `train_drafter`.
+    Arguments are those of `train_drafter`, and whether the method is one for image tokens alone.
 
     Raises:
         CheckpointError: it cannot be read, or is of no family that data is known for.
@@ -64,6 +65,8 @@ def open_target(
         if callable(data):
             return images, data(images, folder, batch_size, seed, regenerate)
         return images, ImageFile(images, folder, batch_size, seed, Path(data))
+    if of_images:
+        raise InputError("method", "cjd", "one for text: this one learns from images that the target draws")
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise CheckpointError(
             "target",

@@ -31,7 +31,7 @@ from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead
 from mmspec.models.cjd.modeling import EXCLUDED
 from mmspec.targets import CausalTarget
-from mmspec.training.data.sequences import DrafterData, Trial
+from mmspec.training.data.sequences import Trial
 from mmspec.training.losses.base import DrafterLoss
 from mmspec.validation import is_integer
 
@@ -165,16 +165,8 @@ class CorrectorLoss(DrafterLoss):
         self.rollouts = [Rollout(drafter, target) for _ in range(LIVE)]
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
 
-    def make(self, data: DrafterData, step: int, process: int) -> WindowBatch:
-        """Windows for a step, some of them new.
-
-        Raises:
-            InputError: the data are no images.
-        """
-        if not hasattr(data, "prompts"):
-            raise InputError(
-                "method", "cjd", "one for text: this one learns from images that the target draws"
-            )
+    def make(self, data: Any, step: int, process: int) -> WindowBatch:
+        """Windows for a step, some of them new; data have `prompts`, as `LlamaGenImages`."""
         rollout = self.rollouts[step % LIVE]
         rollout.advance(lambda: data.prompts(step, process), step * 1009 + process)
         rng = torch.Generator().manual_seed(step)
