@@ -228,7 +228,7 @@ def drafter(
     method: Annotated[
         str,
         typer.Option(
-            help="dflash, dspark, eagle, eagle3, flash, hydra, medusa, msd, mtp, specvlm or vispec; "
+            help="cjd, dflash, dspark, eagle, eagle3, flash, hydra, medusa, msd, mtp, specvlm or vispec; "
             "with settings: flash:block=10."
         ),
     ] = "eagle",
