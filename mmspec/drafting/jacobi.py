@@ -226,7 +226,7 @@ class JacobiSession(DraftSession):
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         self._keep(draft, scores, verdict.accepted)
 
-    def _keep(self, draft: Draft, scores: Scores, accepted: Tensor) -> None:
+    def _keep(self, draft: Draft, scores: Categorical, accepted: Tensor) -> None:
         """Keep what the next round needs, distributions as pairs where that takes less memory."""
         q, p = None if draft.q is None else self._pack(draft.q.p), self._pack(scores.p)
         self.observed = Observed(replace(draft, q=None), q, p, scores.is_finite(), accepted)
@@ -327,15 +327,20 @@ class JacobiSession(DraftSession):
         """
         head = slice(1, self.drafter.tail_depth + 1)
         p_head, extra = p[:, head], self.drafter.tail_children - 1
-        exact = self.drafter.coupling == "exact"
-        random = self.random if exact else self.random.at(self.round)
-        purpose = Purpose.TARGET if exact else Purpose.DRAFT
-        noise = random.gumbel(place[:, head], purpose, p.shape[-1], p.dtype)
         left = p_head.scatter(-1, tokens[:, head, None], 0.0)
-        siblings = (left.log() + noise).topk(extra, dim=-1).indices
+        siblings = (left.log() + self._noise(place[:, head], p)).topk(extra, dim=-1).indices
         drawable = (left.gather(-1, siblings) > 0) & valid[:, head, None]
         return (
             torch.cat([tokens, siblings.flatten(1)], 1),
             torch.cat([valid, drawable.flatten(1)], 1),
             torch.cat([p, p_head.repeat_interleave(extra, 1)], 1),
         )
+
+    def _noise(self, place: Tensor, p: Tensor) -> Tensor:
+        """[B, n, V] Gumbel noise of further candidates at places [B, n], in the precision of p [B, ..., V].
+
+        That of the target finds those which it is likeliest to choose.
+        """
+        exact = self.drafter.coupling == "exact"
+        random = self.random if exact else self.random.at(self.round)
+        return random.gumbel(place, Purpose.TARGET if exact else Purpose.DRAFT, p.shape[-1], p.dtype)

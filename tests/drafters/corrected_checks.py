@@ -14,10 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding import cache
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import Draft
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession
 from mmspec.drafting.jacobi import Window
@@ -26,6 +24,7 @@ from mmspec.targets import CausalTarget
 from tests.contracts import distributions
 from tests.contracts.checks import joint_of
 from tests.contracts.running import FanOutTarget, decode
+from tests.drafters.jacobi_checks import rule_for
 from tests.tiny_models import tiny_lm_v8
 
 PROMPT = (3, 1, 4)
@@ -47,10 +46,6 @@ def head_for(target: CausalTarget, seed: int = 0, strength: float = 1.0, **setti
                 scale = strength if name.startswith("corrections") else 2.0
                 weight.normal_(std=scale * weight.shape[-1] ** -0.5, generator=noise)
     return head
-
-
-def rule_for(drafter: CorrectedDrafter) -> SampleAndMatch | SpeculativeSampling:
-    return SampleAndMatch() if drafter.kind is DraftKind.COUPLED else SpeculativeSampling()
 
 
 @functools.cache
@@ -86,6 +81,10 @@ def distribution_of_corrected_windows() -> None:
 
 def distribution_of_many_rows() -> None:
     check_distribution(Sampler(1.0), rows=40_000)
+
+
+def distribution_of_trees() -> None:
+    check_distribution(Sampler(1.0), front=(3, 2))
 
 
 def corrections_read_no_draft_of_their_own_place() -> None:

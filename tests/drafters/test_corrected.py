@@ -30,9 +30,11 @@ from tests.tiny_models import tiny_emu3, tiny_emu3_5
 from tests.tiny_models.llamagen import tiny_llamagen
 
 
-def drafter(window: int = 8, corrected: int = 4, coupling: str = "maximal", **head: Any) -> CorrectedDrafter:
+def drafter(
+    window: int = 8, corrected: int = 4, coupling: str = "maximal", front: tuple[int, ...] = (), **head: Any
+) -> CorrectedDrafter:
     target = images()
-    return CorrectedDrafter(head_for(target, **head), window, corrected, coupling).fit(target)
+    return CorrectedDrafter(head_for(target, **head), window, corrected, coupling, front=front).fit(target)
 
 
 DISTRIBUTIONS: dict[str, tuple[Sampler, dict[str, Any]]] = {
@@ -42,6 +44,10 @@ DISTRIBUTIONS: dict[str, tuple[Sampler, dict[str, Any]]] = {
     "fresh draws": (Sampler(1.0), {"coupling": "fresh"}),
     "shared noise": (Sampler(1.0), {"coupling": "gumbel"}),
     "uniform beyond the window": (Sampler(1.0), {"init": "uniform"}),
+    "a tree": (Sampler(1.0), {"front": "3x2"}),
+    "a cold tree of top-k": (Sampler(0.7, top_k=5), {"front": (2, 2, 2)}),
+    "a tree of one level, few places corrected": (Sampler(1.0), {"front": (4,), "corrected": 1}),
+    "a tree with shared noise": (Sampler(1.0), {"front": (1, 3), "coupling": "gumbel"}),
 }
 
 
@@ -61,7 +67,7 @@ BUGS = {
     ),
     "q of the uncorrected place is reported": PlantedBug(
         f"{SESSION}._revise",
-        (("p[:, here] = q.where(is_free[..., None], p[:, here])", "pass"),),
+        (("self._siblings(tokens, q,", "self._siblings(tokens, window.p[:, here],"),),
         checks.distribution_of_corrected_windows,
     ),
     "states of a rejected path are kept": PlantedBug(
@@ -76,8 +82,13 @@ BUGS = {
     ),
     "coupled with the old draft of another place": PlantedBug(
         f"{SESSION}._revise",
-        (("seen, window.stood[:, here]", "seen, window.stood[:, slot - 1 : slot]"),),
+        (("(window.place, window.stood, u)", "(window.place, window.stood.roll(1, 1), u)"),),
         checks.distribution_of_many_rows,
+    ),
+    "siblings drawn from another distribution": PlantedBug(
+        f"{SESSION}._siblings",
+        (("self._noise(place, q)", "self._noise(place, q) - left.log() / 2"),),
+        checks.distribution_of_trees,
     ),
 }
 
@@ -103,20 +114,36 @@ def test_the_targets_own_noise_gives_the_images_of_plain_decoding(window: int, c
     """Bitwise, with row ends, in batches of one and of three, guided or not."""
     for sampler in (SAMPLER, Sampler(0.9, guidance_scale=2.0)):
         expected = draw(NoDrafter(), sampler=sampler)[0]
-        made = drafter(window, corrected, "exact", strength=0.3)
-        assert draw(made, sampler=sampler)[0] == expected
-        assert draw(made, [window % 3], sampler=sampler)[0] == [expected[window % 3]]
+        for front in ((), (3, 2)[: min(corrected, 2)]):
+            made = drafter(window, corrected, "exact", front, strength=0.3)
+            assert draw(made, sampler=sampler)[0] == expected
+            assert draw(made, [window % 3], sampler=sampler)[0] == [expected[window % 3]]
 
 
+@pytest.mark.parametrize("front", [(), (3, 2)])
 @pytest.mark.parametrize("coupling", KIND_OF_COUPLING)
-def test_greedy_images_are_those_of_plain_decoding(coupling: str) -> None:
-    assert draw(drafter(8, 5, coupling), sampler=Sampler())[0] == plain(Sampler())
+def test_greedy_images_are_those_of_plain_decoding(coupling: str, front: tuple[int, ...]) -> None:
+    assert draw(drafter(8, 5, coupling, front), sampler=Sampler())[0] == plain(Sampler())
 
 
-def test_a_row_of_a_batch_is_drawn_as_it_is_alone() -> None:
-    made = drafter(7, 4, corrections=20)
+@pytest.mark.parametrize("front", [(), (3, 2)])
+def test_a_row_of_a_batch_is_drawn_as_it_is_alone(front: tuple[int, ...]) -> None:
+    made = drafter(7, 4, corrections=20, front=front)
     together = draw(made, [2, 0, 1])[0]
     assert [draw(made, [row])[0][0] for row in (2, 0, 1)] == together
+
+
+def test_a_tree_takes_fewer_forwards_than_a_chain() -> None:
+    chain, tree = (draw(drafter(8, 4, front=front))[1].target_forwards for front in ((), (4, 2)))
+    assert tree < chain
+
+
+def test_each_chain_of_a_tree_goes_to_the_end_of_the_window() -> None:
+    made = CorrectedDrafter(head_for(images()), 5, 3, front="2x3")
+    assert made.parents == [0, 0, 0, 1, 1, 1, 2, 2, 2, *range(3, 15)]
+    assert made.slots == [0, 1, 1, *[2] * 6, *[3] * 6, *[4] * 6]
+    assert made.nodes_of[0] == [0, 1, 3, 9, 15] and made.nodes_of[5] == [0, 2, 8, 14, 20]
+    assert made.chain_of[:9] == [0, 0, 3, 0, 1, 2, 3, 4, 5]
 
 
 def test_nothing_corrected_is_speculative_jacobi_decoding() -> None:
@@ -175,6 +202,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"window": 8, "corrected": -1}, "corrected"),
     ({"window": 8, "corrected": 1.5}, "corrected"),
     ({"window": 0}, "window"),
+    ({"front": "4x0"}, "front: got '4x0'; as 4x2"),
+    ({"front": "4by2"}, "front"),
+    ({"front": (2, 2, 2), "corrected": 2}, "front"),
+    ({"front": (8, 9)}, "front"),
     ({"window": 100, "corrected": 70}, "corrected: got 70; at most 63"),
     ({"init": "above"}, "init"),
     ({"coupling": "maximum"}, "coupling"),

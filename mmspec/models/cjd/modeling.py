@@ -95,10 +95,12 @@ class Corrections(NamedTuple):
     logits: Tensor
     likeliest: Tensor | None
 
-    def at(self, place: int) -> Corrections:
-        """Those of one place, [B, 1, ...]."""
+    def at(self, place: int, copies: int = 1) -> Corrections:
+        """Those of one place, [B, copies, ...]."""
         here = slice(place, place + 1)
-        return Corrections(self.logits[:, here], None if self.likeliest is None else self.likeliest[:, here])
+        logits = self.logits[:, here].expand(-1, copies, -1)
+        likeliest = None if self.likeliest is None else self.likeliest[:, here].expand(-1, copies, -1)
+        return Corrections(logits, likeliest)
 
 
 class CorrectorHead(DraftingHead):
