@@ -18,6 +18,12 @@ Size = Annotated[str, typer.Option(help="base or tiny.")]
 Start = Annotated[
     Path | None, typer.Option("--from", help="Trained folder to begin with.", show_default=False)
 ]
+Height = Annotated[
+    int | None, typer.Option(help="Pixels of images that the target draws.", show_default="the model's own")
+]
+Width = Annotated[
+    int | None, typer.Option(help="Pixels of images that the target draws.", show_default="the model's own")
+]
 ComparingReader = Annotated[
     Path | None, typer.Option(help="Trained reader whose features are compared too.", show_default=False)
 ]
@@ -199,7 +205,7 @@ def image(
     ] = None,
     condition: Annotated[str, typer.Option(help="caption, or class (48 labels).")] = "caption",
     start: Start = None,
-    size: Size = "base",
+    size: Annotated[str, typer.Option(help="base, long (32 x 32 tokens) or tiny.")] = "base",
     *,
     training: TrainingOptions,
 ) -> None:
@@ -236,10 +242,12 @@ def drafter(
         Path | None,
         typer.Option(
             help="Conversations with images: JSONL, or LLaVA's JSON. For image models a JSONL file of "
-            "images: image, and prompt or class. Scenes if not given.",
+            "images: image, and prompt or class; cjd needs no image. Scenes if not given.",
             show_default=False,
         ),
     ] = None,
+    height: Height = None,
+    width: Width = None,
     max_length: Annotated[
         int | None, typer.Option(min=1, help="Skip conversations of more tokens.", show_default=False)
     ] = None,
@@ -266,19 +274,28 @@ def drafter(
         mmspec train drafter --target assets/scenes-llamagen --out my-eagle --minutes 8
         mmspec train drafter --target assets/scenes-llamagen --out my-eagle --minutes 8 --resume
         mmspec train drafter --target my-llamagen --out my-eagle --data images.jsonl --minutes 60
+        mmspec train drafter --target deepseek-ai/Janus-Pro-7B --method cjd --data prompts.jsonl --minutes 600
     """
     from mmspec.cli.choice import parse_options
+    from mmspec.errors import InputError
+    from mmspec.pipelines.drafter_prompts import ImagePrompts
     from mmspec.reference.training.drafter_data import scene_data
     from mmspec.training.drafter import train_drafter
-    from mmspec.training.methods import METHODS
+    from mmspec.training.methods import METHODS, check_method
 
     name, settings = parse_options("method", method)
+    check_method(name, settings)
+    source: Any = data or scene_data
+    if data is not None and METHODS[name].record.of_images:
+        source = ImagePrompts(data, height, width)
+    elif (height, width) != (None, None):
+        raise InputError("height, width", (height, width), "nothing, unless the target draws the images")
     folder = train_drafter(
         target,
         out or Path(f"{Path(target).name}-{name}"),
         method=name,
         settings=settings,
-        data=data or scene_data,
+        data=source,
         max_length=max_length,
         regenerate=regenerate,
         dtype=dtype,

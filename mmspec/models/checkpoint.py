@@ -178,6 +178,7 @@ def load_model(
     *,
     argument: str = "model",
     surplus_allowed: bool = True,
+    model_class: Any = None,
     **where: Any,
 ) -> PreTrainedModel:
     """The model, in eval mode, every weight present and finite.
@@ -187,6 +188,7 @@ def load_model(
         config: its config.
         argument: name of the argument in error messages.
         surplus_allowed: False to refuse weights that the model has no use for, which are else logged.
+        model_class: where the auto classes of transformers know none.
         where: passed through to transformers.
 
     Raises:
@@ -194,7 +196,9 @@ def load_model(
         CheckpointError: weights are missing, of another shape, or not finite; the first three are named.
     """
     auto: Any
-    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+    if model_class is not None:
+        auto = model_class
+    elif type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         auto = AutoModelForImageTextToText
     elif type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         auto = AutoModelForCausalLM

@@ -55,7 +55,7 @@ def train_drafter(
         method: a name in `METHODS`.
         settings: of the drafter and its loss, such as `{"block": 10}`.
         data: conversations, as a file or as rows (see `read_conversations`); for image models a JSONL file
-            of images (see `ImageFile`); or a function that generates data (see `MakeData`).
+            of images (see `ImageFile`); or a function that makes data (see `MakeData`), as `ImagePrompts`.
         max_length: conversations of more tokens are skipped; None takes as many as the target can.
         regenerate: longest reply, in tokens, that the target writes itself in place of those of the data; 0
             learns the data's. A drafter imitates its target, whoever wrote the data.
@@ -95,7 +95,7 @@ def train_drafter(
             "method": written(method, settings),
             "out": out,
             **plan.length,
-            "data": data if isinstance(data, str | Path) else None,
+            "data": data if isinstance(data, str | Path) else getattr(data, "file", None),
             "max-length": max_length,
             "regenerate": regenerate or None,
             "dtype": None if dtype == "auto" else dtype,

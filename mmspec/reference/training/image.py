@@ -62,7 +62,7 @@ def train_image(
         reader: a trained reader that goes into the folder too, for evaluation; the training needs none.
         condition: "caption", or "class" (colour and shape of the leftmost object, 48 labels).
         start: a trained image model to begin with, instead of random weights; its condition may differ.
-        size: "base", or "tiny" (for tests).
+        size: "base", "long" (32 x 32 tokens) or "tiny" (for tests).
         how: see `TrainingPlan`; by default 75 minutes, of 16 images a step and process.
 
     Returns:
@@ -93,11 +93,13 @@ def train_image(
     def make(step: int) -> ImageBatch:
         count = plan.batch_size + only_prompts
         seeds = training_seeds(plan.seed, STAGE, step, accelerator.process_index, count)
-        batch = image_batch(seeds, tokenizer, only_prompts=only_prompts)
+        batch = image_batch(seeds, tokenizer, only_prompts=only_prompts, grid=shape.grid)
         return _with_tokens(batch, images, accelerator.device)
 
     held_out = _with_tokens(
-        image_batch(np.arange(CHECK_SCENES), tokenizer, dropped=0.0), images, accelerator.device
+        image_batch(np.arange(CHECK_SCENES), tokenizer, dropped=0.0, grid=shape.grid),
+        images,
+        accelerator.device,
     )
 
     check = held_out_figures(held_out, accelerator.device)

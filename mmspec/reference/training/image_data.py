@@ -1,4 +1,4 @@
-"""Training data of the image models: 64-pixel images of large objects, as pixels, labels and prompts."""
+"""Training data of the image models: images of large objects, as pixels, labels and prompts."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class PixelBatch(Movable):
 class ImageBatch(Movable):
     """Images with their prompts, and P prompts more that have no image.
 
-    `pixels` are [B, 3, 64, 64] in [-1, 1], and `tokens` [B, 256] what the image tokenizer makes of them (none
+    `pixels` are [B, 3, s, s] in [-1, 1], and `tokens` [B, cells] what the image tokenizer makes of them (none
     before it has seen them). `words` [B + P, `CAPTION_LENGTH`] are padded on the left, where `word_mask` is
     0; `dropped` [B + P] marks rows without condition. `caption_labels` [B + P, len(CAPTION_CLASSES)] and
-    `place_labels` [B, 256, labels of a patch] are what the auxiliary losses learn, `class_labels` [B] numbers
-    below 48.
+    `place_labels` [B, cells, labels of a patch] are what the auxiliary losses learn, `class_labels` [B]
+    numbers below 48.
     """
 
     pixels: torch.Tensor
@@ -106,6 +106,7 @@ def image_batch(
     dropped: float = DROPPED,
     only_prompts: int = 0,
     objects: int | None = None,
+    grid: int = GRID,
 ) -> ImageBatch:
     """Images with prompts.
 
@@ -115,8 +116,9 @@ def image_batch(
         dropped: share of the images whose prompts are left out.
         only_prompts: so many scenes at the end give no image, but their prompt.
         objects: of each scene; None for one or two.
+        grid: tokens a side, of `STRIDE` pixels each.
     """
-    scenes = image_scenes(seeds, objects)
+    scenes, size = image_scenes(seeds, objects), grid * STRIDE
     with_image = scenes[: len(scenes) - only_prompts]
     generators = [np.random.default_rng([int(seed), _PROMPT_SEED]) for seed in seeds]
     prompts = [sample_image_prompt(scene, rng) for scene, rng in zip(scenes, generators, strict=True)]
@@ -136,15 +138,13 @@ def image_batch(
     unknown = (draws[:, 2:] < UNKNOWN_WORD) & (words == tokenizer.convert_tokens_to_ids("\u2581a"))
     words = words.masked_fill(unknown, int(tokenizer.unk_token_id))
     return ImageBatch(
-        pixels=image_pixels(with_image, IMAGE_SIZE),
+        pixels=image_pixels(with_image, size),
         tokens=torch.empty(len(with_image), 0, dtype=torch.long),
         words=words,
         word_mask=mask,
         dropped=is_dropped,
         caption_labels=torch.tensor([_caption_labels(prompt) for prompt in prompts]),
-        place_labels=torch.from_numpy(
-            np.stack([patch_labels(scene, STRIDE, IMAGE_SIZE) for scene in with_image])
-        ),
+        place_labels=torch.from_numpy(np.stack([patch_labels(scene, STRIDE, size) for scene in with_image])),
         class_labels=torch.tensor([scene.class_label for scene in with_image]),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,12 @@ BESIDE_OBJECT = 4.0
 
 @dataclass(frozen=True, slots=True)
 class ImageModelShape:
-    """Widths and depths of one size of reference model; `entries` are those of the codebook."""
+    """Widths and depths of one size of reference model.
+
+    Attributes:
+        entries: of the codebook.
+        grid: tokens a side.
+    """
 
     width: int
     layers: int
@@ -46,13 +52,17 @@ class ImageModelShape:
     text_width: int
     text_layers: int
     entries: int
+    grid: int = GRID
 
 
 SHAPES_BY_SIZE = {
     "base": ImageModelShape(width=192, layers=8, heads=6, text_width=128, text_layers=2, entries=1024),
+    "long": ImageModelShape(
+        width=128, layers=8, heads=4, text_width=128, text_layers=2, entries=1024, grid=2 * GRID
+    ),
     "tiny": ImageModelShape(width=32, layers=2, heads=2, text_width=32, text_layers=1, entries=64),
 }
-"""The reference model, and one for tests."""
+"""The reference model, a narrower one of images four times as large, and one for tests."""
 
 
 def build_transformer(shape: ImageModelShape, condition: str) -> LlamaGenForCausalLM:
@@ -62,7 +72,7 @@ def build_transformer(shape: ImageModelShape, condition: str) -> LlamaGenForCaus
         hidden_size=shape.width,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
-        grid_size=GRID,
+        grid_size=shape.grid,
         condition_type=condition,
         num_classes=CLASSES,
         caption_length=CAPTION_LENGTH,
@@ -70,7 +80,7 @@ def build_transformer(shape: ImageModelShape, condition: str) -> LlamaGenForCaus
     )
     model = LlamaGenForCausalLM(config)
     model.generation_config = GenerationConfig(
-        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, guidance_scale=4.0, max_new_tokens=GRID**2
+        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, guidance_scale=4.0, max_new_tokens=shape.grid**2
     )
     return model
 
@@ -211,7 +221,8 @@ def place_loss(states: Tensor, batch: ImageBatch, heads: nn.ModuleDict) -> tuple
 
 def beside_objects(covered: Tensor) -> Tensor:
     """Mark the cells with an object left of or above them: [B, cells] bool -> 0 or 1 [B, cells]."""
-    grid = F.pad(covered.unflatten(1, (GRID, GRID)).float(), (1, 1, 1, 0))
+    side = math.isqrt(covered.shape[1])
+    grid = F.pad(covered.unflatten(1, (side, side)).float(), (1, 1, 1, 0))
     left, above = grid[:, 1:, :-2], grid[:, :-1, 1:-1]
     corners = torch.maximum(grid[:, :-1, :-2], grid[:, :-1, 2:])
     return torch.stack([left, above, corners]).amax(0).flatten(1)

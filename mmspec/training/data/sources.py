@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import AutoProcessor, GlmImageForConditionalGeneration, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.checkpoint import check_source, check_vocabulary, load_config, load_model, load_processor
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.registry import did_you_mean
-from mmspec.targets import CausalTarget, VisionLanguageTarget
+from mmspec.targets import CausalTarget, VisionLanguageTarget, adapt, image_target
+from mmspec.targets.image_families import IMAGE_FAMILIES
 from mmspec.training.data.conversation_data import ConversationRows
 from mmspec.training.data.conversation_file import read_conversations
 from mmspec.training.data.conversations import ConversationReader
@@ -26,7 +28,12 @@ __all__ = ["MakeData", "Rows", "open_target", "pick_dtype"]
 
 Rows = str | Path | Iterable[Mapping[str, Any]]
 MakeData = Callable[[Any, Any, int, int, int], DrafterData]
-"""(target, its `ConversationReader` or an image model's folder, batch size, seed, regenerate) -> data."""
+"""(target, reader, batch size, seed, regenerate) -> data.
+
+The reader is a `ConversationReader`, the folder of a LlamaGen, or the tokenizer or processor of another
+image model.
+"""
+GLM_IMAGE = "glm_image"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -66,7 +73,14 @@ def open_target(
             return images, data(images, folder, batch_size, seed, regenerate)
         return images, ImageFile(images, folder, batch_size, seed, Path(data))
     if of_images:
-        raise InputError("method", "cjd", "one for text: this one learns from images that the target draws")
+        if config.model_type not in (GLM_IMAGE, *IMAGE_FAMILIES):
+            allowed = "one for text: this one learns from images that the target draws"
+            raise InputError("method", "cjd", allowed)
+        if not callable(data):
+            allowed = "a function, such as `ImagePrompts(file)` of mmspec.pipelines.drafter_prompts"
+            raise InputError("data", type(data).__name__, allowed)
+        target, words = open_image_tokens(name, config, dtype=exact, device_map={"": device})
+        return target, data(target, words, batch_size, seed, regenerate)
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise CheckpointError(
             "target",
@@ -88,6 +102,28 @@ def open_target(
         return target, data(target, reader, batch_size, seed, regenerate)
     rows = ConversationRows(reader, told, batch_size, seed, max_length=max_length, regenerate=regenerate)
     return target, rows
+
+
+def open_image_tokens(source: str, config: PreTrainedConfig, **how: Any) -> tuple[CausalTarget, Any]:
+    """Load a model that draws images of discrete tokens, frozen, and its tokenizer or processor.
+
+    The processor of a GLM-Image lies beside its model, as diffusers keeps it.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    if config.model_type == GLM_IMAGE:
+        beside = Path(source).parent / "processor"
+        try:
+            words = AutoProcessor.from_pretrained(beside if beside.is_dir() else source)
+        except (OSError, ValueError) as error:
+            raise CheckpointError("target", source, f"a processor beside it ({error})"[:300]) from error
+        how["model_class"] = GlmImageForConditionalGeneration
+    else:
+        words = load_processor(source, config, argument="target", words_only=True)
+    model = load_model(source, config, argument="target", **how)
+    nn.Module.requires_grad_(model, False)
+    return image_target(model) or adapt(model), words
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:

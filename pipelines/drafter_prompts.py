@@ -1,0 +1,124 @@
+"""Prompts for training drafters on images that their target draws itself, of any family."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmspec.decoding.interfaces import Request
+from mmspec.decoding.sampling import Sampler
+from mmspec.errors import InputError
+from mmspec.models.image_parts import load_text_encoder
+from mmspec.pipelines.image_prompts import image_requests
+from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
+from mmspec.targets import CausalTarget, ImageTokenTarget
+from mmspec.targets.glm_image import GlmImageTarget
+from mmspec.targets.llamagen import LlamaGenTarget
+from mmspec.training.data.prompted_images import PromptedImages
+from mmspec.training.data.sequences import DrafterData, Trial
+
+__all__ = ["ImagePrompts"]
+
+GLM_IMAGE_SIZE = 1024
+
+
+class ImagePrompts:
+    """Prompts of a file as `data` of `train_drafter`, for methods that learn from images of the target.
+
+    Args:
+        file: JSONL of `{"prompt": text}`, or of `{"class": number}` for a LlamaGen of classes. Other keys are
+            for other methods.
+        height, width: of the images, in pixels; None is the size that the model was made for.
+
+    Raises:
+        InputError: the file or a line of it cannot be used.
+    """
+
+    def __init__(self, file: str | Path, height: int | None = None, width: int | None = None) -> None:
+        self.file, self.size = Path(file), {"height": height, "width": width}
+        self.rows = [read_row(number, line) for number, line in enumerate(read_lines(self.file), 1)]
+
+    def __call__(
+        self, target: CausalTarget, words: Any, batch_size: int, seed: int, regenerate: int
+    ) -> DrafterData:
+        """Make the data; see `MakeData`."""
+        if regenerate:
+            raise InputError("regenerate", regenerate, "nothing: the target draws images")
+        ask: Callable[[Sequence[str | int]], Trial]
+        if isinstance(target, GlmImageTarget):
+            ask = partial(glm_image_trial, target, words, self.size)
+        elif isinstance(target, LlamaGenTarget):
+            ask = partial(image_trial, target, {**llamagen_words(target, words), **self.size})
+        elif isinstance(target, ImageTokenTarget):
+            ask = partial(image_trial, target, {"tokenizer": words, **self.size})
+        else:
+            raise InputError("data", str(self.file), "conversations: the target draws no images")
+        return PromptedImages(self.rows, ask, batch_size, seed)
+
+
+def read_lines(file: Path) -> list[str]:
+    """Read the lines of a file that are not empty."""
+    try:
+        return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("data", str(file), "a JSONL file of prompts") from error
+
+
+def read_row(number: int, line: str) -> str | int:
+    """Read a prompt or a class."""
+    try:
+        table = json.loads(line)
+        asked = table["prompt"] if "prompt" in table else table["class"]
+    except (ValueError, KeyError, TypeError):
+        asked = None
+    if not isinstance(asked, str | int) or isinstance(asked, bool):
+        raise InputError(f"data, line {number}", line[:100], '{"prompt": text} or {"class": number}')
+    return asked
+
+
+def llamagen_words(target: LlamaGenTarget, folder: Path) -> dict[str, Any]:
+    """Load what reads the captions of a LlamaGen; nothing for one of classes."""
+    if target.config.condition_type == "class":
+        return {}
+    encoder, tokenizer = load_text_encoder(str(folder), target.config, dtype=torch.float32)
+    nn.Module.to(encoder.eval().requires_grad_(False), target.device)
+    return {"tokenizer": tokenizer, "text_encoder": encoder}
+
+
+def image_trial(target: ImageTokenTarget, what: dict[str, Any], asked: Sequence[str | int]) -> Trial:
+    """Requests of images, as `ImagePipeline` makes and samples them.
+
+    Args:
+        target: draws.
+        what: keywords of `image_requests`.
+        asked: prompts or classes.
+    """
+    sampler = ImageSettings.from_keywords(sampling_defaults(target.model), {}).sampler()
+    of_classes = isinstance(target, LlamaGenTarget) and target.config.condition_type == "class"
+    named: dict[str, Any] = {"class_labels" if of_classes else "prompt": list(asked)}
+    requests = image_requests(target, **named, **what, guided=sampler.is_guided)
+    return Trial(requests, sampler, max(request.grid.length for request in requests if request.grid))
+
+
+def glm_image_trial(
+    target: GlmImageTarget, processor: Any, size: dict[str, int | None], asked: Sequence[str | int]
+) -> Trial:
+    """Requests of images without a source image, as diffusers' `GlmImagePipeline` makes and samples them."""
+    height, width = (each or GLM_IMAGE_SIZE for each in size.values())
+    requests = []
+    for text in asked:
+        messages = [{"role": "user", "content": [{"type": "text", "text": str(text)}]}]
+        inputs = processor.apply_chat_template(
+            [messages], tokenize=True, target_h=height, target_w=width, return_dict=True, return_tensors="pt"
+        )
+        requests.append(Request(dict(inputs)))
+    config: Any = target.model.generation_config
+    sampler = Sampler(config.temperature or 1.0, top_k=config.top_k, top_p=config.top_p)
+    tokens = requests[0].inputs["image_grid_thw"].prod(-1).sum()  # of preview and image; a mark ends them
+    return Trial(requests, sampler, int(tokens) + 1)

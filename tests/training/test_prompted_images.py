@@ -1,0 +1,111 @@
+"""Drafters learn from images that their target draws itself, of every family, from prompts alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModel, PreTrainedModel
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.pipelines.drafter_prompts import ImagePrompts
+from mmspec.training.drafter import train_drafter
+from mmspec.training.methods import METHODS
+from tests.tiny_models import tiny_anole, tiny_emu3, tiny_emu3_5, tiny_janus, tiny_lumina
+from tests.tiny_models.glm_image import tiny_glm_pipeline
+
+METHOD = "cjd"
+SETTINGS = {"width": 16, "num_heads": 2, "context": 4, "learnt_window": 6, "window": 8, "corrected": 4}
+PROMPTS = ("a red circle", "a blue square", "a circle", "the small square")
+
+
+def glm_image(folder: Path) -> None:
+    pipe = tiny_glm_pipeline()
+    pipe.vision_language_encoder.save_pretrained(folder)
+    pipe.processor.save_pretrained(folder.parent / "processor")
+
+
+def drawer(make: Callable[[], tuple[PreTrainedModel, Any]]) -> Callable[[Path], None]:
+    def save(folder: Path) -> None:
+        model, words = make()
+        model.save_pretrained(folder)
+        words.save_pretrained(folder)
+
+    return save
+
+
+FAMILIES: dict[str, Callable[[Path], None]] = {
+    "janus": drawer(tiny_janus),
+    "emu3": drawer(tiny_emu3),
+    "emu3_5": drawer(tiny_emu3_5),
+    "anole": drawer(tiny_anole),
+    "lumina_mgpt": drawer(tiny_lumina),
+    "glm_image": glm_image,
+}
+
+
+SIZES = {"glm_image": 64, "lumina_mgpt": 96, "emu3": 8, "emu3_5": 64}  # the others draw small images
+
+
+def prompts_in(folder: Path, *lines: str) -> Path:
+    file = folder / "prompts.jsonl"
+    file.write_text("\n".join([*(json.dumps({"prompt": prompt}) for prompt in PROMPTS), *lines, ""]))
+    return file
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_corrector_of_every_family(family: str, tmp_path: Path) -> None:
+    FAMILIES[family](tmp_path / family)
+    file, losses = prompts_in(tmp_path), []
+    size = SIZES.get(family)
+    out = train_drafter(
+        tmp_path / family,
+        tmp_path / "out",
+        ImagePrompts(file, size, size),
+        method=METHOD,
+        settings=SETTINGS,
+        steps=6,
+        batch_size=2,
+        on_step=lambda step, loss: losses.append(loss),
+    )
+    assert len(losses) == 6 and all(0 < loss < 20 for loss in losses)
+    record = json.loads((out / "training.json").read_text())
+    assert record["stages"][0]["acceptance"] >= 1 and file.name in record["command"]
+    head = AutoModel.from_pretrained(out)
+    assert type(head) is METHODS[METHOD].head and head.config.width == 16
+
+
+BAD_LINES = ["{", "[]", "{}", '{"prompt": 2.5}', '{"class": true}']
+
+
+@pytest.mark.parametrize("line", BAD_LINES)
+def test_a_line_that_asks_for_nothing_is_refused(line: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="data, line 5"):
+        ImagePrompts(prompts_in(tmp_path, line))
+
+
+def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="JSONL file of prompts"):
+        ImagePrompts(tmp_path / "nothing.jsonl")
+    FAMILIES["janus"](tmp_path / "janus")
+    how: dict[str, Any] = {"method": METHOD, "settings": SETTINGS, "steps": 1}
+    file = prompts_in(tmp_path)
+    with pytest.raises(InputError, match="ImagePrompts"):
+        train_drafter(tmp_path / "janus", tmp_path / "out", file, **how)
+    with pytest.raises(InputError, match="regenerate"):
+        train_drafter(tmp_path / "janus", tmp_path / "out", ImagePrompts(file), regenerate=5, **how)
+    with pytest.raises(InputError, match="height"):
+        train_drafter(tmp_path / "janus", tmp_path / "out", ImagePrompts(file, height=7), **how)
+    file.write_text(json.dumps({"prompt": "a circle"}))
+    with pytest.raises(InputError, match="more than 2"):
+        train_drafter(tmp_path / "janus", tmp_path / "out", ImagePrompts(file), **how)
+
+
+def test_a_glm_image_without_a_processor_is_refused(tmp_path: Path) -> None:
+    tiny_glm_pipeline().vision_language_encoder.save_pretrained(tmp_path / "glm")
+    data = ImagePrompts(prompts_in(tmp_path))
+    with pytest.raises(CheckpointError, match="processor"):
+        train_drafter(tmp_path / "glm", tmp_path / "out", data, method=METHOD, steps=1)
