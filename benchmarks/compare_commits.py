@@ -56,7 +56,7 @@ OTHERS = {
     ],
     "scenes-llamagen": [
         *("sjd:coupling=exact", "sjd:coupling=gumbel", "sjd:coupling=fresh:init=repeat"),
-        *("sjd:tail_depth=3:tail_children=4", "sjd:coupling=exact:tail_depth=3:tail_children=4"),
+        *("sjd:front=4x2:reach=3", "sjd:coupling=exact:front=4x2:reach=3"),
         *("sjd:acceptance=lantern", "sjd:acceptance=lantern++", "sjd:acceptance=grouped"),
         *("sjd:acceptance=suffix", "gsd:relaxation=omega", "zipar:adaptive=true"),
         f"eagle:drafter={ASSETS}/scenes-llamagen-eagle:acceptance=budget:relaxation=groups",

@@ -46,8 +46,8 @@ class WindowOptions(TypedDict, total=False):
     window: int
     coupling: str
     init: str
-    tail_depth: int
-    tail_children: int
+    front: str | Sequence[int]
+    reach: int | None
 
 
 class TreeOptions(TypedDict, total=False):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["methods"]
 
 METHODS = (
-    "none,sjd:coupling=fresh,sjd:coupling=gumbel,sjd:coupling=exact,sjd,sjd:tail_depth=3:tail_children=4,"
+    "none,sjd:coupling=fresh,sjd:coupling=gumbel,sjd:coupling=exact,sjd,sjd:front=4x4x4:reach=3,"
     "lantern:delta=0.05,lantern,gsd,sjd:acceptance=lantern,sjd:acceptance=grouped,cool,sjd:acceptance=suffix,"
     "zipar"
 )

@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from mmspec.decoding.distribution import Categorical, Scores
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.distribution import Scores
+from mmspec.decoding.draft import Draft
 from mmspec.decoding.image_grid import FREE
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, Target, TargetOutput
@@ -33,10 +32,10 @@ from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.heads import check_trained_for
-from mmspec.drafting.jacobi import JacobiSession, Window, WindowDrafter
+from mmspec.drafting.jacobi import Candidates, JacobiSession, Window, WindowDrafter
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead
-from mmspec.models.cjd.modeling import join_states
+from mmspec.models.cjd.modeling import Memory, join_states
 from mmspec.models.feature_head import HIDDEN
 from mmspec.targets.causal import CausalTarget
 from mmspec.validation import is_integer
@@ -45,7 +44,6 @@ __all__ = ["CorrectedDrafter", "CorrectedSession", "StaleWindow"]
 
 INITS = ("edge", "uniform")
 NOTHING = FREE - 1
-MAX_CHAINS = 64
 
 
 @dataclass(frozen=True)
@@ -123,28 +121,15 @@ class CorrectedSession(JacobiSession):
         self.read = Read(tokens, join_states(last, rows), prefill.logits)
         self.committed = self.read.states.new_zeros(rows, size, self.read.states.shape[-1])
         self.words = tokens.expand(-1, size)
-        if drafter.front:
-            self.slots, self.chain_of, self.nodes_of = (
-                torch.tensor(each, device=device)
-                for each in (drafter.slots, drafter.chain_of, drafter.nodes_of)
-            )
         self.count = torch.zeros(rows, dtype=torch.long, device=device)
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
-        states = join_states(output.taps[HIDDEN], len(draft.tokens))
-        if not self.drafter.front:
-            super().observe(draft, output, scores, verdict)
-            self.read = Read(draft.tokens, states, output.logits)
-            return
-        # of all chains, the one that was accepted, or the first behind what was accepted
-        nodes = self.nodes_of[self.chain_of[verdict.last]]
-        tokens, valid = draft.tokens.gather(1, nodes), draft.valid.gather(1, nodes)
-        q = None if draft.q is None else Categorical(pick(draft.q.p, nodes))
-        depth = self.drafter.window - 1
-        kept = replace(Draft.chain(tokens, draft.kind, q, valid), max_depth=depth)
-        self._keep(kept, Categorical(pick(scores.p, nodes)), verdict.accepted)
-        logits = pick(output.logits, nodes.repeat(len(output.logits) // len(nodes), 1))
-        self.read = Read(tokens, pick(states, nodes), logits)
+        super().observe(draft, output, scores, verdict)
+        states, logits = join_states(output.taps[HIDDEN], len(draft.tokens)), output.logits
+        if self.drafter.branches:
+            nodes = self._path(verdict)
+            states, logits = pick(states, nodes), pick(logits, nodes.repeat(len(logits) // len(nodes), 1))
+        self.read = Read(self.observed.draft.tokens, states, logits)
 
     def part(self, rows: Sequence[int]) -> Self:
         chosen = super().part(rows)
@@ -168,82 +153,54 @@ class CorrectedSession(JacobiSession):
         both.sampler = self.sampler.joined(other.sampler, len(self.count), len(other.count))
         return both
 
-    def _revise(self, window: Window, seen: Draft) -> tuple[Tensor, Tensor]:
+    def _fill(self, window: Window, seen: Draft) -> Candidates:
         self._enter_committed()
-        front, count = self.drafter.front, self.drafter.corrected
+        count, tree = self.drafter.corrected, self.drafter.tree
         if not count:
-            return window.tokens, window.p
+            return super()._fill(window, seen)
         self.stale = stale = self._stale(window, count)
         head, rows = self.head, len(window.tokens)
         same, other = head.rows(stale.states, stale.old, stale.is_known, self.tables)
-        corrections, mask, first = head.stale(stale.logits), stale.mask(), stale.context
+        corrections, mask, place = head.stale(stale.logits), stale.mask(), stale.context
         u, is_free = self._uniforms(window.place), window.known == FREE
-        # of each slot: the candidates of all chains, whether each could be drawn, and what from
-        levels = [(window.tokens[:, :1], torch.ones_like(is_free[:, :1]), window.p[:, :1])]
-        words = torch.cat([self.words, window.tokens[:, :1]], 1)
-        done, chains, memory = slice(0, first + 1), 1, None
-        for slot in range(1, window.tokens.shape[1]):
-            here = slice(slot, slot + 1)
-            if slot > count:
-                forced = torch.ones_like(is_free[:, here]).expand(-1, chains)
-                tokens, p = (each[:, here] for each in (window.tokens, window.p))
-                levels.append((tokens.expand(-1, chains), forced, p.expand(-1, chains, -1)))
-                continue
-            drawn = levels[-1][0] if slot > 1 else words
+        whole = Candidates(window.tokens, torch.ones_like(is_free), window.p)
+        levels = [whole.at(0)]
+        memory: Memory | None = None
+        for slot in range(1, count + 1):
+            # the newest committed places are read with the root
+            chains, done = tree.chains(slot), slice(place if slot > 1 else 0, place + 1)
+            drawn = levels[-1].tokens[:, :chains]
+            if slot == 1:
+                drawn = torch.cat([self.words, drawn], 1)
             is_same = (drawn == stale.old[:, done])[..., None]
             known = same[:, done].where(is_same, other[:, done])
             known = known + embedding(drawn % len(self.tables.new), self.tables.new)
-            if slot > 1:
-                known = known.flatten(0, 1)[:, None]
-            seen_by = mask[:, :, done, : done.stop].repeat_interleave(chains, 0)
-            state, memory = head(known, seen_by, memory)
+            if memory is not None:
+                known, memory = known.flatten(0, 1)[:, None], self._remembered(memory, chains)
+            state, memory = head(known, mask[:, :, done, : done.stop].repeat_interleave(chains, 0), memory)
             state = state[:, -1].unflatten(0, (rows, chains))
             logits = head.correct(state, corrections.at(slot - 1, chains), self.tables)
-            free = is_free[:, here]
-            q = self.sampler.scores(logits).p.where(free[..., None], window.p[:, here])
-            where = (
+            here = slice(slot, slot + 1)
+            free, p = is_free[:, here], window.p[:, here]
+            q = self.sampler.scores(logits).p.where(free[..., None], p)
+            at, stood, uniforms = (
                 each[:, here].expand(-1, chains, *each.shape[2:]) for each in (window.place, window.stood, u)
             )
-            place, stood, uniforms = where
-            tokens = self._redraw(q, place, seen, stood, uniforms).where(free, window.tokens[:, here])
-            branch = front[slot - 1] if slot <= len(front) else 1
-            levels.append(self._siblings(tokens, q, window.place[:, here], branch))
-            if branch > 1:
-                memory = [
-                    (keys.repeat_interleave(branch, 0), values.repeat_interleave(branch, 0))
-                    for keys, values in memory
-                ]
-            chains, done = chains * branch, slice(done.stop, done.stop + 1)
+            tokens = self._redraw(q, at, seen, stood, uniforms).where(free, window.tokens[:, here])
+            first = Candidates(tokens, torch.ones_like(tokens, dtype=torch.bool), q)
+            levels.append(self._candidates(first, window.place, slot))
+            place += 1
         self.passes += count
-        tokens, self._drawable, p = (torch.cat(parts, 1) for parts in zip(*levels, strict=True))
-        return tokens, p
+        behind = range(count + 1, self.drafter.window)
+        levels += [self._candidates(whole.at(slot), window.place, slot) for slot in behind]
+        return Candidates.join(levels)
 
-    def _siblings(
-        self, tokens: Tensor, q: Tensor, place: Tensor, branch: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw further candidates without replacement, of which there are as many as q has tokens left.
-
-        Args:
-            tokens: [B, c] the first candidate behind each of c chains.
-            q: [B, c, V] what it was drawn from.
-            place: [B, 1] output index.
-            branch: candidates behind each chain.
-
-        Returns:
-            [B, c * branch] candidates, whether each could be drawn, and their q [B, c * branch, V].
-        """
-        if branch == 1:
-            return tokens, torch.ones_like(tokens, dtype=torch.bool), q
-        left = q.scatter(-1, tokens[..., None], 0.0)
-        siblings = (left.log() + self._noise(place, q)).topk(branch - 1, dim=-1).indices
-        drawable = torch.cat([torch.ones_like(tokens)[..., None] > 0, left.gather(-1, siblings) > 0], -1)
-        candidates = torch.cat([tokens[..., None], siblings], -1)
-        return candidates.flatten(1), drawable.flatten(1), q.repeat_interleave(branch, 1)
-
-    def _branch(
-        self, place: Tensor, tokens: Tensor, valid: Tensor, p: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return tokens, valid[:, self.slots] & self._drawable, p
+    def _remembered(self, memory: Memory, chains: int) -> Memory:
+        """The memory of each of so many chains, or of the first alone: [B * chains, ...]."""
+        rows, before = len(self.count), len(memory[0][0]) // len(self.count)
+        chain = torch.arange(chains, device=self.count.device) * before // chains
+        index = (torch.arange(rows, device=chain.device)[:, None] * before + chain).flatten()
+        return [(keys[index], values[index]) for keys, values in memory]
 
     def _enter_committed(self) -> None:
         """Let the nodes that were accepted last, and the root before them, be the newest committed ones."""
@@ -276,10 +233,8 @@ class CorrectedDrafter(WindowDrafter):
         window: as of `WindowDrafter`; what the head's config says if None.
         corrected: places that the head corrects, one after another, from 0 (speculative Jacobi decoding) to
             window - 1; what the head's config says if None. The others are drawn from what is stale.
-        coupling, init: as of `WindowDrafter`; drafts of neighbours have no distribution to correct.
-        front: candidates at each of the first places, behind each candidate before: (4, 2), or "4x2", gives
-            eight chains, each corrected for itself to the end of the window. They are drawn without
-            replacement.
+        coupling, init, front, reach: as of `WindowDrafter`; drafts of neighbours have no distribution to
+            correct. Each chain is corrected for itself.
 
     Raises:
         InputError: a value outside its range.
@@ -295,10 +250,11 @@ class CorrectedDrafter(WindowDrafter):
         coupling: str = "maximal",
         init: str = "edge",
         front: str | Sequence[int] = (),
+        reach: int | None = None,
     ) -> None:
         if init not in INITS:
             raise InputError("init", init, " or ".join(INITS))
-        super().__init__(model.config.window if window is None else window, coupling, init)
+        super().__init__(model.config.window if window is None else window, coupling, init, front, reach)
         if corrected is None:
             corrected = min(model.config.corrected, self.window - 1)
         if not is_integer(corrected) or not 0 <= corrected < self.window:
@@ -306,42 +262,9 @@ class CorrectedDrafter(WindowDrafter):
         if corrected >= model.config.longest:
             allowed = f"at most {model.config.longest - 1}: the head was made for windows of that many places"
             raise InputError("corrected", corrected, allowed)
-        self.front = self._read_front(front, corrected)
-        if self.front:
-            self._grow()
         self.model, self.corrected = model, corrected
         self.taps = model.taps
         self.target: CausalTarget | None = None
-
-    def _read_front(self, front: str | Sequence[int], corrected: int) -> tuple[int, ...]:
-        try:
-            sizes = tuple(map(int, front.split("x") if isinstance(front, str) and front else front))
-        except (TypeError, ValueError):
-            sizes = (0,)
-        if any(size < 1 for size in sizes) or len(sizes) > corrected or prod(sizes) > MAX_CHAINS:
-            allowed = f"as 4x2, for {corrected} places (those corrected) and {MAX_CHAINS} chains at most"
-            raise InputError("front", front, allowed)
-        return sizes if prod(sizes) > 1 else ()
-
-    def _grow(self) -> None:
-        """Lay out the tree: nodes of a slot stand side by side, those of one parent together.
-
-        Sets for each node its parent, its slot and the first chain through it; and the nodes of each chain.
-        """
-        chains, levels = prod(self.front), [[0]]
-        self.parents, self.slots, self.chain_of = [0], [0], [0]
-        for slot in range(1, self.window):
-            branch = self.front[slot - 1] if slot <= len(self.front) else 1
-            start, before = len(self.parents), levels[-1]
-            self.parents += [parent for parent in before for _ in range(branch)]
-            count = len(before) * branch
-            self.slots += [slot] * count
-            self.chain_of += [chains // count * node for node in range(count)]
-            levels.append(list(range(start, start + count)))
-        self.nodes_of = [[level[chain * len(level) // chains] for level in levels] for chain in range(chains)]
-        self.max_nodes, self.tail_children, self.branches = len(self.parents), max(self.front), True
-        if self.kind is DraftKind.IID:
-            self.kind = DraftKind.WITHOUT_REPLACEMENT
 
     def check(self, target: Target[Any]) -> None:
         super().check(target)

@@ -17,16 +17,13 @@ class JacobiDrafter(WindowDrafter):
 
     Args:
         window, coupling, init: as of `WindowDrafter`.
-        tail_depth: for how many places from the front of the window there are further candidates (SJD-PAC,
-            published with 3); 0 for none.
-        tail_children: candidates at each of these places, the window's own included, drawn without
-            replacement from the distribution of the place (published with 4).
+        front, reach: as of `WindowDrafter`; `front="4x4x4"` with `reach=3` is the published tree of SJD-PAC.
 
     Between rounds a session keeps two distributions for each place of the window: 4 MB a row at a window of
     32 and 16,384 codes in float32, or 0.5 MB as pairs under a top-k of 1000.
 
     Raises:
-        InputError: a value outside its range, or a tail of depth without children or the reverse.
+        InputError: a value outside its range.
     """
 
     def __init__(
@@ -34,10 +31,10 @@ class JacobiDrafter(WindowDrafter):
         window: int = 32,
         coupling: str = "maximal",
         init: str = "edge",
-        tail_depth: int = 0,
-        tail_children: int = 0,
+        front: str | Sequence[int] = (),
+        reach: int | None = None,
     ) -> None:
-        super().__init__(window, coupling, init, tail_depth, tail_children)
+        super().__init__(window, coupling, init, front, reach)
 
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream

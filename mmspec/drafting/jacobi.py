@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sparse_distribution import SparseDistribution, join_packed, part_of_packed, unpack
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.window import NEIGHBOURS, WindowLayout
+from mmspec.drafting.window_tree import WindowTree, read_front
 from mmspec.errors import InputError
 from mmspec.kernels import redraw
 from mmspec.kernels.redraw import invert
@@ -38,7 +39,6 @@ from mmspec.validation import is_integer
 from mmspec.verification.residuals import sampled_distribution
 
 MAX_WINDOW = 128
-MAX_TAIL_CHILDREN = 16
 KIND_OF_COUPLING = {
     "fresh": DraftKind.IID,
     "maximal": DraftKind.IID,
@@ -62,11 +62,13 @@ class WindowDrafter(Drafter):
             place of the window. "uniform": any code, or any token where there is no grid. "repeat": the cell
             before, "above": the one in the row above, as published. Where the grammar forces a token, that
             token.
-        tail_depth: for how many places from the front of the window there are further candidates.
-        tail_children: candidates at each of these places, the window's own included.
+        front: candidates at each of the first places, behind each candidate before: (4, 2), or "4x2", gives
+            eight chains. They are drawn without replacement.
+        reach: places that each of these chains has for itself, those of the front included; None for all of
+            the window. The first chain goes to its end.
 
     Raises:
-        InputError: a value outside its range, or a tail of depth without children or the reverse.
+        InputError: a value outside its range.
     """
 
     runs_ahead = True
@@ -77,8 +79,8 @@ class WindowDrafter(Drafter):
         window: int,
         coupling: str,
         init: str,
-        tail_depth: int = 0,
-        tail_children: int = 0,
+        front: str | Sequence[int] = (),
+        reach: int | None = None,
     ) -> None:
         if not is_integer(window) or not 1 <= window <= MAX_WINDOW:
             raise InputError("window", window, f"an integer from 1 to {MAX_WINDOW}")
@@ -86,20 +88,14 @@ class WindowDrafter(Drafter):
             raise InputError("coupling", coupling, did_you_mean(coupling, KIND_OF_COUPLING))
         if init not in INITS:
             raise InputError("init", init, did_you_mean(init, INITS))
-        self.branches = tail_depth != 0 or tail_children != 0
-        if self.branches and (not is_integer(tail_depth) or not 1 <= tail_depth < window):
-            raise InputError("tail_depth", tail_depth, f"1 to {window - 1}, below the window; or no tail")
-        if self.branches and (not is_integer(tail_children) or not 2 <= tail_children <= MAX_TAIL_CHILDREN):
-            raise InputError("tail_children", tail_children, f"2 to {MAX_TAIL_CHILDREN}; or no tail")
         self.window, self.coupling, self.init = window, coupling, init
-        self.tail_depth, self.tail_children = tail_depth, tail_children
         self.kind = KIND_OF_COUPLING[coupling]
+        self.tree = WindowTree(window, read_front(front), reach)
+        self.branches = bool(self.tree.front)
         if self.branches and self.kind is DraftKind.IID:
             self.kind = DraftKind.WITHOUT_REPLACEMENT
-        chain = range(-1, window - 1)  # the parent of each node of the window
-        siblings = [depth for depth in range(tail_depth) for _ in range(tail_children - 1)]
-        self.parents = [max(parent, 0) for parent in (*chain, *siblings)]
-        self.max_nodes = len(self.parents)
+        self.max_nodes = len(self.tree.parents)
+        self.max_children = max(self.tree.front, default=min(1, window - 1))
 
     def check(self, target: Target[Any]) -> None:
         self.require_room(target.grid, target.vocabulary)
@@ -110,8 +106,8 @@ class WindowDrafter(Drafter):
             raise InputError("init", self.init, "edge or uniform; only cells of images have neighbours")
         if grid is not None and self.window > grid.length:
             raise InputError("window", self.window, f"1 to {grid.length}, the tokens of the image")
-        if self.tail_children > vocabulary:
-            raise InputError("tail_children", self.tail_children, f"at most {vocabulary}, the vocabulary")
+        if self.max_children > vocabulary:
+            raise InputError("front", self.tree.front, f"at most {vocabulary} candidates, the vocabulary")
 
 
 @dataclass(frozen=True)
@@ -166,6 +162,23 @@ class Window:
     known: Tensor
 
 
+class Candidates(NamedTuple):
+    """Nodes of a tree: [B, n] tokens, whether each could be drawn, and [B, n, V] what from."""
+
+    tokens: Tensor
+    drawable: Tensor
+    p: Tensor
+
+    def at(self, slot: int) -> Candidates:
+        """Those of one slot."""
+        return Candidates(*(each[:, slot : slot + 1] for each in self))
+
+    @staticmethod
+    def join(parts: Sequence[Candidates]) -> Candidates:
+        """Those of several slots."""
+        return Candidates(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
+
+
 class JacobiSession(DraftSession):
     """Window of drafts of one batch.
 
@@ -191,7 +204,10 @@ class JacobiSession(DraftSession):
         self._lay_out([request.grid for request in requests])
         self.round = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
         self.steps = torch.arange(drafter.window, device=device)
-        self.parents = torch.tensor(drafter.parents, device=device)
+        tree = drafter.tree
+        self.parents, self.slots, self.chain, self.nodes = (
+            torch.tensor(each, device=device) for each in (tree.parents, tree.slots, tree.chain, tree.nodes)
+        )
         # The prompt is a window of one node, whose distribution is the edge of the first real window.
         token = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
         draft = Draft.chain(token, drafter.kind)
@@ -224,7 +240,18 @@ class JacobiSession(DraftSession):
         self.grids, self.layout = grids, WindowLayout(grids, self.vocabulary, self.random.keys.device)
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
-        self._keep(draft, scores, verdict.accepted)
+        if not self.drafter.branches:
+            self._keep(draft, scores, verdict.accepted)
+            return
+        nodes = self._path(verdict)
+        tokens, valid = draft.tokens.gather(1, nodes), draft.valid.gather(1, nodes)
+        q = None if draft.q is None else Categorical(pick(draft.q.p, nodes))
+        chain = replace(Draft.chain(tokens, draft.kind, q, valid), max_depth=self.drafter.window - 1)
+        self._keep(chain, Categorical(pick(scores.p, nodes)), verdict.accepted)
+
+    def _path(self, verdict: Verdict) -> Tensor:
+        """[B, W] nodes of the chain that was accepted, or of the first behind what was accepted."""
+        return self.nodes[self.chain[verdict.last]]
 
     def _keep(self, draft: Draft, scores: Categorical, accepted: Tensor) -> None:
         """Keep what the next round needs, distributions as pairs where that takes less memory."""
@@ -262,20 +289,46 @@ class JacobiSession(DraftSession):
             tokens, sound = torch.where(known == FREE, tokens, known), sound | (known != FREE)
             one_hot = torch.zeros_like(p).scatter(-1, tokens[:, :, None], 1.0)
             p = torch.where((known == FREE)[:, :, None], p, one_hot)
-        tokens, p = self._revise(Window(place, tokens, p, node, stood, known), seen)
+        filled = self._fill(Window(place, tokens, p, node, stood, known), seen)
         inside = place < self.layout.length
-        valid = (inside & sound) | (self.steps == 0)
+        valid = ((inside & sound) | (self.steps == 0))[:, self.slots] & filled.drawable
         faulty = (inside & ~sound)[:, 1:].any(-1)
-        if drafter.branches:
-            tokens, valid, p = self._branch(place, tokens, valid, p)
-        q = None if drafter.kind is DraftKind.COUPLED else Categorical(p)
-        depth, children = drafter.window - 1, max(drafter.tail_children, min(1, drafter.window - 1))
-        parents = self.parents.expand_as(tokens)
-        return Draft(tokens, parents, valid, drafter.kind, q, depth, children, faulty)
+        q = None if drafter.kind is DraftKind.COUPLED else Categorical(filled.p)
+        parents, depth = self.parents.expand_as(valid), drafter.window - 1
+        return Draft(filled.tokens, parents, valid, drafter.kind, q, depth, drafter.max_children, faulty)
 
-    def _revise(self, window: Window, seen: Draft) -> tuple[Tensor, Tensor]:
-        """Change tokens and distributions [B, W, V] of a new window, before they are proposed."""
-        return window.tokens, window.p
+    def _fill(self, window: Window, seen: Draft) -> Candidates:
+        """Make the nodes of the tree from a new window: what stands there, and further candidates."""
+        whole = Candidates(window.tokens, torch.ones_like(window.tokens, dtype=torch.bool), window.p)
+        if not self.drafter.branches:
+            return whole
+        slots = range(1, self.drafter.window)
+        levels = (self._candidates(whole.at(slot), window.place, slot) for slot in slots)
+        return Candidates.join([whole.at(0), *levels])
+
+    def _candidates(self, first: Candidates, place: Tensor, slot: int) -> Candidates:
+        """Make all candidates of a slot: further ones, without replacement, beside those drawn first.
+
+        By the Gumbel top-k trick (Kool et al., 1903.06059), the first candidate taken out. The target's own
+        noise finds the candidates that it is likeliest to choose.
+
+        Args:
+            first: one candidate behind each parent; or one for all parents, who then have the same.
+            place: [B, W] output index of each slot.
+            slot: of the window, not the root's.
+        """
+        branch, parents = self.drafter.tree.branch(slot), self.drafter.tree.chains(slot)
+        tokens, p = first.tokens, first.p
+        drawable = first.drawable
+        if branch > 1:
+            left = p.scatter(-1, tokens[..., None], 0.0)
+            noise = self._noise(place[:, slot : slot + 1], p)
+            further = (left.log() + noise).topk(branch - 1, dim=-1).indices
+            tokens = torch.cat([tokens[..., None], further], -1).flatten(1)
+            drawable = torch.cat([drawable[..., None], left.gather(-1, further) > 0], -1).flatten(1)
+            p = p.repeat_interleave(branch, 1)
+        copies = parents * branch // tokens.shape[1]
+        return Candidates(tokens.repeat(1, copies), drawable.repeat(1, copies), p.repeat(1, copies, 1))
 
     def _edge(self, place: Tensor, scored: int) -> Tensor:
         """[B, 1] last scored node that gave the p of a free place; that of a forced one is one-hot.
@@ -316,25 +369,6 @@ class JacobiSession(DraftSession):
         if coupling == "fresh":
             return invert(p, u[..., 1:])
         return redraw(p, sampled_distribution(seen).p, seen.tokens, seen.valid, old, u)
-
-    def _branch(
-        self, place: Tensor, tokens: Tensor, valid: Tensor, p: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Append the further candidates of the first places to tokens, valid and p.
-
-        Without replacement by the Gumbel top-k trick (Kool et al., 1903.06059), the window's own token taken
-        out first. The target's own noise finds the candidates that it is likeliest to choose.
-        """
-        head = slice(1, self.drafter.tail_depth + 1)
-        p_head, extra = p[:, head], self.drafter.tail_children - 1
-        left = p_head.scatter(-1, tokens[:, head, None], 0.0)
-        siblings = (left.log() + self._noise(place[:, head], p)).topk(extra, dim=-1).indices
-        drawable = (left.gather(-1, siblings) > 0) & valid[:, head, None]
-        return (
-            torch.cat([tokens, siblings.flatten(1)], 1),
-            torch.cat([valid, drawable.flatten(1)], 1),
-            torch.cat([p, p_head.repeat_interleave(extra, 1)], 1),
-        )
 
     def _noise(self, place: Tensor, p: Tensor) -> Tensor:
         """[B, n, V] Gumbel noise of further candidates at places [B, n], in the precision of p [B, ..., V].

@@ -155,8 +155,8 @@ REGISTERED: dict[str, Callable[[int, torch.dtype], Drafter]] = {
     "cjd, exact": lambda length, dtype: cjd(dtype, length, "exact"),
     "jacobi": lambda length, dtype: DRAFTERS["jacobi"](length),  # type: ignore[call-arg]
     "jacobi, exact": lambda length, dtype: DRAFTERS["jacobi"](length, "exact", "uniform"),  # type: ignore[call-arg]
-    "jacobi, tail": lambda length, dtype: DRAFTERS["jacobi"](  # type: ignore[call-arg]
-        length + 1, tail_depth=1, tail_children=4
+    "jacobi, tree": lambda length, dtype: DRAFTERS["jacobi"](  # type: ignore[call-arg]
+        length + 1, front=(4,), reach=1
     ),
 }
 ORACLES: dict[str, Callable[[int, torch.dtype], Drafter]] = {

@@ -29,7 +29,7 @@ CASES: dict[str, Callable[[], tuple[Drafter, AcceptanceRule | None]]] = {
         SpeculativeSampling(),
     ),
     "jacobi": lambda: (JacobiDrafter(5), SpeculativeSampling()),
-    "jacobi, exact, with a tail": lambda: (JacobiDrafter(5, "exact", tail_depth=2, tail_children=3), None),
+    "jacobi, exact, with a tree": lambda: (JacobiDrafter(5, "exact", front="3x2"), None),
 }
 AHEAD = [name for name, build in CASES.items() if build()[0].runs_ahead]
 

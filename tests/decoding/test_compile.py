@@ -25,7 +25,7 @@ from tests.tiny_models import tiny_llama
 PROMPTS = [[1, 2, 3, 4], [5, 6]]
 CASES: dict[str, Callable[[], tuple[Drafter, AcceptanceRule]]] = {
     "chain": lambda: (DraftModelDrafter(CausalTarget(tiny_llama()), 3), SampleAndMatch()),
-    "tree": lambda: (JacobiDrafter(4, "exact", tail_depth=2, tail_children=3), SampleAndMatch()),
+    "tree": lambda: (JacobiDrafter(4, "exact", front="3x2", reach=2), SampleAndMatch()),
     "window": lambda: (JacobiDrafter(4), SpeculativeSampling()),
 }
 

@@ -99,7 +99,7 @@ CASES: dict[str, tuple[Drafter, AcceptanceRule | None, Sampler]] = {
         Sampler([0.0, 0.8, 1.2], top_k=[0, 5, 9], top_p=[1.0, 0.9, 1.0], min_p=[0.0, 0.0, 0.01]),
     ),
     "jacobi": (JacobiDrafter(4), SpeculativeSampling(), Sampler(0.8)),
-    "jacobi, exact": (JacobiDrafter(4, "exact", tail_depth=2, tail_children=3), None, Sampler(0.8)),
+    "jacobi, exact": (JacobiDrafter(4, "exact", front="3x2"), None, Sampler(0.8)),
 }
 
 

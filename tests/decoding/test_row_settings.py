@@ -125,7 +125,7 @@ def images_equal_single_calls(name: str, **options: Any) -> None:
     [
         ("none", {}),
         ("sjd", {"window": 5}),
-        ("sjd", {"window": 5, "coupling": "exact", "tail_depth": 2, "tail_children": 3}),
+        ("sjd", {"window": 5, "coupling": "exact", "front": "3x2", "reach": 2}),
         ("zipar", {"zipar_window": 2}),
         ("zipar", {"zipar_window": 2, "window": 2}),
         ("eagle", {}),

@@ -12,13 +12,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from mmspec.decoding import cache
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession
-from mmspec.drafting.jacobi import Window
+from mmspec.drafting.jacobi import Candidates, Window
 from mmspec.models.cjd import CorrectorConfig, CorrectorHead
 from mmspec.targets import CausalTarget
 from tests.contracts import distributions
@@ -84,30 +83,30 @@ def distribution_of_many_rows() -> None:
 
 
 def distribution_of_trees() -> None:
-    check_distribution(Sampler(1.0), front=(3, 2))
+    check_distribution(Sampler(1.0), front=(3, 2), reach=2)
 
 
 def corrections_read_no_draft_of_their_own_place() -> None:
     """What stood in a place and behind it may be anything: what the place is drawn from stays as it is."""
-    target, revise, changed = small(), CorrectedSession._revise, []
+    target, fill, changed = small(), CorrectedSession._fill, []
     drafter = CorrectedDrafter(head_for(target), window=6, corrected=4)
 
-    def compare(self: CorrectedSession, window: Window, seen: Draft) -> tuple[Tensor, Tensor]:
+    def compare(self: CorrectedSession, window: Window, seen: Draft) -> Candidates:
         kept, accepted = copy.copy(self), self.observed.accepted
-        tokens, p = revise(self, window, seen)
+        filled = fill(self, window, seen)
         for slot in range(1, 5):
             other, read = copy.copy(kept), kept.read
             node = torch.arange(read.tokens.shape[1])
             own = (node > accepted[:, None] + slot) & (read.tokens >= 0)
             words = torch.where(own, (read.tokens + 1) % target.vocabulary, read.tokens)
             other.read = replace(read, tokens=words, states=torch.where(own[..., None], 9.0, read.states))
-            _, again = revise(other, window, seen)
-            assert torch.equal(again[:, slot], p[:, slot]), slot
-            changed.append(not torch.equal(again[:, slot + 1 :], p[:, slot + 1 :]))
-        return tokens, p
+            again = fill(other, window, seen).p
+            assert torch.equal(again[:, slot], filled.p[:, slot]), slot
+            changed.append(not torch.equal(again[:, slot + 1 :], filled.p[:, slot + 1 :]))
+        return filled
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CorrectedSession, "_revise", compare)
+        patch.setattr(CorrectedSession, "_fill", compare)
         fitted = drafter.fit(target)
         decode(target, [PROMPT] * 8, fitted, rule_for(drafter), Sampler(1.0), max_new_tokens=24, seed=3)
     assert any(changed)

@@ -162,8 +162,8 @@ def repeated_cells_are_scored_as_they_are() -> None:
     check_distribution(JacobiDrafter(4, init="repeat"), Sampler(1.0))
 
 
-def distribution_with_a_tail() -> None:
-    check_distribution(JacobiDrafter(4, tail_depth=2, tail_children=3), Sampler(1.0))
+def distribution_of_a_tree() -> None:
+    check_distribution(JacobiDrafter(4, front="3x3"), Sampler(1.0))
 
 
 def flat_target(sensitivity: float = 0.43) -> ImageTable:

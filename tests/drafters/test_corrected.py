@@ -14,7 +14,7 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.none import NoDrafter
-from mmspec.drafting.jacobi import KIND_OF_COUPLING, Window
+from mmspec.drafting.jacobi import KIND_OF_COUPLING, Candidates, Window
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorConfig
 from mmspec.pipelines.image_prompts import image_requests
@@ -31,10 +31,16 @@ from tests.tiny_models.llamagen import tiny_llamagen
 
 
 def drafter(
-    window: int = 8, corrected: int = 4, coupling: str = "maximal", front: tuple[int, ...] = (), **head: Any
+    window: int = 8,
+    corrected: int = 4,
+    coupling: str = "maximal",
+    front: tuple[int, ...] = (),
+    reach: int | None = None,
+    **head: Any,
 ) -> CorrectedDrafter:
     target = images()
-    return CorrectedDrafter(head_for(target, **head), window, corrected, coupling, front=front).fit(target)
+    tree: dict[str, Any] = {"front": front, "reach": reach}
+    return CorrectedDrafter(head_for(target, **head), window, corrected, coupling, **tree).fit(target)
 
 
 DISTRIBUTIONS: dict[str, tuple[Sampler, dict[str, Any]]] = {
@@ -47,6 +53,8 @@ DISTRIBUTIONS: dict[str, tuple[Sampler, dict[str, Any]]] = {
     "a tree": (Sampler(1.0), {"front": "3x2"}),
     "a cold tree of top-k": (Sampler(0.7, top_k=5), {"front": (2, 2, 2)}),
     "a tree of one level, few places corrected": (Sampler(1.0), {"front": (4,), "corrected": 1}),
+    "a tree of short chains": (Sampler(1.0), {"front": "2x2", "reach": 2}),
+    "a tree longer than what is corrected": (Sampler(1.0), {"front": "2x1x2", "corrected": 1}),
     "a tree with shared noise": (Sampler(1.0), {"front": (1, 3), "coupling": "gumbel"}),
 }
 
@@ -66,8 +74,8 @@ BUGS = {
         checks.corrections_read_no_draft_of_their_own_place,
     ),
     "q of the uncorrected place is reported": PlantedBug(
-        f"{SESSION}._revise",
-        (("self._siblings(tokens, q,", "self._siblings(tokens, window.p[:, here],"),),
+        f"{SESSION}._fill",
+        (("dtype=torch.bool), q)", "dtype=torch.bool), p.expand_as(q))"),),
         checks.distribution_of_corrected_windows,
     ),
     "states of a rejected path are kept": PlantedBug(
@@ -81,13 +89,13 @@ BUGS = {
         checks.corrections_read_no_draft_of_their_own_place,
     ),
     "coupled with the old draft of another place": PlantedBug(
-        f"{SESSION}._revise",
+        f"{SESSION}._fill",
         (("(window.place, window.stood, u)", "(window.place, window.stood.roll(1, 1), u)"),),
         checks.distribution_of_many_rows,
     ),
     "siblings drawn from another distribution": PlantedBug(
-        f"{SESSION}._siblings",
-        (("self._noise(place, q)", "self._noise(place, q) - left.log() / 2"),),
+        "mmspec.drafting.jacobi:JacobiSession._candidates",
+        (("left.log() + noise", "left.log() / 2 + noise"),),
         checks.distribution_of_trees,
     ),
 }
@@ -120,15 +128,18 @@ def test_the_targets_own_noise_gives_the_images_of_plain_decoding(window: int, c
             assert draw(made, [window % 3], sampler=sampler)[0] == [expected[window % 3]]
 
 
-@pytest.mark.parametrize("front", [(), (3, 2)])
+TREES: list[dict[str, Any]] = [{}, {"front": (3, 2)}, {"front": (2, 2), "reach": 3}]
+
+
+@pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("coupling", KIND_OF_COUPLING)
-def test_greedy_images_are_those_of_plain_decoding(coupling: str, front: tuple[int, ...]) -> None:
-    assert draw(drafter(8, 5, coupling, front), sampler=Sampler())[0] == plain(Sampler())
+def test_greedy_images_are_those_of_plain_decoding(coupling: str, tree: dict[str, Any]) -> None:
+    assert draw(drafter(8, 5, coupling, **tree), sampler=Sampler())[0] == plain(Sampler())
 
 
-@pytest.mark.parametrize("front", [(), (3, 2)])
-def test_a_row_of_a_batch_is_drawn_as_it_is_alone(front: tuple[int, ...]) -> None:
-    made = drafter(7, 4, corrections=20, front=front)
+@pytest.mark.parametrize("tree", TREES)
+def test_a_row_of_a_batch_is_drawn_as_it_is_alone(tree: dict[str, Any]) -> None:
+    made = drafter(7, 4, corrections=20, **tree)
     together = draw(made, [2, 0, 1])[0]
     assert [draw(made, [row])[0][0] for row in (2, 0, 1)] == together
 
@@ -136,14 +147,6 @@ def test_a_row_of_a_batch_is_drawn_as_it_is_alone(front: tuple[int, ...]) -> Non
 def test_a_tree_takes_fewer_forwards_than_a_chain() -> None:
     chain, tree = (draw(drafter(8, 4, front=front))[1].target_forwards for front in ((), (4, 2)))
     assert tree < chain
-
-
-def test_each_chain_of_a_tree_goes_to_the_end_of_the_window() -> None:
-    made = CorrectedDrafter(head_for(images()), 5, 3, front="2x3")
-    assert made.parents == [0, 0, 0, 1, 1, 1, 2, 2, 2, *range(3, 15)]
-    assert made.slots == [0, 1, 1, *[2] * 6, *[3] * 6, *[4] * 6]
-    assert made.nodes_of[0] == [0, 1, 3, 9, 15] and made.nodes_of[5] == [0, 2, 8, 14, 20]
-    assert made.chain_of[:9] == [0, 0, 3, 0, 1, 2, 3, 4, 5]
 
 
 def test_nothing_corrected_is_speculative_jacobi_decoding() -> None:
@@ -180,19 +183,19 @@ def test_families_draw_the_images_of_plain_decoding(family: str) -> None:
 def test_a_window_is_corrected_at_once_as_place_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """What training computes of a window is what decoding drew it from."""
     made = drafter(8, 6, corrections=30)
-    revise, seen_slots = CorrectedSession._revise, 0
+    fill, seen_slots = CorrectedSession._fill, 0
 
-    def compare(self: CorrectedSession, window: Window, seen: Draft) -> tuple[Any, Any]:
+    def compare(self: CorrectedSession, window: Window, seen: Draft) -> Candidates:
         nonlocal seen_slots
-        tokens, p = revise(self, window, seen)
-        logits = correct_window(self.head, self.target, self.stale, tokens[:, :6])
+        filled = fill(self, window, seen)
+        logits = correct_window(self.head, self.target, self.stale, filled.tokens[:, :6])
         free = window.known[:, 1:7] == -1
         due = SAMPLER.scores(logits).p
-        assert torch.allclose(p[:, 1:7][free].float(), due[free].float(), atol=1e-5)
+        assert torch.allclose(filled.p[:, 1:7][free].float(), due[free].float(), atol=1e-5)
         seen_slots += int(free.sum())
-        return tokens, p
+        return filled
 
-    monkeypatch.setattr(CorrectedSession, "_revise", compare)
+    monkeypatch.setattr(CorrectedSession, "_fill", compare)
     draw(made)
     assert seen_slots > 100
 
@@ -202,10 +205,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"window": 8, "corrected": -1}, "corrected"),
     ({"window": 8, "corrected": 1.5}, "corrected"),
     ({"window": 0}, "window"),
-    ({"front": "4x0"}, "front: got '4x0'; as 4x2"),
+    ({"front": "4x0"}, "front: got '4x0'; numbers of candidates as 4x2"),
     ({"front": "4by2"}, "front"),
-    ({"front": (2, 2, 2), "corrected": 2}, "front"),
+    ({"front": (2, 2, 2), "window": 3, "corrected": 2}, "front"),
     ({"front": (8, 9)}, "front"),
+    ({"front": (2, 2), "reach": 1}, "reach: got 1; 2 to 31"),
+    ({"front": (2, 2), "reach": 32}, "reach"),
     ({"window": 100, "corrected": 70}, "corrected: got 70; at most 63"),
     ({"init": "above"}, "init"),
     ({"coupling": "maximum"}, "coupling"),

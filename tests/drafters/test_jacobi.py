@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ from tests.tiny_models import tiny_lm, tiny_lm_v8
 GRID = ImageGrid(rows=5, columns=6, codebook_size=62, row_end=62, ending=(63,))
 SAMPLER = Sampler(0.9, top_k=40, top_p=0.95)
 SEEDS = [7, 8, 9]
-TAIL = {"tail_depth": 3, "tail_children": 4}
+TREE: dict[str, Any] = {"front": (4, 2), "reach": 3}
 
 
 def draw(
@@ -91,7 +92,7 @@ DISTRIBUTIONS = {
     "maximal, 4, guided": (JacobiDrafter(4), Sampler(1.0, guidance_scale=3.0)),
     "gumbel, 4": (JacobiDrafter(4, "gumbel"), Sampler(1.0)),
     "gumbel, 4, hot": (JacobiDrafter(4, "gumbel", "repeat"), Sampler(1.4, min_p=0.05)),
-    "maximal, tail": (JacobiDrafter(4, tail_depth=3, tail_children=3), Sampler(1.0)),
+    "maximal, tree": (JacobiDrafter(4, front="3x2x2"), Sampler(1.0)),
 }
 
 
@@ -112,17 +113,17 @@ def test_every_window_coupling_and_init_follows_the_distribution(
 ) -> None:
     check_distribution(JacobiDrafter(window, coupling, init), Sampler(1.0), rows=100_000)
     if window > 1:
-        tail = JacobiDrafter(window, coupling, init, window - 1, 3)
-        check_distribution(tail, Sampler(0.8, top_k=4, guidance_scale=1.5))
+        tree = JacobiDrafter(window, coupling, init, "3x2"[: 2 * window - 3], window - 1)
+        check_distribution(tree, Sampler(0.8, top_k=4, guidance_scale=1.5))
 
 
-@pytest.mark.parametrize("name", ["cold", "tail, top-k"])
+@pytest.mark.parametrize("name", ["cold", "tree, top-k"])
 @torch.inference_mode()
 def test_tokens_of_a_transformer_follow_its_distribution(name: str) -> None:
     """Every prefix read without a cache is the judge; rows of one batch are the sample."""
     drafter, sampler = {
         "cold": (JacobiDrafter(4), Sampler(0.6)),
-        "tail, top-k": (JacobiDrafter(3, tail_depth=2, tail_children=3), Sampler(1.0, top_k=4)),
+        "tree, top-k": (JacobiDrafter(3, front="3x3", reach=2), Sampler(1.0, top_k=4)),
     }[name]
     target, prompt = FanOutTarget(tiny_lm_v8()), (3, 1, 4)
     with pytest.MonkeyPatch.context() as patch:
@@ -158,13 +159,13 @@ def test_inversion_draws_every_token_with_its_own_probability() -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 3, 8, 32])
 def test_the_targets_own_noise_gives_the_images_of_plain_decoding(window: int) -> None:
-    """Bitwise, for every init and with a tail, in batches of one and of three; in fewer forwards."""
-    tails = [{}] if window == 1 else [{}, TAIL | {"tail_depth": min(3, window - 1)}]
+    """Bitwise, for every init and with trees, in batches of one and of three; in fewer forwards."""
+    trees = [{}] if window < 3 else [{}, {"front": (4, 2)}, TREE | {"reach": 2}]
     for init in INITS:
-        for tail in tails if init == "edge" else [{}]:
-            drafter = JacobiDrafter(window, "exact", init, **tail)
+        for tree in trees if init == "edge" else [{}]:
+            drafter = JacobiDrafter(window, "exact", init, **tree)
             outputs, stats, _ = draw(drafter)
-            assert outputs == plain(), (init, tail)
+            assert outputs == plain(), (init, tree)
             assert all(-(-GRID.length // window) <= count + 1 <= GRID.length for count in stats.rounds)
             row = window % 3
             assert draw(drafter, [row])[0] == [plain()[row]]
@@ -173,7 +174,7 @@ def test_the_targets_own_noise_gives_the_images_of_plain_decoding(window: int) -
 
 @pytest.mark.parametrize("coupling", KIND_OF_COUPLING)
 def test_greedy_images_are_those_of_plain_decoding(coupling: str) -> None:
-    for options in (*({"init": init} for init in INITS), TAIL):
+    for options in (*({"init": init} for init in INITS), TREE):
         drafter = JacobiDrafter(8, coupling, **options)
         assert draw(drafter, sampler=Sampler())[0] == plain(Sampler()), options
 
@@ -181,8 +182,8 @@ def test_greedy_images_are_those_of_plain_decoding(coupling: str) -> None:
 def test_guided_images_are_those_of_plain_decoding() -> None:
     for sampler in (Sampler(guidance_scale=2.0), Sampler(0.9, guidance_scale=2.0)):
         expected = draw(NoDrafter(), sampler=sampler)[0]
-        for tail in ({}, TAIL):
-            assert draw(JacobiDrafter(8, "exact", **tail), sampler=sampler)[0] == expected
+        for tree in ({}, TREE):
+            assert draw(JacobiDrafter(8, "exact", **tree), sampler=sampler)[0] == expected
     assert draw(JacobiDrafter(8), sampler=Sampler(guidance_scale=2.0))[0] == draw(
         NoDrafter(), sampler=Sampler(guidance_scale=2.0)
     )[0]  # fmt: skip
@@ -190,7 +191,7 @@ def test_guided_images_are_those_of_plain_decoding() -> None:
 
 @pytest.mark.parametrize("coupling", KIND_OF_COUPLING)
 def test_a_row_of_a_batch_is_drawn_as_it_is_alone(coupling: str) -> None:
-    for options in ({"init": "above"}, TAIL):
+    for options in ({"init": "above"}, TREE):
         drafter = JacobiDrafter(7, coupling, **options)
         together = draw(drafter, [2, 0, 1])[0]
         assert [draw(drafter, [row])[0][0] for row in (2, 0, 1)] == together, options
@@ -237,7 +238,8 @@ def test_maximal_coupling_needs_half_the_forwards_and_honest_drafts_help() -> No
     assert fresh / maximal >= 1.5
     copied = [mean_forwards(JacobiDrafter(32, init=init)) for init in ("repeat", "above")]
     assert maximal <= min(copied)
-    assert mean_forwards(JacobiDrafter(32, **TAIL)) < maximal
+    siblings = mean_forwards(JacobiDrafter(32, **TREE))
+    assert mean_forwards(JacobiDrafter(32, front=TREE["front"])) <= siblings < maximal
 
 
 def test_neighbours_are_the_nearest_covered_cells() -> None:
@@ -277,16 +279,16 @@ class Watched(JacobiDrafter):
 
 @pytest.mark.parametrize("init", INITS)
 def test_drafts_obey_the_grammar_and_have_one_shape(init: str) -> None:
-    for coupling, tail in (("fresh", {}), ("maximal", TAIL), ("gumbel", TAIL), ("exact", TAIL)):
-        drafter = Watched(8, coupling, init, **tail)
+    for coupling, tree in (("fresh", {}), ("maximal", TREE), ("gumbel", TREE), ("exact", TREE)):
+        drafter = Watched(8, coupling, init, **tree)
         draw(drafter)
-        assert drafter.nodes == {8 + 9 * bool(tail)} == {drafter.max_nodes}
+        assert drafter.nodes == {25 if tree else 8} == {drafter.max_nodes}
 
 
 @pytest.mark.parametrize("init", INITS)
 def test_proposing_reads_nothing_from_the_device(init: str) -> None:
-    for coupling, tail in (("maximal", {}), ("exact", TAIL)):
-        drafter = JacobiDrafter(8, coupling, init, **tail)
+    for coupling, tree in (("maximal", {}), ("exact", TREE)):
+        drafter = JacobiDrafter(8, coupling, init, **tree)
         requests = [Request({"input_ids": torch.tensor([[1, 2]])}, grid=GRID)]
         random = RandomStream.from_seed(0, 1)
         session = drafter.start(requests, PromptOutput(torch.randn(1, 1, 64)), SAMPLER, random)
@@ -317,8 +319,8 @@ class Poisoned(ToyImages):
 
 @pytest.mark.parametrize("coupling", KIND_OF_COUPLING)
 def test_a_row_of_no_numbers_ends_alone(coupling: str) -> None:
-    for tail, sampler in (({}, SAMPLER), (TAIL, SAMPLER), ({}, Sampler())):
-        drafter = JacobiDrafter(8, coupling, **tail)
+    for tree, sampler in (({}, SAMPLER), (TREE, SAMPLER), ({}, Sampler())):
+        drafter = JacobiDrafter(8, coupling, **tree)
         expected = draw(drafter, sampler=sampler)[0]
         outputs, _, canvas = draw(drafter, sampler=sampler, target=Poisoned(at=9))
         assert outputs == [expected[0], expected[1][:9], expected[2]]
@@ -327,8 +329,8 @@ def test_a_row_of_no_numbers_ends_alone(coupling: str) -> None:
 
 def test_no_numbers_ahead_are_no_error() -> None:
     """A draft may lead the target astray, and only what is committed counts; it is counted as a fault."""
-    for tail in ({}, TAIL):
-        outputs, stats, canvas = draw(JacobiDrafter(8, "exact", **tail), target=Poisoned(at=0, ahead=True))
+    for tree in ({}, TREE):
+        outputs, stats, canvas = draw(JacobiDrafter(8, "exact", **tree), target=Poisoned(at=0, ahead=True))
         assert outputs == plain() and canvas.errors == [None] * 3 and stats.draft_faults > 0
 
 
@@ -350,11 +352,13 @@ REFUSED = [
     ({"window": True}, "window"),
     ({"coupling": "maximum"}, "did you mean 'maximal'"),
     ({"init": "edges"}, "did you mean 'edge'"),
-    ({"tail_depth": 2}, "tail_children"),
-    ({"tail_children": 3}, "tail_depth"),
-    ({"window": 4, "tail_depth": 4, "tail_children": 2}, "tail_depth"),
-    ({"tail_depth": -1, "tail_children": 2}, "tail_depth"),
-    ({"tail_depth": 2, "tail_children": 17}, "tail_children"),
+    ({"front": "4by2"}, "front: got '4by2'; numbers of candidates as 4x2"),
+    ({"front": (2, 0)}, "front"),
+    ({"front": 5}, "front"),
+    ({"front": (65,)}, "at most 64 chains"),
+    ({"window": 4, "front": (1, 1, 1, 2)}, "front: .* at most 3 places"),
+    ({"front": (2, 2), "reach": 1}, "reach: got 1; 2 to 31"),
+    ({"front": (2, 2), "reach": 32}, "reach"),
 ]
 
 
@@ -376,15 +380,15 @@ def test_what_does_not_fit_the_image_is_refused() -> None:
         with pytest.raises(InputError, match="init"):
             decode(precise(), PROMPTS[:1], JacobiDrafter(4, init=init))
     target = CausalTarget(tiny_lm(vocab=3))
-    with pytest.raises(InputError, match="tail_children"):
-        JacobiDrafter(4, tail_depth=1, tail_children=4).fit(target)
+    with pytest.raises(InputError, match="front"):
+        JacobiDrafter(4, front=(4,)).fit(target)
 
 
 def test_the_default_rule_is_sound_for_what_the_options_propose() -> None:
     rules = {
         "SpeculativeSampling": [{}, {"coupling": "fresh"}, {"coupling": "gumbel"}, {"window": 1}],
-        "RecursiveRejection": [TAIL, TAIL | {"coupling": "gumbel"}],
-        "SampleAndMatch": [{"coupling": "exact"}, TAIL | {"coupling": "exact"}],
+        "RecursiveRejection": [TREE, TREE | {"coupling": "gumbel"}],
+        "SampleAndMatch": [{"coupling": "exact"}, TREE | {"coupling": "exact"}],
     }
     for rule, cases in rules.items():
         for options in cases:
@@ -393,7 +397,7 @@ def test_the_default_rule_is_sound_for_what_the_options_propose() -> None:
     with pytest.raises(InputError, match="coupled chains"):
         build_accelerator("sjd", acceptance="speculative_sampling", coupling="exact")
     with pytest.raises(InputError, match="without_replacement trees"):
-        build_accelerator("sjd", acceptance="speculative_sampling", **TAIL)
+        build_accelerator("sjd", acceptance="speculative_sampling", **TREE)
     assert build_accelerator("sjd", window=1).drafter.kind is DraftKind.IID
 
 

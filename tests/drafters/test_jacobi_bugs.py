@@ -40,7 +40,7 @@ BUGS = {
         REDRAW, (("u[..., 0] *", "u[..., 1] *"),), checks.maximal_distribution
     ),
     "candidates drawn with the noise of the redraw": PlantedBug(
-        f"{SESSION}._branch", (("Purpose.DRAFT", "Purpose.REDRAW"),), checks.distribution_with_a_tail
+        f"{SESSION}._noise", (("Purpose.DRAFT", "Purpose.REDRAW"),), checks.distribution_of_a_tree
     ),
     "a copied cell scored as if it were drawn": PlantedBug(
         f"{SESSION}.propose",

@@ -26,7 +26,7 @@ from mmspec.decoding.speculative import Batch, begin
 from mmspec.decoding.stats import DecodingStats
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession, StaleWindow
-from mmspec.drafting.jacobi import Window
+from mmspec.drafting.jacobi import Candidates, Window
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead
 from mmspec.models.cjd.modeling import EXCLUDED
@@ -79,15 +79,15 @@ class RecordingSession(CorrectedSession):
 
     records: deque[WindowBatch]
 
-    def _revise(self, window: Window, seen: Draft) -> tuple[Tensor, Tensor]:
+    def _fill(self, window: Window, seen: Draft) -> Candidates:
         count = self.drafter.corrected
         tables = self.head.tables(self.target.embed, self.target.head, self.target.dtype)
         self.tables = tables  # the head learns meanwhile
-        tokens, p = super()._revise(window, seen)
+        filled = super()._fill(window, seen)
         slots = slice(1, count + 1)
         is_drawn = (window.known[:, slots] == FREE) & (window.place[:, slots] < self.layout.length)
-        self._drawn = tokens[:, :count], is_drawn
-        return tokens, p
+        self._drawn = filled.tokens[:, :count], is_drawn
+        return filled
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         super().observe(draft, output, scores, verdict)
