@@ -3,7 +3,7 @@
 A method of this project, between speculative Jacobi decoding (2410.01699, with the maximal coupling of
 2510.24211) and a head that drafts (EAGLE, 2401.15077). As soon as an early token of a window changes, what
 the target has said of all later places is stale. The head knows both the new tokens and the stale states, and
-corrects the distributions one after another; each token is coupled with the old draft of its place, so that
+corrects the distributions; each token is coupled with the old draft of its place, so that
 what was right stays.
 
 The corrected q of a place depends on tokens and states before it, never on the old draft of the place itself.
@@ -35,7 +35,7 @@ from mmspec.drafting.heads import check_trained_for
 from mmspec.drafting.jacobi import Candidates, JacobiSession, Window, WindowDrafter
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead
-from mmspec.models.cjd.modeling import Memory, join_states
+from mmspec.models.cjd.modeling import join_states
 from mmspec.models.feature_head import HIDDEN
 from mmspec.targets.causal import CausalTarget
 from mmspec.validation import is_integer
@@ -98,6 +98,8 @@ class CorrectedSession(JacobiSession):
         count: [B] how many of the C there are.
         stale: what the head knew of the window that was drawn last.
         tables: of the target.
+        places: of each corrected node of the tree, its place among those of all chains.
+        choices: [C, f] which of the candidates at each place of the front each chain goes through.
     """
 
     drafter: CorrectedDrafter
@@ -122,6 +124,11 @@ class CorrectedSession(JacobiSession):
         self.committed = self.read.states.new_zeros(rows, size, self.read.states.shape[-1])
         self.words = tokens.expand(-1, size)
         self.count = torch.zeros(rows, dtype=torch.long, device=device)
+        tree, corrected = drafter.tree, drafter.corrected
+        nodes = [node for node, slot in enumerate(tree.slots) if 0 < slot <= corrected]
+        places = [tree.chain[node] * corrected + tree.slots[node] - 1 for node in nodes]
+        self.places = torch.tensor(places, dtype=torch.long, device=device)
+        self.choices = torch.tensor(tree.choices, dtype=torch.long, device=device)
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         super().observe(draft, output, scores, verdict)
@@ -155,52 +162,75 @@ class CorrectedSession(JacobiSession):
 
     def _fill(self, window: Window, seen: Draft) -> Candidates:
         self._enter_committed()
-        count, tree = self.drafter.corrected, self.drafter.tree
+        count = self.drafter.corrected
         if not count:
             return super()._fill(window, seen)
-        self.stale = stale = self._stale(window, count)
-        head, rows = self.head, len(window.tokens)
-        same, other = head.rows(stale.states, stale.old, stale.is_known, self.tables)
-        corrections, mask, place = head.stale(stale.logits), stale.mask(), stale.context
-        u, is_free = self._uniforms(window.place), window.known == FREE
-        whole = Candidates(window.tokens, torch.ones_like(is_free), window.p)
-        levels = [whole.at(0)]
-        memory: Memory | None = None
-        for slot in range(1, count + 1):
-            # the newest committed places are read with the root
-            chains, done = tree.chains(slot), slice(place if slot > 1 else 0, place + 1)
-            drawn = levels[-1].tokens[:, :chains]
-            if slot == 1:
-                drawn = torch.cat([self.words, drawn], 1)
-            is_same = (drawn == stale.old[:, done])[..., None]
-            known = same[:, done].where(is_same, other[:, done])
-            known = known + embedding(drawn % len(self.tables.new), self.tables.new)
-            if memory is not None:
-                known, memory = known.flatten(0, 1)[:, None], self._remembered(memory, chains)
-            state, memory = head(known, mask[:, :, done, : done.stop].repeat_interleave(chains, 0), memory)
-            state = state[:, -1].unflatten(0, (rows, chains))
-            logits = head.correct(state, corrections.at(slot - 1, chains), self.tables)
-            here = slice(slot, slot + 1)
-            free, p = is_free[:, here], window.p[:, here]
-            q = self.sampler.scores(logits).p.where(free[..., None], p)
-            at, stood, uniforms = (
-                each[:, here].expand(-1, chains, *each.shape[2:]) for each in (window.place, window.stood, u)
-            )
-            tokens = self._redraw(q, at, seen, stood, uniforms).where(free, window.tokens[:, here])
-            first = Candidates(tokens, torch.ones_like(tokens, dtype=torch.bool), q)
-            levels.append(self._candidates(first, window.place, slot))
-            place += 1
-        self.passes += count
+        self.stale = self._stale(window, count)
+        whole = Candidates(window.tokens, torch.ones_like(window.tokens, dtype=torch.bool), window.p)
+        corrected = Candidates(*(each[:, self.places] for each in self._correct(window, seen)))
         behind = range(count + 1, self.drafter.window)
-        levels += [self._candidates(whole.at(slot), window.place, slot) for slot in behind]
-        return Candidates.join(levels)
+        levels = (self._candidates(whole.at(slot), window.place, slot) for slot in behind)
+        return Candidates.join([whole.at(0), corrected, *levels])
 
-    def _remembered(self, memory: Memory, chains: int) -> Memory:
-        """The memory of each of so many chains, or of the first alone: [B * chains, ...]."""
-        rows, before = len(self.count), len(memory[0][0]) // len(self.count)
-        chain = torch.arange(chains, device=self.count.device) * before // chains
-        index = (torch.arange(rows, device=chain.device)[:, None] * before + chain).flatten()
-        return [(keys[index], values[index]) for keys, values in memory]
+    def _correct(self, window: Window, seen: Draft) -> Candidates:
+        """Draw m corrected places of all C chains, pass after pass: [B, C * m] candidates.
+
+        In a pass the head reads what the pass before has drawn, and all places are drawn anew with the same
+        random numbers. After m passes each has been drawn given those before it; few come close, because
+        most tokens stay. Whatever their number, q of a place depends on random numbers and old drafts of the
+        places before it alone, so that its token is a draw from it.
+        """
+        head, stale, rows = self.head, self.stale, len(window.tokens)
+        chains, count, context = len(self.nodes), self.drafter.corrected, stale.context
+        same, other = head.rows(stale.states, stale.old, stale.is_known, self.tables)
+        mask = stale.mask()
+        _, memory = head(same[:, :context] + self._new(self.words), mask[:, :, :context, :context])
+        memory = [(k.repeat_interleave(chains, 0), v.repeat_interleave(chains, 0)) for k, v in memory]
+        mask = mask[:, :, context:].repeat_interleave(chains, 0)
+        same, other, old = (each[:, None, context:] for each in (same, other, stale.old))
+        corrections = head.stale(stale.logits).repeat(chains)
+        place, stood, guess, p, u, known = (
+            each[:, 1 : count + 1].repeat(1, chains, *[1] * (each.dim() - 2))
+            for each in (
+                *(window.place, window.stood, window.tokens, window.p),
+                *(self._uniforms(window.place), window.known),
+            )
+        )
+        tokens = guess.unflatten(1, (chains, count))
+        root = window.tokens[:, None, :1].expand(-1, chains, -1)
+        for _ in range(self.drafter.passes):
+            drawn = torch.cat([root, tokens[:, :, :-1]], -1)
+            read = same.where((drawn == old)[..., None], other) + self._new(drawn)
+            states, _ = head(read.flatten(0, 1), mask, memory)
+            logits = head.correct(states.view(rows, chains * count, -1), corrections, self.tables)
+            q = self.sampler.scores(logits).p.where((known == FREE)[..., None], p)
+            first = self._redraw(q, place, seen, stood, u).where(known == FREE, guess)
+            tokens, drawable = self._choose(first.unflatten(1, (chains, count)), q, window.place)
+        self.passes += self.drafter.passes
+        return Candidates(tokens.flatten(1), drawable.flatten(1), q)
+
+    def _new(self, tokens: Tensor) -> Tensor:
+        """What the head makes of new tokens; nothing of no token."""
+        return embedding(tokens % len(self.tables.new), self.tables.new)
+
+    def _choose(self, first: Tensor, q: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+        """The candidate of each chain at each place, and whether it could be drawn.
+
+        Args:
+            first: [B, C, m] drawn from q [B, C * m, V].
+            place: [B, W] output index of each slot.
+        """
+        drawable = torch.ones_like(first, dtype=torch.bool)
+        front = self.drafter.tree.front[: first.shape[-1]]
+        if not front:
+            return first, drawable
+        tokens, could = list(first.unbind(-1)), list(drawable.unbind(-1))
+        q = q.view(*first.shape, -1)
+        for at, branch in enumerate(front):
+            ranked = self._ranked(tokens[at], q[:, :, at], place[:, at + 1 : at + 2], branch)
+            choice = self.choices[:, at, None].expand(len(first), -1, -1)
+            tokens[at], could[at] = (each.gather(-1, choice)[..., 0] for each in ranked)
+        return torch.stack(tokens, -1), torch.stack(could, -1)
 
     def _enter_committed(self) -> None:
         """Let the nodes that were accepted last, and the root before them, be the newest committed ones."""
@@ -231,8 +261,10 @@ class CorrectedDrafter(WindowDrafter):
     Args:
         model: the trained head.
         window: as of `WindowDrafter`; what the head's config says if None.
-        corrected: places that the head corrects, one after another, from 0 (speculative Jacobi decoding) to
-            window - 1; what the head's config says if None. The others are drawn from what is stale.
+        corrected: places that the head corrects, from 0 (speculative Jacobi decoding) to window - 1; what the
+            head's config says if None. The others are drawn from what is stale.
+        passes: of the head over these places; what its config says if None. As many as places correct one
+            after another.
         coupling, init, front, reach: as of `WindowDrafter`; drafts of neighbours have no distribution to
             correct. Each chain is corrected for itself.
 
@@ -249,20 +281,25 @@ class CorrectedDrafter(WindowDrafter):
         corrected: int | None = None,
         coupling: str = "maximal",
         init: str = "edge",
+        passes: int | None = None,
         front: str | Sequence[int] = (),
         reach: int | None = None,
     ) -> None:
         if init not in INITS:
             raise InputError("init", init, " or ".join(INITS))
         super().__init__(model.config.window if window is None else window, coupling, init, front, reach)
+        most = self.tree.reach if self.branches else self.window - 1
         if corrected is None:
-            corrected = min(model.config.corrected, self.window - 1)
-        if not is_integer(corrected) or not 0 <= corrected < self.window:
-            raise InputError("corrected", corrected, f"0 to {self.window - 1}, below the window")
+            corrected = min(model.config.corrected, most)
+        if not is_integer(corrected) or not 0 <= corrected <= most:
+            raise InputError("corrected", corrected, f"0 to {most}, below the window and within the reach")
         if corrected >= model.config.longest:
             allowed = f"at most {model.config.longest - 1}: the head was made for windows of that many places"
             raise InputError("corrected", corrected, allowed)
-        self.model, self.corrected = model, corrected
+        passes = model.config.passes if passes is None else passes
+        if not is_integer(passes) or not 1 <= passes <= self.window:
+            raise InputError("passes", passes, f"1 to {self.window}")
+        self.model, self.corrected, self.passes = model, corrected, min(passes, max(1, corrected))
         self.taps = model.taps
         self.target: CausalTarget | None = None
 

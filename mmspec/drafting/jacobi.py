@@ -307,28 +307,34 @@ class JacobiSession(DraftSession):
         return Candidates.join([whole.at(0), *levels])
 
     def _candidates(self, first: Candidates, place: Tensor, slot: int) -> Candidates:
-        """Make all candidates of a slot: further ones, without replacement, beside those drawn first.
-
-        By the Gumbel top-k trick (Kool et al., 1903.06059), the first candidate taken out. The target's own
-        noise finds the candidates that it is likeliest to choose.
+        """Make all candidates of a slot, which are the same behind every parent.
 
         Args:
-            first: one candidate behind each parent; or one for all parents, who then have the same.
+            first: one candidate.
             place: [B, W] output index of each slot.
             slot: of the window, not the root's.
         """
         branch, parents = self.drafter.tree.branch(slot), self.drafter.tree.chains(slot)
-        tokens, p = first.tokens, first.p
-        drawable = first.drawable
+        tokens, drawable, p = first
         if branch > 1:
-            left = p.scatter(-1, tokens[..., None], 0.0)
-            noise = self._noise(place[:, slot : slot + 1], p)
-            further = (left.log() + noise).topk(branch - 1, dim=-1).indices
-            tokens = torch.cat([tokens[..., None], further], -1).flatten(1)
-            drawable = torch.cat([drawable[..., None], left.gather(-1, further) > 0], -1).flatten(1)
-            p = p.repeat_interleave(branch, 1)
-        copies = parents * branch // tokens.shape[1]
-        return Candidates(tokens.repeat(1, copies), drawable.repeat(1, copies), p.repeat(1, copies, 1))
+            ranked, could = self._ranked(tokens, p, place[:, slot : slot + 1], branch)
+            tokens, drawable, p = ranked.flatten(1), could.flatten(1), p.expand(-1, branch, -1)
+        return Candidates(tokens.repeat(1, parents), drawable.repeat(1, parents), p.repeat(1, parents, 1))
+
+    def _ranked(self, first: Tensor, p: Tensor, place: Tensor, branch: int) -> tuple[Tensor, Tensor]:
+        """Draw further candidates without replacement: [B, n, branch] all, and whether each could be drawn.
+
+        By the Gumbel top-k trick (Kool et al., 1903.06059), the first candidate taken out.
+
+        Args:
+            first: [B, n] drawn from p [B, n, V].
+            place: [B, 1] output index.
+            branch: number of candidates, the first included.
+        """
+        left = p.scatter(-1, first[..., None], 0.0)
+        further = (left.log() + self._noise(place, p)).topk(branch - 1, dim=-1).indices
+        could = torch.cat([torch.ones_like(first)[..., None] > 0, left.gather(-1, further) > 0], -1)
+        return torch.cat([first[..., None], further], -1), could
 
     def _edge(self, place: Tensor, scored: int) -> Tensor:
         """[B, 1] last scored node that gave the p of a free place; that of a forced one is one-hot.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from math import prod
 
 from mmspec.errors import InputError
@@ -44,6 +45,7 @@ class WindowTree:
         slots: of each node.
         nodes: of each chain, one for each slot.
         chain: the first chain through each node.
+        choices: of each chain, which candidate it goes through at each place of the front.
 
     Raises:
         InputError: the front is longer than the window, or the reach is not between their ends.
@@ -66,6 +68,7 @@ class WindowTree:
             self.chain += [count // len(level) * node for node in range(len(level))]
             levels.append(level)
         self.nodes = [[level[chain * len(level) // count] for level in levels] for chain in range(count)]
+        self.choices = [list(choice) for choice in product(*map(range, front))]
 
     def branch(self, slot: int) -> int:
         """Candidates at a slot behind each parent."""

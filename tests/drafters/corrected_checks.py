@@ -83,7 +83,7 @@ def distribution_of_many_rows() -> None:
 
 
 def distribution_of_trees() -> None:
-    check_distribution(Sampler(1.0), front=(3, 2), reach=2)
+    check_distribution(Sampler(1.0), front=(3, 2), reach=2, corrected=2)
 
 
 def corrections_read_no_draft_of_their_own_place() -> None:

@@ -36,10 +36,11 @@ def drafter(
     coupling: str = "maximal",
     front: tuple[int, ...] = (),
     reach: int | None = None,
+    passes: int | None = 2,
     **head: Any,
 ) -> CorrectedDrafter:
     target = images()
-    tree: dict[str, Any] = {"front": front, "reach": reach}
+    tree: dict[str, Any] = {"front": front, "reach": reach, "passes": passes}
     return CorrectedDrafter(head_for(target, **head), window, corrected, coupling, **tree).fit(target)
 
 
@@ -47,13 +48,15 @@ DISTRIBUTIONS: dict[str, tuple[Sampler, dict[str, Any]]] = {
     "plain": (Sampler(1.0), {}),
     "cold, top-k": (Sampler(0.7, top_k=5), {}),
     "one place corrected": (Sampler(1.0), {"corrected": 1}),
+    "one pass": (Sampler(1.0), {"passes": 1}),
+    "a pass for each place": (Sampler(1.0), {"passes": 3}),
     "fresh draws": (Sampler(1.0), {"coupling": "fresh"}),
     "shared noise": (Sampler(1.0), {"coupling": "gumbel"}),
     "uniform beyond the window": (Sampler(1.0), {"init": "uniform"}),
     "a tree": (Sampler(1.0), {"front": "3x2"}),
     "a cold tree of top-k": (Sampler(0.7, top_k=5), {"front": (2, 2, 2)}),
     "a tree of one level, few places corrected": (Sampler(1.0), {"front": (4,), "corrected": 1}),
-    "a tree of short chains": (Sampler(1.0), {"front": "2x2", "reach": 2}),
+    "a tree of short chains": (Sampler(1.0), {"front": "2x2", "reach": 2, "corrected": 2}),
     "a tree longer than what is corrected": (Sampler(1.0), {"front": "2x1x2", "corrected": 1}),
     "a tree with shared noise": (Sampler(1.0), {"front": (1, 3), "coupling": "gumbel"}),
 }
@@ -74,8 +77,13 @@ BUGS = {
         checks.corrections_read_no_draft_of_their_own_place,
     ),
     "q of the uncorrected place is reported": PlantedBug(
-        f"{SESSION}._fill",
-        (("dtype=torch.bool), q)", "dtype=torch.bool), p.expand_as(q))"),),
+        f"{SESSION}._correct",
+        (("drawable.flatten(1), q)", "drawable.flatten(1), p)"),),
+        checks.distribution_of_corrected_windows,
+    ),
+    "a pass reads the token of the place that it draws": PlantedBug(
+        f"{SESSION}._correct",
+        (("torch.cat([root, tokens[:, :, :-1]], -1)", "tokens"),),
         checks.distribution_of_corrected_windows,
     ),
     "states of a rejected path are kept": PlantedBug(
@@ -89,13 +97,13 @@ BUGS = {
         checks.corrections_read_no_draft_of_their_own_place,
     ),
     "coupled with the old draft of another place": PlantedBug(
-        f"{SESSION}._fill",
-        (("(window.place, window.stood, u)", "(window.place, window.stood.roll(1, 1), u)"),),
+        f"{SESSION}._correct",
+        (("(window.place, window.stood, ", "(window.place, window.stood.roll(1, 1), "),),
         checks.distribution_of_many_rows,
     ),
     "siblings drawn from another distribution": PlantedBug(
-        "mmspec.drafting.jacobi:JacobiSession._candidates",
-        (("left.log() + noise", "left.log() / 2 + noise"),),
+        "mmspec.drafting.jacobi:JacobiSession._ranked",
+        (("left.log() +", "left.log() / 2 +"),),
         checks.distribution_of_trees,
     ),
 }
@@ -128,7 +136,7 @@ def test_the_targets_own_noise_gives_the_images_of_plain_decoding(window: int, c
             assert draw(made, [window % 3], sampler=sampler)[0] == [expected[window % 3]]
 
 
-TREES: list[dict[str, Any]] = [{}, {"front": (3, 2)}, {"front": (2, 2), "reach": 3}]
+TREES: list[dict[str, Any]] = [{}, {"front": (3, 2)}, {"front": (2, 2), "reach": 5}]
 
 
 @pytest.mark.parametrize("tree", TREES)
@@ -180,9 +188,9 @@ def test_families_draw_the_images_of_plain_decoding(family: str) -> None:
         assert draw_images(target, fast.fit(target), requests, 3.0, temperature)[0] == expected
 
 
-def test_a_window_is_corrected_at_once_as_place_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What training computes of a window is what decoding drew it from."""
-    made = drafter(8, 6, corrections=30)
+def test_training_computes_what_decoding_drew_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a pass for each place, each was drawn given the final tokens before it."""
+    made = drafter(8, 6, passes=6, corrections=30)
     fill, seen_slots = CorrectedSession._fill, 0
 
     def compare(self: CorrectedSession, window: Window, seen: Draft) -> Candidates:
@@ -206,7 +214,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"window": 8, "corrected": 1.5}, "corrected"),
     ({"window": 0}, "window"),
     ({"front": "4x0"}, "front: got '4x0'; numbers of candidates as 4x2"),
+    ({"passes": 0}, "passes: got 0; 1 to 32"),
+    ({"passes": 33}, "passes"),
     ({"front": "4by2"}, "front"),
+    ({"front": "2", "reach": 3, "corrected": 4}, "corrected: got 4; 0 to 3"),
     ({"front": (2, 2, 2), "window": 3, "corrected": 2}, "front"),
     ({"front": (8, 9)}, "front"),
     ({"front": (2, 2), "reach": 1}, "reach: got 1; 2 to 31"),

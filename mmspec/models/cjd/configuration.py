@@ -24,7 +24,7 @@ class CorrectorConfig(SizedHeadConfig):
         context: newest committed tokens that it reads before the window.
         corrections: likeliest tokens of a stale distribution whose logits it corrects; 0 for all.
         guided: whether it was trained under classifier-free guidance.
-        window, corrected: of decoding, where nothing else is asked for.
+        window, corrected, passes: of decoding, where nothing else is asked for.
         longest: window that it was made for; it can correct the places of no longer one.
     """
 
@@ -36,13 +36,14 @@ class CorrectorConfig(SizedHeadConfig):
     corrections: int = 0
     guided: bool = True
     window: int = 32
-    corrected: int = 8
+    corrected: int = 31
+    passes: int = 4
     longest: int = 64
     rms_norm_eps: float = 1e-5
 
     def validate_architecture(self) -> None:
         """Refuse what cannot be built; called by `strict`."""
-        least = min(self.width, self.num_layers, self.num_heads, self.context, self.window)
+        least = min(self.width, self.num_layers, self.num_heads, self.context, self.window, self.passes)
         if least < 1 or self.corrections < 0 or not 0 <= self.corrected < self.window <= self.longest:
             raise ValueError("sizes are at least 1, and corrected is below window, which is at most longest")
         if self.width % self.num_heads:

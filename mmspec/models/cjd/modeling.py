@@ -4,8 +4,8 @@ In a Jacobi window the target has said something about every place ahead, but gi
 since. The head reads, place by place, the token that stands there now, the one that stood there, and the
 target's hidden states from then; and corrects the distribution of the next place.
 
-Its steps are one after another, so that each is kept short: all that does not depend on the tokens drawn in
-this round is computed for the whole window at once, and places are told apart by learned vectors.
+It passes over the window several times in a round, so that each pass is kept short: all that does not depend
+on the tokens drawn in this round is computed once, and places are told apart by learned vectors.
 """
 
 from __future__ import annotations
@@ -95,12 +95,10 @@ class Corrections(NamedTuple):
     logits: Tensor
     likeliest: Tensor | None
 
-    def at(self, place: int, copies: int = 1) -> Corrections:
-        """Those of one place, [B, copies, ...]."""
-        here = slice(place, place + 1)
-        logits = self.logits[:, here].expand(-1, copies, -1)
-        likeliest = None if self.likeliest is None else self.likeliest[:, here].expand(-1, copies, -1)
-        return Corrections(logits, likeliest)
+    def repeat(self, copies: int) -> Corrections:
+        """The same, so many times one after another."""
+        likeliest = None if self.likeliest is None else self.likeliest.repeat(1, copies, 1)
+        return Corrections(self.logits.repeat(1, copies, 1), likeliest)
 
 
 class CorrectorHead(DraftingHead):
