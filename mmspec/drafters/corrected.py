@@ -35,8 +35,6 @@ from mmspec.drafting.heads import check_trained_for
 from mmspec.drafting.jacobi import Candidates, JacobiSession, Window, WindowDrafter
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead
-from mmspec.models.cjd.modeling import join_states
-from mmspec.models.feature_head import HIDDEN
 from mmspec.targets.causal import CausalTarget
 from mmspec.validation import is_integer
 
@@ -51,7 +49,7 @@ class StaleWindow:
     """What is known of a window before it is corrected: C committed tokens, then n slots, the root's first.
 
     Attributes:
-        states: [B, C + n, 2d] the target's, where it has read a token there.
+        states: [B, C + n, s] the target's, where it has read a token there.
         old: [B, C + n] the tokens that it read; FREE for the end of a prompt, NOTHING where it read none.
         is_known: [B, C + n] whether there are such states.
         logits: [B, n, V] guided logits of the place after each slot, which may be of another place's states.
@@ -79,7 +77,7 @@ class Read:
 
     Attributes:
         tokens: [B, n] of its nodes; FREE for the end of a prompt.
-        states: [B, n, 2d].
+        states: [B, n, s] of `CorrectorHead.join`.
         logits: [R, n, V] as it gave them; R is B, or 2B under guidance.
     """
 
@@ -93,7 +91,7 @@ class CorrectedSession(JacobiSession):
 
     Attributes:
         read: the last draft.
-        committed: [B, C, 2d] the target's states of the newest C committed tokens.
+        committed: [B, C, s] the target's states of the newest C committed tokens.
         words: [B, C] those tokens; FREE for the end of the prompt.
         count: [B] how many of the C there are.
         stale: what the head knew of the window that was drawn last.
@@ -118,9 +116,9 @@ class CorrectedSession(JacobiSession):
         self.head, self.target, self.sampler = drafter.model, target, sampler
         self.tables = self.head.tables(target.embed, target.head, target.dtype)
         rows, size, device = len(requests), self.head.config.context, prefill.logits.device
-        last = torch.cat([states[:, -1:] for states in prefill.taps[HIDDEN]])
+        last = {tap: torch.cat([each[:, -1:] for each in states]) for tap, states in prefill.taps.items()}
         tokens = torch.full((rows, 1), FREE, device=device)
-        self.read = Read(tokens, join_states(last, rows), prefill.logits)
+        self.read = Read(tokens, self.head.join(last, rows), prefill.logits)
         self.committed = self.read.states.new_zeros(rows, size, self.read.states.shape[-1])
         self.words = tokens.expand(-1, size)
         self.count = torch.zeros(rows, dtype=torch.long, device=device)
@@ -132,7 +130,7 @@ class CorrectedSession(JacobiSession):
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         super().observe(draft, output, scores, verdict)
-        states, logits = join_states(output.taps[HIDDEN], len(draft.tokens)), output.logits
+        states, logits = self.head.join(output.taps, len(draft.tokens)), output.logits
         if self.drafter.branches:
             nodes = self._path(verdict)
             states, logits = pick(states, nodes), pick(logits, nodes.repeat(len(logits) // len(nodes), 1))

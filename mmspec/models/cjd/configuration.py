@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -22,6 +23,7 @@ class CorrectorConfig(SizedHeadConfig):
         width: of its layers.
         num_layers, num_heads: of attention.
         context: newest committed tokens that it reads before the window.
+        taps: hidden states of the target that it reads: k for what enters layer k, -1 for the final one.
         corrections: likeliest tokens of a stale distribution whose logits it corrects; 0 for all.
         guided: whether it was trained under classifier-free guidance.
         window, corrected, passes: of decoding, where nothing else is asked for.
@@ -33,6 +35,7 @@ class CorrectorConfig(SizedHeadConfig):
     num_layers: int = 2
     num_heads: int = 4
     context: int = 32
+    taps: list[int] = field(default_factory=lambda: [-1])
     corrections: int = 0
     guided: bool = True
     window: int = 32
@@ -46,6 +49,9 @@ class CorrectorConfig(SizedHeadConfig):
         least = min(self.width, self.num_layers, self.num_heads, self.context, self.window, self.passes)
         if least < 1 or self.corrections < 0 or not 0 <= self.corrected < self.window <= self.longest:
             raise ValueError("sizes are at least 1, and corrected is below window, which is at most longest")
+        deepest = self.target_layers - 1 if self.target_layers else max(self.taps, default=0)
+        if not self.taps or any(not -1 <= tap <= deepest for tap in self.taps):
+            raise ValueError(f"taps: got {self.taps}; from -1 to {deepest}")
         if self.width % self.num_heads:
             raise ValueError(f"width ({self.width}) is a multiple of num_heads ({self.num_heads})")
 

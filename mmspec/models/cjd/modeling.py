@@ -10,7 +10,7 @@ on the tokens drawn in this round is computed once, and places are told apart by
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
 from mmspec.models.cjd.configuration import CorrectorConfig
-from mmspec.models.feature_head import DraftingHead
+from mmspec.models.feature_head import HIDDEN, DraftingHead
 
-__all__ = ["EXCLUDED", "Corrections", "CorrectorHead", "Memory", "Tables", "join_states"]
+__all__ = ["EXCLUDED", "Corrections", "CorrectorHead", "Memory", "Tables"]
 
 SAME, CHANGED, UNKNOWN = range(3)  # of a place: its token stands, was replaced, or the target has not read it
 EXCLUDED = -1e4  # in place of -inf, which has no gradient; its probability is 0 all the same
@@ -116,7 +116,7 @@ class CorrectorHead(DraftingHead):
     def __init__(self, config: CorrectorConfig) -> None:
         super().__init__(config)
         size, width = config.hidden_size, config.width
-        self.of_states = nn.Linear(2 * size, width, bias=False)
+        self.of_states = nn.Linear(2 * len(config.taps) * size, width, bias=False)
         self.of_new = nn.Linear(size, width, bias=False)
         self.of_old = nn.Linear(size, width, bias=False)
         self.flags = nn.Embedding(3, width)
@@ -129,6 +129,22 @@ class CorrectorHead(DraftingHead):
         self.post_init()
         for part in (self.sharpness, self.to_states, self.corrections):  # at first, what is stale stays
             nn.init.zeros_(part.weight)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return tuple(self.config.taps)
+
+    def join(self, taps: Mapping[int, Tensor], rows: int) -> Tensor:
+        """Put all states of a place side by side: [R, n, d] at each tap -> [B, n, 2d * taps]; R is B or 2B.
+
+        Those of inner layers are scaled to one length.
+        """
+        parts = []
+        for tap in self.taps:
+            states = taps[tap] if tap == HIDDEN else rms_norm(taps[tap], taps[tap].shape[-1:])
+            halves = states.split(rows)
+            parts += [halves[0], halves[-1]]
+        return torch.cat(parts, -1)
 
     def tables(
         self, embed: Callable[[Tensor], Tensor], read_out: Callable[[Tensor], Tensor], dtype: torch.dtype
@@ -152,7 +168,7 @@ class CorrectorHead(DraftingHead):
         """Make the rows of consecutive places as far as they are known before any token is drawn.
 
         Args:
-            states: [B, n, 2d] hidden states of the target; anything where they are unknown.
+            states: [B, n, 2d * taps] of `join`; anything where they are unknown.
             old: [B, n] the tokens that they are of; -1 for no token.
             is_known: [B, n] whether there are any states.
             tables: of the target.
@@ -198,9 +214,3 @@ class CorrectorHead(DraftingHead):
         chosen = embedding(stale.likeliest, tables.outputs)  # [B, n, k, w]
         change = (chosen @ states[..., None])[..., 0]
         return sharpened.scatter_add(-1, stale.likeliest, change.to(sharpened.dtype))
-
-
-def join_states(states: Tensor, rows: int) -> Tensor:
-    """Put conditional and unconditional states side by side: [R, n, d] -> [B, n, 2d]; R is B or 2B."""
-    halves = states.split(rows)
-    return torch.cat([halves[0], halves[-1]], -1)
