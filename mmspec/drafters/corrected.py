@@ -32,7 +32,7 @@ from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafting.heads import check_trained_for
-from mmspec.drafting.jacobi import Candidates, JacobiSession, Window, WindowDrafter
+from mmspec.drafting.jacobi import MAX_WINDOW, Candidates, JacobiSession, Window, WindowDrafter
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead
 from mmspec.targets.causal import CausalTarget
@@ -295,8 +295,8 @@ class CorrectedDrafter(WindowDrafter):
             allowed = f"at most {model.config.longest - 1}: the head was made for windows of that many places"
             raise InputError("corrected", corrected, allowed)
         passes = model.config.passes if passes is None else passes
-        if not is_integer(passes) or not 1 <= passes <= self.window:
-            raise InputError("passes", passes, f"1 to {self.window}")
+        if not is_integer(passes) or not 1 <= passes <= MAX_WINDOW:
+            raise InputError("passes", passes, f"an integer from 1 to {MAX_WINDOW}")
         self.model, self.corrected, self.passes = model, corrected, min(passes, max(1, corrected))
         self.taps = model.taps
         self.target: CausalTarget | None = None

@@ -16,6 +16,7 @@ from mmspec.errors import InputError
 from mmspec.evaluation.gpu import __main__ as program
 from mmspec.evaluation.gpu.commands import drafter_commands, reference_commands, run_all
 from mmspec.evaluation.gpu.commands import test_commands as commands_of_tests
+from mmspec.evaluation.gpu.correctors import time_correctors
 from mmspec.evaluation.gpu.kernel_cases import CASES
 from mmspec.evaluation.gpu.kernel_times import time_kernels
 from mmspec.evaluation.gpu.steps import SHAPES, StepShape, time_steps
@@ -72,6 +73,16 @@ def test_steps_are_timed_against_generate(name):
             assert row["floor_ms"] > 0
     for row in ours:
         assert row["target"] > 0 and row["verify"] > 0 and row["rest"] >= 0
+
+
+def test_correctors_are_timed_beside_their_target():
+    rows = list(time_correctors(CPU, torch.float32, tiny=True))
+    assert [(row["batch"], row["method"]) for row in rows[:3]] == [
+        *((1, name) for name in ("sjd", "cjd, passes=1", "cjd, passes=2"))
+    ]
+    assert len(rows) == 8
+    for row in rows:
+        assert row["ms"] > 0 and row["draft_over_target"] == pytest.approx(row["draft"] / row["target"]), row
 
 
 def test_shapes_are_those_that_were_published(monkeypatch):

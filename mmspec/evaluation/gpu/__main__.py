@@ -1,6 +1,6 @@
 """Measure this machine's GPU, part by part, each written as soon as it is there.
 
-    python -m mmspec.evaluation.gpu --out DIR                      # tests, ceilings, kernels, steps
+    python -m mmspec.evaluation.gpu --out DIR                      # tests, ceilings, kernels, steps, cjd
     python -m mmspec.evaluation.gpu --out DIR --part steps --shape llava-1.5-7b
     python -m mmspec.evaluation.gpu --out DIR --part reference     # needs diffusers and assets/
     python -m mmspec.evaluation.gpu --out DIR --tiny               # a rehearsal, on a CPU too
@@ -24,6 +24,7 @@ import torch
 
 from mmspec.errors import InputError, MissingDependencyError, MMSpecError
 from mmspec.evaluation.gpu import commands, plots
+from mmspec.evaluation.gpu.correctors import time_correctors
 from mmspec.evaluation.gpu.kernel_times import time_kernels
 from mmspec.evaluation.gpu.steps import SHAPES, time_steps
 from mmspec.evaluation.machine import environment
@@ -33,7 +34,7 @@ __all__ = ["main"]
 
 Rows = Iterator[dict[str, Any]]
 COMMAND_LIMIT = 540.0  # seconds
-DEFAULT = ("ceilings", "kernels", "steps", "tests")
+DEFAULT = ("ceilings", "kernels", "steps", "correctors", "tests")
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ PARTS: dict[str, Callable[[Setting], Rows]] = {
     "ceilings": _ceilings,
     "kernels": _kernels,
     "steps": _steps,
+    "correctors": lambda setting: time_correctors(setting.device, setting.dtype, tiny=setting.tiny),
     "tests": _commands(commands.test_commands),
     "reference": _commands(commands.reference_commands),
     "drafters": _commands(commands.drafter_commands),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -101,7 +102,13 @@ def random_requests(target: Any, shape: RoundShape) -> list[Request]:
 
 
 def measure_round(
-    target: Any, shape: RoundShape, *, rounds: int = 10, sampler: Sampler = SAMPLER, warm_up: int = 2
+    target: Any,
+    shape: RoundShape,
+    *,
+    rounds: int = 10,
+    sampler: Sampler = SAMPLER,
+    warm_up: int = 2,
+    drafter: Drafter | None = None,
 ) -> RoundTime:
     """Time rounds of the loop, the host's work included; the reading of the prompts is not timed.
 
@@ -110,12 +117,14 @@ def measure_round(
         shape: of every round.
         rounds: that are timed, after a call of `warm_up` rounds, in which kernels are compiled.
         sampler: as of `speculate`.
+        drafter: of as many nodes as the shape says; None proposes random tokens, at no cost.
     """
     requests = random_requests(target, shape)
-    for _ in _rounds(target, shape, requests, warm_up, sampler):
+    drafter = drafter or FixedDrafter(shape.nodes, target.vocabulary)
+    for _ in _rounds(target, drafter, requests, warm_up, sampler):
         pass
     with timed_by_device():
-        times = list(_rounds(target, shape, requests, rounds, sampler))
+        times = list(_rounds(target, drafter, requests, rounds, sampler))
     stats = times.pop()
     forwards = stats.target_forwards - 1
     parts = (stats.target_seconds, stats.draft_seconds, stats.verify_seconds)
@@ -123,14 +132,16 @@ def measure_round(
 
 
 def _rounds(
-    target: Any, shape: RoundShape, requests: list[Request], count: int, sampler: Sampler
+    target: Any, drafter: Drafter, requests: list[Request], count: int, sampler: Sampler
 ) -> Iterator[Any]:
     """Seconds of each round of one call, and its statistics at the end."""
-    accelerator = pair("fixed", FixedDrafter(shape.nodes, target.vocabulary)).fit(target)
-    random = RandomStream.from_seed(0, shape.batch, target.device)
-    call = accelerator.call(target, sampler, requests, Stopping(count + 1), random)
+    accelerator = pair("timed", drafter).fit(target)
+    random = RandomStream.from_seed(0, len(requests), target.device)
+    is_refused = isinstance(drafter, FixedDrafter)
+    most = (count + 1) * (1 if is_refused else drafter.max_nodes)
+    call = accelerator.call(target, sampler, requests, Stopping(most), random)
     started = None
-    for _ in call.rounds():
+    for _ in islice(call.rounds(), count + 1):
         now = perf_counter()
         if started is not None:
             yield now - started
