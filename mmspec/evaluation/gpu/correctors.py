@@ -35,7 +35,8 @@ def time_correctors(
     with torch.device(device):
         target = shape.adapt(shape.build(tiny).to(dtype).eval())
         config = CorrectorConfig.for_target(target.config, target.vocabulary, num_heads=2 if tiny else 4)
-        head = CorrectorHead(config).to(dtype).eval()
+        head: Any = CorrectorHead(config)
+    head = head.to(dtype).eval()
     window = 6 if tiny else WINDOW
     drafters: dict[str, Any] = {"sjd": JacobiDrafter(window)}
     for passes in PASSES:
