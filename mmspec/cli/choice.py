@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from mmspec.errors import InputError
@@ -11,7 +12,7 @@ from mmspec.errors import InputError
 if TYPE_CHECKING:
     from mmspec.accelerators import Preset
 
-__all__ = ["AcceleratorChoice", "parse_choice", "parse_choices"]
+__all__ = ["AcceleratorChoice", "alternatives", "parse_choice", "parse_choices"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,14 @@ def parse_choices(text: str) -> list[AcceleratorChoice]:
     if not written:
         raise InputError("accelerators", text, "names separated by commas, such as none,copy")
     return [parse_choice(part) for part in written]
+
+
+def alternatives(text: str) -> list[str]:
+    """Write out a choice whose options have several values: `sjd:window=8|16` is two of them."""
+    name, *parts = text.strip().split(":")
+    options = [part.partition("=") for part in parts]
+    written = [[f"{key}{sign}{one}" for one in value.split("|")] for key, sign, value in options]
+    return [":".join([name, *chosen]) for chosen in product(*written)]
 
 
 def _value(text: str) -> Any:

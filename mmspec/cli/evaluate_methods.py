@@ -50,9 +50,13 @@ def methods(
     accelerators: Annotated[
         str | None,
         typer.Option(
-            help="Names with commas between, options as in sjd:window=16.", show_default="all of them"
+            help="Names with commas between, options as in sjd:window=16; with several values, as in "
+            "sjd:window=8|16, the best of them on other captions is compared.",
+            show_default="all of them",
         ),
     ] = None,
+    best: Annotated[str, typer.Option(help="What the best is found by: seconds or forwards.")] = "seconds",
+    search: Annotated[int, typer.Option(min=1, help="How many other captions it is found on.")] = 12,
     samples: Annotated[int, typer.Option(min=3, help="How many held-out captions.")] = 128,
     num_inference_steps: HeadSteps = None,
     last_step_noise: LastStepNoise = False,
@@ -70,7 +74,9 @@ def methods(
 
     Example:
         mmspec evaluate methods --samples 16 --accelerators none,sjd,gsd
+        mmspec evaluate methods --accelerators 'none,sjd:window=8|16|32,gsd:window=16|32' --best forwards
     """
+    from mmspec.cli.choice import alternatives, parse_choice
     from mmspec.evaluation.image_contender import image_subjects
     from mmspec.evaluation.machine import environment
     from mmspec.evaluation.plot import check_plot
@@ -81,29 +87,53 @@ def methods(
     if plot is not None:
         check_plot(plot)
     source = model or reference_model(REFERENCE_IMAGE)
-    named = None if accelerators is None else compared_choices(accelerators, source, how.drafter)
+    if accelerators is not None:
+        written = [alternatives(each) for each in accelerators.split(",") if each.strip()]
+        _ = compared_choices(",".join(sum(written, [])), source, how.drafter)  # errors should not cost a load
     reader = AttributeJudge.of_model(source)
     pipe = load_pipeline(ImageGenerationPipeline, source, how)
-    choices = named or compared_choices(default_methods(pipe, source, how.drafter), source, how.drafter)
+    if accelerators is None:
+        written = [alternatives(each) for each in default_methods(pipe, source, how.drafter).split(",")]
+    groups = [compared_choices(",".join(labels), source, how.drafter)[-len(labels) :] for labels in written]
+    if not any(group[0].label == "none" for group in groups):
+        groups = [[parse_choice("none")], *groups]
     subjects = image_subjects(pipe, samples, how.seed)
+    others = image_subjects(pipe, search, how.seed + samples)
     sampling = given_of(num_inference_steps=num_inference_steps, guidance_scale=guidance_scale)
     sampling |= {"last_step_noise": True} if last_step_noise else {}
     settings = {"model": source, "samples": samples, "seed": how.seed, "batch_size": 1}
+    settings |= {"best": best, "search": search}
     settings |= {"attention": pipe.model.config._attn_implementation, **pipe.sampling(sampling)}
     settings |= environment(pipe.device, pipe.dtype)
-    drawers = {
-        choice.label: drawer(pipe, choice.name, choice.options, subjects, sampling) for choice in choices
-    }
+    drawers = [
+        {
+            choice.label: drawer(pipe, choice.name, choice.options, subjects | others, sampling)
+            for choice in group
+        }
+        for group in groups
+    ]
+    tried = sum(len(group) * search for group in drawers if len(group) > 1)
     with progress(quiet=how.as_json) as bar:
-        work = bar.add_task("drawing", total=(len(drawers) + 1) * samples)
+        work = bar.add_task("drawing", total=tried + (len(drawers) + 1) * samples)
+
+        def advance(label: str) -> None:
+            bar.update(work, advance=1, description=label)
+
+        first = how.seed + samples  # a seed belongs to a caption
+        found = [
+            image_methods.find_best(group, list(others), by=best, seed=first, on_image=advance)
+            for group in drawers
+        ]
+        settings["tried"] = {label: figures for each in found for label, figures in each.tried.items()}
         records = list(
             image_methods.compare_methods(
-                drawers,
+                {each.label: group[each.label] for each, group in zip(found, drawers, strict=True)},
                 list(subjects),
                 reader,
                 seed=how.seed,
+                searched={each.label: len(each.tried) for each in found if each.tried},
                 settings=settings,
-                on_image=lambda label: bar.update(work, advance=1, description=label),
+                on_image=advance,
             )
         )
     if out is not None:
@@ -162,7 +192,7 @@ def drawer(
 
 
 def table(records: Sequence[MethodRecord]) -> rich.table.Table:
-    """The records as people read them."""
+    """The records as people read them; a star marks settings that were not searched for."""
     from mmspec.evaluation.tables import figures
 
     columns = (
@@ -180,7 +210,7 @@ def table(records: Sequence[MethodRecord]) -> rich.table.Table:
     )
     rows = (
         (
-            row.method,
+            row.method if row.searched or row.method == "none" else f"{row.method} *",
             row.promise,
             f"{row.nfe_mean:.1f}",
             str(row.nfe_max),

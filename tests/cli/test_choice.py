@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmspec.cli.choice import parse_choice, parse_choices
+from mmspec.cli.choice import alternatives, parse_choice, parse_choices
 from mmspec.errors import InputError
 
 
@@ -29,3 +29,9 @@ def test_what_cannot_be_read_is_refused(text):
 
 def test_entries_of_a_table_are_written_with_a_dot():
     assert parse_choice("copy:a.b-c=3:a.d=pooling").options == {"a": {"b_c": 3, "d": "pooling"}}
+
+
+def test_alternatives_are_written_out() -> None:
+    assert alternatives("sjd") == ["sjd"]
+    assert alternatives("sjd:window=8|16:init=edge") == ["sjd:window=8:init=edge", "sjd:window=16:init=edge"]
+    assert len(alternatives("cjd:window=16|32:passes=2|3|4")) == 6

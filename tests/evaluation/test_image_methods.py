@@ -12,6 +12,7 @@ from mmspec.evaluation.quality.image_methods import (
     Drawing,
     compare_methods,
     draw_plot,
+    find_best,
     held_out_captions,
     write_records,
 )
@@ -107,3 +108,26 @@ def test_captions_are_the_same_every_time():
     assert all(parse_caption(text) is not None for text in captions)
     with pytest.raises(InputError):
         held_out_captions(10**7)
+
+
+@pytest.mark.parametrize(("by", "best"), [("seconds", "quick"), ("forwards", "few")])
+def test_the_best_setting_is_found_on_other_prompts(by, best):
+    log, seen = [], []
+    settings = {"few": artist(4, 2.0), "quick": artist(8, 0.5, log=log), "slow": artist(16, 3.0)}
+    found = find_best(settings, PROMPTS[:3], by=by, seed=7, on_image=seen.append)
+    assert found.label == best and found.tried["slow"] == (16.0, 3.0)
+    assert log[1:] == [(prompt, 7 + index) for index, prompt in enumerate(PROMPTS[:3])]
+    assert seen == ["few", "quick", "slow"] * 3
+
+
+def test_a_single_setting_is_not_searched():
+    found = find_best({"only": None}, PROMPTS)
+    assert found.label == "only" and not found.tried
+    with pytest.raises(InputError, match="best"):
+        find_best({}, PROMPTS, by="luck")
+
+
+def test_a_record_says_how_many_settings_it_is_the_best_of():
+    methods = {"none": artist(16, 2.0), "best": artist(4, 1.0)}
+    plain, best = compare_methods(methods, PROMPTS, MeanReader(), searched={"best": 3})
+    assert (plain.searched, best.searched) == (None, 3)

@@ -7,8 +7,8 @@ with, so the row of plain decoding shows how far apart two samples of one distri
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -26,15 +26,18 @@ from mmspec.reference.scenes import HELD_OUT_SEEDS, IMAGE_TOKENS, caption, sampl
 
 __all__ = [
     "Drawing",
+    "Found",
     "ImageReader",
     "MethodRecord",
     "compare_methods",
     "draw_plot",
+    "find_best",
     "held_out_captions",
     "write_records",
 ]
 
 FIRST_SEED = 500_000  # held out, and apart from the scenes that other evaluations draw
+MEASURES = ("forwards", "seconds")
 REFERENCE_SEEDS = 1_000_003  # added to the seeds of the second set
 
 
@@ -96,6 +99,7 @@ class MethodRecord:
             0 on average for equal distributions, and negative at times (see `kernel_distance`).
         feature_margin: its 95 % interval is feature_distance +- feature_margin.
         entropy: of the use of codes, in nats; None for continuous tokens.
+        searched: settings that this one was the best of, on other prompts; None if it was not searched for.
         settings: of the run.
     """
 
@@ -119,6 +123,7 @@ class MethodRecord:
     feature_distance: float
     feature_margin: float
     entropy: float | None
+    searched: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -135,12 +140,61 @@ def held_out_captions(count: int, seed: int = 0) -> list[str]:
     return [caption(sample_scene(start + index, profile=IMAGE_TOKENS)) for index in range(count)]
 
 
+@dataclass(frozen=True)
+class Found:
+    """The best setting of a method.
+
+    Attributes:
+        label: of the setting.
+        tried: mean forwards and median seconds of an image, of every setting.
+    """
+
+    label: str
+    tried: dict[str, tuple[float, float]]
+
+
+def find_best(
+    settings: Mapping[str, Draw],
+    prompts: Sequence[str],
+    *,
+    by: str = "seconds",
+    seed: int = 0,
+    on_image: Callable[[str], None] = lambda setting: None,
+) -> Found:
+    """Find the best of several settings of a method, by forwards or by seconds; a single one is not drawn.
+
+    Args:
+        settings: by label.
+        prompts: other ones than those that methods are compared on.
+        by: "seconds" or "forwards".
+        seed: prompt i is drawn with seed + i.
+        on_image: called with the label after each image.
+
+    Raises:
+        InputError: no such measure.
+    """
+    if by not in MEASURES:
+        raise InputError("best", by, " or ".join(MEASURES))
+    if len(settings) == 1:
+        return Found(next(iter(settings)), {})
+    for draw in settings.values():
+        draw(prompts[0], seed)  # warm-up
+    drawn: dict[str, list[Drawing]] = {label: [] for label in settings}
+    for index, prompt in enumerate(prompts):
+        for label, draw in settings.items():
+            drawn[label].append(draw(prompt, seed + index))
+            on_image(label)
+    tried = {label: (_forwards(drawings), _seconds(drawings)) for label, drawings in drawn.items()}
+    return Found(min(tried, key=lambda label: tried[label][MEASURES.index(by)]), tried)
+
+
 def compare_methods(
     methods: dict[str, Draw],
     prompts: Sequence[str],
     reader: ImageReader,
     *,
     seed: int = 0,
+    searched: Mapping[str, int] | None = None,
     settings: dict[str, Any] | None = None,
     on_image: Callable[[str], None] = lambda method: None,
 ) -> Iterator[MethodRecord]:
@@ -151,6 +205,7 @@ def compare_methods(
         prompts: at least three.
         reader: of attributes and features.
         seed: prompt i is drawn with seed + i by all methods.
+        searched: how many settings a method is the best of, by label.
         settings: written into every record.
         on_image: called with the method's label after each image, for progress bars.
 
@@ -175,7 +230,8 @@ def compare_methods(
         on_image(BASELINE)
     features = reader.features(_pixels(reference))
     for name in names:
-        yield _record(name, drawings[name], drawings[BASELINE], features, prompts, reader, settings or {})
+        record = _record(name, drawings[name], drawings[BASELINE], features, prompts, reader, settings or {})
+        yield replace(record, searched=(searched or {}).get(name))
 
 
 def _record(
@@ -190,7 +246,7 @@ def _record(
     stats = merge_stats([drawing.stats for drawing in drawn])
     distance, margin = kernel_distance(reader.features(_pixels(drawn)), reference)
     forwards = [drawing.stats.target_forwards for drawing in drawn]
-    mean_forwards = sum(forwards) / len(forwards)
+    mean_forwards = _forwards(drawn)
     overlaps = [drawing.overlap for drawing in drawn if drawing.overlap is not None]
     codes: list[Any] = [drawing.codes for drawing in drawn]
     return MethodRecord(
@@ -220,6 +276,10 @@ def _record(
 
 def _pixels(drawings: Sequence[Drawing]) -> Tensor:
     return torch.stack([drawing.image for drawing in drawings])
+
+
+def _forwards(drawings: Sequence[Drawing]) -> float:
+    return sum(one.stats.target_forwards for one in drawings) / len(drawings)
 
 
 def _seconds(drawings: Sequence[Drawing], *, pixels: bool = False) -> float:
