@@ -48,6 +48,7 @@ class WindowOptions(TypedDict, total=False):
     init: str
     front: str | Sequence[int]
     reach: int | None
+    reuse: float | None
 
 
 class TreeOptions(TypedDict, total=False):

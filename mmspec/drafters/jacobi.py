@@ -8,6 +8,7 @@ from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafting.jacobi import JacobiSession, WindowDrafter
+from mmspec.errors import InputError
 
 __all__ = ["JacobiDrafter"]
 
@@ -17,6 +18,8 @@ class JacobiDrafter(WindowDrafter):
 
     Args:
         window, coupling, init: as of `WindowDrafter`.
+        reuse: probability from which on a place's old draft stays as it is, as in SJD++ (2512.07503), in
+            place of the coupling; the outputs are then no longer distributed as the target's. None for never.
         front, reach: as of `WindowDrafter`; `front="4x4x4"` with `reach=3` is the published tree of SJD-PAC.
 
     Between rounds a session keeps two distributions for each place of the window: 4 MB a row at a window of
@@ -33,8 +36,16 @@ class JacobiDrafter(WindowDrafter):
         init: str = "edge",
         front: str | Sequence[int] = (),
         reach: int | None = None,
+        reuse: float | None = None,
     ) -> None:
         super().__init__(window, coupling, init, front, reach)
+        if reuse is not None:
+            if not isinstance(reuse, int | float) or not 0 < reuse <= 1:
+                raise InputError("reuse", reuse, "a probability above 0, or None")
+            if coupling == "exact":
+                raise InputError("reuse", reuse, "None: with coupling=exact every token is the target's own")
+            self.exactness = "approximate"
+        self.reuse = reuse
 
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream

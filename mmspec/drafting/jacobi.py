@@ -73,6 +73,7 @@ class WindowDrafter(Drafter):
 
     runs_ahead = True
     rows_move = True
+    reuse: float | None = None
 
     def __init__(
         self,
@@ -280,7 +281,7 @@ class JacobiSession(DraftSession):
             p = torch.where(covered[:, :, None], p, self.layout.uniform.to(p.dtype))
             sound = sound | ~covered
         stood = torch.where(drafted, node + 1, 0)
-        tokens = self._redraw(p, place, seen, stood)
+        tokens = self._reuse(self._redraw(p, place, seen, stood), p, seen, stood)
         tokens[:, 0] = canvas.root
         known = torch.full_like(tokens, FREE)
         if self.layout.has_syntax or drafter.init in NEIGHBOURS:
@@ -320,6 +321,14 @@ class JacobiSession(DraftSession):
             ranked, could = self._ranked(tokens, p, place[:, slot : slot + 1], branch)
             tokens, drawable, p = ranked.flatten(1), could.flatten(1), p.expand(-1, branch, -1)
         return Candidates(tokens.repeat(1, parents), drawable.repeat(1, parents), p.repeat(1, parents, 1))
+
+    def _reuse(self, tokens: Tensor, p: Tensor, seen: Draft, old: Tensor) -> Tensor:
+        """Put old drafts back that are likely enough; see `JacobiDrafter`."""
+        if self.drafter.reuse is None:
+            return tokens
+        kept = seen.tokens.gather(1, old)
+        likely = p.gather(-1, kept[..., None])[..., 0] >= self.drafter.reuse
+        return torch.where(likely & (old > 0) & seen.valid.gather(1, old), kept, tokens)
 
     def _ranked(self, first: Tensor, p: Tensor, place: Tensor, branch: int) -> tuple[Tensor, Tensor]:
         """Draw further candidates without replacement: [B, n, branch] all, and whether each could be drawn.

@@ -352,6 +352,8 @@ REFUSED = [
     ({"window": True}, "window"),
     ({"coupling": "maximum"}, "did you mean 'maximal'"),
     ({"init": "edges"}, "did you mean 'edge'"),
+    ({"reuse": 0.0}, "reuse: got 0.0; a probability above 0"),
+    ({"reuse": 0.5, "coupling": "exact"}, "reuse"),
     ({"front": "4by2"}, "front: got '4by2'; numbers of candidates as 4x2"),
     ({"front": (2, 0)}, "front"),
     ({"front": 5}, "front"),
@@ -382,6 +384,15 @@ def test_what_does_not_fit_the_image_is_refused() -> None:
     target = CausalTarget(tiny_lm(vocab=3))
     with pytest.raises(InputError, match="front"):
         JacobiDrafter(4, front=(4,)).fit(target)
+
+
+def test_likely_drafts_that_stay_save_forwards_and_say_so() -> None:
+    """SJD++: no longer exact, unless nothing is likely enough."""
+    made = build_accelerator("sjd", reuse=0.1)
+    assert made.exactness == "approximate"
+    assert draw(JacobiDrafter(8, reuse=1.0))[0] == draw(JacobiDrafter(8))[0]
+    redrawn, kept = (draw(JacobiDrafter(8, "fresh", reuse=reuse))[1] for reuse in (None, 0.01))
+    assert kept.target_forwards < redrawn.target_forwards
 
 
 def test_the_default_rule_is_sound_for_what_the_options_propose() -> None:
