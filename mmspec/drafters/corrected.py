@@ -187,16 +187,14 @@ class CorrectedSession(JacobiSession):
         mask = mask[:, :, context:].repeat_interleave(chains, 0)
         same, other, old = (each[:, None, context:] for each in (same, other, stale.old))
         corrections = head.stale(stale.logits).repeat(chains)
+        named = (window.place, window.stood, window.tokens, window.p, window.uniforms, window.known)
         place, stood, guess, p, u, known = (
-            each[:, 1 : count + 1].repeat(1, chains, *[1] * (each.dim() - 2))
-            for each in (
-                *(window.place, window.stood, window.tokens, window.p),
-                *(self._uniforms(window.place), window.known),
-            )
+            each[:, 1 : count + 1].repeat(1, chains, *[1] * (each.dim() - 2)) for each in named
         )
         tokens = guess.unflatten(1, (chains, count))
         root = window.tokens[:, None, :1].expand(-1, chains, -1)
         for _ in range(self.drafter.passes):
+            before = tokens
             drawn = torch.cat([root, tokens[:, :, :-1]], -1)
             read = same.where((drawn == old)[..., None], other) + self._new(drawn)
             states, _ = head(read.flatten(0, 1), mask, memory)
@@ -204,7 +202,9 @@ class CorrectedSession(JacobiSession):
             q = self.sampler.scores(logits).p.where((known == FREE)[..., None], p)
             first = self._redraw(q, place, seen, stood, u).where(known == FREE, guess)
             tokens, drawable = self._choose(first.unflatten(1, (chains, count)), q, window.place)
-        self.passes += self.drafter.passes
+            self.passes += 1
+            if tokens.device.type == "cpu" and torch.equal(tokens, before):
+                break  # further passes would change nothing; a GPU would have to be waited for
         return Candidates(tokens.flatten(1), drawable.flatten(1), q)
 
     def _new(self, tokens: Tensor) -> Tensor:

@@ -153,6 +153,7 @@ class Window:
         node: [B, W] the node of the last draft that gave p.
         stood: [B, W] the node of the last draft that stood in the slot; 0 where none did.
         known: [B, W] the token that grammar or a neighbour put there, or FREE.
+        uniforms: [B, W, 3] what each was drawn with, if anything.
     """
 
     place: Tensor
@@ -161,6 +162,7 @@ class Window:
     node: Tensor
     stood: Tensor
     known: Tensor
+    uniforms: Tensor
 
 
 class Candidates(NamedTuple):
@@ -281,7 +283,8 @@ class JacobiSession(DraftSession):
             p = torch.where(covered[:, :, None], p, self.layout.uniform.to(p.dtype))
             sound = sound | ~covered
         stood = torch.where(drafted, node + 1, 0)
-        tokens = self._reuse(self._redraw(p, place, seen, stood), p, seen, stood)
+        uniforms = self._uniforms(place)
+        tokens = self._reuse(self._redraw(p, place, seen, stood, uniforms), p, seen, stood)
         tokens[:, 0] = canvas.root
         known = torch.full_like(tokens, FREE)
         if self.layout.has_syntax or drafter.init in NEIGHBOURS:
@@ -290,7 +293,7 @@ class JacobiSession(DraftSession):
             tokens, sound = torch.where(known == FREE, tokens, known), sound | (known != FREE)
             one_hot = torch.zeros_like(p).scatter(-1, tokens[:, :, None], 1.0)
             p = torch.where((known == FREE)[:, :, None], p, one_hot)
-        filled = self._fill(Window(place, tokens, p, node, stood, known), seen)
+        filled = self._fill(Window(place, tokens, p, node, stood, known, uniforms), seen)
         inside = place < self.layout.length
         valid = ((inside & sound) | (self.steps == 0))[:, self.slots] & filled.drawable
         faulty = (inside & ~sound)[:, 1:].any(-1)
@@ -364,23 +367,24 @@ class JacobiSession(DraftSession):
         return torch.where(forced == FREE, copied, forced)
 
     def _uniforms(self, place: Tensor) -> Tensor:
-        """[B, W, 3] uniforms for places [B, W], new in every round."""
+        """[B, W, 3] uniforms for places [B, W], new in every round; [B, W, 0] where Gumbel noise draws."""
+        if self.drafter.coupling in ("gumbel", "exact"):
+            return place.new_empty(*place.shape, 0)
         return self.random.at(self.round).uniform(place, Purpose.REDRAW, 3, torch.float64)
 
-    def _redraw(self, p: Tensor, place: Tensor, seen: Draft, old: Tensor, u: Tensor | None = None) -> Tensor:
+    def _redraw(self, p: Tensor, place: Tensor, seen: Draft, old: Tensor, u: Tensor) -> Tensor:
         """[B, W] a token from each p [B, W, V], coupled with the old tokens.
 
         Args:
             place: [B, W] output indices.
             seen: the draft that holds the old tokens.
             old: [B, W] the node that held the place's old token; 0 where it had none.
-            u: [B, W, 3] of `_uniforms`, where they are at hand.
+            u: [B, W, 3] of `_uniforms`.
         """
         coupling, vocabulary = self.drafter.coupling, p.shape[-1]
         if coupling in ("gumbel", "exact"):
             purpose = Purpose.TARGET if coupling == "exact" else Purpose.REDRAW
             return (p.log() + self.random.gumbel(place, purpose, vocabulary, p.dtype)).argmax(-1)
-        u = self._uniforms(place) if u is None else u
         if coupling == "fresh":
             return invert(p, u[..., 1:])
         return redraw(p, sampled_distribution(seen).p, seen.tokens, seen.valid, old, u)
