@@ -29,10 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ["methods"]
 
+# Of the published settings of rules that trade quality for speed none is searched for.
 METHODS = (
-    "none,sjd:coupling=fresh,sjd:coupling=gumbel,sjd:coupling=exact,sjd,sjd:front=4x4x4:reach=3,"
-    "lantern:delta=0.05,lantern,gsd,sjd:acceptance=lantern,sjd:acceptance=grouped,cool,sjd:acceptance=suffix,"
-    "zipar"
+    "none,sjd:coupling=fresh:window=8|16|32,sjd:coupling=gumbel:window=8|16|32,"
+    "sjd:coupling=exact:window=8|16|32,sjd:window=8|16|32,sjd:front=2x2|4x4x4:reach=3:window=16|32,"
+    "sjd:reuse=0.2:window=8|16|32,lantern:delta=0.05:window=16|32,lantern:window=16|32,gsd:window=16|32,"
+    "sjd:acceptance=lantern:window=16|32,sjd:acceptance=lantern++:window=16|32,"
+    "sjd:acceptance=grouped:window=16|32,sjd:acceptance=grouped:partition=codebook:window=16|32,"
+    "cool:window=16|32,sjd:acceptance=suffix:window=16|32,zipar:window=1|4|8,zipar:adaptive=true"
 )
 VECTOR_METHODS = (
     "none,shared_noise:tolerance=0,shared_noise:tolerance=0.05,shared_noise,shared_noise:tolerance=0.2"
@@ -41,7 +45,12 @@ MASKED_METHODS = (
     "none,masked:iterations=32,masked:iterations=20,masked:iterations=64:last_steps=5,"
     "masked:iterations=20:order=checkerboard,masked:iterations=20:order=checkerboard:last_steps=10"
 )
-METHODS_WITH_DRAFTER = ",eagle,eagle:acceptance=budget:relaxation=neighbours,eagle:acceptance=lantern"
+METHODS_WITH_HEAD = {
+    "cjd": ",cjd:window=16|24|32:passes=2|3,cjd:acceptance=budget:window=16|24|32:passes=2|3,"
+    "cjd:acceptance=lantern:window=24|32:passes=2|3",
+    "eagle": ",eagle:num_draft_tokens=8|24|60,eagle:acceptance=budget:num_draft_tokens=8|24|60,"
+    "eagle:acceptance=lantern:num_draft_tokens=8|24|60",
+}
 
 
 @unpack_options
@@ -145,11 +154,14 @@ def methods(
 
 def default_methods(pipe: ImageGenerationPipeline, source: str, drafter: str | None) -> str:
     """The accelerators to compare where none are named."""
+    from mmspec.models.head_checkpoint import head_of
+
     own = own_drafters(source)
     if pipe.target.vector_size:
         methods = MASKED_METHODS if pipe.target.any_order else VECTOR_METHODS
         return methods
-    return METHODS + (METHODS_WITH_DRAFTER if drafter is not None or "eagle" in own else "")
+    heads = own if drafter is None else {head_of(drafter): drafter}
+    return METHODS + "".join(methods for name, methods in METHODS_WITH_HEAD.items() if name in heads)
 
 
 def drawer(

@@ -47,7 +47,8 @@ class StaircaseDrafter(Drafter):
             once). The token then has the second distribution; a row that fails is one forward late.
             Takes s of 2 or more.
         window: nodes that each row feeds per forward. Those beyond the first are Jacobi drafts, drawn with
-            the noise of the target itself: the tokens are those of window 1, in fewer forwards.
+            the noise of the target itself: the tokens are those of window 1, in fewer forwards (windows over
+            several rows, as in PJD, 2606.05703, whose drafts are drawn without that noise).
 
     Raises:
         InputError: a window outside its range, or drafts in an adaptive staircase.
