@@ -62,7 +62,12 @@ DISTRIBUTIONS: dict[str, tuple[Sampler, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+QUICK = ("cold, top-k", "one pass", "a tree", "a tree longer than what is corrected")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DISTRIBUTIONS]
+)
 @torch.inference_mode()
 def test_outputs_follow_the_targets_distribution(name: str) -> None:
     sampler, options = DISTRIBUTIONS[name]
