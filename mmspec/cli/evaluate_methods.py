@@ -46,8 +46,8 @@ MASKED_METHODS = (
     "masked:iterations=20:order=checkerboard,masked:iterations=20:order=checkerboard:last_steps=10"
 )
 METHODS_WITH_HEAD = {
-    "cjd": ",cjd:window=16|24|32:passes=2|3,cjd:acceptance=budget:window=16|24|32:passes=2|3,"
-    "cjd:acceptance=lantern:window=24|32:passes=2|3",
+    "cjd": ",cjd:window=16|24|32:passes=1|2|3,cjd:acceptance=budget:window=16|24|32:passes=1|2|3,"
+    "cjd:acceptance=lantern:window=16|24|32:passes=1|2|3",
     "eagle": ",eagle:num_draft_tokens=8|24|60,eagle:acceptance=budget:num_draft_tokens=8|24|60,"
     "eagle:acceptance=lantern:num_draft_tokens=8|24|60",
 }

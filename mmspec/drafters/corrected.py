@@ -35,6 +35,7 @@ from mmspec.drafting.heads import check_trained_for
 from mmspec.drafting.jacobi import MAX_WINDOW, Candidates, JacobiSession, Window, WindowDrafter
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead
+from mmspec.models.cjd.modeling import Memory
 from mmspec.targets.causal import CausalTarget
 from mmspec.validation import is_integer
 
@@ -181,10 +182,9 @@ class CorrectedSession(JacobiSession):
         head, stale, rows = self.head, self.stale, len(window.tokens)
         chains, count, context = len(self.nodes), self.drafter.corrected, stale.context
         same, other = head.rows(stale.states, stale.old, stale.is_known, self.tables)
-        mask = stale.mask()
-        _, memory = head(same[:, :context] + self._new(self.words), mask[:, :, :context, :context])
-        memory = [(k.repeat_interleave(chains, 0), v.repeat_interleave(chains, 0)) for k, v in memory]
-        mask = mask[:, :, context:].repeat_interleave(chains, 0)
+        mask = stale.mask().repeat_interleave(chains, 0)
+        past = (same[:, :context] + self._new(self.words)).repeat_interleave(chains, 0)
+        memory: Memory | None = None
         same, other, old = (each[:, None, context:] for each in (same, other, stale.old))
         corrections = head.stale(stale.logits).repeat(chains)
         named = (window.place, window.stood, window.tokens, window.p, window.uniforms, window.known)
@@ -196,9 +196,15 @@ class CorrectedSession(JacobiSession):
         for _ in range(self.drafter.passes):
             before = tokens
             drawn = torch.cat([root, tokens[:, :, :-1]], -1)
-            read = same.where((drawn == old)[..., None], other) + self._new(drawn)
-            states, _ = head(read.flatten(0, 1), mask, memory)
-            logits = head.correct(states.view(rows, chains * count, -1), corrections, self.tables)
+            read = (same.where((drawn == old)[..., None], other) + self._new(drawn)).flatten(0, 1)
+            if memory is None:  # committed tokens are read with the first pass
+                states, known_by = head(torch.cat([past, read], 1), mask)
+                memory = [(keys[:, :, :context], values[:, :, :context]) for keys, values in known_by]
+                states, mask = states[:, context:], mask[:, :, context:]
+            else:
+                states, _ = head(read, mask, memory)
+            states = states.reshape(rows, chains * count, -1)
+            logits = head.correct(states, corrections, self.tables)
             q = self.sampler.scores(logits).p.where((known == FREE)[..., None], p)
             first = self._redraw(q, place, seen, stood, u).where(known == FREE, guess)
             tokens, drawable = self._choose(first.unflatten(1, (chains, count)), q, window.place)

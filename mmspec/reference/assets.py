@@ -39,7 +39,13 @@ REFERENCE_MODELS = {  # name -> what it is, and what makes it
     ),
     "scenes-mar": ("class to image, continuous tokens", "mmspec train latents --kind mar"),
     "scenes-mar-half": ("draft of scenes-mar", "mmspec train latents --kind mar --size half"),
-    "scenes-llamagen-eagle": ("head that drafts for scenes-llamagen", "mmspec train drafter"),
+    **{
+        f"scenes-llamagen-{name}": (
+            "head that drafts for scenes-llamagen",
+            f"mmspec train drafter --target assets/scenes-llamagen --method {name}",
+        )
+        for name in ("cjd", "eagle")
+    },
 }
 
 

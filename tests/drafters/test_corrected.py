@@ -62,7 +62,7 @@ DISTRIBUTIONS: dict[str, tuple[Sampler, dict[str, Any]]] = {
 }
 
 
-QUICK = ("cold, top-k", "one pass", "a tree", "a tree longer than what is corrected")
+QUICK = ("cold, top-k", "one pass", "a tree longer than what is corrected")
 
 
 @pytest.mark.parametrize(

@@ -1,40 +1,69 @@
-"""The shipped drafter of images: small, documented, made for the shipped model, and of use to it."""
+"""The shipped drafters of images: small, documented, made for the shipped model, and of use to it."""
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModel
 
+from mmspec.decoding.interfaces import Drafter
+from mmspec.drafters.corrected import CorrectedDrafter
 from mmspec.drafters.eagle import EagleDrafter
+from mmspec.drafters.jacobi import JacobiDrafter
+from mmspec.models.cjd import CorrectorHead
 from mmspec.models.eagle import EagleHead
 from mmspec.reference.training.scene_images import SceneImages
+from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.training.data.llamagen_images import open_llamagen
-from mmspec.training.data.sequences import acceptance_length
+from mmspec.training.data.sequences import Trial, acceptance_length
 
 ASSETS = Path(__file__).parents[2] / "assets"
-FOLDER = ASSETS / "scenes-llamagen-eagle"
+TARGET = ASSETS / "scenes-llamagen"
 
 
-def test_it_is_small_and_carries_its_card() -> None:
-    files = [path for path in FOLDER.iterdir() if path.is_file()]
+@functools.cache
+def trial() -> tuple[LlamaGenTarget, Trial]:
+    """Two prompts, the first 48 tokens."""
+    target = open_llamagen(TARGET, torch.device("cpu"))
+    return target, replace(SceneImages(target, TARGET, batch_size=1, seed=0).trial(), new_tokens=48)
+
+
+def accepted(drafter: Drafter) -> float:
+    target, asked = trial()
+    return acceptance_length(target, drafter, asked)
+
+
+def head_of(method: str) -> Any:
+    return AutoModel.from_pretrained(ASSETS / f"scenes-llamagen-{method}").eval()
+
+
+@pytest.mark.parametrize("method", ["eagle", "cjd"])
+def test_it_is_small_and_carries_its_card(method: str) -> None:
+    folder = ASSETS / f"scenes-llamagen-{method}"
+    files = [path for path in folder.iterdir() if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 3_000_000
     assert not [path for path in files if path.suffix in (".bin", ".pt", ".pkl")], "safetensors only"
-    record = json.loads((FOLDER / "training.json").read_text())
-    card = (FOLDER / "README.md").read_text()
-    assert record["method"] == "eagle" and record["target"] == "scenes-llamagen"
-    assert all(str(stage["steps"]) in card for stage in record["stages"]), "the card is of these weights"
+    record = json.loads((folder / "training.json").read_text())
+    card = (folder / "README.md").read_text()
+    assert record["method"] == method and record["target"] == "scenes-llamagen"
+    assert all(f"{stage['steps']:,}" in card or str(stage["steps"]) in card for stage in record["stages"])
 
 
-def test_it_saves_forwards_of_its_target() -> None:
-    """Two prompts, the first 48 tokens, a tree of 24 candidates; a head of random weights gets 1.02."""
-    folder = ASSETS / "scenes-llamagen"
-    target = open_llamagen(folder, torch.device("cpu"))
-    head = AutoModel.from_pretrained(FOLDER).eval()
+def test_a_tree_saves_forwards_of_its_target() -> None:
+    """24 candidates; a head of random weights gets 1.02."""
+    head = head_of("eagle")
     assert isinstance(head, EagleHead)
-    trial = replace(SceneImages(target, folder, batch_size=1, seed=0).trial(), new_tokens=48)
-    drafter = EagleDrafter(head, num_draft_tokens=24, depth=3, top_k=8)
-    assert acceptance_length(target, drafter, trial) > 1.1
+    assert accepted(EagleDrafter(head, num_draft_tokens=24, depth=3, top_k=8)) > 1.1
+
+
+def test_a_corrected_window_saves_more_forwards_than_a_stale_one() -> None:
+    head = head_of("cjd")
+    assert isinstance(head, CorrectorHead)
+    stale = accepted(JacobiDrafter())
+    assert accepted(CorrectedDrafter(head)) > 1.2 * stale
