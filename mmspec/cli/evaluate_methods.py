@@ -31,9 +31,10 @@ __all__ = ["methods"]
 
 # Of the published settings of rules that trade quality for speed none is searched for.
 METHODS = (
-    "none,sjd:coupling=fresh:window=8|16|32,sjd:coupling=gumbel:window=8|16|32,"
-    "sjd:coupling=exact:window=8|16|32,sjd:window=8|16|32,sjd:front=2x2|4x4x4:reach=3:window=16|32,"
-    "sjd:reuse=0.2:window=8|16|32,lantern:delta=0.05:window=16|32,lantern:window=16|32,gsd:window=16|32,"
+    "none,sjd:coupling=fresh:window=8|12|16|24|32,sjd:coupling=gumbel:window=8|12|16|24|32,"
+    "sjd:coupling=exact:window=8|12|16|24|32,sjd:window=8|12|16|24|32,sjd:front=2x2|4x4x4:reach=3:window=16|32,"
+    "sjd:reuse=0.2:window=8|16|32,lantern:delta=0.05:window=16|24|32,lantern:window=16|24|32,"
+    "gsd:window=16|24|32,sjd:acceptance=budget:relaxation=omega:window=16|24|32,"
     "sjd:acceptance=lantern:window=16|32,sjd:acceptance=lantern++:window=16|32,"
     "sjd:acceptance=grouped:window=16|32,sjd:acceptance=grouped:partition=codebook:window=16|32,"
     "cool:window=16|32,sjd:acceptance=suffix:window=16|32,zipar:window=1|4|8,zipar:adaptive=true"
@@ -46,8 +47,9 @@ MASKED_METHODS = (
     "masked:iterations=20:order=checkerboard,masked:iterations=20:order=checkerboard:last_steps=10"
 )
 METHODS_WITH_HEAD = {
-    "cjd": ",cjd:window=16|24|32:passes=1|2|3,cjd:acceptance=budget:window=16|24|32:passes=1|2|3,"
-    "cjd:acceptance=lantern:window=16|24|32:passes=1|2|3",
+    "cjd": ",cjd:window=12|16|24|32:passes=1|2,"
+    "cjd:acceptance=budget:relaxation=neighbours|omega:window=16|24|32:passes=1|2,"
+    "cjd:acceptance=lantern:window=16|24|32:passes=1|2",
     "eagle": ",eagle:num_draft_tokens=8|24|60,eagle:acceptance=budget:num_draft_tokens=8|24|60,"
     "eagle:acceptance=lantern:num_draft_tokens=8|24|60",
 }

@@ -194,7 +194,6 @@ class CorrectedSession(JacobiSession):
         tokens = guess.unflatten(1, (chains, count))
         root = window.tokens[:, None, :1].expand(-1, chains, -1)
         for _ in range(self.drafter.passes):
-            before = tokens
             drawn = torch.cat([root, tokens[:, :, :-1]], -1)
             read = (same.where((drawn == old)[..., None], other) + self._new(drawn)).flatten(0, 1)
             if memory is None:  # committed tokens are read with the first pass
@@ -209,8 +208,6 @@ class CorrectedSession(JacobiSession):
             first = self._redraw(q, place, seen, stood, u).where(known == FREE, guess)
             tokens, drawable = self._choose(first.unflatten(1, (chains, count)), q, window.place)
             self.passes += 1
-            if tokens.device.type == "cpu" and torch.equal(tokens, before):
-                break  # further passes would change nothing; a GPU would have to be waited for
         return Candidates(tokens.flatten(1), drawable.flatten(1), q)
 
     def _new(self, tokens: Tensor) -> Tensor:

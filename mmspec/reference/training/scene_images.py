@@ -18,7 +18,7 @@ __all__ = ["SceneImages"]
 
 
 class SceneImages(LlamaGenImages):
-    """Data of fresh scenes in every step, a tenth of them without prompts; images of 16 x 16 tokens."""
+    """Data of fresh scenes in every step, a tenth of them without prompts."""
 
     def __init__(self, target: LlamaGenTarget, folder: Path, batch_size: int, seed: int) -> None:
         super().__init__(target, folder, batch_size, seed)
@@ -26,7 +26,7 @@ class SceneImages(LlamaGenImages):
 
     def batch(self, step: int, process: int) -> DrafterBatch:
         seeds = training_seeds(self.seed, STAGE, step, process, self.batch_size)
-        scenes = image_batch(seeds, self.tokenizer)
+        scenes = image_batch(seeds, self.tokenizer, grid=self.target.grid.rows)
         asked = zip(self.asked(scenes), scenes.dropped.tolist(), strict=True)
         prompts = [self.condition(words, dropped=dropped) for words, dropped in asked]
         return DrafterBatch(self.examples(prompts, scenes.pixels), int(seeds[0]))
