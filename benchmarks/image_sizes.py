@@ -1,0 +1,40 @@
+"""Forwards saved on images of several sizes: a plot of tables of `mmspec evaluate methods`.
+
+python benchmarks/image_sizes.py 16x16=a.json 32x32=b.json --out sizes.png
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from matplotlib.figure import Figure
+
+
+def main(
+    tables: Annotated[list[str], typer.Argument(help="NAME=FILE of each size, smallest first.")],
+    out: Annotated[Path, typer.Option(help="Image to write.")] = Path("sizes.png"),
+) -> None:
+    """Plot how many times fewer forwards each method takes, by size of the image."""
+    saved: dict[str, dict[str, float]] = {}
+    sizes = [table.partition("=")[0] for table in tables]
+    for size, table in zip(sizes, tables, strict=True):
+        for row in json.loads(Path(table.partition("=")[2]).read_text())["methods"]:
+            saved.setdefault(f"{row['method']} ({row['promise']})", {})[size] = row["step_compression"]
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for method, by_size in saved.items():
+        if len(by_size) == len(sizes):
+            axes.plot(sizes, [by_size[size] for size in sizes], marker="o", label=method)
+    axes.set_ylabel("times fewer target forwards than plain decoding", fontsize=9)
+    axes.set_xlabel("image tokens", fontsize=9)
+    axes.set_ylim(0)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(out, dpi=120)
+    print(f"written: {out}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
