@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -290,6 +291,15 @@ def test_examples_of_images_are_prompt_and_codes(image_folders: dict[str, Path])
         assert (ids[: example.answer] == 64).all() and (ids[example.answer :] < 64).all()
         dropped += torch.equal(features, null[-len(features) :])
     assert 0 < dropped < 10, "about a tenth is shown without its caption"
+
+
+def test_a_larger_target_learns_from_larger_images(image_folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(image_folders["class"], tmp_path / "larger")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"grid_size": 32}))
+    llamagen = llamagen_images.open_llamagen(folder, torch.device("cpu"))
+    (example,) = scene_images.SceneImages(llamagen, folder, batch_size=1, seed=0).batch(0, 0).examples
+    assert example.inputs["input_ids"].shape[1] == example.answer + 32 * 32
 
 
 @pytest.mark.parametrize("condition", ["caption", "class"])
