@@ -46,6 +46,11 @@ REFERENCE_MODELS = {  # name -> what it is, and what makes it
         )
         for name in ("cjd", "eagle")
     },
+    "scenes-llamagen-long": ("class to image, 32 x 32 tokens", "mmspec train image --size long"),
+    "scenes-llamagen-long-cjd": (
+        "head that drafts for scenes-llamagen-long",
+        "mmspec train drafter --target assets/scenes-llamagen-long --method cjd",
+    ),
 }
 
 

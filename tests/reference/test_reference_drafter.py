@@ -24,34 +24,35 @@ from mmspec.training.data.llamagen_images import open_llamagen
 from mmspec.training.data.sequences import Trial, acceptance_length
 
 ASSETS = Path(__file__).parents[2] / "assets"
-TARGET = ASSETS / "scenes-llamagen"
+TARGETS = ("scenes-llamagen", "scenes-llamagen-long")
 
 
 @functools.cache
-def trial() -> tuple[LlamaGenTarget, Trial]:
+def trial(name: str) -> tuple[LlamaGenTarget, Trial]:
     """Two prompts, the first 48 tokens."""
-    target = open_llamagen(TARGET, torch.device("cpu"))
-    return target, replace(SceneImages(target, TARGET, batch_size=1, seed=0).trial(), new_tokens=48)
+    target = open_llamagen(ASSETS / name, torch.device("cpu"))
+    return target, replace(SceneImages(target, ASSETS / name, batch_size=1, seed=0).trial(), new_tokens=48)
 
 
-def accepted(drafter: Drafter) -> float:
-    target, asked = trial()
-    return acceptance_length(target, drafter, asked)
+def accepted(drafter: Drafter, target: str = TARGETS[0]) -> float:
+    return acceptance_length(trial(target)[0], drafter, trial(target)[1])
 
 
-def head_of(method: str) -> Any:
-    return AutoModel.from_pretrained(ASSETS / f"scenes-llamagen-{method}").eval()
+def head_of(method: str, target: str = TARGETS[0]) -> Any:
+    return AutoModel.from_pretrained(ASSETS / f"{target}-{method}").eval()
 
 
-@pytest.mark.parametrize("method", ["eagle", "cjd"])
-def test_it_is_small_and_carries_its_card(method: str) -> None:
-    folder = ASSETS / f"scenes-llamagen-{method}"
+@pytest.mark.parametrize(
+    ("target", "method"), [(TARGETS[0], "eagle"), *((target, "cjd") for target in TARGETS)]
+)
+def test_it_is_small_and_carries_its_card(target: str, method: str) -> None:
+    folder = ASSETS / f"{target}-{method}"
     files = [path for path in folder.iterdir() if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 3_000_000
     assert not [path for path in files if path.suffix in (".bin", ".pt", ".pkl")], "safetensors only"
     record = json.loads((folder / "training.json").read_text())
     card = (folder / "README.md").read_text()
-    assert record["method"] == method and record["target"] == "scenes-llamagen"
+    assert record["method"] == method and record["target"] == target
     assert all(f"{stage['steps']:,}" in card or str(stage["steps"]) in card for stage in record["stages"])
 
 
@@ -62,8 +63,9 @@ def test_a_tree_saves_forwards_of_its_target() -> None:
     assert accepted(EagleDrafter(head, num_draft_tokens=24, depth=3, top_k=8)) > 1.1
 
 
-def test_a_corrected_window_saves_more_forwards_than_a_stale_one() -> None:
-    head = head_of("cjd")
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_corrected_window_saves_more_forwards_than_a_stale_one(target: str) -> None:
+    head = head_of("cjd", target)
     assert isinstance(head, CorrectorHead)
-    stale = accepted(JacobiDrafter())
-    assert accepted(CorrectedDrafter(head)) > 1.2 * stale
+    stale = accepted(JacobiDrafter(), target)
+    assert accepted(CorrectedDrafter(head), target) > 1.2 * stale

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
+from mmspec import MMSpecPipeline
 from mmspec.decoding.sampling import Sampler
 from mmspec.models.image_parts import load_vq
 from mmspec.models.llamagen.vq import encode_image
@@ -17,6 +19,7 @@ from mmspec.reference.scoring.image import ImageModel
 
 ASSETS = Path(__file__).parents[2] / "assets"
 CAPTIONS = ASSETS / "scenes-llamagen"
+LONG = ASSETS / "scenes-llamagen-long"
 
 
 def test_the_reference_image_model_is_small_and_carries_its_card() -> None:
@@ -39,6 +42,16 @@ def test_it_draws_in_the_tokens_of_its_tokenizer() -> None:
     assert config.condition_type == "caption" and config.num_hidden_layers >= 8
     assert config.vocab_size == vq.config.num_vq_embeddings == 1024
     assert config.image_tokens == 256
+
+
+def test_the_long_model_draws_four_times_the_tokens_of_the_same_tokenizer() -> None:
+    files = [path for path in LONG.iterdir() if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 6_000_000
+    assert "mmspec train image" in (LONG / "README.md").read_text()
+    assert (LONG / "vq").resolve() == (CAPTIONS / "vq").resolve()
+    pipe: Any = MMSpecPipeline.from_pretrained(LONG, accelerator="none")
+    assert pipe.dtype == torch.float32, "float8 on disk only"
+    assert pipe.target.grid.rows == pipe.target.grid.columns == 32
 
 
 def test_words_of_prompts_are_known_and_prompts_are_cut_at_the_slots() -> None:
