@@ -309,7 +309,7 @@ def draw_plot(path: str | Path, records: Sequence[MethodRecord]) -> Path:
 
     colours = {"exact": "#1a7f37", "tv": "#bf8700", "approximate": "#bf8700", "lossy": "#d1242f"}
     colour = [colours[record.promise.split("<")[0]] for record in records]
-    figure = Figure(figsize=(11, 0.42 * len(records) + 1.4), layout="constrained")
+    figure = Figure(figsize=(13, 0.36 * len(records) + 1.4), layout="constrained")
     saved, distance = figure.subplots(1, 2, sharey=True)
     rows = range(len(records))
     bars = saved.barh(rows, [record.step_compression for record in records], color=colour)
@@ -318,16 +318,17 @@ def draw_plot(path: str | Path, records: Sequence[MethodRecord]) -> Path:
         [f" {record.nfe_mean:.0f} NFE, {record.attribute_accuracy:.0%} of attributes" for record in records],
         fontsize=8,
     )
-    saved.set_xlim(0, 1.7 * max(record.step_compression for record in records))
+    saved.set_xlim(0, 1.9 * max(record.step_compression for record in records))
     saved.set_yticks(rows, [f"{record.method}  ({record.promise})" for record in records], fontsize=8)
     saved.invert_yaxis()
-    saved.set_xlabel("times fewer target forwards than plain decoding", fontsize=9)
+    saved.margins(y=0.01)
+    saved.set_xlabel("times fewer forwards of the target", fontsize=9)
     for row, record in enumerate(records):
         middle, margin = record.feature_distance, record.feature_margin
         distance.errorbar(middle, row, xerr=margin, fmt="o", color=colour[row], capsize=3)
         if record.method == BASELINE:
             distance.axvspan(middle - margin, middle + margin, color=colour[row], alpha=0.1)
     distance.axvline(0, color="0.6", linewidth=0.8)
-    distance.set_xlabel("kernel distance (KID, 95 %) to plain decoding, reader features", fontsize=9)
-    figure.savefig(path, dpi=130)
+    distance.set_xlabel("kernel distance to plain decoding (95 %)", fontsize=9)
+    figure.savefig(path, dpi=90)
     return path
