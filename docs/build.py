@@ -24,6 +24,7 @@ DOCS, RECORDS = ROOT / "docs", ROOT / "assets" / "benchmarks"
 BUILT = re.compile(r"(<!-- built: [^>]*-->\n).*?(<!-- /built -->)", re.DOTALL)
 FAMILIES = {
     "image-methods-cpu": "scenes-llamagen, 48 captions",
+    "image-forwards-cpu": "the same, set for the fewest forwards",
     "nextstep-methods-cpu": "scenes-nextstep, 200 captions",
     "mar-methods-cpu": "scenes-mar, 100 scenes",
 }
@@ -48,8 +49,9 @@ FRONT = (
     ("describe an image", "drafters-cpu", "flash", "describe"),
     ("describe an image", "drafters-cpu", "draft_model", "describe"),
     ("caption an image", "drafters-cpu", "flash", "caption"),
-    ("draw an image (256 tokens)", "image-methods-cpu", "sjd", None),
-    ("draw an image (256 tokens)", "image-methods-cpu", "lantern", None),
+    ("draw an image (256 tokens)", "image-methods-cpu", "sjd:window=16", None),
+    ("draw an image (256 tokens)", "image-methods-cpu", "cjd:window=32:passes=2", None),
+    ("draw an image (256 tokens)", "image-methods-cpu", "lantern:window=16", None),
     ("draw an image of continuous tokens", "nextstep-methods-cpu", "shared_noise:tolerance=0.1", None),
 )
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import mmspec
 from mmspec.cli.accelerators import markdown_table
 
@@ -109,8 +111,9 @@ def test_the_figures_of_the_readme_are_the_recorded_ones() -> None:
             assert row in BENCHMARKS
 
 
-def test_the_table_of_image_methods_is_the_recorded_one() -> None:
-    recorded = json.loads((ROOT / "assets" / "benchmarks" / "image-methods-cpu.json").read_text("utf-8"))
+@pytest.mark.parametrize("name", ["methods", "forwards"])
+def test_the_tables_of_image_methods_are_the_recorded_ones(name: str) -> None:
+    recorded = json.loads((ROOT / "assets" / "benchmarks" / f"image-{name}-cpu.json").read_text("utf-8"))
     for row in recorded["methods"]:
         variation = "-" if row["tv_mean"] is None else f"{row['tv_mean']:.3f}"
         distance = f"{row['feature_distance']:.1f} ± {row['feature_margin']:.1f}"
