@@ -167,6 +167,8 @@ class CorrectedSession(JacobiSession):
         self.stale = self._stale(window, count)
         whole = Candidates(window.tokens, torch.ones_like(window.tokens, dtype=torch.bool), window.p)
         corrected = Candidates(*(each[:, self.places] for each in self._correct(window, seen)))
+        if not self.drafter.branches:
+            return Candidates.join([whole.at(0), corrected, whole.behind(count)])
         behind = range(count + 1, self.drafter.window)
         levels = (self._candidates(whole.at(slot), window.place, slot) for slot in behind)
         return Candidates.join([whole.at(0), corrected, *levels])

@@ -176,6 +176,10 @@ class Candidates(NamedTuple):
         """Those of one slot."""
         return Candidates(*(each[:, slot : slot + 1] for each in self))
 
+    def behind(self, slot: int) -> Candidates:
+        """Those of the slots after one."""
+        return Candidates(*(each[:, slot + 1 :] for each in self))
+
     @staticmethod
     def join(parts: Sequence[Candidates]) -> Candidates:
         """Those of several slots."""

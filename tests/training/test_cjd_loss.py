@@ -14,7 +14,7 @@ from mmspec.errors import InputError
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.training.data.sequences import Trial
-from mmspec.training.losses.cjd import CorrectorLoss, WindowBatch, correct_window
+from mmspec.training.losses.cjd import LIVE, CorrectorLoss, WindowBatch, correct_window
 from mmspec.training.methods import METHODS
 from tests.drafters.corrected_checks import head_for
 from tests.tiny_models.llamagen import tiny_llamagen
@@ -95,6 +95,17 @@ def test_it_learns(target: LlamaGenTarget) -> None:
     _, figures = loss.eval()(held_out)
     before = (stale * held_out.counted).sum(0) / held_out.counted.sum(0).clamp_min(1)
     assert float(figures["distance"][:3].mean()) < 0.85 * float(before[:3].mean())
+
+
+def test_images_are_decoded_apart(target: LlamaGenTarget) -> None:
+    """Steps that follow each other see the beginning, the middle and the end of images."""
+    data = Prompts(target)
+    loss = CorrectorLoss(head_for(target), target, learnt_window=2)
+    for step in range(LIVE):
+        loss.make(data, step, 0)
+    shares = [rollout.share for rollout in loss.rollouts]
+    assert shares == sorted(set(shares))
+    assert all(share >= index / LIVE for index, share in enumerate(shares)) and shares[0] < 1 / LIVE
 
 
 def test_excluded_tokens_give_gradients_that_are_numbers(target: LlamaGenTarget) -> None:

@@ -37,7 +37,7 @@ from mmspec.validation import is_integer
 
 __all__ = ["CorrectorLoss", "WindowBatch", "correct_window"]
 
-LIVE = 4  # batches of images at once, each at another point of its images
+LIVE = 4  # batches of images at once, a quarter of an image apart: a head forgets what no step shows it
 KEPT = 12  # windows of each, of which every step learns from some
 LEARNT = 6
 DIVERGENCE_STEPS = 1000.0  # until the Kullback-Leibler part has fallen by e
@@ -118,6 +118,15 @@ class Rollout:
         self.records: deque[WindowBatch] = deque(maxlen=KEPT)
         self.batch: Batch[Any] | None = None
 
+    @property
+    def share(self) -> float:
+        """How much of its images is decoded, of the one that is furthest back."""
+        if self.batch is None:
+            return 1.0
+        canvas = self.batch.canvas
+        rows = zip(canvas.output_lengths, canvas.stopping, strict=True)
+        return min(length / stopping.max_new_tokens for length, stopping in rows)
+
     @torch.inference_mode()
     def advance(self, ask: Callable[[], Trial], seed: int) -> None:
         """Decode a round, of new images where the last ones are done."""
@@ -167,8 +176,12 @@ class CorrectorLoss(DrafterLoss):
 
     def make(self, data: Any, step: int, process: int) -> WindowBatch:
         """Windows for a step, some of them new; data have `prompts`, as `LlamaGenImages`."""
-        rollout = self.rollouts[step % LIVE]
+        index = step % LIVE
+        rollout = self.rollouts[index]
+        is_new = not rollout.records
         rollout.advance(lambda: data.prompts(step, process), step * 1009 + process)
+        while is_new and rollout.share < index / LIVE:  # images begin and end in other steps than the others
+            rollout.advance(lambda: data.prompts(step, process), step * 1009 + process)
         rng = torch.Generator().manual_seed(step)
         known = [record for each in self.rollouts for record in each.records]
         chosen = torch.randint(len(known), (LEARNT - 1,), generator=rng).tolist()
