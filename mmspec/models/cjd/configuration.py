@@ -28,6 +28,8 @@ class CorrectorConfig(SizedHeadConfig):
         guided: whether it was trained under classifier-free guidance.
         window, corrected, passes: of decoding, where nothing else is asked for.
         longest: window that it was made for; it can correct the places of no longer one.
+        columns: cells in a row of the images that it learnt; 0 where nothing says so.
+        codebook: the first numbers of the target's codebook, which tell codebooks apart; likewise.
     """
 
     model_type = "mmspec_cjd"
@@ -42,6 +44,8 @@ class CorrectorConfig(SizedHeadConfig):
     corrected: int = 31
     passes: int = 4
     longest: int = 64
+    columns: int = 0
+    codebook: list[float] = field(default_factory=list)
     rms_norm_eps: float = 1e-5
 
     def validate_architecture(self) -> None:
