@@ -190,8 +190,8 @@ class CorrectedSession(JacobiSession):
         memory: Memory | None = None
         same, other, old = (each[:, None, context:] for each in (same, other, stale.old))
         corrections = head.stale(stale.logits).repeat(chains)
-        named = (window.place, window.stood, window.tokens, window.p, window.uniforms, window.known)
-        place, stood, guess, p, u, known = (
+        named = (window.stood, window.tokens, window.p, window.noise, window.known)
+        stood, guess, p, noise, known = (
             each[:, 1 : count + 1].repeat(1, chains, *[1] * (each.dim() - 2)) for each in named
         )
         tokens = guess.unflatten(1, (chains, count))
@@ -208,7 +208,7 @@ class CorrectedSession(JacobiSession):
             states = states.reshape(rows, chains * count, -1)
             logits = head.correct(states, corrections, self.tables)
             q = self.sampler.scores(logits).p.where((known == FREE)[..., None], p)
-            first = self._redraw(q, place, seen, stood, u).where(known == FREE, guess)
+            first = self._redraw(q, seen, stood, noise).where(known == FREE, guess)
             tokens, drawable = self._choose(first.unflatten(1, (chains, count)), q, window.place)
             self.passes += 1
         return Candidates(tokens.flatten(1), drawable.flatten(1), q)

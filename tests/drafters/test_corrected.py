@@ -104,7 +104,7 @@ BUGS = {
     ),
     "coupled with the old draft of another place": PlantedBug(
         f"{SESSION}._correct",
-        (("(window.place, window.stood, ", "(window.place, window.stood.roll(1, 1), "),),
+        (("(window.stood, ", "(window.stood.roll(1, 1), "),),
         checks.distribution_of_many_rows,
     ),
     "siblings drawn from another distribution": PlantedBug(
