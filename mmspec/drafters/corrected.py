@@ -14,7 +14,7 @@ judging it by speculative sampling is exact, whatever the head computes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -37,6 +37,7 @@ from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead
 from mmspec.models.cjd.modeling import Memory
 from mmspec.targets.causal import CausalTarget
+from mmspec.targets.steps import CompiledForward
 from mmspec.validation import is_integer
 
 __all__ = ["CorrectedDrafter", "CorrectedSession", "StaleWindow", "codebook_sample"]
@@ -182,7 +183,7 @@ class CorrectedSession(JacobiSession):
         most tokens stay. Whatever their number, q of a place depends on random numbers and old drafts of the
         places before it alone, so that its token is a draw from it.
         """
-        head, stale, rows = self.head, self.stale, len(window.tokens)
+        head, stale = self.head, self.stale
         chains, count, context = len(self.nodes), self.drafter.corrected, stale.context
         same, other = head.rows(stale.states, stale.old, stale.is_known, self.tables)
         mask = stale.mask().repeat_interleave(chains, 0)
@@ -200,13 +201,12 @@ class CorrectedSession(JacobiSession):
             drawn = torch.cat([root, tokens[:, :, :-1]], -1)
             read = (same.where((drawn == old)[..., None], other) + self._new(drawn)).flatten(0, 1)
             if memory is None:  # committed tokens are read with the first pass
-                states, known_by = head(torch.cat([past, read], 1), mask)
+                read = torch.cat([past, read], 1)
+                logits, known_by = self.drafter.revise(read, mask, None, corrections, self.tables)
                 memory = [(keys[:, :, :context], values[:, :, :context]) for keys, values in known_by]
-                states, mask = states[:, context:], mask[:, :, context:]
+                mask = mask[:, :, context:]
             else:
-                states, _ = head(read, mask, memory)
-            states = states.reshape(rows, chains * count, -1)
-            logits = head.correct(states, corrections, self.tables)
+                logits, _ = self.drafter.revise(read, mask, memory, corrections, self.tables)
             q = self.sampler.scores(logits).p.where((known == FREE)[..., None], p)
             first = self._redraw(q, seen, stood, noise).where(known == FREE, guess)
             tokens, drawable = self._choose(first.unflatten(1, (chains, count)), q, window.place)
@@ -306,6 +306,7 @@ class CorrectedDrafter(WindowDrafter):
         self.model, self.corrected, self.passes = model, corrected, min(passes, max(1, corrected))
         self.taps = model.taps
         self.target: CausalTarget | None = None
+        self.revise: Callable[..., tuple[Tensor, Memory]] = model.revise
 
     def check(self, target: Target[Any]) -> None:
         super().check(target)
@@ -317,6 +318,11 @@ class CorrectedDrafter(WindowDrafter):
 
     def to(self, *args: Any, **kwargs: Any) -> None:
         self.model.to(*args, **kwargs)
+        self.revise = self.model.revise
+
+    def compile(self) -> None:
+        if not isinstance(self.revise, CompiledForward):
+            self.revise = CompiledForward(type(self.model).__name__, self.model.revise)
 
     def fit(self, target: Target[Any]) -> Self:
         """This drafter with the target's embedding."""
