@@ -92,7 +92,7 @@ BUGS = {
         checks.distribution_of_corrected_windows,
     ),
     "states of a rejected path are kept": PlantedBug(
-        f"{SESSION}._enter_committed",
+        "mmspec.drafting.window_states:StateWindowSession._enter_committed",
         (
             (
                 "newest = accepted[:, None] + 1 +",
