@@ -113,6 +113,6 @@ class VerticalDrafter(StateWindowDrafter):
     def require_room(self, grid: ImageGrid | None, vocabulary: int) -> None:
         if grid is None:
             raise InputError(
-                "target", "one of text", "one that draws images: only their cells have one above"
+                "target", "text", "one that draws images: only their cells have one above"
             )
         super().require_room(grid, vocabulary)

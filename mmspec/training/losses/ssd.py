@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch.nn.functional import kl_div
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.image_grid import FREE
+from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.indexing import put
 from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
@@ -66,13 +66,13 @@ class DrawnImages:
     Attributes:
         states: [B, L, s] at each place of the output, as the head reads them.
         hidden: [R, L, d] that the target's output matrix reads; R is B, or 2B under guidance.
-        request: one of them.
+        grid: of each.
         sampler: joins the logits of both prompts.
     """
 
     states: Tensor
     hidden: Tensor
-    request: Request
+    grid: ImageGrid
     sampler: Sampler
 
 
@@ -83,7 +83,8 @@ class RecordingSession(VerticalSession):
     that came out.
     """
 
-    states: Tensor | None = None
+    states: Tensor
+    hidden: Tensor
 
     def propose(self, canvas: Canvas) -> Draft:
         self._root = canvas.emitted[:, None] - 1
@@ -91,8 +92,8 @@ class RecordingSession(VerticalSession):
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         super().observe(draft, output, scores, verdict)
-        hidden, length = output.taps[HIDDEN], int(self.layout.length.max())
-        if self.states is None:
+        hidden, length = output.taps[HIDDEN], max(grid.length for grid in self.grids if grid is not None)
+        if not hasattr(self, "states"):
             self.states = self.read.states.new_zeros(
                 len(draft.tokens), length + 1, self.read.states.shape[-1]
             )
@@ -116,8 +117,7 @@ class RecordingDrafter(VerticalDrafter):
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
     ) -> DraftSession:
         session = super().start(requests, prefill, sampler, random)
-        assert isinstance(session, RecordingSession)
-        self.kept.append(session)
+        self.kept.append(cast(RecordingSession, session))
         return session
 
 
@@ -145,15 +145,13 @@ class VerticalLoss(DrafterLoss):
         drafter = RecordingDrafter(self.head)
         decode(self.target, drafter, trial, step * 1009 + process)
         (session,), length = drafter.kept, trial.new_tokens
-        assert session.states is not None
         states, hidden = session.states[:, :length], session.hidden[:, :length]
-        return DrawnImages(states.clone(), hidden.clone(), trial.requests[0], trial.sampler)
+        return DrawnImages(states, hidden, cast(ImageGrid, trial.requests[0].grid), trial.sampler)
 
     @torch.no_grad()
     def _cells(self, drawn: DrawnImages, rng: torch.Generator) -> CellBatch:
         """Cells of images, and what the target said of those below them."""
-        grid = drawn.request.grid
-        assert grid is not None
+        grid = drawn.grid
         above = [
             place
             for place, token in enumerate(grid.forced[: grid.length - grid.stride])
