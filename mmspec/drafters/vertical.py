@@ -112,7 +112,5 @@ class VerticalDrafter(StateWindowDrafter):
 
     def require_room(self, grid: ImageGrid | None, vocabulary: int) -> None:
         if grid is None:
-            raise InputError(
-                "target", "text", "one that draws images: only their cells have one above"
-            )
+            raise InputError("target", "text", "one that draws images: only their cells have one above")
         super().require_room(grid, vocabulary)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, cast
 
 import pytest
 import torch
 
 from mmspec.accelerators import build_accelerator
 from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.interfaces import Request
+from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.none import NoDrafter
-from mmspec.drafters.vertical import VerticalDrafter
+from mmspec.drafters.vertical import VerticalDrafter, VerticalSession
 from mmspec.drafting.jacobi import KIND_OF_COUPLING
 from mmspec.errors import InputError
 from mmspec.models.ssd import VerticalConfig
@@ -138,6 +141,24 @@ def test_families_draw_the_images_of_plain_decoding(family: str) -> None:
     window = min(8, requests[0].grid.length)
     fast = build_accelerator("ssd", model=head_for(target), window=window, coupling="exact")
     assert draw_images(target, fast.fit(target), requests, 3.0, 0.9)[0] == expected
+
+
+def test_rows_with_longer_rows_of_cells_join_a_batch() -> None:
+    """The newest states stay last, whatever the row's own number of columns."""
+    target, made = images(), drafter(6)
+    inputs, sessions = {"input_ids": torch.tensor([[1, 2, 3]])}, []
+    for grid in (ImageGrid(5, 3, 62, 62), ImageGrid(5, 6, 62, 62)):
+        _, prefill = target.prefill([inputs], 64, made.taps)
+        request, random = Request(inputs, grid=grid), RandomStream.from_seed(3, 1)
+        session = cast(VerticalSession, made.start([request], prefill, Sampler(1.0), random))
+        session._enter_committed()
+        sessions.append(session)
+    short, long = sessions
+    both = copy.copy(short).joined(long)
+    assert both.committed.shape[1] == 7
+    assert torch.equal(both.committed[0, -4:], short.committed[0])
+    assert torch.equal(both.committed[1], long.committed[0])
+    assert torch.equal(both.part([1]).committed, long.committed)
 
 
 def test_what_it_does_not_fit_is_refused() -> None:
