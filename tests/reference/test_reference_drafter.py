@@ -75,8 +75,7 @@ def test_a_corrected_window_saves_more_forwards_than_a_stale_one(target: str) ->
 
 
 def test_drafts_from_the_row_above_save_forwards() -> None:
+    """In a window of half a row, whose places are judged soon after they are new."""
     head = head_of("ssd")
     assert isinstance(head, VerticalHead)
-    assert accepted(VerticalDrafter(head, coupling="exact")) > 1.05 * accepted(
-        JacobiDrafter(coupling="exact")
-    )
+    assert accepted(VerticalDrafter(head, 8)) > 1.05 * accepted(JacobiDrafter(8))
