@@ -129,4 +129,12 @@ HEADS = {
         "-",
         of_images=True,
     ),
+    "ssd": Head(
+        "mmspec.models.ssd:VerticalHead",
+        "mmspec.drafters.vertical:VerticalDrafter",
+        "mmspec.training.losses.ssd:VerticalLoss",
+        "as `sjd`, where a trained head drafts new places from the row above",
+        "2606.20543",
+        of_images=True,
+    ),
 }

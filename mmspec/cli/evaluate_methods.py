@@ -54,6 +54,7 @@ METHODS_WITH_HEAD = {
     "cjd:acceptance=lantern:window=24|32:passes=1|2",
     "eagle": ",eagle:num_draft_tokens=8|24|60,eagle:acceptance=budget:num_draft_tokens=8|24|60,"
     "eagle:acceptance=lantern:num_draft_tokens=8|24|60",
+    "ssd": ",ssd:window=16|24|32,ssd:acceptance=budget:window=16|24|32",
 }
 
 

@@ -234,15 +234,15 @@ def drafter(
     method: Annotated[
         str,
         typer.Option(
-            help="cjd, dflash, dspark, eagle, eagle3, flash, hydra, medusa, msd, mtp, specvlm or vispec; "
-            "with settings: flash:block=10."
+            help="cjd, dflash, dspark, eagle, eagle3, flash, hydra, medusa, msd, mtp, specvlm, ssd or "
+            "vispec; with settings: flash:block=10."
         ),
     ] = "eagle",
     data: Annotated[
         Path | None,
         typer.Option(
             help="Conversations with images: JSONL, or LLaVA's JSON. For image models a JSONL file of "
-            "images: image, and prompt or class; cjd needs no image. Scenes if not given.",
+            "images: image, and prompt or class; cjd and ssd need none. Scenes if not given.",
             show_default=False,
         ),
     ] = None,

@@ -13,26 +13,22 @@ judging it by speculative sampling is exact, whatever the head computes.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.image_grid import FREE, ImageGrid
+from mmspec.decoding.image_grid import FREE
 from mmspec.decoding.indexing import pick
-from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, Target, TargetOutput
+from mmspec.decoding.interfaces import PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.verdict import Verdict
-from mmspec.drafting.heads import check_trained_for
-from mmspec.drafting.jacobi import MAX_WINDOW, Candidates, JacobiSession, Window, WindowDrafter
+from mmspec.drafting.jacobi import MAX_WINDOW, Candidates, Window
+from mmspec.drafting.window_states import StateWindowDrafter, StateWindowSession
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead
 from mmspec.models.cjd.modeling import Memory
@@ -40,11 +36,10 @@ from mmspec.targets.causal import CausalTarget
 from mmspec.targets.steps import CompiledForward
 from mmspec.validation import is_integer
 
-__all__ = ["CorrectedDrafter", "CorrectedSession", "StaleWindow", "codebook_sample"]
+__all__ = ["CorrectedDrafter", "CorrectedSession", "StaleWindow"]
 
 INITS = ("edge", "uniform")
 NOTHING = FREE - 1
-SAMPLED = 16  # numbers of a codebook
 
 
 @dataclass(frozen=True)
@@ -74,29 +69,10 @@ class StaleWindow:
         return (there & causal) | torch.eye(rows, dtype=torch.bool, device=there.device)
 
 
-@dataclass(frozen=True)
-class Read:
-    """What the target made of a draft.
-
-    Attributes:
-        tokens: [B, n] of its nodes; FREE for the end of a prompt.
-        states: [B, n, s] of `CorrectorHead.join`.
-        logits: [R, n, V] as it gave them; R is B, or 2B under guidance.
-    """
-
-    tokens: Tensor
-    states: Tensor
-    logits: Tensor
-
-
-class CorrectedSession(JacobiSession):
+class CorrectedSession(StateWindowSession):
     """Window of drafts of one batch, and what the target made of it.
 
     Attributes:
-        read: the last draft.
-        committed: [B, C, s] the target's states of the newest C committed tokens.
-        words: [B, C] those tokens; FREE for the end of the prompt.
-        count: [B] how many of the C there are.
         stale: what the head knew of the window that was drawn last.
         tables: of the target.
         places: of each corrected node of the tree, its place among those of all chains.
@@ -104,6 +80,7 @@ class CorrectedSession(JacobiSession):
     """
 
     drafter: CorrectedDrafter
+    head: CorrectorHead
     stale: StaleWindow
 
     def __init__(
@@ -115,51 +92,14 @@ class CorrectedSession(JacobiSession):
         sampler: Sampler,
         random: RandomStream,
     ) -> None:
-        super().__init__(drafter, requests, prefill, sampler, random)
-        self.head, self.target, self.sampler = drafter.model, target, sampler
+        size = drafter.model.config.context
+        super().__init__(drafter, target, requests, prefill, sampler, random, size)
         self.tables = self.head.tables(target.embed, target.head, target.dtype)
-        rows, size, device = len(requests), self.head.config.context, prefill.logits.device
-        last = {tap: torch.cat([each[:, -1:] for each in states]) for tap, states in prefill.taps.items()}
-        tokens = torch.full((rows, 1), FREE, device=device)
-        self.read = Read(tokens, self.head.join(last, rows), prefill.logits)
-        self.committed = self.read.states.new_zeros(rows, size, self.read.states.shape[-1])
-        self.words = tokens.expand(-1, size)
-        self.count = torch.zeros(rows, dtype=torch.long, device=device)
-        tree, corrected = drafter.tree, drafter.corrected
+        tree, corrected, device = drafter.tree, drafter.corrected, prefill.logits.device
         nodes = [node for node, slot in enumerate(tree.slots) if 0 < slot <= corrected]
         places = [tree.chain[node] * corrected + tree.slots[node] - 1 for node in nodes]
         self.places = torch.tensor(places, dtype=torch.long, device=device)
         self.choices = torch.tensor(tree.choices, dtype=torch.long, device=device)
-
-    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
-        super().observe(draft, output, scores, verdict)
-        states, logits = self.head.join(output.taps, len(draft.tokens)), output.logits
-        if self.drafter.branches:
-            nodes = self._path(verdict)
-            states, logits = pick(states, nodes), pick(logits, nodes.repeat(len(logits) // len(nodes), 1))
-        self.read = Read(self.observed.draft.tokens, states, logits)
-
-    def part(self, rows: Sequence[int]) -> Self:
-        chosen = super().part(rows)
-        read, copies = self.read, len(self.read.logits) // len(self.read.tokens)
-        tokens, states = part_of_rows(read.tokens, rows), part_of_rows(read.states, rows)
-        chosen.read = Read(tokens, states, part_of_rows(read.logits, rows, copies))
-        chosen.committed, chosen.words, chosen.count = (
-            part_of_rows(each, rows) for each in (self.committed, self.words, self.count)
-        )
-        chosen.sampler = self.sampler.part(rows)
-        return chosen
-
-    def joined(self, other: Self) -> Self:
-        both = super().joined(other)
-        one, two = self.read, other.read
-        copies = len(one.logits) // len(one.tokens)
-        tokens, states = join_rows(one.tokens, two.tokens), join_rows(one.states, two.states)
-        both.read = Read(tokens, states, join_rows(one.logits, two.logits, copies))
-        both.committed = join_rows(self.committed, other.committed)
-        both.words, both.count = join_rows(self.words, other.words), join_rows(self.count, other.count)
-        both.sampler = self.sampler.joined(other.sampler, len(self.count), len(other.count))
-        return both
 
     def _fill(self, window: Window, seen: Draft) -> Candidates:
         self._enter_committed()
@@ -236,14 +176,6 @@ class CorrectedSession(JacobiSession):
             tokens[at], could[at] = (each.gather(-1, choice)[..., 0] for each in ranked)
         return torch.stack(tokens, -1), torch.stack(could, -1)
 
-    def _enter_committed(self) -> None:
-        """Let the nodes that were accepted last, and the root before them, be the newest committed ones."""
-        accepted, size = self.observed.accepted, self.committed.shape[1]
-        newest = accepted[:, None] + 1 + torch.arange(size, device=accepted.device)
-        self.committed = pick(torch.cat([self.committed, self.read.states], 1), newest)
-        self.words = pick(torch.cat([self.words, self.read.tokens], 1), newest)
-        self.count = (self.count + accepted + 1).clamp_max(size)
-
     def _stale(self, window: Window, count: int) -> StaleWindow:
         """What is known of the first slots of a new window, by the last draft."""
         stood, size, read = window.stood[:, :count], self.committed.shape[1], self.read
@@ -259,7 +191,7 @@ class CorrectedSession(JacobiSession):
         )
 
 
-class CorrectedDrafter(WindowDrafter):
+class CorrectedDrafter(StateWindowDrafter):
     """Drafts a Jacobi window, whose first places a head corrects.
 
     Args:
@@ -276,7 +208,9 @@ class CorrectedDrafter(WindowDrafter):
         InputError: a value outside its range.
     """
 
+    title = "a corrector"
     session: ClassVar[type[CorrectedSession]] = CorrectedSession
+    model: CorrectorHead
 
     def __init__(
         self,
@@ -303,60 +237,14 @@ class CorrectedDrafter(WindowDrafter):
         passes = model.config.passes if passes is None else passes
         if not is_integer(passes) or not 1 <= passes <= MAX_WINDOW:
             raise InputError("passes", passes, f"an integer from 1 to {MAX_WINDOW}")
-        self.model, self.corrected, self.passes = model, corrected, min(passes, max(1, corrected))
-        self.taps = model.taps
-        self.target: CausalTarget | None = None
+        self._hold(model)
+        self.corrected, self.passes = corrected, min(passes, max(1, corrected))
         self.revise: Callable[..., tuple[Tensor, Memory]] = model.revise
 
-    def check(self, target: Target[Any]) -> None:
-        super().check(target)
-        check_trained_for(self.model.config, target, "a corrector")
-        learnt = self.model.config.codebook
-        if learnt and not torch.allclose(codebook_sample(target), torch.tensor(learnt), 0.02, 1e-3):
-            given = "a head for images of another codebook"
-            raise InputError("drafter", given, "a head that was trained for this target's image tokenizer")
-
     def to(self, *args: Any, **kwargs: Any) -> None:
-        self.model.to(*args, **kwargs)
+        super().to(*args, **kwargs)
         self.revise = self.model.revise
 
     def compile(self) -> None:
         if not isinstance(self.revise, CompiledForward):
             self.revise = CompiledForward(type(self.model).__name__, self.model.revise)
-
-    def fit(self, target: Target[Any]) -> Self:
-        """This drafter with the target's embedding."""
-        self.check(target)
-        fitted = copy.copy(self)
-        fitted.target = target  # type: ignore[assignment]  # checked
-        return fitted
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        if self.target is None:
-            raise InputError("drafter", type(self).__name__, "one that was fitted: `drafter.fit(target)`")
-        if sampler.is_guided and not self.model.config.guided:
-            allowed = "1, or a head that was trained under guidance: this one knows conditional states alone"
-            raise InputError("guidance_scale", sampler.guidance_scale, allowed)
-        for request in requests:
-            self.require_room(request.grid, prefill.logits.shape[-1])
-            self._check_grid(request.grid)
-        return self.session(self, self.target, requests, prefill, sampler, random)
-
-    def _check_grid(self, grid: ImageGrid | None) -> None:
-        """Raise InputError unless the rows of an image are as long as the head knows them."""
-        columns = self.model.config.columns
-        if grid is not None and columns and grid.columns != columns:
-            given = f"{grid.rows} rows of {grid.columns} tokens"
-            allowed = (
-                f"rows of {columns} tokens, which this head has learnt; `mmspec train drafter` takes --width"
-            )
-            raise InputError("image size", given, allowed)
-
-
-def codebook_sample(target: Target[Any]) -> Tensor:
-    """The first numbers of a target's codebook, in float32 on the CPU; zeros without one."""
-    if target.codebook is None:
-        return torch.zeros(SAMPLED)
-    return target.codebook.detach().flatten()[:SAMPLED].float().cpu()

@@ -283,10 +283,8 @@ class JacobiSession(DraftSession):
         covered, drafted = node < scored, node + 1 < scored
         node = torch.where(covered, node, self._edge(place[:, :1] - accepted[:, None], scored))
         p, sound = pick(unpack(old.p), node), old.finite.gather(1, node)
-        if drafter.init == "uniform":
-            p = torch.where(covered[:, :, None], p, self.layout.uniform.to(p.dtype))
-            sound = sound | ~covered
         stood = torch.where(drafted, node + 1, 0)
+        p, sound = self._initial(p, sound, place, covered, stood)
         noise = self._redraw_noise(place, p)
         tokens = self._reuse(self._redraw(p, seen, stood, noise), p, seen, stood)
         tokens[:, 0] = canvas.root
@@ -304,6 +302,25 @@ class JacobiSession(DraftSession):
         q = None if drafter.kind is DraftKind.COUPLED else Categorical(filled.p)
         parents, depth = self.parents.expand_as(valid), drafter.window - 1
         return Draft(filled.tokens, parents, valid, drafter.kind, q, depth, drafter.max_children, faulty)
+
+    def _initial(
+        self, p: Tensor, sound: Tensor, place: Tensor, covered: Tensor, stood: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Choose what newly uncovered places are drawn from, where no token stands by grammar or neighbour.
+
+        Args:
+            p: [B, W, V] that of each slot; that of the edge where the target has not scored the place.
+            sound: [B, W] whether p is finite.
+            place: [B, W] output index of each slot.
+            covered: [B, W] whether the target has scored the place.
+            stood: [B, W] the node of the last draft that stood in the slot; 0 where none did.
+
+        Returns:
+            p and sound with those of the places that are not covered.
+        """
+        if self.drafter.init != "uniform":
+            return p, sound
+        return torch.where(covered[:, :, None], p, self.layout.uniform.to(p.dtype)), sound | ~covered
 
     def _fill(self, window: Window, seen: Draft) -> Candidates:
         """Make the nodes of the tree from a new window: what stands there, and further candidates."""

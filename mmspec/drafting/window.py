@@ -50,6 +50,10 @@ class WindowLayout:
         """[B, n] the cell that each place repeats: in raster order, the last before `first` [B, 1]."""
         return look_up(self._left, first).expand_as(place)
 
+    def above_cell(self, place: Tensor) -> Tensor:
+        """[B, n] the place one row above each; negative in the first row."""
+        return place - self._stride
+
     def above(self, place: Tensor, first: Tensor) -> Tensor:
         """[B, n] the last place before `first` [B, 1] in the column of each; in the first row, as `left`."""
         upper = place - ((place - first).clamp_min(0) // self._stride + 1) * self._stride

@@ -8,19 +8,20 @@ It knows no target: whoever runs it hands over what the target computed.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import rms_norm
 from transformers import AutoConfig, AutoModel, Cache, PreTrainedModel
 
-from mmspec.models.head_config import HeadConfig
+from mmspec.models.head_config import HeadConfig, WindowHeadConfig
 from mmspec.visual_tokens.spans import ImageSpan
 from mmspec.visual_tokens.splice import PromptRows
 
-__all__ = ["EMBEDDINGS", "HIDDEN", "DraftingHead", "FeatureHead", "Prompts"]
+__all__ = ["EMBEDDINGS", "HIDDEN", "DraftingHead", "FeatureHead", "Prompts", "WindowHead"]
 
 EMBEDDINGS, HIDDEN = 0, -1  # taps: what enters the first layer, and what the target's head reads
 
@@ -70,6 +71,28 @@ class DraftingHead(PreTrainedModel):
     def draft_tokens(self) -> Tensor | None:
         """[V'] the target's tokens that it knows, ascending; None if it knows all of them."""
         return None
+
+
+class WindowHead(DraftingHead):
+    """A head on the target's states in a Jacobi window, of the conditional and the unconditional prompt."""
+
+    config: WindowHeadConfig
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return tuple(self.config.taps)
+
+    def join(self, taps: Mapping[int, Tensor], rows: int) -> Tensor:
+        """Put all states of a place side by side: [R, n, d] at each tap -> [B, n, 2d * taps]; R is B or 2B.
+
+        Those of inner layers are scaled to one length.
+        """
+        parts = []
+        for tap in self.taps:
+            states = taps[tap] if tap == HIDDEN else rms_norm(taps[tap], taps[tap].shape[-1:])
+            halves = states.split(rows)
+            parts += [halves[0], halves[-1]]
+        return torch.cat(parts, -1)
 
 
 class FeatureHead(DraftingHead):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any, Self
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-__all__ = ["HeadConfig", "SizedHeadConfig"]
+__all__ = ["HeadConfig", "SizedHeadConfig", "WindowHeadConfig"]
 
 
 @strict
@@ -63,3 +64,29 @@ class SizedHeadConfig(HeadConfig):
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
         sizes = {"target_type": text.model_type, "hidden_size": int(text.hidden_size)}
         return super().sizes_for(text, vocabulary) | sizes
+
+
+@strict
+class WindowHeadConfig(SizedHeadConfig):
+    """Config of a head that reads the target's hidden states in a Jacobi window.
+
+    Attributes:
+        taps: hidden states of the target that it reads: k for what enters layer k, -1 for the final one.
+        guided: whether it was trained under classifier-free guidance.
+        window: of decoding, where nothing else is asked for.
+        columns: cells in a row of the images that it learnt; 0 where nothing says so.
+        codebook: the first numbers of the target's codebook, which tell codebooks apart; likewise.
+    """
+
+    taps: list[int] = field(default_factory=lambda: [-1])
+    guided: bool = True
+    window: int = 32
+    columns: int = 0
+    codebook: list[float] = field(default_factory=list)
+    rms_norm_eps: float = 1e-5
+
+    def validate_taps(self) -> None:
+        """Refuse layers that the target does not have; called by `strict`."""
+        deepest = self.target_layers - 1 if self.target_layers else max(self.taps, default=0)
+        if not self.taps or any(not -1 <= tap <= deepest for tap in self.taps):
+            raise ValueError(f"taps: got {self.taps}; from -1 to {deepest}")

@@ -44,7 +44,7 @@ REFERENCE_MODELS = {  # name -> what it is, and what makes it
             "head that drafts for scenes-llamagen",
             f"mmspec train drafter --target assets/scenes-llamagen --method {name}",
         )
-        for name in ("cjd", "eagle")
+        for name in ("cjd", "eagle", "ssd")
     },
     "scenes-llamagen-long": ("class to image, 32 x 32 tokens", "mmspec train image --size long"),
     "scenes-llamagen-long-cjd": (

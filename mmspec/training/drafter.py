@@ -81,7 +81,7 @@ def train_drafter(
     out = Path(out)
     accelerator = open_accelerator(accumulate, None if log_dir is None else (Path(log_dir), out.name))
     reading: dict[str, Any] = {"dtype": dtype, "max_length": max_length, "regenerate": regenerate}
-    reading["of_images"] = METHODS[method].record.of_images
+    reading["image_method"] = method if METHODS[method].record.of_images else None
     teacher, source = open_target(target, accelerator.device, plan.batch_size, plan.seed, data, **reading)
     model = METHODS[method].build(teacher, **settings)
     if not plan.resume:

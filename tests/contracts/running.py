@@ -13,6 +13,7 @@ from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.canvas import Canvas, Emission, Stopping
 from mmspec.decoding.draft import Draft
+from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
@@ -34,9 +35,9 @@ class Run:
     emissions: list[Emission]
 
 
-def as_request(prompt: Prompt, negative: Prompt | None = None) -> Request:
+def as_request(prompt: Prompt, negative: Prompt | None = None, grid: ImageGrid | None = None) -> Request:
     unconditional = None if negative is None else {"input_ids": torch.tensor([list(negative)])}
-    return Request({"input_ids": torch.tensor([list(prompt)])}, negative_inputs=unconditional)
+    return Request({"input_ids": torch.tensor([list(prompt)])}, negative_inputs=unconditional, grid=grid)
 
 
 def decode(
@@ -51,6 +52,7 @@ def decode(
     end: Iterable[int] = (),
     criteria: Sequence[StoppingCriteria] = (),
     negatives: Sequence[Prompt] | None = None,
+    grid: ImageGrid | None = None,
     watch: Callable[[Canvas], None] = lambda canvas: None,
 ) -> Run:
     """Run the loop to its end, calling `watch` after every round. The defaults are plain greedy decoding."""
@@ -59,7 +61,7 @@ def decode(
         for prompt, negative in zip(prompts, negatives or prompts, strict=True)
     ]
     # equal rows share one request: thousands of them are a sample
-    known = {pair: as_request(pair[0], pair[1] if negatives else None) for pair in set(pairs)}
+    known = {pair: as_request(pair[0], pair[1] if negatives else None, grid) for pair in set(pairs)}
     requests = [known[pair] for pair in pairs]
     stopping = Stopping(max_new_tokens, frozenset(end), StoppingCriteriaList(criteria))
     stats = DecodingStats()

@@ -12,10 +12,11 @@ from mmspec.accelerators import build_accelerator
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession, codebook_sample
+from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.drafting.jacobi import KIND_OF_COUPLING, Candidates, Window
+from mmspec.drafting.window_states import codebook_sample
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorConfig
 from mmspec.pipelines.image_prompts import image_requests
@@ -93,7 +94,7 @@ BUGS = {
         checks.distribution_of_corrected_windows,
     ),
     "states of a rejected path are kept": PlantedBug(
-        f"{SESSION}._enter_committed",
+        "mmspec.drafting.window_states:StateWindowSession._enter_committed",
         (
             (
                 "newest = accepted[:, None] + 1 +",

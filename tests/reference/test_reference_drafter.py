@@ -16,8 +16,10 @@ from mmspec.decoding.interfaces import Drafter
 from mmspec.drafters.corrected import CorrectedDrafter
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
+from mmspec.drafters.vertical import VerticalDrafter
 from mmspec.models.cjd import CorrectorHead
 from mmspec.models.eagle import EagleHead
+from mmspec.models.ssd import VerticalHead
 from mmspec.reference.training.scene_images import SceneImages
 from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.training.data.llamagen_images import open_llamagen
@@ -43,7 +45,8 @@ def head_of(method: str, target: str = TARGETS[0]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("target", "method"), [(TARGETS[0], "eagle"), *((target, "cjd") for target in TARGETS)]
+    ("target", "method"),
+    [(TARGETS[0], "eagle"), (TARGETS[0], "ssd"), *((target, "cjd") for target in TARGETS)],
 )
 def test_it_is_small_and_carries_its_card(target: str, method: str) -> None:
     folder = ASSETS / f"{target}-{method}"
@@ -69,3 +72,10 @@ def test_a_corrected_window_saves_more_forwards_than_a_stale_one(target: str) ->
     assert isinstance(head, CorrectorHead)
     stale = accepted(JacobiDrafter(), target)
     assert accepted(CorrectedDrafter(head), target) > 1.2 * stale
+
+
+def test_drafts_from_the_row_above_save_forwards() -> None:
+    """In a window of half a row, whose places are judged soon after they are new."""
+    head = head_of("ssd")
+    assert isinstance(head, VerticalHead)
+    assert accepted(VerticalDrafter(head, 8)) > 1.05 * accepted(JacobiDrafter(8))

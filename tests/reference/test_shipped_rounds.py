@@ -16,7 +16,7 @@ from tests.decoding.test_rounds import counted_copies, counted_reads
 
 TEXT = ("none", "copy", "draft_model", "eagle", "eagle3", "flash", "medusa", "hydra")
 HYBRID = ("none", "copy", "mtp", "dflash", "dspark")
-IMAGES = ("none", "sjd", "gsd", "lantern", "cool", "zipar", "eagle", "cjd")
+IMAGES = ("none", "sjd", "gsd", "lantern", "cool", "zipar", "eagle", "cjd", "ssd")
 VECTORS = {"scenes-nextstep": ("none", "shared_noise", "draft_model"), "scenes-mar": ("none", "masked")}
 NOT_SHIPPED = ("assistant",)  # a Gemma 4 is its target, which we do not train
 UNEVEN = ("cspd",)  # images of a batch know different numbers of cells, which MAR reads in each forward

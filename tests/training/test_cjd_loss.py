@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.corrected import StaleWindow, codebook_sample
+from mmspec.drafters.corrected import StaleWindow
+from mmspec.drafting.window_states import codebook_sample
 from mmspec.errors import InputError
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets.llamagen import LlamaGenTarget

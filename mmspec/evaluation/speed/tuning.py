@@ -57,12 +57,12 @@ def variants(name: str, target: Target[Any], tv: float) -> list[str]:
         return ["none"]
     if name == "copy":
         return ["copy", *(f"copy:num_draft_tokens={count}" for count in (4, 20))]
-    if name in ("sjd", "gsd", "lantern", "cjd"):
+    if name in ("sjd", "gsd", "lantern", "cjd", "ssd"):
         length = target.grid.length if target.grid is not None else 1
         windows = [window for window in (8, 16, 32, 64) if window <= length] or [length]
         if name == "cjd":
             return [f"cjd:window={window}:passes={passes}" for window in windows for passes in (2, 4)]
-        spent = "" if name == "sjd" else f":delta={tv:g}"
+        spent = "" if name in ("sjd", "ssd") else f":delta={tv:g}"
         return [f"{name}{spent}:window={window}" for window in windows]
     if name == "draft_model":
         return [f"draft_model:num_draft_tokens={count}" for count in (3, 5, 8)] + ["draft_model:length=cost"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from mmspec.models.head_config import SizedHeadConfig
+from mmspec.models.head_config import WindowHeadConfig
 
 __all__ = ["CorrectorConfig"]
 
@@ -16,20 +15,16 @@ NARROW, SHARE = 96, 8  # a head is as wide as an eighth of its target, but no na
 
 
 @strict
-class CorrectorConfig(SizedHeadConfig):
+class CorrectorConfig(WindowHeadConfig):
     """Config of a head that corrects stale distributions of a Jacobi window.
 
     Attributes:
         width: of its layers.
         num_layers, num_heads: of attention.
         context: newest committed tokens that it reads before the window.
-        taps: hidden states of the target that it reads: k for what enters layer k, -1 for the final one.
         corrections: likeliest tokens of a stale distribution whose logits it corrects; 0 for all.
-        guided: whether it was trained under classifier-free guidance.
-        window, corrected, passes: of decoding, where nothing else is asked for.
+        corrected, passes: of decoding, where nothing else is asked for.
         longest: window that it was made for; it can correct the places of no longer one.
-        columns: cells in a row of the images that it learnt; 0 where nothing says so.
-        codebook: the first numbers of the target's codebook, which tell codebooks apart; likewise.
     """
 
     model_type = "mmspec_cjd"
@@ -37,25 +32,16 @@ class CorrectorConfig(SizedHeadConfig):
     num_layers: int = 2
     num_heads: int = 4
     context: int = 32
-    taps: list[int] = field(default_factory=lambda: [-1])
     corrections: int = 0
-    guided: bool = True
-    window: int = 32
     corrected: int = 31
     passes: int = 4
     longest: int = 64
-    columns: int = 0
-    codebook: list[float] = field(default_factory=list)
-    rms_norm_eps: float = 1e-5
 
     def validate_architecture(self) -> None:
         """Refuse what cannot be built; called by `strict`."""
         least = min(self.width, self.num_layers, self.num_heads, self.context, self.window, self.passes)
         if least < 1 or self.corrections < 0 or not 0 <= self.corrected < self.window <= self.longest:
             raise ValueError("sizes are at least 1, and corrected is below window, which is at most longest")
-        deepest = self.target_layers - 1 if self.target_layers else max(self.taps, default=0)
-        if not self.taps or any(not -1 <= tap <= deepest for tap in self.taps):
-            raise ValueError(f"taps: got {self.taps}; from -1 to {deepest}")
         if self.width % self.num_heads:
             raise ValueError(f"width ({self.width}) is a multiple of num_heads ({self.num_heads})")
 

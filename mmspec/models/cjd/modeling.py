@@ -10,7 +10,7 @@ on the tokens drawn in this round is computed once, and places are told apart by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
 from mmspec.models.cjd.configuration import CorrectorConfig
-from mmspec.models.feature_head import HIDDEN, DraftingHead
+from mmspec.models.feature_head import WindowHead
 
 __all__ = ["EXCLUDED", "Corrections", "CorrectorHead", "Memory", "Tables"]
 
@@ -101,7 +101,7 @@ class Corrections(NamedTuple):
         return Corrections(self.logits.repeat(1, copies, 1), likeliest)
 
 
-class CorrectorHead(DraftingHead):
+class CorrectorHead(WindowHead):
     """Corrects the stale distributions of a Jacobi window, one place after another.
 
     A row stands for a place: its token now and before, and the target's hidden states there, of the
@@ -129,22 +129,6 @@ class CorrectorHead(DraftingHead):
         self.post_init()
         for part in (self.sharpness, self.to_states, self.corrections):  # at first, what is stale stays
             nn.init.zeros_(part.weight)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return tuple(self.config.taps)
-
-    def join(self, taps: Mapping[int, Tensor], rows: int) -> Tensor:
-        """Put all states of a place side by side: [R, n, d] at each tap -> [B, n, 2d * taps]; R is B or 2B.
-
-        Those of inner layers are scaled to one length.
-        """
-        parts = []
-        for tap in self.taps:
-            states = taps[tap] if tap == HIDDEN else rms_norm(taps[tap], taps[tap].shape[-1:])
-            halves = states.split(rows)
-            parts += [halves[0], halves[-1]]
-        return torch.cat(parts, -1)
 
     def tables(
         self, embed: Callable[[Tensor], Tensor], read_out: Callable[[Tensor], Tensor], dtype: torch.dtype

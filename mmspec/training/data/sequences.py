@@ -90,10 +90,10 @@ def acceptance_length(target: CausalTarget, drafter: Drafter, trial: Trial) -> f
 
 
 @torch.no_grad()
-def decode(target: CausalTarget, drafter: Drafter, trial: Trial) -> Canvas:
+def decode(target: CausalTarget, drafter: Drafter, trial: Trial, seed: int = 0) -> Canvas:
     """Decode the trial with exact acceptance: the target's own output, whichever drafter is used."""
     stopping = Stopping(trial.new_tokens, trial.end_token_ids)
-    random = RandomStream.from_seed(0, len(trial.requests), target.device)
+    random = RandomStream.from_seed(seed, len(trial.requests), target.device)
     accelerator = pair("trial", drafter.fit(target))
     call = accelerator.call(target, trial.sampler, trial.requests, stopping, random)
     for _ in call.rounds():

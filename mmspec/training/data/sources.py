@@ -47,11 +47,11 @@ def open_target(
     dtype: str = "auto",
     max_length: int | None = None,
     regenerate: int = 0,
-    of_images: bool = False,
+    image_method: str | None = None,
 ) -> tuple[CausalTarget, DrafterData]:
     """Load the frozen target of a folder or hub id, and its data; data are checked before weights are read.
 
-    Arguments are those of `train_drafter`, and whether the method is one for image tokens alone.
+    Arguments are those of `train_drafter`, and the method if it is one for image tokens alone.
 
     Raises:
         CheckpointError: it cannot be read, or is of no family that data is known for.
@@ -72,10 +72,10 @@ def open_target(
         if callable(data):
             return images, data(images, folder, batch_size, seed, regenerate)
         return images, ImageFile(images, folder, batch_size, seed, Path(data))
-    if of_images:
+    if image_method is not None:
         if config.model_type not in (GLM_IMAGE, *IMAGE_FAMILIES):
             allowed = "one for text: this one learns from images that the target draws"
-            raise InputError("method", "cjd", allowed)
+            raise InputError("method", image_method, allowed)
         if not callable(data):
             allowed = "a function, such as `ImagePrompts(file)` of mmspec.pipelines.drafter_prompts"
             raise InputError("data", type(data).__name__, allowed)

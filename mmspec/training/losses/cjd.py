@@ -19,14 +19,15 @@ from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.image_grid import FREE
+from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.speculative import Batch, begin
 from mmspec.decoding.stats import DecodingStats
 from mmspec.decoding.verdict import Verdict
-from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession, StaleWindow, codebook_sample
+from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession, StaleWindow
 from mmspec.drafting.jacobi import Candidates, Window
+from mmspec.drafting.window_states import learnt_images
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead
 from mmspec.models.cjd.modeling import EXCLUDED
@@ -115,14 +116,14 @@ class Rollout:
     Attributes:
         records: its last windows.
         batch: the images; None between those of one step and the next.
-        columns: tokens in a row of them.
+        grid: of them.
     """
 
     def __init__(self, drafter: RecordingDrafter, target: CausalTarget) -> None:
         self.drafter, self.target = drafter, target
         self.records: deque[WindowBatch] = deque(maxlen=KEPT)
         self.batch: Batch[Any] | None = None
-        self.columns = 0
+        self.grid: ImageGrid | None = None
 
     @property
     def share(self) -> float:
@@ -138,8 +139,7 @@ class Rollout:
         """Decode a round, of new images where the last ones are done."""
         if self.batch is None:
             asked = ask()
-            grid = asked.requests[0].grid
-            self.columns = 0 if grid is None else grid.columns
+            self.grid = asked.requests[0].grid
             stopping = Stopping(asked.new_tokens, asked.end_token_ids)
             prompts = [request.prompt_tokens for request in asked.requests]
             canvas = Canvas(prompts, stopping, DecodingStats(), self.target.device)
@@ -196,10 +196,8 @@ class CorrectorLoss(DrafterLoss):
         return WindowBatch.join([rollout.records[-1], *(known[index] for index in chosen)])
 
     def measure(self, batches: Iterable[Any]) -> dict[str, Any]:
-        """What the head has learnt of: the length of rows, and the codebook."""
-        sample = codebook_sample(self.target).tolist()
-        codebook = [] if self.target.codebook is None else [float(f"{number:.4g}") for number in sample]
-        return {"columns": self.rollouts[0].columns, "codebook": codebook}
+        """Tell of which images the head has learnt."""
+        return learnt_images(self.target, self.rollouts[0].grid)
 
     def forward(self, batch: WindowBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: the total variation at each of the first places."""

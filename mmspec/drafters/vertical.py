@@ -1,0 +1,116 @@
+"""Vertical drafts of image tokens: a Jacobi window that is refilled from the row above, by a head.
+
+After SSD (2606.20543), whose head predicts the token below a cell from the target's state at the cell. Here
+it drafts the places of a window that the target has not scored yet, for which speculative Jacobi decoding
+(2410.01699) has no distribution of their own; from then on a place is drawn from the target's, coupled with
+its old draft.
+
+The q of such a place is the head's distribution. It depends on states of the round before alone, and the draw
+has random numbers of its own, so that any sound rule may judge it, whatever the head computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.indexing import pick
+from mmspec.decoding.interfaces import PromptOutput, Request
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafting.window_states import StateWindowDrafter, StateWindowSession
+from mmspec.errors import InputError
+from mmspec.models.ssd import VerticalHead
+from mmspec.targets.causal import CausalTarget
+
+__all__ = ["VerticalDrafter", "VerticalSession", "read_below"]
+
+
+def read_below(head: VerticalHead, target: CausalTarget, states: Tensor, is_code: Tensor) -> Tensor:
+    """Predict the tokens below cells.
+
+    Args:
+        head: predicts final hidden states.
+        target: whose output matrix reads them out.
+        states: [B, n, s] at the cells.
+        is_code: [B or 1, 1, V] tokens that a cell may hold.
+
+    Returns:
+        [B, n, V] guided logits; -inf where a token is no code.
+    """
+    logits = target.head(head(states).to(target.dtype))
+    return logits.masked_fill(~is_code, -torch.inf)
+
+
+class VerticalSession(StateWindowSession):
+    """Window of drafts of one batch, and the target's states of the last row of cells."""
+
+    drafter: VerticalDrafter
+    head: VerticalHead
+
+    def __init__(
+        self,
+        drafter: VerticalDrafter,
+        target: CausalTarget,
+        requests: Sequence[Request],
+        prefill: PromptOutput,
+        sampler: Sampler,
+        random: RandomStream,
+    ) -> None:
+        row = max(request.grid.stride for request in requests if request.grid is not None)
+        super().__init__(drafter, target, requests, prefill, sampler, random, row)
+
+    def _initial(
+        self, p: Tensor, sound: Tensor, place: Tensor, covered: Tensor, stood: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        self._enter_committed()
+        size = self.committed.shape[1]
+        # states of the places before the root, and then of the slots, where the target has read a token there
+        states = torch.cat([self.committed, pick(self.read.states, stood)], 1)
+        is_read = torch.cat([torch.ones_like(place[:, :1]).expand(-1, size) > 0, stood > 0], 1)
+        above = self.layout.above_cell(place)
+        index = (above - place[:, :1] + size).clamp_min(0)
+        is_drafted = ~covered & (above >= 0) & is_read.gather(1, index)
+        logits = read_below(self.head, self.target, pick(states, index), self.layout.uniform > 0)
+        q = self.sampler.scores(logits).p.to(p.dtype)
+        is_drafted &= q.isfinite().all(-1)
+        return torch.where(is_drafted[..., None], q, p), sound | is_drafted
+
+
+class VerticalDrafter(StateWindowDrafter):
+    """Drafts a Jacobi window whose newly uncovered places a head predicts from the cells above them.
+
+    In the first row, and where the target has not read the cell above yet, they are drawn from the edge, as
+    in speculative Jacobi decoding.
+
+    Args:
+        model: the trained head.
+        window: as of `WindowDrafter`; what the head's config says if None.
+        coupling, front, reach: as of `WindowDrafter`.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    title = "a vertical head"
+    session = VerticalSession
+    model: VerticalHead
+
+    def __init__(
+        self,
+        model: VerticalHead,
+        window: int | None = None,
+        coupling: str = "maximal",
+        front: str | Sequence[int] = (),
+        reach: int | None = None,
+    ) -> None:
+        super().__init__(model.config.window if window is None else window, coupling, "edge", front, reach)
+        self._hold(model)
+
+    def require_room(self, grid: ImageGrid | None, vocabulary: int) -> None:
+        if grid is None:
+            raise InputError("target", "text", "one that draws images: only their cells have one above")
+        super().require_room(grid, vocabulary)

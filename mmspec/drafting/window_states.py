@@ -1,0 +1,196 @@
+"""Jacobi windows of heads that read the target's hidden states: of its last draft, and of newest tokens."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmspec.decoding.distribution import Scores
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.image_grid import FREE, ImageGrid
+from mmspec.decoding.indexing import pick
+from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, Target, TargetOutput
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.rows import join_rows, part_of_rows
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.verdict import Verdict
+from mmspec.drafting.heads import check_trained_for
+from mmspec.drafting.jacobi import JacobiSession, WindowDrafter
+from mmspec.errors import InputError
+from mmspec.models.feature_head import WindowHead
+from mmspec.targets.causal import CausalTarget
+
+__all__ = ["Read", "StateWindowDrafter", "StateWindowSession", "codebook_sample", "learnt_images"]
+
+SAMPLED = 16  # numbers of a codebook
+
+
+@dataclass(frozen=True)
+class Read:
+    """What the target made of a draft.
+
+    Attributes:
+        tokens: [B, n] of its nodes; FREE for the end of a prompt.
+        states: [B, n, s] of `WindowHead.join`.
+        logits: [R, n, V] as it gave them; R is B, or 2B under guidance.
+    """
+
+    tokens: Tensor
+    states: Tensor
+    logits: Tensor
+
+
+class StateWindowSession(JacobiSession):
+    """Base of sessions that keep what the target made of the last draft and of the newest committed tokens.
+
+    A subclass calls `_enter_committed` once a round, as it proposes.
+
+    Attributes:
+        read: the last draft.
+        committed: [B, C, s] the target's states of the newest C committed tokens.
+        words: [B, C] those tokens; FREE for the end of the prompt.
+        count: [B] how many of the C there are.
+    """
+
+    def __init__(
+        self,
+        drafter: StateWindowDrafter,
+        target: CausalTarget,
+        requests: Sequence[Request],
+        prefill: PromptOutput,
+        sampler: Sampler,
+        random: RandomStream,
+        size: int,
+    ) -> None:
+        super().__init__(drafter, requests, prefill, sampler, random)
+        self.head, self.target, self.sampler = drafter.model, target, sampler
+        rows, device = len(requests), prefill.logits.device
+        last = {tap: torch.cat([each[:, -1:] for each in states]) for tap, states in prefill.taps.items()}
+        tokens = torch.full((rows, 1), FREE, device=device)
+        self.read = Read(tokens, self.head.join(last, rows), prefill.logits)
+        self.committed = self.read.states.new_zeros(rows, size, self.read.states.shape[-1])
+        self.words = tokens.expand(-1, size)
+        self.count = torch.zeros(rows, dtype=torch.long, device=device)
+
+    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+        super().observe(draft, output, scores, verdict)
+        states, logits = self.head.join(output.taps, len(draft.tokens)), output.logits
+        if self.drafter.branches:
+            nodes = self._path(verdict)
+            states, logits = pick(states, nodes), pick(logits, nodes.repeat(len(logits) // len(nodes), 1))
+        self.read = Read(self.observed.draft.tokens, states, logits)
+
+    def part(self, rows: Sequence[int]) -> Self:
+        chosen = super().part(rows)
+        read, copies = self.read, len(self.read.logits) // len(self.read.tokens)
+        tokens, states = part_of_rows(read.tokens, rows), part_of_rows(read.states, rows)
+        chosen.read = Read(tokens, states, part_of_rows(read.logits, rows, copies))
+        chosen.committed, chosen.words, chosen.count = (
+            part_of_rows(each, rows) for each in (self.committed, self.words, self.count)
+        )
+        chosen.sampler = self.sampler.part(rows)
+        return chosen
+
+    def joined(self, other: Self) -> Self:
+        both = super().joined(other)
+        one, two = self.read, other.read
+        copies = len(one.logits) // len(one.tokens)
+        tokens, states = join_rows(one.tokens, two.tokens), join_rows(one.states, two.states)
+        both.read = Read(tokens, states, join_rows(one.logits, two.logits, copies))
+        size = max(self.committed.shape[1], other.committed.shape[1])
+        longer = [each._remembering(size) for each in (self, other)]
+        both.committed, both.words = (join_rows(*pair) for pair in zip(*longer, strict=True))
+        both.count = join_rows(self.count, other.count)
+        both.sampler = self.sampler.joined(other.sampler, len(self.count), len(other.count))
+        return both
+
+    def _remembering(self, size: int) -> tuple[Tensor, Tensor]:
+        """The committed states and tokens, with room for so many; the newest are last."""
+        more = size - self.committed.shape[1]
+        return pad(self.committed, (0, 0, more, 0)), pad(self.words, (more, 0), value=FREE)
+
+    def _enter_committed(self) -> None:
+        """Let the nodes that were accepted last, and the root before them, be the newest committed ones."""
+        accepted, size = self.observed.accepted, self.committed.shape[1]
+        newest = accepted[:, None] + 1 + torch.arange(size, device=accepted.device)
+        self.committed = pick(torch.cat([self.committed, self.read.states], 1), newest)
+        self.words = pick(torch.cat([self.words, self.read.tokens], 1), newest)
+        self.count = (self.count + accepted + 1).clamp_max(size)
+
+
+class StateWindowDrafter(WindowDrafter):
+    """Base of drafters that fill a Jacobi window with the help of a head on the target's hidden states.
+
+    Attributes:
+        model: the trained head.
+        title: of its heads, for messages.
+        session: what proposes for a batch.
+    """
+
+    title: ClassVar[str]
+    session: ClassVar[Callable[..., StateWindowSession]]
+    model: WindowHead
+    target: CausalTarget | None = None
+
+    def _hold(self, model: WindowHead) -> None:
+        """Set the head, and what it reads."""
+        self.model, self.taps = model, model.taps
+
+    def check(self, target: Target[Any]) -> None:
+        super().check(target)
+        check_trained_for(self.model.config, target, self.title)
+        learnt = self.model.config.codebook
+        if learnt and not torch.allclose(codebook_sample(target), torch.tensor(learnt), 0.02, 1e-3):
+            given = f"{self.title} for images of another codebook"
+            raise InputError("drafter", given, "a head that was trained for this target's image tokenizer")
+
+    def to(self, *args: Any, **kwargs: Any) -> None:
+        self.model.to(*args, **kwargs)
+
+    def fit(self, target: Target[Any]) -> Self:
+        """This drafter with the target's embedding and output matrix."""
+        self.check(target)
+        fitted = copy.copy(self)
+        fitted.target = target  # type: ignore[assignment]  # checked
+        return fitted
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        if self.target is None:
+            raise InputError("drafter", type(self).__name__, "one that was fitted: `drafter.fit(target)`")
+        if sampler.is_guided and not self.model.config.guided:
+            allowed = "1, or a head that was trained under guidance: this one knows conditional states alone"
+            raise InputError("guidance_scale", sampler.guidance_scale, allowed)
+        for request in requests:
+            self.require_room(request.grid, prefill.logits.shape[-1])
+            self._check_grid(request.grid)
+        return self.session(self, self.target, requests, prefill, sampler, random)
+
+    def _check_grid(self, grid: ImageGrid | None) -> None:
+        """Raise InputError unless the rows of an image are as long as the head knows them."""
+        columns = self.model.config.columns
+        if grid is not None and columns and grid.columns != columns:
+            given = f"{grid.rows} rows of {grid.columns} tokens"
+            learnt = f"rows of {columns} tokens, which this head has learnt"
+            raise InputError("image size", given, f"{learnt}; `mmspec train drafter` takes --width")
+
+
+def codebook_sample(target: Target[Any]) -> Tensor:
+    """The first numbers of a target's codebook, in float32 on the CPU; zeros without one."""
+    if target.codebook is None:
+        return torch.zeros(SAMPLED)
+    return target.codebook.detach().flatten()[:SAMPLED].float().cpu()
+
+
+def learnt_images(target: Target[Any], grid: ImageGrid | None) -> dict[str, Any]:
+    """Attributes of a head's config that say of which images it has learnt: of that target, laid out so."""
+    sample = [] if target.codebook is None else codebook_sample(target).tolist()
+    codebook = [float(f"{number:.4g}") for number in sample]
+    return {"columns": 0 if grid is None else grid.columns, "codebook": codebook}
