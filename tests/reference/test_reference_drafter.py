@@ -17,13 +17,16 @@ from mmspec.drafters.corrected import CorrectedDrafter
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.vertical import VerticalDrafter
+from mmspec.evaluation.identity.distribution import DistributionTest, check_distribution
 from mmspec.models.cjd import CorrectorHead
 from mmspec.models.eagle import EagleHead
 from mmspec.models.ssd import VerticalHead
+from mmspec.pipelines import MMSpecPipeline
 from mmspec.reference.training.scene_images import SceneImages
 from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.training.data.llamagen_images import open_llamagen
 from mmspec.training.data.sequences import Trial, acceptance_length
+from tests.contracts.mutation import PlantedBug
 
 ASSETS = Path(__file__).parents[2] / "assets"
 TARGETS = ("scenes-llamagen", "scenes-llamagen-long")
@@ -79,3 +82,30 @@ def test_drafts_from_the_row_above_save_forwards() -> None:
     head = head_of("ssd")
     assert isinstance(head, VerticalHead)
     assert accepted(VerticalDrafter(head, 8)) > 1.05 * accepted(JacobiDrafter(8))
+
+
+def whole_images(**options: Any) -> DistributionTest:
+    """Test the tokens of whole images that a corrector draws for the reference model."""
+    pipe: Any = MMSpecPipeline.from_pretrained(ASSETS / TARGETS[0], accelerator="cjd", **options)
+    prompts = ["a red ring left of a small blue cross", "two green squares", "a large yellow star"]
+    call = pipe.prepare(prompts * 4, {"seed": 5, "output_type": "latent"})
+    for _ in call.rounds():
+        pass
+    (drawn,) = call.calls
+    return check_distribution(pipe.target, call.sampler, call.requests, drawn.canvas.outputs())
+
+
+TREE = {"window": 16, "front": "4x2", "reach": 8, "corrected": 8}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"window": 32}, TREE])
+def test_whole_images_follow_the_targets_distribution(options: dict[str, Any]) -> None:
+    assert whole_images(**options).passed
+
+
+@pytest.mark.slow
+def test_a_wrong_q_shows_in_whole_images() -> None:
+    reported = (("drawable.flatten(1), q)", "drawable.flatten(1), p)"),)
+    with PlantedBug("mmspec.drafters.corrected:CorrectedSession._correct", reported, list).planted():
+        assert not whole_images(window=32).passed
