@@ -14,7 +14,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "README.md", front()
     yield DOCS / "accelerators.md", linked(markdown_table())
     yield DOCS / "commands.md", commands()
+    yield DOCS / "benchmarks.md", image_tables()
     for name in ACCELERATORS:
         yield DOCS / "methods" / f"{name}.md", method(name)
 
@@ -60,7 +61,7 @@ def front() -> str:
     """The table of the front page."""
     lines = ["| | accelerator | tokens a pass | speed-up | output |", "|---|---|---|---|---|"]
     for task, record, name, kind in FRONT:
-        stored = json.loads((RECORDS / f"{record}.json").read_text(encoding="utf-8"))
+        stored = recorded(record)
         rows = stored["rows" if kind else "methods"]
         row = next(
             one
@@ -72,6 +73,94 @@ def front() -> str:
         lines.append(f"| {task} | `{name}` | {tokens:.1f} | {row['speedup']:.2f}x | {promise} |")
     told = "Small reference models of a toy world, kinder than real data; one CPU core, batch 1, end to end."
     return "\n".join([*lines, "", f"{told} [All figures](docs/benchmarks.md)."])
+
+
+#: Records of `mmspec evaluate methods` under other sampling, and on images of two sizes.
+SAMPLINGS = {
+    "guidance 1": "image-guidance1-cpu",
+    "guidance 2.5": "image-guidance2.5-cpu",
+    "guidance 4, top-k 100": "image-top-k-cpu",
+}
+SIZES = {"256 tokens": "image-sizes-256-cpu", "1,024 tokens": "image-sizes-1024-cpu"}
+
+
+def image_tables() -> str:
+    """Tables of image methods: by two searches, other sampling, batches, and sizes of images."""
+    parts = {
+        "Each at its setting of the best wall clock": methods_table("image-methods-cpu"),
+        "Each at its setting of the fewest forwards": methods_table("image-forwards-cpu"),
+        "Other sampling: times fewer passes, wall clock, measured TV": side_by_side(SAMPLINGS, outcome),
+        "Batches of 8, whose passes are those of the slowest row": batch_table("image-batch8-cpu"),
+        "Images of two sizes: times fewer passes": side_by_side(SIZES, fewer),
+    }
+    return "\n\n".join(f"### {title}\n\n{content}" for title, content in parts.items())
+
+
+def methods_table(name: str) -> str:
+    """A record of `mmspec evaluate methods`; a star marks settings that were not searched for."""
+    columns = ("method", "promise", "passes", "times fewer", "wall clock")
+    rows = [
+        (
+            f"`{row['method']}`" + ("" if row["searched"] or row["method"] == "none" else " *"),
+            row["promise"],
+            f"{row['nfe_mean']:.1f}",
+            fewer(row),
+            f"{row['speedup']:.2f}x",
+            "-" if row["tv_mean"] is None else f"{row['tv_mean']:.3f}",
+            f"{row['attribute_accuracy']:.1%}",
+            f"{row['feature_distance']:.1f} ± {row['feature_margin']:.1f}",
+        )
+        for row in recorded(name)["methods"]
+    ]
+    return table((*columns, "measured TV", "attributes", "distance (95 %)"), rows)
+
+
+def side_by_side(names: Mapping[str, str], shown: Callable[[dict[str, Any]], str]) -> str:
+    """Records of the same methods as columns of one table."""
+    found = [{row["method"]: row for row in recorded(name)["methods"]} for name in names.values()]
+    rows = [
+        (f"`{method}`", row["promise"], *(shown(rows[method]) for rows in found))
+        for method, row in found[0].items()
+        if method != "none"
+    ]
+    return table(("method", "promise", *names), rows)
+
+
+def fewer(row: dict[str, Any]) -> str:
+    """How many times fewer passes a method takes."""
+    return f"{row['step_compression']:.2f}x"
+
+
+def outcome(row: dict[str, Any]) -> str:
+    """Passes saved, wall clock, and total variation of a method."""
+    variation = "" if row["tv_mean"] is None else f", {row['tv_mean']:.3f}"
+    return f"{fewer(row)}, {row['speedup']:.2f}x{variation}"
+
+
+def batch_table(name: str) -> str:
+    """A record of `mmspec bench` on images."""
+    rows = [
+        (
+            f"`{row['accelerator']}`",
+            row["exactness"],
+            f"{row['identical']:.0%}",
+            str(row["target_forwards"]),
+            f"{row['speedup']:.2f}x",
+        )
+        for row in recorded(name)
+    ]
+    return table(("method", "promise", "images of plain decoding", "passes", "wall clock"), rows)
+
+
+def recorded(name: str) -> Any:
+    """A record of assets/benchmarks."""
+    return json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def draw_figures() -> None:
@@ -101,12 +190,12 @@ def draw_figures() -> None:
 def compared(name: str) -> tuple[str, dict[str, float]] | None:
     """Tokens a forward of all methods in the first record that has this one, and its subject."""
     for record, model in DRAFTERS.items():
-        rows = json.loads((RECORDS / f"{record}.json").read_text(encoding="utf-8"))["rows"]
+        rows = recorded(record)["rows"]
         found = {row["drafter"]: row["acceptance_length"] for row in rows if row["task"] == "describe"}
         if any(label.split(":")[0] == name for label in found):
             return f"{model}, descriptions", found
     for record, subject in FAMILIES.items():
-        rows = json.loads((RECORDS / f"{record}.json").read_text(encoding="utf-8"))["methods"]
+        rows = recorded(record)["methods"]
         found = {row["method"]: row["step_compression"] for row in rows}
         if any(label.split(":")[0] == name for label in found):
             return subject, found
@@ -170,13 +259,13 @@ def options(preset: Any) -> str:
 def figures(name: str) -> Iterator[str]:
     """Rows of an accelerator in the records."""
     for record, model in DRAFTERS.items():
-        for row in json.loads((RECORDS / f"{record}.json").read_text(encoding="utf-8"))["rows"]:
+        for row in recorded(record)["rows"]:
             if row["drafter"].split(":")[0] == name and row["task"] in ("caption", "describe"):
                 ratio = f"{row['decode_speedup']:.2f}x decoding, {row['speedup']:.2f}x end to end"
                 told = f"{row['acceptance_length']:.2f} | {ratio} | {row['exactness']}"
                 yield f"| `{row['drafter']}` | {model}, {row['task']} | {told} |"
     for record, subject in FAMILIES.items():
-        for row in json.loads((RECORDS / f"{record}.json").read_text(encoding="utf-8"))["methods"]:
+        for row in recorded(record)["methods"]:
             if row["method"].split(":")[0] == name:
                 variation = "" if row.get("tv_mean") is None else f" (measured TV {row['tv_mean']:.3f})"
                 told = f"{row['step_compression']:.2f} | {row['speedup']:.2f}x | {row['promise']}{variation}"

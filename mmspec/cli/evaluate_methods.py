@@ -17,6 +17,7 @@ from mmspec.cli.options import (
     ModelOptions,
     Plot,
     Table,
+    TopK,
     unpack_options,
 )
 from mmspec.validation import given_of
@@ -73,6 +74,7 @@ def methods(
     num_inference_steps: HeadSteps = None,
     last_step_noise: LastStepNoise = False,
     guidance_scale: GuidanceScale = None,
+    top_k: TopK = None,
     out: Table = None,
     plot: Plot = None,
     *,
@@ -111,7 +113,7 @@ def methods(
         groups = [[parse_choice("none")], *groups]
     subjects = image_subjects(pipe, samples, how.seed)
     others = image_subjects(pipe, search, how.seed + samples)
-    sampling = given_of(num_inference_steps=num_inference_steps, guidance_scale=guidance_scale)
+    sampling = given_of(num_inference_steps=num_inference_steps, guidance_scale=guidance_scale, top_k=top_k)
     sampling |= {"last_step_noise": True} if last_step_noise else {}
     settings = {"model": source, "samples": samples, "seed": how.seed, "batch_size": 1}
     settings |= {"best": best, "search": search}

@@ -13,9 +13,9 @@ judging it by speculative sampling is exact, whatever the head computes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead
 from mmspec.models.cjd.modeling import Memory
 from mmspec.targets.causal import CausalTarget
+from mmspec.targets.steps import CompiledForward
 from mmspec.validation import is_integer
 
 __all__ = ["CorrectedDrafter", "CorrectedSession", "StaleWindow"]
@@ -122,7 +123,7 @@ class CorrectedSession(StateWindowSession):
         most tokens stay. Whatever their number, q of a place depends on random numbers and old drafts of the
         places before it alone, so that its token is a draw from it.
         """
-        head, stale, rows = self.head, self.stale, len(window.tokens)
+        head, stale = self.head, self.stale
         chains, count, context = len(self.nodes), self.drafter.corrected, stale.context
         same, other = head.rows(stale.states, stale.old, stale.is_known, self.tables)
         mask = stale.mask().repeat_interleave(chains, 0)
@@ -130,8 +131,8 @@ class CorrectedSession(StateWindowSession):
         memory: Memory | None = None
         same, other, old = (each[:, None, context:] for each in (same, other, stale.old))
         corrections = head.stale(stale.logits).repeat(chains)
-        named = (window.place, window.stood, window.tokens, window.p, window.uniforms, window.known)
-        place, stood, guess, p, u, known = (
+        named = (window.stood, window.tokens, window.p, window.noise, window.known)
+        stood, guess, p, noise, known = (
             each[:, 1 : count + 1].repeat(1, chains, *[1] * (each.dim() - 2)) for each in named
         )
         tokens = guess.unflatten(1, (chains, count))
@@ -140,15 +141,14 @@ class CorrectedSession(StateWindowSession):
             drawn = torch.cat([root, tokens[:, :, :-1]], -1)
             read = (same.where((drawn == old)[..., None], other) + self._new(drawn)).flatten(0, 1)
             if memory is None:  # committed tokens are read with the first pass
-                states, known_by = head(torch.cat([past, read], 1), mask)
+                read = torch.cat([past, read], 1)
+                logits, known_by = self.drafter.revise(read, mask, None, corrections, self.tables)
                 memory = [(keys[:, :, :context], values[:, :, :context]) for keys, values in known_by]
-                states, mask = states[:, context:], mask[:, :, context:]
+                mask = mask[:, :, context:]
             else:
-                states, _ = head(read, mask, memory)
-            states = states.reshape(rows, chains * count, -1)
-            logits = head.correct(states, corrections, self.tables)
+                logits, _ = self.drafter.revise(read, mask, memory, corrections, self.tables)
             q = self.sampler.scores(logits).p.where((known == FREE)[..., None], p)
-            first = self._redraw(q, place, seen, stood, u).where(known == FREE, guess)
+            first = self._redraw(q, seen, stood, noise).where(known == FREE, guess)
             tokens, drawable = self._choose(first.unflatten(1, (chains, count)), q, window.place)
             self.passes += 1
         return Candidates(tokens.flatten(1), drawable.flatten(1), q)
@@ -239,3 +239,12 @@ class CorrectedDrafter(StateWindowDrafter):
             raise InputError("passes", passes, f"an integer from 1 to {MAX_WINDOW}")
         self._hold(model)
         self.corrected, self.passes = corrected, min(passes, max(1, corrected))
+        self.revise: Callable[..., tuple[Tensor, Memory]] = model.revise
+
+    def to(self, *args: Any, **kwargs: Any) -> None:
+        super().to(*args, **kwargs)
+        self.revise = self.model.revise
+
+    def compile(self) -> None:
+        if not isinstance(self.revise, CompiledForward):
+            self.revise = CompiledForward(type(self.model).__name__, self.model.revise)

@@ -153,7 +153,7 @@ class Window:
         node: [B, W] the node of the last draft that gave p.
         stood: [B, W] the node of the last draft that stood in the slot; 0 where none did.
         known: [B, W] the token that grammar or a neighbour put there, or FREE.
-        uniforms: [B, W, 3] what each was drawn with, if anything.
+        noise: [B, W, 3] or [B, W, V] what each was drawn with, if anything: uniforms, or Gumbel noise.
     """
 
     place: Tensor
@@ -162,7 +162,7 @@ class Window:
     node: Tensor
     stood: Tensor
     known: Tensor
-    uniforms: Tensor
+    noise: Tensor
 
 
 class Candidates(NamedTuple):
@@ -285,8 +285,8 @@ class JacobiSession(DraftSession):
         p, sound = pick(unpack(old.p), node), old.finite.gather(1, node)
         stood = torch.where(drafted, node + 1, 0)
         p, sound = self._initial(p, sound, place, covered, stood)
-        uniforms = self._uniforms(place)
-        tokens = self._reuse(self._redraw(p, place, seen, stood, uniforms), p, seen, stood)
+        noise = self._redraw_noise(place, p)
+        tokens = self._reuse(self._redraw(p, seen, stood, noise), p, seen, stood)
         tokens[:, 0] = canvas.root
         known = torch.full_like(tokens, FREE)
         if self.layout.has_syntax or drafter.init in NEIGHBOURS:
@@ -295,7 +295,7 @@ class JacobiSession(DraftSession):
             tokens, sound = torch.where(known == FREE, tokens, known), sound | (known != FREE)
             one_hot = torch.zeros_like(p).scatter(-1, tokens[:, :, None], 1.0)
             p = torch.where((known == FREE)[:, :, None], p, one_hot)
-        filled = self._fill(Window(place, tokens, p, node, stood, known, uniforms), seen)
+        filled = self._fill(Window(place, tokens, p, node, stood, known, noise), seen)
         inside = place < self.layout.length
         valid = ((inside & sound) | (self.steps == 0))[:, self.slots] & filled.drawable
         faulty = (inside & ~sound)[:, 1:].any(-1)
@@ -387,28 +387,32 @@ class JacobiSession(DraftSession):
         copied = self.layout.copy(self.drafter.init, place, first, tokens, canvas.before(self.layout.reach))
         return torch.where(forced == FREE, copied, forced)
 
-    def _uniforms(self, place: Tensor) -> Tensor:
-        """[B, W, 3] uniforms for places [B, W], new in every round; [B, W, 0] where Gumbel noise draws."""
-        if self.drafter.coupling in ("gumbel", "exact"):
-            return place.new_empty(*place.shape, 0)
+    def _redraw_noise(self, place: Tensor, p: Tensor) -> Tensor:
+        """[B, W, 3] uniforms of places [B, W], new in every round; or [B, W, V] Gumbel noise that stays.
+
+        Args:
+            place: output indices.
+            p: [B, W, V] for the number format.
+        """
+        coupling = self.drafter.coupling
+        if coupling in ("gumbel", "exact"):
+            purpose = Purpose.TARGET if coupling == "exact" else Purpose.REDRAW
+            return self.random.gumbel(place, purpose, p.shape[-1], p.dtype)
         return self.random.at(self.round).uniform(place, Purpose.REDRAW, 3, torch.float64)
 
-    def _redraw(self, p: Tensor, place: Tensor, seen: Draft, old: Tensor, u: Tensor) -> Tensor:
+    def _redraw(self, p: Tensor, seen: Draft, old: Tensor, noise: Tensor) -> Tensor:
         """[B, W] a token from each p [B, W, V], coupled with the old tokens.
 
         Args:
-            place: [B, W] output indices.
             seen: the draft that holds the old tokens.
             old: [B, W] the node that held the place's old token; 0 where it had none.
-            u: [B, W, 3] of `_uniforms`.
+            noise: of `_redraw_noise`.
         """
-        coupling, vocabulary = self.drafter.coupling, p.shape[-1]
-        if coupling in ("gumbel", "exact"):
-            purpose = Purpose.TARGET if coupling == "exact" else Purpose.REDRAW
-            return (p.log() + self.random.gumbel(place, purpose, vocabulary, p.dtype)).argmax(-1)
-        if coupling == "fresh":
-            return invert(p, u[..., 1:])
-        return redraw(p, sampled_distribution(seen).p, seen.tokens, seen.valid, old, u)
+        if self.drafter.coupling in ("gumbel", "exact"):
+            return (p.log() + noise).argmax(-1)
+        if self.drafter.coupling == "fresh":
+            return invert(p, noise[..., 1:])
+        return redraw(p, sampled_distribution(seen).p, seen.tokens, seen.valid, old, noise)
 
     def _noise(self, place: Tensor, p: Tensor) -> Tensor:
         """[B, n, V] Gumbel noise of further candidates at places [B, n], in the precision of p [B, ..., V].

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.image_grid import FREE
+from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
@@ -26,7 +26,9 @@ from mmspec.errors import InputError
 from mmspec.models.feature_head import WindowHead
 from mmspec.targets.causal import CausalTarget
 
-__all__ = ["Read", "StateWindowDrafter", "StateWindowSession"]
+__all__ = ["Read", "StateWindowDrafter", "StateWindowSession", "codebook_sample"]
+
+SAMPLED = 16  # numbers of a codebook
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,10 @@ class StateWindowDrafter(WindowDrafter):
     def check(self, target: Target[Any]) -> None:
         super().check(target)
         check_trained_for(self.model.config, target, self.title)
+        learnt = self.model.config.codebook
+        if learnt and not torch.allclose(codebook_sample(target), torch.tensor(learnt), 0.02, 1e-3):
+            given = "a head for images of another codebook"
+            raise InputError("drafter", given, "a head that was trained for this target's image tokenizer")
 
     def to(self, *args: Any, **kwargs: Any) -> None:
         self.model.to(*args, **kwargs)
@@ -164,4 +170,22 @@ class StateWindowDrafter(WindowDrafter):
             raise InputError("guidance_scale", sampler.guidance_scale, allowed)
         for request in requests:
             self.require_room(request.grid, prefill.logits.shape[-1])
+            self._check_grid(request.grid)
         return self.session(self, self.target, requests, prefill, sampler, random)
+
+    def _check_grid(self, grid: ImageGrid | None) -> None:
+        """Raise InputError unless the rows of an image are as long as the head knows them."""
+        columns = self.model.config.columns
+        if grid is not None and columns and grid.columns != columns:
+            given = f"{grid.rows} rows of {grid.columns} tokens"
+            allowed = (
+                f"rows of {columns} tokens, which this head has learnt; `mmspec train drafter` takes --width"
+            )
+            raise InputError("image size", given, allowed)
+
+
+def codebook_sample(target: Target[Any]) -> Tensor:
+    """The first numbers of a target's codebook, in float32 on the CPU; zeros without one."""
+    if target.codebook is None:
+        return torch.zeros(SAMPLED)
+    return target.codebook.detach().flatten()[:SAMPLED].float().cpu()

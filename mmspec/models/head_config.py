@@ -74,11 +74,15 @@ class WindowHeadConfig(SizedHeadConfig):
         taps: hidden states of the target that it reads: k for what enters layer k, -1 for the final one.
         guided: whether it was trained under classifier-free guidance.
         window: of decoding, where nothing else is asked for.
+        columns: cells in a row of the images that it learnt; 0 where nothing says so.
+        codebook: the first numbers of the target's codebook, which tell codebooks apart; likewise.
     """
 
     taps: list[int] = field(default_factory=lambda: [-1])
     guided: bool = True
     window: int = 32
+    columns: int = 0
+    codebook: list[float] = field(default_factory=list)
     rms_norm_eps: float = 1e-5
 
     def validate_taps(self) -> None:

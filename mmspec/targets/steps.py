@@ -41,13 +41,13 @@ class CompiledForward:
         forward: returns logits, or what stands for them.
     """
 
-    def __init__(self, name: str, forward: Callable[..., Tensor]) -> None:
+    def __init__(self, name: str, forward: Callable[..., Any]) -> None:
         self.name, self._eager = name, forward
         known = inspect.signature(torch.compile).parameters
         settings: dict[str, Any] = {name: value for name, value in FORMS.items() if name in known}
-        self._compiled: Callable[..., Tensor] | None = torch.compile(forward, dynamic=True, **settings)
+        self._compiled: Callable[..., Any] | None = torch.compile(forward, dynamic=True, **settings)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._compiled is None:
             return self._eager(*args, **kwargs)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.drafting.jacobi import KIND_OF_COUPLING, Candidates, Window
+from mmspec.drafting.window_states import codebook_sample
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorConfig
 from mmspec.pipelines.image_prompts import image_requests
@@ -103,7 +105,7 @@ BUGS = {
     ),
     "coupled with the old draft of another place": PlantedBug(
         f"{SESSION}._correct",
-        (("(window.place, window.stood, ", "(window.place, window.stood.roll(1, 1), "),),
+        (("(window.stood, ", "(window.stood.roll(1, 1), "),),
         checks.distribution_of_many_rows,
     ),
     "siblings drawn from another distribution": PlantedBug(
@@ -247,10 +249,24 @@ def test_what_it_does_not_fit_is_refused() -> None:
         CorrectedDrafter(head_for(target, vocabulary=12)).fit(target)
     with pytest.raises(InputError, match="window"):
         draw(drafter(40), grid=ImageGrid(2, 2, 62, 62))
+    with pytest.raises(InputError, match="2 rows of 2 tokens'; rows of 7 tokens"):
+        draw(drafter(4, 2, columns=7), grid=ImageGrid(2, 2, 62, 62))
     with pytest.raises(InputError, match="trained under guidance"):
         draw(drafter(guided=False), sampler=Sampler(guidance_scale=2.0))
     with pytest.raises(InputError, match="was fitted"):
         draw(CorrectedDrafter(head_for(target)))
+
+
+def test_heads_for_another_codebook_are_refused() -> None:
+    target = copy.copy(images())
+    target.codebook = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    learnt = codebook_sample(target).tolist()
+    CorrectedDrafter(head_for(target, codebook=learnt), 8, 4).check(target)
+    target.codebook = target.codebook.bfloat16()  # the same
+    CorrectedDrafter(head_for(target, codebook=learnt), 8, 4).check(target)
+    target.codebook = target.codebook.roll(1)
+    with pytest.raises(InputError, match="another codebook"):
+        CorrectedDrafter(head_for(target, codebook=learnt), 8, 4).check(target)
 
 
 def test_what_cannot_be_built_is_refused() -> None:

@@ -34,7 +34,7 @@ BUGS = {
         checks.maximal_distribution_at_low_temperature,
     ),
     "noise not keyed by round": PlantedBug(
-        f"{SESSION}._uniforms", ((".at(self.round)", ""),), checks.maximal_distribution
+        f"{SESSION}._redraw_noise", ((".at(self.round)", ""),), checks.maximal_distribution
     ),
     "one uniform keeps and draws": PlantedBug(
         REDRAW, (("u[..., 0] *", "u[..., 1] *"),), checks.maximal_distribution
@@ -48,10 +48,12 @@ BUGS = {
         checks.repeated_cells_are_scored_as_they_are,
     ),
     "every place drawn independently": PlantedBug(
-        f"{SESSION}._redraw", (('coupling == "fresh"', "True"),), checks.coupled_drafts_save_forwards
+        f"{SESSION}._redraw",
+        (('self.drafter.coupling == "fresh"', "True"),),
+        checks.coupled_drafts_save_forwards,
     ),
     "shared noise changes with the round": PlantedBug(
-        f"{SESSION}._redraw",
+        f"{SESSION}._redraw_noise",
         (("self.random.gumbel(place, purpose", "self.random.at(self.round).gumbel(place, purpose"),),
         checks.coupled_drafts_save_forwards,
     ),

@@ -15,9 +15,11 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from mmspec.accelerators import trained_head
 from mmspec.errors import InputError, PipelineBusyError
 from mmspec.pipelines import ContinuousImagePipeline, ImagePipeline, MMSpecPipeline, VisionLanguagePipeline
 from mmspec.targets import steps
+from tests.drafters.corrected_checks import head_for
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_image, tiny_janus
 from tests.tiny_models.continuous import folder_of
 
@@ -90,6 +92,19 @@ def test_images_stay_the_same() -> None:
     pipe.compile()
     assert graphs() > 0
     assert pipe("a red circle", **settings).tokens == expected
+
+
+def test_the_passes_of_a_corrector_are_compiled_too() -> None:
+    pipe = ImagePipeline(*tiny_janus(), accelerator="none")
+    pipe.set_progress_bar_config(disable=True)
+    settings = {"seed": 3, "output_type": "latent"}
+    expected = pipe("a red circle", **settings).tokens
+    head = head_for(pipe.target)
+    for options in ({}, {"front": "2x2"}):
+        pipe.set_accelerator(trained_head("cjd", head, window=6, coupling="exact", **options)).compile()
+        assert isinstance(pipe.accelerator.drafter.revise, steps.CompiledForward)
+        assert pipe("a red circle", **settings).tokens == expected
+    assert not counters["graph_break"]
 
 
 @pytest.mark.parametrize(("kind", "asked"), [("nextstep", {"prompt": "a"}), ("mar", {"class_labels": 1})])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.corrected import StaleWindow
+from mmspec.drafting.window_states import codebook_sample
 from mmspec.errors import InputError
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets.llamagen import LlamaGenTarget
@@ -106,6 +108,16 @@ def test_images_are_decoded_apart(target: LlamaGenTarget) -> None:
     shares = [rollout.share for rollout in loss.rollouts]
     assert shares == sorted(set(shares))
     assert all(share >= index / LIVE for index, share in enumerate(shares)) and shares[0] < 1 / LIVE
+
+
+def test_a_head_remembers_what_it_has_learnt_of(target: LlamaGenTarget) -> None:
+    target = copy.copy(target)
+    target.codebook = torch.randn(64, 8)
+    loss = CorrectorLoss(head_for(target), target, learnt_window=2)
+    loss.make(Prompts(target), 0, 0)
+    measured = loss.measure([])
+    assert measured["columns"] == target.grid.columns
+    assert measured["codebook"] == pytest.approx(codebook_sample(target).tolist(), rel=1e-3)
 
 
 def test_excluded_tokens_give_gradients_that_are_numbers(target: LlamaGenTarget) -> None:

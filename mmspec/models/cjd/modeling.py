@@ -183,6 +183,25 @@ class CorrectorHead(WindowHead):
             known.append(read)
         return self.norm(rows), known
 
+    def revise(
+        self, rows: Tensor, mask: Tensor, memory: Memory | None, stale: Corrections, tables: Tables
+    ) -> tuple[Tensor, Memory]:
+        """Run the layers over C chains of a window, and correct their places.
+
+        Args:
+            rows: [B * C, n, w]; the last m of each chain are of the places before the corrected ones.
+            mask, memory: as of `forward`.
+            stale: of C * m places.
+            tables: of the target.
+
+        Returns:
+            [B, C * m, V] logits, and the memory.
+        """
+        batch, places = stale.logits.shape[:2]
+        states, known = self(rows, mask, memory)
+        states = states[:, -(places * batch // len(rows)) :].reshape(batch, places, -1)
+        return self.correct(states, stale, tables), known
+
     def stale(self, logits: Tensor) -> Corrections:
         """Find the tokens that are corrected, of guided logits [B, n, V]; -inf where one is excluded."""
         count, logits = self.config.corrections, logits.clamp_min(EXCLUDED)

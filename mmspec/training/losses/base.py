@@ -7,12 +7,13 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from mmspec.drafting.window_states import codebook_sample
 from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, DrafterData
 from mmspec.training.teacher import Reading, read
 
-__all__ = ["DrafterLoss"]
+__all__ = ["DrafterLoss", "images_of"]
 
 
 class DrafterLoss(nn.Module):
@@ -51,3 +52,10 @@ class DrafterLoss(nn.Module):
     def measure(self, batches: Iterable[DrafterBatch]) -> dict[str, Any]:
         """Measure a trained head on batches that it has not seen: attributes of its config."""
         return {}
+
+
+def images_of(target: CausalTarget, columns: int) -> dict[str, Any]:
+    """What a head has learnt of, for its config: the length of rows, and the codebook."""
+    sample = codebook_sample(target).tolist()
+    codebook = [] if target.codebook is None else [float(f"{number:.4g}") for number in sample]
+    return {"columns": columns, "codebook": codebook}

@@ -7,7 +7,7 @@ anyway. What it should have said at each place of a window is then known.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self, cast
 
@@ -32,7 +32,7 @@ from mmspec.models.cjd import CorrectorHead
 from mmspec.models.cjd.modeling import EXCLUDED
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import Trial
-from mmspec.training.losses.base import DrafterLoss
+from mmspec.training.losses.base import DrafterLoss, images_of
 from mmspec.validation import is_integer
 
 __all__ = ["CorrectorLoss", "WindowBatch", "correct_window"]
@@ -111,12 +111,18 @@ class Rollout:
     Args:
         drafter: with the head that learns.
         target: scores.
+
+    Attributes:
+        records: its last windows.
+        batch: the images; None between those of one step and the next.
+        columns: tokens in a row of them.
     """
 
     def __init__(self, drafter: RecordingDrafter, target: CausalTarget) -> None:
         self.drafter, self.target = drafter, target
         self.records: deque[WindowBatch] = deque(maxlen=KEPT)
         self.batch: Batch[Any] | None = None
+        self.columns = 0
 
     @property
     def share(self) -> float:
@@ -132,6 +138,8 @@ class Rollout:
         """Decode a round, of new images where the last ones are done."""
         if self.batch is None:
             asked = ask()
+            grid = asked.requests[0].grid
+            self.columns = 0 if grid is None else grid.columns
             stopping = Stopping(asked.new_tokens, asked.end_token_ids)
             prompts = [request.prompt_tokens for request in asked.requests]
             canvas = Canvas(prompts, stopping, DecodingStats(), self.target.device)
@@ -186,6 +194,9 @@ class CorrectorLoss(DrafterLoss):
         known = [record for each in self.rollouts for record in each.records]
         chosen = torch.randint(len(known), (LEARNT - 1,), generator=rng).tolist()
         return WindowBatch.join([rollout.records[-1], *(known[index] for index in chosen)])
+
+    def measure(self, batches: Iterable[Any]) -> dict[str, Any]:
+        return images_of(self.target, self.rollouts[0].columns)
 
     def forward(self, batch: WindowBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: the total variation at each of the first places."""

@@ -7,7 +7,7 @@ reads, and its guided distribution, which the head is to predict. Each batch of 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
@@ -29,7 +29,7 @@ from mmspec.models.feature_head import HIDDEN
 from mmspec.models.ssd import VerticalHead
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import decode
-from mmspec.training.losses.base import DrafterLoss
+from mmspec.training.losses.base import DrafterLoss, images_of
 
 __all__ = ["CellBatch", "VerticalLoss"]
 
@@ -163,6 +163,9 @@ class VerticalLoss(DrafterLoss):
         goal = drawn.sampler.guided(self.target.head(drawn.hidden[:, before]))
         codes = torch.arange(goal.shape[-1], device=goal.device) < grid.codebook_size
         return CellBatch(drawn.states[:, above], goal, codes[None, None])
+
+    def measure(self, batches: Iterable[Any]) -> dict[str, Any]:
+        return images_of(self.target, self.drawn[-1].grid.columns)
 
     def forward(self, batch: CellBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: the total variation, averaged over the cells."""
