@@ -83,8 +83,13 @@ BUGS = {
         checks.cells_are_drafted_from_the_states_above,
     ),
     "the draw has the random numbers of the verdict": PlantedBug(
-        "mmspec.drafting.jacobi:JacobiSession._uniforms",
-        (("Purpose.REDRAW", "Purpose.ACCEPT"), ("self.random.at(self.round)", "self.random")),
+        "mmspec.drafting.jacobi:JacobiSession._redraw_noise",
+        (
+            (
+                "self.random.at(self.round).uniform(place, Purpose.REDRAW",
+                "self.random.uniform(place, Purpose.ACCEPT",
+            ),
+        ),
         checks.distribution_of_images,
     ),
 }
@@ -175,6 +180,10 @@ def test_what_it_does_not_fit_is_refused() -> None:
         draw(VerticalDrafter(head_for(target)))
     with pytest.raises(InputError, match="target: got 'text'"):
         VerticalDrafter(head_for(precise())).fit(precise())
+    with pytest.raises(InputError, match="image size: got '5 rows of 6 tokens'; rows of 16"):
+        draw(drafter(columns=16))
+    with pytest.raises(InputError, match="another codebook"):
+        VerticalDrafter(head_for(target, codebook=[1.0] * 16)).fit(target)
     with pytest.raises(InputError, match="coupling"):
         VerticalDrafter(head_for(target), coupling="maximum")
 

@@ -108,3 +108,4 @@ def test_a_step_learns_from_some_cells_of_some_images(monkeypatch: pytest.Monkey
     assert len(loss.drawn) == 1
     loss.make(data, 8, 0)
     assert len(loss.drawn) == 2
+    assert loss.measure([]) == {"columns": GRID.columns, "codebook": []}
