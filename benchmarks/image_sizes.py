@@ -23,7 +23,7 @@ def main(
     for size, table in zip(sizes, tables, strict=True):
         for row in json.loads(Path(table.partition("=")[2]).read_text())["methods"]:
             saved.setdefault(f"{row['method']} ({row['promise']})", {})[size] = row["step_compression"]
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(6, 6), layout="constrained")
     axes = figure.subplots()
     for method, by_size in saved.items():
         if len(by_size) == len(sizes):
@@ -31,7 +31,7 @@ def main(
     axes.set_ylabel("times fewer target forwards than plain decoding", fontsize=9)
     axes.set_xlabel("image tokens", fontsize=9)
     axes.set_ylim(0)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.legend(fontsize=8, loc="outside lower center")
     figure.savefig(out, dpi=120)
     print(f"written: {out}")
 

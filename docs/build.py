@@ -25,6 +25,7 @@ BUILT = re.compile(r"(<!-- built: [^>]*-->\n).*?(<!-- /built -->)", re.DOTALL)
 FAMILIES = {
     "image-methods-cpu": "scenes-llamagen, 48 captions",
     "image-forwards-cpu": "the same, set for the fewest forwards",
+    "image-eagle-cpu": "scenes-llamagen, 48 captions",
     "nextstep-methods-cpu": "scenes-nextstep, 200 captions",
     "mar-methods-cpu": "scenes-mar, 100 scenes",
 }
@@ -89,6 +90,9 @@ def image_tables() -> str:
     parts = {
         "Each at its setting of the best wall clock": methods_table("image-methods-cpu"),
         "Each at its setting of the fewest forwards": methods_table("image-forwards-cpu"),
+        "`eagle`, and the rules over its tree, in an earlier run on an AMD EPYC": methods_table(
+            "image-eagle-cpu"
+        ),
         "Other sampling: times fewer passes, wall clock, measured TV": side_by_side(SAMPLINGS, outcome),
         "Batches of 8, whose passes are those of the slowest row": batch_table("image-batch8-cpu"),
         "Images of two sizes: times fewer passes": side_by_side(SIZES, fewer),
