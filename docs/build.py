@@ -133,7 +133,7 @@ def side_by_side(names: Mapping[str, str], shown: Callable[[dict[str, Any]], str
 
 
 def fewer(row: dict[str, Any]) -> str:
-    """How many times fewer passes a method takes."""
+    """Passes saved by a method, as a ratio."""
     return f"{row['step_compression']:.2f}x"
 
 

@@ -33,7 +33,7 @@ SAMPLED = 16  # numbers of a codebook
 
 @dataclass(frozen=True)
 class Read:
-    """What the target made of a draft.
+    """Tokens, hidden states and logits of a draft that the target has scored.
 
     Attributes:
         tokens: [B, n] of its nodes; FREE for the end of a prompt.

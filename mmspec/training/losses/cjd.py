@@ -127,7 +127,7 @@ class Rollout:
 
     @property
     def share(self) -> float:
-        """How much of its images is decoded, of the one that is furthest back."""
+        """Decoded share of its images: that of the one furthest back."""
         if self.batch is None:
             return 1.0
         canvas = self.batch.canvas
