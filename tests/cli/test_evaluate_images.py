@@ -120,7 +120,7 @@ def test_models_of_vectors_have_no_tokens_to_count(run_json):
     [
         (("--metrics", "fidd"), "did you mean 'fid'"),
         (("--features", "incepton"), "did you mean 'inception'"),
-        (("--accelerator", "sdj"), "did you mean 'sjd'"),
+        (("--accelerator", "sjdd"), "did you mean 'sjd'"),
         (("--against", "nobody"), "nobody"),
         (("--prompt-file", "none.txt"), "none.txt"),
         (("--folder", "nowhere"), "FileNotFoundError"),

@@ -69,12 +69,13 @@ def test_a_copy_of_the_model_has_its_drafters(run_json, tmp_path):
 @pytest.mark.skipif(
     "scenes-llamagen" not in reference_models(), reason="the image model is not in assets/ (yet)"
 )
-def test_a_copy_of_the_image_model_has_its_drafter(tmp_path):
+def test_a_copy_of_the_image_model_has_its_drafters(tmp_path):
     from mmspec.cli.loading import own_drafters
 
-    (own,) = own_drafters(str(copied("scenes-llamagen", tmp_path))).values()
-    assert (own.label, own.name) == ("eagle", "eagle")
-    assert own.options == {"drafter": "assets/scenes-llamagen-eagle"}
+    own = own_drafters(str(copied("scenes-llamagen", tmp_path)))
+    found = {label: (one.name, one.options) for label, one in own.items()}
+    heads = ("cjd", "eagle", "ssd")
+    assert found == {name: (name, {"drafter": f"assets/scenes-llamagen-{name}"}) for name in heads}
 
 
 @pytest.mark.skipif(

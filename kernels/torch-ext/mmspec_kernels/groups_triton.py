@@ -93,18 +93,17 @@ def _groups_kernel(
     begin = tl.where(group < groups, begin, tl.minimum(single, vocabulary))
     end = tl.where(group < groups, end, tl.minimum(single + 1, vocabulary))
     longest = tl.max(end - begin, 0)
-    p_sum = tl.zeros([GROUPS], dtype=tl.float32)
-    q_sum = tl.zeros([GROUPS], dtype=tl.float32)
+    p_sum = tl.zeros([GROUPS, WIDTH], dtype=tl.float32)
+    q_sum = tl.zeros([GROUPS, WIDTH], dtype=tl.float32)
     for start in range(0, longest, WIDTH):
         place = begin[:, None] + start + tl.arange(0, WIDTH)[None, :]
         inside = place < end[:, None]
         token = tl.load(members_ptr + place, mask=inside & (place < listed), other=0)
         token = tl.where(place < listed, token, place)
         p = tl.load(p_row + token, mask=inside, other=0.0).to(tl.float32)
-        q = tl.load(q_row + token, mask=inside & (p > 0), other=0.0).to(tl.float32)
-        p_sum += tl.sum(p, 1)
-        q_sum += tl.sum(q, 1)
-    ratio = bounded_ratio(p_sum, q_sum)
+        p_sum += p
+        q_sum += tl.load(q_row + token, mask=inside & (p > 0), other=0.0).to(tl.float32)
+    ratio = bounded_ratio(tl.sum(p_sum, 1), tl.sum(q_sum, 1))
     for start in range(0, longest, WIDTH):
         place = begin[:, None] + start + tl.arange(0, WIDTH)[None, :]
         inside = place < end[:, None]
