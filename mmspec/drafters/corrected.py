@@ -13,13 +13,12 @@ judging it by speculative sampling is exact, whatever the head computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.image_grid import FREE
@@ -27,11 +26,11 @@ from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafting.jacobi import MAX_WINDOW, Candidates, Window
+from mmspec.drafting.jacobi import MAX_WINDOW, Candidates, LastDraft, Window, ranked_candidates, redrawn
 from mmspec.drafting.window_states import StateWindowDrafter, StateWindowSession
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead
-from mmspec.models.cjd.modeling import Memory
+from mmspec.models.cjd.modeling import EXCLUDED, Memory, Tables
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.steps import CompiledForward
 from mmspec.validation import is_integer
@@ -47,10 +46,11 @@ class StaleWindow:
     """What is known of a window before it is corrected: C committed tokens, then n slots, the root's first.
 
     Attributes:
-        states: [B, C + n, s] the target's, where it has read a token there.
+        states: [B, C + n, w] the head's part of the target's, where it has read a token there.
         old: [B, C + n] the tokens that it read; FREE for the end of a prompt, NOTHING where it read none.
         is_known: [B, C + n] whether there are such states.
-        logits: [B, n, V] guided logits of the place after each slot, which may be of another place's states.
+        logits: [B, n, V] guided logits of the place after each slot, which may be of another place's states;
+            EXCLUDED instead of -inf.
         context: C.
     """
 
@@ -61,12 +61,15 @@ class StaleWindow:
     context: int
 
     def mask(self) -> Tensor:
-        """[B, 1, C + n, C + n] what each row attends to: committed tokens that there are, slots before."""
-        rows = self.is_known.shape[1]
-        there = self.is_known[:, None, None].clone()
-        there[..., self.context :] = True
-        causal = torch.ones(rows, rows, dtype=torch.bool, device=there.device).tril()
-        return (there & causal) | torch.eye(rows, dtype=torch.bool, device=there.device)
+        """[B, 1, C + n, C + n] added to scores: 0 for committed tokens that there are and slots before."""
+        rows, device = self.is_known.shape[1], self.is_known.device
+        absent = ~self.is_known[:, None, None]
+        absent[..., self.context :] = False
+        closed = absent | torch.ones(rows, rows, dtype=torch.bool, device=device).triu(1)
+        closed.diagonal(dim1=-2, dim2=-1).fill_(False)  # softmax needs a row to read
+        return torch.zeros(closed.shape, dtype=self.states.dtype, device=device).masked_fill_(
+            closed, -torch.inf
+        )
 
 
 class CorrectedSession(StateWindowSession):
@@ -101,6 +104,12 @@ class CorrectedSession(StateWindowSession):
         self.places = torch.tensor(places, dtype=torch.long, device=device)
         self.choices = torch.tensor(tree.choices, dtype=torch.long, device=device)
 
+    def _states(self, taps: Mapping[int, Tensor], rows: int) -> Tensor:
+        """[B, n, w] the head's part of the states, so that each is multiplied once."""
+        joined = super()._states(taps, rows)
+        part: Tensor = self.head.of_states(joined.to(self.head.dtype))
+        return part
+
     def _fill(self, window: Window, seen: Draft) -> Candidates:
         self._enter_committed()
         count = self.drafter.corrected
@@ -108,73 +117,35 @@ class CorrectedSession(StateWindowSession):
             return super()._fill(window, seen)
         self.stale = self._stale(window, count)
         whole = Candidates(window.tokens, torch.ones_like(window.tokens, dtype=torch.bool), window.p)
-        corrected = Candidates(*(each[:, self.places] for each in self._correct(window, seen)))
+        corrected = self._correct(window, seen)
         if not self.drafter.branches:
             return Candidates.join([whole.at(0), corrected, whole.behind(count)])
+        corrected = Candidates(*(each[:, self.places] for each in corrected))
         behind = range(count + 1, self.drafter.window)
         levels = (self._candidates(whole.at(slot), window.place, slot) for slot in behind)
         return Candidates.join([whole.at(0), corrected, *levels])
 
     def _correct(self, window: Window, seen: Draft) -> Candidates:
-        """Draw m corrected places of all C chains, pass after pass: [B, C * m] candidates.
-
-        In a pass the head reads what the pass before has drawn, and all places are drawn anew with the same
-        random numbers. After m passes each has been drawn given those before it; few come close, because
-        most tokens stay. Whatever their number, q of a place depends on random numbers and old drafts of the
-        places before it alone, so that its token is a draw from it.
-        """
-        head, stale = self.head, self.stale
-        chains, count, context = len(self.nodes), self.drafter.corrected, stale.context
-        same, other = head.rows(stale.states, stale.old, stale.is_known, self.tables)
-        mask = stale.mask().repeat_interleave(chains, 0)
-        past = (same[:, :context] + self._new(self.words)).repeat_interleave(chains, 0)
-        memory: Memory | None = None
-        same, other, old = (each[:, None, context:] for each in (same, other, stale.old))
-        corrections = head.stale(stale.logits).repeat(chains)
+        """Draw the corrected places of all chains: [B, C * m] candidates."""
+        drafter, chains, slots = self.drafter, len(self.nodes), slice(1, self.drafter.corrected + 1)
         named = (window.stood, window.tokens, window.p, window.noise, window.known)
-        stood, guess, p, noise, known = (
-            each[:, 1 : count + 1].repeat(1, chains, *[1] * (each.dim() - 2)) for each in named
+        front = drafter.tree.front[: drafter.corrected]
+        levels = enumerate(front, 1)
+        noise = [self._noise(window.place[:, at : at + 1], window.p) for at, branch in levels if branch > 1]
+        self.passes += drafter.passes
+        return drafter.draw(
+            self.head,
+            self.tables,
+            self.sampler,
+            self.stale,
+            window.tokens[:, 0],
+            Places(*(of_chains(each[:, slots], chains) for each in named)),
+            LastDraft.of(seen, drafter.coupling),
+            Front(front, noise, self.choices),
+            drafter.coupling,
+            drafter.passes,
+            self.layout.has_syntax,
         )
-        tokens = guess.unflatten(1, (chains, count))
-        root = window.tokens[:, None, :1].expand(-1, chains, -1)
-        for _ in range(self.drafter.passes):
-            drawn = torch.cat([root, tokens[:, :, :-1]], -1)
-            read = (same.where((drawn == old)[..., None], other) + self._new(drawn)).flatten(0, 1)
-            if memory is None:  # committed tokens are read with the first pass
-                read = torch.cat([past, read], 1)
-                logits, known_by = self.drafter.revise(read, mask, None, corrections, self.tables)
-                memory = [(keys[:, :, :context], values[:, :, :context]) for keys, values in known_by]
-                mask = mask[:, :, context:]
-            else:
-                logits, _ = self.drafter.revise(read, mask, memory, corrections, self.tables)
-            q = self.sampler.scores(logits).p.where((known == FREE)[..., None], p)
-            first = self._redraw(q, seen, stood, noise).where(known == FREE, guess)
-            tokens, drawable = self._choose(first.unflatten(1, (chains, count)), q, window.place)
-            self.passes += 1
-        return Candidates(tokens.flatten(1), drawable.flatten(1), q)
-
-    def _new(self, tokens: Tensor) -> Tensor:
-        """What the head makes of new tokens; nothing of no token."""
-        return embedding(tokens % len(self.tables.new), self.tables.new)
-
-    def _choose(self, first: Tensor, q: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-        """The candidate of each chain at each place, and whether it could be drawn.
-
-        Args:
-            first: [B, C, m] drawn from q [B, C * m, V].
-            place: [B, W] output index of each slot.
-        """
-        drawable = torch.ones_like(first, dtype=torch.bool)
-        front = self.drafter.tree.front[: first.shape[-1]]
-        if not front:
-            return first, drawable
-        tokens, could = list(first.unbind(-1)), list(drawable.unbind(-1))
-        q = q.view(*first.shape, -1)
-        for at, branch in enumerate(front):
-            ranked = self._ranked(tokens[at], q[:, :, at], place[:, at + 1 : at + 2], branch)
-            choice = self.choices[:, at, None].expand(len(first), -1, -1)
-            tokens[at], could[at] = (each.gather(-1, choice)[..., 0] for each in ranked)
-        return torch.stack(tokens, -1), torch.stack(could, -1)
 
     def _stale(self, window: Window, count: int) -> StaleWindow:
         """What is known of the first slots of a new window, by the last draft."""
@@ -186,9 +157,125 @@ class CorrectedSession(StateWindowSession):
             torch.cat([self.committed, pick(read.states, stood)], 1),
             torch.cat([self.words, pick(read.tokens, stood).where(stood > 0, NOTHING)], 1),
             torch.cat([there, stood > 0], 1),
-            self.sampler.guided(after),
+            self.sampler.guided(after).clamp_min(EXCLUDED),
             size,
         )
+
+
+class Places(NamedTuple):
+    """m places of C chains, one chain after another: the fields of `Window`, [B, C * m, ...]."""
+
+    stood: Tensor
+    tokens: Tensor
+    p: Tensor
+    noise: Tensor
+    known: Tensor
+
+
+class Front(NamedTuple):
+    """The first places, where chains part.
+
+    Attributes:
+        branches: candidates at each of them; none for a single chain.
+        noise: [B, 1, V] Gumbel noise at each with more than one.
+        choices: [C, f] which of the candidates each chain goes through.
+    """
+
+    branches: tuple[int, ...]
+    noise: list[Tensor]
+    choices: Tensor
+
+
+def draw_corrected(
+    head: CorrectorHead,
+    tables: Tables,
+    sampler: Sampler,
+    stale: StaleWindow,
+    root: Tensor,
+    places: Places,
+    last: LastDraft,
+    front: Front,
+    coupling: str,
+    passes: int,
+    has_syntax: bool,
+) -> Candidates:
+    """Draw m corrected places of C chains, pass after pass.
+
+    In a pass the head reads what the pass before has drawn, and all places are drawn anew with the same
+    random numbers. After m passes each has been drawn given those before it; few come close, because
+    most tokens stay. Whatever their number, q of a place depends on random numbers and old drafts of the
+    places before it alone, so that its token is a draw from it.
+
+    It computes tensors from tensors alone, all passes in one piece, so that it can be compiled whole.
+
+    Args:
+        head: the corrector.
+        tables: of its target.
+        sampler: settings of the distribution that is promised.
+        stale: what is known of the window; the first of its n = m slots is the root's.
+        root: [B] the newest committed tokens.
+        places: the corrected ones, as they are without correction.
+        last: the draft that holds the old tokens.
+        front: where the chains part.
+        coupling: as of `WindowDrafter`.
+        passes: their number.
+        has_syntax: whether a grammar forces tokens: `places.known`.
+
+    Returns:
+        [B, C * m] candidates.
+    """
+    chains, context = len(front.choices), stale.context
+    same, other = head.rows(stale.states, stale.old, stale.is_known, tables)
+    words, old = stale.old[:, :context], stale.old[:, None, context:]
+    past = (same[:, :context] + tables.of_new(words)).repeat_interleave(chains, 0)
+    same, other = same[:, None, context:], other[:, None, context:]
+    mask = stale.mask().repeat_interleave(chains, 0)
+    logits_before = of_chains(stale.logits, chains)
+    is_free = places.known == FREE
+    tokens = places.tokens.unflatten(1, (chains, -1))
+    root = root[:, None, None].expand(-1, chains, -1)
+    memory: Memory | None = None
+    for _ in range(passes):
+        drawn = torch.cat([root, tokens[:, :, :-1]], -1)
+        read = (same.where((drawn == old)[..., None], other) + tables.of_new(drawn)).flatten(0, 1)
+        if memory is None:  # committed tokens are read with the first pass
+            logits, known_by = head.revise(torch.cat([past, read], 1), mask, None, logits_before, tables)
+            memory = [(keys[:, :, :context], values[:, :, :context]) for keys, values in known_by]
+            mask = mask[:, :, context:]
+        else:
+            logits, _ = head.revise(read, mask, memory, logits_before, tables)
+        q = sampler.scores(logits).p
+        first = redrawn(coupling, q, last, places.stood, places.noise)
+        if has_syntax:
+            q, first = q.where(is_free[..., None], places.p), first.where(is_free, places.tokens)
+        tokens, drawable = choose(first.unflatten(1, (chains, -1)), q, front)
+    return Candidates(tokens.flatten(1), drawable.flatten(1), q)
+
+
+def choose(first: Tensor, q: Tensor, front: Front) -> tuple[Tensor, Tensor]:
+    """The candidate of each chain at each place, and whether it could be drawn: [B, C, m] both.
+
+    Args:
+        first: [B, C, m] drawn from q [B, C * m, V].
+        q: distributions.
+        front: where the chains part.
+    """
+    drawable = torch.ones_like(first, dtype=torch.bool)
+    if not front.branches:
+        return first, drawable
+    tokens, could = list(first.unbind(-1)), list(drawable.unbind(-1))
+    q, noise = q.view(*first.shape, -1), iter(front.noise)
+    for at, branch in enumerate(front.branches):
+        if branch > 1:
+            ranked = ranked_candidates(tokens[at], q[:, :, at], next(noise), branch)
+            choice = front.choices[:, at, None].expand(len(first), -1, -1)
+            tokens[at], could[at] = (each.gather(-1, choice)[..., 0] for each in ranked)
+    return torch.stack(tokens, -1), torch.stack(could, -1)
+
+
+def of_chains(places: Tensor, chains: int) -> Tensor:
+    """What is there for m places [B, m, ...] as that of C chains [B, C * m, ...], one after another."""
+    return places if chains == 1 else places.repeat(1, chains, *[1] * (places.dim() - 2))
 
 
 class CorrectedDrafter(StateWindowDrafter):
@@ -239,12 +326,12 @@ class CorrectedDrafter(StateWindowDrafter):
             raise InputError("passes", passes, f"an integer from 1 to {MAX_WINDOW}")
         self._hold(model)
         self.corrected, self.passes = corrected, min(passes, max(1, corrected))
-        self.revise: Callable[..., tuple[Tensor, Memory]] = model.revise
+        self.draw: Callable[..., Candidates] = draw_corrected
 
     def to(self, *args: Any, **kwargs: Any) -> None:
         super().to(*args, **kwargs)
-        self.revise = self.model.revise
+        self.draw = draw_corrected
 
     def compile(self) -> None:
-        if not isinstance(self.revise, CompiledForward):
-            self.revise = CompiledForward(type(self.model).__name__, self.model.revise)
+        if not isinstance(self.draw, CompiledForward):
+            self.draw = CompiledForward(type(self.model).__name__, draw_corrected)

@@ -186,6 +186,60 @@ class Candidates(NamedTuple):
         return Candidates(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
 
 
+class LastDraft(NamedTuple):
+    """The last draft, as places are drawn anew with it.
+
+    Attributes:
+        tokens: [B, n].
+        valid: [B, n] False where one means nothing.
+        q: [B, n, V] what they were drawn from; None where the coupling does not ask.
+    """
+
+    tokens: Tensor
+    valid: Tensor
+    q: Tensor | None
+
+    @staticmethod
+    def of(draft: Draft, coupling: str) -> LastDraft:
+        """Take what a coupling asks of a draft."""
+        q = sampled_distribution(draft).p if coupling == "maximal" else None
+        return LastDraft(draft.tokens, draft.valid, q)
+
+
+def redrawn(coupling: str, p: Tensor, last: LastDraft, stood: Tensor, noise: Tensor) -> Tensor:
+    """Draw [B, W] a token from each p [B, W, V], coupled with the old tokens.
+
+    Args:
+        coupling: as of `WindowDrafter`.
+        p: new distributions.
+        last: the draft that holds the old tokens.
+        stood: [B, W] the node that held the place's old token; 0 where it had none.
+        noise: of `JacobiSession._redraw_noise`.
+    """
+    if coupling in ("gumbel", "exact"):
+        return (p.log() + noise).argmax(-1)
+    if coupling == "fresh" or last.q is None:
+        return invert(p, noise[..., 1:])
+    return redraw(p, last.q, last.tokens, last.valid, stood, noise)
+
+
+def ranked_candidates(first: Tensor, p: Tensor, noise: Tensor, branch: int) -> tuple[Tensor, Tensor]:
+    """Draw further candidates without replacement: [B, n, branch] all, and whether each could be drawn.
+
+    By the Gumbel top-k trick (Kool et al., 1903.06059), the first candidate taken out.
+
+    Args:
+        first: [B, n] drawn from p [B, n, V].
+        p: distributions.
+        noise: [B, 1, V] Gumbel noise.
+        branch: number of candidates, the first included.
+    """
+    left = p.scatter(-1, first[..., None], 0.0)
+    further = (left.log() + noise).topk(branch - 1, dim=-1).indices
+    could = torch.cat([torch.ones_like(first)[..., None] > 0, left.gather(-1, further) > 0], -1)
+    return torch.cat([first[..., None], further], -1), could
+
+
 class JacobiSession(DraftSession):
     """Window of drafts of one batch.
 
@@ -286,7 +340,8 @@ class JacobiSession(DraftSession):
         stood = torch.where(drafted, node + 1, 0)
         p, sound = self._initial(p, sound, place, covered, stood)
         noise = self._redraw_noise(place, p)
-        tokens = self._reuse(self._redraw(p, seen, stood, noise), p, seen, stood)
+        drawn = redrawn(drafter.coupling, p, LastDraft.of(seen, drafter.coupling), stood, noise)
+        tokens = self._reuse(drawn, p, seen, stood)
         tokens[:, 0] = canvas.root
         known = torch.full_like(tokens, FREE)
         if self.layout.has_syntax or drafter.init in NEIGHBOURS:
@@ -342,7 +397,8 @@ class JacobiSession(DraftSession):
         branch, parents = self.drafter.tree.branch(slot), self.drafter.tree.chains(slot)
         tokens, drawable, p = first
         if branch > 1:
-            ranked, could = self._ranked(tokens, p, place[:, slot : slot + 1], branch)
+            noise = self._noise(place[:, slot : slot + 1], p)
+            ranked, could = ranked_candidates(tokens, p, noise, branch)
             tokens, drawable, p = ranked.flatten(1), could.flatten(1), p.expand(-1, branch, -1)
         return Candidates(tokens.repeat(1, parents), drawable.repeat(1, parents), p.repeat(1, parents, 1))
 
@@ -353,21 +409,6 @@ class JacobiSession(DraftSession):
         kept = seen.tokens.gather(1, old)
         likely = p.gather(-1, kept[..., None])[..., 0] >= self.drafter.reuse
         return torch.where(likely & (old > 0) & seen.valid.gather(1, old), kept, tokens)
-
-    def _ranked(self, first: Tensor, p: Tensor, place: Tensor, branch: int) -> tuple[Tensor, Tensor]:
-        """Draw further candidates without replacement: [B, n, branch] all, and whether each could be drawn.
-
-        By the Gumbel top-k trick (Kool et al., 1903.06059), the first candidate taken out.
-
-        Args:
-            first: [B, n] drawn from p [B, n, V].
-            place: [B, 1] output index.
-            branch: number of candidates, the first included.
-        """
-        left = p.scatter(-1, first[..., None], 0.0)
-        further = (left.log() + self._noise(place, p)).topk(branch - 1, dim=-1).indices
-        could = torch.cat([torch.ones_like(first)[..., None] > 0, left.gather(-1, further) > 0], -1)
-        return torch.cat([first[..., None], further], -1), could
 
     def _edge(self, place: Tensor, scored: int) -> Tensor:
         """[B, 1] last scored node that gave the p of a free place; that of a forced one is one-hot.
@@ -399,20 +440,6 @@ class JacobiSession(DraftSession):
             purpose = Purpose.TARGET if coupling == "exact" else Purpose.REDRAW
             return self.random.gumbel(place, purpose, p.shape[-1], p.dtype)
         return self.random.at(self.round).uniform(place, Purpose.REDRAW, 3, torch.float64)
-
-    def _redraw(self, p: Tensor, seen: Draft, old: Tensor, noise: Tensor) -> Tensor:
-        """[B, W] a token from each p [B, W, V], coupled with the old tokens.
-
-        Args:
-            seen: the draft that holds the old tokens.
-            old: [B, W] the node that held the place's old token; 0 where it had none.
-            noise: of `_redraw_noise`.
-        """
-        if self.drafter.coupling in ("gumbel", "exact"):
-            return (p.log() + noise).argmax(-1)
-        if self.drafter.coupling == "fresh":
-            return invert(p, noise[..., 1:])
-        return redraw(p, sampled_distribution(seen).p, seen.tokens, seen.valid, old, noise)
 
     def _noise(self, place: Tensor, p: Tensor) -> Tensor:
         """[B, n, V] Gumbel noise of further candidates at places [B, n], in the precision of p [B, ..., V].

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -37,7 +37,7 @@ class Read:
 
     Attributes:
         tokens: [B, n] of its nodes; FREE for the end of a prompt.
-        states: [B, n, s] of `WindowHead.join`.
+        states: [B, n, s] what is kept of the target's.
         logits: [R, n, V] as it gave them; R is B, or 2B under guidance.
     """
 
@@ -73,18 +73,22 @@ class StateWindowSession(JacobiSession):
         rows, device = len(requests), prefill.logits.device
         last = {tap: torch.cat([each[:, -1:] for each in states]) for tap, states in prefill.taps.items()}
         tokens = torch.full((rows, 1), FREE, device=device)
-        self.read = Read(tokens, self.head.join(last, rows), prefill.logits)
+        self.read = Read(tokens, self._states(last, rows), prefill.logits)
         self.committed = self.read.states.new_zeros(rows, size, self.read.states.shape[-1])
         self.words = tokens.expand(-1, size)
         self.count = torch.zeros(rows, dtype=torch.long, device=device)
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         super().observe(draft, output, scores, verdict)
-        states, logits = self.head.join(output.taps, len(draft.tokens)), output.logits
+        states, logits = self._states(output.taps, len(draft.tokens)), output.logits
         if self.drafter.branches:
             nodes = self._path(verdict)
             states, logits = pick(states, nodes), pick(logits, nodes.repeat(len(logits) // len(nodes), 1))
         self.read = Read(self.observed.draft.tokens, states, logits)
+
+    def _states(self, taps: Mapping[int, Tensor], rows: int) -> Tensor:
+        """[B, n, s] what is kept of hidden states [R, n, d] at each tap: all of them, side by side."""
+        return self.head.join(taps, rows)
 
     def part(self, rows: Sequence[int]) -> Self:
         chosen = super().part(rows)

@@ -56,7 +56,7 @@ def check_distribution(sampler: Sampler, rows: int = 12_000, **options: object) 
     """All outputs come as often as the model says; rows of one batch are the sample."""
     target = small()
     drafter = CorrectedDrafter(
-        head_for(target, corrections=5),
+        head_for(target),
         **{"window": 4, "corrected": 3, **options},
     )
     with pytest.MonkeyPatch.context() as patch:

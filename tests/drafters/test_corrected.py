@@ -76,7 +76,8 @@ def test_outputs_follow_the_targets_distribution(name: str) -> None:
     checks.check_distribution(sampler, **options)
 
 
-SESSION = "mmspec.drafters.corrected:CorrectedSession"
+MODULE = "mmspec.drafters.corrected"
+SESSION, DRAW = f"{MODULE}:CorrectedSession", f"{MODULE}:draw_corrected"
 BUGS = {
     "the old token of a place is read by its own correction": PlantedBug(
         f"{SESSION}._stale",
@@ -84,12 +85,12 @@ BUGS = {
         checks.corrections_read_no_draft_of_their_own_place,
     ),
     "q of the uncorrected place is reported": PlantedBug(
-        f"{SESSION}._correct",
-        (("drawable.flatten(1), q)", "drawable.flatten(1), p)"),),
+        DRAW,
+        (("drawable.flatten(1), q)", "drawable.flatten(1), places.p)"),),
         checks.distribution_of_corrected_windows,
     ),
     "a pass reads the token of the place that it draws": PlantedBug(
-        f"{SESSION}._correct",
+        DRAW,
         (("torch.cat([root, tokens[:, :, :-1]], -1)", "tokens"),),
         checks.distribution_of_corrected_windows,
     ),
@@ -109,7 +110,7 @@ BUGS = {
         checks.distribution_of_many_rows,
     ),
     "siblings drawn from another distribution": PlantedBug(
-        "mmspec.drafting.jacobi:JacobiSession._ranked",
+        f"{MODULE}:ranked_candidates",
         (("left.log() +", "left.log() / 2 +"),),
         checks.distribution_of_trees,
     ),
@@ -154,7 +155,7 @@ def test_greedy_images_are_those_of_plain_decoding(coupling: str, tree: dict[str
 
 @pytest.mark.parametrize("tree", TREES)
 def test_a_row_of_a_batch_is_drawn_as_it_is_alone(tree: dict[str, Any]) -> None:
-    made = drafter(7, 4, corrections=20, **tree)
+    made = drafter(7, 4, **tree)
     together = draw(made, [2, 0, 1])[0]
     assert [draw(made, [row])[0][0] for row in (2, 0, 1)] == together
 
@@ -197,7 +198,7 @@ def test_families_draw_the_images_of_plain_decoding(family: str) -> None:
 
 def test_training_computes_what_decoding_drew_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a pass for each place, each was drawn given the final tokens before it."""
-    made = drafter(8, 6, passes=6, corrections=30)
+    made = drafter(8, 6, passes=6)
     fill, seen_slots = CorrectedSession._fill, 0
 
     def compare(self: CorrectedSession, window: Window, seen: Draft) -> Candidates:

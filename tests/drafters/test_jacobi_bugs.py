@@ -26,7 +26,7 @@ BUGS = {
         checks.maximal_distribution,
     ),
     "what is rejected is drawn from p, not the residual (Lumina-mGPT 2.0)": PlantedBug(
-        REDRAW, (("residual(p, q)", "p"),), checks.maximal_distribution
+        REDRAW, (("left, p)", "p, p)"),), checks.maximal_distribution
     ),
     "the residual warped a second time (SJD)": PlantedBug(
         REDRAW,
@@ -48,8 +48,8 @@ BUGS = {
         checks.repeated_cells_are_scored_as_they_are,
     ),
     "every place drawn independently": PlantedBug(
-        f"{SESSION}._redraw",
-        (('self.drafter.coupling == "fresh"', "True"),),
+        "mmspec.drafting.jacobi:redrawn",
+        (('coupling == "fresh"', "True"),),
         checks.coupled_drafts_save_forwards,
     ),
     "shared noise changes with the round": PlantedBug(

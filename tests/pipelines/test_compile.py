@@ -102,7 +102,7 @@ def test_the_passes_of_a_corrector_are_compiled_too() -> None:
     head = head_for(pipe.target)
     for options in ({}, {"front": "2x2"}):
         pipe.set_accelerator(trained_head("cjd", head, window=6, coupling="exact", **options)).compile()
-        assert isinstance(pipe.accelerator.drafter.revise, steps.CompiledForward)
+        assert isinstance(pipe.accelerator.drafter.draw, steps.CompiledForward)
         assert pipe("a red circle", **settings).tokens == expected
     assert not counters["graph_break"]
 

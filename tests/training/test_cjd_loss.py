@@ -141,7 +141,7 @@ def test_what_is_not_there_is_not_read(target: LlamaGenTarget) -> None:
     context = loss.head.config.context
     corrected = []
     for states in (batch.states, batch.states.where(~unknown[..., None], 7.0)):
-        stale = StaleWindow(states, batch.old, batch.is_known, batch.logits, context)
+        stale = StaleWindow(loss.head.of_states(states), batch.old, batch.is_known, batch.logits, context)
         corrected.append(correct_window(loss.head, target, stale, batch.new))
     assert torch.equal(*corrected)
 

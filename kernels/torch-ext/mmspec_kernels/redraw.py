@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from .backend import operator, use_triton
-from .residual import residual
 
 
 def _fake_redraw(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tensor, u: Tensor) -> Tensor:
@@ -43,7 +42,9 @@ def _redraw(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tensor, u:
     p_x, q_x = (values.gather(-1, x[:, :, None])[..., 0] for values in (p, q))
     tried = (old > 0) & valid.gather(1, old)
     keep = tried & (u[..., 0] * q_x <= p_x) & (p_x > 0)
-    final = torch.where((tried & ~keep)[:, :, None], residual(p, q), p)
+    left = (p - q).clamp_min(0.0)
+    is_refused = tried & ~keep & (left.sum(-1) > 0)  # q = p up to rounding leaves nothing
+    final = torch.where(is_refused[:, :, None], left, p)
     return torch.where(keep, x, invert(final, u[..., 1:]))
 
 

@@ -22,7 +22,6 @@ class CorrectorConfig(WindowHeadConfig):
         width: of its layers.
         num_layers, num_heads: of attention.
         context: newest committed tokens that it reads before the window.
-        corrections: likeliest tokens of a stale distribution whose logits it corrects; 0 for all.
         corrected, passes: of decoding, where nothing else is asked for.
         longest: window that it was made for; it can correct the places of no longer one.
     """
@@ -32,7 +31,6 @@ class CorrectorConfig(WindowHeadConfig):
     num_layers: int = 2
     num_heads: int = 4
     context: int = 32
-    corrections: int = 0
     corrected: int = 31
     passes: int = 4
     longest: int = 64
@@ -40,7 +38,7 @@ class CorrectorConfig(WindowHeadConfig):
     def validate_architecture(self) -> None:
         """Refuse what cannot be built; called by `strict`."""
         least = min(self.width, self.num_layers, self.num_heads, self.context, self.window, self.passes)
-        if least < 1 or self.corrections < 0 or not 0 <= self.corrected < self.window <= self.longest:
+        if least < 1 or not 0 <= self.corrected < self.window <= self.longest:
             raise ValueError("sizes are at least 1, and corrected is below window, which is at most longest")
         if self.width % self.num_heads:
             raise ValueError(f"width ({self.width}) is a multiple of num_heads ({self.num_heads})")

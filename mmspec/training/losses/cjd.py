@@ -7,13 +7,13 @@ anyway. What it should have said at each place of a window is then known.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, kl_div
+from torch.nn.functional import kl_div
 
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.canvas import Canvas, Stopping
@@ -51,7 +51,8 @@ class WindowBatch:
     """Windows of B images, and what the target said of their drafts.
 
     Attributes:
-        states, old, is_known, logits: as of `StaleWindow`.
+        states: [B, C + n, s] those of the target, where it has read a token there.
+        old, is_known, logits: as of `StaleWindow`.
         new: [B, n] the tokens that were drawn for the slots, the root first.
         goal: [B, n, V] guided logits of the target after each slot.
         counted: [B, n] whether the place after the slot was drawn.
@@ -80,6 +81,14 @@ class RecordingSession(CorrectedSession):
 
     records: deque[WindowBatch]
 
+    def _states(self, taps: Mapping[int, Tensor], rows: int) -> Tensor:
+        return self.head.join(taps, rows)  # the head's part of them changes as it learns
+
+    def _stale(self, window: Window, count: int) -> StaleWindow:
+        stale = super()._stale(window, count)
+        self.states = stale.states
+        return replace(stale, states=self.head.of_states(self.states.to(self.head.dtype)))
+
     def _fill(self, window: Window, seen: Draft) -> Candidates:
         count = self.drafter.corrected
         tables = self.head.tables(self.target.embed, self.target.head, self.target.dtype)
@@ -96,7 +105,7 @@ class RecordingSession(CorrectedSession):
         goal = self.sampler.guided(output.logits)[:, : new.shape[1]]
         counted = is_drawn & draft.valid[:, 1 : 1 + new.shape[1]]
         # inference tensors do not enter a loss
-        parts = (stale.states, stale.old, stale.is_known, stale.logits, new, goal, counted)
+        parts = (self.states, stale.old, stale.is_known, stale.logits, new, goal, counted)
         self.records.append(WindowBatch(*(part.clone() for part in parts)))
 
 
@@ -202,7 +211,8 @@ class CorrectorLoss(DrafterLoss):
     def forward(self, batch: WindowBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: the total variation at each of the first places."""
         context = self.head.config.context
-        stale = StaleWindow(batch.states, batch.old, batch.is_known, batch.logits, context)
+        states = self.head.of_states(batch.states.to(self.head.dtype))
+        stale = StaleWindow(states, batch.old, batch.is_known, batch.logits, context)
         log_q = correct_window(self.head, self.target, stale, batch.new).log_softmax(-1)
         log_p = batch.goal.float().clamp_min(EXCLUDED).log_softmax(-1)
         distance = (log_q.exp() - log_p.exp()).abs().sum(-1) / 2
@@ -233,5 +243,6 @@ def correct_window(head: CorrectorHead, target: CausalTarget, stale: StaleWindow
     words = torch.cat([stale.old[:, : stale.context], new], 1)
     same, other = head.rows(stale.states, stale.old, stale.is_known, tables)
     rows = same.where((words == stale.old)[..., None], other)
-    state, _ = head(rows + embedding(words % len(tables.new), tables.new), stale.mask())
-    return head.correct(state[:, stale.context :], head.stale(stale.logits.float()), tables)
+    state, _ = head(rows + tables.of_new(words), stale.mask(), None, tables)
+    logits = stale.logits.float().clamp_min(EXCLUDED)
+    return head.correct(state[:, stale.context :], logits, tables)
