@@ -72,6 +72,11 @@ class Sampler(RowSettings):
         """True if any row is, so that the unconditional prompts are read as well."""
         return self.guidance_scale != 1.0
 
+    @property
+    def only_guides(self) -> bool:
+        """True if guidance is all that is done to a model's logits."""
+        return not self.processors and self._unguided.is_identity
+
     def support(self, vocabulary: int) -> int:
         """Most tokens of V that temperature and top-k leave to a row, ties not counted."""
         return 1 if self.greedy else max(k or vocabulary for k in values_of(self.top_k))

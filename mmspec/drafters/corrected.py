@@ -151,13 +151,11 @@ class CorrectedSession(StateWindowSession):
         """What is known of the first slots of a new window, by the last draft."""
         stood, size, read = window.stood[:, :count], self.committed.shape[1], self.read
         there = torch.arange(size, device=stood.device) >= size - self.count[:, None]
-        node = window.node[:, 1 : count + 1]
-        after = pick(read.logits, node.repeat(len(read.logits) // len(node), 1))
         return StaleWindow(
             torch.cat([self.committed, pick(read.states, stood)], 1),
             torch.cat([self.words, pick(read.tokens, stood).where(stood > 0, NOTHING)], 1),
             torch.cat([there, stood > 0], 1),
-            self.sampler.guided(after).clamp_min(EXCLUDED),
+            pick(read.logits, window.node[:, 1 : count + 1]).clamp_min(EXCLUDED),
             size,
         )
 
@@ -334,4 +332,4 @@ class CorrectedDrafter(StateWindowDrafter):
 
     def compile(self) -> None:
         if not isinstance(self.draw, CompiledForward):
-            self.draw = CompiledForward(type(self.model).__name__, draw_corrected)
+            self.draw = CompiledForward(type(self.model).__name__, draw_corrected, is_dynamic=False)

@@ -38,7 +38,7 @@ class Read:
     Attributes:
         tokens: [B, n] of its nodes; FREE for the end of a prompt.
         states: [B, n, s] what is kept of the target's.
-        logits: [R, n, V] as it gave them; R is B, or 2B under guidance.
+        logits: [B, n, V] guided, not warped.
     """
 
     tokens: Tensor
@@ -73,17 +73,18 @@ class StateWindowSession(JacobiSession):
         rows, device = len(requests), prefill.logits.device
         last = {tap: torch.cat([each[:, -1:] for each in states]) for tap, states in prefill.taps.items()}
         tokens = torch.full((rows, 1), FREE, device=device)
-        self.read = Read(tokens, self._states(last, rows), prefill.logits)
+        self.read = Read(tokens, self._states(last, rows), sampler.guided(prefill.logits))
         self.committed = self.read.states.new_zeros(rows, size, self.read.states.shape[-1])
         self.words = tokens.expand(-1, size)
         self.count = torch.zeros(rows, dtype=torch.long, device=device)
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         super().observe(draft, output, scores, verdict)
-        states, logits = self._states(output.taps, len(draft.tokens)), output.logits
+        states = self._states(output.taps, len(draft.tokens))
+        logits = scores.logits if self.sampler.only_guides else self.sampler.guided(output.logits)
         if self.drafter.branches:
             nodes = self._path(verdict)
-            states, logits = pick(states, nodes), pick(logits, nodes.repeat(len(logits) // len(nodes), 1))
+            states, logits = pick(states, nodes), pick(logits, nodes)
         self.read = Read(self.observed.draft.tokens, states, logits)
 
     def _states(self, taps: Mapping[int, Tensor], rows: int) -> Tensor:
@@ -92,9 +93,9 @@ class StateWindowSession(JacobiSession):
 
     def part(self, rows: Sequence[int]) -> Self:
         chosen = super().part(rows)
-        read, copies = self.read, len(self.read.logits) // len(self.read.tokens)
-        tokens, states = part_of_rows(read.tokens, rows), part_of_rows(read.states, rows)
-        chosen.read = Read(tokens, states, part_of_rows(read.logits, rows, copies))
+        read = self.read
+        parts = (part_of_rows(each, rows) for each in (read.tokens, read.states, read.logits))
+        chosen.read = Read(*parts)
         chosen.committed, chosen.words, chosen.count = (
             part_of_rows(each, rows) for each in (self.committed, self.words, self.count)
         )
@@ -104,9 +105,8 @@ class StateWindowSession(JacobiSession):
     def joined(self, other: Self) -> Self:
         both = super().joined(other)
         one, two = self.read, other.read
-        copies = len(one.logits) // len(one.tokens)
         tokens, states = join_rows(one.tokens, two.tokens), join_rows(one.states, two.states)
-        both.read = Read(tokens, states, join_rows(one.logits, two.logits, copies))
+        both.read = Read(tokens, states, join_rows(one.logits, two.logits))
         size = max(self.committed.shape[1], other.committed.shape[1])
         longer = [each._remembering(size) for each in (self, other)]
         both.committed, both.words = (join_rows(*pair) for pair in zip(*longer, strict=True))

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class CompiledForward:
-    """A forward compiled by torch.compile: one form for a node alone, one for more, whatever is cached.
+    """A forward compiled by torch.compile: by default one form for a node alone, one for more.
 
     Hooks that read hidden states have forms of their own.
 
@@ -39,13 +39,14 @@ class CompiledForward:
     Args:
         name: of the model, for the log.
         forward: returns logits, or what stands for them.
+        is_dynamic: one form for all sizes; else one for each, which is faster on a CPU.
     """
 
-    def __init__(self, name: str, forward: Callable[..., Any]) -> None:
+    def __init__(self, name: str, forward: Callable[..., Any], is_dynamic: bool = True) -> None:
         self.name, self._eager = name, forward
         known = inspect.signature(torch.compile).parameters
         settings: dict[str, Any] = {name: value for name, value in FORMS.items() if name in known}
-        self._compiled: Callable[..., Any] | None = torch.compile(forward, dynamic=True, **settings)
+        self._compiled: Callable[..., Any] | None = torch.compile(forward, dynamic=is_dynamic, **settings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._compiled is None:

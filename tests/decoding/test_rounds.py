@@ -47,6 +47,7 @@ def compute_as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
     """Let torch compute what is NumPy's on a CPU, whose memory it shares."""
     patch.setattr(philox, "uniforms_on_host", philox._uniforms_in_torch)
     patch.setattr(ordering, "_sort_on_host", ordering._sort_in_torch)
+    patch.setattr(ordering, "_largest_on_host", ordering._largest_in_torch)
 
 
 class DispatchSpy(TorchDispatchMode):

@@ -1,9 +1,9 @@
-"""Stable sorting: torch's own is the reference, with ties, zeros of both signs and infinities."""
+"""Largest numbers, stable sorting: torch's own is the reference, with ties, both zeros and infinities."""
 
 import pytest
 import torch
 
-from mmspec.kernels.ordering import sort_stably
+from mmspec.kernels.ordering import largest, sort_stably
 
 INF = float("inf")
 
@@ -24,3 +24,14 @@ def test_numbers_may_lie_anywhere_in_memory():
     assert torch.equal(sort_stably(x)[1], x.argsort(dim=-1, stable=True))
     x = torch.randn(50).expand(3, 50)
     assert torch.equal(sort_stably(x)[1], x.argsort(dim=-1, stable=True))
+
+
+@pytest.mark.parametrize("counts", [(1,), (7,), (1000,), (300, 2, 300, 999)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_finds_the_largest(counts, dtype):
+    x = torch.randn(2, 3, 1000, generator=torch.Generator().manual_seed(0)).mul(50).round().to(dtype)
+    x[0, 0, :500] = -INF
+    expected, found = x.topk(max(counts)).values, largest(x.mT.contiguous().mT, counts)
+    at = [count - 1 for count in counts]
+    assert torch.equal(found[..., at], expected[..., at])
+    assert torch.equal(found.sort(-1, descending=True).values, expected)

@@ -1,11 +1,34 @@
-"""Stable sorting of the last dimension."""
+"""Largest numbers and stable sorting of the last dimension."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["sort_stably"]
+__all__ = ["largest", "sort_stably"]
+
+
+def largest(x: Tensor, counts: Sequence[int]) -> Tensor:
+    """Find the k largest of numbers [..., V], k the most of some counts from 1 to V.
+
+    Returns:
+        [..., k] in an order of which one thing is said: at index count - 1 is the count-th largest.
+    """
+    is_on_host = x.device.type == "cpu" and x.dtype == torch.float32
+    return _largest_on_host(x, counts) if is_on_host else _largest_in_torch(x, counts)
+
+
+def _largest_in_torch(x: Tensor, counts: Sequence[int]) -> Tensor:
+    return x.topk(max(counts), dim=-1).values
+
+
+def _largest_on_host(x: Tensor, counts: Sequence[int]) -> Tensor:
+    """By NumPy, which finds them several times faster than torch."""
+    values = (-x).numpy()
+    values.partition(sorted({count - 1 for count in counts}), axis=-1)
+    return -torch.from_numpy(values[..., : max(counts)])
 
 
 def sort_stably(x: Tensor, descending: bool = False) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .backend import operator, use_triton
-from .ordering import sort_stably
+from .ordering import largest, sort_stably
 from .philox import counter_word, philox_gumbel
 
 NEG_INF = float("-inf")
@@ -248,8 +248,7 @@ def _truncate(logits: Tensor, warping: Warping) -> Tensor:
     vocabulary = logits.shape[-1]
     counts = [k for k in warping.top_k if k and k < vocabulary]
     if counts:
-        largest = logits.topk(max(counts), dim=-1).values
-        threshold = _kth(largest, of_rows(warping.top_k, logits, lambda k: k or math.inf))
+        threshold = _kth(largest(logits, counts), of_rows(warping.top_k, logits, lambda k: k or math.inf))
         logits = logits.masked_fill(logits < threshold, NEG_INF)
     if min(warping.top_p) < 1.0:
         ordered, order = sort_stably(logits)
