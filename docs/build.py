@@ -52,8 +52,8 @@ FRONT = (
     ("describe an image", "drafters-cpu", "flash", "describe"),
     ("describe an image", "drafters-cpu", "draft_model", "describe"),
     ("caption an image", "drafters-cpu", "flash", "caption"),
-    ("draw an image (256 tokens)", "image-methods-cpu", "sjd:window=24", None),
-    ("draw an image (256 tokens)", "image-methods-cpu", "cjd:window=24:corrected=12:passes=3", None),
+    ("draw an image (256 tokens)", "image-methods-cpu", "sjd:window=16", None),
+    ("draw an image (256 tokens)", "image-methods-cpu", "cjd:window=24:corrected=19:passes=2", None),
     ("draw an image, fewest passes", "image-forwards-cpu", "cjd:window=64:passes=6", None),
     ("draw an image, fewest passes", "image-forwards-cpu", BOUNDED, None),
     ("draw an image of continuous tokens", "nextstep-methods-cpu", "shared_noise:tolerance=0.1", None),
@@ -98,6 +98,7 @@ def image_tables() -> str:
         "Other sampling: times fewer passes, wall clock, measured TV": side_by_side(SAMPLINGS, outcome),
         "Batches of 8, whose passes are those of the slowest row": batch_table("image-batch8-cpu"),
         "Images of two sizes: times fewer passes": side_by_side(SIZES, fewer),
+        "Parts of the corrector": parts_table("image-corrector-cpu"),
     }
     return "\n\n".join(f"### {title}\n\n{content}" for title, content in parts.items())
 
@@ -156,6 +157,15 @@ def batch_table(name: str) -> str:
         for row in recorded(name)
     ]
     return table(("method", "promise", "images of plain decoding", "passes", "wall clock"), rows)
+
+
+def parts_table(name: str) -> str:
+    """A record of `mmspec evaluate methods` with settings of one method: passes and time alone."""
+    rows = [
+        (f"`{row['method']}`", f"{row['nfe_mean']:.1f}", f"{row['speedup']:.2f}x")
+        for row in recorded(name)["methods"]
+    ]
+    return table(("setting", "passes of the model", "wall clock"), rows)
 
 
 def recorded(name: str) -> Any:

@@ -1,6 +1,9 @@
 """Set-up of every test run: no network, one thread a process, GPU tests skipped where there is no GPU."""
 
+import importlib.util
 import os
+from collections.abc import Callable
+from typing import Any
 
 # Set before any test imports the libraries that read them.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -19,3 +22,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture
+def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Call with names of packages that are not to be found; all else is, as transformers asks only once."""
+    real = importlib.util.find_spec
+
+    def hidden(*names: str) -> None:
+        def find_spec(name: str, *args: Any) -> Any:
+            return None if name in names else real(name, *args)
+
+        monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+
+    return hidden

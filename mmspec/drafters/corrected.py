@@ -129,9 +129,10 @@ class CorrectedSession(StateWindowSession):
         """Draw the corrected places of all chains: [B, C * m] candidates."""
         drafter, chains, slots = self.drafter, len(self.nodes), slice(1, self.drafter.corrected + 1)
         named = (window.stood, window.tokens, window.p, window.noise, window.known)
+        stood, tokens, p, noise, known = (of_chains(each[:, slots], chains) for each in named)
         front = drafter.tree.front[: drafter.corrected]
         levels = enumerate(front, 1)
-        noise = [self._noise(window.place[:, at : at + 1], window.p) for at, branch in levels if branch > 1]
+        apart = [self._noise(window.place[:, at : at + 1], window.p) for at, branch in levels if branch > 1]
         self.passes += drafter.passes
         return drafter.draw(
             self.head,
@@ -139,12 +140,11 @@ class CorrectedSession(StateWindowSession):
             self.sampler,
             self.stale,
             window.tokens[:, 0],
-            Places(*(of_chains(each[:, slots], chains) for each in named)),
+            Places(stood, tokens, p, noise, known if self.layout.has_syntax else None),
             LastDraft.of(seen, drafter.coupling),
-            Front(front, noise, self.choices),
+            Front(front, apart, self.choices),
             drafter.coupling,
             drafter.passes,
-            self.layout.has_syntax,
         )
 
     def _stale(self, window: Window, count: int) -> StaleWindow:
@@ -161,13 +161,16 @@ class CorrectedSession(StateWindowSession):
 
 
 class Places(NamedTuple):
-    """m places of C chains, one chain after another: the fields of `Window`, [B, C * m, ...]."""
+    """m places of C chains, one chain after another: the fields of `Window`, [B, C * m, ...].
+
+    `known` is None where no grammar forces tokens.
+    """
 
     stood: Tensor
     tokens: Tensor
     p: Tensor
     noise: Tensor
-    known: Tensor
+    known: Tensor | None
 
 
 class Front(NamedTuple):
@@ -195,7 +198,6 @@ def draw_corrected(
     front: Front,
     coupling: str,
     passes: int,
-    has_syntax: bool,
 ) -> Candidates:
     """Draw m corrected places of C chains, pass after pass.
 
@@ -217,7 +219,6 @@ def draw_corrected(
         front: where the chains part.
         coupling: as of `WindowDrafter`.
         passes: their number.
-        has_syntax: whether a grammar forces tokens: `places.known`.
 
     Returns:
         [B, C * m] candidates.
@@ -229,7 +230,6 @@ def draw_corrected(
     same, other = same[:, None, context:], other[:, None, context:]
     mask = stale.mask().repeat_interleave(chains, 0)
     logits_before = of_chains(stale.logits, chains)
-    is_free = places.known == FREE
     tokens = places.tokens.unflatten(1, (chains, -1))
     root = root[:, None, None].expand(-1, chains, -1)
     memory: Memory | None = None
@@ -244,7 +244,8 @@ def draw_corrected(
             logits, _ = head.revise(read, mask, memory, logits_before, tables)
         q = sampler.scores(logits).p
         first = redrawn(coupling, q, last, places.stood, places.noise)
-        if has_syntax:
+        if places.known is not None:
+            is_free = places.known == FREE
             q, first = q.where(is_free[..., None], places.p), first.where(is_free, places.tokens)
         tokens, drawable = choose(first.unflatten(1, (chains, -1)), q, front)
     return Candidates(tokens.flatten(1), drawable.flatten(1), q)

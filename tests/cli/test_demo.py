@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,8 +37,8 @@ def test_a_port_in_use_is_refused_before_a_model_is_loaded(command: str) -> None
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_missing_extra_is_named(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+def test_a_missing_extra_is_named(command: str, hide: Callable[..., None]) -> None:
+    hide("gradio")
     with pytest.raises(MissingDependencyError, match=r"pip install 'mmspec\[demo\]'"):
         CliRunner().invoke(app, ["demo", command], catch_exceptions=False)
 

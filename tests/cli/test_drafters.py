@@ -54,8 +54,8 @@ def test_a_plot_is_drawn(run, tiny_folder, heads, tmp_path):
 
 
 @pytest.mark.parametrize("table", ["drafters", "methods"])
-def test_a_plot_without_matplotlib_is_refused_before_the_model_is_loaded(fails, monkeypatch, table):
-    monkeypatch.setattr("mmspec.evaluation.plot.importlib.util.find_spec", lambda name: None)
+def test_a_plot_without_matplotlib_is_refused_before_the_model_is_loaded(fails, hide, table):
+    hide("matplotlib")
     assert "mmspec[eval]" in fails("evaluate", table, "no such folder", "--plot", "plot.png")
 
 

@@ -34,8 +34,8 @@ def test_two_models_of_one_name_are_refused(fails, tiny_folder):
     )
 
 
-def test_a_missing_package_is_named(monkeypatch, fails):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+def test_a_missing_package_is_named(hide, fails):
+    hide("uvicorn")
     assert "pip install 'mmspec[serve]'" in fails("serve")
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -176,8 +177,8 @@ def test_logs_hold_the_loss_its_parts_and_the_acceptance_length(tmp_path: Path) 
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 3]
 
 
-def test_logs_without_tensorboard_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+def test_logs_without_tensorboard_are_refused(hide: Callable[..., None], tmp_path: Path) -> None:
+    hide("tensorboard")
     with pytest.raises(MissingDependencyError, match=r"mmspec\[train\]"):
         open_accelerator(1, (tmp_path, "mine"))
 
