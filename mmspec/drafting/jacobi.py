@@ -192,7 +192,7 @@ class LastDraft(NamedTuple):
     Attributes:
         tokens: [B, n].
         valid: [B, n] False where one means nothing.
-        q: [B, n, V] what they were drawn from; None where the coupling does not ask.
+        q: [B, n, V] what they were drawn from; None where new tokens are drawn independently of them.
     """
 
     tokens: Tensor
@@ -201,7 +201,7 @@ class LastDraft(NamedTuple):
 
     @staticmethod
     def of(draft: Draft, coupling: str) -> LastDraft:
-        """Take what a coupling asks of a draft."""
+        """Take what a coupling asks of a draft; one by shared noise asks nothing."""
         q = sampled_distribution(draft).p if coupling == "maximal" else None
         return LastDraft(draft.tokens, draft.valid, q)
 
@@ -218,7 +218,7 @@ def redrawn(coupling: str, p: Tensor, last: LastDraft, stood: Tensor, noise: Ten
     """
     if coupling in ("gumbel", "exact"):
         return (p.log() + noise).argmax(-1)
-    if coupling == "fresh" or last.q is None:
+    if last.q is None:
         return invert(p, noise[..., 1:])
     return redraw(p, last.q, last.tokens, last.valid, stood, noise)
 

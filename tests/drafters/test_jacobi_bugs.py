@@ -49,7 +49,7 @@ BUGS = {
     ),
     "every place drawn independently": PlantedBug(
         "mmspec.drafting.jacobi:redrawn",
-        (('coupling == "fresh"', "True"),),
+        (("last.q is None", "True"),),
         checks.coupled_drafts_save_forwards,
     ),
     "shared noise changes with the round": PlantedBug(
