@@ -51,7 +51,7 @@ METHODS_WITH_HEAD = {
     "cjd": ",cjd:window=24|32:corrected=19:passes=2|3,"
     "cjd:coupling=exact:window=16|24|32:corrected=15:passes=2,"
     "cjd:acceptance=budget:relaxation=neighbours|omega:window=24|32:corrected=12:passes=1|2,"
-    "cjd:acceptance=lantern:window=24|32:passes=1|2",
+    "cjd:acceptance=lantern:window=24|32:corrected=12:passes=1|2",
     "eagle": ",eagle:num_draft_tokens=8|24,eagle:acceptance=budget:num_draft_tokens=8|24,"
     "eagle:acceptance=lantern:num_draft_tokens=8|24",
     "ssd": ",ssd:window=16|24|32,ssd:acceptance=budget:window=16|24|32",
