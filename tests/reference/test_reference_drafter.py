@@ -111,6 +111,6 @@ def test_whole_images_follow_the_targets_distribution(options: dict[str, Any]) -
 
 @pytest.mark.slow
 def test_a_wrong_q_shows_in_whole_images() -> None:
-    reported = (("drawable.flatten(1), q)", "drawable.flatten(1), p)"),)
-    with PlantedBug("mmspec.drafters.corrected:CorrectedSession._correct", reported, list).planted():
+    reported = (("drawable.flatten(1), q)", "drawable.flatten(1), places.p)"),)
+    with PlantedBug("mmspec.drafters.corrected:draw_corrected", reported, list).planted():
         assert not whole_images(window=32).passed
