@@ -273,7 +273,7 @@ def choose(first: Tensor, q: Tensor, front: Front) -> tuple[Tensor, Tensor]:
 
 
 def of_chains(places: Tensor, chains: int) -> Tensor:
-    """What is there for m places [B, m, ...] as that of C chains [B, C * m, ...], one after another."""
+    """Repeat values of m places, [B, m, ...] -> [B, C * m, ...], one chain after another."""
     return places if chains == 1 else places.repeat(1, chains, *[1] * (places.dim() - 2))
 
 

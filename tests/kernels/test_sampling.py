@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -228,8 +229,9 @@ def shipped(name: str, constants: dict[str, Any], warps: int, dtype: str = "bf16
 
 def assert_fit(kernels: list[Kernel]) -> None:
     for kernel, compiled in zip(kernels, compile_for_hopper(kernels), strict=True):
-        # Triton 3.8 keeps two registers of a row of 2,048 tokens on the stack, 3.6 and 3.9 none.
-        assert compiled.spilled <= 8 and compiled.shared <= SHARED_MEMORY, kernel
+        # The compiler of Triton 3.8 keeps two registers of this one on the stack, those of 3.6 and 3.9 none.
+        is_known = version("triton").startswith("3.8.") and kernel.constants.get("BLOCK") == 2048
+        assert compiled.spilled <= (8 if is_known else 0) and compiled.shared <= SHARED_MEMORY, kernel
         # Philox with 32-bit counters, where a token is drawn; 16 bytes a load, of what is long.
         is_drawn = kernel.constants.get("warped_ptr", "") is None
         assert ("mul.hi.u32" in compiled.ptx) == is_drawn, kernel

@@ -98,7 +98,7 @@ def run_layer(
 
 
 class Tables(NamedTuple):
-    """What a head computes once for all steps, of its weights and its target's.
+    """Tensors that a head computes once for all steps, from its weights and its target's.
 
     Attributes:
         new, old: [V + 1, w] parts of rows, by the token now and before; zeros at V, for no token.
