@@ -26,7 +26,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Call with names of packages that are not to be found; all else is, as transformers asks only once."""
+    """Function that hides packages from `find_spec` by name; transformers remembers what it did not find."""
     real = importlib.util.find_spec
 
     def hidden(*names: str) -> None:

@@ -13,7 +13,7 @@ judging it by speculative sampling is exact, whatever the head computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -26,7 +26,8 @@ from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafting.jacobi import MAX_WINDOW, Candidates, LastDraft, Window, ranked_candidates, redrawn
+from mmspec.drafting.coupling import LastDraft, draw_coupled, ranked_candidates
+from mmspec.drafting.jacobi import MAX_WINDOW, Candidates, Window
 from mmspec.drafting.window_states import StateWindowDrafter, StateWindowSession
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead
@@ -104,10 +105,9 @@ class CorrectedSession(StateWindowSession):
         self.places = torch.tensor(places, dtype=torch.long, device=device)
         self.choices = torch.tensor(tree.choices, dtype=torch.long, device=device)
 
-    def _states(self, taps: Mapping[int, Tensor], rows: int) -> Tensor:
+    def _kept(self, states: Tensor) -> Tensor:
         """[B, n, w] the head's part of the states, so that each is multiplied once."""
-        joined = super()._states(taps, rows)
-        part: Tensor = self.head.of_states(joined.to(self.head.dtype))
+        part: Tensor = self.head.of_states(states.to(self.head.dtype))
         return part
 
     def _fill(self, window: Window, seen: Draft) -> Candidates:
@@ -243,7 +243,7 @@ def draw_corrected(
         else:
             logits, _ = head.revise(read, mask, memory, logits_before, tables)
         q = sampler.scores(logits).p
-        first = redrawn(coupling, q, last, places.stood, places.noise)
+        first = draw_coupled(coupling, q, last, places.stood, places.noise)
         if places.known is not None:
             is_free = places.known == FREE
             q, first = q.where(is_free[..., None], places.p), first.where(is_free, places.tokens)

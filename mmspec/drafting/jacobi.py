@@ -29,22 +29,14 @@ from mmspec.decoding.rows import join_rows, part_of_list, part_of_rows
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sparse_distribution import SparseDistribution, join_packed, part_of_packed, unpack
 from mmspec.decoding.verdict import Verdict
+from mmspec.drafting.coupling import KIND_OF_COUPLING, LastDraft, draw_coupled, ranked_candidates
 from mmspec.drafting.window import NEIGHBOURS, WindowLayout
 from mmspec.drafting.window_tree import WindowTree, read_front
 from mmspec.errors import InputError
-from mmspec.kernels import redraw
-from mmspec.kernels.redraw import invert
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer
-from mmspec.verification.residuals import sampled_distribution
 
 MAX_WINDOW = 128
-KIND_OF_COUPLING = {
-    "fresh": DraftKind.IID,
-    "maximal": DraftKind.IID,
-    "gumbel": DraftKind.IID,
-    "exact": DraftKind.COUPLED,
-}
 INITS = ("edge", "uniform", *NEIGHBOURS)
 
 
@@ -186,60 +178,6 @@ class Candidates(NamedTuple):
         return Candidates(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
 
 
-class LastDraft(NamedTuple):
-    """The last draft, as places are drawn anew with it.
-
-    Attributes:
-        tokens: [B, n].
-        valid: [B, n] False where one means nothing.
-        q: [B, n, V] what they were drawn from; None where new tokens are drawn independently of them.
-    """
-
-    tokens: Tensor
-    valid: Tensor
-    q: Tensor | None
-
-    @staticmethod
-    def of(draft: Draft, coupling: str) -> LastDraft:
-        """Take what a coupling asks of a draft; one by shared noise asks nothing."""
-        q = sampled_distribution(draft).p if coupling == "maximal" else None
-        return LastDraft(draft.tokens, draft.valid, q)
-
-
-def redrawn(coupling: str, p: Tensor, last: LastDraft, stood: Tensor, noise: Tensor) -> Tensor:
-    """Draw [B, W] a token from each p [B, W, V], coupled with the old tokens.
-
-    Args:
-        coupling: as of `WindowDrafter`.
-        p: new distributions.
-        last: the draft that holds the old tokens.
-        stood: [B, W] the node that held the place's old token; 0 where it had none.
-        noise: of `JacobiSession._redraw_noise`.
-    """
-    if coupling in ("gumbel", "exact"):
-        return (p.log() + noise).argmax(-1)
-    if last.q is None:
-        return invert(p, noise[..., 1:])
-    return redraw(p, last.q, last.tokens, last.valid, stood, noise)
-
-
-def ranked_candidates(first: Tensor, p: Tensor, noise: Tensor, branch: int) -> tuple[Tensor, Tensor]:
-    """Draw further candidates without replacement: [B, n, branch] all, and whether each could be drawn.
-
-    By the Gumbel top-k trick (Kool et al., 1903.06059), the first candidate taken out.
-
-    Args:
-        first: [B, n] drawn from p [B, n, V].
-        p: distributions.
-        noise: [B, 1, V] Gumbel noise.
-        branch: number of candidates, the first included.
-    """
-    left = p.scatter(-1, first[..., None], 0.0)
-    further = (left.log() + noise).topk(branch - 1, dim=-1).indices
-    could = torch.cat([torch.ones_like(first)[..., None] > 0, left.gather(-1, further) > 0], -1)
-    return torch.cat([first[..., None], further], -1), could
-
-
 class JacobiSession(DraftSession):
     """Window of drafts of one batch.
 
@@ -340,7 +278,7 @@ class JacobiSession(DraftSession):
         stood = torch.where(drafted, node + 1, 0)
         p, sound = self._initial(p, sound, place, covered, stood)
         noise = self._redraw_noise(place, p)
-        drawn = redrawn(drafter.coupling, p, LastDraft.of(seen, drafter.coupling), stood, noise)
+        drawn = draw_coupled(drafter.coupling, p, LastDraft.of(seen, drafter.coupling), stood, noise)
         tokens = self._reuse(drawn, p, seen, stood)
         tokens[:, 0] = canvas.root
         known = torch.full_like(tokens, FREE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -73,23 +73,23 @@ class StateWindowSession(JacobiSession):
         rows, device = len(requests), prefill.logits.device
         last = {tap: torch.cat([each[:, -1:] for each in states]) for tap, states in prefill.taps.items()}
         tokens = torch.full((rows, 1), FREE, device=device)
-        self.read = Read(tokens, self._states(last, rows), sampler.guided(prefill.logits))
+        self.read = Read(tokens, self._kept(self.head.join(last, rows)), sampler.guided(prefill.logits))
         self.committed = self.read.states.new_zeros(rows, size, self.read.states.shape[-1])
         self.words = tokens.expand(-1, size)
         self.count = torch.zeros(rows, dtype=torch.long, device=device)
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         super().observe(draft, output, scores, verdict)
-        states = self._states(output.taps, len(draft.tokens))
+        states = self.head.join(output.taps, len(draft.tokens))
         logits = scores.logits if self.sampler.only_guides else self.sampler.guided(output.logits)
         if self.drafter.branches:
             nodes = self._path(verdict)
             states, logits = pick(states, nodes), pick(logits, nodes)
-        self.read = Read(self.observed.draft.tokens, states, logits)
+        self.read = Read(self.observed.draft.tokens, self._kept(states), logits)
 
-    def _states(self, taps: Mapping[int, Tensor], rows: int) -> Tensor:
-        """[B, n, s] what is kept of hidden states [R, n, d] at each tap: all of them, side by side."""
-        return self.head.join(taps, rows)
+    def _kept(self, states: Tensor) -> Tensor:
+        """Choose what is kept of states [B, n, 2d * taps] of `WindowHead.join`: [B, n, s], here all."""
+        return states
 
     def part(self, rows: Sequence[int]) -> Self:
         chosen = super().part(rows)

@@ -11,11 +11,13 @@ import torch
 from mmspec.accelerators import build_accelerator
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.none import NoDrafter
-from mmspec.drafting.jacobi import KIND_OF_COUPLING, Candidates, Window
+from mmspec.drafting.coupling import KIND_OF_COUPLING
+from mmspec.drafting.jacobi import Candidates, Window
 from mmspec.drafting.window_states import codebook_sample
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorConfig
@@ -214,6 +216,31 @@ def test_training_computes_what_decoding_drew_from(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(CorrectedSession, "_fill", compare)
     draw(made)
     assert seen_slots > 100
+
+
+@pytest.mark.parametrize("tree", [{}, {"front": (2, 2), "reach": 4}])
+@pytest.mark.parametrize("settings", [(1.0, 0), (0.5, 0), (0.0, 0), (1.0, 9)])
+def test_it_corrects_guided_logits_before_they_are_warped(
+    monkeypatch: pytest.MonkeyPatch, settings: tuple[float, int], tree: dict[str, Any]
+) -> None:
+    """Those of temperature 1 and no top-k are the ones that the rule asked for, the others are not."""
+    temperature, top_k = settings
+    observe, rounds = CorrectedSession.observe, 0
+
+    def compare(self: CorrectedSession, draft: Draft, output: TargetOutput, *judged: Any) -> None:
+        nonlocal rounds
+        observe(self, draft, output, *judged)
+        conditional, unconditional = output.logits.log_softmax(-1).chunk(2)
+        due = unconditional + 3.0 * (conditional - unconditional)
+        due = due.masked_fill(conditional == -torch.inf, -torch.inf)
+        path = self._path(judged[-1]) if tree else torch.arange(self.drafter.window).expand(len(due), -1)
+        due = torch.stack([row[nodes] for row, nodes in zip(due, path, strict=True)])
+        torch.testing.assert_close(self.read.logits, due.to(self.read.logits.dtype))
+        rounds += 1
+
+    monkeypatch.setattr(CorrectedSession, "observe", compare)
+    draw(drafter(6, 4, **tree), sampler=Sampler(temperature, top_k=top_k, guidance_scale=3.0))
+    assert rounds > 3
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -24,8 +24,10 @@ from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.none import NoDrafter
-from mmspec.drafting.jacobi import INITS, KIND_OF_COUPLING, JacobiSession, WindowDrafter, invert
+from mmspec.drafting.coupling import KIND_OF_COUPLING
+from mmspec.drafting.jacobi import INITS, JacobiSession, WindowDrafter
 from mmspec.errors import InputError, NumericalError
+from mmspec.kernels.redraw import invert
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import CausalTarget
 from mmspec.targets.causal import CausalState

@@ -48,8 +48,8 @@ BUGS = {
         checks.repeated_cells_are_scored_as_they_are,
     ),
     "every place drawn independently": PlantedBug(
-        "mmspec.drafting.jacobi:redrawn",
-        (("last.q is None", "True"),),
+        "mmspec.drafting.coupling:LastDraft.of",
+        (('coupling == "maximal"', "False"),),
         checks.coupled_drafts_save_forwards,
     ),
     "shared noise changes with the round": PlantedBug(

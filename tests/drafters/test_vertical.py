@@ -15,7 +15,7 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.none import NoDrafter
 from mmspec.drafters.vertical import VerticalDrafter, VerticalSession
-from mmspec.drafting.jacobi import KIND_OF_COUPLING
+from mmspec.drafting.coupling import KIND_OF_COUPLING
 from mmspec.errors import InputError
 from mmspec.models.ssd import VerticalConfig
 from mmspec.pipelines.image_prompts import image_requests

@@ -80,7 +80,7 @@ def test_correctors_are_timed_beside_their_target():
     assert [(row["batch"], row["method"]) for row in rows[:3]] == [
         *((1, name) for name in ("sjd", "cjd, passes=1", "cjd, passes=2"))
     ]
-    assert len(rows) == 8
+    assert len(rows) == 10 and rows[4]["method"] == "cjd, passes=2, compiled"
     for row in rows:
         assert row["ms"] > 0 and row["draft_over_target"] == pytest.approx(row["draft"] / row["target"]), row
 

@@ -209,10 +209,12 @@ def image_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def short_trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of which only six tokens are decoded, but for the method that learns from whole images."""
-    if "[class-ssd]" in request.node.name:
-        return
+def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten(monkeypatch)
+
+
+def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode six tokens of a prompt alone."""
     images = llamagen_images.LlamaGenImages
     whole = images.trial_of
     monkeypatch.setattr(images, "trial_of", lambda *rows: replace(whole(*rows), new_tokens=6))
@@ -222,8 +224,14 @@ def short_trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     ("condition", "method"), [("caption", "eagle"), *(("class", name) for name in METHODS)]
 )
 def test_a_drafter_of_images(
-    condition: str, method: str, image_folders: dict[str, Path], short_trials: None, tmp_path: Path
+    condition: str,
+    method: str,
+    image_folders: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    if method != "ssd":  # which learns from whole images
+        shorten(monkeypatch)
     losses: list[float] = []
     out = train_drafter(
         image_folders[condition],

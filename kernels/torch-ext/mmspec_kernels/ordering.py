@@ -14,7 +14,7 @@ def largest(x: Tensor, counts: Sequence[int]) -> Tensor:
     """Find the k largest of numbers [..., V], k the most of some counts from 1 to V.
 
     Returns:
-        [..., k] in an order of which one thing is said: at index count - 1 is the count-th largest.
+        [..., k]; for each count the count-th largest is at index count - 1, the others in any order.
     """
     is_on_host = x.device.type == "cpu" and x.dtype == torch.float32
     return _largest_on_host(x, counts) if is_on_host else _largest_in_torch(x, counts)

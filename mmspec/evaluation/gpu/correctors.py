@@ -23,7 +23,7 @@ WINDOW, PASSES = 32, (1, 2, 4)
 def time_correctors(
     device: torch.device, dtype: torch.dtype, *, tiny: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Time rounds of `sjd` and of `cjd` with several numbers of passes, at batch 1 and 8.
+    """Time rounds of `sjd` and of `cjd` with several numbers of passes, also compiled, at batch 1 and 8.
 
     Weights are random: a round costs the same whatever it accepts.
 
@@ -41,6 +41,8 @@ def time_correctors(
     drafters: dict[str, Any] = {"sjd": JacobiDrafter(window)}
     for passes in PASSES:
         drafters[f"cjd, passes={passes}"] = CorrectedDrafter(head, window, window - 1, passes=passes)
+    drafters["cjd, passes=2, compiled"] = CorrectedDrafter(head, window, window - 1, passes=2)
+    drafters["cjd, passes=2, compiled"].compile()
     for batch, name in product((1, 2) if tiny else (1, 8), drafters):
         row: dict[str, Any] = {"shape": SHAPE, "method": name, "batch": batch, "nodes": window}
         size = RoundShape(batch, window, 12 if tiny else shape.context)

@@ -7,7 +7,7 @@ anyway. What it should have said at each place of a window is then known.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self, cast
 
@@ -81,8 +81,8 @@ class RecordingSession(CorrectedSession):
 
     records: deque[WindowBatch]
 
-    def _states(self, taps: Mapping[int, Tensor], rows: int) -> Tensor:
-        return self.head.join(taps, rows)  # the head's part of them changes as it learns
+    def _kept(self, states: Tensor) -> Tensor:
+        return states  # the head's part of them changes as it learns
 
     def _stale(self, window: Window, count: int) -> StaleWindow:
         stale = super()._stale(window, count)
