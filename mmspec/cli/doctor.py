@@ -90,6 +90,7 @@ def _model_table(found: dict[str, Any]) -> Table:
 
 def _package(found: dict[str, Any]) -> tuple[str, bool, str]:
     detail = found["version"] if found["ok"] else f"{found['for']}: {found['remedy']}"
+    detail += f", {found['note']}" if "note" in found else ""
     return found["name"], found["ok"], detail
 
 

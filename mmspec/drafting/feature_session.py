@@ -146,7 +146,7 @@ class FeatureSession(HeadSession):
             offsets.append(offset)
             if count:
                 cache.begin_prefill(row, count)
-                self.head(made.rows, positions, past_key_values=cache)
+                self.head(made.rows, positions, cache=cache)
         told = [made.summary for made in read if made.summary is not None]
         state = CacheState(cache, torch.tensor(offsets, device=device), lengths)
         if isinstance(self.steps, CapturedForward):

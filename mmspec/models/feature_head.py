@@ -18,6 +18,7 @@ from torch.nn.functional import rms_norm
 from transformers import AutoConfig, AutoModel, Cache, PreTrainedModel
 
 from mmspec.models.head_config import HeadConfig, WindowHeadConfig
+from mmspec.transformers_versions import CACHE
 from mmspec.visual_tokens.spans import ImageSpan
 from mmspec.visual_tokens.splice import PromptRows
 
@@ -145,7 +146,7 @@ class FeatureHead(DraftingHead):
         rows: Tensor,
         position_ids: Tensor,
         attention_mask: Tensor | dict[str, Tensor] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """Run the layer.
@@ -154,20 +155,20 @@ class FeatureHead(DraftingHead):
             rows: [B, n, w] from `fuse` or `read_prompts`.
             position_ids: [B, n], or [3, B, n] as a target counts them.
             attention_mask: as the decoder's layers take it; None is causal.
-            past_key_values: keys and values of the rows before.
+            cache: keys and values of the rows before.
 
         Returns:
             [B, n, d] the head's state at the rows.
         """
-        if attention_mask is None and past_key_values is None:
+        if attention_mask is None and cache is None:
             # else transformers takes a gap between positions, where an image was, for two sequences in one
             attention_mask = torch.ones(rows.shape[:2], dtype=torch.long, device=rows.device)
         output = self.decoder(
             inputs_embeds=rows,
             position_ids=position_ids,
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            use_cache=past_key_values is not None,
+            use_cache=cache is not None,
+            **{CACHE: cache},
             **kwargs,
         )
         hidden: Tensor = output.last_hidden_state

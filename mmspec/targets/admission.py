@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from typing import Any
 
 import torch
@@ -17,11 +18,13 @@ from transformers import PreTrainedModel
 from mmspec.decoding.cache import check_layer_types
 from mmspec.errors import UnsupportedModelError
 from mmspec.targets.mixers import find_mixers
+from mmspec.transformers_versions import cache_name, warn_of_untested
 
 __all__ = ["attention_backend", "check_length", "check_model", "length_limit"]
 
 MASK_BACKENDS = ("sdpa", "eager")
-PASSED = ("position_ids", "past_key_values")  # with every forward
+# Arguments of forwards by name; a second one is a cache that nobody here knows of
+IS_CACHE = re.compile(r"(?<!use_)cache$|past_key_values")
 # Of configs: a bias on the place of a key (Falcon), and the choice of some keys, ties by their places (Doge)
 BY_PLACE = ("alibi", "keep_window_size")
 # Of `get_rope_index`: what M-RoPE positions are made of. With these, text goes on by 1 on all axes.
@@ -43,6 +46,7 @@ def check_model(model: PreTrainedModel, rope_arguments: frozenset[str] = frozens
         model: a loaded model.
         rope_arguments: what its target knows of that positions are made of, besides grids.
     """
+    warn_of_untested()
     if model.config.is_encoder_decoder:
         raise refusal(model, "is an encoder-decoder; only decoder-only models are supported")
     text = model.config.get_text_config(decoder=True)
@@ -64,10 +68,10 @@ def check_model(model: PreTrainedModel, rope_arguments: frozenset[str] = frozens
     by_place = [name for name in BY_PLACE if getattr(text, name, None)]
     if by_place:
         raise refusal(model, f"attends by places in the cache, not by positions alone ({by_place[0]})")
-    for argument in PASSED:
+    for argument in ("position_ids", cache_name(model.forward, decoder.forward)):  # passed with every forward
         if not takes(model, argument):
             raise refusal(model, f"takes no `{argument}`, so nodes of a tree cannot be put in their places")
-    caches = [name for name in inspect.signature(model.forward).parameters if "past_key_values" in name]
+    caches = [name for name in inspect.signature(model.forward).parameters if IS_CACHE.search(name)]
     if len(caches) > 1:
         raise refusal(model, f"keeps more than one cache ({', '.join(caches)})")
     check_rope_index(model, rope_arguments)

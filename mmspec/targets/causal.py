@@ -29,6 +29,7 @@ from mmspec.targets.placement import execution_device
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
 from mmspec.targets.state_memory import check_draft, measure_states
 from mmspec.targets.steps import CapturedForward, CompiledForward
+from mmspec.transformers_versions import cache_name
 
 
 @dataclass
@@ -134,6 +135,7 @@ class CausalTarget:
         self.dtype: torch.dtype = model.dtype
         self.prefix_cache: PrefixCache | None = None
         self._decoder = model.get_decoder()
+        self._cache_name = cache_name(model.forward, self._decoder.forward)
         self._plain = attends_plainly(self._decoder)
         self.steps: CapturedForward | CompiledForward | None = None
         self._readers: dict[tuple[int, ...], HiddenStates] = {}
@@ -334,9 +336,13 @@ class CausalTarget:
         """
         # Gemma 4: told how many, layers that cache nothing read the last token alone; told which, all of them
         which = torch.tensor([-1]) if whole else keep
-        output = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=which)
+        output = self.model(**inputs, **self.told(cache), logits_to_keep=which)
         logits: Tensor = output.logits[:, -keep:]
         return logits
+
+    def told(self, cache: RaggedCache) -> dict[str, Any]:
+        """Arguments of the model, or of its decoder, by which it reads and writes the cache."""
+        return {self._cache_name: cache, "use_cache": True}
 
     def _step(self, inputs: Mapping[str, Any], cache: RaggedCache, taps: HiddenStates) -> Tensor:
         """Run a scoring forward, in which the hooks of `taps` read."""

@@ -38,7 +38,7 @@ class ContinuousTarget(CausalTarget):
     ) -> Tensor:
         """Parameters of the head [B, n or 1, 2 d]."""
         others = {name: value for name, value in inputs.items() if name != "input_ids"}
-        parameters: Tensor = self.model(inputs["input_ids"], **others, past_key_values=cache, use_cache=True)
+        parameters: Tensor = self.model(inputs["input_ids"], **others, **self.told(cache))
         return parameters[:, -keep:]
 
     def embed(self, tokens: Tensor) -> Tensor:

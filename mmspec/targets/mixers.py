@@ -24,6 +24,7 @@ from mmspec.decoding.cache import RaggedCache, check_layer_types
 from mmspec.decoding.draft import Nodes
 from mmspec.decoding.recurrent import RECURRENT_LAYERS, Paths, RecurrentLayer
 from mmspec.errors import UnsupportedModelError
+from mmspec.transformers_versions import cache_name
 
 __all__ = ["CLOSED_FORMS", "find_mixers", "mixers_on_tree"]
 
@@ -94,7 +95,6 @@ CLOSED_FORMS: dict[str, Callable[..., Tensor]] = {
     "Lfm2MoeShortConv": short_convolution,
     "Lfm3ShortConv": short_convolution,
 }
-CACHE = "cache_params"  # the argument of mixers, in transformers, that keep all of their state in the cache
 
 
 def closed_form(mixer: nn.Module) -> Callable[..., Tensor] | None:
@@ -118,12 +118,13 @@ def find_mixers(model: PreTrainedModel) -> list[nn.Module]:
     for index, kind in enumerate(kinds):
         if kind not in RECURRENT_LAYERS:
             continue
-        found = [part for part in blocks[index].modules() if keeps_state(part)] if index < len(blocks) else []
+        parts = [*blocks[index].modules()][1:] if index < len(blocks) else []
+        found = [part for part in parts if keeps_state(part)]
         if len(found) != 1:
             raise UnsupportedModelError(
                 f"{type(model).__name__}: layer {index} ({kind}) keeps a recurrent state, from which "
-                f"rejected draft tokens cannot be taken back: {len(found)} of its modules take the cache as "
-                f"`{CACHE}` and an input alone"
+                f"rejected draft tokens cannot be taken back: {len(found)} of its modules take the cache "
+                "and an input alone"
             )
         mixers += found
     return mixers
@@ -133,16 +134,12 @@ def keeps_state(module: nn.Module) -> bool:
     """True for a mixer that reads its input and the cache, and nothing else that it cannot do without."""
     if closed_form(module) is not None:
         return True
-    if cache_argument(module) != CACHE or not hasattr(module, "layer_idx"):
-        return False
     forward = inspect.signature(type(module).forward).parameters
+    # before 5.24 the name told mixers from attention, whose cache is `past_key_values`
+    if not {"cache", "cache_params"} & set(forward) or not hasattr(module, "layer_idx"):
+        return False
     needed = [name for name, one in forward.items() if one.default is one.empty and one.kind in POSITIONAL]
     return len(needed) == 2  # self and the input
-
-
-def cache_argument(module: nn.Module) -> str:
-    """Name of the argument by which a module takes the cache: `cache_params`, or `past_key_values`."""
-    return CACHE if CACHE in inspect.signature(type(module).forward).parameters else "past_key_values"
 
 
 @contextmanager
@@ -164,13 +161,13 @@ def replaced_forward(mixer: nn.Module, layer: RecurrentLayer, paths: Paths) -> I
     # accelerate's hooks (device_map, offloading) stand at `forward`, and call the module's own by this name
     name = "_old_forward" if hasattr(mixer, "_hf_hook") else "forward"
     kept, own = vars(mixer).get(name), getattr(mixer, name)
-    compute = closed_form(mixer)
+    compute, told_as = closed_form(mixer), cache_name(type(mixer).forward)
 
     def forward(hidden_states: Tensor, **kwargs: object) -> Tensor:
         if compute is not None:
             return compute(mixer, layer, paths, hidden_states)
-        cache = kwargs[CACHE]
-        return layer.step(lambda one: own(one, **{CACHE: cache}), hidden_states, paths.parents)
+        told = {told_as: kwargs[told_as]}
+        return layer.step(lambda one: own(one, **told), hidden_states, paths.parents)
 
     setattr(mixer, name, forward)
     try:

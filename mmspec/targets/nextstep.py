@@ -86,7 +86,7 @@ class NextStepTarget(CausalTarget):
     ) -> Tensor:
         """Conditions [B, n or 1, D] of the image head."""
         others = {name: value for name, value in inputs.items() if name != "input_ids"}
-        conditions: Tensor = self.model(inputs["input_ids"], **others, past_key_values=cache, use_cache=True)
+        conditions: Tensor = self.model(inputs["input_ids"], **others, **self.told(cache))
         return conditions[:, -keep:]
 
     def head(self, hidden: Tensor) -> Tensor:

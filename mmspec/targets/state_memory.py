@@ -12,8 +12,9 @@ from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.recurrent import Paths
 from mmspec.errors import InputError
-from mmspec.targets.mixers import cache_argument, closed_form, find_mixers, replaced_forward
+from mmspec.targets.mixers import closed_form, find_mixers, replaced_forward
 from mmspec.targets.placement import execution_device
+from mmspec.transformers_versions import cache_name
 
 __all__ = ["StateMemory", "check_draft", "free_bytes", "measure_states"]
 
@@ -49,7 +50,7 @@ def measure_states(model: PreTrainedModel) -> list[StateMemory]:
     for layer, mixer in zip(cache.recurrent, mixers, strict=True):
         place = execution_device(mixer)
         hidden = torch.zeros(1, 2, text.hidden_size, device=place, dtype=model.dtype)
-        told = {cache_argument(mixer): cache}
+        told = {cache_name(type(mixer).forward): cache}
         mixer(hidden, **told)
         sizes = []
         for count in (1, 2):

@@ -40,7 +40,7 @@ class TextPromptTarget(ImageTokenTarget):
         """Logits [B, n or 1, K + S], the grammar not yet applied."""
         others = {name: value for name, value in inputs.items() if name != "input_ids"}
         output = self.model.get_decoder()(
-            inputs_embeds=self.embed(inputs["input_ids"]), **others, past_key_values=cache, use_cache=True
+            inputs_embeds=self.embed(inputs["input_ids"]), **others, **self.told(cache)
         )
         return self.head(output.last_hidden_state[:, -keep:])
 

@@ -46,6 +46,7 @@ from mmspec.decoding.canvas import Stopping
 from mmspec.errors import UnsupportedModelError
 from mmspec.pipelines.base import adapt
 from mmspec.targets import CausalTarget
+from mmspec.transformers_versions import CACHE
 from tests.targets.loop import decode, generate, oracle
 from tests.tiny_models import randomise
 
@@ -109,9 +110,9 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     ),
     "no cache": (
         lambda: OpenAIGPTLMHeadModel(OpenAIGPTConfig(n_embd=16, n_layer=1, n_head=2)),
-        "takes no `past_key_values`",
+        f"takes no `{CACHE}`",
     ),
-    "a second cache": (tiny_voxtral_realtime, r"more than one cache \(.*encoder_past_key_values\)"),
+    "a second cache": (tiny_voxtral_realtime, r"more than one cache \(.*encoder_(past_key_values|cache)"),
     "cross-attention": (tiny_bart, "cross-attention"),
     "a mask of its own": (tiny_gpt_neo, "a mask of its own"),
     "layers that cannot be found": (

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from mmspec.transformers_versions import CACHE_NAMES
+
 __all__ = ["SIZES", "LlamaGenConfig", "Size", "swiglu_width"]
 
 
@@ -58,7 +60,7 @@ class LlamaGenConfig(PreTrainedConfig):
     """
 
     model_type = "llamagen"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = list(CACHE_NAMES)
     attention_bias = False  # no field: no LlamaGen has any
 
     vocab_size: int = 16384

@@ -27,6 +27,7 @@ from transformers.utils.output_capturing import capture_outputs
 from mmspec.models.llamagen.conditions import CaptionEmbedding, ClassEmbedding
 from mmspec.models.llamagen.configuration import LlamaGenConfig
 from mmspec.models.llamagen.raster_rope import raster_rotation, rotate_pairs
+from mmspec.transformers_versions import CACHE, CACHE_NAMES, takes_cache
 
 __all__ = ["LlamaGenForCausalLM", "LlamaGenModel", "LlamaGenPreTrainedModel"]
 
@@ -39,7 +40,7 @@ class LlamaGenAttention(LlamaAttention):
         hidden_states: Tensor,  # [B, T, D]
         rotation: tuple[Tensor, Tensor],
         attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         queries, keys, values = (
@@ -47,8 +48,8 @@ class LlamaGenAttention(LlamaAttention):
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         queries, keys = rotate_pairs(queries, *rotation), rotate_pairs(keys, *rotation)
-        if past_key_values is not None:
-            keys, values = past_key_values.update(keys, values, self.layer_idx)
+        if cache is not None:
+            keys, values = cache.update(keys, values, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -84,7 +85,7 @@ class LlamaGenPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["LlamaGenDecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = list(CACHE_NAMES)
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
@@ -120,6 +121,7 @@ class LlamaGenModel(LlamaGenPreTrainedModel):
         labels = self.cls_embedding.embedding_table((input_ids - self.config.vocab_size) * is_slot)
         return torch.where(is_slot[..., None], labels, self.embed_tokens(input_ids * ~is_slot))
 
+    @takes_cache
     @merge_with_config_defaults  # type: ignore[untyped-decorator]
     @capture_outputs  # type: ignore[untyped-decorator]
     def forward(
@@ -127,7 +129,7 @@ class LlamaGenModel(LlamaGenPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         caption_features: Tensor | None = None,
         use_cache: bool | None = None,
@@ -137,17 +139,17 @@ class LlamaGenModel(LlamaGenPreTrainedModel):
             inputs_embeds = self.embed(input_ids, caption_features)
         elif inputs_embeds is None or input_ids is not None:
             raise ValueError("pass either input_ids or inputs_embeds")
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
         if position_ids is None:  # slots of a padded caption count: the first image token is always at C
-            past = past_key_values.get_seq_length() if past_key_values is not None else 0
+            past = cache.get_seq_length() if cache is not None else 0
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past)[None]
         mask = create_causal_mask(
             config=self.config,
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
             position_ids=position_ids,
+            **{CACHE: cache},
         )
         precise = torch.promote_types(inputs_embeds.dtype, torch.float32)
         cos, sin = raster_rotation(position_ids, self.config)
@@ -157,12 +159,10 @@ class LlamaGenModel(LlamaGenPreTrainedModel):
                 hidden_states,
                 rotation=(cos.to(precise), sin.to(precise)),
                 attention_mask=mask,
-                past_key_values=past_key_values,
+                cache=cache,
                 **kwargs,
             )
-        return BaseModelOutputWithPast(
-            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
-        )
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), **{CACHE: cache})
 
 
 class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
@@ -185,13 +185,14 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @takes_cache
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         caption_features: Tensor | None = None,
         labels: Tensor | None = None,
@@ -203,7 +204,7 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             caption_features=caption_features,
             use_cache=use_cache,
@@ -219,9 +220,9 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            **{CACHE: getattr(outputs, CACHE)},
         )
 
     def prepare_inputs_for_generation(  # type: ignore[override]

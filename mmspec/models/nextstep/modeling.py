@@ -14,6 +14,7 @@ from transformers import LlamaModel, PreTrainedModel
 from mmspec.errors import InputError
 from mmspec.models.denoising import DenoisingHead, DenoisingHeadConfig
 from mmspec.models.nextstep.configuration import NextStepConfig
+from mmspec.transformers_versions import CACHE_NAMES
 
 __all__ = ["NextStepForImageGeneration", "normalize_tokens", "place_embeddings"]
 
@@ -35,7 +36,7 @@ class NextStepForImageGeneration(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["LlamaDecoderLayer"]
     _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}  # where the config says so
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = list(CACHE_NAMES)
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
@@ -99,7 +100,7 @@ class NextStepForImageGeneration(PreTrainedModel):
             tokens: [B, n] ids, or [B, n, d] image tokens.
             output_index: [B, n] which image token of the output follows each token, from 0; read only with
                 `config.use_gen_pos_embed`. Negative where none follows.
-            arguments: of the decoder: `past_key_values`, `attention_mask`, `position_ids`, ...
+            arguments: of the decoder: its cache, `attention_mask`, `position_ids`, ...
 
         Returns:
             [B, n, D] conditions of the image head.

@@ -1,0 +1,67 @@
+"""Versions of transformers: which are tested, and the two names of the argument that carries a cache.
+
+transformers 5.24 renamed `past_key_values` to `cache` in forwards and outputs. Nothing else in mmspec knows
+the old name and the new one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import transformers
+from packaging.version import Version
+from transformers.masking_utils import create_causal_mask
+
+__all__ = ["CACHE", "CACHE_NAMES", "cache_name", "describe", "takes_cache", "warn_of_untested"]
+
+OLDEST = "5.17"
+NEWEST = "5.24"  # of those that the tests have run on
+#: Names by which forwards take a cache: newest first, then that of Mamba's mixers.
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+#: The name in transformers' own functions and outputs.
+CACHE = next(name for name in CACHE_NAMES if name in inspect.signature(create_causal_mask).parameters)
+
+Forward = TypeVar("Forward", bound=Callable[..., Any])
+
+
+def cache_name(*forwards: Callable[..., Any]) -> str:
+    """Name by which the first of these functions that names a cache takes it; transformers' own if none does.
+
+    Code that comes with a checkpoint may be older than the transformers that runs it.
+    """
+    named = (name for each in forwards for name in CACHE_NAMES if name in inspect.signature(each).parameters)
+    return next(named, CACHE)
+
+
+def takes_cache(forward: Forward) -> Forward:
+    """Let a forward of ours, which calls its argument `cache`, be called by the older names too."""
+
+    @functools.wraps(forward)
+    def renamed(*args: Any, **kwargs: Any) -> Any:
+        for name in CACHE_NAMES[1:]:
+            if name in kwargs:
+                kwargs["cache"] = kwargs.pop(name)
+        return forward(*args, **kwargs)
+
+    return renamed  # type: ignore[return-value]
+
+
+def describe(version: str = transformers.__version__) -> str:
+    """What is known of a version of transformers, in a few words."""
+    release = Version(version).release[:2]
+    if release < Version(OLDEST).release:
+        return f"older than {OLDEST}, the oldest that works: pip install -U transformers"
+    if release > Version(NEWEST).release:
+        return f"newer than {NEWEST}, the newest that is tested: `mmspec check MODEL` says whether it works"
+    return f"tested ({OLDEST} to {NEWEST})"
+
+
+@functools.cache
+def warn_of_untested() -> None:
+    """Warn, once, where transformers is newer than what the tests have run on."""
+    if Version(transformers.__version__).release[:2] > Version(NEWEST).release:
+        warnings.warn(f"transformers {transformers.__version__} is {describe()}", stacklevel=3)
