@@ -50,7 +50,7 @@ def takes_cache(forward: Forward) -> Forward:
     return renamed  # type: ignore[return-value]
 
 
-def describe(version: str = transformers.__version__) -> str:
+def describe(version: str) -> str:
     """What is known of a version of transformers, in a few words."""
     release = Version(version).release[:2]
     if release < Version(OLDEST).release:
@@ -64,4 +64,5 @@ def describe(version: str = transformers.__version__) -> str:
 def warn_of_untested() -> None:
     """Warn, once, where transformers is newer than what the tests have run on."""
     if Version(transformers.__version__).release[:2] > Version(NEWEST).release:
-        warnings.warn(f"transformers {transformers.__version__} is {describe()}", stacklevel=3)
+        known = describe(transformers.__version__)
+        warnings.warn(f"transformers {transformers.__version__} is {known}", stacklevel=3)

@@ -64,7 +64,7 @@ def examine(accelerators: Mapping[str, Any]) -> dict[str, Any]:
         "mmspec": {"version": __version__, "folder": str(Path(__file__).resolve().parents[1])},
         "python": platform.python_version(),
         "system": platform.platform(),
-        "packages": [_package(name, "needed", "pip install mmspec") | _known(name) for name in REQUIRED],
+        "packages": [_noted(_package(name, "needed", "pip install mmspec")) for name in REQUIRED],
         "optional": [_package(name, *what) for name, what in OPTIONAL.items()],
         "devices": _devices(),
         "kernels": _kernels(),
@@ -98,13 +98,13 @@ def _package(name: str, purpose: str, remedy: str) -> dict[str, Any]:
     return {"name": name, "ok": True, "version": version, "for": purpose, "remedy": None}
 
 
-def _known(name: str) -> dict[str, str]:
-    """Notes on a package whose version matters."""
-    if name != "transformers":
-        return {}
+def _noted(package: dict[str, Any]) -> dict[str, Any]:
+    """Add to transformers what is known of its version."""
+    if package["name"] != "transformers" or not package["ok"]:
+        return package
     from mmspec.transformers_versions import describe
 
-    return {"note": describe()}
+    return package | {"note": describe(package["version"])}
 
 
 def _devices() -> list[dict[str, Any]]:

@@ -11,6 +11,9 @@ def test_doctor_names_what_is_here_and_what_is_not(run_json, no_reference_models
     findings = run_json("doctor")
     assert {package["name"] for package in findings["packages"]} >= {"torch", "transformers"}
     assert all(package["ok"] for package in findings["packages"])
+    assert [p["note"] for p in findings["packages"] if p["name"] == "transformers"] == [
+        "tested (5.17 to 5.24)"
+    ]
     for package in findings["optional"]:
         assert package["ok"] or package["remedy"]
     assert findings["devices"][0]["name"] == "cpu"
