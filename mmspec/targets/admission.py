@@ -51,7 +51,8 @@ def check_model(model: PreTrainedModel, rope_arguments: frozenset[str] = frozens
         raise refusal(model, "is an encoder-decoder; only decoder-only models are supported")
     text = model.config.get_text_config(decoder=True)
     check_layer_types(text)
-    if not find_mixers(model) and getattr(model, "_is_stateful", False):
+    # a model without positions could not tell the depths of nodes either
+    if not (find_mixers(model) and takes(model, "position_ids")) and getattr(model, "_is_stateful", False):
         raise refusal(model, "keeps a recurrent state, from which rejected draft tokens cannot be taken back")
     decoder = model.get_decoder()
     if not hasattr(decoder, "config"):

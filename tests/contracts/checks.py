@@ -18,6 +18,7 @@ from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.targets import CausalTarget
+from mmspec.transformers_versions import CACHE
 from tests.contracts import distributions
 from tests.contracts.running import FanOutTarget, Prompt, Recorder, decode, futures, generate, random_prompts
 from tests.contracts.toy import toy_distribution, toy_target
@@ -169,7 +170,7 @@ def cache_equals_a_fresh_prefill() -> None:
             length = len(tokens) - 1
             assert int(cache.lengths[row]) == length, "all committed tokens but the root are cached"
             assert cache.longest >= length
-            fresh = target.model(torch.tensor([tokens[:-1]]), use_cache=True).past_key_values
+            fresh = getattr(target.model(torch.tensor([tokens[:-1]]), use_cache=True), CACHE)
             for layer, reference in zip(cache.layers, fresh.layers, strict=True):
                 for ours, theirs in ((layer.keys, reference.keys), (layer.values, reference.values)):
                     gap = (ours[row, :length].transpose(0, 1) - theirs[0]).abs().max()

@@ -23,6 +23,7 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.models.assistant import AssistantHead, all_shared
 from mmspec.models.head_checkpoint import load_head
 from mmspec.targets import CausalTarget
+from mmspec.transformers_versions import CACHE
 from tests.contracts.mutation import PlantedBug
 from tests.contracts.running import decode, generate, random_prompts
 from tests.tiny_models import randomise, tiny_gemma4, tiny_llama
@@ -59,7 +60,7 @@ def tiny_assistant(target: PreTrainedModel, seed: int = 5, **more: Any) -> Gemma
 def alone(assistant: Any, model: Any, tokens: list[int]) -> list[int]:
     """The chain that an assistant's own forward drafts behind tokens, which the target reads afresh."""
     ids = torch.tensor([tokens])
-    read = model.model(ids[:, :-1], past_key_values=DynamicCache(), return_shared_kv_states=True)
+    read = model.model(ids[:, :-1], **{CACHE: DynamicCache()}, return_shared_kv_states=True)
     hidden, token = read.last_hidden_state[:, -1:], ids[:, -1:]
     chain = []
     for _ in range(TOKENS):

@@ -6,6 +6,7 @@ from transformers import DynamicCache
 
 from mmspec.errors import InputError
 from mmspec.models.llamagen import LlamaGenConfig, caption_prompt, class_prompt, null_caption_prompt
+from mmspec.transformers_versions import CACHE
 from tests.models.converted import convert_and_load
 from tests.models.naive_llamagen import caption_prefix, class_prefix, naive_logits
 from tests.models.official_layout import CAPTIONS, CLASSES, GRID, HEADS, VOCABULARY, transformer_state
@@ -108,7 +109,7 @@ def test_chunks_through_a_cache_equal_the_full_forward(class_model, chunks):
     full = class_model(**prompt).logits
     cache, pieces = DynamicCache(config=class_model.config), []
     for ids in prompt["input_ids"].split(list(chunks), dim=1):
-        pieces.append(class_model(input_ids=ids, past_key_values=cache, use_cache=True).logits)
+        pieces.append(class_model(input_ids=ids, **{CACHE: cache}, use_cache=True).logits)
     torch.testing.assert_close(torch.cat(pieces, dim=1), full, **CLOSE)
 
 
@@ -128,13 +129,13 @@ def test_every_path_of_a_masked_tree_equals_its_own_full_forward_and_can_be_roll
         mask = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
     depths = torch.tensor([[len(path) - 1 for path in paths]])
     cache = DynamicCache(config=class_model.config)
-    class_model(input_ids=committed, past_key_values=cache, use_cache=True)
+    class_model(input_ids=committed, **{CACHE: cache}, use_cache=True)
     for _ in range(2):
         logits = class_model(
             input_ids=torch.tensor([[path[-1] for path in paths]]),
             attention_mask=mask,
             position_ids=committed.shape[1] + depths,
-            past_key_values=cache,
+            **{CACHE: cache},
             use_cache=True,
         ).logits
         for node, path in enumerate(paths):

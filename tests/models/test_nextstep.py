@@ -32,6 +32,7 @@ from mmspec.models.nextstep import (
     prompt_ids,
 )
 from mmspec.targets.causal import CausalTarget
+from mmspec.transformers_versions import CACHE
 from tests.models.denoising_layout import net_shapes
 from tests.models.ldm_layout import ldm_shapes, naive_means, naive_pixels, random_numbers
 from tests.models.official_layout import fill
@@ -249,7 +250,7 @@ class Target(CausalTarget):
         self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False
     ) -> Tensor:
         rest = {name: value for name, value in inputs.items() if name != "input_ids"}
-        conditions: Tensor = self.model(inputs["input_ids"], **rest, past_key_values=cache, use_cache=True)
+        conditions: Tensor = self.model(inputs["input_ids"], **rest, **{CACHE: cache}, use_cache=True)
         return conditions[:, -keep:]
 
 

@@ -7,6 +7,7 @@ import torch
 
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM, class_prompt
 from mmspec.models.llamagen.raster_rope import raster_rotation, rotate_pairs
+from mmspec.transformers_versions import CACHE
 
 CONFIG = LlamaGenConfig.from_size("B", grid_size=16)  # one slot, 32 pairs
 
@@ -56,6 +57,6 @@ def test_cached_keys_of_condition_slots_are_exactly_zero(dtype):
     config = LlamaGenConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=2, vocab_size=16)
     model = LlamaGenForCausalLM(config).eval().to(dtype)
     output = model(**class_prompt(config, [3]), use_cache=True)
-    for layer in output.past_key_values.layers:
+    for layer in getattr(output, CACHE).layers:
         assert layer.keys.dtype == dtype
         assert not layer.keys.any() and layer.values.any()

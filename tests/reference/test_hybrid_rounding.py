@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from mmspec.evaluation.identity.comparison import explained_ulp
+from mmspec.transformers_versions import CACHE
 
 ASSETS = Path(__file__).parents[2] / "assets"
 
@@ -22,8 +23,8 @@ def test_chunks_and_single_steps_differ_by_no_more_than_is_explained(dtype: torc
         at_once = model(input_ids=tokens).logits.float()
         steps, cache = [], None
         for token in tokens.split(1, dim=1):
-            output = model(input_ids=token, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = model(input_ids=token, **{CACHE: cache}, use_cache=True)
+            cache = getattr(output, CACHE)
             steps.append(output.logits.float())
     units = torch.finfo(dtype).eps * at_once.abs().amax(-1).log2().floor().exp2()
     apart = (at_once - torch.cat(steps, 1)).abs().amax(-1) / units

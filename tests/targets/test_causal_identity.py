@@ -81,7 +81,7 @@ def test_output_that_outgrows_the_buffers() -> None:
 
 @pytest.mark.parametrize("name", REFUSED_TEXT_MODELS)
 def test_models_whose_state_cannot_be_taken_back_are_refused(name: str) -> None:
-    with pytest.raises(UnsupportedModelError, match="cannot be taken back|no `position_ids`"):
+    with pytest.raises(UnsupportedModelError, match="cannot be taken back"):
         CausalTarget(REFUSED_TEXT_MODELS[name]())
 
 
