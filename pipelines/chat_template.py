@@ -52,11 +52,13 @@ def apply_template(
     messages = prompt.messages
     if processor is tokenizer:  # text templates take strings, not parts
         messages = [{**m, "content": "".join(part["text"] for part in m["content"])} for m in messages]
-    how = {NEW_TURN: not prompt.continues, **variables, "continue_final_message": prompt.continues}
+    how = {NEW_TURN: not prompt.continues, **variables}
+    if prompt.continues:
+        how["continue_final_message"] = True
     try:
         return str(processor.apply_chat_template(messages, tokenize=False, **how))
     except (TemplateError, TypeError, ValueError) as error:
-        # templates refuse turns in an order they do not know, and drop parts of turns that are to be continued
+        # templates refuse turns in an order they do not know, and drop parts of those that are continued
         raise InputError("prompt", messages, f"the chat template says: {error}"[:200]) from error
 
 

@@ -57,9 +57,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
             videos: path, bytes, or frames [T, H, W, 3]; lists likewise.
             num_frames: frames sampled from each video.
             apply_chat_template: False if the prompts are templated already.
-            continue_final_message: True to go on with the last message of a conversation, False to begin a
-                new one; None goes on with those of the assistant, as transformers' pipelines do. The output is
-                the continuation alone.
+            continue_final_message: True to go on with the last message of a conversation, False to begin
+                another; None goes on with the assistant's, as transformers' pipelines do. The output is what
+                comes after it alone.
             chat_template_kwargs: variables of the chat template, such as {"enable_thinking": False}.
             generation_config: a transformers GenerationConfig; keywords win over it.
             streamer: a transformers streamer, for a single prompt; gets every token by itself.

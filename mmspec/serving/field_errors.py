@@ -44,7 +44,8 @@ def find_path(problem: Any, body: Any) -> list[str | int]:
         ):
             path.append(place)
             value = value[place]
-    if problem["type"] == "missing" and places:
+    is_null = bool(path) and value is None  # which counts as missing, and was found
+    if problem["type"] == "missing" and places and not is_null:
         path.append(places[-1])
     elif problem["type"].startswith("union_tag"):
         path.append("type")

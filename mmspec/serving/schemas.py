@@ -1,4 +1,4 @@
-"""Requests in OpenAI's words, and vLLM's where it has more: a field acts, is ignored, or is refused by name."""
+"""Requests in OpenAI's words, and vLLM's where it has more: a field acts, is ignored, or refused by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mmspec.serving.fields import (
     PART_IGNORED,
 )
 
-__all__ = ["ChatRequest", "ImagePart", "ImageRequest", "Message", "Strict"]
+__all__ = ["BODIES", "ChatRequest", "ImagePart", "ImageRequest", "Message", "Strict"]
 
 MOST_WORDS = 1000
 
@@ -166,3 +166,15 @@ class ImageRequest(Strict):
     guidance_scale: Finite | None = None
     negative_prompt: str | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
+
+
+#: All that a request may hold, by the words for it in the documentation.
+BODIES: dict[str, type[Strict]] = {
+    "chats": ChatRequest,
+    "`stream_options`": StreamOptions,
+    "messages": Message,
+    "text parts": TextPart,
+    "image parts": ImagePart,
+    "`image_url`": ImageUrl,
+    "images": ImageRequest,
+}
