@@ -15,7 +15,7 @@ from mmspec.errors import InputError
 from mmspec.pipelines.prompts import Prompt, check_special_tokens, check_text
 from mmspec.registry import did_you_mean
 
-__all__ = ["apply_template"]
+__all__ = ["apply_template", "template_variables"]
 
 NEW_TURN = "add_generation_prompt"
 OF_TRANSFORMERS = {"messages", "raise_exception", "strftime_now"}
@@ -41,11 +41,10 @@ def apply_template(
             allowed = "nothing with apply_chat_template=False: the prompts are templated already"
             raise InputError("chat_template_kwargs", variables, allowed)
         return prompt.text
-    template = getattr(processor, "chat_template", None)
-    if template is None:
+    if getattr(processor, "chat_template", None) is None:
         allowed = "False, with templated prompts: this model has no chat template"
         raise InputError("apply_chat_template", True, allowed)
-    check_variables(variables, template, processor, tokenizer)
+    check_variables(variables, processor, tokenizer)
     if prompt.continues and variables.get(NEW_TURN):
         allowed = f"no {NEW_TURN} with a last message that is continued; or continue_final_message=False"
         raise InputError("chat_template_kwargs", variables, allowed)
@@ -62,19 +61,11 @@ def apply_template(
         raise InputError("prompt", messages, f"the chat template says: {error}"[:200]) from error
 
 
-def check_variables(
-    variables: object, template: Any, processor: Any, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def check_variables(variables: object, processor: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise InputError for what a template does not read, or what could forge a turn."""
     if not isinstance(variables, Mapping):
         raise InputError("chat_template_kwargs", variables, "a dict of variables of the chat template")
-    if not variables:
-        return
-    texts = template.values() if isinstance(template, dict) else [template]
-    environment = Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701  # parsed, never rendered
-    read = {name for text in texts for name in _variables(environment, text)}
-    own = {*inspect.signature(processor.apply_chat_template).parameters, *environment.globals}
-    known = (read - own - OF_TRANSFORMERS) | {NEW_TURN}
+    known = template_variables(processor) if variables else set()
     for name, value in variables.items():
         where = f"chat_template_kwargs[{name!r}]"
         if name not in known:
@@ -87,5 +78,12 @@ def check_variables(
             check_special_tokens(value, where, tokenizer)
 
 
-def _variables(environment: Environment, template: str) -> set[str]:
-    return find_undeclared_variables(environment.parse(GENERATION.sub("", template)))
+def template_variables(processor: Any) -> set[str]:
+    """Names that the chat template of a processor or tokenizer reads, and that callers may set."""
+    template = getattr(processor, "chat_template", None) or ""
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701  # parsed, never rendered
+    read: set[str] = set()
+    for text in template.values() if isinstance(template, dict) else [template]:
+        read |= find_undeclared_variables(environment.parse(GENERATION.sub("", text)))
+    own = {*inspect.signature(processor.apply_chat_template).parameters, *environment.globals}
+    return (read - own - OF_TRANSFORMERS) | {NEW_TURN}

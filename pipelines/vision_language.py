@@ -17,7 +17,7 @@ from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.errors import InputError
 from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
-from mmspec.pipelines.chat_template import apply_template
+from mmspec.pipelines.chat_template import apply_template, template_variables
 from mmspec.pipelines.outputs import TextOutput
 from mmspec.pipelines.prompts import Prompt, read_negatives, read_prompts
 from mmspec.pipelines.settings import GenerationSettings
@@ -278,7 +278,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
         if self.accelerator.drafter.reader is None or self.draft_processor is None:
             return None
         if hasattr(self.draft_processor, "tokenizer"):
-            return self._encode(prompt, self.draft_processor, {})
+            read = template_variables(self.draft_processor)
+            own = {name: value for name, value in variables.items() if name in read}
+            return self._encode(prompt, self.draft_processor, own)
         inputs = self._encode(prompt, self.processor, variables)
         tokens = inputs["input_ids"]
         seen = torch.ones_like(tokens, dtype=torch.bool)

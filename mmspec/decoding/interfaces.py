@@ -19,7 +19,7 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 
-SPACING = 8  # tokens: more than any character takes
+SPACING = 8  # tokens of a prompt that tell how what follows is spaced: more than any character takes
 
 
 @dataclass(frozen=True)

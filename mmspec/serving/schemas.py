@@ -69,7 +69,7 @@ class Strict(BaseModel):
 
 def _error(code: str, name: str, text: str) -> PydanticCustomError:
     """The error of one field of a model, which is named by `field` beside the model's own place."""
-    return PydanticCustomError(code, "{text}", {"text": text, "field": name})  # type: ignore[arg-type]
+    return PydanticCustomError(code, "{text}", {"text": text, "field": name})
 
 
 class TextPart(Strict):

@@ -150,7 +150,7 @@ def test_fields_of_vllm_act(server, in_turn, kind):
     assert shown == f"{before} {words[3]}"
     assert text(server, stop=[f"{words[3]} "], include_stop_str_in_output=True) == f"{shown} "
     assert words[3] not in text(server, bad_words=[words[3]]).split()
-    assert words[3] not in text(server, bad_words=[words[3]], stop_token_ids=[stop]).split()
+    assert text(server, bad_words=[words[3]], stop_token_ids=[stop]) == text(server, bad_words=[words[3]])
     longer = text(server, min_tokens=20)
     assert len(tokenizer(longer, add_special_tokens=False)["input_ids"]) >= 19
     status, endless = answer(server, ignore_eos=True)
