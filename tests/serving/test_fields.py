@@ -5,11 +5,11 @@ import json
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.serving.field_errors import field_error
 from mmspec.serving.fields import CHAT_IGNORED, CHAT_REFUSED, MESSAGE_REFUSED
-from mmspec.serving.origins import read_origin
 from mmspec.serving.schemas import ChatRequest, ImageRequest, ImageUrl, Message, StreamOptions
 from tests.serving.conftest import PATIENCE, reference, running
 
@@ -37,8 +37,6 @@ def text(server, **body):
 
 def param(model, body):
     """The field that is named in the refusal of a body; None if it is taken."""
-    from pydantic import ValidationError
-
     try:
         model.model_validate(body)
     except ValidationError as error:
@@ -220,49 +218,3 @@ def test_values_that_ask_for_nothing_change_nothing(server):
     neutral |= {"chat_template_kwargs": {}, "add_generation_prompt": True, "stop": [], "n": None}
     assert text(server, **neutral, **dict.fromkeys(CHAT_IGNORED, "me")) == text(server)
     assert {"name", "tool_calls"} <= set(MESSAGE_REFUSED)
-
-
-def preflight(server, origin):
-    """Status and headers of what a browser asks before it sends a request with a key."""
-    host, port = server.url.removeprefix("http://").split(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=PATIENCE)
-    asked = {
-        "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
-    }
-    connection.request("OPTIONS", "/v1/chat/completions", headers={"Origin": origin, **asked})
-    with connection.getresponse() as response:
-        return response.status, {name.lower(): value for name, value in response.getheaders()}
-
-
-def test_pages_of_allowed_origins_read_answers_and_errors(server):
-    page, other = "http://localhost:3000", "http://evil.example"
-    with running("scenes-llava", api_key="secret", origins=(page,)) as one:
-        status, headers = preflight(one, page)
-        assert status == 200
-        assert headers["access-control-allow-origin"] == page
-        assert "authorization" in headers["access-control-allow-headers"]
-        assert "access-control-allow-origin" not in preflight(one, other)[1]
-        given = one.client.with_options(default_headers={"Origin": page}).chat.completions.with_raw_response
-        good = given.create(model="scenes-llava", messages=[ASKED], max_tokens=2)
-        assert good.headers["access-control-allow-origin"] == page
-        host, port = one.url.removeprefix("http://").split(":")
-        connection = http.client.HTTPConnection(host, int(port), timeout=PATIENCE)
-        connection.request("POST", "/v1/chat/completions", b"{}", {"Origin": page})
-        with connection.getresponse() as refused:
-            assert refused.status == 401
-            assert refused.getheader("Access-Control-Allow-Origin") == page
-    status, headers = preflight(server, page)  # no origin is allowed there
-    assert status == 405
-    assert not [name for name in headers if name.startswith("access-control")]
-
-
-def test_origins_are_read_as_browsers_write_them():
-    from mmspec.errors import InputError
-
-    given = ["*", "http://localhost:3000", "HTTPS://Chat.Example:443", "app://obsidian.md", "http://[::1]:80"]
-    wanted = ["*", "http://localhost:3000", "https://chat.example", "app://obsidian.md", "http://[::1]"]
-    assert [read_origin(origin) for origin in given] == wanted
-    for wrong in ("localhost:3000", "http://a.org/", "http://*.a.org", "", "http://", "http://a b"):
-        with pytest.raises(InputError, match="--allow-origin"):
-            read_origin(wrong)
