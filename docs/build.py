@@ -41,6 +41,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "README.md", front()
     yield DOCS / "accelerators.md", linked(markdown_table())
     yield DOCS / "commands.md", commands()
+    yield DOCS / "serving.md", request_fields()
     yield DOCS / "benchmarks.md", image_tables()
     for name in ACCELERATORS:
         yield DOCS / "methods" / f"{name}.md", method(name)
@@ -309,6 +310,23 @@ def commands() -> str:
 
     add(get_command(app), ["mmspec"])
     return "\n".join(lines)
+
+
+def request_fields() -> str:
+    """Fields of requests: those that act, those that are ignored, and the others with what they may be."""
+    from mmspec.serving.schemas import BODIES
+
+    rows = []
+    for name, body in BODIES.items():
+        refused = (
+            f"`{field}`" + "".join(f" ({json.dumps(value)})" for value in values)
+            for field, values in sorted(body.refused.items())
+        )
+        acts, ignored = (
+            ", ".join(f"`{one}`" for one in names) for names in (body.model_fields, sorted(body.ignored))
+        )
+        rows.append((name, acts, ignored, ", ".join(refused)))
+    return table(("of", "act", "ignored", "refused, but for null and the value in brackets"), rows)
 
 
 def main() -> int:

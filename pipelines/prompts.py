@@ -31,12 +31,14 @@ class Prompt:
         messages: chat messages whose media parts carry no data; empty for a raw prompt.
         text: the raw prompt, where the caller has applied the chat template; else None.
         images, videos: in the order of their parts.
+        continues: whether the output goes on with the last message instead of beginning one.
     """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     text: str | None = None
     images: list[Image.Image] = field(default_factory=list)
     videos: list[Video] = field(default_factory=list)
+    continues: bool = False
 
 
 def read_prompts(
@@ -49,6 +51,7 @@ def read_prompts(
     tokenizer: PreTrainedTokenizerBase,
     apply_chat_template: bool,
     placeholders: Mapping[str, str],
+    continue_final_message: bool | None = None,
 ) -> list[Prompt]:
     """Read prompts, images and videos in any form that users pass.
 
@@ -61,11 +64,15 @@ def read_prompts(
         tokenizer: its special tokens may not stand in the text of a message.
         apply_chat_template: False if the prompts are already templated strings.
         placeholders: "image" / "video" -> the placeholder token in templated strings.
+        continue_final_message: whether outputs go on with the last messages; None is true of those that are
+            the assistant's.
 
     Raises:
         InputError: something cannot be used; the message names the argument and the row.
         MediaError: an image or video cannot be read.
     """
+    if continue_final_message not in (None, False, True):
+        raise InputError("continue_final_message", continue_final_message, "True, False or None")
     rows = split_rows(prompt)
     is_batch = isinstance(prompt, Sequence) and not isinstance(prompt, str) and not is_message_list(prompt)
     row_images = media_per_row(images, "images", len(rows), is_batch)
@@ -81,6 +88,9 @@ def read_prompts(
         loaded = [load["image"](source, argument=f"images{place}") for source in row_images[index]]
         clips = [load["video"](source, argument=f"videos{place}") for source in row_videos[index]]
         if isinstance(row, str):
+            if continue_final_message:
+                allowed = f"chat messages: {where} is a string, which has no message to go on with"
+                raise InputError("continue_final_message", True, allowed)
             check_text(row, where)
             if apply_chat_template:
                 check_special_tokens(row, where, tokenizer)
@@ -93,6 +103,12 @@ def read_prompts(
                 read.append(Prompt(text=row, images=loaded, videos=clips))
         else:
             read.append(from_messages(row, where, {"image": loaded, "video": clips}, load, tokenizer))
+            last = read[-1].messages[-1]
+            if last["role"] == "assistant" if continue_final_message is None else continue_final_message:
+                if not last["content"] or last["content"][-1]["type"] != "text":
+                    allowed = "text at its end, to go on with; or continue_final_message=False"
+                    raise InputError(f"{where}[{len(row) - 1}]", row[-1], allowed)
+                read[-1].continues = True
     return read
 
 
@@ -116,7 +132,11 @@ def read_negatives(
             negatives.append(Prompt(text=text or "", images=prompt.images, videos=prompt.videos))
         else:
             check_special_tokens(text or "", where, tokenizer)
-            negatives.append(from_string(text or "", prompt.images, prompt.videos))
+            negative = from_string(text or "", prompt.images, prompt.videos)
+            if prompt.continues:  # what was answered so far is answered here too
+                negative.messages.append(prompt.messages[-1])
+                negative.continues = True
+            negatives.append(negative)
     return negatives
 
 

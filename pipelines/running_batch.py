@@ -57,12 +57,14 @@ class Running:
         handle: its number.
         make_output: makes its output of the canvas of its rows.
         rows: number of its rows.
+        text_before: of its first row's `Request`.
         fresh: new tokens of each row that have not been reported.
     """
 
     handle: int
     make_output: Callable[[Canvas], Any]
     rows: int
+    text_before: list[int]
     fresh: list[list[Any]]
 
     def take(self, tokens: Sequence[Sequence[Any]]) -> None:
@@ -124,6 +126,10 @@ class RunningBatch:
                 return self._batch.canvas.prompt_lengths[rows[0]]
         return 0
 
+    def text_before(self, handle: int) -> list[int]:
+        """Last tokens of a request's first prompt, if its answer goes on with their text; else none."""
+        return next((each.text_before for each in self._running if each.handle == handle), [])
+
     @torch.inference_mode()
     def enter(self, prompt: Any, **arguments: Any) -> int:
         """Read a request's prompt, and let it take part from the next round on.
@@ -149,7 +155,8 @@ class RunningBatch:
             raise NoRoomError(f"{count} rows are wanted, {self.free} are free; try again when some have left")
         if self._batch is not None and self._batch.sampler.is_guided != call.sampler.is_guided:
             raise NoRoomError("requests with and without guidance are not decoded together; wait for others")
-        running = Running(self._handles, make_output, count, [[] for _ in range(count)])
+        before = call.requests[0].text_before
+        running = Running(self._handles, make_output, count, before, [[] for _ in range(count)])
         accelerator = self.pipe.accelerator
         where = call.sampler, call.requests, call.canvas, call.random
         batch, prompts = begin(self.pipe.target, accelerator.drafter, accelerator.rule, *where)

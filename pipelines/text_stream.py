@@ -14,21 +14,34 @@ class TextDeltas:
 
     A delta is held back while the text ends in a half-decoded character, or while a tokenizer still
     rewrites what came before; so the deltas, `finish` included, always join to the final text.
+
+    Args:
+        tokenizer: of the tokens.
+        before: tokens with whose text the deltas go on.
+        hidden: tokens that give no text.
+        skip_special_tokens: whether special ones give none either.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        before: Sequence[int] = (),
+        hidden: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._tokenizer, self._before = tokenizer, before
+        self._hidden, self._skips = frozenset(hidden), skip_special_tokens
         self._tokens: list[int] = []
         self._given = ""
 
     @property
     def text(self) -> str:
         """Text of all tokens so far."""
-        return decode(self._tokenizer, self._tokens)
+        return decode(self._tokenizer, self._tokens, self._before, self._skips)
 
     def add(self, tokens: Sequence[int]) -> str:
         """Add tokens; return the new text that they complete, which may be empty."""
-        self._tokens.extend(tokens)
+        self._tokens.extend(token for token in tokens if token not in self._hidden)
         text = self.text
         if text.endswith(REPLACEMENT) or not text.startswith(self._given):
             return ""
@@ -44,6 +57,24 @@ class TextDeltas:
         return delta
 
 
-def decode(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    """Decode output tokens, without special ones. No clean-up, which would change text already streamed."""
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+def decode(
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: Sequence[int],
+    before: Sequence[int] = (),
+    skip_special_tokens: bool = True,
+) -> str:
+    """Decode output tokens. No clean-up, which would change text already streamed.
+
+    Args:
+        tokenizer: of the tokens.
+        tokens: of the output.
+        before: tokens with whose text the output goes on: some tokenizers take the space from a first word.
+        skip_special_tokens: whether special ones give no text.
+    """
+    how = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+    if before:
+        start = str(tokenizer.decode(list(before), **how))
+        whole = str(tokenizer.decode([*before, *tokens], **how))
+        if whole.startswith(start):
+            return whole[len(start) :]
+    return str(tokenizer.decode(list(tokens), **how))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from torch import Tensor
 from transformers import BatchFeature
 from transformers.generation.streamers import BaseStreamer
@@ -18,6 +17,7 @@ from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.errors import InputError
 from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
+from mmspec.pipelines.chat_template import apply_template, template_variables
 from mmspec.pipelines.outputs import TextOutput
 from mmspec.pipelines.prompts import Prompt, read_negatives, read_prompts
 from mmspec.pipelines.settings import GenerationSettings
@@ -40,6 +40,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
         *,
         num_frames: int | None = None,
         apply_chat_template: bool = True,
+        continue_final_message: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         generation_config: Any = None,
         streamer: BaseStreamer | None = None,
         return_dict: bool = True,
@@ -55,6 +57,10 @@ class VisionLanguagePipeline(MMSpecPipeline):
             videos: path, bytes, or frames [T, H, W, 3]; lists likewise.
             num_frames: frames sampled from each video.
             apply_chat_template: False if the prompts are templated already.
+            continue_final_message: True to go on with the last message of a conversation, False to begin
+                another; None goes on with the assistant's, as transformers' pipelines do. The output is what
+                comes after it alone.
+            chat_template_kwargs: variables of the chat template, such as {"enable_thinking": False}.
             generation_config: a transformers GenerationConfig; keywords win over it.
             streamer: a transformers streamer, for a single prompt; gets every token by itself.
             return_dict: False returns the tuple (text,).
@@ -71,7 +77,15 @@ class VisionLanguagePipeline(MMSpecPipeline):
         """
         with self._busy():
             call = self._prepare(
-                prompt, images, videos, num_frames, apply_chat_template, generation_config, settings
+                prompt,
+                images,
+                videos,
+                num_frames,
+                apply_chat_template,
+                generation_config,
+                settings,
+                continue_final_message,
+                chat_template_kwargs,
             )
             if streamer is not None:
                 if len(call.requests) != 1:
@@ -102,6 +116,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
         *,
         num_frames: int | None = None,
         apply_chat_template: bool = True,
+        continue_final_message: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         generation_config: Any = None,
         **settings: Any,
     ) -> Iterator[str]:
@@ -111,13 +127,21 @@ class VisionLanguagePipeline(MMSpecPipeline):
         """
         with self._busy():
             call = self._prepare(
-                prompt, images, videos, num_frames, apply_chat_template, generation_config, settings
+                prompt,
+                images,
+                videos,
+                num_frames,
+                apply_chat_template,
+                generation_config,
+                settings,
+                continue_final_message,
+                chat_template_kwargs,
             )
             if len(call.requests) != 1:
                 raise InputError(
                     "prompt", f"{len(call.requests)} prompts", "one prompt; call the pipeline for several"
                 )
-            deltas = TextDeltas(self.tokenizer)
+            deltas = TextDeltas(self.tokenizer, call.requests[0].text_before)
             for step in call.rounds():
                 if delta := deltas.add(step.emission.tokens[0]):
                     yield delta
@@ -153,6 +177,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
         apply_chat_template: bool,
         generation_config: Any,
         keywords: dict[str, Any],
+        continue_final_message: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Call:
         """Check all arguments and tokenise; nothing heavy has happened when this raises."""
         settings = GenerationSettings.from_keywords(
@@ -165,7 +191,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
             "tokenizer": self.tokenizer,
             "apply_chat_template": apply_chat_template,
             "placeholders": placeholders,
+            "continue_final_message": continue_final_message,
         }
+        variables = {} if chat_template_kwargs is None else chat_template_kwargs
         self._check_media(images, videos)  # before anything is fetched
         prompts = read_prompts(prompt, images, videos, **reading)
         self._check_media([row.images for row in prompts], [row.videos for row in prompts])
@@ -175,9 +203,10 @@ class VisionLanguagePipeline(MMSpecPipeline):
             negatives = read_negatives(settings.negative_prompt, prompts, self.tokenizer)
         requests = [
             Request(
-                self._encode(row, self.processor),
-                self._draft_inputs(row),
-                self._encode(negatives[index], self.processor) if negatives else None,
+                self._encode(row, self.processor, variables),
+                self._draft_inputs(row, variables),
+                self._encode(negatives[index], self.processor, variables) if negatives else None,
+                continues=row.continues,
             )
             for index, row in enumerate(prompts)
         ]
@@ -198,6 +227,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         self, prompt: Any, arguments: dict[str, Any]
     ) -> tuple[Call, Callable[[Canvas], TextOutput]]:
         own: dict[str, Any] = dict.fromkeys(("images", "videos", "num_frames", "generation_config"))
+        own |= dict.fromkeys(("continue_final_message", "chat_template_kwargs"))
         own["apply_chat_template"] = True
         own |= {name: arguments[name] for name in own if name in arguments}
         settings = {name: value for name, value in arguments.items() if name not in own}
@@ -217,26 +247,10 @@ class VisionLanguagePipeline(MMSpecPipeline):
                     f"{kind}s", f"{kind}s", f"none: {type(self.model).__name__} does not take {kind}s"
                 )
 
-    def _encode(self, prompt: Prompt, processor: Any) -> dict[str, Tensor]:
+    def _encode(self, prompt: Prompt, processor: Any, variables: Mapping[str, Any]) -> dict[str, Tensor]:
         """Encode one row as tensors of batch size 1, on the model's device and of its dtype."""
-        text = prompt.text
         tokenizer = tokenizer_of(processor)
-        if text is None:
-            if getattr(processor, "chat_template", None) is None:
-                raise InputError(
-                    "apply_chat_template",
-                    True,
-                    "False, with templated prompts: this model has no chat template",
-                )
-            messages = prompt.messages
-            if processor is tokenizer:  # text templates take strings, not parts
-                messages = [
-                    {**m, "content": "".join(part["text"] for part in m["content"])} for m in messages
-                ]
-            try:
-                text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            except TemplateError as error:  # templates refuse turns in an order they do not know
-                raise InputError("prompt", messages, f"the chat template says: {error}"[:200]) from error
+        text = apply_template(prompt, processor, tokenizer, variables)
         bos = tokenizer.bos_token
         arguments: dict[str, Any] = {
             "return_tensors": "pt",
@@ -259,13 +273,15 @@ class VisionLanguagePipeline(MMSpecPipeline):
             if isinstance(value, Tensor)
         }
 
-    def _draft_inputs(self, prompt: Prompt) -> dict[str, Tensor] | None:
+    def _draft_inputs(self, prompt: Prompt, variables: Mapping[str, Any]) -> dict[str, Tensor] | None:
         """Inputs of a draft model: its own view of the prompt, or the text alone if it takes no images."""
         if self.accelerator.drafter.reader is None or self.draft_processor is None:
             return None
         if hasattr(self.draft_processor, "tokenizer"):
-            return self._encode(prompt, self.draft_processor)
-        inputs = self._encode(prompt, self.processor)
+            read = template_variables(self.draft_processor)
+            own = {name: value for name, value in variables.items() if name in read}
+            return self._encode(prompt, self.draft_processor, own)
+        inputs = self._encode(prompt, self.processor, variables)
         tokens = inputs["input_ids"]
         seen = torch.ones_like(tokens, dtype=torch.bool)
         for token in self._placeholders().values():
@@ -293,4 +309,6 @@ def text_output(call: Call, tokenizer: Any) -> TextOutput:
     canvas, tokens = call.canvas, call.canvas.outputs()
     unfinished = ["interrupted" if one.max_new_tokens else "length" for one in canvas.stopping]
     reasons = [reason or other for reason, other in zip(canvas.finish_reasons, unfinished, strict=True)]
-    return TextOutput([decode(tokenizer, row) for row in tokens], tokens, call.stats, reasons, canvas.drafted)
+    rows = zip(tokens, call.requests, strict=True)
+    texts = [decode(tokenizer, row, request.text_before) for row, request in rows]
+    return TextOutput(texts, tokens, call.stats, reasons, canvas.drafted)

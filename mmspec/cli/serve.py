@@ -64,6 +64,14 @@ def serve(
             show_default="none",
         ),
     ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Origin of web pages that may read answers, such as http://localhost:3000, * for all; "
+            "repeat it for several.",
+            show_default="none",
+        ),
+    ] = None,
     *,
     how: ModelOptions,
 ) -> None:
@@ -74,12 +82,13 @@ def serve(
 
     Example:
         mmspec serve --port 8000
-        mmspec serve path/to/model --rows 16 --api-key secret
+        mmspec serve path/to/model --rows 16 --api-key secret --allow-origin http://localhost:3000
     """
     check_installed()
     from mmspec.serving.app import create_app
     from mmspec.serving.limits import ServerLimits
     from mmspec.serving.metrics import Metrics
+    from mmspec.serving.origins import read_origin
 
     limits = ServerLimits(
         max_waiting=queue,
@@ -90,6 +99,7 @@ def serve(
         max_tokens=max_tokens,
         url_hosts=frozenset(allow_url_domain or []),
     )
+    origins = [read_origin(origin) for origin in allow_origin or []]
     sources = models or [reference_model(REFERENCE), reference_model(REFERENCE_IMAGE)]
     names = [Path(source).name for source in sources]
     if len(set(names)) < len(names):
@@ -97,7 +107,7 @@ def serve(
     with listen(host, port) as listener:  # before models are loaded, which takes longer
         metrics = Metrics()
         engines = [load_engine(source, accelerator, rows, limits, metrics, how) for source in sources]
-        application = create_app(engines, metrics, limits, api_key)
+        application = create_app(engines, metrics, limits, api_key, origins)
         run_server(application, listener, names, as_json=how.as_json)
 
 

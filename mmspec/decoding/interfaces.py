@@ -19,6 +19,8 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 
+SPACING = 8  # tokens of a prompt that tell how what follows is spaced: more than any character takes
+
 
 @dataclass(frozen=True)
 class Request:
@@ -31,16 +33,23 @@ class Request:
             reads `inputs`.
         negative_inputs: the unconditional prompt, needed when the guidance scale of any row is not 1.
         grid: the layout of the image that the output is, for image tokens.
+        continues: whether the output goes on with the text at the end of the prompt.
     """
 
     inputs: Mapping[str, Tensor]
     draft_inputs: Mapping[str, Tensor] | None = None
     negative_inputs: Mapping[str, Tensor] | None = None
     grid: ImageGrid | None = None
+    continues: bool = False
 
     @property
     def prompt_tokens(self) -> list[int]:
         return self.inputs["input_ids"][0].tolist()
+
+    @property
+    def text_before(self) -> list[int]:
+        """Last tokens of a prompt that the output goes on with, which space its first word; else none."""
+        return self.prompt_tokens[-SPACING:] if self.continues else []
 
 
 def list_prompts(requests: Sequence[Request], sampler: Sampler) -> list[Mapping[str, Tensor]]:

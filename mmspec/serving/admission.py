@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -56,11 +56,15 @@ class Ticket:
     Args:
         prompt: of all rows.
         settings: of each row.
+        names: of the request's fields, by the arguments of the pipeline that they became; for errors.
     """
 
-    def __init__(self, prompt: Any, settings: Sequence[dict[str, Any]]) -> None:
+    def __init__(
+        self, prompt: Any, settings: Sequence[dict[str, Any]], names: Mapping[str, str] | None = None
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self.names = names or {}
         self.rows = [Row(prompt, one, self, index) for index, one in enumerate(settings)]
         self.began = perf_counter()
         self.prompt_tokens = 0

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from mmspec import __version__
 from mmspec.errors import MMSpecError
 from mmspec.serving.chat import chat_routes
 from mmspec.serving.engine import Engine
 from mmspec.serving.errors import RequestError, error_response
+from mmspec.serving.field_errors import field_error
 from mmspec.serving.guard import Guard
 from mmspec.serving.images import image_routes
 from mmspec.serving.limits import ServerLimits
 from mmspec.serving.metrics import Metrics
 from mmspec.serving.models import Models, model_routes
+from mmspec.serving.origins import allow_origins
 
 __all__ = ["create_app"]
 
 
 def create_app(
-    engines: Sequence[Engine], metrics: Metrics, limits: ServerLimits, api_key: str | None = None
-) -> Guard:
+    engines: Sequence[Engine],
+    metrics: Metrics,
+    limits: ServerLimits,
+    api_key: str | None = None,
+    origins: Sequence[str] = (),
+) -> ASGIApp:
     """Make the application; its engines start and end with it.
 
     Args:
@@ -36,6 +42,7 @@ def create_app(
         metrics: that the engines count in.
         limits: of every request.
         api_key: bearer token of clients; None asks for nothing.
+        origins: of web pages that may read answers, as `read_origin` returns them.
 
     Returns:
         An ASGI application.
@@ -73,7 +80,7 @@ def create_app(
 
     @app.exception_handler(RequestValidationError)
     async def answer_invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(invalid(error.errors()))
+        return error_response(field_error(error.errors(), error.body))
 
     @app.exception_handler(HTTPException)
     async def answer_http(_request: Request, error: HTTPException) -> JSONResponse:
@@ -83,14 +90,4 @@ def create_app(
     async def answer_failure(_request: Request, error: Exception) -> JSONResponse:
         return error_response(error)
 
-    return Guard(app, limits, api_key)
-
-
-def invalid(problems: Sequence[Any]) -> RequestError:
-    """The error for a body that does not have the form of a request: the first thing that is wrong."""
-    first = problems[0]
-    places = [str(place) for place in first["loc"] if place != "body"]
-    if first["type"] == "json_invalid":
-        return RequestError(400, "the body is not valid JSON", code="invalid_json")
-    where = ".".join(places)
-    return RequestError(400, f"{where or 'body'}: {first['msg']}", where or None)
+    return allow_origins(Guard(app, limits, api_key), origins)

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from mmspec.errors import InputError
-from mmspec.pipelines import ImageGenerationPipeline
 from mmspec.pipelines.running_batch import RunningBatch, check_rows_move
 from mmspec.pipelines.text_stream import TextDeltas
+from mmspec.serving.text_rules import TextRules
 from mmspec.serving.turns import RowUpdate, rows_in_turn
 
 __all__ = ["BatchedRows", "open_rows", "why_in_turn"]
@@ -20,11 +20,10 @@ class BatchedRows:
 
     Args:
         batch: open.
-        tokenizer: None for images.
     """
 
-    def __init__(self, batch: RunningBatch, tokenizer: Any) -> None:
-        self._batch, self._tokenizer = batch, tokenizer
+    def __init__(self, batch: RunningBatch) -> None:
+        self._batch = batch
         self._deltas: dict[int, TextDeltas] = {}
 
     @property
@@ -32,16 +31,23 @@ class BatchedRows:
         """Places that are left."""
         return self._batch.free
 
-    def enter(self, prompt: Any, **settings: Any) -> int:
+    def enter(self, prompt: Any, rules: TextRules | None = None, **settings: Any) -> int:
         """Read a prompt and let its row in.
+
+        Args:
+            prompt: of one row.
+            rules: of its text; None for images.
+            settings: of the pipeline.
 
         Raises:
             InputError: an argument of the pipeline cannot be used.
             NoRoomError: it cannot be decoded together with those in the batch.
         """
-        handle = self._batch.enter(prompt, **settings)
-        if self._tokenizer is not None:
-            self._deltas[handle] = TextDeltas(self._tokenizer)
+        if rules is None:
+            return self._batch.enter(prompt, **settings)
+        pipe = self._batch.pipe
+        handle = self._batch.enter(prompt, **settings, **rules.settings(pipe))
+        self._deltas[handle] = rules.deltas(pipe, self._batch.text_before(handle))
         return handle
 
     def prompt_tokens(self, handle: int) -> int:
@@ -93,4 +99,4 @@ def open_rows(pipe: Any, rows: int) -> Iterator[Any]:
             yield turns
         return
     with pipe.running_batch(rows=rows) as batch:
-        yield BatchedRows(batch, None if isinstance(pipe, ImageGenerationPipeline) else pipe.tokenizer)
+        yield BatchedRows(batch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -14,13 +13,15 @@ from anyio import to_thread
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from mmspec.errors import InputError, MMSpecError
+from mmspec.errors import MMSpecError
+from mmspec.pipelines.settings import DEFAULT_NEW_TOKENS
 from mmspec.serving.admission import Ticket
+from mmspec.serving.chat_settings import chat_names, chat_settings
 from mmspec.serving.errors import as_request_error
 from mmspec.serving.limits import ServerLimits
 from mmspec.serving.messages import read_messages
-from mmspec.serving.models import Models, check_at_most
-from mmspec.serving.schemas import ChatRequest, refuse_impossible
+from mmspec.serving.models import Models
+from mmspec.serving.schemas import ChatRequest
 from mmspec.serving.stop_text import StopText
 
 __all__ = ["chat_routes"]
@@ -28,7 +29,6 @@ __all__ = ["chat_routes"]
 logger = logging.getLogger(__name__)
 
 REASONS = {"eos": "stop"}  # of a pipeline, where OpenAI has another word
-MAX_STOPS = 16
 
 
 def chat_routes(models: Models, limits: ServerLimits) -> APIRouter:
@@ -38,48 +38,20 @@ def chat_routes(models: Models, limits: ServerLimits) -> APIRouter:
     @routes.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
         engine = models.find(body.model, draws=False)
-        refuse_impossible(body)
-        settings = chat_settings(body, limits)
+        usual = engine.pipeline.model.generation_config.max_new_tokens or DEFAULT_NEW_TOKENS
+        settings = chat_settings(body, limits, usual)
         prompt = await to_thread.run_sync(read_messages, body.messages, limits)
-        ticket = models.submit(request, engine, prompt, settings)
+        ticket = models.submit(request, engine, prompt, settings, chat_names(body))
         await ticket.entered(limits.wait_seconds)
-        answer = ChatAnswer(engine.name, ticket, limits, settings[0].get("stop_strings", []))
+        stops = settings[0].get("stop_strings", [])
+        texts = [StopText(stops, body.include_stop_str_in_output) for _ in settings]
+        answer = ChatAnswer(engine.name, ticket, limits, texts)
         if body.stream:
             usage = body.stream_options is not None and body.stream_options.include_usage
             return StreamingResponse(answer.stream(usage), media_type="text/event-stream")
         return JSONResponse(await answer.whole())
 
     return routes
-
-
-def chat_settings(body: ChatRequest, limits: ServerLimits) -> list[dict[str, Any]]:
-    """The settings of each choice: choice i has the seed of the request plus i.
-
-    Raises:
-        RequestError: a number above its limit.
-        InputError: stop strings that cannot be used.
-    """
-    check_at_most("n", body.n, "max_choices", limits.max_choices)
-    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    check_at_most(name, most or 1, "max_tokens", limits.max_tokens)
-    shared: dict[str, Any] = {
-        "max_new_tokens": most,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "min_p": body.min_p,
-    }
-    if body.temperature and body.top_k is None:
-        shared["top_k"] = 0  # a temperature alone means 50 to transformers, and no limit to OpenAI's clients
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if not all(stops) or len(stops) > MAX_STOPS:
-        raise InputError("stop", stops, f"up to {MAX_STOPS} strings of at least one character")
-    if stops:
-        shared["stop_strings"] = stops
-    given = {key: value for key, value in shared.items() if value is not None}
-    first = secrets.randbits(62) if body.seed is None else body.seed
-    return [{**given, "seed": first + index} for index in range(body.n)]
 
 
 class ChatAnswer:
@@ -89,12 +61,11 @@ class ChatAnswer:
         model: its name.
         ticket: of the request, which has entered the batch.
         limits: of the server.
-        stops: strings before which choices end.
+        texts: of its choices, which end them at stop strings.
     """
 
-    def __init__(self, model: str, ticket: Ticket, limits: ServerLimits, stops: list[str]) -> None:
-        self._ticket, self._seconds = ticket, limits.run_seconds
-        self._texts = [StopText(stops) for _ in ticket.rows]
+    def __init__(self, model: str, ticket: Ticket, limits: ServerLimits, texts: list[StopText]) -> None:
+        self._ticket, self._seconds, self._texts = ticket, limits.run_seconds, texts
         self._outputs: list[Any] = []
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 

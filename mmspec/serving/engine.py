@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmspec.errors import InputError, MMSpecError, NoRoomError
@@ -57,13 +57,15 @@ class Engine:
         if self._thread.ident is not None:
             self._thread.join(seconds)
 
-    def submit(self, prompt: Any, settings: Sequence[dict[str, Any]]) -> Ticket:
+    def submit(
+        self, prompt: Any, settings: Sequence[dict[str, Any]], names: Mapping[str, str] | None = None
+    ) -> Ticket:
         """Let a request wait for places in the batch: one row for each of the settings.
 
         Raises:
             RequestError: more rows than may wait (429), or the worker has ended (503).
         """
-        ticket = Ticket(prompt, settings)
+        ticket = Ticket(prompt, settings, names)
         self.waiting.add(ticket.rows)
         return ticket
 
@@ -145,4 +147,4 @@ class Engine:
     def _fail(self, rows: Sequence[Row], error: BaseException) -> None:
         for row in rows:
             self.metrics.count_failed()
-            row.tell(Event(error=as_request_error(error)))
+            row.tell(Event(error=as_request_error(error, row.ticket.names)))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi.responses import JSONResponse
 
 from mmspec.errors import InputError, MMSpecError, NumericalError, UnsupportedModelError
 
-__all__ = ["RequestError", "as_request_error", "error_response"]
+__all__ = ["CHAT_NAMES", "RequestError", "as_request_error", "error_response"]
 
 KINDS = {
     401: "authentication_error",
@@ -17,13 +19,17 @@ KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-#: Arguments of a pipeline whose names in a request are others.
-NAMES = {
-    "prompt": "messages",
+#: Arguments of a pipeline whose names in a chat are others.
+CHAT_NAMES = {
+    "bad_words_ids": "bad_words",
+    "eos_token_id": "stop_token_ids",
     "images": "messages",
     "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "prompt": "messages",
     "stop_strings": "stop",
 }
+KEY = re.compile(r"\['(\w+)'\]")
 
 
 class RequestError(MMSpecError):
@@ -54,14 +60,19 @@ class RequestError(MMSpecError):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
-def as_request_error(error: BaseException) -> RequestError:
-    """The answer to an exception; the texts of those that we do not raise ourselves stay in the log."""
+def as_request_error(error: BaseException, names: Mapping[str, str] | None = None) -> RequestError:
+    """The answer to an exception; the texts of those that we do not raise ourselves stay in the log.
+
+    Args:
+        error: of a request.
+        names: of fields of the request, by the arguments of the pipeline that they became.
+    """
     if isinstance(error, RequestError):
         return error
     if isinstance(error, InputError):
         name, _, place = error.argument.partition("[")
-        param = NAMES.get(name, name) + (f"[{place}" if place else "")
-        return RequestError(400, str(error), param)
+        param = (names or {}).get(name, name) + (KEY.sub(r".\1", f"[{place}") if place else "")
+        return RequestError(400, param + str(error).removeprefix(error.argument), param)
     if isinstance(error, UnsupportedModelError):
         return RequestError(400, str(error))
     if isinstance(error, NumericalError):

@@ -14,7 +14,7 @@ from mmspec.serving.engine import Engine
 from mmspec.serving.errors import RequestError
 from mmspec.serving.limits import ServerLimits
 from mmspec.serving.models import Models, check_at_most
-from mmspec.serving.schemas import ImageRequest, refuse_impossible
+from mmspec.serving.schemas import ImageRequest
 
 __all__ = ["image_routes"]
 
@@ -26,7 +26,6 @@ def image_routes(models: Models, limits: ServerLimits) -> APIRouter:
     @routes.post("/v1/images/generations")
     async def generate(body: ImageRequest, request: Request) -> dict[str, Any]:
         engine = models.find(body.model, draws=True)
-        refuse_impossible(body)
         check_at_most("n", body.n, "max_choices", limits.max_choices)
         check_size(body.size, engine)
         ticket = models.submit(request, engine, body.prompt, image_settings(body))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -48,10 +48,15 @@ class Models:
         raise RequestError(404, text, "model", "model_not_found")
 
     def submit(
-        self, request: Request, engine: Engine, prompt: Any, settings: Sequence[dict[str, Any]]
+        self,
+        request: Request,
+        engine: Engine,
+        prompt: Any,
+        settings: Sequence[dict[str, Any]],
+        names: Mapping[str, str] | None = None,
     ) -> Ticket:
         """Let a request wait for places in the batch, from which it is taken when its client goes."""
-        ticket = engine.submit(prompt, settings)
+        ticket = engine.submit(prompt, settings, names)
         request.scope[END].callback(engine.cancel, ticket)
         return ticket
 

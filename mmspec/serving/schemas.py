@@ -1,73 +1,97 @@
-"""Requests in OpenAI's words: their fields, and those that are known but cannot be honoured."""
+"""Requests in OpenAI's words, and vLLM's where it has more: a field acts, is ignored, or refused by name."""
 
 from __future__ import annotations
 
-import logging
-from typing import Annotated, Any, Literal
+import difflib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from mmspec.serving.errors import RequestError
+from mmspec.errors import shorten
+from mmspec.serving.fields import (
+    CHAT_IGNORED,
+    CHAT_REFUSED,
+    IMAGE_IGNORED,
+    IMAGE_REFUSED,
+    MESSAGE_REFUSED,
+    PART_IGNORED,
+)
 
-__all__ = ["ChatRequest", "ImageRequest", "Message", "refuse_impossible"]
+__all__ = ["BODIES", "ChatRequest", "ImagePart", "ImageRequest", "Message", "Strict"]
 
-logger = logging.getLogger(__name__)
+MOST_WORDS = 1000
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-#: Fields that would change an answer and are not served, with the values that ask for nothing.
-IMPOSSIBLE: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "frequency_penalty": (0,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "modalities": (["text"],),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "reasoning_effort": ("none",),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
-    "web_search_options": (),
-    # of images
-    "background": ("auto", "opaque"),
-    "image": (),
-    "mask": (),
-    "num_inference_steps": (),
-    "partial_images": (0,),
-    "quality": ("auto", "standard"),
-    "stream": (False,),
-    "style": (),
-}
+TokenId = Annotated[int, Field(ge=0)]
 
 
 class Strict(BaseModel):
-    """Base of requests: no conversions between types; unknown fields are kept, to be looked at."""
+    """Base of requests and of what they hold: no conversions between types, and no field without a meaning.
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    A field that is null is one that was left out: clients send null for what nobody has set.
+
+    Attributes:
+        ignored: fields besides the model's own that are taken with any value.
+        refused: fields that are refused, but for these values.
+    """
+
+    model_config = ConfigDict(strict=True)
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        given = {name: value for name, value in data.items() if value is not None}
+        for name, value in given.items():
+            if name not in cls.model_fields and name not in cls.ignored:
+                cls._check_neutral(name, value)
+        return given
+
+    @classmethod
+    def _check_neutral(cls, name: str, value: Any) -> None:
+        neutral = cls.refused.get(name)
+        if neutral is None:
+            near = difflib.get_close_matches(name, {*cls.model_fields, *cls.ignored, *cls.refused}, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "the documentation of `mmspec serve` lists them"
+            raise _error("unknown_parameter", name, f"this server knows no such field; {hint}")
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
+            allowed = "".join(f", or send {json.dumps(one)}" for one in neutral)
+            text = f"got {shorten(value)}; this server does not support it: leave it out{allowed}"
+            raise _error("unsupported_parameter", name, text)
+
+
+def _error(code: str, name: str, text: str) -> PydanticCustomError:
+    """The error of one field of a model, which is named by `field` beside the model's own place."""
+    return PydanticCustomError(code, "{text}", {"text": text, "field": name})
 
 
 class TextPart(Strict):
     """Text of a message."""
 
+    ignored = PART_IGNORED
     type: Literal["text"]
     text: str
 
 
 class ImageUrl(Strict):
-    """Where an image is: a `data:` URL, or an http(s) URL."""
+    """Where an image is: a `data:` URL, or an http(s) URL. Its detail is that of the model's processor."""
 
+    refused = {"detail": ("auto", "high")}
     url: str
 
 
 class ImagePart(Strict):
     """Image of a message."""
 
+    ignored = PART_IGNORED
+    refused = {"modalities": ("image",)}
     type: Literal["image_url"]
     image_url: ImageUrl
 
@@ -76,39 +100,62 @@ Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
 class Message(Strict):
-    """One message of a conversation."""
+    """One message of a conversation; only the assistant's may have no content."""
 
+    refused = MESSAGE_REFUSED
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[Part]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_content(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("role") == "assistant" and data.get("content") is None:
+            return {**data, "content": ""}
+        return data
 
 
 class StreamOptions(Strict):
     """Options of a stream."""
 
+    refused = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
     include_usage: bool = False
 
 
 class ChatRequest(Strict):
-    """Body of `/v1/chat/completions`. What is None is the model's own; `top_k` and `min_p` are ours."""
+    """Body of `/v1/chat/completions`: OpenAI's fields, then vLLM's. What is None is the model's own."""
 
+    ignored = CHAT_IGNORED
+    refused = CHAT_REFUSED
     messages: Annotated[list[Message], Field(min_length=1)]
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
-    min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1)] = 1
     seed: Seed | None = None
     stop: str | list[str] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[Finite, Field(gt=0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_WORDS)] = []
+    stop_token_ids: list[TokenId] = []
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
 
 
 class ImageRequest(Strict):
     """Body of `/v1/images/generations`. What is None is the model's own."""
 
+    ignored = IMAGE_IGNORED
+    refused = IMAGE_REFUSED
     prompt: Annotated[str, Field(min_length=1)]
     model: str | None = None
     n: Annotated[int, Field(ge=1)] = 1
@@ -121,10 +168,13 @@ class ImageRequest(Strict):
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
 
 
-def refuse_impossible(request: Strict) -> None:
-    """Raise RequestError for a field that is known and cannot be honoured; unknown ones are logged."""
-    for name, value in (request.model_extra or {}).items():
-        if name not in IMPOSSIBLE:
-            logger.info("a field of a request is not known and was ignored: %.40r", name)
-        elif value is not None and value not in IMPOSSIBLE[name]:
-            raise RequestError(400, f"{name} is not supported by this server", name, "unsupported_parameter")
+#: All that a request may hold, by the words for it in the documentation.
+BODIES: dict[str, type[Strict]] = {
+    "chats": ChatRequest,
+    "`stream_options`": StreamOptions,
+    "messages": Message,
+    "text parts": TextPart,
+    "image parts": ImagePart,
+    "`image_url`": ImageUrl,
+    "images": ImageRequest,
+}

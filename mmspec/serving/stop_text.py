@@ -8,14 +8,15 @@ __all__ = ["StopText"]
 
 
 class StopText:
-    """Cuts streamed text before the first stop string; holds back what may be the beginning of one.
+    """Cuts streamed text at the first stop string; holds back what may be the beginning of one.
 
     Args:
         stops: none of them empty.
+        keeps: whether the stop string is left standing at the end of the text.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
+    def __init__(self, stops: Sequence[str], keeps: bool = False) -> None:
+        self._stops, self._keeps = stops, keeps
         self._held = ""
         self.has_ended = False
 
@@ -24,10 +25,11 @@ class StopText:
         if self.has_ended:
             return ""
         self._held += text
-        found = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        found = [(place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if found:
             self.has_ended = True
-            return self._give(min(found))
+            place, stop = min(found)
+            return self._give(place + len(stop) * self._keeps)
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-length:]) for stop in self._stops):

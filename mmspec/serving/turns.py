@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmspec.errors import InputError
-from mmspec.pipelines import ImageGenerationPipeline
 from mmspec.pipelines.text_stream import TextDeltas
 from mmspec.pipelines.vision_language import text_output
+from mmspec.serving.text_rules import TextRules
 
 __all__ = ["RowUpdate", "RowsInTurn", "rows_in_turn"]
 
@@ -58,8 +58,13 @@ class RowsInTurn:
         """Places that are left."""
         return self._rows - len(self._handles)
 
-    def enter(self, prompt: Any, **settings: Any) -> Handle:
+    def enter(self, prompt: Any, rules: TextRules | None = None, **settings: Any) -> Handle:
         """Let a row in; the model reads its prompt in the next round.
+
+        Args:
+            prompt: of one row.
+            rules: of its text; None for images.
+            settings: of the pipeline.
 
         Raises:
             InputError: no place is left, or an argument of the pipeline cannot be used.
@@ -67,14 +72,15 @@ class RowsInTurn:
         if not self.free:
             raise InputError("rows", self._rows + 1, f"at most {self._rows} at a time")
         pipe = self._pipe
-        if isinstance(pipe, ImageGenerationPipeline):
+        if rules is None:
             what = {"negative_prompt": settings.pop("negative_prompt", None)}
             call = pipe.prepare(prompt, settings, class_labels=None, height=None, width=None, **what)
             handle = Handle(call, call.rounds(), None)
         else:
-            call = pipe._prepare(prompt, None, None, None, True, None, settings)
-            tokens = len(call.requests[0].prompt_tokens)
-            handle = Handle(call, call.rounds(), TextDeltas(pipe.tokenizer), tokens)
+            call, _ = pipe._prepare_request(prompt, {**settings, **rules.settings(pipe)})
+            (row,) = call.requests
+            deltas = rules.deltas(pipe, row.text_before)
+            handle = Handle(call, call.rounds(), deltas, len(row.prompt_tokens))
         self._handles.append(handle)
         return handle
 

@@ -22,7 +22,8 @@ def test_an_address_of_another_machine_is_refused(fails):
 
 
 @pytest.mark.parametrize(
-    "option", ["--wait-seconds=0", "--run-seconds=nan", "--allow-url-domain=http://a.org/"]
+    "option",
+    ["--wait-seconds=0", "--run-seconds=nan", "--allow-url-domain=http://a.org/", "--allow-origin=a.org"],
 )
 def test_a_limit_that_is_none_is_refused(fails, option):
     assert fails("serve", option, "--port", "0")

@@ -52,7 +52,12 @@ reference = functools.cache(load)  # to compare with: a server has its pipelines
 
 @contextlib.contextmanager
 def running(
-    *names: str, rows: int = 8, api_key: str | None = None, pipelines: dict | None = None, **limits: object
+    *names: str,
+    rows: int = 8,
+    api_key: str | None = None,
+    pipelines: dict | None = None,
+    origins: tuple[str, ...] = (),
+    **limits: object,
 ) -> Iterator[Server]:
     """Run a server of reference models, or of the pipelines that are passed."""
     metrics, limited = Metrics(), ServerLimits(**limits)
@@ -61,7 +66,7 @@ def running(
         name: Engine(name, pipe, rows, limited.max_waiting, metrics.of_model(name))
         for name, pipe in pipelines.items()
     }
-    app = create_app(list(engines.values()), metrics, limited, api_key)
+    app = create_app(list(engines.values()), metrics, limited, api_key, origins)
     listener = listen("127.0.0.1", 0)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=5)

@@ -27,6 +27,14 @@ def test_the_text_is_what_stands_before_the_first_stop_string(pieces, stops):
         assert not any(stop in whole for stop in stops)
 
 
+@given(st.lists(words), st.text("ab", min_size=1, max_size=4))
+def test_a_stop_string_that_is_kept_ends_the_text(pieces, stop):
+    text = "".join(pieces)
+    cut = StopText([stop], keeps=True)
+    whole = "".join(map(cut.add, pieces)) + cut.finish()
+    assert whole == (text[: text.index(stop)] + stop if stop in text else text)
+
+
 def test_only_what_may_begin_a_stop_string_is_held_back():
     cut = StopText(["END"])
     assert [cut.add(piece) for piece in ("one E", "x two EN", "Dmore", "rest")] == ["one ", "Ex two ", "", ""]

@@ -1,0 +1,155 @@
+"""Conversations whose last turn is the assistant's: continued as transformers does, or a new turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from mmspec.errors import InputError
+from mmspec.pipelines import MMSpecPipeline, VisionLanguagePipeline
+from mmspec.pipelines.text_stream import TextDeltas, decode
+from tests.bad_inputs.refusals import no_forward
+from tests.tiny_models import tiny_image, user_message
+
+IMAGE = tiny_image()
+SHORT: dict[str, Any] = {"max_new_tokens": 8}
+ASKED = user_message("describe the picture", [IMAGE])
+SPACED = """{% for message in messages %}{{ message['role'] }} : {{ message['content'] | trim }} .
+{% endfor %}{% if shout %}loud {% endif %}{% if add_generation_prompt %}assistant : {% endif %}"""
+
+
+def begun(content: object) -> list[dict[str, Any]]:
+    """The question, and the beginning of an answer."""
+    return [*ASKED, {"role": "assistant", "content": content}]
+
+
+def by_transformers(pipe: VisionLanguagePipeline, messages: list[dict[str, Any]], **how: Any) -> list[int]:
+    """New tokens of transformers alone."""
+    inputs = pipe.processor.apply_chat_template(
+        messages, tokenize=True, return_dict=True, return_tensors="pt", **how
+    )
+    output = pipe.model.generate(**inputs, do_sample=False, **SHORT)
+    return list(output[0, inputs["input_ids"].shape[1] :].tolist())
+
+
+@pytest.mark.parametrize("answer", ["a red", "a red ", " a red\n", ""], ids=repr)
+def test_the_last_turn_of_the_assistant_is_continued(llava: VisionLanguagePipeline, answer: str) -> None:
+    parts = [{"type": "text", "text": answer}]
+    wanted = by_transformers(llava, begun(parts), continue_final_message=True)
+    fresh = by_transformers(llava, begun(parts), add_generation_prompt=True)
+    assert wanted != fresh
+    assert llava(begun(answer), **SHORT).tokens == [wanted]
+    assert llava(begun(parts), continue_final_message=True, **SHORT).tokens == [wanted]
+    assert llava(begun(parts), continue_final_message=False, **SHORT).tokens == [fresh]
+
+
+def test_rows_of_a_batch_are_continued_each_by_its_own_last_turn(llava: VisionLanguagePipeline) -> None:
+    rows = [begun("a red"), ASKED, begun("a blue circle")]
+    alone = [llava(row, **SHORT).tokens[0] for row in rows]
+    assert llava(rows, **SHORT).tokens == alone
+    assert llava([*rows, "describe"], images=[None, None, None, IMAGE], **SHORT).tokens[:3] == alone
+
+
+def test_a_template_that_trims_a_turn_is_continued_without_its_spaces(text: MMSpecPipeline) -> None:
+    own, text.processor.chat_template = text.processor.chat_template, SPACED
+    try:
+        turns = [{"role": "user", "content": "red"}, {"role": "assistant", "content": "blue green  "}]
+        wanted = text("user : red .\nassistant : blue green", apply_chat_template=False, **SHORT).tokens
+        assert text(turns, **SHORT).tokens == wanted
+    finally:
+        text.processor.chat_template = own
+
+
+def test_the_first_word_of_a_continuation_keeps_its_space() -> None:
+    tokenizer = AutoTokenizer.from_pretrained("assets/scenes-llava")
+    before, after = (
+        tokenizer(part, add_special_tokens=False)["input_ids"] for part in ("a large", "cross left")
+    )
+    assert decode(tokenizer, after) == "cross left"
+    assert decode(tokenizer, after, before) == " cross left"
+    deltas = TextDeltas(tokenizer, before)
+    pieces = [deltas.add([token]) for token in after]
+    assert "".join(pieces) + deltas.finish() == " cross left"
+
+
+def test_a_stream_and_a_running_batch_give_the_continuation_of_a_call(llava: VisionLanguagePipeline) -> None:
+    whole = llava(begun("a red"), **SHORT)
+    assert "".join(llava.stream(begun("a red"), **SHORT)) == whole.text[0]
+    with llava.running_batch(rows=2) as batch:
+        handle = batch.enter(begun("a red"), **SHORT)
+        assert batch.text_before(handle)
+        output = None
+        while output is None:
+            output = next((update.output for update in batch.step()), None)
+    assert output.text == whole.text
+    *_, last = llava.watch(begun("a red"), continue_final_message=False, **SHORT)
+    assert last.tokens == llava(begun("a red"), continue_final_message=False, **SHORT).tokens != whole.tokens
+
+
+def test_guidance_leads_away_from_the_same_beginning(llava: VisionLanguagePipeline) -> None:
+    # where both prompts are one, u + s (c - u) is c
+    guided = {"guidance_scale": 3.0, "negative_prompt": "describe the picture"}
+    assert llava(begun("a red"), **guided, **SHORT).tokens == llava(begun("a red"), **SHORT).tokens
+
+
+def test_variables_of_the_chat_template_act(text: MMSpecPipeline) -> None:
+    own, text.processor.chat_template = text.processor.chat_template, SPACED
+    try:
+        turns = [{"role": "user", "content": "red"}]
+        for variables, wanted in (
+            ({"shout": True}, "user : red .\nloud assistant : "),
+            ({"shout": False, "add_generation_prompt": False}, "user : red .\n"),
+        ):
+            expected = text(wanted, apply_chat_template=False, **SHORT).tokens
+            assert text(turns, chat_template_kwargs=variables, **SHORT).tokens == expected
+    finally:
+        text.processor.chat_template = own
+
+
+PREFILLED = {"continue_final_message": True}
+IMAGE_LAST = begun([{"type": "text", "text": "a"}, {"type": "image", "image": IMAGE}])
+
+
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    ("describe", PREFILLED, "continue_final_message"),
+    (["describe", begun("a red")], PREFILLED, "continue_final_message"),
+    ("describe", {**PREFILLED, "apply_chat_template": False}, "continue_final_message"),
+    (begun("a red"), {"continue_final_message": "content"}, "continue_final_message"),
+    (IMAGE_LAST, {}, "prompt[1]"),
+    (begun([]), {}, "prompt[1]"),
+    ([ASKED, begun([])], {}, "prompt[1][1]"),
+    (begun("a red"), {"chat_template_kwargs": {"add_generation_prompt": True}}, "chat_template_kwargs"),
+    (ASKED, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs['tokenize']"),
+    (ASKED, {"chat_template_kwargs": {"thinking": False}}, "chat_template_kwargs['thinking']"),
+    (ASKED, {"chat_template_kwargs": ["shout"]}, "chat_template_kwargs"),
+    ("a", {"chat_template_kwargs": {"shout": 1}, "apply_chat_template": False}, "chat_template_kwargs"),
+]
+
+
+def test_what_cannot_be_continued_is_refused_by_name(llava: VisionLanguagePipeline) -> None:
+    for prompt, keywords, argument in REFUSED:
+        with no_forward(), pytest.raises(InputError) as refused:
+            llava(prompt, **keywords, **SHORT)
+        assert refused.value.argument == argument
+
+
+def test_a_template_that_drops_the_turn_is_named(checkpoints: Path) -> None:
+    pipe = MMSpecPipeline.from_pretrained(checkpoints / "text")
+    pipe.processor.chat_template = "{{ messages[0]['content'] }}"
+    turns = [{"role": "user", "content": "red"}, {"role": "assistant", "content": "blue"}]
+    with pytest.raises(InputError, match="chat template says") as refused:
+        pipe(turns, **SHORT)
+    assert refused.value.argument == "prompt"
+
+
+def test_a_turn_may_not_forge_another_through_a_variable(text: MMSpecPipeline) -> None:
+    own, text.processor.chat_template = text.processor.chat_template, "{{ system }}" + SPACED
+    try:
+        for value in (text.tokenizer.eos_token, {"a": 1}, ["b"]):
+            with pytest.raises(InputError, match=r"chat_template_kwargs\['system'\]"):
+                text([{"role": "user", "content": "red"}], chat_template_kwargs={"system": value}, **SHORT)
+    finally:
+        text.processor.chat_template = own

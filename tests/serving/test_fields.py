@@ -1,0 +1,220 @@
+"""Fields of requests, OpenAI's, vLLM's and SGLang's: each acts, is ignored by name, or is refused by name."""
+
+import http.client
+import json
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from mmspec.pipelines import MMSpecPipeline
+from mmspec.serving.field_errors import field_error
+from mmspec.serving.fields import CHAT_IGNORED, CHAT_REFUSED, MESSAGE_REFUSED
+from mmspec.serving.schemas import ChatRequest, ImageRequest, ImageUrl, Message, StreamOptions
+from tests.serving.conftest import PATIENCE, reference, running
+
+PROMPT = "Describe the picture."
+ASKED = {"role": "user", "content": PROMPT}
+
+
+def answer(server, url=None, **body):
+    """Status, and the text of the answer or the error."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=PATIENCE)
+    body = {"messages": [ASKED], "max_tokens": 24, **body}
+    connection.request(
+        "POST", url or "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
+    )
+    with connection.getresponse() as response:
+        return response.status, json.loads(response.read())
+
+
+def text(server, **body):
+    status, got = answer(server, **body)
+    assert status == 200, got
+    return got["choices"][0]["message"]["content"]
+
+
+def param(model, body):
+    """The field that is named in the refusal of a body; None if it is taken."""
+    try:
+        model.model_validate(body)
+    except ValidationError as error:
+        refused = field_error(error.errors(), body)
+        assert len(str(refused)) < 300
+        return refused.param
+    return None
+
+
+BODIES = {ChatRequest: {"messages": [ASKED]}, ImageRequest: {"prompt": "a"}, Message: ASKED}
+BODIES |= {ImageUrl: {"url": "data:"}, StreamOptions: {}}
+
+
+@pytest.mark.parametrize("model", BODIES, ids=lambda model: model.__name__)
+def test_no_field_is_taken_without_a_meaning(model):
+    body = BODIES[model]
+    optional = {*model.model_fields, *model.ignored, *model.refused} - set(body)
+    assert param(model, {**body, **dict.fromkeys(optional)}) is None  # null asks for nothing
+    for name, neutral in model.refused.items():
+        assert name not in model.model_fields
+        assert param(model, {**body, name: {"not": "neutral"}}) == name
+        assert [param(model, {**body, name: value}) for value in neutral] == [None] * len(neutral)
+    assert {param(model, {**body, name: "any"}) for name in model.ignored} <= {None}
+    assert param(model, {**body, "not_a_field": 1}) == "not_a_field"
+    for name in set(model.model_fields) - {"model", "negative_prompt", "prompt"}:
+        assert param(model, {**body, name: {"wrong": object()}}) is not None or name == "chat_template_kwargs"
+
+
+def test_a_field_that_is_nearly_another_is_told_so(server):
+    status, got = answer(server, max_new_token=3)
+    assert status == 400
+    assert got["error"]["code"] == "unknown_parameter"
+    status, got = answer(server, repetition_penalti=1.2)
+    assert "did you mean 'repetition_penalty'?" in got["error"]["message"]
+    status, got = answer(server, guided_json={"type": "object"})
+    assert (status, got["error"]["code"]) == (400, "unsupported_parameter")
+    status, got = answer(server, presence_penalty=False)  # equal to 0, and no number
+    assert (status, got["error"]["param"]) == (400, "presence_penalty")
+
+
+PART = {"type": "text", "text": "a"}
+
+
+@pytest.mark.parametrize(
+    ("content", "path"),
+    [
+        ([PART, {"type": "image_url", "image_url": {"url": 3}}], "content[1].image_url.url"),
+        ([PART, {"type": "image_url", "image_url": {}}], "content[1].image_url.url"),
+        ([{"type": "image_url", "image_url": "data:"}], "content[0].image_url"),
+        ([{"type": "image_url", "image_url": {"url": "x", "detail": "low"}}], "content[0].image_url.detail"),
+        ([{"type": "image_url", "image_url": {"url": "/a", "detail": None}}], "content[0].image_url.url"),
+        ([{"type": "text"}], "content[0].text"),
+        ([{"type": "text", "text": None}], "content[0].text"),
+        ([{"type": "video_url", "video_url": {"url": "x"}}], "content[0].type"),
+        ([{"text": "a"}], "content[0].type"),
+        ([PART, "a"], "content[1]"),
+        (3, "content"),
+        (None, "content"),
+    ],
+    ids=str,
+)
+def test_a_field_inside_a_message_is_named_by_its_path(server, content, path):
+    status, got = answer(server, messages=[ASKED, {"role": "assistant"}, {**ASKED, "content": content}])
+    assert (status, got["error"]["param"]) == (400, f"messages[2].{path}")
+    assert got["error"]["message"].startswith(f"messages[2].{path}: ")
+
+
+def test_history_as_clients_send_it_is_taken(server):
+    nothing = {"name": None, "refusal": None, "audio": None, "function_call": None, "tool_calls": None}
+    said = {"role": "assistant", "content": "a red ring", "annotations": [], **nothing}
+    plain = text(server, messages=[ASKED, {"role": "assistant", "content": "a red ring"}, ASKED])
+    assert text(server, messages=[{**ASKED, "name": None}, said, ASKED], stream_options=None) == plain
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function"}]}
+    status, got = answer(server, messages=[ASKED, called, ASKED])
+    assert (status, got["error"]["param"]) == (400, "messages[1].tool_calls")
+
+
+def test_the_arguments_of_a_pipeline_are_named_as_the_request_names_them(server):
+    for field in ("max_tokens", "max_completion_tokens"):
+        status, got = answer(server, **{"max_tokens": None, field: 3000})
+        assert (status, got["error"]["param"]) == (400, field)
+        assert got["error"]["message"].startswith(f"{field}: got 3000")
+    status, got = answer(server, "/v1/images/generations", messages=None, max_tokens=None, prompt="\0")
+    assert (status, got["error"]["param"]) == (400, "prompt")
+    status, got = answer(server, messages=[ASKED, {"role": "user", "content": "<image>"}])
+    assert got["error"]["message"].startswith("messages[1]: got '<image>'")
+
+
+@pytest.fixture(scope="module")
+def in_turn():
+    """A server whose rows take turns."""
+    pipe = MMSpecPipeline.from_pretrained("assets/scenes-llava", accelerator="none", dtype=torch.float32)
+    pipe.compile()
+    with running(pipelines={"scenes-llava": pipe}) as one:
+        yield one
+
+
+@pytest.mark.parametrize("kind", ["batch", "turns"])
+def test_fields_of_vllm_act(server, in_turn, kind):
+    server = server if kind == "batch" else in_turn
+    tokenizer = reference("scenes-llava").tokenizer
+    plain = text(server)
+    words = plain.split()
+    assert len(words) < 20, "it ends by itself"
+    (stop,) = tokenizer(words[3], add_special_tokens=False)["input_ids"]
+    before = " ".join(words[: words.index(words[3])])
+    assert text(server, stop_token_ids=[stop]) == before
+    shown = text(server, stop_token_ids=[stop], include_stop_str_in_output=True)
+    assert shown == f"{before} {words[3]}"
+    assert text(server, stop=[f"{words[3]} "], include_stop_str_in_output=True) == f"{shown} "
+    assert words[3] not in text(server, bad_words=[words[3]]).split()
+    assert text(server, bad_words=[words[3]], stop_token_ids=[stop]) == text(server, bad_words=[words[3]])
+    longer = text(server, min_tokens=20)
+    assert len(tokenizer(longer, add_special_tokens=False)["input_ids"]) >= 19
+    status, endless = answer(server, ignore_eos=True)
+    assert endless["usage"]["completion_tokens"] == 24
+    assert endless["choices"][0]["finish_reason"] == "length"
+    assert tokenizer.eos_token in text(server, ignore_eos=True, skip_special_tokens=False)
+    assert tokenizer.eos_token not in text(server, skip_special_tokens=False)
+    assert text(server, skip_special_tokens=False, include_stop_str_in_output=True).endswith("<eos>")
+    penalised = reference("scenes-llava")(PROMPT, repetition_penalty=3.0, max_new_tokens=24).text[0]
+    assert text(server, repetition_penalty=3.0) == penalised != plain
+    whole = reference("scenes-llava").tokenizer.bos_token + "<user>" + PROMPT
+    unprompted = reference("scenes-llava")(whole, apply_chat_template=False, max_new_tokens=24).text[0]
+    assert text(server, add_generation_prompt=False) == unprompted
+
+
+@pytest.mark.parametrize("kind", ["batch", "turns"])
+def test_a_prefilled_turn_is_continued(server, in_turn, kind):
+    server = server if kind == "batch" else in_turn
+    plain = text(server)
+    begun = " ".join(plain.split()[:4])
+    for content in (begun, [{"type": "text", "text": begun}], f"{begun} "):
+        said = [ASKED, {"role": "assistant", "content": content}]
+        prefilled = {"messages": said, "continue_final_message": True}
+        assert begun + text(server, **prefilled, add_generation_prompt=False) == plain
+        assert begun + text(server, **prefilled) == plain
+    stream = server.client.chat.completions.create(
+        model="scenes-llava", messages=said, max_tokens=24, stream=True, extra_body=prefilled
+    )
+    assert begun + "".join(chunk.choices[0].delta.content or "" for chunk in stream) == plain
+    expected = reference("scenes-llava")(said, continue_final_message=False, max_new_tokens=24).text[0]
+    assert text(server, messages=said) == expected != text(server, **prefilled)
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"min_tokens": 25}, "min_tokens"),
+        ({"min_tokens": 2, "stop": "a"}, "min_tokens"),
+        ({"max_tokens": None, "min_tokens": 321}, "min_tokens"),
+        ({"stop_token_ids": [418]}, "stop_token_ids[0]"),
+        ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]"),
+        ({"stop_token_ids": "a"}, "stop_token_ids"),
+        ({"bad_words": ["red", " "]}, "bad_words[1]"),
+        ({"bad_words": [""]}, "bad_words[0]"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"top_k": -2}, "top_k"),
+        ({"ignore_eos": "yes"}, "ignore_eos"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
+        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+    ],
+    ids=str,
+)
+def test_values_that_cannot_be_used_are_refused_by_name(server, body, name):
+    status, got = answer(server, **body)
+    assert (status, got["error"]["param"]) == (400, name)
+    assert got["error"]["message"].startswith(name)
+
+
+def test_values_that_ask_for_nothing_change_nothing(server):
+    neutral = {name: values[0] for name, values in CHAT_REFUSED.items() if values}
+    neutral |= {"stop_token_ids": [], "bad_words": [], "min_tokens": 0, "top_k": -1, "ignore_eos": False}
+    neutral |= {"chat_template_kwargs": {}, "add_generation_prompt": True, "stop": [], "n": None}
+    assert text(server, **neutral, **dict.fromkeys(CHAT_IGNORED, "me")) == text(server)
+    assert {"name", "tool_calls"} <= set(MESSAGE_REFUSED)
