@@ -227,8 +227,8 @@ def test_heads_of_others_are_refused_by_name_and_size(tmp_path: Path) -> None:
     del config["block_size"]
     with pytest.raises(CheckpointError, match="block_size"):
         load_head("dflash", publish(tmp_path / "c", head, config), target.config, *where)
-    config = config_of(head, "z-lab") | {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}
-    with pytest.raises(CheckpointError, match="not scaled"):
+    config = config_of(head, "z-lab") | {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}
+    with pytest.raises(CheckpointError, match="rope_type: got 'dynamic'"):
         load_head("dflash", publish(tmp_path / "d", head, config), target.config, *where)
 
 
