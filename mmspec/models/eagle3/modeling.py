@@ -154,7 +154,7 @@ class Eagle3Head(FeatureHead):
         rows: Tensor,
         position_ids: Tensor,
         attention_mask: Tensor | dict[str, Tensor] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> Tensor:
         window = self.config.sliding_window
@@ -165,7 +165,7 @@ class Eagle3Head(FeatureHead):
             seen = (distance >= 0) & (distance < window)
             eager = self.decoder.config._attn_implementation == "eager"
             attention_mask = (additive_mask(seen, rows.dtype) if eager else seen)[None, None]
-        hidden = super().forward(rows, position_ids, attention_mask, past_key_values, **kwargs)
+        hidden = super().forward(rows, position_ids, attention_mask, cache, **kwargs)
         return self.norm(hidden) if self.config.norm_feedback else hidden
 
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
