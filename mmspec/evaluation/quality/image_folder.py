@@ -7,8 +7,10 @@ workers of `mmspec.many` write such folders too.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -21,6 +23,7 @@ from mmspec.evaluation.quality.image_methods import FIRST_SEED
 from mmspec.media import load_image
 from mmspec.reference.scenes import IMAGE_TOKENS, parse_image_prompt, render, sample_scene
 from mmspec.reference.scenes.render import LARGEST_IMAGE
+from mmspec.text_file import json_lines, read_text
 from mmspec.validation import is_integer
 
 __all__ = [
@@ -93,7 +96,7 @@ class ImageFiles(Sequence[Image.Image]):
 
 
 def read_images(folder: str | Path, count: int | None = None, *, label: str | None = None) -> ImageSet:
-    """Read the images of a folder, by name; with prompts and codes where `draw_images` wrote them.
+    """Read the images of a folder, by name and number; with prompts and codes where `draw_images` wrote them.
 
     Args:
         folder: files of other kinds in it are left alone, folders in it too.
@@ -105,7 +108,9 @@ def read_images(folder: str | Path, count: int | None = None, *, label: str | No
     """
     folder = Path(folder)
     try:
-        paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+        paths = sorted(
+            (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES), key=numeric_order
+        )
     except OSError as error:
         reason = f"a folder that can be read ({type(error).__name__})"
         raise InputError("folder", str(folder), reason) from error
@@ -125,26 +130,28 @@ def read_images(folder: str | Path, count: int | None = None, *, label: str | No
     )
 
 
+def numeric_order(path: Path) -> tuple[list[str | int], str]:
+    """A key that sorts file names by the numbers in them, so that 2.png comes before 10.png."""
+    parts: list[str | int] = list(re.split(r"([0-9]+)", path.name))
+    parts[1::2] = map(int, parts[1::2])
+    return parts, path.name
+
+
 def _read_lines(path: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         return {}
     found = {}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("folder", str(path), f"a readable UTF-8 file ({type(error).__name__})") from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = json.loads(line)
-            found[str(entry["file"])] = entry
-            prompt, codes = entry.get("prompt"), entry.get("codes")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{path}:{number}", line, "an object with the key 'file'") from error
+    allowed = "an object with the key 'file'"
+    for where, entry in json_lines(read_text(path, "folder"), partial("{}:{}".format, path), allowed):
+        if not isinstance(entry, dict) or "file" not in entry:
+            raise InputError(where, entry, allowed)
+        found[str(entry["file"])] = entry
+        prompt, codes = entry.get("prompt"), entry.get("codes")
         if not isinstance(prompt, str | None):
-            raise InputError(f"{path}:{number}: prompt", prompt, "a string")
+            raise InputError(f"{where}: prompt", prompt, "a string")
         is_codes = isinstance(codes, list) and codes and all(is_integer(one) and one >= 0 for one in codes)
         if codes is not None and not is_codes:
-            raise InputError(f"{path}:{number}: codes", codes, "a list of indices of a codebook")
+            raise InputError(f"{where}: codes", codes, "a list of indices of a codebook")
     return found
 
 
