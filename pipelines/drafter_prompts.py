@@ -19,8 +19,8 @@ from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 from mmspec.targets import CausalTarget, ImageTokenTarget
 from mmspec.targets.glm_image import GlmImageTarget
 from mmspec.targets.llamagen import LlamaGenTarget
-from mmspec.training.data.prompted_images import PromptedImages
 from mmspec.text_file import json_lines, read_text
+from mmspec.training.data.prompted_images import PromptedImages
 from mmspec.training.data.sequences import DrafterData, Trial
 
 __all__ = ["ImagePrompts"]

@@ -39,6 +39,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         videos: Any = None,
         *,
         num_frames: int | None = None,
+        fps: float | None = None,
         apply_chat_template: bool = True,
         generation_config: Any = None,
         streamer: BaseStreamer | None = None,
@@ -53,7 +54,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
             images: path, PIL image, array, tensor, bytes or https URL; a list is several images of
                 the one prompt, or one entry per prompt if prompts are a list.
             videos: path, bytes, or frames [T, H, W, 3]; lists likewise.
-            num_frames: frames sampled from each video.
+            num_frames: frames sampled from each video; without it and `fps` all, or as many as
+                `media_limits` allow.
+            fps: frames sampled from each second of each video instead.
             apply_chat_template: False if the prompts are templated already.
             generation_config: a transformers GenerationConfig; keywords win over it.
             streamer: a transformers streamer, for a single prompt; gets every token by itself.
@@ -71,7 +74,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         """
         with self._busy():
             call = self._prepare(
-                prompt, images, videos, num_frames, apply_chat_template, generation_config, settings
+                prompt, images, videos, num_frames, apply_chat_template, generation_config, settings, fps=fps
             )
             if streamer is not None:
                 if len(call.requests) != 1:
@@ -101,6 +104,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         videos: Any = None,
         *,
         num_frames: int | None = None,
+        fps: float | None = None,
         apply_chat_template: bool = True,
         generation_config: Any = None,
         **settings: Any,
@@ -111,7 +115,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         """
         with self._busy():
             call = self._prepare(
-                prompt, images, videos, num_frames, apply_chat_template, generation_config, settings
+                prompt, images, videos, num_frames, apply_chat_template, generation_config, settings, fps=fps
             )
             if len(call.requests) != 1:
                 raise InputError(
@@ -153,6 +157,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
         apply_chat_template: bool,
         generation_config: Any,
         keywords: dict[str, Any],
+        *,
+        fps: float | None = None,
     ) -> Call:
         """Check all arguments and tokenise; nothing heavy has happened when this raises."""
         settings = GenerationSettings.from_keywords(
@@ -161,6 +167,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         placeholders = self._placeholders()
         reading = {
             "num_frames": num_frames,
+            "fps": fps,
             "limits": self.media_limits,
             "tokenizer": self.tokenizer,
             "apply_chat_template": apply_chat_template,
@@ -197,7 +204,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
     def _prepare_request(
         self, prompt: Any, arguments: dict[str, Any]
     ) -> tuple[Call, Callable[[Canvas], TextOutput]]:
-        own: dict[str, Any] = dict.fromkeys(("images", "videos", "num_frames", "generation_config"))
+        own: dict[str, Any] = dict.fromkeys(("images", "videos", "num_frames", "fps", "generation_config"))
         own["apply_chat_template"] = True
         own |= {name: arguments[name] for name in own if name in arguments}
         settings = {name: value for name, value in arguments.items() if name not in own}
