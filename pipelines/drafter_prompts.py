@@ -21,6 +21,7 @@ from mmspec.targets.glm_image import GlmImageTarget
 from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.text_file import json_lines, read_text
 from mmspec.training.data.prompted_images import PromptedImages
+from mmspec.training.data.rows import read_all
 from mmspec.training.data.sequences import DrafterData, Trial
 
 __all__ = ["ImagePrompts"]
@@ -43,9 +44,8 @@ class ImagePrompts:
 
     def __init__(self, file: str | Path, height: int | None = None, width: int | None = None) -> None:
         self.file, self.size = Path(file), {"height": height, "width": width}
-        where = partial("data, line {1} of {0}".format, self.file.name)
         text = read_text(self.file, "data", "a JSONL file of prompts")
-        self.rows = [read_row(line, row) for line, row in json_lines(text, where, FORMS)]
+        self.rows = read_all(json_lines(text, "data, line {}".format, FORMS), read_row)
 
     def __call__(
         self, target: CausalTarget, words: Any, batch_size: int, seed: int, regenerate: int
@@ -65,7 +65,7 @@ class ImagePrompts:
         return PromptedImages(self.rows, ask, batch_size, seed)
 
 
-def read_row(where: str, row: Any) -> str | int:
+def read_row(row: Any, where: str) -> str | int:
     """Read a prompt or a class."""
     asked = None
     if isinstance(row, dict):
