@@ -31,8 +31,9 @@ def read_text(file: Path, argument: str, allowed: str = "a readable file of UTF-
         data = file.read_bytes()
     except OSError as error:
         raise InputError(argument, str(file), f"{allowed} ({type(error).__name__})") from error
+    refused = f"{allowed} ({UnicodeDecodeError.__name__})"
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(argument, str(file), f"{allowed}: {file.name} is UTF-16; save it as UTF-8")
+        raise InputError(argument, str(file), f"{refused}: {file.name} is UTF-16; save it as UTF-8")
     place, why = data.find(b"\0"), "a NUL, as UTF-16 has"
     text = ""
     if place < 0:
@@ -44,7 +45,7 @@ def read_text(file: Path, argument: str, allowed: str = "a readable file of UTF-
             why = f"the byte 0x{data[place]:02x}, which is no UTF-8"
     if place >= 0:
         line = data.count(b"\n", 0, place) + 1
-        raise InputError(argument, str(file), f"{allowed}: line {line} of {file.name} has {why}")
+        raise InputError(argument, str(file), f"{refused}: line {line} of {file.name} has {why}")
     return text
 
 

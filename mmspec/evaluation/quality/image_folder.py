@@ -14,12 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
 from PIL import Image
 
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.prompt_files import read_prompt_file
 from mmspec.evaluation.quality.image_methods import FIRST_SEED
+from mmspec.evaluation.quality.npz_files import read_npz
 from mmspec.media import load_image
 from mmspec.reference.scenes import IMAGE_TOKENS, parse_image_prompt, render, sample_scene
 from mmspec.reference.scenes.render import LARGEST_IMAGE
@@ -29,6 +31,7 @@ from mmspec.validation import is_integer
 __all__ = [
     "ImageSet",
     "draw_images",
+    "images_of",
     "names_objects",
     "read_images",
     "read_prompts",
@@ -73,14 +76,19 @@ class ImageSet:
                 raise InputError(self.label, found, "images of one size: bring them to it first")
 
 
-class ImageFiles(Sequence[Image.Image]):
-    """Images in files, each read when it is asked for: thousands need not be in memory at once."""
+class LazyImages(Sequence[Image.Image]):
+    """Images that are made when they are asked for: thousands need not be in memory at once.
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = paths
+    Args:
+        count: how many there are.
+        read: the image at an index.
+    """
+
+    def __init__(self, count: int, read: Callable[[int], Image.Image]) -> None:
+        self.count, self.read = count, read
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return self.count
 
     @overload
     def __getitem__(self, index: int) -> Image.Image: ...
@@ -92,14 +100,19 @@ class ImageFiles(Sequence[Image.Image]):
         """One image, or a list of them; MediaError names the file that cannot be read."""
         if isinstance(index, slice):
             return [self[one] for one in range(len(self))[index]]
-        return load_image(self.paths[index], argument=str(self.paths[index]))
+        return self.read(range(len(self))[index])
+
+
+def images_of(array: np.ndarray) -> LazyImages:
+    """The images of an array of bytes [n, height, width, 3]."""
+    return LazyImages(len(array), lambda index: Image.fromarray(array[index]))
 
 
 def read_images(folder: str | Path, count: int | None = None, *, label: str | None = None) -> ImageSet:
     """Read the images of a folder, by name and number; with prompts and codes where `draw_images` wrote them.
 
     Args:
-        folder: files of other kinds in it are left alone, folders in it too.
+        folder: files of other kinds in it are left alone, folders in it too. Or an .npz file of images.
         count: the first so many; None takes all.
         label: of the set; the folder's name if None.
 
@@ -107,6 +120,12 @@ def read_images(folder: str | Path, count: int | None = None, *, label: str | No
         InputError: no such folder, none or too few images in it, one that cannot be read, or mixed sizes.
     """
     folder = Path(folder)
+    if folder.suffix == ".npz":
+        array = read_npz(folder, "folder").images
+        if array is None:
+            raise InputError("folder", str(folder), "an .npz file with images (arr_0), or a folder of them")
+        check_count(folder, len(array), count)
+        return ImageSet(label or folder.name, images_of(array[:count]))
     try:
         paths = sorted(
             (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES), key=numeric_order
@@ -114,9 +133,7 @@ def read_images(folder: str | Path, count: int | None = None, *, label: str | No
     except OSError as error:
         reason = f"a folder that can be read ({type(error).__name__})"
         raise InputError("folder", str(folder), reason) from error
-    if not paths or (count is not None and len(paths) < count):
-        wanted = "at least one image" if count is None else f"at least {count} images, or a smaller --n"
-        raise InputError("folder", f"{folder.name or folder} with {len(paths)} images", wanted)
+    check_count(folder, len(paths), count)
     paths = paths[:count]
     lines = _read_lines(folder / LINES)
     known = [lines.get(path.name, {}) for path in paths]
@@ -124,10 +141,17 @@ def read_images(folder: str | Path, count: int | None = None, *, label: str | No
     codes: list[Any] = [line.get("codes") for line in known]
     return ImageSet(
         label or folder.name,
-        ImageFiles(paths),
+        LazyImages(len(paths), lambda index: load_image(paths[index], argument=str(paths[index]))),
         None if None in prompts else prompts,
         None if None in codes else codes,
     )
+
+
+def check_count(folder: Path, found: int, count: int | None) -> None:
+    """Raise InputError for none, or fewer images than are asked for."""
+    if not found or (count is not None and found < count):
+        wanted = "at least one image" if count is None else f"at least {count} images, or a smaller --n"
+        raise InputError("folder", f"{folder.name or folder} with {found} images", wanted)
 
 
 def numeric_order(path: Path) -> tuple[list[str | int], str]:
