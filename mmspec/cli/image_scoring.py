@@ -165,14 +165,14 @@ class Session:
 
         cache = self.scoring.cache or reference_statistics.DEFAULT_CACHE
         reference = reference_statistics.read_published(path, self.network, count, cache)
-        if reference.moments is not None:
-            note(f"fid is to the mu and sigma of {path.name}, of images whose number it does not say")
         for metric in [name for name in self.metrics if name in image_scores.DISTANCES and name != "fid"]:
             if reference.features is None:
                 lacks = f"{count} images of the reference, and {path.name} has fewer, or mu and sigma alone"
                 if self.named:
                     raise InputError(f"--metrics {metric}", str(path), f"it needs {lacks}")
                 self._leave_out(metric, lacks)
+        if reference.moments is not None:
+            note(f"fid is to the mu and sigma of {path.name}, of images whose number it does not say")
         return reference
 
     def score(self, images: ImageSet, reference: Reference | None) -> dict[str, Any]:
