@@ -97,20 +97,22 @@ class PyAVReader:
         if not self.container.streams.video:
             raise Refused(NO_STREAM)
         self.stream: Any = self.container.streams.video[0]
-        packets = [packet for packet in self.container.demux(self.stream) if packet.pts is not None]
+        packets: list[Any] = [
+            packet for packet in self.container.demux(self.stream) if packet.pts is not None
+        ]
         self.pts = sorted(packet.pts for packet in packets if not packet.is_discard)  # by an edit list
         if not self.pts or self.stream.time_base is None:
             raise Refused("there are no frames in it")
         self.key_pts = sorted(packet.pts for packet in packets if packet.is_keyframe)
         self.timestamps = np.array(self.pts) * float(self.stream.time_base)
         self.container.seek(self.pts[0], stream=self.stream)
-        first = next(self.container.decode(self.stream))
+        first: Any = next(self.container.decode(self.stream))
         self.stored_width, self.stored_height = first.width, first.height
         self.matrix = IDENTITY
-        for side_data in first.side_data:
-            if side_data.type.name == "DISPLAYMATRIX":
-                a, b, c, d = np.frombuffer(side_data, np.int32)[[0, 1, 3, 4]] / ONE
-                self.matrix = a, b, c, d
+        display_matrix = first.side_data.get("DISPLAYMATRIX")
+        if display_matrix is not None:
+            a, b, c, d = np.frombuffer(display_matrix, np.int32)[[0, 1, 3, 4]] / ONE
+            self.matrix = a, b, c, d
         sides = (first.width, first.height)
         self.width, self.height = sides[::-1] if is_lying(self.matrix) else sides
 
@@ -222,7 +224,7 @@ def is_cut(data: bytes) -> bool:
         (count,) = struct.unpack_from(">I", data, start + 4)
         edits = [edit.unpack_from(data, start + 8 + edit.size * index) for index in range(count)]
         shown += sum(length for length, begin, _ in edits if begin >= 0)
-    return 0 < shown / unit < held / track_unit - ROUNDING_S
+    return bool(0 < shown / unit < held / track_unit - ROUNDING_S)
 
 
 def video_boxes(data: bytes, path: bytes) -> Iterator[int]:

@@ -85,10 +85,10 @@ class LazyImages(Sequence[Image.Image]):
     """
 
     def __init__(self, count: int, read: Callable[[int], Image.Image]) -> None:
-        self.count, self.read = count, read
+        self.length, self.read = count, read
 
     def __len__(self) -> int:
-        return self.count
+        return self.length
 
     @overload
     def __getitem__(self, index: int) -> Image.Image: ...

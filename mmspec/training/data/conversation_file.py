@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from PIL import Image
 
@@ -47,7 +47,8 @@ def read_conversations(
     Raises:
         InputError: a file or rows that cannot be used; the message has the first few of them by number.
     """
-    folder, table, named = Path(), rows, None
+    folder, table = Path(), cast(Any, rows)
+    named: Iterable[tuple[str, Any]] | None = None
     if isinstance(rows, str | Path):
         file = Path(rows)
         folder, allowed = file.parent, f"a JSONL file, or a .json file that is a list, of rows {FORMS}"

@@ -81,7 +81,10 @@ class ImageFile(LlamaGenImages):
         if not isinstance(asked, kind) or isinstance(asked, bool) or not image.is_file():
             raise InputError(where, row, f"{self.form}, of an image that is there")
         if isinstance(asked, int):
-            self.condition(asked)  # a label that there is
+            try:
+                self.condition(asked)  # a label that there is
+            except InputError as error:
+                raise InputError(where, row, str(error)) from error
             return Row(where, image, asked)
         words = self.tokenizer(asked, truncation=True, max_length=self.target.config.caption_length)
         return Row(where, image, torch.tensor(words["input_ids"]))
