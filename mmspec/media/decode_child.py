@@ -97,13 +97,15 @@ class PyAVReader:
         if not self.container.streams.video:
             raise Refused(NO_STREAM)
         self.stream: Any = self.container.streams.video[0]
-        packets: list[Any] = [
-            packet for packet in self.container.demux(self.stream) if packet.pts is not None
+        packets = [
+            (packet.pts, packet.is_keyframe, packet.is_discard)  # by an edit list
+            for packet in self.container.demux(self.stream)
+            if packet.pts is not None
         ]
-        self.pts = sorted(packet.pts for packet in packets if not packet.is_discard)  # by an edit list
+        self.pts = sorted(pts for pts, _, is_discarded in packets if not is_discarded)
         if not self.pts or self.stream.time_base is None:
             raise Refused("there are no frames in it")
-        self.key_pts = sorted(packet.pts for packet in packets if packet.is_keyframe)
+        self.key_pts = sorted(pts for pts, is_key, _ in packets if is_key)
         self.timestamps = np.array(self.pts) * float(self.stream.time_base)
         self.container.seek(self.pts[0], stream=self.stream)
         first: Any = next(self.container.decode(self.stream))
