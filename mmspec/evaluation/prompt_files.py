@@ -32,6 +32,7 @@ COCO_PROMPT = "Provide a detailed description of the given image."  # of FLASH's
 COLUMNS = ("prompt", "prompts")
 UNREAD = ("video", "videos", "audio", "audios", "system", "tools")  # would change what is asked
 MAX_BYTES = 2_000_000_000
+MAX_HEADER = 10_000  # characters; a longer first line is no table's
 
 
 def read_prompt_file(path: str | Path, count: int | None = None) -> list[Example]:
@@ -72,7 +73,7 @@ def read_prompt_file(path: str | Path, count: int | None = None) -> list[Example
 def _separator(header: str) -> str | None:
     """The separator of a table whose header names the prompts; None for other text."""
     for separator in "\t,":
-        names = next(csv.reader([header], delimiter=separator))
+        names = next(csv.reader([header[:MAX_HEADER]], delimiter=separator))
         if any(name.strip().lower() in COLUMNS for name in names[:8]):
             return separator if separator in header else None
     return None
@@ -111,9 +112,9 @@ def _json_lines(path: Path, text: str) -> Iterable[Example]:
 def _conversation(entry: Any, where: str, folder: Path) -> Example:
     if not isinstance(entry, dict):
         raise InputError(where, entry, "an object with the key 'turns' or 'prompt'")
-    for name in UNREAD:
-        if entry.get(name):
-            raise InputError(f"{where}: {name}", entry[name], "a row without it: it would not be read")
+    for unread in UNREAD:
+        if entry.get(unread):
+            raise InputError(f"{where}: {unread}", entry[unread], "a row without it: it would not be read")
     turns = entry.get("turns", entry.get("prompt"))
     turns = [turns] if isinstance(turns, str) else turns
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):

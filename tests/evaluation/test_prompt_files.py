@@ -134,6 +134,8 @@ def test_lines_end_at_line_feeds_alone_and_quoted_line_breaks_stay(tmp_path, mar
             assert [(one.turns[0], one.category) for one in found] == [(f"a red{end}ring", "x"), (odd, "y")]
         path.write_bytes((mark + odd + end + "two").encode())
         assert [one.turns[0] for one in read_prompt_file(path)] == [odd, "two"]
+    path.write_text("a" * 200_000)
+    assert len(read_prompt_file(path)) == 1, "more than a cell of a table may have"
 
 
 @pytest.mark.parametrize(
