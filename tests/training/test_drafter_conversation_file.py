@@ -175,6 +175,12 @@ def test_data_are_checked_before_weights_are_read(tmp_path: Path) -> None:
         train_drafter(target, tmp_path / "out", data=tmp_path / "rows.jsonl", steps=1)
     with pytest.raises(CheckpointError, match="target"):
         train_drafter(target, tmp_path / "out", data=rows(), steps=1)
+    template = target / "chat_template.jinja"
+    without_system = "for message in messages if message['role'] != 'system'"
+    template.write_text(template.read_text().replace("for message in messages", without_system))
+    with pytest.raises(InputError, match=r"data\[0\].*what the system says"):
+        row = {"prompt": "describe", "response": "no", "system": "be brief"}
+        train_drafter(target, tmp_path / "out", data=[row] * 6, steps=1)
 
 
 def test_a_method_for_images_is_refused_before_weights_are_read(tmp_path: Path) -> None:
