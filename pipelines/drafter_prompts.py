@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,12 +19,15 @@ from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 from mmspec.targets import CausalTarget, ImageTokenTarget
 from mmspec.targets.glm_image import GlmImageTarget
 from mmspec.targets.llamagen import LlamaGenTarget
+from mmspec.text_file import json_lines, read_text
 from mmspec.training.data.prompted_images import PromptedImages
+from mmspec.training.data.rows import read_all
 from mmspec.training.data.sequences import DrafterData, Trial
 
 __all__ = ["ImagePrompts"]
 
 GLM_IMAGE_SIZE = 1024
+FORMS = '{"prompt": text} or {"class": number}'
 
 
 class ImagePrompts:
@@ -42,7 +44,8 @@ class ImagePrompts:
 
     def __init__(self, file: str | Path, height: int | None = None, width: int | None = None) -> None:
         self.file, self.size = Path(file), {"height": height, "width": width}
-        self.rows = [read_row(number, line) for number, line in enumerate(read_lines(self.file), 1)]
+        text = read_text(self.file, "data", "a JSONL file of prompts")
+        self.rows = read_all(json_lines(text, "data, line {}".format, FORMS), read_row)
 
     def __call__(
         self, target: CausalTarget, words: Any, batch_size: int, seed: int, regenerate: int
@@ -62,23 +65,14 @@ class ImagePrompts:
         return PromptedImages(self.rows, ask, batch_size, seed)
 
 
-def read_lines(file: Path) -> list[str]:
-    """Read the lines of a file that are not empty."""
-    try:
-        return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("data", str(file), "a JSONL file of prompts") from error
-
-
-def read_row(number: int, line: str) -> str | int:
+def read_row(row: Any, where: str) -> str | int:
     """Read a prompt or a class."""
-    try:
-        table = json.loads(line)
-        asked = table["prompt"] if "prompt" in table else table["class"]
-    except (ValueError, KeyError, TypeError):
-        asked = None
+    asked = None
+    if isinstance(row, dict):
+        given = [row[key] for key in ("prompt", "class") if row.get(key) is not None]
+        asked = given[0] if len(given) == 1 else None
     if not isinstance(asked, str | int) or isinstance(asked, bool):
-        raise InputError(f"data, line {number}", line[:100], '{"prompt": text} or {"class": number}')
+        raise InputError(where, row, FORMS)
     return asked
 
 

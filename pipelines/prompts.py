@@ -47,6 +47,7 @@ def read_prompts(
     videos: object,
     *,
     num_frames: int | None,
+    fps: float | None = None,
     limits: MediaLimits,
     tokenizer: PreTrainedTokenizerBase,
     apply_chat_template: bool,
@@ -60,7 +61,8 @@ def read_prompts(
         images: for one prompt, an image or a list of images; for a list of prompts, a list with
             one entry per prompt (an image, a list of images, or None).
         videos: likewise.
-        num_frames: frames to sample from each video; None leaves it to the limits.
+        num_frames, fps: frames to sample from each video, or from each second of it; None leaves it to the
+            limits.
         tokenizer: its special tokens may not stand in the text of a message.
         apply_chat_template: False if the prompts are already templated strings.
         placeholders: "image" / "video" -> the placeholder token in templated strings.
@@ -79,7 +81,7 @@ def read_prompts(
     row_videos = media_per_row(videos, "videos", len(rows), is_batch)
     load: Loaders = {
         "image": partial(load_image, limits=limits),
-        "video": partial(load_video, num_frames=num_frames, limits=limits),
+        "video": partial(load_video, num_frames=num_frames, fps=fps, limits=limits),
     }
     read = []
     for index, row in enumerate(rows):

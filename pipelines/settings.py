@@ -32,7 +32,15 @@ from mmspec.validation import given_of, is_integer, require_number
 DEFAULT_NEW_TOKENS = 256
 DEFAULT_TOP_K = 50  # what transformers' do_sample=True implies
 MAX_STOP_STRINGS = 1_000
-OF_CALLS = {"images", "videos", "num_frames", "apply_chat_template", "generation_config", "streamer"} | {
+OF_CALLS = {
+    "images",
+    "videos",
+    "num_frames",
+    "fps",
+    "apply_chat_template",
+    "generation_config",
+    "streamer",
+} | {
     "continue_final_message",
     "chat_template_kwargs",
 }

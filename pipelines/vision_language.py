@@ -39,6 +39,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         videos: Any = None,
         *,
         num_frames: int | None = None,
+        fps: float | None = None,
         apply_chat_template: bool = True,
         continue_final_message: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -55,7 +56,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
             images: path, PIL image, array, tensor, bytes or https URL; a list is several images of
                 the one prompt, or one entry per prompt if prompts are a list.
             videos: path, bytes, or frames [T, H, W, 3]; lists likewise.
-            num_frames: frames sampled from each video.
+            num_frames: frames sampled from each video; without it and `fps` all, or as many as
+                `media_limits` allow.
+            fps: frames sampled from each second of each video instead.
             apply_chat_template: False if the prompts are templated already.
             continue_final_message: True to go on with the last message of a conversation, False to begin
                 another; None goes on with the assistant's, as transformers' pipelines do. The output is what
@@ -86,6 +89,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 settings,
                 continue_final_message,
                 chat_template_kwargs,
+                fps=fps,
             )
             if streamer is not None:
                 if len(call.requests) != 1:
@@ -115,6 +119,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         videos: Any = None,
         *,
         num_frames: int | None = None,
+        fps: float | None = None,
         apply_chat_template: bool = True,
         continue_final_message: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -136,6 +141,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 settings,
                 continue_final_message,
                 chat_template_kwargs,
+                fps=fps,
             )
             if len(call.requests) != 1:
                 raise InputError(
@@ -179,6 +185,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
         keywords: dict[str, Any],
         continue_final_message: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        fps: float | None = None,
     ) -> Call:
         """Check all arguments and tokenise; nothing heavy has happened when this raises."""
         settings = GenerationSettings.from_keywords(
@@ -187,6 +195,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         placeholders = self._placeholders()
         reading = {
             "num_frames": num_frames,
+            "fps": fps,
             "limits": self.media_limits,
             "tokenizer": self.tokenizer,
             "apply_chat_template": apply_chat_template,
@@ -226,7 +235,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
     def _prepare_request(
         self, prompt: Any, arguments: dict[str, Any]
     ) -> tuple[Call, Callable[[Canvas], TextOutput]]:
-        own: dict[str, Any] = dict.fromkeys(("images", "videos", "num_frames", "generation_config"))
+        own: dict[str, Any] = dict.fromkeys(("images", "videos", "num_frames", "fps", "generation_config"))
         own |= dict.fromkeys(("continue_final_message", "chat_template_kwargs"))
         own["apply_chat_template"] = True
         own |= {name: arguments[name] for name in own if name in arguments}

@@ -44,7 +44,7 @@ def images(
         ),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Score the images in this folder.", show_default=False)
+        Path | None, typer.Option(help="Score the images in this folder or .npz file.", show_default=False)
     ] = None,
     prompt_file: Annotated[
         Path | None,
@@ -174,7 +174,7 @@ def score_folder(
     from mmspec.evaluation.quality.image_folder import read_images
     from mmspec.evaluation.quality.image_methods import held_out_captions
 
-    found = with_prompts(read_images(folder, n), prompts)
+    found = with_prompts(read_images(folder, n), prompts, first=n is not None)
     session, count = open_session(), len(found.images)
     are_scenes = found.prompts == held_out_captions(count, session.seed)
     reference = session.reference(count, found.size, found.prompts, of_scenes=are_scenes)
@@ -193,22 +193,26 @@ def items_of(subjects: Sequence[Asked]) -> list[Item]:
 def is_accelerator(against: str | None) -> bool:
     """True for what is neither scenes, nor a file of statistics, nor a folder."""
     return against not in (None, SCENES) and not (
-        str(against).endswith(".safetensors") or "/" in str(against) or Path(str(against)).is_dir()
+        str(against).endswith((".safetensors", ".npz")) or "/" in str(against) or Path(str(against)).is_dir()
     )
 
 
-def with_prompts(images: ImageSet, prompts: list[str] | None) -> ImageSet:
+def with_prompts(images: ImageSet, prompts: list[str] | None, *, first: bool) -> ImageSet:
     """The images with prompts of a file, if there is one.
 
+    Args:
+        images, prompts: in the same order.
+        first: whether they are the first images that there are; then there may be more prompts.
+
     Raises:
-        InputError: fewer prompts than images.
+        InputError: fewer prompts than images, or more than all images: one would get another's.
     """
     if prompts is None:
         return images
-    if len(prompts) < len(images.images):
-        count = len(images.images)
+    count = len(images.images)
+    if len(prompts) < count or (len(prompts) > count and not first):
         raise InputError("--prompt-file", f"{len(prompts)} prompts", f"one for each of the {count} images")
-    return replace(images, prompts=prompts[: len(images.images)])
+    return replace(images, prompts=prompts[:count])
 
 
 def subjects_of(pipe: Any, prompts: list[str] | None, n: int | None, seed: int) -> list[Asked]:

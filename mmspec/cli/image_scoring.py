@@ -32,7 +32,8 @@ class Scoring:
         str | None,
         typer.Option(
             help="What distances are to: scenes, a folder of images, a .safetensors file that --cache wrote, "
-            "or an accelerator, which draws with other seeds.",
+            "an .npz file with images (arr_0) or with mu and sigma of features, or an accelerator, which "
+            "draws with other seeds.",
             show_default="scenes, for their captions",
         ),
     ] = None
@@ -144,6 +145,8 @@ class Session:
             return None
         if against.endswith(".safetensors"):
             reference = reference_statistics.read_statistics(Path(against), self.network)
+        elif against.endswith(".npz"):
+            reference = self._published(Path(against), count)
         else:
             if against == SCENES:
                 shown = image_folder.real_scenes(count, size, self.seed, objects=objects)
@@ -154,6 +157,22 @@ class Session:
             reference = reference_statistics.reference_of(found.label, found.images, self.network, cache)
             note(f"reference features {'read from' if reference.cached else 'written to'} {reference.path}")
         reference.check(count, size)
+        return reference
+
+    def _published(self, path: Path, count: int) -> Reference:
+        """Read a reference of others; leaves out what cannot be computed from it."""
+        from mmspec.evaluation.quality import image_scores, reference_statistics
+
+        cache = self.scoring.cache or reference_statistics.DEFAULT_CACHE
+        reference = reference_statistics.read_published(path, self.network, count, cache)
+        for metric in [name for name in self.metrics if name in image_scores.DISTANCES and name != "fid"]:
+            if reference.features is None:
+                lacks = f"{count} images of the reference, and {path.name} has fewer, or mu and sigma alone"
+                if self.named:
+                    raise InputError(f"--metrics {metric}", str(path), f"it needs {lacks}")
+                self._leave_out(metric, lacks)
+        if reference.moments is not None:
+            note(f"fid is to the mu and sigma of {path.name}, of images whose number it does not say")
         return reference
 
     def score(self, images: ImageSet, reference: Reference | None) -> dict[str, Any]:

@@ -13,21 +13,26 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
+from mmspec.text_file import json_lines, read_text
 
 __all__ = ["read_prompt_file"]
 
 COCO_PROMPT = "Provide a detailed description of the given image."  # of FLASH's evaluation on COCO
 COLUMNS = ("prompt", "prompts")
+UNREAD = ("video", "videos", "audio", "audios", "system", "tools")  # would change what is asked
 MAX_BYTES = 2_000_000_000
+MAX_HEADER = 10_000  # characters; a longer first line is no table's
 
 
 def read_prompt_file(path: str | Path, count: int | None = None) -> list[Example]:
@@ -45,12 +50,10 @@ def read_prompt_file(path: str | Path, count: int | None = None) -> list[Example
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError("prompt file", str(path), f"a file of at most {MAX_BYTES:,} bytes")
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            "prompt file", str(path), f"a readable UTF-8 file ({type(error).__name__})"
-        ) from error
-    first = next((line for line in text.splitlines() if line.strip()), "")
+    except OSError as error:
+        raise InputError("prompt file", str(path), f"a readable file ({type(error).__name__})") from error
+    text = read_text(path, "prompt file")
+    first = next((line for line in lines_of(text) if line.strip()), "")
     if first.lstrip().startswith("{"):
         whole = _coco(text) if path.suffix == ".json" else None
         found = _json_lines(path, text) if whole is None else _captioned_images(path, whole)
@@ -58,7 +61,10 @@ def read_prompt_file(path: str | Path, count: int | None = None) -> list[Example
         found = _table(path, text, separator)
     else:
         found = _plain(path, text)
-    examples = list(islice(found, count))
+    try:
+        examples = list(islice(found, count))
+    except csv.Error as error:
+        raise InputError("prompt file", str(path), f"a table that can be read ({error})") from error
     if not examples:
         raise InputError("prompt file", str(path), "a file with at least one prompt")
     return examples
@@ -67,26 +73,31 @@ def read_prompt_file(path: str | Path, count: int | None = None) -> list[Example
 def _separator(header: str) -> str | None:
     """The separator of a table whose header names the prompts; None for other text."""
     for separator in "\t,":
-        if any(name.strip().lower() in COLUMNS for name in header.split(separator)[:8]):
+        names = next(csv.reader([header[:MAX_HEADER]], delimiter=separator))
+        if any(name.strip().lower() in COLUMNS for name in names[:8]):
             return separator if separator in header else None
     return None
 
 
+def lines_of(text: str) -> Iterator[str]:
+    """The lines of a text, at the line ends of every system and nowhere else."""
+    return io.StringIO(text, newline="")
+
+
 def _plain(path: Path, text: str) -> Iterable[Example]:
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(lines_of(text), start=1):
         if line.strip():
             yield Example((line.strip(),), identifier=f"{path.name}:{number}")
 
 
 def _table(path: Path, text: str, separator: str) -> Iterable[Example]:
-    rows = csv.reader(text.splitlines(), delimiter=separator, quoting=csv.QUOTE_MINIMAL)
+    reader = csv.reader(lines_of(text), delimiter=separator, quoting=csv.QUOTE_MINIMAL)
+    rows = (row for row in reader if any(cell.strip() for cell in row))
     header = [name.strip().lower() for name in next(rows)]
     column = next(index for index, name in enumerate(header) if name in COLUMNS)
     category = header.index("category") if "category" in header else None
     for row in rows:
-        where = f"{path.name}:{rows.line_num}"
-        if not any(cell.strip() for cell in row):
-            continue
+        where = f"{path.name}:{reader.line_num}"
         if len(row) <= column or not row[column].strip():
             raise InputError(where, separator.join(row), f"a row with a {header[column]!r}")
         group = row[category].strip() if category is not None and len(row) > category else ""
@@ -94,18 +105,16 @@ def _table(path: Path, text: str, separator: str) -> Iterable[Example]:
 
 
 def _json_lines(path: Path, text: str) -> Iterable[Example]:
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            yield _conversation(line, f"{path.name}:{number}", path.parent)
+    for where, entry in json_lines(text, partial("{}:{}".format, path.name)):
+        yield _conversation(entry, where, path.parent)
 
 
-def _conversation(line: str, where: str, folder: Path) -> Example:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(where, line[:200], "one JSON object a line") from error
+def _conversation(entry: Any, where: str, folder: Path) -> Example:
     if not isinstance(entry, dict):
         raise InputError(where, entry, "an object with the key 'turns' or 'prompt'")
+    for unread in UNREAD:
+        if entry.get(unread):
+            raise InputError(f"{where}: {unread}", entry[unread], "a row without it: it would not be read")
     turns = entry.get("turns", entry.get("prompt"))
     turns = [turns] if isinstance(turns, str) else turns
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):

@@ -15,12 +15,18 @@ from __future__ import annotations
 import io
 import json
 import os
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 
+Matrix = tuple[float, float, float, float]
+"""(a, b, c, d) of a display matrix: the pixel (x, y) is shown at (a x + c y, b x + d y), but for a shift."""
+IDENTITY: Matrix = (1, 0, 0, 1)
+ROUNDING_S = 5e-3  # of lengths in a movie's units, and less than a frame
+ONE = 1 << 16  # of the fixed-point numbers of a display matrix
 NO_STREAM = "no video stream was found in it: it has none, or is cut short"
 
 
@@ -29,7 +35,7 @@ class Refused(Exception):
 
 
 class Unreadable(Exception):
-    """Error: this library cannot open the file; another might."""
+    """Error: this library cannot read the file; another might."""
 
 
 class Reader(Protocol):
@@ -37,8 +43,8 @@ class Reader(Protocol):
 
     Attributes:
         timestamps: float64 [total], seconds at which each frame is shown, in ascending order.
-        width: columns of a frame as shown, after rotation.
-        height: rows of a frame as shown, after rotation.
+        width: columns of a frame as shown, turned and mirrored.
+        height: rows of a frame as shown.
     """
 
     timestamps: np.ndarray
@@ -52,14 +58,16 @@ class Reader(Protocol):
 class DecordReader:
     """Read frames by decord.
 
-    decord 0.6.0 shears the rows of rotated videos (64 x 48 comes back as [64, 48, 4]), so the rotation is
-    taken out of the file before, and applied here.
+    decord 0.6.0 shears the rows of rotated videos (64 x 48 comes back as [64, 48, 4]), so the display matrix
+    is taken out of the file before, and applied here.
     """
 
     def __init__(self, data: bytes) -> None:
         import decord
 
-        data, self.quarter_turns = without_rotation(data)
+        if is_cut(data):  # decord counts the frames that are cut off, and gives others under their numbers
+            raise Unreadable("it is cut by an edit list, which PyAV reads: pip install av")
+        data, self.matrix = without_matrix(data)
         try:
             self.video = decord.VideoReader(io.BytesIO(data), num_threads=1)
         except (decord.DECORDError, RuntimeError) as error:
@@ -71,13 +79,12 @@ class DecordReader:
         self.timestamps = self.video.get_frame_timestamp(range(total))[:, 0].astype(np.float64)
         if not (self.timestamps > -1e9).all():  # AVI files hold no times for frames out of order
             self.timestamps = np.arange(total) / self.video.get_avg_fps()
-        height, width, _ = self.video[0].shape
-        self.width, self.height = (height, width) if self.quarter_turns % 2 else (width, height)
+        self.height, self.width, _ = upright(self.video[0].asnumpy(), self.matrix).shape
 
     def frames(self, indices: list[int]) -> Iterator[np.ndarray]:
         """Yield uint8 [height, width, 3] for ascending indices."""
         for index in indices:
-            yield np.rot90(self.video[index].asnumpy(), self.quarter_turns)
+            yield upright(self.video[index].asnumpy(), self.matrix)
 
 
 class PyAVReader:
@@ -90,18 +97,26 @@ class PyAVReader:
         if not self.container.streams.video:
             raise Refused(NO_STREAM)
         self.stream: Any = self.container.streams.video[0]
-        packets = [(p.pts, p.is_keyframe) for p in self.container.demux(self.stream) if p.pts is not None]
-        if not packets or self.stream.time_base is None:
+        packets = [
+            (packet.pts, packet.is_keyframe, packet.is_discard)  # by an edit list
+            for packet in self.container.demux(self.stream)
+            if packet.pts is not None
+        ]
+        self.pts = sorted(pts for pts, _, is_discarded in packets if not is_discarded)
+        if not self.pts or self.stream.time_base is None:
             raise Refused("there are no frames in it")
-        self.pts = sorted(pts for pts, _ in packets)
-        self.key_pts = sorted(pts for pts, is_key in packets if is_key)
+        self.key_pts = sorted(pts for pts, is_key, _ in packets if is_key)
         self.timestamps = np.array(self.pts) * float(self.stream.time_base)
         self.container.seek(self.pts[0], stream=self.stream)
-        first = next(self.container.decode(self.stream))
+        first: Any = next(self.container.decode(self.stream))
         self.stored_width, self.stored_height = first.width, first.height
-        self.quarter_turns = round(first.rotation / 90) % 4
-        is_lying = self.quarter_turns % 2
-        self.width, self.height = (first.height, first.width) if is_lying else (first.width, first.height)
+        self.matrix = IDENTITY
+        display_matrix = first.side_data.get("DISPLAYMATRIX")
+        if display_matrix is not None:
+            a, b, c, d = np.frombuffer(display_matrix, np.int32)[[0, 1, 3, 4]] / ONE
+            self.matrix = a, b, c, d
+        sides = (first.width, first.height)
+        self.width, self.height = sides[::-1] if is_lying(self.matrix) else sides
 
     def frames(self, indices: list[int]) -> Iterator[np.ndarray]:
         """Yield uint8 [height, width, 3] for ascending indices."""
@@ -117,7 +132,7 @@ class PyAVReader:
                 last = frame.pts
             # A stream may change its size on the way; all frames are given in the size of the first.
             image = frame.to_ndarray(format="rgb24", width=self.stored_width, height=self.stored_height)
-            yield np.rot90(image, self.quarter_turns)
+            yield upright(image, self.matrix)
 
 
 class PillowReader:
@@ -153,33 +168,81 @@ def open_video(data: bytes, names: list[str]) -> tuple[str, Reader]:
     """Open with the first library that can; return its name, too.
 
     Raises:
-        Refused: there is no video in it.
+        Refused: there is no video in it, or a library that is not here is needed.
         Unreadable: none of them can.
     """
+    why = ""
     for name in names:
         try:
             return name, READERS[name](data)
-        except Unreadable:
-            continue
-    raise Unreadable
+        except Unreadable as error:
+            why = str(error)
+    raise Refused(why) if why else Unreadable
 
 
-def without_rotation(data: bytes) -> tuple[bytes, int]:
-    """Remove the rotation of an MP4 or MOV file; return its quarter turns counter-clockwise."""
-    one = 1 << 16
-    for track_header in (
-        header
-        for movie in boxes(data, 0, len(data), b"moov")
-        for track in boxes(data, *movie, b"trak")
-        for header in boxes(data, *track, b"tkhd")
-    ):
-        start = track_header[0] + (52 if data[track_header[0]] == 1 else 40)  # version 1 has longer dates
-        a, b = (int.from_bytes(data[start + i : start + i + 4], "big", signed=True) for i in (0, 4))
-        quarter_turns = {(0, one): 3, (-one, 0): 2, (0, -one): 1}.get((a, b))
-        if quarter_turns:
-            identity = b"".join(n.to_bytes(4, "big") for n in (one, 0, 0, 0, one, 0, 0, 0, 1 << 30))
-            return data[:start] + identity + data[start + 36 :], quarter_turns
-    return data, 0
+def upright(frame: np.ndarray, matrix: Matrix) -> np.ndarray:
+    """Turn and mirror a frame [H, W, 3] as FFmpeg does: by the nearest of the eight ways to lay it."""
+    a, b, c, d = matrix
+    if is_lying(matrix):
+        frame, a, d = frame.swapaxes(0, 1), c, b
+    return frame[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
+
+
+def is_lying(matrix: Matrix) -> bool:
+    """True where rows are shown as columns."""
+    a, b, c, d = matrix
+    return abs(b) + abs(c) > abs(a) + abs(d)
+
+
+def without_matrix(data: bytes) -> tuple[bytes, Matrix]:
+    """Put the identity for the display matrices of an MP4 or MOV file; returns what they were, multiplied.
+
+    One is the first video track's, the other the movie's.
+    """
+    a, b, c, d = IDENTITY
+    for path, offset in ((b"trak tkhd", 40), (b"mvhd", 36)):
+        for start in video_boxes(data, path):
+            place = start + offset + (12 if data[start] else 0)  # version 1 has longer dates
+            e, f, _, g, h = (number / ONE for number in struct.unpack_from(">5i", data, place))
+            a, b, c, d = a * e + b * g, a * f + b * h, c * e + d * g, c * f + d * h
+            identity = struct.pack(">9i", ONE, 0, 0, 0, ONE, 0, 0, 0, 1 << 30)
+            data = data[:place] + identity + data[place + 36 :]
+    return data, (a, b, c, d)
+
+
+def is_cut(data: bytes) -> bool:
+    """True for an MP4 or MOV file of which an edit list shows less than it holds."""
+    lengths = []  # of the movie and of the track: units a second, and the length in them
+    for path in (b"mvhd", b"trak mdia mdhd"):
+        for start in video_boxes(data, path):
+            layout, place = (">IQ", start + 20) if data[start] else (">II", start + 12)
+            lengths.append(struct.unpack_from(layout, data, place))
+    if len(lengths) != 2 or not lengths[0][0] or not lengths[1][0]:
+        return False
+    (unit, _), (track_unit, held) = lengths
+    shown = 0
+    for start in video_boxes(data, b"trak edts elst"):
+        edit = struct.Struct(">Qqi" if data[start] else ">Iii")
+        (count,) = struct.unpack_from(">I", data, start + 4)
+        edits = [edit.unpack_from(data, start + 8 + edit.size * index) for index in range(count)]
+        shown += sum(length for length, begin, _ in edits if begin >= 0)
+    return bool(0 < shown / unit < held / track_unit - ROUNDING_S)
+
+
+def video_boxes(data: bytes, path: bytes) -> Iterator[int]:
+    """Yield starts of the contents of boxes in the movie of an MP4 file, of its first video track alone."""
+    found = list(boxes(data, 0, len(data), b"moov"))
+    for kind in path.split():
+        found = [inner for box in found for inner in boxes(data, *box, kind)]
+        if kind == b"trak":
+            found = [track for track in found if is_video(data, track)][:1]
+    yield from (start for start, _ in found)
+
+
+def is_video(data: bytes, track: tuple[int, int]) -> bool:
+    """True for a track of an MP4 or MOV file that holds a video."""
+    handlers = [box for media in boxes(data, *track, b"mdia") for box in boxes(data, *media, b"hdlr")]
+    return any(data[start + 8 : start + 12] == b"vide" for start, _ in handlers)
 
 
 def boxes(data: bytes, start: int, end: int, kind: bytes) -> Iterator[tuple[int, int]]:

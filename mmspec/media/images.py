@@ -14,6 +14,7 @@ import threading
 import warnings
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageFile
@@ -101,8 +102,10 @@ def load_image(
         return _to_rgb(Image.fromarray(np.ascontiguousarray(pixels)), "an array", argument, limits)
     data = read_source(source, argument=argument, limits=limits, max_bytes="max_bytes", kind="image")
     name = file_format(data)
+    file = _file_name(source, argument)
     if name not in _PLUGINS:
-        raise MediaError(argument, Described(f"{name} data"), f"allowed are {', '.join(_PLUGINS)} files")
+        allowed = f"allowed are {', '.join(_PLUGINS)} files"
+        raise MediaError(argument, Described(f"{name} data{file}"), allowed)
     if name == "WEBP":  # its decoder allocates the canvas while it reads the header
         width, height = _webp_size(data)
         check_size(width, height, "a WEBP image", argument=argument, limits=limits)
@@ -110,9 +113,9 @@ def load_image(
         with _quietly():
             image = _PLUGINS[name](io.BytesIO(data))
     except _DAMAGED as error:
-        raise MediaError(argument, Described(f"a {name} file"), "its header is damaged") from error
+        raise MediaError(argument, Described(f"a {name} file{file}"), "its header is damaged") from error
     with image:
-        return _to_rgb(image, f"a {name} image", argument, limits)
+        return _to_rgb(image, f"a {name} image", argument, limits, file)
 
 
 def load_images(
@@ -137,7 +140,14 @@ def load_images(
     ]
 
 
-def _to_rgb(image: Image.Image, what: str, argument: str, limits: MediaLimits) -> Image.Image:
+def _file_name(source: object, argument: str) -> str:
+    """The name of a file, in parentheses, for messages that have not said it yet; "" for other sources."""
+    if not isinstance(source, str | Path) or str(source)[:5].lower() == "data:" or str(source) in argument:
+        return ""
+    return f" ({Path(source).name})"
+
+
+def _to_rgb(image: Image.Image, what: str, argument: str, limits: MediaLimits, file: str = "") -> Image.Image:
     check_size(*image.size, what, argument=argument, limits=limits)
     try:
         image.load()
@@ -154,7 +164,7 @@ def _to_rgb(image: Image.Image, what: str, argument: str, limits: MediaLimits) -
     except MediaError:
         raise
     except _DAMAGED as error:
-        raise MediaError(argument, Described(what), "it is damaged, cut short or closed") from error
+        raise MediaError(argument, Described(what + file), "it is damaged, cut short or closed") from error
     image.info = {}  # an orientation left here would be applied a second time by the next library
     return image
 

@@ -91,10 +91,16 @@ def choose_frames(
     *,
     num_frames: int | None,
     fps: float | None,
+    most: int,
     argument: str,
     limits: MediaLimits,
 ) -> np.ndarray:
     """Sample as `sample_indices` does, after checking the request against the video.
+
+    Args:
+        total, timestamps, num_frames, fps: see there.
+        most: frames of a video with times that are taken where neither number is given.
+        argument, limits: of errors.
 
     Raises:
         MediaError: more frames than the video has, a rate above its own, or more than `max_frames`.
@@ -104,11 +110,14 @@ def choose_frames(
         raise MediaError("num_frames", num_frames, f"this video has {total:,} frames; pass 1..{total}")
     if fps is not None and rate is not None and fps > 1.01 * rate:
         raise MediaError("fps", fps, f"this video has {rate:g} frames a second; pass at most that")
+    if num_frames is None and fps is None and timestamps is not None:
+        num_frames = min(total, most)
     count = num_frames or total
     if fps is not None and timestamps is not None:
         count = _count_at(timestamps, fps)
     if count > limits.max_frames:
-        allowed = f"pass num_frames or a lower fps: {limits.allows('max_frames', 'frames')}"
+        instead = "num_frames" if fps is None else "num_frames or a lower fps"
+        allowed = f"pass {instead}: {limits.allows('max_frames', 'frames')}"
         raise MediaError(argument, Described(f"{count:,} frames to take"), allowed)
     return sample_indices(total, timestamps, num_frames=num_frames, fps=fps)
 

@@ -31,6 +31,8 @@ __all__ = ["Video", "load_video"]
 _FORMATS = ("MP4", "Matroska or WebM", "AVI", "GIF")
 # name -> module; the second is tried where the first cannot read
 _READERS = {"decord": "decord", "pyav": "av"}
+MICROSECONDS = 1_000_000  # a second
+TIME_TOLERANCE_S = 1e-3  # containers round times to their time base, Matroska to milliseconds
 _FASTEST_CAMERA = 240  # frames a second; bounds the index of frames that a lying header makes us read
 
 
@@ -42,7 +44,8 @@ class Video:
         frames: uint8 [T, H, W, 3], rotated as shown.
         frames_indices: int64 [T], which frames of the source these are.
         total_num_frames: frames of the source.
-        timestamps: float64 [T], seconds from the start of the video; None if the source was a list of frames.
+        timestamps: float64 [T], seconds since the first frame of the source is shown; None if the source was
+            a list of frames.
         fps: mean frames a second of the source; None if it is not known (a list, or a single frame).
         backend: what decoded it: "decord", "pyav", "pillow" or "frames".
     """
@@ -56,15 +59,26 @@ class Video:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Metadata of the video, as transformers' video processors take it by `video_metadata`."""
+        """Metadata of the video, as transformers' video processors take it by `video_metadata`.
+
+        They compute times from numbers of frames and a rate. Where the rate is uneven, that would be other
+        times than the frames': then frames are counted in microseconds.
+        """
+        total, fps, indices = self.total_num_frames, self.fps, self.frames_indices
+        duration = None if fps is None else total / fps
+        if fps is not None and duration is not None and self.timestamps is not None:
+            error = np.abs(indices / fps - self.timestamps).max()
+            if error > TIME_TOLERANCE_S:
+                total, fps = round(duration * MICROSECONDS), MICROSECONDS
+                indices = np.rint(self.timestamps * MICROSECONDS).astype(np.int64)
         return {
-            "total_num_frames": self.total_num_frames,
-            "fps": self.fps,
+            "total_num_frames": total,
+            "fps": fps,
             "width": self.frames.shape[2],
             "height": self.frames.shape[1],
-            "duration": self.total_num_frames / self.fps if self.fps else None,
+            "duration": duration,
             "video_backend": self.backend,
-            "frames_indices": self.frames_indices.tolist(),
+            "frames_indices": indices.tolist(),
         }
 
 
@@ -83,7 +97,7 @@ def load_video(
             GIF file; or the frames, as a list of what `load_image` takes or an array or tensor [T, H, W, C]
             or [T, C, H, W].
         num_frames: how many frames to take, see `mmspec.media.sampling.sample_indices`. Without it and `fps`,
-            all frames.
+            all frames of a list; of a file all, or as many as `max_frames` and `max_video_pixels` allow.
         fps: how many frames to take from each second instead; not for lists of frames, which have no times.
         argument: the argument that errors name.
         limits: the limits to keep.
@@ -122,7 +136,9 @@ def _from_frames(
     total = len(source)
     if total == 0:
         raise MediaError(argument, Described("no frames"), "pass at least one frame")
-    indices = choose_frames(total, None, num_frames=num_frames, fps=None, argument=argument, limits=limits)
+    indices = choose_frames(
+        total, None, num_frames=num_frames, fps=None, most=total, argument=argument, limits=limits
+    )
     frames: Any = None
     for place, index in enumerate(indices.tolist()):
         name = f"{argument}[{index}]"
@@ -214,8 +230,10 @@ def _converse(
     if seconds > limits.max_video_seconds:
         allowed = limits.allows("max_video_seconds", "seconds")
         raise MediaError(argument, Described(f"a video of {seconds:.1f} seconds"), allowed)
+    timestamps = timestamps - timestamps[0]
+    most = min(limits.max_frames, max(1, limits.max_video_pixels // (width * height)))
     indices = choose_frames(
-        total, timestamps, num_frames=num_frames, fps=fps, argument=argument, limits=limits
+        total, timestamps, num_frames=num_frames, fps=fps, most=most, argument=argument, limits=limits
     )
     check_frames(len(indices), width, height, argument=argument, limits=limits)
     child.stdin.write(json.dumps(indices.tolist()).encode() + b"\n")

@@ -67,7 +67,8 @@ def train_drafter(
         how: see `TrainingPlan`; by default 10 minutes, of 8 sequences at once.
 
     Returns:
-        The folder. Its `training.json` records how it was made.
+        The folder. Its `training.json` records how it was made, and which rows were drawn and skipped by the
+        main process since it began or was resumed.
 
     Raises:
         InputError: no such method or setting, or a budget that is none.
@@ -102,7 +103,13 @@ def train_drafter(
             "accumulate": accumulate if accumulate > 1 else None,
             "from": start,
         }
-        about = {"method": method, "target": Path(target).name, "target_dtype": str(teacher.dtype)[6:]}
+        about: dict[str, Any] = {
+            "method": method,
+            "target": Path(target).name,
+            "target_dtype": str(teacher.dtype)[6:],
+        }
+        left_out = getattr(source, "left_out", {})
+        about |= {"skipped_rows": left_out} if left_out else {}
         save_trained(model, out, training_record("drafter", options, plan, run, before, **about))
     accelerator.wait_for_everyone()
     return out

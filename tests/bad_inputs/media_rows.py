@@ -244,7 +244,7 @@ VIDEOS = [
           "max_video_bytes"),
     video(24, "601 seconds", clip(2, times_ms=(0, 601_000)), "601.0 seconds; at most 600 seconds",
           "max_video_seconds"),
-    video(24, "300 frames", clip(300, (16, 16)), "300 frames", "at most 256 frames", "max_frames"),
+    video(24, "300 frames", clip(300, (16, 16)), "300 frames", "at most 256 frames", "max_frames", fps=10),
     video(24, "promises 10^9 frames", files.claims_frames(CLIP, 10**9), "MP4 data"),
     video(24, "GIF of 65,535 x 65,535", files.gif_screen(65535, 65535), "65,535 x 65,535", SIZES),
     video(24, "Frame above max_pixels", np.broadcast_to(np.uint8(0), (2, 6000, 6000, 3)), SIZES,

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -148,8 +149,29 @@ def test_folders_that_do_not_fit_are_refused_in_one_line(fails, folders, tmp_pat
     (tmp_path / "prompts.txt").write_text("a red ring\n")
     asked = ("--folder", one, "--prompt-file", tmp_path / "prompts.txt")
     assert "one for each of the 12" in fails("evaluate", "images", *asked)
+    (tmp_path / "prompts.txt").write_text("a red ring\n" * 13)
+    assert "one for each of the 12" in fails("evaluate", "images", *asked)
     (few / "001.png").write_bytes(b"no image")
     assert "001.png" in fails("evaluate", "images", "--folder", few, "--metrics", "entropy")
+
+
+def test_published_npz_files_are_samples_and_references(evaluate, fails, folders, tmp_path):
+    one, two = (
+        np.stack([np.asarray(Image.open(file)) for file in sorted(folder.glob("*.png"))])
+        for folder in folders
+    )
+    np.savez(tmp_path / "one.npz", arr_0=one, arr_1=np.zeros(COUNT))
+    np.savez(tmp_path / "two.npz", arr_0=two, mu=np.zeros(2048), sigma=np.eye(2048))
+    (plain,) = evaluate("--folder", folders[0], "--against", folders[1])["rows"]
+    (row,) = evaluate("--folder", tmp_path / "one.npz", "--against", tmp_path / "two.npz")["rows"]
+    assert {**row, "images": "one"} == {**plain, "images": "one"}
+    np.savez(tmp_path / "mu.npz", mu=np.zeros(128), sigma=np.eye(128))
+    report = evaluate("--folder", folders[0], "--against", tmp_path / "mu.npz")
+    assert {"kid", "precision_recall", "density_coverage"} <= set(report["left_out"])
+    asked = ("evaluate", "images", "--folder", folders[0], "--metrics", "kid", "--against")
+    assert "mu and sigma alone" in fails(*asked, tmp_path / "mu.npz")
+    np.savez(tmp_path / "mu.npz", mu=np.zeros(2048), sigma=np.eye(2048))
+    assert "--features inception" in fails(*asked, tmp_path / "mu.npz")
 
 
 def test_images_that_scenes_do_not_come_in_have_no_distances_to_them(run_json, fails, tmp_path):

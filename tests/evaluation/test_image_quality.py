@@ -25,7 +25,7 @@ from mmspec.evaluation.quality.image_scores import (
     score_images,
 )
 from mmspec.evaluation.quality.intervals import student_quantile
-from mmspec.evaluation.quality.reference_statistics import read_statistics, reference_of
+from mmspec.evaluation.quality.reference_statistics import read_published, read_statistics, reference_of
 from mmspec.evaluation.quality.statistics import token_entropy
 from mmspec.reference.assets import reference_models
 from mmspec.reference.scoring.attributes import AttributeJudge
@@ -345,3 +345,104 @@ def test_clip_score_is_that_of_torchmetrics(clip_folder):
         pixels = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)
         assert value == pytest.approx(float(clip_score(pixels, prompt, lambda: parts)), abs=1e-3)
     assert len(set(found)) == 3
+
+
+def saved(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def moments_of(features):
+    return {"mu": features.double().mean(0).numpy(), "sigma": features.double().T.cov().numpy()}
+
+
+def test_published_references_give_what_can_be_computed_from_them(tmp_path):
+    network = Counting().network
+    one, other = (ImageSet("a", real_scenes(24, (16, 16), seed)) for seed in (0, 500))
+    features = network.features(other.images)
+    pixels = {"arr_0": np.stack([np.asarray(image) for image in other.images])}
+    scorer, metrics = Scorer(network), ["fid", "kid", "precision_recall"]
+    wanted = score_images(one, reference_of("x", other.images, network, None), metrics, scorer)
+
+    def found(count=24, **arrays):
+        reference = read_published(saved(tmp_path / "x.npz", **arrays), network, count, tmp_path)
+        return score_images(one, reference, metrics, scorer)
+
+    assert found(**pixels) == wanted
+    assert found(**pixels, mu=np.zeros(2048), sigma=np.eye(2048)) == wanted, "another network's are not taken"
+    for arrays in (moments_of(features), {"mu_s": np.zeros(9), **moments_of(features)}):
+        alone = found(**arrays)
+        assert alone["fid"].value == pytest.approx(wanted["fid"].value, rel=1e-6)
+        assert not {"kid", "precision", "recall"} & alone.keys()
+        assert found(**pixels, **arrays) == {**wanted, "fid": alone["fid"]}
+        assert found(25, **pixels, **arrays).keys() == alone.keys(), "too few images for the rest"
+    single = {name: value.astype(np.float32) for name, value in moments_of(features).items()}
+    assert found(**single)["fid"].value == pytest.approx(wanted["fid"].value, rel=1e-2)
+
+
+WRONG = {
+    "another network's": (
+        {"mu": np.zeros(3), "sigma": np.eye(3)},
+        "mu and sigma of 3 features.*the 2 of 'means'",
+    ),
+    "inception's": ({"mu": np.zeros(2048), "sigma": np.eye(2048)}, "2048 features.*--features inception"),
+    "a sigma of another size": ({"mu": np.zeros(2), "sigma": np.eye(3)}, r"mu \[2\] and sigma \[3, 3\]"),
+    "a sigma of another size beside images": (
+        {"arr_0": np.zeros((3, 8, 8, 3), np.uint8), "mu": np.zeros(2), "sigma": np.zeros(2)},
+        r"sigma \[2\]",
+    ),
+    "no sigma": ({"mu": np.zeros(2)}, "mu and sigma"),
+    "no numbers": ({"mu": np.array([0.0, np.nan]), "sigma": np.eye(2)}, "finite mu"),
+    "images of floats": ({"arr_0": np.zeros((3, 8, 8, 3))}, r"arr_0 \[3, 8, 8, 3\] of float64"),
+    "images with channels first": ({"arr_0": np.zeros((3, 3, 8, 8), np.uint8)}, r"\[n, height, width, 3\]"),
+    "pickled objects": ({"mu": np.array([{}]), "sigma": np.eye(1)}, "without pickled objects"),
+    "nothing of the kind": ({"labels": np.zeros(3)}, "arr_0"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_npz_files_that_are_no_reference_are_refused_by_what_is_wrong(case, tmp_path):
+    arrays, expected = WRONG[case]
+    with pytest.raises(InputError, match=expected) as caught:
+        read_published(saved(tmp_path / "x.npz", **arrays), Counting().network, 3, tmp_path)
+    assert caught.value.argument == "--against"
+
+
+def test_npz_files_that_are_none_are_refused(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    (tmp_path / "x.npy").rename(tmp_path / "x.npz")
+    (tmp_path / "y.npz").write_bytes(
+        saved(tmp_path / "z.npz", arr_0=np.zeros((3, 8, 8, 3))).read_bytes()[:200]
+    )
+    for name in ("x.npz", "y.npz", "none.npz"):
+        with pytest.raises(InputError, match=r"--against.*\.npz file"):
+            read_published(tmp_path / name, Counting().network, 3, tmp_path)
+
+
+def test_samples_in_an_npz_file_are_images(tmp_path):
+    pixels = np.stack([np.asarray(image) for image in real_scenes(4, (32, 32))])
+    path = saved(tmp_path / "samples.npz", arr_0=pixels, arr_1=np.zeros(4))
+    found = read_images(path, 3)
+    assert found.size == (32, 32) and found.label == "samples.npz" and len(found.images) == 3
+    assert np.array_equal(np.asarray(found.images[2]), pixels[2])
+    with pytest.raises(InputError, match="at least 5 images"):
+        read_images(path, 5)
+    with pytest.raises(InputError, match="arr_0"):
+        read_images(saved(tmp_path / "mu.npz", mu=np.zeros(2), sigma=np.eye(2)))
+
+
+def test_images_are_in_the_order_of_their_numbers(tmp_path):
+    names = ["10.png", "2.png", "b.png", "1.png", "a-11.png", "a-9.png", "002.png"]
+    for index, name in enumerate(names):
+        Image.new("RGB", (8, 8), (index, 0, 0)).save(tmp_path / name)
+    order = ["1.png", "002.png", "2.png", "10.png", "a-9.png", "a-11.png", "b.png"]
+    assert [names[image.getpixel((0, 0))[0]] for image in read_images(tmp_path).images] == order
+
+
+def test_a_damaged_image_of_a_folder_is_named(folder):
+    (folder / "2.png").write_bytes((folder / "2.png").read_bytes()[:60])
+    with pytest.raises(MediaError, match=r"2\.png"):
+        read_images(folder)
+    (folder / "images.jsonl").write_bytes(b'{"file": "0.png"}\n{"file": "caf\xe9.png"}\n')
+    with pytest.raises(InputError, match=r"line 2 of images\.jsonl"):
+        read_images(folder)

@@ -7,6 +7,7 @@ import pytest
 
 from mmspec.errors import InputError
 from mmspec.evaluation.prompt_files import COCO_PROMPT, read_prompt_file
+from mmspec.evaluation.quality.references import read_references
 
 SHIPPED = Path("assets/prompts")
 
@@ -111,6 +112,62 @@ def test_a_row_without_its_prompt_is_named(tmp_path):
     path.write_text("Category,Prompts\nColors,a car\nColors\n")
     with pytest.raises(InputError, match=r"prompts\.csv:3"):
         read_prompt_file(path)
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_lines_end_at_line_feeds_alone_and_quoted_line_breaks_stay(tmp_path, mark):
+    path = tmp_path / "x"
+    odd = "a\u2028b\u2029c\u0085d\x0be\x0cf"
+    strict = json.dumps({"prompt": odd[:7], "references": ["a"]}, ensure_ascii=False)
+    path.write_bytes((mark + "\r\n" + strict + "\r\n\r\n" + strict).encode())
+    assert [(one.turns[0], one.identifier) for one in read_prompt_file(path)] == [
+        (odd[:7], "x:2"),
+        (odd[:7], "x:4"),
+    ]
+    assert [one.references for one in read_references(path)] == [("a",), ("a",)]
+    for end in ("\n", "\r\n"):
+        for separator in ",\t":
+            cells = separator.join(['"Prompt"', "Category"]) + end
+            cells += separator.join([f'"a red{end}ring"', "x"]) + end + separator.join([odd, "y"]) + end
+            path.write_bytes((mark + cells).encode())
+            found = read_prompt_file(path)
+            assert [(one.turns[0], one.category) for one in found] == [(f"a red{end}ring", "x"), (odd, "y")]
+        path.write_bytes((mark + odd + end + "two").encode())
+        assert [one.turns[0] for one in read_prompt_file(path)] == [odd, "two"]
+    path.write_text("a" * 200_000)
+    assert len(read_prompt_file(path)) == 1, "more than a cell of a table may have"
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ("a\nb\n".encode("utf-16"), "x is UTF-16"),
+        ("a\nb\n".encode("utf-16-le"), "line 1 of x has a NUL"),
+        (b"\xef\xbb\xbfa\nb\ncaf\xe9\n", "line 3 of x has the byte 0xe9"),
+        (b'prompt,x\n"' + b"a" * 200_000 + b'"\n', "field larger"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_line(tmp_path, data, expected):
+    (tmp_path / "x").write_bytes(data)
+    with pytest.raises(InputError, match=expected):
+        read_prompt_file(tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", ["video", "audio", "system"])
+def test_what_a_row_says_and_nothing_reads_is_refused(tmp_path, name):
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"prompt": "a", name: "b"}))
+    with pytest.raises(InputError, match=rf"x\.jsonl:1: {name}"):
+        read_prompt_file(path)
+    path.write_text(json.dumps({"prompt": "a", name: None}))
+    assert read_prompt_file(path)
+
+
+def test_references_of_a_table_are_refused(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("prompt,references\na,b\n")
+    with pytest.raises(InputError, match=r"x\.csv:1"):
+        read_references(path)
 
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.rglob("*.*sv")) + sorted(SHIPPED.rglob("*.json*")), ids=str)

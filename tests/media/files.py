@@ -96,6 +96,20 @@ def turned(data: bytes, quarter_turns: int, size: tuple[int, int] = (64, 48)) ->
     return data[:start] + struct.pack(">9i", *matrix) + data[start + 36 :]
 
 
+def laid(data: bytes, matrix: tuple[int, int, int, int], *, by_movie: bool = False) -> bytes:
+    """An MP4 file with (a, b, c, d) in the display matrix of its track, or of the whole movie."""
+    a, b, c, d = (ONE * number for number in matrix)
+    start = data.index(b"mvhd") + 40 if by_movie else data.index(b"tkhd") + 44
+    return data[:start] + struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30) + data[start + 36 :]
+
+
+def cut(data: bytes, start_ms: int, stop_ms: int) -> bytes:
+    """An MP4 file of `clip` of which an edit list shows what is between two times."""
+    place = data.index(b"elst") + 12
+    edit = struct.pack(">ii", stop_ms - start_ms, start_ms * 10240 // 1000)
+    return data[:place] + edit + data[place + 8 :]
+
+
 def claims_frames(data: bytes, count: int) -> bytes:
     """An MP4 file whose tables promise `count` frames of 7 bytes each."""
     start = data.index(b"stsz") + 8

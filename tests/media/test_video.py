@@ -24,7 +24,7 @@ from mmspec.errors import MediaError, MissingDependencyError
 from mmspec.media import MediaLimits, Video, load_video
 from mmspec.media import video as video_module
 from mmspec.media.sampling import sample_indices
-from tests.media.files import clip, fading_gif, noise, turned
+from tests.media.files import clip, cut, fading_gif, laid, noise, turned
 
 CLIP = clip()  # 12 frames at 10 a second, 64 x 48
 READERS = [
@@ -103,6 +103,79 @@ def test_the_rotation_flag_is_applied(quarter_turns: int, reader: str) -> None:
     assert np.array_equal(video.frames, np.rot90(plain, quarter_turns, axes=(1, 2)))
 
 
+EIGHT = {  # a display matrix, and the same by NumPy
+    (1, 0, 0, 1): lambda frame: frame,
+    (0, 1, -1, 0): lambda frame: np.rot90(frame, 3),
+    (-1, 0, 0, -1): lambda frame: np.rot90(frame, 2),
+    (0, -1, 1, 0): lambda frame: np.rot90(frame, 1),
+    (-1, 0, 0, 1): lambda frame: frame[:, ::-1],
+    (1, 0, 0, -1): lambda frame: frame[::-1],
+    (0, 1, 1, 0): lambda frame: frame.swapaxes(0, 1),
+    (0, -1, -1, 0): lambda frame: np.rot90(frame, 2).swapaxes(0, 1),
+}
+
+
+@pytest.mark.parametrize("matrix", EIGHT)
+def test_display_matrices_turn_and_mirror_as_players_do(
+    matrix: tuple[int, int, int, int], reader: str
+) -> None:
+    plain = load_video(clip(size=(100, 50)), num_frames=1).frames[0]
+    video = load_video(laid(clip(size=(100, 50)), matrix), num_frames=1)
+    assert np.array_equal(video.frames[0], EIGHT[matrix](plain))
+
+
+def test_the_movies_matrix_counts_and_other_angles_take_the_nearest(reader: str) -> None:
+    plain = load_video(CLIP, num_frames=1).frames[0]
+    both = laid(laid(CLIP, (0, 1, 1, 0)), (-1, 0, 0, 1), by_movie=True)  # as (0, 1, -1, 0)
+    for data in (both, laid(CLIP, (1, 5, -5, 1))):
+        assert np.array_equal(load_video(data, num_frames=1).frames[0], np.rot90(plain, 3))
+    assert np.array_equal(load_video(laid(CLIP, (0, 0, 0, 0)), num_frames=1).frames[0], plain)
+
+
+UNEVEN = [0, 40, 80, 500, 1000, 1500, 1520, 1540, 3000]
+
+
+@pytest.mark.parametrize("container", ["mp4", "matroska"])
+@pytest.mark.parametrize("start", [0, 2500])
+def test_models_are_told_the_times_of_frames_at_uneven_rates(container: str, start: int, reader: str) -> None:
+    data = clip(times_ms=[start + time for time in UNEVEN], container=container)
+    for asked in ({"num_frames": 4}, {"fps": 2}):
+        video = load_video(data, **asked)
+        told = VideoMetadata(**video.metadata)
+        times = np.array(UNEVEN)[video.frames_indices] / 1000  # since the first frame
+        assert shown(video) == video.frames_indices.tolist()
+        assert np.allclose(told.timestamps, times, atol=1e-6)
+        assert video.timestamps is not None and np.allclose(video.timestamps, times, atol=1e-6)
+        assert all(isinstance(index, int) for index in told.frames_indices or ["none"])
+        assert told.duration == pytest.approx(9 * 3 / 8, rel=1e-3)
+        assert told.sampled_fps == pytest.approx(len(video.frames) * 8 / 27, rel=1e-3)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 600), (300, 1200), (300, 700)])
+def test_what_an_edit_list_cuts_off_is_not_in_the_video(start: int, stop: int) -> None:
+    video = load_video(cut(CLIP, start, stop))
+    assert shown(video) == list(range(start // 100, stop // 100))
+    assert video.metadata["frames_indices"] == list(range((stop - start) // 100)) and video.fps == 10
+
+
+def test_without_a_library_that_knows_edit_lists_the_message_names_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if "decord" not in READERS:
+        pytest.skip("needs decord")
+    monkeypatch.setattr(video_module, "_READERS", {"decord": "decord"})
+    with pytest.raises(MediaError, match="edit list.*pip install av"):
+        load_video(cut(CLIP, 300, 700))
+
+
+def test_long_videos_are_sampled_within_the_limits() -> None:
+    ten_seconds = load_video(clip(times_ms=[index * 100 // 3 for index in range(300)]))
+    assert len(ten_seconds.frames) == MediaLimits().max_frames
+    assert ten_seconds.frames_indices.tolist() == [index * 300 // 256 for index in range(256)]
+    assert shown(load_video(CLIP, limits=MediaLimits(max_frames=4))) == [0, 3, 6, 9]
+    assert shown(load_video(CLIP, limits=MediaLimits(max_video_pixels=64 * 48 * 6))) == [0, 2, 4, 6, 8, 10]
+
+
 def test_animated_gifs_keep_their_durations() -> None:
     video = load_video(fading_gif([100, 300, 200]))
     assert video.frames[:, 0, 0, 0].tolist() == [0, 20, 40] and video.backend == "pillow"
@@ -148,11 +221,6 @@ def test_uniform_sampling_agrees_with_transformers() -> None:
         ({"max_pixels": 3071}, "64 x 48 pixels; at most 3,071 pixels"),
         ({"max_video_seconds": 1}, "a video of 1.1 seconds; at most 1 seconds"),
         ({"max_video_seconds": 0.01}, "a video of 12 frames; at most 0.01 seconds"),
-        ({"max_frames": 11}, "12 frames to take; pass num_frames or a lower fps: at most 11 frames"),
-        (
-            {"max_video_pixels": 36_863},
-            "12 frames of 64 x 48 pixels to take; take fewer: at most 36,863 pixels",
-        ),
         ({"max_video_bytes": 100}, "at most 100 bytes"),
         ({"decode_memory_bytes": 150_000_000}, "at most 150,000,000 bytes"),
         ({"decode_timeout_s": 0.01}, "at most 0.01 seconds to decode one video"),
@@ -163,6 +231,25 @@ def test_every_limit_is_kept_and_named(change: dict[str, Any], expected: str) ->
         load_video(CLIP, limits=MediaLimits(**change))
     assert expected in str(caught.value)
     assert f"MediaLimits({next(iter(change))}=...) raises this limit" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "change", "expected"),
+    [
+        ({"fps": 10}, {"max_frames": 11}, "12 frames to take; pass num_frames or a lower fps: at most 11"),
+        ({"num_frames": 12}, {"max_frames": 11}, r"num_frames: got 12; a whole number, 1\.\.11"),
+        ({"num_frames": 12}, {"max_video_pixels": 36_863}, "12 frames of 64 x 48 .* at most 36,863 pixels"),
+    ],
+)
+def test_more_frames_than_a_limit_are_refused_if_asked_for(
+    asked: dict[str, Any], change: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(MediaError, match=expected):
+        load_video(CLIP, **asked, limits=MediaLimits(**change))
+    frames = [noise(8, 6)] * 12
+    with pytest.raises(MediaError, match="12 frames to take; pass num_frames: at most 11") as caught:
+        load_video(frames, limits=MediaLimits(max_frames=11))
+    assert "fps" not in str(caught.value)
 
 
 def is_running(pid: int) -> bool:

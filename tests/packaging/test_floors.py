@@ -13,7 +13,7 @@ import pytest
 
 from tests.packaging.source_tree import Module, imported_names, modules
 
-GROUND = {"atomic_file", "errors", "heads", "registry", "transformers_versions", "validation"}
+GROUND = {"atomic_file", "errors", "heads", "registry", "text_file", "transformers_versions", "validation"}
 FLOORS = [
     {"kernels"},
     {"decoding", "media", "reference.scenes"},

@@ -32,7 +32,7 @@ def text() -> VisionLanguagePipeline:
 
 @pytest.fixture(scope="module")
 def drawing() -> ImagePipeline:
-    # in float32 a row's logits change in their last bits with the number of rows, and 256 tokens have near ties
+    # in float32 the last bits of a row's logits change with the number of rows, and 256 tokens have near ties
     pipe = MMSpecPipeline.from_pretrained(ASSETS / "scenes-llamagen", dtype=torch.float64)
     pipe.set_progress_bar_config(disable=True)
     return pipe

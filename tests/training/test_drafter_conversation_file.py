@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mmspec.errors import CheckpointError, InputError
+from mmspec.errors import CheckpointError, InputError, MediaError
 from mmspec.reference.training.drafter_data import scene_data
 from mmspec.targets import VisionLanguageTarget
 from mmspec.training.data.conversation_data import TRIAL_ROWS, ConversationRows
-from mmspec.training.data.conversation_file import read_conversations
-from mmspec.training.data.conversations import ConversationReader
+from mmspec.training.data.conversation_file import read_conversation, read_conversations
+from mmspec.training.data.conversations import Conversation, ConversationReader
 from mmspec.training.drafter import train_drafter
 from mmspec.training.methods import METHODS
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, save_family, tiny_image
@@ -73,6 +74,59 @@ def test_replies_are_the_targets_own_if_asked_for() -> None:
     )
 
 
+def files(folder: Path, count: int, damaged: Collection[int]) -> list[Conversation]:
+    """Rows of one image each, some of them cut short."""
+    for index in range(count):
+        tiny_image(index).save(folder / f"{index}.png")
+        data = (folder / f"{index}.png").read_bytes()
+        (folder / f"{index}.png").write_bytes(data[: len(data) // 2] if index in damaged else data)
+    return [
+        read_conversation(
+            {"image": f"{index}.png", "prompt": "describe", "response": "the circle"},
+            f"data[{index}]",
+            folder,
+        )
+        for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize("regenerate", [0, 3])
+def test_rows_with_damaged_images_are_skipped_named_and_counted(
+    regenerate: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = files(tmp_path, 12, damaged={2, 10})
+    made = ConversationRows(reader(), rows, 3, 0, regenerate=regenerate)
+    assert [row.where for row in made.held_out] == ["data[7]", "data[8]", "data[9]", "data[11]"]
+    assert len(made.trial().requests) == TRIAL_ROWS
+    batches = [made.batch(step, 0) for step in range(8)]
+    assert all(len(batch.examples) == 3 for batch in batches)
+    assert {"data[2]", "data[10]"} == {*made.damaged.found} and len(made.left_out["damaged"]) == 2
+    assert "data[2]" in caplog.text and "2.png" in caplog.text and "2 of 12" in caplog.text
+    # one that goes on in the middle draws what the other one drew
+    again = ConversationRows(reader(), rows, 3, 0, regenerate=regenerate)
+    for step in (7, 3):
+        for one, other in zip(batches[step].examples, again.batch(step, 0).examples, strict=True):
+            assert torch.equal(one.inputs["input_ids"], other.inputs["input_ids"])
+            assert torch.equal(one.inputs["pixel_values"], other.inputs["pixel_values"])
+
+
+def test_too_many_damaged_images_end_a_training(tmp_path: Path) -> None:
+    made = ConversationRows(reader(), files(tmp_path, 24, damaged=range(0, 20, 2)), 3, 0)
+    with pytest.raises(MediaError, match=r"5 of 24 rows with files that cannot be read.*data\[\d+\].*\.png"):
+        for step in range(50):
+            made.batch(step, 0)
+
+
+def test_skipped_rows_are_in_the_record(tmp_path: Path) -> None:
+    target = save_family("llava", tmp_path / "target")
+    files(tmp_path, 9, damaged={8})
+    rows = [{"image": f"{index}.png", "prompt": "describe", "response": "no"} for index in range(9)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    out = train_drafter(target, tmp_path / "out", data=tmp_path / "rows.jsonl", steps=1, batch_size=1)
+    (damaged,) = json.loads((out / "training.json").read_text())["skipped_rows"]["damaged"]
+    assert "data, line 9" in damaged and "8.png" in damaged
+
+
 @pytest.mark.parametrize(
     ("family", "method"),
     [
@@ -121,6 +175,12 @@ def test_data_are_checked_before_weights_are_read(tmp_path: Path) -> None:
         train_drafter(target, tmp_path / "out", data=tmp_path / "rows.jsonl", steps=1)
     with pytest.raises(CheckpointError, match="target"):
         train_drafter(target, tmp_path / "out", data=rows(), steps=1)
+    template = target / "chat_template.jinja"
+    without_system = "for message in messages if message['role'] != 'system'"
+    template.write_text(template.read_text().replace("for message in messages", without_system))
+    with pytest.raises(InputError, match=r"data\[0\].*what the system says"):
+        row = {"prompt": "describe", "response": "no", "system": "be brief"}
+        train_drafter(target, tmp_path / "out", data=[row] * 6, steps=1)
 
 
 def test_a_method_for_images_is_refused_before_weights_are_read(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from mmspec.errors import InputError
 from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.targets import VisionLanguageTarget
-from mmspec.training.data.conversations import Conversation, ConversationReader, message
+from mmspec.training.data.conversations import Conversation, ConversationReader, check_written, message
 from mmspec.visual_tokens.spans import find_images
 from tests.contracts.mutation import PlantedBug
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_images
@@ -155,6 +155,32 @@ def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
     forgetful = ConversationReader(VisionLanguageTarget(model), processor)
     with pytest.raises(InputError, match="first reply"):
         forgetful.example(chat())
+
+
+SILENT = """
+    {%- for message in messages if message['role'] != 'system' %}{{ message['role'] + ' ' }}
+    {%- for part in message['content'] if part['type'] == 'text' %}{{ part['text'] + ' ' }}{% endfor %}
+    {%- endfor %}{% if add_generation_prompt %}{{ 'assistant ' }}{% endif %}"""
+
+
+def test_a_template_that_leaves_out_what_is_said_is_refused_by_row() -> None:
+    _, processor = VISION_LANGUAGE_FAMILIES["llava"]()
+    told = [message("user", "describe"), message("assistant", "no")]
+    plain = Conversation(tuple(told), (), "data[0]")
+    french = Conversation((message("system", "in French"), *told), (), "data[1]")
+    for template in PUBLISHED.values():
+        processor.chat_template = template
+        check_written([plain, french, chat()], processor)
+    processor.chat_template = SILENT
+    check_written([plain], processor)
+    with pytest.raises(InputError, match=r"data\[1\]: got 'in French'.*what the system says"):
+        check_written([plain, french], processor)
+    processor.chat_template = "{{ messages | length }}" + PUBLISHED["as LLaVA-1.5's"]
+    with pytest.raises(InputError, match=r"data\[0\].*first reply"):
+        check_written([plain], processor)
+    processor.chat_template = "{{ raise_exception('no') }}"
+    with pytest.raises(InputError, match=r"data\[0\].*chat template says: no"):
+        check_written([plain], processor)
 
 
 def test_a_conversation_without_a_reply_is_refused() -> None:

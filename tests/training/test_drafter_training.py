@@ -20,7 +20,7 @@ from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import EagleDrafter
-from mmspec.errors import CheckpointError, InputError
+from mmspec.errors import CheckpointError, InputError, MediaError
 from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.reference.training import scene_images
 from mmspec.reference.training.drafter_data import scene_data
@@ -281,7 +281,24 @@ def test_images_of_a_file(
         assert torch.equal(one.inputs["input_ids"], other.inputs["input_ids"])
         assert one.inputs["input_ids"].shape[1] == one.answer + 256
     train_drafter(image_folders[condition], tmp_path / "out", data=file, steps=1, batch_size=1)
-    for line in ("{", "[]", '{"image": "0.png"}', json.dumps({"image": "9.png", name: asked})):
+    (tmp_path / "0.png").write_bytes((tmp_path / "0.png").read_bytes()[:60])  # of the two that are drawn
+    data = ImageFile(target, image_folders[condition], 3, 0, file)
+    skipping = [data.batch(step, 0).examples for step in range(2)]
+    assert list(data.damaged.found) == ["data, line 1"] and "0.png" in data.left_out["damaged"][0]
+    again = ImageFile(target, image_folders[condition], 3, 0, file).batch(1, 0).examples
+    for one, other in zip(skipping[1], again, strict=True):
+        assert torch.equal(one.inputs["input_ids"], other.inputs["input_ids"])
+    (tmp_path / "1.png").write_bytes(b"")
+    with pytest.raises(MediaError, match="a row with an image that can be read"):
+        ImageFile(target, image_folders[condition], 3, 0, file).batch(0, 0)
+    Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
+    for line in (
+        "{",
+        "[]",
+        '{"image": "0.png"}',
+        json.dumps({"image": "9.png", name: asked}),
+        json.dumps({"image": "0.png", name: asked, "negative": "a"}),
+    ):
         file.write_text("\n".join([*lines, line]))
         with pytest.raises(InputError, match="line 5"):
             ImageFile(target, image_folders[condition], 3, 0, file)

@@ -92,6 +92,20 @@ def test_a_line_that_asks_for_nothing_is_refused(line: str, tmp_path: Path) -> N
         ImagePrompts(prompts_in(tmp_path, line))
 
 
+def test_lines_are_counted_and_split_at_line_feeds_alone(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    odd = "a\u2028b\u2029c\u0085d"
+    line = json.dumps({"prompt": odd, "image": "for other methods.png"}, ensure_ascii=False)
+    file.write_bytes(f"\ufeff{line}\r\n\r\n{line}\r\n".encode())
+    assert ImagePrompts(file).rows == [odd, odd]
+    file.write_bytes(f"{line}\n\n{{}}\n{line}\n[]\n".encode())
+    with pytest.raises(InputError, match=r"2 rows that cannot be used.*data, line 3: .*data, line 5: "):
+        ImagePrompts(file)
+    file.write_text(json.dumps({"prompt": "a", "class": 3}))
+    with pytest.raises(InputError, match="data, line 1"):
+        ImagePrompts(file)
+
+
 def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="JSONL file of prompts"):
         ImagePrompts(tmp_path / "nothing.jsonl")

@@ -21,9 +21,19 @@ from torch import Tensor, nn
 from mmspec.errors import CheckpointError, InputError, MissingDependencyError
 from mmspec.registry import did_you_mean
 
-__all__ = ["KNOWN", "SCENES", "FeatureNetwork", "check_network_name", "load_network", "weights_digest"]
+__all__ = [
+    "INCEPTION",
+    "INCEPTION_WIDTH",
+    "KNOWN",
+    "SCENES",
+    "FeatureNetwork",
+    "check_network_name",
+    "load_network",
+    "weights_digest",
+]
 
 SCENES, INCEPTION = "scenes", "inception"
+INCEPTION_WIDTH = 2048
 TRANSFORMERS = {"dinov2": "facebook/dinov2-base", "clip": "openai/clip-vit-large-patch14"}
 KNOWN = (SCENES, INCEPTION, *TRANSFORMERS)
 BATCH = 32
@@ -106,7 +116,7 @@ def _inception(device: torch.device) -> FeatureNetwork:
 
     return FeatureNetwork(
         name=INCEPTION,
-        width=2048,
+        width=INCEPTION_WIDTH,
         identity=weights_digest(network),
         preprocessing="299 x 299, bilinear as in TensorFlow 1, (x - 128) / 128",
         features=lambda images: both(images)[0],

@@ -7,25 +7,31 @@ workers of `mmspec.many` write such folders too.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
 from PIL import Image
 
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.prompt_files import read_prompt_file
 from mmspec.evaluation.quality.image_methods import FIRST_SEED
+from mmspec.evaluation.quality.npz_files import read_npz
 from mmspec.media import load_image
 from mmspec.reference.scenes import IMAGE_TOKENS, parse_image_prompt, render, sample_scene
 from mmspec.reference.scenes.render import LARGEST_IMAGE
+from mmspec.text_file import json_lines, read_text
 from mmspec.validation import is_integer
 
 __all__ = [
     "ImageSet",
     "draw_images",
+    "images_of",
     "names_objects",
     "read_images",
     "read_prompts",
@@ -70,14 +76,19 @@ class ImageSet:
                 raise InputError(self.label, found, "images of one size: bring them to it first")
 
 
-class ImageFiles(Sequence[Image.Image]):
-    """Images in files, each read when it is asked for: thousands need not be in memory at once."""
+class LazyImages(Sequence[Image.Image]):
+    """Images that are made when they are asked for: thousands need not be in memory at once.
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = paths
+    Args:
+        count: how many there are.
+        read: the image at an index.
+    """
+
+    def __init__(self, count: int, read: Callable[[int], Image.Image]) -> None:
+        self.length, self.read = count, read
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return self.length
 
     @overload
     def __getitem__(self, index: int) -> Image.Image: ...
@@ -89,14 +100,19 @@ class ImageFiles(Sequence[Image.Image]):
         """One image, or a list of them; MediaError names the file that cannot be read."""
         if isinstance(index, slice):
             return [self[one] for one in range(len(self))[index]]
-        return load_image(self.paths[index], argument=str(self.paths[index]))
+        return self.read(range(len(self))[index])
+
+
+def images_of(array: np.ndarray) -> LazyImages:
+    """The images of an array of bytes [n, height, width, 3]."""
+    return LazyImages(len(array), lambda index: Image.fromarray(array[index]))
 
 
 def read_images(folder: str | Path, count: int | None = None, *, label: str | None = None) -> ImageSet:
-    """Read the images of a folder, by name; with prompts and codes where `draw_images` wrote them.
+    """Read the images of a folder, by name and number; with prompts and codes where `draw_images` wrote them.
 
     Args:
-        folder: files of other kinds in it are left alone, folders in it too.
+        folder: files of other kinds in it are left alone, folders in it too. Or an .npz file of images.
         count: the first so many; None takes all.
         label: of the set; the folder's name if None.
 
@@ -104,14 +120,20 @@ def read_images(folder: str | Path, count: int | None = None, *, label: str | No
         InputError: no such folder, none or too few images in it, one that cannot be read, or mixed sizes.
     """
     folder = Path(folder)
+    if folder.suffix == ".npz":
+        array = read_npz(folder, "folder").images
+        if array is None:
+            raise InputError("folder", str(folder), "an .npz file with images (arr_0), or a folder of them")
+        check_count(folder, len(array), count)
+        return ImageSet(label or folder.name, images_of(array[:count]))
     try:
-        paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+        paths = sorted(
+            (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES), key=numeric_order
+        )
     except OSError as error:
         reason = f"a folder that can be read ({type(error).__name__})"
         raise InputError("folder", str(folder), reason) from error
-    if not paths or (count is not None and len(paths) < count):
-        wanted = "at least one image" if count is None else f"at least {count} images, or a smaller --n"
-        raise InputError("folder", f"{folder.name or folder} with {len(paths)} images", wanted)
+    check_count(folder, len(paths), count)
     paths = paths[:count]
     lines = _read_lines(folder / LINES)
     known = [lines.get(path.name, {}) for path in paths]
@@ -119,32 +141,41 @@ def read_images(folder: str | Path, count: int | None = None, *, label: str | No
     codes: list[Any] = [line.get("codes") for line in known]
     return ImageSet(
         label or folder.name,
-        ImageFiles(paths),
+        LazyImages(len(paths), lambda index: load_image(paths[index], argument=str(paths[index]))),
         None if None in prompts else prompts,
         None if None in codes else codes,
     )
+
+
+def check_count(folder: Path, found: int, count: int | None) -> None:
+    """Raise InputError for none, or fewer images than are asked for."""
+    if not found or (count is not None and found < count):
+        wanted = "at least one image" if count is None else f"at least {count} images, or a smaller --n"
+        raise InputError("folder", f"{folder.name or folder} with {found} images", wanted)
+
+
+def numeric_order(path: Path) -> tuple[list[str | int], str]:
+    """A key that sorts file names by the numbers in them, so that 2.png comes before 10.png."""
+    parts: list[str | int] = list(re.split(r"([0-9]+)", path.name))
+    parts[1::2] = map(int, parts[1::2])
+    return parts, path.name
 
 
 def _read_lines(path: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         return {}
     found = {}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("folder", str(path), f"a readable UTF-8 file ({type(error).__name__})") from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = json.loads(line)
-            found[str(entry["file"])] = entry
-            prompt, codes = entry.get("prompt"), entry.get("codes")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{path}:{number}", line, "an object with the key 'file'") from error
+    allowed = "an object with the key 'file'"
+    for where, entry in json_lines(read_text(path, "folder"), partial("{}:{}".format, path), allowed):
+        if not isinstance(entry, dict) or "file" not in entry:
+            raise InputError(where, entry, allowed)
+        found[str(entry["file"])] = entry
+        prompt, codes = entry.get("prompt"), entry.get("codes")
         if not isinstance(prompt, str | None):
-            raise InputError(f"{path}:{number}: prompt", prompt, "a string")
+            raise InputError(f"{where}: prompt", prompt, "a string")
         is_codes = isinstance(codes, list) and codes and all(is_integer(one) and one >= 0 for one in codes)
         if codes is not None and not is_codes:
-            raise InputError(f"{path}:{number}: codes", codes, "a list of indices of a codebook")
+            raise InputError(f"{where}: codes", codes, "a list of indices of a codebook")
     return found
 
 

@@ -136,7 +136,7 @@ def score_images(
         if reference is None:
             raise InputError("--against", None, "what distances are to")
         reference.check(len(features), images.size)
-        found |= _distances(features, reference.features[: len(features)], metrics)
+        found |= _distances(features, reference, metrics)
     if "inception_score" in metrics:
         if scorer.network.classify is None:
             raise InputError("inception_score", scorer.network.name, "a network with classes")
@@ -158,14 +158,19 @@ def score_images(
     return found
 
 
-def _distances(features: Tensor, reference: Tensor, metrics: Sequence[str]) -> dict[str, Estimate]:
+def _distances(features: Tensor, reference: Reference, metrics: Sequence[str]) -> dict[str, Estimate]:
     found: dict[str, Estimate] = {}
-    if "fid" in metrics:
-        found["fid"] = set_distances.frechet_distance(features, reference)
+    if reference.moments is not None and "fid" in metrics:
+        found["fid"] = set_distances.frechet_distance(features, reference.moments)
+    if reference.features is None:
+        return found
+    others = reference.features[: len(features)]
+    if reference.moments is None and "fid" in metrics:
+        found["fid"] = set_distances.frechet_distance(features, others)
     if "kid" in metrics:
-        found["kid"] = set_distances.kernel_estimate(features, reference)
+        found["kid"] = set_distances.kernel_estimate(features, others)
     if "precision_recall" in metrics or "density_coverage" in metrics:
-        neighbours = set_distances.neighbour_scores(features, reference)
+        neighbours = set_distances.neighbour_scores(features, others)
         for metric in ("precision_recall", "density_coverage"):
             if metric in metrics:
                 found |= {name: neighbours[name] for name in metric.split("_")}

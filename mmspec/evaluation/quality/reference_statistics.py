@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,9 +19,11 @@ from torch import Tensor
 
 from mmspec.atomic_file import atomic_file
 from mmspec.errors import InputError
-from mmspec.evaluation.quality.feature_network import FeatureNetwork
+from mmspec.evaluation.quality.feature_network import INCEPTION, INCEPTION_WIDTH, FeatureNetwork
+from mmspec.evaluation.quality.image_folder import images_of
+from mmspec.evaluation.quality.npz_files import Moments, read_npz
 
-__all__ = ["DEFAULT_CACHE", "Reference", "images_digest", "read_statistics", "reference_of"]
+__all__ = ["DEFAULT_CACHE", "Reference", "images_digest", "read_published", "read_statistics", "reference_of"]
 
 DEFAULT_CACHE = Path("~/.cache/mmspec/statistics")
 FEATURES = "features"
@@ -33,24 +35,26 @@ class Reference:
 
     Attributes:
         label: where it is from, for reports.
-        features: [n, width].
-        size: width and height of the images in pixels.
+        features: [n, width]; None where their moments are all that is known.
+        size: width and height of the images in pixels; None where it is not known.
         path: of its file; None where it was not cached.
         cached: whether it came from the file.
+        moments: of the features of all its images, which `fid` is to, where others have published them.
     """
 
     label: str
-    features: Tensor
-    size: tuple[int, int]
+    features: Tensor | None
+    size: tuple[int, int] | None
     path: Path | None = None
     cached: bool = False
+    moments: Moments | None = None
 
     def check(self, count: int, size: tuple[int, int]) -> None:
         """Raise InputError where it cannot be compared with so many images of a size."""
-        if len(self.features) < count:
+        if self.features is not None and len(self.features) < count:
             allowed = f"at least {count} of them, or fewer images to compare with it (--n)"
             raise InputError("--against", f"{self.label} with {len(self.features)} images", allowed)
-        if self.size != size:
+        if self.size is not None and self.size != size:
             sizes = f"{self.label} of {self.size} pixels for images of {size}"
             raise InputError("--against", sizes, "images of the same size")
 
@@ -86,7 +90,7 @@ def reference_of(
     path = cache.expanduser() / f"{key[:32]}.safetensors"
     if path.is_file():
         found = read_statistics(path, network)
-        if len(found.features) == len(images):
+        if found.features is not None and len(found.features) == len(images):
             return Reference(label, found.features, size, path, cached=True)
     features = network.features(images)
     try:
@@ -96,6 +100,38 @@ def reference_of(
     except (OSError, SafetensorError) as error:
         raise InputError("--cache", str(cache), f"a folder that can be written ({error})") from error
     return Reference(label, features, size, path)
+
+
+def read_published(path: Path, network: FeatureNetwork, count: int, cache: Path | None) -> Reference:
+    """Read the .npz file of a published reference: its first images, its mean and covariance, or both.
+
+    The two belong to a network that the file does not name. 2,048 features are Inception's; others are taken
+    for those of a network with as many.
+
+    Args:
+        path: see `npz_files`.
+        network: of the features.
+        count: images to read; where a file with moments has fewer, the moments are all that is taken.
+        cache: see `reference_of`.
+
+    Raises:
+        InputError: it is no such file, or its moments are of another network and it has no images.
+    """
+    found = read_npz(path, "--against")
+    moments = found.moments
+    if moments is not None:
+        width = len(moments.mean)
+        is_of_network = network.name == INCEPTION if width == INCEPTION_WIDTH else width == network.width
+        if not is_of_network and found.images is None:
+            got = f"{path.name} with mu and sigma of {width} features"
+            asked = f"an .npz file with those of the {network.width} of {network.name!r}"
+            hint = "; --features inception has these" if width == INCEPTION_WIDTH else ""
+            raise InputError("--against", got, f"{asked}, or with images{hint}")
+        moments = moments if is_of_network else None
+    if found.images is None or (moments is not None and len(found.images) < count):
+        return Reference(path.name, None, None, moments=moments)
+    reference = reference_of(path.name, images_of(found.images[:count]), network, cache)
+    return replace(reference, moments=moments)
 
 
 def read_statistics(path: Path, network: FeatureNetwork) -> Reference:

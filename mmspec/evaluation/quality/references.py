@@ -5,8 +5,8 @@ Knows nothing of models.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from mmspec.errors import InputError
 from mmspec.evaluation.examples import FIRST_SEED, Example, scene_examples
 from mmspec.evaluation.prompt_files import read_prompt_file
 from mmspec.reference.scenes import caption, questions, sample_scene
+from mmspec.text_file import json_lines, read_text
 
 __all__ = ["OWN", "Referenced", "read_references", "scene_references"]
 
@@ -70,14 +71,12 @@ def read_references(path: str | Path, count: int | None = None) -> list[Referenc
     """
     path = Path(path)
     examples = read_prompt_file(path, count)
-    lines = path.read_text(encoding="utf-8").splitlines()
-    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    lines = json_lines(read_text(path, "prompt file"), partial("{}:{}".format, path.name))
     found = []
-    for example, (number, line) in zip(examples, numbered, strict=False):
-        where = f"{path.name}:{number}"
+    for example, (where, entry) in zip(examples, lines, strict=False):
         if len(example.turns) != 1:
             raise InputError(f"{where}: turns", list(example.turns), "one turn, which the references answer")
-        given = json.loads(line).get("references")
+        given = entry.get("references") if isinstance(entry, dict) else None
         texts = [given] if isinstance(given, str) else given
         if not isinstance(texts, list) or not texts or not all(isinstance(one, str) for one in texts):
             raise InputError(f"{where}: references", given, "a string, or a list of at least one")

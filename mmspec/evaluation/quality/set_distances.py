@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mmspec.errors import InputError, MissingDependencyError
 from mmspec.evaluation.quality.intervals import Estimate, as_share, jackknife, within
+from mmspec.evaluation.quality.npz_files import Moments
 from mmspec.evaluation.quality.statistics import kernel_distance
 
 __all__ = [
@@ -35,22 +36,37 @@ def check_torchmetrics() -> None:
         raise MissingDependencyError("image quality needs torchmetrics: pip install 'mmspec[eval]'")
 
 
-def frechet_distance(one: Tensor, reference: Tensor) -> Estimate:
+def frechet_distance(one: Tensor, reference: Tensor | Moments) -> Estimate:
     """Frechet distance (FID; Heusel et al., 1706.08500) of two sets of features, by torchmetrics.
 
-    Its bias depends on the number of images, so that sets are compared at equal numbers only.
+    Its bias depends on the number of images, so that sets are compared at equal numbers only. Of a published
+    mean and covariance the number is not known.
 
     Args:
-        one, reference: [n, d] features.
+        one: [n, d] features.
+        reference: likewise, or their moments.
 
     Raises:
         InputError: not as many in both sets, or not more of them than features, so that a covariance is
             singular and the distance says more of the number than of the images.
     """
-    _check_pair(one, reference, "fid")
     count, width = one.shape
+    if not isinstance(reference, Moments):
+        _check_pair(one, reference, "fid")
     if count <= width:
         raise InputError("fid", f"{count} images", f"more images than the {width} features of the network")
+    if isinstance(reference, Moments):
+        values, vectors = torch.linalg.eigh(reference.covariance)
+        root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+
+        def to_moments(rows: Tensor) -> list[float]:
+            some = one[rows].double()
+            apart, covariance = some.mean(0) - reference.mean, some.T.cov()
+            shared = torch.linalg.eigvalsh(root @ covariance @ root).clamp(min=0).sqrt().sum()
+            traces = covariance.trace() + reference.covariance.trace()
+            return [float(apart @ apart + traces - 2 * shared)]
+
+        return within(jackknife(to_moments, count)[0], 0.0, float("inf"))
 
     def distance(rows: Tensor) -> list[float]:
         from torchmetrics.image.fid import FrechetInceptionDistance

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.errors import InputError
+from mmspec.text_file import read_text
 
 __all__ = ["Compared", "compare_benches", "read_bench"]
 
@@ -54,11 +55,13 @@ def read_bench(path: Path) -> dict[str, dict[str, Any]]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError("too large")
-        records = json.loads(path.read_text(encoding="utf-8"))
+        records = json.loads(read_text(path, "bench", allowed))
         found = {str(one["accelerator"]): one for one in records}
         for one in found.values():
             if not all(float(one[name]) > 0 for name in ("speedup", "seconds")):
                 raise ValueError("speedup and seconds are numbers above 0")
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError("bench", str(path), f"{allowed} ({type(error).__name__}: {error})") from error
     if not found:

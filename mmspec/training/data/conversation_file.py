@@ -5,26 +5,38 @@ Everything but the images' contents is checked here, before anything else happen
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from PIL import Image
 
 from mmspec.errors import InputError
+from mmspec.media.pixels import is_array
+from mmspec.text_file import json_lines, parse_json, read_text
 from mmspec.training.data.conversations import Conversation, Message, message
+from mmspec.training.data.rows import check_columns, is_given, read_all
 
 __all__ = ["read_conversation", "read_conversations"]
 
-PLACEHOLDER = "<image>"  # of the LLaVA instruction format
+PLACEHOLDER = "<image>"  # of the LLaVA instruction format, which others share
+OTHERS = re.compile(  # of media that nothing reads, and of other formats
+    r"<video>|<audio>|<image_?\d+>|<\|(?:image|video|audio)(?:_\d+)?\|>|<ImageHere>|<image_placeholder>"
+    r"|<img>[^<]*</img>"
+)
 SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 FORMS = (
     '{"image": path or list of paths, "messages": chat messages}, {"image": path, "prompt": text, '
-    '"response": text}, or {"image": path, "conversations": [{"from": "human" or "gpt", "value": text}]}'
+    '"response": text}, or {"image": path, "conversations": [{"from": "human" or "gpt", "value": text}]}, '
+    'each with a "system" text or without'
 )
+Turn = tuple[str, list[Message]]
+"""A role, and the parts of its message; images may hold their data."""
 
 
 def read_conversations(
-    rows: str | Path | Iterable[Mapping[str, Any]], control: str | None = None
+    rows: str | Path | Iterable[Mapping[str, Any]], control: str | Sequence[str] | None = None
 ) -> list[Conversation]:
     """Read all conversations of a file, or of rows as they would be parsed from one.
 
@@ -33,133 +45,177 @@ def read_conversations(
         control: see there.
 
     Raises:
-        InputError: a file or a row that cannot be used; the message has its number.
+        InputError: a file or rows that cannot be used; the message has the first few of them by number.
     """
-    if not isinstance(rows, str | Path):
-        return [read_conversation(row, f"data[{index}]", Path(), control) for index, row in enumerate(rows)]
-    file = Path(rows)
-    allowed = f"a JSONL file, or a .json file that is a list, of rows {FORMS}"
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("data", str(file), allowed) from error
-    if file.suffix != ".json":
-        lines = {f"data, line {number}": line for number, line in enumerate(text.splitlines(), 1)}
-        named = [(where, parsed(line, where, FORMS)) for where, line in lines.items() if line.strip()]
-    else:
-        table = parsed(text, "data", allowed)
-        if not isinstance(table, list):
-            raise InputError("data", str(file), allowed)
-        named = [(f"data[{index}]", row) for index, row in enumerate(table)]
-    return [read_conversation(row, where, file.parent, control) for where, row in named]
+    folder, table = Path(), cast(Any, rows)
+    named: Iterable[tuple[str, Any]] | None = None
+    if isinstance(rows, str | Path):
+        file = Path(rows)
+        folder, allowed = file.parent, f"a JSONL file, or a .json file that is a list, of rows {FORMS}"
+        text = read_text(file, "data", allowed)
+        if file.suffix != ".json":
+            named = json_lines(text, "data, line {}".format, FORMS)
+        else:
+            table = parse_json(text, "data", allowed)
+            if not isinstance(table, list):
+                raise InputError("data", str(file), allowed)
+    named = named or ((f"data[{index}]", row) for index, row in enumerate(table))
+    return read_all(named, lambda row, where: read_conversation(row, where, folder, control))
 
 
-def parsed(text: str, where: str, allowed: str) -> Any:
-    """Parse a JSON value."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(where, text, allowed) from error
-
-
-def read_conversation(row: Any, where: str, folder: Path, control: str | None = None) -> Conversation:
+def read_conversation(
+    row: Any, where: str, folder: Path, control: str | Sequence[str] | None = None
+) -> Conversation:
     """Read a row of any of the three forms: chat messages, prompt and response, LLaVA's instruction format.
 
-    Images that no message places come first in the first message of the user's. Paths are those of files
-    that are there; from Python, images may also be whatever `load_image` takes but addresses.
+    `<image>` in what the user says is a place for an image, in all forms. Images that no message places come
+    first in the first message of the user's. A `system` column is a turn in front of all others. What is said
+    after the last reply is left out, for nothing can be learnt from it. Paths are those of files that are
+    there; from Python, images may also be whatever `load_image` takes but addresses.
 
     Args:
         row: a table.
         where: its name in messages.
         folder: that its paths are relative to.
-        control: the target's own placeholder, which may not stand in a text.
+        control: the target's own placeholders, which may not stand in a text.
 
     Raises:
-        InputError: it cannot be used.
+        InputError: it cannot be used, or something in it would not be.
     """
     if not isinstance(row, Mapping):
         raise InputError(where, row, FORMS)
-    given = row.get("image", row.get("images"))
-    images = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
-    waiting, shown = iter(images), []
+    given = [row[name] for name in ("image", "images") if is_given(row.get(name))]
+    if len(given) > 1:
+        raise InputError(where, "both 'image' and 'images'", "one of the two columns")
+    images = [] if not given else list(given[0]) if isinstance(given[0], list | tuple) else given
+    waiting, shown = list(images), []
+    controls = [control] if isinstance(control, str) else control or []
     messages: list[dict[str, Any]] = []
-    for role, parts in read_messages(row, where):
-        content: list[Message] = []
+    for role, parts in read_turns(row, where):
         for part in parts:
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind == "image":
-                image = next(
-                    (part[key] for key in ("image", "path", "url") if part.get(key) is not None), None
-                )
-                image = next(waiting, None) if image is None else image
-                if image is None:
-                    allowed = "one for each place that it has for them"
-                    raise InputError(where, f"{len(images)} images", allowed)
-                shown.append(image)
-                content.append({"type": "image"})
-            elif kind == "text" and isinstance(part.get("text"), str):
-                if control and control in part["text"]:
-                    allowed = f"text without {control!r}, which stands for an image"
-                    raise InputError(where, part["text"], allowed)
-                content.append({"type": "text", "text": part["text"]})
+            if part["type"] == "text":
+                check_text(part["text"], controls, where)
+            elif role != "user":
+                raise InputError(where, f"an image in what the {role} says", "images in the user's turns")
             else:
-                raise InputError(where, part, "parts of type 'image' or 'text'")
+                image = next((part[key] for key in SOURCES if part.get(key) is not None), None)
+                if image is None and not waiting:
+                    allowed = f"one for each place that it has: each {PLACEHOLDER!r} stands for an image"
+                    raise InputError(where, f"{len(images)} images", allowed)
+                if image is None and part.get("index") not in (None, len(images) - len(waiting)):
+                    raise InputError(where, part, "images in the order of their places")
+                shown.append(waiting.pop(0) if image is None else image)
+        content = [{"type": "image"} if part["type"] == "image" else part for part in parts]
         messages.append({"role": role, "content": content})
-    left = list(waiting)
-    if left and shown:
-        allowed = f"as many as it has places for: {len(images) - len(left)}"
+    if waiting and shown:
+        allowed = f"as many as it has places for: {len(images) - len(waiting)}"
         raise InputError(where, f"{len(images)} images", allowed)
     first = next((index for index, each in enumerate(messages) if each["role"] == "user"), None)
     last = max((index for index, each in enumerate(messages) if each["role"] == "assistant"), default=-1)
     if first is None or last < first:
         raise InputError(where, row, "something that the user says, and a reply of the assistant's")
-    messages[first]["content"] = [*message("", "", len(left))["content"][:-1], *messages[first]["content"]]
-    conversation = Conversation(
-        tuple(messages), tuple(located(image, where, folder) for image in left + shown)
-    )
-    return conversation.until(last + 1)
+    messages[first]["content"] = [*message("", "", len(waiting))["content"][:-1], *messages[first]["content"]]
+    found = tuple(located(image, where, folder) for image in waiting + shown)
+    return Conversation(tuple(messages), found, where).until(last + 1)
 
 
-def read_messages(row: Mapping[str, Any], where: str) -> Iterable[tuple[str, Sequence[Any]]]:
-    """The speaker and the content parts of each message in a row."""
-    if "messages" in row:
-        said = [(each.get("role"), each.get("content")) for each in tables(row["messages"], where)]
-    elif "conversations" in row:
-        said = [(each.get("from"), each.get("value")) for each in tables(row["conversations"], where)]
-        said = [(role, placed(text) if isinstance(text, str) else None) for role, text in said]
-    else:
-        said = [("user", row.get("prompt")), ("assistant", row.get("response"))]
-    for role, content in said:
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        if role not in SPEAKERS or not isinstance(parts, list | tuple):
+SOURCES = ("image", "path", "url")  # keys of an image part that may hold its data
+
+
+def read_turns(row: Mapping[str, Any], where: str) -> Iterator[Turn]:
+    """The speaker and the content parts of each turn in a row."""
+    forms = [form for form in ("messages", "conversations", "prompt") if row.get(form) is not None]
+    if len(forms) != 1:
+        raise InputError(where, row, FORMS)
+    known = ("prompt", "response") if forms == ["prompt"] else forms
+    check_columns(row, ("image", "images", "system", *known), where, f"rows {FORMS}")
+    said: Any = row[forms[0]]
+    if forms == ["prompt"]:
+        pairs = (("user", said), ("assistant", row.get("response")))
+        said = [{"role": role, "content": content} for role, content in pairs]
+    if not isinstance(said, list | tuple) or not all(isinstance(each, Mapping) for each in said):
+        raise InputError(where, said, FORMS)
+    if is_given(row.get("system")):
+        if any(SPEAKERS.get(str(speaker_of(each))) == "system" for each in said):
+            raise InputError(where, "a 'system' column and a system turn", "one of the two")
+        said = [{"role": "system", "content": row["system"]}, *said]
+    for number, each in enumerate(said, start=1):
+        speaker, content = speaker_of(each), each.get("content", each.get("value"))
+        if not isinstance(speaker, str) or speaker not in SPEAKERS:
+            allowed = f"messages of one of {', '.join(SPEAKERS)}"
+            raise InputError(where, f"turn {number} of the speaker {speaker!r}", allowed)
+        unread = [
+            key for key in each if key not in ("role", "from", "content", "value") and is_given(each[key])
+        ]
+        if unread:
+            raise InputError(
+                where, f"turn {number} with {unread[0]!r}", "a speaker and what it says, no more"
+            )
+        if not isinstance(content, str | list | tuple):
             raise InputError(where, row, FORMS)
-        yield SPEAKERS[role], parts
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        yield SPEAKERS[speaker], [piece for part in parts for piece in checked_part(part, where)]
 
 
-def tables(value: Any, where: str) -> list[Mapping[str, Any]]:
-    """Check that a value is a list of tables."""
-    if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
-        raise InputError(where, value, FORMS)
-    return list(value)
+def speaker_of(turn: Mapping[str, Any]) -> Any:
+    """Who speaks in a turn, in chat messages or in LLaVA's format."""
+    return turn.get("role", turn.get("from"))
+
+
+def checked_part(part: Any, where: str) -> list[Message]:
+    """The part of a message, split where images are placed in its text.
+
+    Raises:
+        InputError: it is neither a text nor an image, or has keys that are not read.
+    """
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    known = {"type", "text"} if kind == "text" else {"type", *SOURCES, "index"}
+    is_text = kind == "text" and isinstance(part.get("text"), str)
+    if not (is_text or kind == "image"):
+        raise InputError(where, part, "parts of type 'image' or 'text'")
+    unread = [key for key, value in part.items() if key not in known and value is not None]
+    if unread:
+        raise InputError(
+            where, f"a part of type {kind!r} with {unread[0]!r}", "parts of type 'image' or 'text'"
+        )
+    return placed(part["text"]) if is_text else [part]
+
+
+def check_text(text: str, controls: Iterable[str], where: str) -> None:
+    """Refuse a text with a placeholder in it, which would be learnt as words or stand for nothing.
+
+    Raises:
+        InputError: it has one.
+    """
+    for token in (*controls, *OTHERS.findall(text)):
+        if token in text:
+            raise InputError(where, text, f"text without {token!r}, which stands for an image or the like")
 
 
 def placed(text: str) -> list[Message]:
-    """Split a text of the LLaVA format into parts, with images where its placeholders are."""
-    pieces = [piece.strip("\n") for piece in text.split(PLACEHOLDER)]
-    content = list(message("", pieces[0])["content"])
-    for piece in pieces[1:]:
-        content += message("", piece, 1)["content"]
-    return [part for part in content if part != {"type": "text", "text": ""}]
+    """Split a text into parts, with images where its placeholders are; line breaks around these go."""
+    pieces = text.split(PLACEHOLDER)
+    if len(pieces) == 1:
+        return [{"type": "text", "text": text}]
+    content: list[Message] = []
+    for index, piece in enumerate(pieces):
+        piece = piece.lstrip("\n") if index else piece
+        piece = piece.rstrip("\n") if index + 1 < len(pieces) else piece
+        content += [{"type": "image"}] if index else []
+        content += [{"type": "text", "text": piece}] if piece else []
+    return content
 
 
 def located(image: Any, where: str, folder: Path) -> Any:
     """The path of an image file that exists; an image that is one already is returned as it is.
 
     Raises:
-        InputError: there is no such file.
+        InputError: there is no such file, or it is no image.
     """
     if not isinstance(image, str | Path):
-        return image
+        if isinstance(image, Image.Image | bytes | bytearray | memoryview) or is_array(image):
+            return image
+        raise InputError(where, image, "the path of an image, or an image")
     path = folder / image
     if not path.is_file():
         raise InputError(where, str(image), "the path of an image, relative to the file")

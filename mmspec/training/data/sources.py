@@ -19,7 +19,7 @@ from mmspec.targets import CausalTarget, VisionLanguageTarget, adapt, image_targ
 from mmspec.targets.image_families import IMAGE_FAMILIES
 from mmspec.training.data.conversation_data import ConversationRows
 from mmspec.training.data.conversation_file import read_conversations
-from mmspec.training.data.conversations import ConversationReader
+from mmspec.training.data.conversations import ConversationReader, check_written
 from mmspec.training.data.image_file import ImageFile
 from mmspec.training.data.llamagen_images import open_llamagen
 from mmspec.training.data.sequences import DrafterData
@@ -90,7 +90,11 @@ def open_target(
     processor = load_processor(name, config, argument="target")
     if getattr(processor, "chat_template", None) is None:
         raise CheckpointError("target", name, "a processor with a chat template")
-    told = [] if callable(data) else read_conversations(data, getattr(processor, "image_token", None))
+    told = []
+    if not callable(data):
+        controls = (getattr(processor, f"{kind}_token", None) for kind in ("image", "video", "audio"))
+        told = read_conversations(data, [token for token in controls if isinstance(token, str)])
+        check_written(told, processor)
     if callable(data) and max_length is not None:
         raise InputError("max_length", max_length, "nothing for generated data, whose lengths are its own")
     model = load_model(name, config, argument="target", dtype=exact, device_map={"": device})
