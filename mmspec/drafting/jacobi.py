@@ -247,7 +247,10 @@ class JacobiSession(DraftSession):
 
     def _keep(self, draft: Draft, scores: Categorical, accepted: Tensor) -> None:
         """Keep what the next round needs: what places were drawn from, and what they will be drawn from."""
-        q, p = None if draft.q is None else self._pack(draft.q.p), self._pack(self.sampler.within_top_k(scores.p))
+        q, p = (
+            None if draft.q is None else self._pack(draft.q.p),
+            self._pack(self.sampler.within_top_k(scores.p)),
+        )
         self.observed = Observed(replace(draft, q=None), q, p, scores.is_finite(), accepted)
 
     def _pack(self, distribution: Tensor) -> Tensor | SparseDistribution:
