@@ -1,7 +1,7 @@
 """Distributions under top-k as pairs of token and probability, which take less memory between rounds.
 
-Logits that equal the k-th let top-k keep more tokens than k. What is drawn from has to be what is kept, or q is
-not the distribution of its token: `part_ties` comes before the draw, and pairs then hold all of it.
+Logits that equal the k-th let top-k keep more tokens than k. What is drawn from has to be what is kept, or q
+is not the distribution of its token: `part_ties` comes before the draw, and pairs then hold all of it.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class SparseDistribution:
 def part_ties(p: Tensor, most: float | Tensor) -> Tensor:
     """Leave mass to at most so many tokens of distributions under top-k: of equals, to those of lowest id.
 
-    Which they are depends on the row alone, not on its batch or on where it is computed. Where nothing is tied
-    the numbers stay as they are.
+    Which they are depends on the row alone, not on its batch or on where it is computed. Where nothing is
+    tied the numbers stay as they are.
 
     Args:
         p: [B, n, V] in which more than k tokens have mass only if all that are too many equal the k-th.
