@@ -1,7 +1,7 @@
 """What a draft says its tokens were drawn from is what they were drawn from, where ties are the rule.
 
-Logits have few levels, so that under top-k the k-th is mostly one of several equals. Of all rows in a round, a
-token v at a node comes as often as the sum of their q(v): whatever the rows' contexts are, and also in later
+Logits have few levels, so that under top-k the k-th is mostly one of several equals. Of all rows in a round,
+a token v at a node comes as often as the sum of their q(v): whatever the rows' contexts are, and also in later
 rounds, which draw anew with what was kept of the round before.
 """
 
@@ -40,7 +40,7 @@ from tests.contracts.test_drafters import REGISTERED
 from tests.drafters import corrected_checks, vertical_checks
 from tests.tiny_models import tiny_lm_v8
 
-PROMPT, ROWS, LENGTH = (3, 1, 4), 1_000, 9
+PROMPT, ROWS, LENGTH = (3, 1, 4), 600, 9
 GRID = ImageGrid(rows=3, columns=3, codebook_size=8)
 STEP = 2.0  # between levels of logits
 # Some thousand sums in all, each nearly normal where it counts: one false alarm in 10^4 suites is at |z| = 6.
@@ -175,40 +175,34 @@ def test_tokens_of_a_draft_come_as_often_as_its_q_says(name: str) -> None:
     for sampler in (CoarseSampler(1.0, top_k=1), CoarseSampler(0.8, top_k=3, top_p=0.9)):
         counted = Counted(DRAFTS[name]())
         run(counted, sampler, ROWS)
-        assert counted.compared > ROWS and counted.worst[0] < ALARM, counted.worst
+        assert counted.compared > ROWS / 2 and counted.worst[0] < ALARM, counted.worst
 
 
 def test_every_drafter_that_samples_is_counted_here() -> None:
-    known = {name.split(",")[0] for name in DRAFTS}
-    sampling = {
-        name.split(",")[0] for name in REGISTERED if REGISTERED[name](3, torch.float64).kind in SAMPLED
-    }
-    others = {"assistant", "unmasking"}  # a draft model's; no candidates
+    made = {name: REGISTERED[name](3, torch.float64) for name in REGISTERED}
+    sampling = {name.split(",")[0] for name in made if made[name].kind in SAMPLED}
     vectors = {name for name in DRAFTERS if DRAFTERS[name].proposes == "vectors"}
+    others = {"assistant", "unmasking"}  # coupled, as a draft model's; no candidates at all
     untold = set(DRAFTERS) - {name.split(",")[0] for name in REGISTERED} - others - vectors
-    assert sampling | untold - {"ssd"} <= known
+    assert {name.split(",")[0] for name in DRAFTS} == sampling | untold
 
 
 @pytest.mark.parametrize("name", ["jacobi", "jacobi, tree", "cjd", "ssd"])
 @torch.inference_mode()
 def test_equals_are_parted_in_a_batch_as_they_are_alone(name: str) -> None:
     """Rows whose top-k differ: what is kept of one is no matter of the others."""
-    drafter, counts, seeds = DRAFTS[name](), (2, 3, 0, 1), (3, 5, 8, 9)
-    together = run(drafter, CoarseSampler([1.0, 0.8, 0.9, 0.0], top_k=counts), 4, seeds)
-    for row, temperature in enumerate((1.0, 0.8, 0.9, 0.0)):
-        assert run(drafter, CoarseSampler(temperature, top_k=counts[row]), 1, seeds[row : row + 1]) == [
-            together[row]
-        ]
+    drafter, seeds = DRAFTS[name](), (3, 5, 8, 9)
+    temperatures, counts = (1.0, 0.8, 0.9, 0.0), (2, 3, 0, 1)
+    together = run(drafter, CoarseSampler(temperatures, top_k=counts), 4, seeds)
+    for row in range(4):
+        alone = CoarseSampler(temperatures[row], top_k=counts[row])
+        assert run(drafter, alone, 1, seeds[row : row + 1]) == [together[row]]
 
 
 @torch.inference_mode()
 def test_the_targets_own_noise_gives_the_tokens_of_plain_decoding_among_equals() -> None:
     sampler = CoarseSampler(1.0, top_k=3)
     expected = run(DRAFTERS["none"](), sampler, 50)
-    for drafter in (
-        JacobiDrafter(4, "exact"),
-        cjd(coupling="exact"),
-        ssd(coupling="exact"),
-        draft_model("coupled"),
-    ):
+    windows = (JacobiDrafter(4, "exact"), cjd(coupling="exact"), ssd(coupling="exact"))
+    for drafter in (*windows, draft_model("coupled")):
         assert run(drafter, sampler, 50) == expected
