@@ -341,6 +341,24 @@ def test_what_deviates_says_so() -> None:
     assert Accelerator("cspd", CellModelDrafter(worse()), CSpD()).exactness == "exact"
 
 
+def test_candidates_end_the_chains_that_their_q_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the chains are redrawn by the same numbers from what q says."""
+    real, seen = CellModelSession._draft, []
+
+    def look(self: CellModelSession, cells: Tensor, canvas: Canvas) -> Draft:
+        draft = real(self, cells, canvas)
+        q = draft.q[1:]  # of the candidates, behind their roots
+        assert torch.equal(q.value_of(q.drawn), draft.tokens[:, 1:])
+        again = q.draw(self.random.repeat(len(draft.tokens)), draft.starts[:, None], Purpose.DRAFT)
+        assert torch.allclose(again, q.drawn, atol=1e-4)
+        seen.append(draft.rows)
+        return draft
+
+    monkeypatch.setattr(CellModelSession, "_draft", look)
+    decode_cells(masked(), 5, CellModelDrafter(masked(0.1), 4), CSpD())
+    assert len(seen) > 2
+
+
 def test_what_exact_refers_to_is_named_as_forwards_of_several_cells_and_of_one_differ() -> None:
     cells = {order: CellModelDrafter(worse(), order=order) for order in ORDERS}
     kept = {
