@@ -65,6 +65,11 @@ class Accelerator:
         """Promise of the output distribution: "exact", "tv<=x", "approximate" or "lossy"."""
         return self.rule.promise if self.drafter.exactness == "exact" else self.drafter.exactness
 
+    @property
+    def keeps(self) -> str:
+        """The distribution that "exact" refers to, in words; "" for the next token's, and where it is not."""
+        return self.drafter.keeps if self.exactness == "exact" else ""
+
     def with_rule(self, rule: AcceptanceRule) -> Accelerator:
         """Return this accelerator with another acceptance rule.
 
@@ -133,7 +138,7 @@ class Accelerator:
         """
         self.check(sampler)
         check_rows(sampler, len(requests))
-        stats = DecodingStats(accelerator=self.name, exactness=self.exactness)
+        stats = DecodingStats(self.name, self.exactness, self.keeps)
         ids = [request.prompt_tokens for request in requests] if prompts is None else prompts
         where = ids, stopping, stats, target.device
         canvas = VectorCanvas(*where, target.vector_size) if target.vector_size else Canvas(*where)

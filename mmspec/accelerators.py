@@ -30,6 +30,7 @@ from mmspec.drafters.none import NoDrafter
 from mmspec.drafters.staircase import StaircaseDrafter
 from mmspec.drafters.vector_model import VectorModelDrafter
 from mmspec.drafters.vector_window import VectorWindowDrafter
+from mmspec.drafting.cell_order import ONE_BY_ONE
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.heads import HEADS
 from mmspec.models.mar import FeatureCaching
@@ -83,7 +84,8 @@ def draft_model(
         num_draft_tokens: length of a draft.
         sampling: as of `DraftModelDrafter` or `VectorModelDrafter`; None is "coupled" for the former, judged
             by `sample_and_match`, and "sampled" for the latter, judged by `reflection`. A MAR's drafts are
-            sampled, and judged by `speculative_sampling` of whole chains.
+            sampled, and judged by `speculative_sampling` of whole chains; what they keep is one cell a
+            forward, as of `cspd`.
     """
     if isinstance(model, PreTrainedModel):
         reader: Any = continuous_target(model) or adapt(model)
@@ -109,6 +111,9 @@ def cspd(
     shared_guidance: bool = False,
 ) -> Accelerator:
     """Continuous speculative decoding of a MAR (CSpD, 2411.11925), exact unless its biases are asked for.
+
+    Exact to one cell a forward, each given all before it: not to `masked`, whose cells of one forward do not
+    know of each other.
 
     As its authors released it: `see_drafts=False, last_noise=False, shared_guidance=True`, with the rule
     `CSpD(temperature=42, variance_factor="released", rollback=False, max_tries=100)`. Options as of
@@ -141,7 +146,8 @@ def masked(
 ) -> Accelerator:
     """Several cells of an image in a forward, in any order (MAR, 2406.11838).
 
-    The published order in 64 forwards is the model's plain decoding; all else is approximate.
+    The published order in 64 forwards is the model's plain decoding, in which cells of one forward are
+    independent of each other; all else is approximate to it.
 
     Args:
         iterations, order, last_steps, annealing: as of `CellOrderDrafter`.
@@ -205,12 +211,14 @@ class Preset:
         summary: what it does, for the table of accelerators.
         source: the paper's arXiv id.
         needs: what `drafter=` has to be, in words; None where nothing is needed.
+        keeps: what "exact" refers to, in words, where that has to be said and no drafter is there to say it.
     """
 
     make: Callable[..., Accelerator]
     summary: str
     source: str = "-"
     needs: str | None = None
+    keeps: str | None = None
 
     @property
     def options(self) -> set[str]:
@@ -220,13 +228,13 @@ class Preset:
 
     @property
     def promise(self) -> tuple[str, str | None]:
-        """The promise with default options: "exact", "bounded" or "lossy"; and the bound in words, if any."""
+        """The promise with default options: "exact", "bounded" or "lossy"; and the bound, or what is kept."""
         if self.needs is not None:  # all of these are judged by the default rule
-            return "exact", None
+            return "exact", self.keeps
         made = self.make()
         if made.drafter.exactness != "exact":
             return made.drafter.exactness, None
-        return made.rule.exactness, made.rule.bound
+        return made.rule.exactness, made.rule.bound or made.keeps or None
 
 
 NEEDS_HEAD = "a head that was trained for the target"
@@ -238,6 +246,7 @@ ACCELERATORS = {
         "a smaller model of the same tokenizer, or of the same continuous tokens, drafts",
         "2211.17192",
         "a smaller model with the target's tokenizer or image tokenizer",
+        f"the target's next token; of a MAR, {ONE_BY_ONE}",
     ),
     **{
         name: Preset(partial(trained_head, name), head.summary, head.source, NEEDS_HEAD)
@@ -269,6 +278,7 @@ ACCELERATORS = {
         "switches of the released code are set",
         "2411.11925",
         "a smaller MAR of the same image tokenizer",
+        ONE_BY_ONE,
     ),
     "shared_noise": Preset(
         shared_noise,

@@ -61,5 +61,5 @@ class ImageOutput:
         return (
             f"{images}, {stats.nfe_mean:.1f} target forwards each (at most {stats.nfe_max}), "
             f"{stats.step_compression:.2f} tokens per forward, {stats.seconds:.2f} s and "
-            f"{self.decode_seconds:.2f} s for pixels, {stats.accelerator}: {stats.exactness}"
+            f"{self.decode_seconds:.2f} s for pixels, {stats.accelerator}: {stats.promise}"
         )

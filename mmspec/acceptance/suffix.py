@@ -22,7 +22,7 @@ from mmspec.verification.residuals import last_purpose, sampled_distribution
 class Suffix(AcceptanceRule):
     """Accept a refused token after all, with the run that it begins, by the product of the run's ratios.
 
-    SJD-SV (ICML'26), of which no code is public: this is our reading of its description. A run is a stretch
+    SJD-SV (2609.13245): our reading of its description, not checked against the paper. A run is a stretch
     of the draft on which p(x) does not fall. Where u > p(x) / q(x), the longest part of the run from x on is
     accepted whose product of p / q is at least u and at least `confidence`; its tail is trimmed until that
     holds. If no part of several tokens passes, x is replaced by a draw from norm((p - q)+).

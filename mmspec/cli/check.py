@@ -46,14 +46,15 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
 
     Models that draw are compared with plain decoding alike; an exact accelerator
     that gives other tokens of the same distribution has that distribution tested
-    instead, at every place of what it drew.
+    instead, at every place of what it drew. Drafts of a MAR's cells keep the
+    distribution of one cell a forward, and are compared with that.
 
     Example:
         mmspec check --accelerator copy
         mmspec check path/to/model --drafter path/to/small --image a.jpg
         mmspec check --task generate --accelerator sjd --samples 32 --batch-size 8
     """
-    from mmspec.evaluation.identity.continuous import ContinuousCheck
+    from mmspec.evaluation.identity.continuous import ContinuousCheck, reference_of
     from mmspec.evaluation.identity.images import ImageCheck
     from mmspec.evaluation.identity.text import IdentityCheck
     from mmspec.evaluation.speed.report import identity_report
@@ -67,15 +68,18 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
         choice = default_choice(source, how.drafter)
         if subject.draws:
             choice = parse_choice(image_accelerators(subject.pipe.target)[0])
+    accelerated, target, reference = subject.contender(choice), subject.pipe.target, "none"
+    if subject.draws and target.vector_size:
+        reference = reference_of(accelerated.accelerator, target.grid.cells)
     common: dict[str, Any] = {
-        "accelerated": subject.contender(choice),
-        "plain": subject.contender(parse_choice("none")),
+        "accelerated": accelerated,
+        "plain": subject.contender(parse_choice(reference)),
         "examples": subject.examples,
         "seed": how.seed,
         "batch_size": asked.batch_size,
     }
     identity: IdentityCheck
-    if subject.draws and subject.pipe.target.vector_size:
+    if subject.draws and target.vector_size:
         identity = ContinuousCheck(**common, settings=subject.settings)
     elif subject.draws:
         temperature = subject.described["temperature"]

@@ -283,6 +283,7 @@ def record(output: ImageOutput, first: ImageOutput, titles: Sequence[str]) -> di
     stats = output.stats
     return {
         "exactness": stats.exactness,
+        "keeps": stats.keeps,
         "nfe_mean": stats.nfe_mean,
         "nfe_max": stats.nfe_max,
         "step_compression": stats.step_compression,
@@ -317,7 +318,7 @@ def table(records: Sequence[dict[str, Any]]) -> rich.table.Table:
     rows = (
         (
             row["accelerator"],
-            row["exactness"],
+            f"{row['exactness']} ({row['keeps']})" if row["keeps"] else row["exactness"],
             f"{row['nfe_mean']:.1f}",
             str(row["nfe_max"]),
             f"{row['step_compression']:.2f}",

@@ -167,9 +167,12 @@ class DraftSession(ABC):
 
     Attributes:
         passes: forwards so far of a model of the drafter's own, its prefill not counted.
+        rule: what decides in place of the batch's rule where nothing is proposed, so that every rule is plain
+            decoding, and the target has a plain decoding of its own; else None.
     """
 
     passes: int = 0
+    rule: AcceptanceRule | None = None
 
     def resize(self, size: Any) -> None:
         """Set the size of the next drafts.
@@ -209,6 +212,8 @@ class Drafter(ABC):
         taps: layers of the target whose hidden states it reads.
         branches: True if its drafts have siblings; rules that judge one candidate per place refuse those.
         exactness: "lossy" if nodes see less than the model would, so that no rule can be exact.
+        keeps: the distribution that exact rules keep, in words, where models of the kind have more than one;
+            "" for the next token's.
         proposes: "tokens", "vectors", or "any" of them.
         runs_ahead: whether sessions propose from what is on the device, so that the host may read each round
             when the next is on its way, and one more than it needs.
@@ -220,6 +225,7 @@ class Drafter(ABC):
     taps: tuple[int, ...] = ()
     branches: bool = False
     exactness: str = "exact"
+    keeps: str = ""
     proposes: ClassVar[str] = "tokens"
     runs_ahead: bool = False
     rows_move: ClassVar[bool] = False

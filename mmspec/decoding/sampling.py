@@ -7,6 +7,7 @@ about it. Rows of a batch may have settings of their own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -23,8 +24,10 @@ from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.once import once
 from mmspec.decoding.row_settings import ROW_SETTINGS, RowSettings, check_setting, read_setting, values_of
+from mmspec.decoding.sparse_distribution import part_ties
 from mmspec.errors import InputError
 from mmspec.kernels import Warping, warp_logits
+from mmspec.kernels.sampling import of_rows
 from mmspec.validation import is_list
 
 __all__ = ["Sampler"]
@@ -80,6 +83,12 @@ class Sampler(RowSettings):
     def support(self, vocabulary: int) -> int:
         """Most tokens of V that temperature and top-k leave to a row, ties not counted."""
         return 1 if self.greedy else max(k or vocabulary for k in values_of(self.top_k))
+
+    def within_top_k(self, p: Tensor) -> Tensor:
+        """Leave mass to no more tokens than top_k in warped distributions [B, n, V]; see `part_ties`."""
+        if self.greedy or not any(self.warping.top_k):
+            return p
+        return part_ties(p, of_rows(self.warping.top_k, p, lambda k: k or math.inf))
 
     def part(self, rows: Sequence[int]) -> Self:
         """Return the settings of some rows of the batch."""

@@ -1,4 +1,8 @@
-"""Distributions under top-k as pairs of token and probability, which take less memory between rounds."""
+"""Distributions under top-k as pairs of token and probability, which take less memory between rounds.
+
+Logits that equal the k-th let top-k keep more tokens than k. What is drawn from has to be what is kept, or q
+is not the distribution of its token: `part_ties` comes before the draw, and pairs then hold all of it.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +36,7 @@ class SparseDistribution:
     def of(cls, distribution: Tensor, count: int) -> SparseDistribution:
         """Keep the `count` likeliest tokens of distributions [..., V], normalised.
 
-        Ties may let top-k keep more tokens than k. The result is then another distribution, so draw from it,
-        and not from the one that it was made of.
+        Where more have mass, the result is another distribution: draw behind `part_ties`.
         """
         shares, tokens = distribution.topk(count, dim=-1)
         total = shares.sum(-1, keepdim=True).clamp_min(torch.finfo(distribution.dtype).tiny)
@@ -51,6 +54,24 @@ class SparseDistribution:
 
     def nbytes(self) -> int:
         return self.tokens.nbytes + self.shares.nbytes
+
+
+def part_ties(p: Tensor, most: float | Tensor) -> Tensor:
+    """Leave mass to at most so many tokens of distributions under top-k: of equals, to those of lowest id.
+
+    Which they are depends on the row alone, not on its batch or on where it is computed. Where nothing is
+    tied the numbers stay as they are.
+
+    Args:
+        p: [B, n, V] in which more than k tokens have mass only if all that are too many equal the k-th.
+        most: k, or [B, 1, 1] of the rows; infinite for all.
+    """
+    has_mass = p > 0
+    surplus = has_mass.sum(-1, keepdim=True) - most
+    is_least = p == p.where(has_mass, torch.inf).amin(-1, keepdim=True)
+    rank = is_least.cumsum(-1, dtype=torch.int32)
+    left = p.masked_fill(is_least & (rank > rank[..., -1:] - surplus), 0.0)
+    return torch.where(surplus > 0, left / left.sum(-1, keepdim=True), p)
 
 
 def unpack(distribution: Tensor | SparseDistribution) -> Tensor:

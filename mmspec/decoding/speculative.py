@@ -162,6 +162,7 @@ def begin(
     stats.target_forwards += prefill.forwards
     stats.cached_prompt_tokens = prefill.cached_tokens
     stats.prefill_seconds = perf_counter() - started
+    rule = session.rule or rule
     batch = Batch(target, rule, sampler, canvas, random, state, session, laps, prefill.forwards)
     return batch, Round(draft, first, scores, verdict, emission)
 

@@ -24,6 +24,7 @@ class DecodingStats:
     Attributes:
         accelerator: name of the preset.
         exactness: "exact", "tv<=x" or "lossy".
+        keeps: the distribution that "exact" refers to, in words, where models of the kind have more than one.
         new_tokens: tokens emitted, per row.
         rounds: scoring forwards in which a row was active, per row.
         target_forwards: forwards of the target for the batch, the prefill included.
@@ -49,6 +50,7 @@ class DecodingStats:
 
     accelerator: str = "none"
     exactness: str = "exact"
+    keeps: str = ""
     new_tokens: list[int] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     target_forwards: int = 0
@@ -98,12 +100,17 @@ class DecodingStats:
         """Return what is known of the rows by themselves, without what is summed with other rows."""
         own: dict[str, Any] = {name: getattr(self, name) for name in ROW_COUNTS}
         own |= {"prompt_forwards": self.prompt_forwards, "target_forwards": self.nfe_max}
-        return DecodingStats(self.accelerator, self.exactness, **own)
+        return DecodingStats(self.accelerator, self.exactness, self.keeps, **own)
 
     def as_one_row(self) -> DecodingStats:
         """Return these statistics with the counts of all rows added up."""
         sums: dict[str, Any] = {name: [reduce(add, getattr(self, name))] for name in ROW_COUNTS}
         return replace(self, **sums)
+
+    @property
+    def promise(self) -> str:
+        """Exactness, and what it refers to where that has to be said."""
+        return f"{self.exactness} ({self.keeps})" if self.keeps else self.exactness
 
     @property
     def accepted_histogram(self) -> dict[int, int]:
@@ -161,7 +168,7 @@ class DecodingStats:
         return (
             f"{sum(self.new_tokens)} tokens, {self.target_forwards} target forwards, "
             f"{self.acceptance_length:.2f} tokens per forward, {self.tokens_per_second:.0f} tokens/s, "
-            f"{self.accelerator}: {self.exactness}"
+            f"{self.accelerator}: {self.promise}"
         )
 
 
@@ -169,7 +176,7 @@ def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
     """Merge the stats of several calls: rows one after another, counts and times added."""
     merged = DecodingStats()
     for part in parts:
-        merged.accelerator, merged.exactness = part.accelerator, part.exactness
+        merged.accelerator, merged.exactness, merged.keeps = part.accelerator, part.exactness, part.keeps
         merged.prompt_forwards = part.prompt_forwards
         for name in (
             *ROW_COUNTS,

@@ -15,7 +15,7 @@ from mmspec.decoding.draft import Cells, Draft, DraftKind, Progress
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, Target, list_prompts
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.drafting.cell_order import CellOrder, CellOrderSession
+from mmspec.drafting.cell_order import ONE_BY_ONE, CellOrder, CellOrderSession
 from mmspec.errors import InputError
 from mmspec.targets.mar import MARTarget
 from mmspec.validation import check_draft_tokens, require_number
@@ -67,6 +67,7 @@ class CellModelDrafter(CellOrder):
         require_number("prefill", prefill, 0.0, 1.0, "0 (none) to 1 (all cells)")
         self.prefill = prefill
         self.see_drafts, self.last_noise, self.shared_guidance = see_drafts, last_noise, shared_guidance
+        self.keeps = ONE_BY_ONE if order == "random" else f"{ONE_BY_ONE}, in {order} order"
         self.exactness = "exact" if see_drafts and last_noise and not shared_guidance else "approximate"
 
     def check(self, target: Target[Any]) -> None:

@@ -242,7 +242,7 @@ def draw_corrected(
             mask = mask[:, :, context:]
         else:
             logits, _ = head.revise(read, mask, memory, logits_before, tables)
-        q = sampler.scores(logits).p
+        q = sampler.within_top_k(sampler.scores(logits).p)
         first = draw_coupled(coupling, q, last, places.stood, places.noise)
         if places.known is not None:
             is_free = places.known == FREE

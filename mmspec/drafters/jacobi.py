@@ -20,7 +20,8 @@ class JacobiDrafter(WindowDrafter):
         window, coupling, init: as of `WindowDrafter`.
         reuse: probability from which on a place's old draft stays as it is, as in SJD++ (2512.07503), in
             place of the coupling; the outputs are then no longer distributed as the target's. None for never.
-        front, reach: as of `WindowDrafter`; `front="4x4x4"` with `reach=3` is the published tree of SJD-PAC.
+        front, reach: as of `WindowDrafter`; `front="4x4x4"` with `reach=3` is the published tree of SJD-PAC,
+            and 3x3x3 the default of its code.
 
     Between rounds a session keeps two distributions for each place of the window: 4 MB a row at a window of
     32 and 16,384 codes in float32, or 0.5 MB as pairs under a top-k of 1000.

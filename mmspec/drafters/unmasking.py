@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mmspec.decoding.canvas import MAX_NEW_TOKENS, Canvas, Stopping
 from mmspec.decoding.draft import Cells, Draft, DraftKind
+from mmspec.decoding.image_grid import FREE
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
@@ -38,7 +39,7 @@ class UnmaskingDrafter(Drafter):
 
     kind = DraftKind.MASKED
     max_nodes = 0  # beside the places of the output
-    mask_token_id: int  # of the target, once fitted
+    mask_token_id: int = FREE  # the target's own, which it takes FREE for as well
 
     def __init__(self, block: int | None = None) -> None:
         if block is not None and (not is_integer(block) or block < 1):

@@ -75,7 +75,7 @@ class VerticalSession(StateWindowSession):
         index = (above - place[:, :1] + size).clamp_min(0)
         is_drafted = ~covered & (above >= 0) & is_read.gather(1, index)
         logits = read_below(self.head, self.target, pick(states, index), self.layout.uniform > 0)
-        q = self.sampler.scores(logits).p.to(p.dtype)
+        q = self.sampler.within_top_k(self.sampler.scores(logits).p.to(p.dtype))
         is_drafted &= q.isfinite().all(-1)
         return torch.where(is_drafted[..., None], q, p), sound | is_drafted
 

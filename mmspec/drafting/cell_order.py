@@ -23,6 +23,10 @@ from mmspec.validation import is_integer
 __all__ = ["CellOrder", "CellOrderSession", "cells_by_forward", "checkerboard_first"]
 
 ORDERS = ("random", "checkerboard")
+#: The distributions that a MAR's images are drawn from: they differ, as the cells of one forward are drawn
+#: without knowing of each other.
+TOGETHER = "the published iterations, cells of one forward independent of each other"
+ONE_BY_ONE = "one cell a forward, each given all before it"
 
 
 class CellOrder(Drafter):
@@ -64,6 +68,7 @@ class CellOrder(Drafter):
         self.caching = caching
         published = iterations is None and order == "random" and last_steps is None and caching is None
         self.exactness = "exact" if published else "approximate"
+        self.keeps = TOGETHER
 
     def check(self, target: Target[Any]) -> None:
         if target.grid is None or not target.any_order:

@@ -182,8 +182,6 @@ class JacobiSession(DraftSession):
     """Window of drafts of one batch.
 
     Attributes:
-        support: k where distributions are kept as k pairs a place between rounds, None where they are kept
-            whole.
         observed: the last draft, and what became of it.
         round: [B, 1] how often the window was drawn; it keys the random numbers of places drawn again and
             again.
@@ -197,7 +195,7 @@ class JacobiSession(DraftSession):
         sampler: Sampler,
         random: RandomStream,
     ) -> None:
-        self.drafter, self.random = drafter, random
+        self.drafter, self.sampler, self.random = drafter, sampler, random
         device, vocabulary = prefill.logits.device, prefill.logits.shape[-1]
         self.vocabulary = vocabulary
         self._lay_out([request.grid for request in requests])
@@ -211,18 +209,13 @@ class JacobiSession(DraftSession):
         token = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
         draft = Draft.chain(token, drafter.kind)
         scores = sampler(prefill.logits, draft, [request.prompt_tokens for request in requests])
-        support = sampler.support(vocabulary)
-        # an initial draft that is uniform has mass everywhere
-        pays = drafter.init != "uniform" and SparseDistribution.pays(
-            support, vocabulary, scores.dtype.itemsize
-        )
-        self.support = support if pays else None
         self._keep(replace(draft, q=Categorical(scores.p)), scores, token[:, 0])
 
     def part(self, rows: Sequence[int]) -> Self:
         chosen = copy.copy(self)
         chosen._lay_out(part_of_list(self.grids, rows))
         chosen.random, chosen.round = self.random.part(rows), part_of_rows(self.round, rows)
+        chosen.sampler = self.sampler.part(rows)
         chosen.observed = self.observed.part(rows)
         return chosen
 
@@ -230,7 +223,7 @@ class JacobiSession(DraftSession):
         both = copy.copy(self)
         both._lay_out([*self.grids, *other.grids])
         both.random, both.round = self.random.joined(other.random), join_rows(self.round, other.round)
-        both.support = max(self.support, other.support) if self.support and other.support else None
+        both.sampler = self.sampler.joined(other.sampler, len(self.round), len(other.round))
         both.observed = self.observed.joined(other.observed)
         return both
 
@@ -253,12 +246,20 @@ class JacobiSession(DraftSession):
         return self.nodes[self.chain[verdict.last]]
 
     def _keep(self, draft: Draft, scores: Categorical, accepted: Tensor) -> None:
-        """Keep what the next round needs, distributions as pairs where that takes less memory."""
-        q, p = None if draft.q is None else self._pack(draft.q.p), self._pack(scores.p)
+        """Keep what the next round needs: what places were drawn from, and what they will be drawn from."""
+        q, p = (
+            None if draft.q is None else self._pack(draft.q.p),
+            self._pack(self.sampler.within_top_k(scores.p)),
+        )
         self.observed = Observed(replace(draft, q=None), q, p, scores.is_finite(), accepted)
 
     def _pack(self, distribution: Tensor) -> Tensor | SparseDistribution:
-        return distribution if self.support is None else SparseDistribution.of(distribution, self.support)
+        """Keep distributions [B, n, V] as k pairs a place where that takes less memory."""
+        most = self.sampler.support(self.vocabulary)
+        pays = SparseDistribution.pays(most, self.vocabulary, distribution.dtype.itemsize)
+        if self.drafter.init == "uniform" or not pays:  # a uniform draft has mass everywhere
+            return distribution
+        return SparseDistribution.of(distribution, most)
 
     def propose(self, canvas: Canvas) -> Draft:
         drafter, old = self.drafter, self.observed

@@ -69,7 +69,7 @@ class StateWindowSession(JacobiSession):
         size: int,
     ) -> None:
         super().__init__(drafter, requests, prefill, sampler, random)
-        self.head, self.target, self.sampler = drafter.model, target, sampler
+        self.head, self.target = drafter.model, target
         rows, device = len(requests), prefill.logits.device
         last = {tap: torch.cat([each[:, -1:] for each in states]) for tap, states in prefill.taps.items()}
         tokens = torch.full((rows, 1), FREE, device=device)
@@ -99,7 +99,6 @@ class StateWindowSession(JacobiSession):
         chosen.committed, chosen.words, chosen.count = (
             part_of_rows(each, rows) for each in (self.committed, self.words, self.count)
         )
-        chosen.sampler = self.sampler.part(rows)
         return chosen
 
     def joined(self, other: Self) -> Self:
@@ -111,7 +110,6 @@ class StateWindowSession(JacobiSession):
         longer = [each._remembering(size) for each in (self, other)]
         both.committed, both.words = (join_rows(*pair) for pair in zip(*longer, strict=True))
         both.count = join_rows(self.count, other.count)
-        both.sampler = self.sampler.joined(other.sampler, len(self.count), len(other.count))
         return both
 
     def _remembering(self, size: int) -> tuple[Tensor, Tensor]:

@@ -172,10 +172,12 @@ def describe_accelerator(accelerator: Accelerator) -> dict[str, Any]:
     Returns:
         `window`: nodes that one forward feeds at most.
         `promise`: "exact", "tv<=x", "approximate", or "lossy" with its bound in words or "no bound".
+        `keeps`: what "exact" refers to, where that has to be said.
     """
     drafter, promise = accelerator.drafter, accelerator.exactness
     bound = accelerator.rule.bound if drafter.exactness == "exact" else None
-    return {
+    kept = {"keeps": accelerator.keeps} if accelerator.keeps else {}
+    return kept | {
         "window": drafter.max_nodes,
         "promise": f"lossy, {bound or 'no bound'}" if promise == "lossy" else promise,
     }

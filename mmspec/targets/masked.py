@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import additive_mask, check_layer_types
 from mmspec.decoding.draft import Draft, Nodes
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
@@ -117,14 +117,15 @@ class MaskedTarget:
         return state, PromptOutput(logits, forwards=0)
 
     def score(self, state: MaskedState, draft: Draft) -> TargetOutput:
-        """Score every node of the draft, in one forward over the prompts and the nodes."""
+        """Score every node of the draft, in one forward over the prompts and the nodes; FREE is a mask."""
         nodes = draft.nodes.repeat_rows(len(state.prompts) // len(draft.nodes.tokens))
         (rows, longest), count = state.prompts.shape, nodes.tokens.shape[1]
         check_length(self.model, state.limit, longest + nodes.deepest + 1)
         place = torch.arange(longest, device=self.device).expand(rows, longest)
+        tokens = nodes.tokens.masked_fill(nodes.tokens == FREE, self.mask_token_id)
         forward = self._logits if self.steps is None else self.steps
         logits = forward(
-            input_ids=torch.cat([state.prompts, nodes.tokens], 1),
+            input_ids=torch.cat([state.prompts, tokens], 1),
             attention_mask=self._mask(place < state.lengths[:, None], nodes),
             position_ids=torch.cat([place, state.lengths[:, None] + nodes.depth], 1),
             count=count,

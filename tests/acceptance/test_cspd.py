@@ -12,16 +12,20 @@ import torch
 from torch import Tensor
 
 from mmspec.acceleration import Accelerator
+from mmspec.accelerators import build_accelerator
 from mmspec.acceptance.cspd import CSpD
 from mmspec.acceptance.denoising import LastStep
 from mmspec.acceptance.rejection import SpeculativeSampling
+from mmspec.cli.accelerators import markdown_table
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.denoising import Denoising
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.drafters.cell_model import CellModelDrafter, CellModelSession
+from mmspec.drafting.cell_order import ORDERS
 from mmspec.errors import InputError
+from mmspec.evaluation.identity.continuous import reference_of
 from mmspec.models.denoising import DDPMSchedule
 from mmspec.models.mar import MARForImageGeneration
 from mmspec.targets import CausalTarget
@@ -335,6 +339,44 @@ def test_what_deviates_says_so() -> None:
     drafters = [CellModelDrafter(worse(), 3, **{name: value}) for name, value in AS_RELEASED.items()]
     assert all(Accelerator("cspd", each, CSpD()).exactness == "approximate" for each in drafters)
     assert Accelerator("cspd", CellModelDrafter(worse()), CSpD()).exactness == "exact"
+
+
+def test_candidates_end_the_chains_that_their_q_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the chains are redrawn by the same numbers from what q says."""
+    real, seen = CellModelSession._draft, []
+
+    def look(self: CellModelSession, cells: Tensor, canvas: Canvas) -> Draft:
+        draft = real(self, cells, canvas)
+        q = draft.q[1:]  # of the candidates, behind their roots
+        assert torch.equal(q.value_of(q.drawn), draft.tokens[:, 1:])
+        again = q.draw(self.random.repeat(len(draft.tokens)), draft.starts[:, None], Purpose.DRAFT)
+        assert torch.allclose(again, q.drawn, atol=1e-4)
+        seen.append(draft.rows)
+        return draft
+
+    monkeypatch.setattr(CellModelSession, "_draft", look)
+    decode_cells(masked(), 5, CellModelDrafter(masked(0.1), 4), CSpD())
+    assert len(seen) > 2
+
+
+def test_what_exact_refers_to_is_named_as_forwards_of_several_cells_and_of_one_differ() -> None:
+    cells = {order: CellModelDrafter(worse(), order=order) for order in ORDERS}
+    kept = {
+        "masked": build_accelerator("masked").keeps,
+        "draft_model": Accelerator("draft_model", cells["random"], SpeculativeSampling()).keeps,
+        **{order: Accelerator("cspd", cells[order], CSpD()).keeps for order in ORDERS},
+    }
+    assert "independent of each other" in kept["masked"]
+    assert kept["random"] == kept["draft_model"] and "each given all before it" in kept["random"]
+    assert kept["checkerboard"] == f"{kept['random']}, in checkerboard order"
+    for accelerator in (build_accelerator("masked", iterations=4), build_accelerator("none")):
+        assert accelerator.keeps == "", "no claim, or nothing to tell apart"
+    table = markdown_table()
+    assert kept["masked"] in table and table.count(kept["random"]) == 2
+    assert reference_of(Accelerator("cspd", cells["checkerboard"], CSpD()), 9).endswith(
+        "iterations=9:order=checkerboard"
+    )
+    assert reference_of(build_accelerator("masked"), 9) == "none"
 
 
 def refused(name: str) -> Any:

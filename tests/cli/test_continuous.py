@@ -70,6 +70,8 @@ def test_check_knows_what_is_promised(
     report = json.loads(result.stdout)
     assert report["passed"] is (code == 0)
     assert [one["mode"] for one in report["comparisons"]] == [mode]
+    reference = "one cell a forward" if options[1].startswith("cspd") else "plain decoding"
+    assert [one["reference"] for one in report["comparisons"]] == [reference]
 
 
 def test_methods_are_compared_on_classes_and_captions(run: Run, tmp_path: Path) -> None:

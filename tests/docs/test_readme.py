@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import mmspec
+from mmspec.accelerators import build_accelerator, find_preset
 from mmspec.cli.accelerators import markdown_table
+from mmspec.cli.choice import parse_choice
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -34,6 +36,19 @@ def test_every_method_has_a_page_with_its_idea_formula_and_use() -> None:
         parts = re.split(r"^## (.*)$", page, flags=re.MULTILINE)[1:]
         assert parts[::2] == ["Idea", "Formula", "When to use it"], name
         assert all(len(text.strip()) > 40 for text in parts[1::2]), name
+
+
+def test_the_published_values_that_pages_name_are_options() -> None:
+    named = []
+    for page in (ROOT / "docs" / "methods").glob("*.md"):
+        told = re.findall(r"^\*\*As published\.\*\*.*", page.read_text(encoding="utf-8"), re.MULTILINE)
+        named += re.findall(r"`(\w+(?::\w+=\w+)+)`", "".join(told))
+    assert len(named) >= 8
+    for text in named:
+        choice = parse_choice(text)
+        if find_preset(choice.name).needs is None:
+            build_accelerator(choice.name, **choice.options)
+        assert choice.options.keys() - {"acceptance"} <= find_preset(choice.name).options, text
 
 
 def test_the_front_page_is_one_screen() -> None:

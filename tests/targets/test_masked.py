@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, PreTrainedModel
+from transformers import LogitsProcessorList, MinLengthLogitsProcessor, PreTrainedModel
 
 from mmspec.acceleration import Accelerator, is_sound
+from mmspec.accelerators import none
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.confidence import LowConfidence
 from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.canvas import Canvas
+from mmspec.acceptance.rejection import SpeculativeSampling
+from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Cells, Draft, DraftKind
-from mmspec.decoding.interfaces import TargetOutput
+from mmspec.decoding.interfaces import AcceptanceRule, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.none import NoDrafter
@@ -27,7 +29,7 @@ from mmspec.drafters.unmasking import UnmaskingDrafter
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.targets import CausalTarget, MaskedTarget
 from tests.contracts.mutation import PlantedBug
-from tests.contracts.running import Run, decode
+from tests.contracts.running import Run, as_request, decode
 from tests.tiny_models import tiny_lm, tiny_mistral_sliding, tiny_qwen3_5
 
 VOCABULARY, MASK, LENGTH = 32, 31, 9
@@ -411,3 +413,36 @@ def test_planted_bugs_are_caught(name: str) -> None:
     check, where, *edits = BUGS[name]
     with PlantedBug(where, tuple(edits), check).planted(), pytest.raises(AssertionError):
         check()
+
+
+@pytest.mark.parametrize("sampler", [Sampler(), SAMPLED, GUIDED], ids=str)
+@pytest.mark.parametrize("rule", [SampleAndMatch(), SpeculativeSampling(), None], ids=str)
+def test_plain_decoding_is_one_place_a_forward_the_surest_first(
+    sampler: Sampler, rule: AcceptanceRule | None
+) -> None:
+    """With nothing proposed every rule is plain decoding; the preset is fitted and called (None)."""
+    model = target()
+    if rule is not None:
+        negatives = {"negatives": NULL} if sampler.is_guided else {}
+        settings: dict[str, Any] = {"max_new_tokens": LENGTH, "seed": 5, **negatives}
+        run = decode(model, PROMPTS, NoDrafter(), rule, sampler, **settings)
+        outputs, stats = run.outputs, run.stats
+    else:
+        pairs = zip(PROMPTS, NULL, strict=True)
+        requests = [as_request(prompt, null) for prompt, null in pairs]
+        call = (
+            none()
+            .fit(model)
+            .call(model, sampler, requests, Stopping(LENGTH), RandomStream.from_seed(5, len(PROMPTS)))
+        )
+        assert sum(1 for _ in call.rounds()) == LENGTH + 1
+        outputs, stats = call.canvas.outputs(), call.stats
+        assert str(stats).endswith("none: exact (one place a forward, the surest first)")
+    assert outputs == [naive(row, None, 1, sampler, LENGTH)[0] for row in range(3)]
+    assert stats.target_forwards == LENGTH and stats.exactness == "exact"
+
+
+def test_plain_decoding_refuses_what_looks_at_a_path() -> None:
+    sampler = Sampler(processors=[LogitsProcessorList([MinLengthLogitsProcessor(3, 1)])] * 3)
+    with pytest.raises(InputError, match="logits_processor"):
+        decode(target(), PROMPTS, sampler=sampler)

@@ -14,18 +14,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.acceleration import Accelerator
 from mmspec.acceptance.denoising import SharedNoise
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.stats import merge_stats
+from mmspec.drafters.cell_model import CellModelDrafter
 from mmspec.evaluation.identity.comparison import Comparison, Difference
 from mmspec.evaluation.identity.samples import energy_test
 from mmspec.evaluation.identity.text import IdentityCheck
 from mmspec.evaluation.image_contender import ImageContender, prepare_images
 
-__all__ = ["ContinuousCheck"]
+__all__ = ["ContinuousCheck", "reference_of"]
 
 OTHER_SEEDS = 1_000_003
 SAME = 1e-2  # rms of a vector; rounding of forwards with other shapes, grown over an image, stays far below
+
+
+def reference_of(accelerator: Accelerator, cells: int) -> str:
+    """The accelerator whose distribution another one keeps, as the command line writes it.
+
+    Plain decoding of a MAR draws several cells in a forward, a draft of cells is judged one by one.
+
+    Args:
+        accelerator: that is checked.
+        cells: of an image.
+    """
+    drafter = accelerator.drafter
+    if isinstance(drafter, CellModelDrafter):
+        return f"masked:iterations={cells}:order={drafter.order}"
+    return "none"
 
 
 @dataclass(frozen=True)
@@ -46,6 +63,11 @@ class ContinuousCheck(IdentityCheck):
         return isinstance(self.accelerated.accelerator.rule, SampleAndMatch | SharedNoise)
 
     @property
+    def reference(self) -> str:
+        """Name of what the accelerator is compared with."""
+        return "plain decoding" if self.plain.accelerator.name == "none" else "one cell a forward"
+
+    @property
     def outputs(self) -> int:
         """Number of calls of `on_output`."""
         return len(self.examples) * 2
@@ -64,14 +86,14 @@ class ContinuousCheck(IdentityCheck):
             for index, row in enumerate(apart)
             if len(far := (~(row <= SAME)).nonzero()[:, 0])
         ]
-        return Comparison("same noise", "plain decoding", len(own), apart.numel(), differences, stats)
+        return Comparison("same noise", self.reference, len(own), apart.numel(), differences, stats)
 
     def distribution(self) -> Comparison:
-        """Test whether images are drawn from the distribution of plain decoding."""
+        """Test whether images are drawn from the distribution of the reference."""
         plain, _ = self._draw(self.plain, OTHER_SEEDS)
         own, stats = self._draw(self.accelerated, 0)
         test = energy_test(own, plain, self.seed)
-        return Comparison("distribution", "plain decoding", len(own), test.places, [], stats, test)
+        return Comparison("distribution", self.reference, len(own), test.places, [], stats, test)
 
     def _draw(self, contender: ImageContender, shift: int) -> tuple[Tensor, Any]:
         """Vectors [n, N, d] of all examples, and the stats."""

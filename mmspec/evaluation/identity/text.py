@@ -142,6 +142,8 @@ class IdentityCheck:
             notes.append(
                 f"sampled tokens were not compared: {rule} promises the target's distribution, not its tokens"
             )
+        if accelerator.keeps:
+            notes.append(f"exact refers to {accelerator.keeps}")
         drafts = accelerator.name != "none" and is_whole
         if drafts and sum(sum(one.stats.accepted) for one in comparisons) == 0:
             notes.append("no draft token was accepted, so this says little: ask for more tokens")

@@ -1,0 +1,208 @@
+"""What a draft says its tokens were drawn from is what they were drawn from, where ties are the rule.
+
+Logits have few levels, so that under top-k the k-th is mostly one of several equals. Of all rows in a round,
+a token v at a node comes as often as the sum of their q(v): whatever the rows' contexts are, and also in
+later rounds, which draw anew with what was kept of the round before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.acceleration import default_rule
+from mmspec.decoding import cache
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.distribution import Scores
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.indexing import pick
+from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sparse_distribution import unpack
+from mmspec.decoding.verdict import Verdict
+from mmspec.drafters import DRAFTERS
+from mmspec.drafters.corrected import CorrectedDrafter
+from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.drafters.jacobi import JacobiDrafter
+from mmspec.drafters.staircase import StaircaseDrafter
+from mmspec.drafters.vertical import VerticalDrafter
+from mmspec.drafting.jacobi import JacobiSession
+from mmspec.kernels import Warping
+from tests.contracts.running import FanOutTarget, decode
+from tests.contracts.test_drafters import REGISTERED
+from tests.drafters import corrected_checks, vertical_checks
+from tests.tiny_models import tiny_lm_v8
+
+PROMPT, ROWS, LENGTH = (3, 1, 4), 600, 9
+GRID = ImageGrid(rows=3, columns=3, codebook_size=8)
+STEP = 2.0  # between levels of logits
+# Some thousand sums in all, each nearly normal where it counts: one false alarm in 10^4 suites is at |z| = 6.
+ALARM = 6.0
+SAMPLED = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
+
+
+class CoarseSampler(Sampler):
+    """Rounds all logits, of targets and of drafters, to few levels before they are warped."""
+
+    def _scores(self, logits: Tensor, warping: Warping, shape: Sequence[int]) -> Scores:
+        return super()._scores((logits / STEP).round() * STEP, warping, shape)
+
+
+@functools.cache
+def target_of(seed: int = 4) -> FanOutTarget:
+    """A language model whose eight words are codes."""
+    target = FanOutTarget(tiny_lm_v8(seed=seed))
+    target.grid = GRID
+    return target
+
+
+def draft_model(sampling: str) -> Drafter:
+    return DraftModelDrafter(target_of(seed=5), 3, sampling)
+
+
+def ssd(**options: Any) -> Drafter:
+    head = vertical_checks.head_for(target_of())
+    return VerticalDrafter(head, **{"window": 5, **options}).fit(target_of())
+
+
+def cjd(**options: Any) -> Drafter:
+    head = corrected_checks.head_for(target_of())
+    return CorrectedDrafter(head, **{"window": 4, "corrected": 3, **options}).fit(target_of())
+
+
+TREE: dict[str, Any] = {"front": (2, 2), "reach": 2}
+DRAFTS: dict[str, Callable[[], Drafter]] = {
+    "draft_model": lambda: draft_model("sampled"),
+    "jacobi": lambda: JacobiDrafter(4),
+    "jacobi, fresh": lambda: JacobiDrafter(4, "fresh"),
+    "jacobi, gumbel": lambda: JacobiDrafter(4, "gumbel"),
+    "jacobi, uniform": lambda: JacobiDrafter(4, init="uniform"),
+    "jacobi, tree": lambda: JacobiDrafter(4, **TREE),
+    "cjd": cjd,
+    "cjd, gumbel": lambda: cjd(coupling="gumbel"),
+    "cjd, tree": lambda: cjd(corrected=2, **TREE),
+    "ssd": ssd,
+    "ssd, tree": lambda: ssd(**TREE),
+    "staircase": lambda: StaircaseDrafter(2, adaptive=True),
+}
+
+
+class Counted(Drafter, DraftSession):
+    """A drafter whose drafts are compared with their q, round by round.
+
+    Attributes:
+        worst: the largest |z| of a token's count, and where it was.
+        compared: candidates.
+    """
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.kind, self.max_nodes, self.taps = inner, inner.kind, inner.max_nodes, inner.taps
+        self.branches, self.exactness = inner.branches, inner.exactness
+        self.worst, self.compared, self.rounds = (0.0, ""), 0, 0
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        self.session = self.inner.start(requests, prefill, sampler, random)
+        return self
+
+    def open(self, canvas: Canvas) -> Draft:
+        return self.session.open(canvas)
+
+    def propose(self, canvas: Canvas) -> Draft:
+        draft = self.session.propose(canvas)
+        self.rounds += 1
+        assert draft.q is not None
+        q = draft.q.p
+        assert torch.allclose(q[:, 1:].sum(-1)[draft.valid[:, 1:]], q.new_ones(()))
+        going = torch.tensor([length < LENGTH for length in canvas.output_lengths])
+        going = going.repeat_interleave(len(draft.tokens) // draft.rows)
+        for node in range(1, draft.tokens.shape[1]):
+            self.compare(draft, q, node, going & draft.valid[:, node])
+        return draft
+
+    def compare(self, draft: Draft, q: Tensor, node: int, counted: Tensor) -> None:
+        q, x = q[counted, node], draft.tokens[counted, node : node + 1]
+        if not len(q):
+            return
+        if (
+            draft.kind is DraftKind.WITHOUT_REPLACEMENT
+        ):  # the older siblings are gone; parents are those of all
+            older = [k for k in range(1, node) if draft.parents[0, k] == draft.parents[0, node]]
+            q = q.scatter(1, draft.tokens[counted][:, older], 0.0)
+            q = q / q.sum(-1, keepdim=True)
+        assert (q.gather(1, x) > 0).all(), "a token that its q excludes"
+        self.compared += len(q)
+        order = q.argsort(dim=1, descending=True, stable=True)
+        for by, hits, due in (
+            ("token", torch.zeros_like(q).scatter(1, x, 1.0), q),
+            ("rank", (order == x).to(q.dtype), q.gather(1, order)),
+        ):
+            variance = (due * (1 - due)).sum(0)
+            z = ((hits - due).sum(0).abs() / variance.clamp_min(20.0).sqrt()).max()
+            self.worst = max(self.worst, (float(z), f"{by}, node {node}, round {self.rounds}"))
+
+    def observe(self, draft: Draft, output: TargetOutput, scores: Any, verdict: Verdict) -> None:
+        self.session.observe(draft, output, scores, verdict)
+        if not isinstance(self.session, JacobiSession):
+            return
+        kept, q = self.session.observed.q, draft.q.p  # of the chain that goes on
+        if self.inner.branches:
+            q = pick(q, self.session._path(verdict))
+        assert (unpack(kept) - q)[:, 1:].abs().max() < 1e-6, "the next round is coupled with another q"
+
+
+def run(drafter: Drafter, sampler: Sampler, rows: int, seed: int | Sequence[int] = 7) -> list[list[int]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "CAPACITY_BLOCK", 16)
+        rule = default_rule(drafter)
+        out = decode(
+            target_of(), [PROMPT] * rows, drafter, rule, sampler, max_new_tokens=LENGTH, seed=seed, grid=GRID
+        )
+    return out.outputs
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+@torch.inference_mode()
+def test_tokens_of_a_draft_come_as_often_as_its_q_says(name: str) -> None:
+    for sampler in (CoarseSampler(1.0, top_k=1), CoarseSampler(0.8, top_k=3, top_p=0.9)):
+        counted = Counted(DRAFTS[name]())
+        run(counted, sampler, ROWS)
+        assert counted.compared > ROWS / 2 and counted.worst[0] < ALARM, counted.worst
+
+
+def test_every_drafter_that_samples_is_counted_here() -> None:
+    made = {name: REGISTERED[name](3, torch.float64) for name in REGISTERED}
+    sampling = {name.split(",")[0] for name in made if made[name].kind in SAMPLED}
+    vectors = {name for name in DRAFTERS if DRAFTERS[name].proposes == "vectors"}
+    others = {"assistant", "unmasking"}  # coupled, as a draft model's; no candidates at all
+    untold = set(DRAFTERS) - {name.split(",")[0] for name in REGISTERED} - others - vectors
+    assert {name.split(",")[0] for name in DRAFTS} == sampling | untold
+
+
+@pytest.mark.parametrize("name", ["jacobi", "jacobi, tree", "cjd", "ssd"])
+@torch.inference_mode()
+def test_equals_are_parted_in_a_batch_as_they_are_alone(name: str) -> None:
+    """Rows whose top-k differ: what is kept of one is no matter of the others."""
+    drafter, seeds = DRAFTS[name](), (3, 5, 8, 9)
+    temperatures, counts = (1.0, 0.8, 0.9, 0.0), (2, 3, 0, 1)
+    together = run(drafter, CoarseSampler(temperatures, top_k=counts), 4, seeds)
+    for row in range(4):
+        alone = CoarseSampler(temperatures[row], top_k=counts[row])
+        assert run(drafter, alone, 1, seeds[row : row + 1]) == [together[row]]
+
+
+@torch.inference_mode()
+def test_the_targets_own_noise_gives_the_tokens_of_plain_decoding_among_equals() -> None:
+    sampler = CoarseSampler(1.0, top_k=3)
+    expected = run(DRAFTERS["none"](), sampler, 50)
+    windows = (JacobiDrafter(4, "exact"), cjd(coupling="exact"), ssd(coupling="exact"))
+    for drafter in (*windows, draft_model("coupled")):
+        assert run(drafter, sampler, 50) == expected
