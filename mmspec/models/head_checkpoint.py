@@ -71,7 +71,11 @@ def load_head(
     if (published := read_published(name, source, target)) is not None:
         check_weights(published, NOTHING, source, "drafter")
         logger.info("drafter: %.1f MB of weights, as published", bytes_of(published) / 1e6)
-        torch.nn.Module.to(published, device=device, dtype=dtype)
+        torch.nn.Module.to(published, device=device)
+        for weight in (
+            published.parameters()
+        ):  # buffers keep theirs, as in transformers: frequencies, biases of routers
+            weight.data = weight.data.to(dtype)
         published.eval()
         return published
     config = load_config(source, argument="drafter")
