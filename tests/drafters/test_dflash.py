@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.dflash import BlockSession, DFlashDrafter
+from mmspec.drafters.dflash import BlockSession, DFlashDrafter, DSparkDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.dflash import DFlashHead
 from mmspec.models.head_checkpoint import load_head
@@ -165,6 +165,30 @@ def test_published_heads_are_read(layout: str, kind: str, tmp_path: Path) -> Non
     drafter: Any = drafter_for(target, kind)
     run = decode(target, PROMPTS, type(drafter)(read).fit(target), max_new_tokens=12)
     assert run.outputs == [generate(target.model, prompt, 12) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("layout", ["deepspec", "specforge"])
+def test_a_confidence_that_is_not_told_of_the_token_before_is_read(layout: str, tmp_path: Path) -> None:
+    target = CausalTarget(tiny_llama(layers=4))
+    head = head_for(target, "dspark", mask_token=7, taps=[0, 2, 3], confidence_with_markov=False)
+    config = config_of(head, layout)
+    told = config if layout == "deepspec" else config["dflash_config"]
+    told["confidence_head_with_markov"] = False
+    publish(tmp_path, head, config)
+    read: Any = load_head("dspark", tmp_path, target.config, target.dtype, target.device)
+    hidden, before = torch.randn(3, head.config.hidden_size), torch.tensor([1, 2, 3])
+    weight, bias = (
+        head.state_dict()["confidence_head.proj.weight"],
+        head.state_dict()["confidence_head.proj.bias"],
+    )
+    torch.testing.assert_close(read.confidences(hidden, before), (hidden @ weight.T + bias)[:, 0])
+    expected = [generate(target.model, prompt, 12) for prompt in PROMPTS]
+    drafter = DSparkDrafter(read, least_confidence=0.5).fit(target)
+    assert decode(target, PROMPTS, drafter, max_new_tokens=12).outputs == expected
+    told["confidence_head_with_markov"] = True
+    publish(tmp_path, head, config)
+    with pytest.raises(CheckpointError, match=r"confidence_head_with_markov=True, and .* is \(1, 32\)"):
+        load_head("dspark", tmp_path, target.config, target.dtype, target.device)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])

@@ -35,6 +35,7 @@ class DFlashConfig(LlamaLayerConfig):
         markov: what the token before says about each slot (DSpark): "", "vanilla", "gated" or "rnn".
         markov_rank: width of that.
         confidence: whether a slot is judged by how likely it is to be accepted.
+        confidence_with_markov: whether that knows the token before, by its embedding in the Markov head.
         num_draft_tokens, top_k: the tree where nothing else is asked for; `top_k=1` is a chain, as published.
     """
 
@@ -49,6 +50,7 @@ class DFlashConfig(LlamaLayerConfig):
     markov: str = ""
     markov_rank: int = 256
     confidence: bool = False
+    confidence_with_markov: bool = True
     attention_bias: bool = False
     num_draft_tokens: int = MAX_SLOTS
     top_k: int = 1

@@ -173,7 +173,7 @@ class DFlashHead(DraftingHead):
         self.d2t: Tensor | None
         self.register_buffer("d2t", torch.zeros(known, dtype=torch.long) if known else None)
         self.markov_head = MarkovHead(config, known or config.vocabulary) if config.markov else None
-        reads = width + (config.markov_rank if config.markov else 0)
+        reads = width + (config.markov_rank if config.markov and config.confidence_with_markov else 0)
         self.confidence_head = ConfidenceHead(reads) if config.confidence else None
         self.post_init()
 
@@ -244,8 +244,9 @@ class DFlashHead(DraftingHead):
         """Logits [...] of acceptance of slots with states [..., d] behind tokens [...]."""
         if self.confidence_head is None:
             return torch.full_like(hidden[..., 0], torch.inf)
-        told = [] if self.markov_head is None else [self.markov_head.markov_w1(before)]
-        judged: Tensor = self.confidence_head(torch.cat([hidden, *told], -1))
+        if self.markov_head is not None and self.config.confidence_with_markov:
+            hidden = torch.cat([hidden, self.markov_head.markov_w1(before)], -1)
+        judged: Tensor = self.confidence_head(hidden)
         return judged
 
 

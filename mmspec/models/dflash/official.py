@@ -29,6 +29,7 @@ __all__ = ["read_dflash", "read_dspark"]
 MARKS = {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_norm.weight"}
 OWN = {DFlashConfig.model_type, DSparkConfig.model_type}  # folders of ours, whose keys are the same
 MARKOV = "markov_head.markov_w1.weight"
+CONFIDENCE = "confidence_head.proj.weight"
 COPIES = NOT_OWN + r"|lm_head\.weight|t2d"  # of the target's matrices, and what d2t says already
 
 
@@ -116,7 +117,8 @@ def read_shape(
             draft_vocabulary=len(tensors["d2t"]) if reduced else 0,
             markov=markov,
             markov_rank=tensors[MARKOV].shape[1] if markov else 1,
-            confidence="confidence_head.proj.weight" in tensors,
+            confidence=CONFIDENCE in tensors,
+            confidence_with_markov=confidence_knows(own, tensors, int(shape.hidden_size)),
             attention_bias="layers.0.self_attn.q_proj.bias" in tensors,
             intermediate_size=int(shape.intermediate_size),
             num_attention_heads=int(shape.num_attention_heads),
@@ -138,6 +140,20 @@ def anchor_predicts(stored: dict[str, Any], own: dict[str, Any]) -> bool:
     if "sample_from_anchor" in own:
         return bool(own["sample_from_anchor"])
     return any("DSpark" in name for name in stored.get("architectures") or ())
+
+
+def confidence_knows(own: dict[str, Any], tensors: dict[str, Tensor], width: int) -> bool:
+    """True if the confidence of a slot reads the token before it too: so says the width of its weights.
+
+    Raises:
+        ValueError: the config says otherwise.
+    """
+    knows = CONFIDENCE not in tensors or tensors[CONFIDENCE].shape[-1] != width
+    said = own.get("confidence_head_with_markov")
+    if CONFIDENCE in tensors and said is not None and bool(said) != knows:
+        shape = tuple(tensors[CONFIDENCE].shape)
+        raise ValueError(f"confidence_head_with_markov={said}, and {CONFIDENCE} is {shape}")
+    return knows
 
 
 def read_taps(own: dict[str, Any], layers: int, depth: int) -> list[int]:

@@ -105,8 +105,8 @@ def fuse_experts(
         for numbers in parts:
             if differs := sorted(set(numbers) ^ set(range(shape[0]))):
                 allowed = (
-                    f"{shape[0]} experts, numbered from 0, as the target's config says; of {max(numbers.values())} "
-                    f"and its like there are {len(numbers)}, number {differs[0]} differs"
+                    f"{shape[0]} experts, numbered from 0, as the target's config says; "
+                    f"{max(numbers.values())} and its like are {len(numbers)}, number {differs[0]} differs"
                 )
                 raise CheckpointError("drafter", str(path), allowed)
             rows = (shape[1] // len(parts), *shape[2:])
