@@ -15,7 +15,7 @@ from mmspec.models.llama_layer import BY_LLAMAS_NAMES, LlamaLayerConfig
 __all__ = ["MARKOV_HEADS", "MAX_SLOTS", "DFlashConfig", "DSparkConfig"]
 
 MAX_SLOTS = 64
-MARKOV_HEADS = ("vanilla", "gated", "rnn")
+MARKOV_HEADS = ("vanilla", "gated", "rnn", "domino")
 
 
 @strict
@@ -32,8 +32,11 @@ class DFlashConfig(LlamaLayerConfig):
             as many tokens as it has slots; otherwise one less, and each slot of noise predicts itself.
         mask_token: the target's token whose embedding is the noise; None for an embedding of the head's own.
         draft_vocabulary: tokens that the head's own output matrix knows; 0 if it uses the target's.
-        markov: what the token before says about each slot (DSpark): "", "vanilla", "gated" or "rnn".
+        markov: what the token before says about each slot (DSpark): "", "vanilla", "gated" or "rnn"; or what
+            all tokens of the block before it say: "domino".
         markov_rank: width of that.
+        memory: width of what a Domino head remembers of those tokens.
+        plain_slots: predictions of a block, the first ones, that a Domino head leaves as they are.
         confidence: whether a slot is judged by how likely it is to be accepted.
         confidence_with_markov: whether that knows the token before, by its embedding in the Markov head.
         num_draft_tokens, top_k: the tree where nothing else is asked for; `top_k=1` is a chain, as published.
@@ -49,6 +52,8 @@ class DFlashConfig(LlamaLayerConfig):
     draft_vocabulary: int = 0
     markov: str = ""
     markov_rank: int = 256
+    memory: int = 1024
+    plain_slots: int = 0
     confidence: bool = False
     confidence_with_markov: bool = True
     attention_bias: bool = False
@@ -68,6 +73,10 @@ class DFlashConfig(LlamaLayerConfig):
             raise ValueError(f"num_layers: got {self.num_layers}; 1 or more")
         if self.markov and self.markov not in MARKOV_HEADS:
             raise ValueError(f"markov: got {self.markov!r}; one of {', '.join(MARKOV_HEADS)}, or ''")
+        if self.markov == "domino" and (self.confidence or self.memory < 1 or self.plain_slots < 0):
+            raise ValueError(
+                "markov: got 'domino'; it has no confidence, a memory of 1 or more, plain_slots from 0"
+            )
         if self.markov and self.markov_rank < 1:
             raise ValueError(f"markov_rank: got {self.markov_rank}; 1 or more")
         deepest = self.target_layers - 1 if self.target_layers else max(self.taps, default=0)
