@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.heads import HEADS
@@ -82,8 +82,9 @@ def load_head(
     if not isinstance(config, kind.config_class):
         raise CheckpointError("drafter", f"{source}: {config.model_type}", what_writes(name))
     head: PreTrainedModel
+    made: Any = MODEL_MAPPING[type(config)]  # a kind that builds on the drafter's own among them
     try:
-        head, report = kind.from_pretrained(
+        head, report = made.from_pretrained(
             source, config=config, dtype=dtype, device_map={"": device}, output_loading_info=True
         )
     except (OSError, RuntimeError, ValueError) as error:
