@@ -44,7 +44,7 @@ def layer_described(stored: Mapping[str, Any], target: PreTrainedConfig) -> PreT
     if is_lantern(stored):
         return _layer_of_llamagen(stored, text)
     table = {name: value for name, value in stored.items() if name not in ("model_type", "visual")}
-    kind = stored.get("model_type")
+    kind = str(stored.get("model_type"))
     parts = CONFIG_MAPPING[kind].sub_configs if kind in CONFIG_MAPPING else {}
     if "text_config" in parts and "text_config" not in table and "hidden_size" in table:
         usual = CONFIG_MAPPING[kind]().get_text_config(decoder=True).model_type

@@ -62,13 +62,14 @@ class ParallelHead(Eagle3Head):
 
     def __init__(self, config: ParallelConfig) -> None:
         super().__init__(config)
-        layer = self.decoder.config
+        layer: Any = self.decoder.config
+        layers: Any = self.decoder.layers
         for index in range(1, config.num_layers):
             added = LlamaDecoderLayer(layer, index)
             if config.qk_norm:
                 attention: Any = Qwen3Attention
                 added.self_attn = attention(layer, index)
-            self.decoder.layers.append(added)
+            layers.append(added)
         layer.num_hidden_layers = config.num_layers
         self.mask_hidden = nn.Parameter(torch.zeros(len(config.taps) * config.hidden_size))
         words = config.vocabulary, config.hidden_size
