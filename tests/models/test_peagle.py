@@ -13,11 +13,14 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import Eagle3Drafter
 from mmspec.errors import CheckpointError
 from mmspec.models.eagle3.official import read_official
-from mmspec.models.eagle3.parallel import ParallelHead
+from mmspec.models.eagle3.parallel import ParallelConfig, ParallelHead
 from mmspec.models.head_checkpoint import load_head
 from mmspec.targets import CausalTarget
+from mmspec.visual_tokens.spans import find_images
 from tests.contracts.running import decode, generate, random_prompts
 from tests.drafters.eagle_checks import Examined, Gullible
+from tests.drafters.flash_checks import answer, inputs_of
+from tests.drafters.flash_checks import target_of as target_of_images
 from tests.drafters.naive_eagle import NaiveEagle, read_whole
 from tests.drafters.naive_eagle import Path as Tokens
 from tests.models.naive_llama import attention, feed_forward, layer_weights, rms_norm
@@ -34,6 +37,7 @@ from tests.models.test_eagle3_official import (
     published,
     store,
 )
+from tests.targets import loop
 from tests.tiny_models import tiny_llama
 
 MASK, TAPS = 11, [1, 2, 3]
@@ -159,3 +163,30 @@ def test_a_head_without_an_embedding_takes_the_targets(tmp_path: Path) -> None:
     prompts = random_prompts(2, WORDS, longest=6, seed=4)
     run = decode(target, prompts, drafter, max_new_tokens=8)
     assert run.outputs == [generate(target.model, prompt, 8) for prompt in prompts]
+
+
+def test_a_prompt_with_images_keeps_their_rows() -> None:
+    """Words are embedded by the head, images by the target: there is no token of theirs to embed."""
+    target = target_of_images("llava")
+    settings: dict[str, Any] = {"mask_token": 3, "own_embedding": True, "num_layers": 2, "depth": 4}
+    config = ParallelConfig.for_target(target.config, target.vocabulary, **settings)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        drafter = Eagle3Drafter(ParallelHead(config).eval().requires_grad_(False)).fit(target)
+    head: Any = drafter.model
+    read, told = head.read_prompts, []
+    head.read_prompts = lambda prompts: told.append(prompts.embeddings.clone()) or read(prompts)
+    inputs = inputs_of("llava")
+    cases = [inputs[case] for case in ("two images", "no image")]
+    run = answer(target, drafter, cases, Sampler(), 12)
+    assert run.outputs() == [loop.generate(target.model, case, 12) for case in cases]
+    for case, made in zip(cases, told, strict=True):
+        own = head.embed_tokens(case["input_ids"])
+        for span in find_images(target.config, case):
+            assert (
+                not torch.isclose(made[0, span.start : span.stop], own[0, span.start : span.stop])
+                .all(-1)
+                .any()
+            )
+            own[0, span.start : span.stop] = made[0, span.start : span.stop]
+        assert torch.equal(made, own)

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 #: LANTERN's words for what its drafters for LlamaGen were trained on.
 CONDITIONS = {"t2i": "caption", "t2i2": "caption", "c2i": "class"}
+UNSAID = {"num_key_value_heads": None, "rms_norm_eps": 1e-6}  # what their code takes where nothing is said
 CELLS = {"t2i": 256, "t2i2": 1024, "c2i": 576}
 SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
@@ -67,4 +68,5 @@ def _layer_of_llamagen(stored: Mapping[str, Any], text: PreTrainedConfig) -> Pre
             "its drafts are accepted",
             *(side, side, text.grid_size, text.grid_size),
         )
-    return LlamaGenConfig(**{**text.to_dict(), **{name: stored[name] for name in SIZES if name in stored}})
+    sizes = {name: stored[name] for name in SIZES if name in stored}
+    return LlamaGenConfig(**{**text.to_dict(), **UNSAID, **sizes})
