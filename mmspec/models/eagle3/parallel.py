@@ -14,7 +14,6 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from mmspec.errors import CheckpointError
 from mmspec.models.eagle3.configuration import Eagle3Config
@@ -64,11 +63,12 @@ class ParallelHead(Eagle3Head):
         super().__init__(config)
         layer: Any = self.decoder.config
         layers: Any = self.decoder.layers
+        attention: Any = type(layers[0].self_attn)
         for index in range(1, config.num_layers):
             added = LlamaDecoderLayer(layer, index)
-            if config.qk_norm:
-                attention: Any = Qwen3Attention
-                added.self_attn = attention(layer, index)
+            output = added.self_attn.o_proj
+            added.self_attn = attention(layer, index)
+            added.self_attn.o_proj = output
             layers.append(added)
         layer.num_hidden_layers = config.num_layers
         self.mask_hidden = nn.Parameter(torch.zeros(len(config.taps) * config.hidden_size))
@@ -94,7 +94,8 @@ def first_layer_of(file: Path, stored: dict[str, Any]) -> dict[str, Any]:
     nested = stored.get("transformer_layer_config")
     table = {**(stored if nested is None else nested), "num_hidden_layers": 1}
     types = table.pop("layer_types", None) or []
-    if any(kind != "full_attention" for kind in types):
+    slides = table.get("use_sliding_window") and table.get("sliding_window")
+    if slides or any(kind != "full_attention" for kind in types):
         raise CheckpointError(f"{file}: layer_types", types, "full attention in all layers of a P-EAGLE head")
     made = table if nested is None else {**stored, "transformer_layer_config": table}
     return {name: value for name, value in made.items() if name not in ("embed_requires_grad", *TOKEN)}
