@@ -156,7 +156,16 @@ PLACE = "mtp.layers.0.mlp.experts"
         (lambda own: own.update({"mtp.fc.weight": torch.ones(HIDDEN, 2 * HIDDEN, dtype=torch.int8)}), "int8"),
         (
             lambda own: own.update({"mtp.fc.weight": own["mtp.fc.weight"].to(torch.float8_e4m3fn)}),
-            "fc.weight in float8_e4m3fn without a scale",
+            "fc.weight is in float8_e4m3fn, its scales in None",
+        ),
+        (
+            lambda own: own.update(
+                {
+                    "mtp.fc.weight": own["mtp.fc.weight"].to(torch.float8_e4m3fn),
+                    "mtp.fc.weight_scale_inv": torch.ones(1, 2, dtype=torch.uint8),
+                }
+            ),
+            "its scales in uint8",
         ),
         (
             lambda own: own.update(

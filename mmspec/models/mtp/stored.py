@@ -39,21 +39,17 @@ def scale_weights(path: Path, tensors: Mapping[str, Tensor], target: PreTrainedC
         CheckpointError: a weight is in numbers of another kind, has no scale, or one of another shape.
     """
     stored: Any = getattr(target, "quantization_config", None) or {}
-    given = (
-        stored.get("weight_block_size")
-        if isinstance(stored, Mapping)
-        else vars(stored).get("weight_block_size")
-    )
+    table: Mapping[str, Any] = stored if isinstance(stored, Mapping) else vars(stored)
+    given = table.get("weight_block_size")
     found = dict(tensors)
     for name, tensor in tensors.items():
         if tensor.dtype in WIDE or name.endswith(SCALES):
             continue
         scale = next((found.pop(name + end) for end in SCALES if name + end in found), None)
-        if not tensor.is_floating_point() or scale is None:
-            what = f"{name} in {tensor.dtype}".replace("torch.", "") + (
-                " without a scale" if scale is None else ""
-            )
-            allowed = f"a layer in float32, bfloat16, float16, or float8 with scales beside it; {what}"
+        if not tensor.is_floating_point() or scale is None or not scale.is_floating_point():
+            beside = None if scale is None else scale.dtype
+            what = f"{name} is in {tensor.dtype}, its scales in {beside}".replace("torch.", "")
+            allowed = f"weights in float32, bfloat16 or float16, or in float8 with scales beside them; {what}"
             raise CheckpointError("drafter", str(path), allowed)
         found[name] = tensor.float() * _spread(path, name, scale.float(), tensor.shape, given)
     return found
