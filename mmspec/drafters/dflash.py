@@ -121,16 +121,18 @@ class BlockSession(HeadSession):
         slot = torch.arange(new + count, device=fresh.device).expand(len(fresh), -1)
         is_block = slot >= new
         depths = torch.where(is_block, fresh[:, None] + slot - new, slot)
-        seen = is_block | (slot < fresh[:, None])  # every slot sees all of the block
-        nodes = Nodes(
-            self._copied(canvas.root)[:, None].expand(-1, count),
-            slot[:, new:],
-            depths,
-            seen[:, None].expand(-1, count, -1),
-            new + count - 1,
-        )
+        seen = is_block | (slot < fresh[:, None])
+        tokens = self._copied(canvas.root)[:, None].expand(-1, count)
         cache.begin_score(slot, new + count)
-        mask = cache.attention_mask(nodes, self.additive)
+        masks = {}
+        for causal in {causal for _, causal in self.head.config.layers}:
+            visible = seen[:, None].expand(-1, count, -1)
+            if causal:
+                visible = visible & (depths[:, None] <= depths[:, new:, None])
+            nodes = Nodes(tokens, slot[:, new:], depths, visible, new + count - 1)
+            made = cache.attention_mask(nodes, self.additive)
+            masks[causal] = made if isinstance(made, dict) else dict.fromkeys(cache.layer_types, made)
+        mask = [masks[causal][kind] for kind, causal in self.head.config.layers]
         hidden: Tensor = self.head(block, self.context, cache.lengths[:, None] + depths, mask, cache)
         cache.commit(None, fresh)
         cache.longest += new

@@ -42,6 +42,13 @@ class LlamaLayerConfig(SizedHeadConfig):
         if groups < 1 or heads % groups:
             raise ValueError(f"num_key_value_heads: got {groups}; a divisor of the {heads} heads")
 
+    def layer_settings(self) -> dict[str, Any]:
+        """Settings of the layer by the names of Llama's config."""
+        return {name: getattr(self, name) for name in BY_LLAMAS_NAMES} | {
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
+        }
+
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
         """Attributes of every head, and of a layer with a quarter of the target's heads for keys."""
@@ -56,11 +63,7 @@ class LlamaLayerConfig(SizedHeadConfig):
 
 def one_layer(config: LlamaLayerConfig, *, norm: bool = False) -> LlamaModel:
     """Build a decoder of one layer, without embedding and, unless asked for, without a norm behind it."""
-    shape = {name: getattr(config, name) for name in BY_LLAMAS_NAMES} | {
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
-    }
-    decoder = LlamaModel(LlamaConfig(vocab_size=1, num_hidden_layers=1, **shape))
+    decoder = LlamaModel(LlamaConfig(vocab_size=1, num_hidden_layers=1, **config.layer_settings()))
     for name in ("embed_tokens", *(() if norm else ("norm",))):
         setattr(decoder, name, nn.Identity())
     return decoder

@@ -14,7 +14,7 @@ class MultimodalRotary(nn.Module):
     """Cosines and sines by which attention turns queries and keys; without state, so that nothing is loaded.
 
     Args:
-        head_dim: of the attention, all of which is turned.
+        head_dim: how many numbers of each head are turned.
         theta: base of the frequencies.
         section: how many frequencies follow each axis; they add up to head_dim / 2.
         interleaved: the axes take turns, and time has the rest (Qwen3-VL); else they follow one another.

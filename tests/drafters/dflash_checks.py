@@ -18,10 +18,20 @@ from mmspec.models.dflash import DFlashConfig, DFlashHead, DSparkConfig, DSparkH
 from mmspec.targets import CausalTarget
 from tests.drafters.eagle_checks import Gullible
 from tests.drafters.flash_checks import answer, inputs_of, target_of
+from tests.drafters.naive_dflash import naive_block
 
 KINDS: dict[str, dict[str, Any]] = {
     "dflash": {"block": 5},
     "dflash, noise of the target": {"block": 5, "mask_token": 7, "num_layers": 1},
+    "dflash, windows": {
+        "block": 5,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "causal": [True, False],
+        "sinks": True,
+        "rotary": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+        | {"partial_rotary_factor": 0.5},
+    },
     "dspark": {"block": 4},
     "dspark, gated": {"block": 4, "markov": "gated"},
     "dspark, rnn": {"block": 4, "markov": "rnn"},
@@ -97,8 +107,7 @@ def alone(head: DFlashHead, target: Any, prompt: dict[str, Any], tokens: Sequenc
     read = target.read([whole], tuple(head.taps))
     context = head.join([read[tap] for tap in head.taps])
     block = head.slots(ids[:, -1], target.embed)
-    positions = torch.arange(ids.shape[1] - 1 + block.shape[1])[None]
-    return head(block, context, positions)[0]
+    return naive_block(head, context[0], block[0])
 
 
 def blocks_are_those_of_each_row_alone(kind: str = "dflash", family: str = "llava") -> None:
@@ -110,4 +119,4 @@ def blocks_are_those_of_each_row_alone(kind: str = "dflash", family: str = "llav
     canvas = answer(target, compared, cases, Sampler(0.9), NEW_TOKENS, Gullible())
     assert compared.drafts >= 3, "some drafts were compared"
     assert max(canvas.stats.accepted_histogram) >= 2, "a path of several candidates was accepted"
-    assert compared.worst < 1e-9
+    assert compared.worst < 2e-6  # the norms of transformers compute in single precision

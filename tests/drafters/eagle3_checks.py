@@ -32,14 +32,17 @@ def head_for(target: CausalTarget, seed: int = 3, **settings: Any) -> Eagle3Head
     return head.eval().requires_grad_(False)
 
 
-def drafts_are_those_of_the_slow_way(family: str = "llava", tree: str = "dynamic", words: int = 0) -> None:
+def drafts_are_those_of_the_slow_way(
+    family: str = "llava", tree: str = "dynamic", words: int = 0, window: int | None = None
+) -> None:
     """Ragged prompts with images and accepted paths, in float64.
 
     Args:
         words: of the draft vocabulary; 0 for all.
+        window: of the head's layer.
     """
     target = target_of(family, torch.float64)
-    head = head_for(target, **{"draft_vocabulary": words} if words else {})
+    head = head_for(target, sliding_window=window, **{"draft_vocabulary": words} if words else {})
     sizes = {"num_draft_tokens": 8, "depth": 3, "top_k": 3} if tree == "dynamic" else {}
     examined = Examined(Eagle3Drafter(head, tree=tree, **sizes).fit(target), 9, NaiveEagle3)
     inputs = inputs_of(family, torch.float64)
@@ -49,10 +52,10 @@ def drafts_are_those_of_the_slow_way(family: str = "llava", tree: str = "dynamic
     assert max(canvas.stats.accepted_histogram) >= 2, "a path of several candidates was accepted"
 
 
-def guided_drafts_are_those_of_the_slow_way() -> None:
+def guided_drafts_are_those_of_the_slow_way(window: int | None = None) -> None:
     """Both prompts are read, and the reduced vocabulary is guided too."""
     target = few_words()
-    head = head_for(target, draft_vocabulary=7)
+    head = head_for(target, draft_vocabulary=7, sliding_window=window)
     examined = Examined(
         Eagle3Drafter(head, num_draft_tokens=8, depth=3, top_k=3).fit(target), 10, NaiveEagle3
     )

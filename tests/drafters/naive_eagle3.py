@@ -49,7 +49,7 @@ class NaiveEagle3(NaiveEagle):
         return hidden * scale * self.weight(name)
 
     def state(self, embeddings: Tensor, features: Tensor, places: Tensor) -> Tensor:
-        """[d] of the last row, before the norm: rows [n, d] stand at places [3, >= n], and all are seen."""
+        """[d] of the last row, before the norm: rows [n, d] stand at places [3, >= n]."""
         layer, config = "decoder.layers.0.", self.head.config
         both = [
             self.normed(embeddings, f"{layer}input_layernorm"),
@@ -63,7 +63,8 @@ class NaiveEagle3(NaiveEagle):
         )
         axes = axes_of(config)
         query, key = (rotated(each, places[axes, : len(rows)].T, config.rope_theta) for each in (query, key))
-        heads = []
+        heads, near = [], config.sliding_window or len(rows)
+        key, value = key[-near:], value[-near:]
         for head in range(config.num_attention_heads):
             scores = key[:, head // groups] @ query[-1, head] / math.sqrt(size)
             heads.append(scores.softmax(-1) @ value[:, head // groups])

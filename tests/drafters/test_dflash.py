@@ -322,9 +322,13 @@ def test_heads_of_others_are_refused_by_name_and_size(tmp_path: Path) -> None:
     del config["block_size"]
     with pytest.raises(CheckpointError, match="block_size"):
         load_head("dflash", publish(tmp_path / "c", head, config), target.config, *where)
-    config = config_of(head, "z-lab") | {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}
-    with pytest.raises(CheckpointError, match="not scaled"):
+    config = config_of(head, "z-lab") | {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}
+    with pytest.raises(CheckpointError, match="rope_type: got 'dynamic'"):
         load_head("dflash", publish(tmp_path / "d", head, config), target.config, *where)
+
+
+def with_windows() -> None:
+    blocks_are_those_of_each_row_alone("dflash, windows")
 
 
 SESSION = "mmspec.drafters.dflash:BlockSession"
@@ -338,6 +342,12 @@ BUGS = {
         f"{SESSION}._denoise",
         (("fresh[:, None] + slot - new", "slot"),),
         blocks_are_those_of_each_row_alone,
+    ),
+    "slots of causal layers see later ones": PlantedBug(
+        f"{SESSION}._denoise", (("if causal:", "if not causal:"),), with_windows
+    ),
+    "all layers see the same": PlantedBug(
+        f"{SESSION}._denoise", (("masks[causal][kind]", "masks[causal]['full_attention']"),), with_windows
     ),
     "padding is kept": PlantedBug(
         f"{SESSION}._denoise",

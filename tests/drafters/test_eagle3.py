@@ -41,6 +41,19 @@ def test_drafts_under_guidance() -> None:
     eagle3_checks.guided_drafts_are_those_of_the_slow_way()
 
 
+@pytest.mark.parametrize(
+    ("family", "tree", "window"),
+    [("llava", "dynamic", 3), ("llava", "eagle", 1), ("qwen2_5_vl", "dynamic", 5)],
+)
+def test_a_head_with_a_window_sees_that_much_of_each_path(family: str, tree: str, window: int) -> None:
+    """Shorter than a prompt, and than a path of the tree: rows are counted, not places in images."""
+    eagle3_checks.drafts_are_those_of_the_slow_way(family, tree, window=window)
+
+
+def test_a_window_under_guidance() -> None:
+    eagle3_checks.guided_drafts_are_those_of_the_slow_way(window=3)
+
+
 READING = "mmspec.drafting.feature_session:FeatureSession"
 HEAD, ROWS = "mmspec.models.eagle3.modeling:Eagle3Head", "mmspec.models.feature_head:FeatureHead"
 LAYER = "mmspec.models.eagle3.modeling:Eagle3Layer.forward"
@@ -65,6 +78,11 @@ BUGS = {
         "pick(output.taps[tap], path)",
         "pick(output.taps[tap], path if tap else path.roll(1, 1))",
     ),
+    "a prompt is read without the window": (
+        f"{HEAD}.forward",
+        "(distance < window)",
+        "(distance >= 0)",
+    ),
     "draft ids stand for the target's": (
         "mmspec.drafting.growth:TreeGrowth.grow",
         "self.names[candidates]",
@@ -78,7 +96,7 @@ def test_a_planted_bug_is_seen(name: str) -> None:
     where, old, new = BUGS[name]
 
     def check() -> None:
-        eagle3_checks.drafts_are_those_of_the_slow_way(words=13)
+        eagle3_checks.drafts_are_those_of_the_slow_way(words=13, window=4 if "window" in name else None)
 
     with PlantedBug(where, ((old, new),), check).planted(), pytest.raises((AssertionError, RuntimeError)):
         check()

@@ -270,7 +270,7 @@ def test_a_head_of_specforge_reads_what_leaves_the_layers_that_it_names(tmp_path
             {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 0]}},
             "mrope_section",
         ),
-        (lambda weights: None, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope"),
+        (lambda weights: None, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type: got"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(

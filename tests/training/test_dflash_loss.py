@@ -104,6 +104,14 @@ EDITS = {
 }
 
 
+def test_training_without_the_windows_is_caught() -> None:
+    bug = PlantedBug(
+        DENOISE, (("(seen & near)", "seen"),), lambda: training_reads_what_decoding_reads("dflash, windows")
+    )
+    with bug.planted(), pytest.raises(AssertionError):
+        bug.check()
+
+
 @pytest.mark.parametrize("name", EDITS)
 def test_a_planted_bug_is_caught(name: str) -> None:
     bug = PlantedBug(DENOISE, (EDITS[name],), training_reads_what_decoding_reads)

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, Qwen3Config
 
 from mmspec.models.eagle3.configuration import three_taps
 from mmspec.models.feature_head import HIDDEN
-from mmspec.models.llama_layer import BY_LLAMAS_NAMES, LlamaLayerConfig
+from mmspec.models.published_layer import FULL, SLIDING, PublishedLayerConfig
 
 __all__ = ["MARKOV_HEADS", "MAX_SLOTS", "DFlashConfig", "DSparkConfig"]
 
@@ -19,7 +19,7 @@ MARKOV_HEADS = ("vanilla", "gated", "rnn", "domino")
 
 
 @strict
-class DFlashConfig(LlamaLayerConfig):
+class DFlashConfig(PublishedLayerConfig):
     """Config of a head that denoises a block of tokens in one pass, with layers of Qwen3.
 
     Positions have one axis: a row's is the index of its token.
@@ -39,6 +39,10 @@ class DFlashConfig(LlamaLayerConfig):
         plain_slots: predictions of a block, the first ones, that a Domino head leaves as they are.
         confidence: whether a slot is judged by how likely it is to be accepted.
         confidence_with_markov: whether that knows the token before, by its embedding in the Markov head.
+        layer_types: "full_attention", or "sliding_attention" with the window, of each layer; empty if all are
+            alike: with the window where there is one.
+        causal: whether the slots of a block see those before them alone, in each layer; empty if in none.
+        sinks: whether a part of the attention of each head goes nowhere, as in gpt-oss.
         num_draft_tokens, top_k: the tree where nothing else is asked for; `top_k=1` is a chain, as published.
     """
 
@@ -56,7 +60,9 @@ class DFlashConfig(LlamaLayerConfig):
     plain_slots: int = 0
     confidence: bool = False
     confidence_with_markov: bool = True
-    attention_bias: bool = False
+    layer_types: list[str] = field(default_factory=list)
+    causal: list[bool] = field(default_factory=list)
+    sinks: bool = False
     num_draft_tokens: int = MAX_SLOTS
     top_k: int = 1
 
@@ -64,6 +70,30 @@ class DFlashConfig(LlamaLayerConfig):
     def depth(self) -> int:
         """Tokens that a pass predicts: depth of the tree that is grown where nothing else is asked for."""
         return self.block - (not self.anchor_predicts)
+
+    @property
+    def layers(self) -> list[tuple[str, bool]]:
+        """Type of each layer, and whether its slots see those before them alone."""
+        every = FULL if self.sliding_window is None else SLIDING
+        types = self.layer_types or [every] * self.num_layers
+        return [*zip(types, self.causal or [False] * self.num_layers, strict=True)]
+
+    def validate_layers(self) -> None:
+        """Refuse what is not said of every layer; called by `strict`."""
+        types, window = self.layer_types, self.sliding_window
+        known = {FULL} if window is None else {FULL, SLIDING}
+        if types and (len(types) != self.num_layers or not {*types} <= known):
+            allowed = f"{' or '.join(sorted(known))} for each of {self.num_layers} layers"
+            raise ValueError(f"layer_types: got {types} with sliding_window {window}; {allowed}")
+        if self.causal and len(self.causal) != self.num_layers:
+            raise ValueError(f"causal: got {self.causal}; one for each of {self.num_layers} layers")
+        noise = self.mask_token
+        if noise is not None and self.vocabulary and not 0 <= noise < self.vocabulary:
+            raise ValueError(
+                f"mask_token: got {noise}; from 0 to {self.vocabulary - 1}, tokens of the target"
+            )
+        if self.mlp_bias:
+            raise ValueError("mlp_bias: got True; False, as these layers have none")
 
     def validate_architecture(self) -> None:
         """Refuse what cannot be built; called by `strict`."""
@@ -91,17 +121,13 @@ class DFlashConfig(LlamaLayerConfig):
 
     def layers_config(self) -> Qwen3Config:
         """The config of the layers."""
-        shape = {name: getattr(self, name) for name in BY_LLAMAS_NAMES} | {
-            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
-            **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
+        windows = {
+            "layer_types": [kind for kind, _ in self.layers],
+            "sliding_window": self.sliding_window,
+            "use_sliding_window": self.sliding_window is not None,
         }
-        return Qwen3Config(
-            vocab_size=1,
-            num_hidden_layers=self.num_layers,
-            attention_bias=self.attention_bias,
-            layer_types=["full_attention"] * self.num_layers,
-            **shape,
-        )
+        settings = self.layer_settings() | windows | {"sinks": self.sinks}
+        return Qwen3Config(vocab_size=1, num_hidden_layers=self.num_layers, **settings)
 
 
 @strict

@@ -1,7 +1,8 @@
 """The heads of DFlash and DSpark: layers of Qwen3 whose keys and values are of two kinds of rows.
 
 Rows of the context are made of the target's hidden states and are the same for every layer; those of the
-block are the newest token and noise, which every layer denoises. A block sees the context and all of itself.
+block are the newest token and noise, which every layer denoises. A block sees the context and all of itself;
+in some layers of some heads only what is near, or of itself only what comes before.
 """
 
 from __future__ import annotations
@@ -11,87 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from transformers import Cache, Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import (
-    Qwen3Attention,
-    Qwen3DecoderLayer,
-    Qwen3RMSNorm,
-    Qwen3RotaryEmbedding,
-    rotate_half,
-)
+from transformers import Cache
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from mmspec.models.dflash.configuration import DFlashConfig, DSparkConfig
 from mmspec.models.dflash.domino import DominoHead
+from mmspec.models.dflash.layers import BlockLayer, near
 from mmspec.models.feature_head import DraftingHead
+from mmspec.models.published_layer import SLIDING, PartialRotary
 
 __all__ = ["DFlashHead", "DSparkHead"]
-
-
-class BlockAttention(Qwen3Attention):
-    """Attention of a block to the context before it and to all of itself."""
-
-    def forward(  # type: ignore[override]  # queries are of some rows alone
-        self,
-        block: Tensor,
-        context: Tensor,
-        turns: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        cache: Cache | None,
-    ) -> Tensor:
-        """Attend.
-
-        Args:
-            block: [B, n, d] rows that ask.
-            context: [B, c, d] rows that are new, before them.
-            turns: cosines and sines of all rows, each [B, c + n, head_dim].
-            mask: [B or 1, 1, n, keys], boolean or additive; unused without a block.
-            cache: of the rows before; it keeps those of both kinds.
-
-        Returns:
-            [B, n, d].
-        """
-        rows = torch.cat([context, block], 1)
-        q = self.q_norm(self._heads(self.q_proj(block)))
-        k, v = self.k_norm(self._heads(self.k_proj(rows))), self._heads(self.v_proj(rows))
-        cos, sin = (turn[:, None] for turn in turns)
-        asking = slice(context.shape[1], None)
-        q = q * cos[:, :, asking] + rotate_half(q) * sin[:, :, asking]
-        k = k * cos + rotate_half(k) * sin
-        if cache is not None:
-            k, v = cache.update(k, v, self.layer_idx)
-        if not block.shape[1]:  # the context was read alone
-            return block
-        groups = self.num_key_value_groups > 1
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scaling, enable_gqa=groups)
-        projected: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-        return projected
-
-    def _heads(self, rows: Tensor) -> Tensor:
-        """[B, n, heads * head_dim] -> [B, heads, n, head_dim]."""
-        heads: Tensor = rows.unflatten(2, (-1, self.head_dim))
-        return heads.transpose(1, 2)
-
-
-class BlockLayer(Qwen3DecoderLayer):
-    """A layer of Qwen3 that denoises a block."""
-
-    def __init__(self, config: Qwen3Config, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        self.self_attn = BlockAttention(config, layer_idx)
-
-    def forward(  # type: ignore[override]  # as of its attention
-        self,
-        block: Tensor,
-        context: Tensor,
-        turns: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        cache: Cache | None,
-    ) -> Tensor:
-        """Denoise a block [B, n, d]; arguments as of `BlockAttention`."""
-        block = block + self.self_attn(self.input_layernorm(block), context, turns, mask, cache)
-        denoised: Tensor = block + self.mlp(self.post_attention_layernorm(block))
-        return denoised
 
 
 class MarkovHead(nn.Module):
@@ -166,7 +96,8 @@ class DFlashHead(DraftingHead):
         self.hidden_norm = Qwen3RMSNorm(width, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(BlockLayer(layers, index) for index in range(config.num_layers))
         self.norm = Qwen3RMSNorm(width, eps=config.rms_norm_eps)
-        self.rotary_emb = Qwen3RotaryEmbedding(layers)
+        rotary = Qwen3RotaryEmbedding if config.rotary_dim == config.head_dim else PartialRotary
+        self.rotary_emb = rotary(layers)
         self.layers_config = layers
         self.mask_embedding = nn.Parameter(torch.empty(width)) if config.mask_token is None else None
         known = config.draft_vocabulary
@@ -215,12 +146,19 @@ class DFlashHead(DraftingHead):
             noise = embed(torch.full_like(newest.flatten()[:1, None], self.config.mask_token or 0))[0, 0]
         return torch.cat([known, noise.expand(*known.shape[:-2], self.config.block - 1, -1)], -2)
 
+    def near(self, asking: Tensor, keys: Tensor) -> list[Tensor]:
+        """What the slots at positions [..., n] may see of rows at [..., m]: [..., n, m] for each layer."""
+        window = self.config.sliding_window
+        rules = [(window if kind == SLIDING else None, causal) for kind, causal in self.config.layers]
+        made = {rule: near(asking, keys, *rule) for rule in {*rules}}
+        return [made[rule] for rule in rules]
+
     def forward(
         self,
         block: Tensor,
         context: Tensor,
         positions: Tensor,
-        mask: Tensor | None = None,
+        mask: Tensor | Sequence[Tensor] | None = None,
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> Tensor:
@@ -230,15 +168,19 @@ class DFlashHead(DraftingHead):
             block: [B, n, d] from `slots`; n may be 0, to read a context alone.
             context: [B, c, d] from `join`, the rows that are new.
             positions: [B or 1, c + n] of all of them.
-            mask: as of `BlockAttention`.
+            mask: as of `BlockAttention`, or one for each layer; None without rows before: all that is near.
             cache: of the rows before.
 
         Returns:
             [B, n, d] normed states of the slots.
         """
         turns = self.rotary_emb(context, positions)
-        for layer in self.layers:
-            block = layer(block, context, turns, mask, cache)
+        plain = not any(self.config.causal) and self.config.sliding_window is None
+        if mask is None and not plain:
+            mask = [seen[:, None] for seen in self.near(positions[:, context.shape[1] :], positions)]
+        masks = [mask] * len(self.layers) if mask is None or isinstance(mask, Tensor) else mask
+        for layer, seen in zip(self.layers, masks, strict=True):
+            block = layer(block, context, turns, seen, cache)
         states: Tensor = self.norm(block)
         return states
 

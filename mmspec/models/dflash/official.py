@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, Qwen3Config
 from mmspec.errors import CheckpointError
 from mmspec.models.dflash.configuration import DFlashConfig, DSparkConfig
 from mmspec.models.dflash.modeling import DFlashHead, DSparkHead
+from mmspec.models.dflash.published import NOISE, OBEYED, SINKS, read_attention, read_noise
 from mmspec.models.eagle3.official import add_words
 from mmspec.models.official_files import (
     NOT_OWN,
@@ -24,6 +25,7 @@ from mmspec.models.official_files import (
     replace_prefix,
     tensor_names,
 )
+from mmspec.models.published_layer import check_fields, read_layer, with_one_rope
 
 __all__ = ["read_dflash", "read_dspark"]
 
@@ -40,6 +42,7 @@ RENAMED = {
 NESTED = "logit_head."  # of early files of SpecForge
 PROJECTORS = (None, "dflash", "dspark", "domino")
 CONFIDENCE = "confidence_head.proj.weight"
+OLD_SINKS = "self_attn.attention_sink_bias"
 COPIES = NOT_OWN + r"|lm_head\.weight|t2d"  # of the target's matrices, and what d2t says already
 
 
@@ -86,6 +89,7 @@ def _read(
         raise CheckpointError("drafter", str(folder), f"another head; this is one for accelerator={other!r}")
     found = find_tensors(path, open_checkpoint(path))
     tensors = {own_name(name): tensor for name, tensor in found.items()}
+    read_noise(folder, tensors, {**stored, **(stored.get("dflash_config") or {})})
     config = read_shape(folder, tensors, stored, target, config_class)
     if config.draft_vocabulary:
         add_words(path, tensors, config.vocabulary)
@@ -96,7 +100,7 @@ def _read(
 
 def own_name(name: str) -> str:
     """The name that a published tensor has here."""
-    return replace_prefix(name.removeprefix(NESTED), RENAMED)
+    return replace_prefix(name.removeprefix(NESTED), RENAMED).replace(OLD_SINKS, "self_attn.sinks")
 
 
 def read_shape(
@@ -119,39 +123,40 @@ def read_shape(
         allowed = f"a head that was trained for this target, whose layers are {layers}"
         raise CheckpointError("drafter", f"a head for a target whose layers are {meant}", allowed)
     try:
-        shape: Any = Qwen3Config(**{**stored.get("transformer_layer_config", stored), "model_type": "qwen3"})
+        for each in (own, stored.get("transformer_layer_config") or {}):
+            check_fields(file, each, OBEYED)
+        table = with_one_rope(file, stored.get("transformer_layer_config", stored))
+        shape: Any = Qwen3Config(**{**table, "model_type": "qwen3"})
         depth = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
-        rope = getattr(shape, "rope_parameters", None) or {}
-        if rope.get("rope_type", "default") != "default":
-            raise CheckpointError(f"{file}: rope", rope, "rotary positions that are not scaled")
+        if (stated := table.get("num_hidden_layers")) not in (None, depth):
+            raise CheckpointError(f"{file}: num_hidden_layers", stated, f"{depth}, as its weights")
         reduced = "d2t" in tensors and len(tensors["d2t"]) < int(text.vocab_size)
         markov = str(own.get("markov_head_type", "vanilla")) if MARKOV in tensors else ""
         more: dict[str, Any] = {"markov_rank": tensors[MARKOV].shape[1]} if markov else {"markov_rank": 1}
         if DOMINO in tensors:
             markov, more = "domino", read_domino(own, tensors)
+        types, window, causal = read_attention(file, {**table, **own}, shape, depth)
         return config_class(
             target_layers=layers,
             target_type="",
             vocabulary=int(text.vocab_size),
-            hidden_size=int(shape.hidden_size),
             taps=read_taps(own, layers, depth),
             num_layers=depth,
             block=int(own["block_size"]),
             anchor_predicts=anchor_predicts(stored, own),
-            mask_token=int(own["mask_token_id"]),
+            mask_token=None if NOISE in tensors else int(own["mask_token_id"]),
             draft_vocabulary=len(tensors["d2t"]) if reduced else 0,
             markov=markov,
             **more,
             confidence=CONFIDENCE in tensors,
             confidence_with_markov=confidence_knows(own, tensors, int(shape.hidden_size)),
-            attention_bias="layers.0.self_attn.q_proj.bias" in tensors,
-            intermediate_size=int(shape.intermediate_size),
-            num_attention_heads=int(shape.num_attention_heads),
-            num_key_value_heads=int(shape.num_key_value_heads),
-            head_dim=int(shape.head_dim),
-            hidden_act=shape.hidden_act,
-            rms_norm_eps=float(shape.rms_norm_eps),
-            rope_theta=float(rope.get("rope_theta", 10000.0)),
+            attention_bias=bool(table.get("attention_bias")) or "layers.0.self_attn.q_proj.bias" in tensors,
+            mlp_bias=bool(table.get("mlp_bias")),
+            sinks=any(own.get(name) for name in SINKS) or "layers.0.self_attn.sinks" in tensors,
+            layer_types=types,
+            sliding_window=window,
+            causal=causal,
+            **read_layer(file, shape),
         )
     except (TypeError, ValueError, AttributeError, KeyError, StrictDataclassError) as error:
         if isinstance(error, CheckpointError):

@@ -9,7 +9,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from mmspec.models.feature_head import HIDDEN
-from mmspec.models.llama_layer import LlamaLayerConfig
+from mmspec.models.published_layer import SLIDING, PublishedLayerConfig
 
 __all__ = ["Eagle3Config", "three_taps"]
 
@@ -20,7 +20,7 @@ SHALLOWEST = 7  # layers of a target whose published taps differ
 
 
 @strict
-class Eagle3Config(LlamaLayerConfig):
+class Eagle3Config(PublishedLayerConfig):
     """Config of an EAGLE-3 head.
 
     Attributes:
@@ -65,9 +65,15 @@ class Eagle3Config(LlamaLayerConfig):
             raise ValueError(f"taps: got {self.taps}; from -1 to {deepest}")
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("fc_norm: got True; False beside norm_before_fc, which norms the same states")
-        section, half = self.mrope_section, self.head_dim // 2
+        section, half = self.mrope_section, self.rotary_dim // 2
         if section is not None and (len(section) != AXES or min(section) < 0 or sum(section) != half):
             raise ValueError(f"mrope_section: got {section}; {AXES} numbers that add up to {half}")
+        if section is not None and self.rotary.get("rope_type", "default") != "default":
+            raise ValueError(f"rotary: got {self.rotary}; positions of several axes are not scaled")
+
+    def layer_settings(self) -> dict[str, Any]:
+        windows = {"layer_types": [SLIDING], "sliding_window": self.sliding_window}
+        return super().layer_settings() | ({} if self.sliding_window is None else windows)
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:

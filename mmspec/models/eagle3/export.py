@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from mmspec.errors import InputError
 from mmspec.models.eagle3.modeling import Eagle3Head
+from mmspec.models.published_layer import PART, SLIDING
 
 __all__ = ["LAYOUTS", "Layout", "export_head"]
 
@@ -72,26 +73,28 @@ def tensors_of(head: Eagle3Head, layer: str) -> dict[str, Tensor]:
 
 def layer_config(head: Eagle3Head) -> dict[str, Any]:
     """The head's layer as the config of a Llama of one layer."""
-    config = head.config
+    config, window = head.config, head.config.sliding_window
     names = (
         *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
         *("hidden_act", "rms_norm_eps"),
     )
     shape = {name: getattr(config, name) for name in names}
-    return shape | {
+    windows = {"layer_types": [SLIDING], "use_sliding_window": True, "sliding_window": window}
+    made = {
         "model_type": "qwen3" if config.qk_norm else "llama",
         "num_hidden_layers": 1,
         "vocab_size": config.vocabulary,
         "tie_word_embeddings": False,
-        "attention_bias": False,
-        "mlp_bias": False,
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
     }
+    return shape | made | ({} if window is None else windows)
 
 
 def speculators_config(head: Eagle3Head, name: str, target: PreTrainedConfig) -> dict[str, Any]:
     """The config of speculators and vLLM: layers by their inputs, and the target by name."""
     config, text = head.config, target.get_text_config(decoder=True)
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta, **config.rotary}
     if config.mrope_section is not None:
         rope |= {"mrope_section": config.mrope_section, "mrope_interleaved": config.mrope_interleaved}
     length = getattr(text, "max_position_embeddings", None)
@@ -127,7 +130,8 @@ def speculators_config(head: Eagle3Head, name: str, target: PreTrainedConfig) ->
 def specforge_config(head: Eagle3Head, name: str, target: PreTrainedConfig) -> dict[str, Any]:
     """The config of SpecForge and SGLang: layers by their outputs, of which -1 are the embeddings."""
     config, text = head.config, target.get_text_config(decoder=True)
-    scaling = None
+    part = {PART: config.rotary[PART]} if PART in config.rotary else {}
+    scaling: dict[str, Any] | None = {name: value for name, value in config.rotary.items() if name != PART}
     if config.mrope_section is not None:
         kind = {"rope_type": "default", "mrope_interleaved": True} if config.mrope_interleaved else {}
         scaling = {"type": "mrope", **kind, "mrope_section": config.mrope_section}
@@ -140,7 +144,8 @@ def specforge_config(head: Eagle3Head, name: str, target: PreTrainedConfig) -> d
         "norm_output": config.norm_logits,
         "max_position_embeddings": getattr(text, "max_position_embeddings", 2048),
         "rope_theta": config.rope_theta,
-        "rope_scaling": scaling,
+        "rope_scaling": scaling or None,
+        **part,
         "eagle_config": {
             "use_aux_hidden_state": True,
             "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps],

@@ -12,15 +12,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
+from transformers import Cache, LlamaConfig
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeAttention
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
+from mmspec.decoding.cache import additive_mask
 from mmspec.errors import InputError
 from mmspec.models.eagle3.configuration import Eagle3Config
 from mmspec.models.feature_head import FeatureHead
 from mmspec.models.llama_layer import one_layer
 from mmspec.models.multimodal_rotary import MultimodalRotary
+from mmspec.models.published_layer import PartialRotary
 
 __all__ = ["Eagle3Head"]
 
@@ -32,19 +35,25 @@ class Eagle3Layer(LlamaDecoderLayer):
         config: of the layer.
         norm_before_residual: whether that feature is the normed one.
         qk_norm: whether queries and keys are normed.
+        partial: whether a part of each head is turned by its position, and the rest is not.
     """
 
-    def __init__(self, config: LlamaConfig, norm_before_residual: bool, qk_norm: bool = False) -> None:
+    def __init__(
+        self, config: LlamaConfig, norm_before_residual: bool, qk_norm: bool = False, partial: bool = False
+    ) -> None:
         super().__init__(config, layer_idx=0)
-        if qk_norm:
-            attention: Any = Qwen3Attention  # its config has all that this asks for
+        attention: Any = Glm4MoeAttention if partial else Qwen3Attention if qk_norm else None
+        if attention is not None:  # the config has all that these ask for
+            output = self.self_attn.o_proj
+            config.use_qk_norm = qk_norm
             self.self_attn = attention(config, layer_idx=0)
+            self.self_attn.o_proj = output  # that of Glm4MoeAttention never has a bias
         self.norm_before_residual = norm_before_residual
         width = config.hidden_size
         self.hidden_norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
         for name in ("q_proj", "k_proj", "v_proj"):
             size = getattr(self.self_attn, name).out_features
-            setattr(self.self_attn, name, nn.Linear(2 * width, size, bias=False))
+            setattr(self.self_attn, name, nn.Linear(2 * width, size, bias=config.attention_bias))
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Rows [B, n, 2d] of embeddings and features -> states [B, n, d]."""
@@ -77,13 +86,17 @@ class Eagle3Head(FeatureHead):
         width = config.hidden_size
         self.fc = nn.Linear(len(config.taps) * width, width, bias=False)
         self.decoder = one_layer(config)  # without norm: states are fed back as they are
-        self.decoder.layers[0] = Eagle3Layer(self.decoder.config, config.norm_before_residual, config.qk_norm)
+        partial = config.rotary_dim < config.head_dim
+        layer = self.decoder.config, config.norm_before_residual, config.qk_norm, partial
+        self.decoder.layers[0] = Eagle3Layer(*layer)
+        if partial:
+            self.decoder.add_module("rotary_emb", PartialRotary(self.decoder.config))
         taps, eps = len(config.taps), config.rms_norm_eps
         self.input_norm = LlamaRMSNorm(taps * width, eps=eps) if config.norm_before_fc else None
         each = nn.ModuleList(LlamaRMSNorm(width, eps=eps) for _ in range(taps))
         self.fc_norm = each if config.fc_norm else None
         if config.mrope_section is not None:
-            shape = config.head_dim, config.rope_theta, config.mrope_section
+            shape = config.rotary_dim, config.rope_theta, config.mrope_section
             rotary = MultimodalRotary(*shape, interleaved=config.mrope_interleaved)
             self.decoder.add_module("rotary_emb", rotary)
         self.norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
@@ -136,8 +149,23 @@ class Eagle3Head(FeatureHead):
         joined: Tensor = self.fc(together)
         return joined
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        hidden = super().forward(*args, **kwargs)
+    def forward(
+        self,
+        rows: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | dict[str, Tensor] | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        window = self.config.sliding_window
+        if attention_mask is None and window is not None and rows.shape[1] > window:
+            # Llama's decoder knows no windows
+            place = torch.arange(rows.shape[1], device=rows.device)
+            distance = place[:, None] - place
+            seen = (distance >= 0) & (distance < window)
+            eager = self.decoder.config._attn_implementation == "eager"
+            attention_mask = (additive_mask(seen, rows.dtype) if eager else seen)[None, None]
+        hidden = super().forward(rows, position_ids, attention_mask, past_key_values, **kwargs)
         return self.norm(hidden) if self.config.norm_feedback else hidden
 
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:

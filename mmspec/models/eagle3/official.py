@@ -32,13 +32,23 @@ from mmspec.models.official_files import (
     replace_prefix,
     tensor_names,
 )
+from mmspec.models.published_layer import check_fields, read_layer, read_windows, with_one_rope
 
 __all__ = ["read_official"]
 
 MARKS = ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
 # of EAGLE and SpecForge; of speculators
-RENAMED = {"midlayer.": "decoder.layers.0.", "layers.0.": "decoder.layers.0."}
+LAYER = "decoder.layers.0."
+RENAMED = {"midlayer.": LAYER, "layers.0.": LAYER}
 TAPS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
+OWN = {
+    *TAPS,
+    *("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "eagle_config"),
+    *("transformer_layer_config", "speculators_config", "speculators_model_type", "speculators_version"),
+    "num_target_layers",
+}
+# whose layers differ in their sizes, biases and norms of queries and keys alone, which the weights show
+LIKE_LLAMA = ("llama", "mistral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 
 
 def read_official(folder: Path, target: PreTrainedConfig) -> Eagle3Head | None:
@@ -87,19 +97,20 @@ def read_shape(
     layers = int(target.get_text_config(decoder=True).num_hidden_layers)
     try:
         taps = read_taps(file, stored, layers)
-        table = {**stored.get("transformer_layer_config", stored)}
-        table.setdefault("model_type", "llama")
-        shape: Any = AutoConfig.for_model(table.pop("model_type"), **table)
+        for each in (stored, stored.get("eagle_config") or {}, stored.get("transformer_layer_config") or {}):
+            check_fields(file, each, OWN)
+        table = with_one_rope(file, stored.get("transformer_layer_config", stored))
+        kind = table.pop("model_type", None) or "llama"
+        if kind not in LIKE_LLAMA:
+            raise CheckpointError(f"{file}: model_type", kind, f"one of {', '.join(LIKE_LLAMA)}")
+        shape: Any = AutoConfig.for_model(kind, **table)
         rope = getattr(shape, "rope_parameters", None) or {}
         section = rope.get("mrope_section")
-        if rope.get("rope_type", "default") not in ("default", *(["mrope"] if section else [])):
-            raise CheckpointError(f"{file}: rope", rope, "rotary positions that are not scaled")
         check_axes(file, section, target)
         norms = read_norms(stored)
         return Eagle3Config(
             target_layers=layers,
             vocabulary=int(shape.vocab_size),
-            hidden_size=int(shape.hidden_size),
             taps=taps or three_taps(layers),
             draft_vocabulary=measure(path, tensors, r"lm_head\.weight"),
             norm_before_residual=bool(stored.get("norm_before_residual", False)),
@@ -107,18 +118,17 @@ def read_shape(
             fc_norm=bool(stored.get("fc_norm", "fc_norm.0.weight" in tensors)),
             norm_feedback=norms[0],
             norm_logits=norms[1],
-            qk_norm="decoder.layers.0.self_attn.q_norm.weight" in tensors,
-            intermediate_size=int(shape.intermediate_size),
-            num_attention_heads=int(shape.num_attention_heads),
-            num_key_value_heads=int(shape.num_key_value_heads),
-            head_dim=int(getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads),
-            hidden_act=shape.hidden_act,
-            rms_norm_eps=float(shape.rms_norm_eps),
-            rope_theta=float(rope.get("rope_theta", 10000.0)),
+            qk_norm=f"{LAYER}self_attn.q_norm.weight" in tensors,
+            attention_bias=bool(table.get("attention_bias")) or f"{LAYER}self_attn.q_proj.bias" in tensors,
+            mlp_bias=bool(table.get("mlp_bias")) or f"{LAYER}mlp.gate_proj.bias" in tensors,
+            sliding_window=read_windows(file, table, shape, 1)[1],
             mrope_section=section,
             mrope_interleaved=bool(rope.get("mrope_interleaved", False)),
+            **read_layer(file, shape),
         )
-    except (TypeError, AttributeError, KeyError, StrictDataclassError) as error:
+    except (TypeError, ValueError, AttributeError, KeyError, StrictDataclassError) as error:
+        if isinstance(error, CheckpointError):
+            raise
         allowed = f"the config of an EAGLE-3 head for a target of {layers} layers ({error})"
         raise CheckpointError("drafter", str(file), allowed) from error
 

@@ -110,7 +110,8 @@ def denoise(head: DFlashHead, target: CausalTarget, reading: Reading, blocks: Bl
     behind = (index < root[..., None]).repeat_interleave(slots, 1)  # [B, m n, L]
     own = torch.eye(count, dtype=torch.bool, device=place.device)
     own = own.repeat_interleave(slots, 0).repeat_interleave(slots, 1)
-    mask = torch.cat([behind, own.expand(rows, -1, -1)], 2)[:, None]
+    seen = torch.cat([behind, own.expand(rows, -1, -1)], 2)
+    mask = [(seen & near)[:, None] for near in head.near(positions[:, length:], positions)]
     hidden: Tensor = head(block, context, positions, mask).unflatten(1, (count, slots))
     first = 0 if head.config.anchor_predicts else 1
     return hidden[blocks.row, place, first:]

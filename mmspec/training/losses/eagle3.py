@@ -57,11 +57,15 @@ def unroll(
     at = place[None] if positions is None else positions[..., :-1]  # where the token before has its own
     state = head(head.fuse(embeddings[:, 1:], features[:, :-1]), at, None, cache)[:, first:]
     seen, rows = (place <= place[:, None])[first:], length - first
+    window: int | None = getattr(head.config, "sliding_window", None)
+    root, stands = place[first:, None], place.expand(rows, -1)  # stands: of each row that was read
     states, own = [state], torch.eye(rows, dtype=torch.bool, device=place.device)
     for step in range(1, steps):
         ahead = pad(embeddings[:, first + 1 + step :], (0, 0, 0, step))[:, :rows]
         seen = torch.cat([seen, own], dim=1)
-        state = head(head.fuse(ahead, state), at[..., first:] + step, seen[None, None], cache)
+        stands = torch.cat([stands, (root + step).expand(-1, rows)], dim=1)
+        near = seen if window is None else seen & (root + step - stands < window)
+        state = head(head.fuse(ahead, state), at[..., first:] + step, near[None, None], cache)
         states.append(state)
     return torch.stack(states, dim=2)
 

@@ -1,0 +1,81 @@
+"""The slots of a DFlash block, the slow way: by the head's weights, one slot at a time."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from mmspec.models.dflash import DFlashHead
+
+
+def frequencies(head_dim: int, theta: float, rotary: dict[str, object]) -> tuple[Tensor, float]:
+    """Frequencies of the part of a head that turns, and what its tables are scaled by."""
+    kind = rotary.get("rope_type", "default")
+    if kind == "default":
+        part = int(head_dim * rotary.get("partial_rotary_factor", 1.0))  # type: ignore[call-overload]
+        return 1.0 / theta ** (torch.arange(0, part, 2, dtype=torch.float32) / part), 1.0
+    reach = {"max_position_embeddings": 4096, "head_dim": head_dim, "num_attention_heads": 1}
+    rope = {"rope_theta": theta, **rotary}
+    found: tuple[Tensor, float] = ROPE_INIT_FUNCTIONS[kind](LlamaConfig(rope_parameters=rope, **reach))
+    return found
+
+
+def rotated(heads: Tensor, places: Tensor, frequency: Tensor, scale: float) -> Tensor:
+    """Heads [n, H, size] at places [n], of which the first numbers turn, halves against each other."""
+    angle = (places[:, None] * frequency)[:, None]  # in single precision, as transformers
+    turning, rest = heads[..., : 2 * len(frequency)], heads[..., 2 * len(frequency) :]
+    first, second = turning.chunk(2, -1)
+    cos, sin = ((scale * each).to(heads) for each in (angle.cos(), angle.sin()))
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
+
+
+def naive_block(head: DFlashHead, context: Tensor, block: Tensor) -> Tensor:
+    """States [n, d] of a block [n, d] behind a whole context [c, d]."""
+    config, weights = head.config, head.state_dict()
+    before, slots = len(context), len(block)
+    turns = frequencies(config.head_dim, config.rope_theta, config.rotary)
+    groups = config.num_attention_heads // config.num_key_value_heads
+
+    def normed(rows: Tensor, name: str) -> Tensor:
+        scale = (rows.square().mean(-1, keepdim=True) + config.rms_norm_eps).rsqrt()
+        return rows * scale * weights[name]
+
+    def through(rows: Tensor, name: str) -> Tensor:
+        bias = weights.get(f"{name}.bias")
+        return rows @ weights[f"{name}.weight"].T + (0 if bias is None else bias)
+
+    for index in range(config.num_layers):
+        name = f"layers.{index}.self_attn."
+        asking = normed(block, f"layers.{index}.input_layernorm.weight")
+        rows = torch.cat([context, asking])
+        query, key, value = (
+            through(rows, f"{name}{one}_proj").unflatten(-1, (-1, config.head_dim)) for one in "qkv"
+        )
+        query, key = normed(query, f"{name}q_norm.weight"), normed(key, f"{name}k_norm.weight")
+        query, key = (rotated(each, torch.arange(len(rows)), *turns) for each in (query, key))
+        sliding = config.sliding_window is not None
+        if config.layer_types:
+            sliding = config.layer_types[index] == "sliding_attention"
+        window = config.sliding_window if sliding else None
+        causal = bool(config.causal) and config.causal[index]
+        made = []
+        for slot in range(before, before + slots):
+            seen = [
+                place
+                for place in range(before + slots)
+                if not (causal and place > slot) and (window is None or slot - place < window)
+            ]
+            keys, values = (each[seen].repeat_interleave(groups, 1) for each in (key, value))
+            shares = ((keys * query[slot]).sum(-1) / math.sqrt(config.head_dim)).exp()
+            total = shares.sum(0) + (weights[f"{name}sinks"].exp() if config.sinks else 0)
+            made.append(((shares / total)[..., None] * values).sum(0).flatten())
+        block = block + through(torch.stack(made), f"{name}o_proj")
+        inner = normed(block, f"layers.{index}.post_attention_layernorm.weight")
+        gate, up = (inner @ weights[f"layers.{index}.mlp.{one}_proj.weight"].T for one in ("gate", "up"))
+        block = block + (silu(gate) * up) @ weights[f"layers.{index}.mlp.down_proj.weight"].T
+    return normed(block, "norm.weight")
