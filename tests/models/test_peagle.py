@@ -78,6 +78,7 @@ class Release(NaiveEagle):
 
     weights: dict[str, Tensor]
     before_residual: bool
+    window: int | None = None
 
     def logits(self, prompt: dict[str, Any], output: list[int], path: Tokens) -> Tensor:
         taps, _ = read_whole(self.target, prompt, output, (0, *TAPS))
@@ -99,9 +100,9 @@ class Release(NaiveEagle):
         normed = rms_norm(given, first["hidden_norm.weight"])
         embedded = rms_norm(own["embed_tokens.weight"][ids], first["input_layernorm.weight"])
         rows = normed if self.before_residual else given
-        rows = rows + attention(first, torch.cat([embedded, normed], -1), THETA)
+        rows = rows + attention(first, torch.cat([embedded, normed], -1), THETA, self.window)
         rows = rows + feed_forward(first, rms_norm(rows, first["post_attention_layernorm.weight"]))
-        rows = rows + attention(second, rms_norm(rows, second["input_layernorm.weight"]), THETA)
+        rows = rows + attention(second, rms_norm(rows, second["input_layernorm.weight"]), THETA, self.window)
         rows = rows + feed_forward(second, rms_norm(rows, second["post_attention_layernorm.weight"]))
         known = rms_norm(rows[-1], own["norm.weight"]) @ own["lm_head.weight"].T
         return torch.full((WORDS,), -torch.inf, dtype=known.dtype).scatter(0, CHOSEN, known)
@@ -113,15 +114,23 @@ def target_of(dtype: torch.dtype = torch.float32) -> CausalTarget:
 
 @pytest.mark.parametrize("layout", CONFIGS)
 @pytest.mark.parametrize("shape", [{}, {"num_draft_tokens": 8, "depth": 3, "top_k": 2}])
-def test_drafts_are_those_of_the_release(layout: str, shape: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("window", [None, 5])
+def test_drafts_are_those_of_the_release(
+    layout: str, shape: dict[str, int], window: int | None, tmp_path: Path
+) -> None:
     """Ragged prompts and accepted paths, chains and trees, in float64."""
     target = target_of(torch.float64)
     weights, config = weights_of(normed=bool(shape)), CONFIGS[layout]
+    if window:
+        slides = {"layer_types": ["sliding_attention"] * 2, "sliding_window": window}
+        nested = {"transformer_layer_config": {**LAYERS, **slides}}
+        config = config | (nested if layout == "speculators" else slides)
     store(tmp_path, weights, config | ({"norm_before_fc": True} if shape else {}))
     head: Any = load_head("eagle3", tmp_path, target.config, target.dtype, target.device)
     assert isinstance(head, ParallelHead) and head.config.depth == (4 if layout == "speculators" else 8)
     assert head.config.taps == TAPS
     Release.weights, Release.before_residual = weights, layout == "speculators"
+    Release.window = window
     drafter = Eagle3Drafter(head, **shape).fit(target)
     examined = Examined(drafter, 10, Release)
     prompts = random_prompts(3, WORDS, longest=6, seed=4)
@@ -139,8 +148,8 @@ def test_what_a_mask_needs_is_named(tmp_path: Path) -> None:
         ({"mask_token_id": None}, "mask_token_id: got None"),
         ({"mask_token_id": WORDS}, "from 0 to 12"),
         (
-            {"transformer_layer_config": {**LAYERS, "layer_types": ["sliding_attention"] * 2}},
-            "full attention",
+            {"transformer_layer_config": {**LAYERS, "layer_types": ["sliding_attention", "full_attention"]}},
+            "layer_types of one kind",
         ),
     ):
         with pytest.raises(CheckpointError, match=named):

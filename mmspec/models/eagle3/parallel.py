@@ -18,6 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from mmspec.errors import CheckpointError
 from mmspec.models.eagle3.configuration import Eagle3Config
 from mmspec.models.eagle3.modeling import Eagle3Head
+from mmspec.models.published_layer import SLIDING
 
 __all__ = ["MASK", "ParallelConfig", "ParallelHead", "first_layer_of", "parallel_config", "parallel_tensors"]
 
@@ -71,6 +72,8 @@ class ParallelHead(Eagle3Head):
             added.self_attn.o_proj = output
             layers.append(added)
         layer.num_hidden_layers = config.num_layers
+        if config.sliding_window is not None:
+            layer.layer_types = [SLIDING] * config.num_layers
         self.mask_hidden = nn.Parameter(torch.zeros(len(config.taps) * config.hidden_size))
         words = config.vocabulary, config.hidden_size
         self.embed_tokens = nn.Embedding(*words) if config.own_embedding else None
@@ -89,14 +92,15 @@ def first_layer_of(file: Path, stored: dict[str, Any]) -> dict[str, Any]:
     """The config of an EAGLE-3 head of one layer in that of a P-EAGLE head.
 
     Raises:
-        CheckpointError: its layers have windows.
+        CheckpointError: some of its layers have windows, and others none.
     """
     nested = stored.get("transformer_layer_config")
     table = {**(stored if nested is None else nested), "num_hidden_layers": 1}
-    types = table.pop("layer_types", None) or []
-    slides = table.get("use_sliding_window") and table.get("sliding_window")
-    if slides or any(kind != "full_attention" for kind in types):
-        raise CheckpointError(f"{file}: layer_types", types, "full attention in all layers of a P-EAGLE head")
+    types = table.get("layer_types") or []
+    if len({*types}) > 1 or (not types and table.get("use_sliding_window")):
+        allowed = "layer_types of one kind: layers of a P-EAGLE head that all have a window, or none"
+        raise CheckpointError(f"{file}: layer_types", types, allowed)
+    table["layer_types"] = types[:1] or None
     made = table if nested is None else {**stored, "transformer_layer_config": table}
     return {name: value for name, value in made.items() if name not in ("embed_requires_grad", *TOKEN)}
 
