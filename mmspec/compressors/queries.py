@@ -27,19 +27,20 @@ class QueryAttention(nn.Module):
         width: d.
         queries: how many.
         heads: a divisor of the width.
+        bias: whether keys and values have one.
 
     Raises:
         InputError: the heads do not divide the width.
     """
 
-    def __init__(self, width: int, queries: int, heads: int) -> None:
+    def __init__(self, width: int, queries: int, heads: int, bias: bool = False) -> None:
         super().__init__()
         if heads < 1 or width % heads:
             raise InputError("heads", heads, f"a divisor of the width {width}")
         head_width = width // heads
         self.queries = nn.Parameter(torch.randn(heads, queries, head_width) * head_width**-0.5)
-        self.k_proj = nn.Linear(width, width, bias=False)
-        self.v_proj = nn.Linear(width, width, bias=False)
+        self.k_proj = nn.Linear(width, width, bias=bias)
+        self.v_proj = nn.Linear(width, width, bias=bias)
         self.o_proj = nn.Linear(width, width, bias=False)
 
     def forward(self, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
@@ -113,13 +114,14 @@ class ViSpec(Compressor):
         width: d, of the features.
         tokens: C; the paper has 1.
         heads: a divisor of the width.
+        bias: whether keys and values have one, as in the release for Qwen2.5-VL.
     """
 
     summarises = True
 
-    def __init__(self, width: int, tokens: int = 1, heads: int = 1) -> None:
+    def __init__(self, width: int, tokens: int = 1, heads: int = 1, bias: bool = False) -> None:
         super().__init__(width, check_tokens(tokens))
-        self.attention = QueryAttention(width, tokens + 1, heads)
+        self.attention = QueryAttention(width, tokens + 1, heads, bias)
 
     def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
         queried = self.attention(images.features, images.features, images.mask)

@@ -77,9 +77,8 @@ class BlockSession(HeadSession):
             width = before.shape[1]
             slot = hidden[:, level, None].expand(-1, width, -1)
             said = logits[:, level, None].expand(-1, width, -1)
-            if self.head.markov_head is not None:
-                bias, state = self.head.markov_head(before, slot, state)
-                said = said + bias
+            bias, state = self.head.told(level, before, slot, state, self.target.embed)
+            said = said + bias
             log_p = self._log_probabilities(self._guided(said))
             parent = growth.grow(self._cut(log_p, slot, before))
             if growth.is_grown:

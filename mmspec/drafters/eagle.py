@@ -10,18 +10,24 @@ and judges them by recursive rejection; ours are picked without chance, for whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import Draft
+from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import Grammar, exclude
 from mmspec.decoding.indexing import pick
 from mmspec.drafting.feature_session import FeatureDrafter, FeatureSession
 from mmspec.drafting.growth import TreeGrowth
 from mmspec.drafting.heads import HeadBatch
+from mmspec.models.eagle3 import Eagle3Head
+from mmspec.models.eagle3.parallel import ParallelHead
+from mmspec.visual_tokens.spans import find_images
+from mmspec.visual_tokens.splice import PromptRows
 
 __all__ = ["Eagle3Drafter", "EagleDrafter", "MtpDrafter"]
 
@@ -66,6 +72,45 @@ class EagleSession(FeatureSession):
         return exclude(logits, self.grammar.at(index[:, None]), self.codes, self.names)
 
 
+class ParallelSession(EagleSession):
+    """A P-EAGLE head that predicts all levels of a tree in one pass, by rows of a mask behind the root."""
+
+    head: ParallelHead
+
+    def propose(self, canvas: Canvas) -> Draft:
+        growth = TreeGrowth(self.shape, canvas.root, self.names)
+        hidden = self._read_ahead(canvas)  # [R, D, d] at the root and at the mask
+        while not growth.is_grown:
+            state = hidden[:, growth.level, None].expand(-1, growth.tokens.shape[1], -1)
+            growth.grow(self._log_probabilities(self._logits(state, canvas.emitted + growth.level)))
+        return growth.draft()
+
+    def _read_ahead(self, canvas: Canvas) -> Tensor:
+        """Read what was committed since the last time, and a mask behind it, which is not kept."""
+        self.has_read = True
+        mask = self.shape.depth - 1
+        places = self.accepted[:, None] + torch.arange(mask + 1, device=self.tokens.device)
+        ahead = torch.full_like(places, self.head.config.mask_token)
+        ahead[:, 0] = canvas.root
+        tokens = pad(self.tokens, (0, mask)).scatter(1, places, ahead)
+        features = pad(self.features, (0, 0, 0, mask))
+        places = self._copied(places)
+        index = places[:, 1:, None].expand(-1, -1, features.shape[-1])
+        features = features.scatter(1, index, self.head.mask_feature.to(features).expand(index.shape))
+        hidden = self._read(features, Draft.chain(tokens, DraftKind.POINT).nodes)
+        self.state.cache.commit(None, self._copied(self.accepted) + 1)
+        self.state.cache.longest += tokens.shape[1]
+        self.state.tighten(canvas.length_bounds)
+        return pick(hidden, places)
+
+    def _prompt_rows(self, prompt: Mapping[str, Tensor], embeddings: Tensor, features: Tensor) -> PromptRows:
+        own = self.head.embed(prompt["input_ids"].to(embeddings.device), lambda _: embeddings)
+        seen = torch.zeros_like(embeddings[..., :1], dtype=torch.bool)
+        for span in find_images(self.target.config, prompt):
+            seen[:, span.start : span.stop] = True  # of an image there is no token that it could embed
+        return super()._prompt_rows(prompt, embeddings.where(seen, own.to(embeddings)), features)
+
+
 class EagleDrafter(FeatureDrafter):
     """A tree of the likeliest continuations by a head that predicts the target's hidden states.
 
@@ -79,10 +124,24 @@ class EagleDrafter(FeatureDrafter):
 class Eagle3Drafter(EagleDrafter):
     """As EAGLE, by a head that reads hidden states of three depths (EAGLE-3, 2503.01840).
 
+    A P-EAGLE head predicts all levels in one pass, each independent of what the levels before it chose.
+
     Args: as of `HeadDrafter`.
     """
 
     title = "an EAGLE-3 head"
+
+    def __init__(
+        self,
+        model: Eagle3Head,
+        num_draft_tokens: int | None = None,
+        depth: int | None = None,
+        top_k: int | None = None,
+        tree: str | Sequence[int] = "dynamic",
+    ) -> None:
+        super().__init__(model, num_draft_tokens, depth, top_k, tree)
+        if isinstance(model, ParallelHead):
+            self.session = ParallelSession
 
 
 class MtpDrafter(EagleDrafter):

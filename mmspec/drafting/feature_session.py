@@ -142,6 +142,8 @@ class FeatureSession(HeadSession):
             positions, offset = torch.arange(count, device=device)[None], 0
             if (lag := self.head.position_lag) is not None:
                 places, beyond = self.target.positions(to_device(prompt, device))
+                if self.head.one_axis:
+                    places, beyond = torch.arange(places.shape[-1], device=device)[None], 0
                 positions, offset = places[..., made.slot[0] - lag], beyond + places.shape[-1] - count - lag
             offsets.append(offset)
             if count:
@@ -185,7 +187,8 @@ class FeatureSession(HeadSession):
         self.passes += 1
         cache, nodes = self.state.cache, nodes.repeat_rows(self.copies)
         cache.begin_score(nodes.slots, nodes.extent)
-        rows = self.head.fuse(self.target.embed(nodes.tokens), features, self.summary)
+        embeddings = self.head.embed(nodes.tokens, self.target.embed)
+        rows = self.head.fuse(embeddings, features, self.summary)
         positions = (cache.lengths + self.state.offset)[:, None] + nodes.depth
         with attention_on_tree(self.head.decoder, self.plain, cache, nodes, self.additive) as mask:
             inputs = {"rows": rows, "positions": positions, "attention_mask": mask}

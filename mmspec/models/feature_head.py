@@ -135,10 +135,19 @@ class FeatureHead(DraftingHead):
         """
         return 0
 
+    @property
+    def one_axis(self) -> bool:
+        """Whether that position is the token's index, though the target's positions have several axes."""
+        return False
+
     def join(self, states: Sequence[Tensor]) -> Tensor:
         """Hidden states at the taps, each [..., d] -> features [..., d]; by default there is one tap."""
         (feature,) = states
         return feature
+
+    def embed(self, tokens: Tensor, embed: Callable[[Tensor], Tensor]) -> Tensor:
+        """Embed tokens [...] that come after the prompts, by the target's `embed` unless it has its own."""
+        return embed(tokens)
 
     @abstractmethod
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.heads import HEADS
@@ -17,6 +17,7 @@ from mmspec.models.checkpoint import bytes_of, check_source, check_weights, firs
 logger = logging.getLogger(__name__)
 
 FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
+KEPT = "_keep_in_fp32_modules_strict"
 NOTHING: dict[str, list[str]] = {"missing_keys": [], "unexpected_keys": []}
 
 
@@ -71,15 +72,16 @@ def load_head(
     if (published := read_published(name, source, target)) is not None:
         check_weights(published, NOTHING, source, "drafter")
         logger.info("drafter: %.1f MB of weights, as published", bytes_of(published) / 1e6)
-        torch.nn.Module.to(published, device=device, dtype=dtype)
+        place(published, dtype, device)
         published.eval()
         return published
     config = load_config(source, argument="drafter")
     if not isinstance(config, kind.config_class):
         raise CheckpointError("drafter", f"{source}: {config.model_type}", what_writes(name))
     head: PreTrainedModel
+    made: Any = MODEL_MAPPING[type(config)]  # a kind that builds on the drafter's own among them
     try:
-        head, report = kind.from_pretrained(
+        head, report = made.from_pretrained(
             source, config=config, dtype=dtype, device_map={"": device}, output_loading_info=True
         )
     except (OSError, RuntimeError, ValueError) as error:
@@ -88,6 +90,20 @@ def load_head(
     logger.info("drafter: %.1f MB of weights", bytes_of(head) / 1e6)
     head.eval()
     return head
+
+
+def place(head: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
+    """Move a head, and give its weights this dtype as `from_pretrained` does.
+
+    Tables that are computed keep theirs, and so does what a family keeps precise: rounded rotary frequencies
+    place tokens elsewhere, a rounded bias of a router chooses other experts.
+    """
+    torch.nn.Module.to(head, device=device)
+    inside = [module for module in head.modules() if isinstance(module, PreTrainedModel)]
+    precise = {name for module in inside for name in getattr(module, KEPT, None) or ()}
+    for name, weight in head.state_dict(keep_vars=True).items():
+        if weight.is_floating_point() and not precise & {*name.split(".")}:
+            weight.data = weight.data.to(dtype)
 
 
 def read_published(name: str, source: str, target: PreTrainedConfig) -> PreTrainedModel | None:

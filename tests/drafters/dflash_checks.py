@@ -35,6 +35,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "dspark": {"block": 4},
     "dspark, gated": {"block": 4, "markov": "gated"},
     "dspark, rnn": {"block": 4, "markov": "rnn"},
+    "dspark, domino": {"block": 4, "markov": "domino", "memory": 5, "plain_slots": 1, "confidence": False},
 }
 
 NEW_TOKENS = 14

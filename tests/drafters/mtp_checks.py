@@ -40,6 +40,20 @@ def published(head: MtpHead, layout: str, layers: int = 0) -> dict[str, Tensor]:
     return found
 
 
+def one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same weights, the matrices of all experts taken apart."""
+    apart = {}
+    for name, tensor in tensors.items():
+        place, _, matrix = name.rpartition(".experts.")
+        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(matrix, ())
+        for expert in range(len(tensor) if parts else 0):
+            for part, rows in zip(parts, tensor[expert].chunk(len(parts)), strict=True):
+                apart[f"{place}.experts.{expert}.{part}.weight"] = rows.contiguous()
+        if not parts:
+            apart[name] = tensor
+    return apart
+
+
 def save_with_head(model: PreTrainedModel, head: MtpHead, folder: Path, layout: str = "qwen") -> None:
     """Save a model whose checkpoint holds an MTP layer too."""
     model.save_pretrained(folder)

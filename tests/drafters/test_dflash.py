@@ -12,10 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.dflash import BlockSession, DFlashDrafter
+from mmspec.drafters.dflash import BlockSession, DFlashDrafter, DSparkDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.dflash import DFlashHead
 from mmspec.models.head_checkpoint import load_head
+from mmspec.models.official_files import replace_prefix
 from mmspec.targets import CausalTarget
 from tests.contracts.mutation import PlantedBug
 from tests.contracts.running import decode, generate, random_prompts
@@ -165,6 +166,100 @@ def test_published_heads_are_read(layout: str, kind: str, tmp_path: Path) -> Non
     drafter: Any = drafter_for(target, kind)
     run = decode(target, PROMPTS, type(drafter)(read).fit(target), max_new_tokens=12)
     assert run.outputs == [generate(target.model, prompt, 12) for prompt in PROMPTS]
+
+
+def publish_domino(folder: Path, head: DFlashHead, early: bool = False, **changes: Any) -> dict[str, Tensor]:
+    """Write a Domino head as SpecForge does; its tensors by the names there."""
+    theirs = {"markov_head.prefix_gru.weight_ih": "prefix_gru.weight_ih_l0"}
+    theirs |= {"markov_head.prefix_gru.weight_hh": "prefix_gru.weight_hh_l0", "markov_head.": ""}
+    config = config_of(head, "specforge")
+    sizes = {"emb_dim": head.config.markov_rank, "gru_hidden_dim": head.config.memory}
+    told = {"projector_type": "domino", "pure_draft_prefix_len": head.config.plain_slots, **sizes}
+    told["shift_label"] = head.config.anchor_predicts
+    names = {"mask_token_id", "target_layer_ids"}
+    own = {name: value for name, value in config["dflash_config"].items() if name in names}
+    config |= {"architectures": ["DominoDraftModel"], "dflash_config": {**own, **told, **changes}}
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {replace_prefix(name, theirs): tensor for name, tensor in head.state_dict().items()}
+    stored = {("logit_head." if name[0] in "pe" else "") + name: each for name, each in tensors.items()}
+    save_file(stored if early else tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return tensors
+
+
+@pytest.mark.parametrize("shifted", [True, False])
+def test_a_domino_head_corrects_a_block_as_the_published_one(shifted: bool, tmp_path: Path) -> None:
+    """The published recurrent unit reads the whole block each time; ours goes on from its state."""
+    target = CausalTarget(tiny_llama(layers=4))
+    made = head_for(target, "dspark, domino", mask_token=7, taps=[0, 2, 3], anchor_predicts=shifted)
+    tensors = publish_domino(tmp_path, made, early=shifted)
+    head: Any = load_head("dspark", tmp_path, target.config, target.dtype, target.device)
+    assert head.config.depth == (4 if shifted else 3)
+    assert all(torch.equal(head.state_dict()[one], own) for one, own in made.state_dict().items())
+    unit = torch.nn.GRU(32, 5, bias=False, batch_first=True)
+    unit.load_state_dict({name: tensors[f"prefix_gru.{name}"] for name in ("weight_ih_l0", "weight_hh_l0")})
+    first, second = (tensors[f"embed_proj.{layer}.weight"] for layer in (0, 2))
+    drafter = DSparkDrafter(head).fit(target)
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    class Watched(BlockSession):
+        def propose(self, canvas: Any) -> Any:
+            denoise, hidden = self._denoise, []
+            self._denoise = lambda canvas: hidden.append(denoise(canvas)) or hidden[0]  # type: ignore[method-assign, func-returns-value]
+            draft = super().propose(canvas)
+            del self._denoise
+            seen.append((hidden[0][:, 0 if shifted else 1 :], draft.tokens))
+            return draft
+
+    drafter.session = Watched  # type: ignore[assignment]
+    run = decode(target, PROMPTS, drafter, max_new_tokens=8)
+    assert run.outputs == [generate(target.model, prompt, 8) for prompt in PROMPTS] and seen
+    changed = 0
+    for hidden, tokens in seen:
+        for place in range(tokens.shape[1] - 1):
+            plain = target.head(hidden[:, place])
+            memory = unit(target.embed(tokens[:, : place + 1]))[0][:, -1]
+            inner = torch.cat([hidden[:, place], memory], -1) @ first.T
+            due = plain + torch.nn.functional.silu(inner) @ second.T if place >= 1 else plain
+            assert torch.equal(due.argmax(-1), tokens[:, place + 1])
+            changed += int((due.argmax(-1) != plain.argmax(-1)).sum())
+    assert changed, "some tokens were others than those of the slots alone"
+
+
+def test_domino_heads_are_known_by_their_weights_and_their_config(tmp_path: Path) -> None:
+    target = CausalTarget(tiny_llama(layers=4))
+    made = head_for(target, "dspark, domino", mask_token=7, taps=[0, 2, 3])
+    publish_domino(tmp_path, made)
+    with pytest.raises(CheckpointError, match="accelerator='dspark'"):
+        load_head("dflash", tmp_path, target.config, target.dtype, target.device)
+    for projector in ("dspark", "dflash3"):
+        publish_domino(tmp_path, made, projector_type=projector)
+        with pytest.raises(CheckpointError, match=f"projector_type '{projector}'"):
+            load_head("dspark", tmp_path, target.config, target.dtype, target.device)
+
+
+@pytest.mark.parametrize("layout", ["deepspec", "specforge"])
+def test_a_confidence_that_is_not_told_of_the_token_before_is_read(layout: str, tmp_path: Path) -> None:
+    target = CausalTarget(tiny_llama(layers=4))
+    head = head_for(target, "dspark", mask_token=7, taps=[0, 2, 3], confidence_with_markov=False)
+    config = config_of(head, layout)
+    told = config if layout == "deepspec" else config["dflash_config"]
+    told["confidence_head_with_markov"] = False
+    publish(tmp_path, head, config)
+    read: Any = load_head("dspark", tmp_path, target.config, target.dtype, target.device)
+    hidden, before = torch.randn(3, head.config.hidden_size), torch.tensor([1, 2, 3])
+    weight, bias = (
+        head.state_dict()["confidence_head.proj.weight"],
+        head.state_dict()["confidence_head.proj.bias"],
+    )
+    torch.testing.assert_close(read.confidences(hidden, before), (hidden @ weight.T + bias)[:, 0])
+    expected = [generate(target.model, prompt, 12) for prompt in PROMPTS]
+    drafter = DSparkDrafter(read, least_confidence=0.5).fit(target)
+    assert decode(target, PROMPTS, drafter, max_new_tokens=12).outputs == expected
+    told["confidence_head_with_markov"] = True
+    publish(tmp_path, head, config)
+    with pytest.raises(CheckpointError, match=r"confidence_head_with_markov=True, and .* is \(1, 32\)"):
+        load_head("dspark", tmp_path, target.config, target.dtype, target.device)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])

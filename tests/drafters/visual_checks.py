@@ -33,7 +33,8 @@ class NaiveVisual(NaiveEagle):
         spans = [find_images(self.target.config, prompt)]
         question = torch.tensor([prompt["input_ids"].shape[1] - 1])
         made = self.head.read_prompts(Prompts(taps[0], taps[-1], [taps[0].shape[1]], spans, question))
-        return made.rows, positions[..., made.slot[0]], made.summary
+        places = made.slot if self.head.one_axis else positions[..., made.slot[0]]
+        return made.rows, places, made.summary
 
 
 def drafts_are_those_of_the_slow_way(kind: str = "vispec", family: str = "llava") -> None:

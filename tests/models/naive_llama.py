@@ -23,7 +23,9 @@ def rotate(x: Tensor, theta: float) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-def attention(weights: Mapping[str, Tensor], x: Tensor, theta: float = 10000.0) -> Tensor:
+def attention(
+    weights: Mapping[str, Tensor], x: Tensor, theta: float = 10000.0, window: int | None = None
+) -> Tensor:
     """Causal attention over rows [L, w]; heads that share keys stand side by side."""
     q, k, v = (
         (x @ weights[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, HEAD_DIM)) for name in "qkv"
@@ -34,6 +36,8 @@ def attention(weights: Mapping[str, Tensor], x: Tensor, theta: float = 10000.0) 
     for head in range(q.shape[1]):
         scores = q[:, head] @ k[:, head // group].T / HEAD_DIM**0.5
         scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), float("-inf"))
+        if window is not None:
+            scores = scores.masked_fill(torch.ones_like(scores).tril(-window).bool(), float("-inf"))
         mixed.append(scores.softmax(-1) @ v[:, head // group])
     return torch.cat(mixed, -1) @ weights["self_attn.o_proj.weight"].T
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2_5_VLConfig
+from transformers import AutoConfig, LlamaConfig, PreTrainedConfig, Qwen2_5_VLConfig
 
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import EagleDrafter
@@ -24,7 +24,9 @@ from mmspec.visual_tokens.boxes import raster
 from mmspec.visual_tokens.spans import ImageSpan
 from tests.contracts.checks import PROMPTS
 from tests.contracts.running import decode, generate
+from tests.drafters.eagle_checks import Examined, Gullible, head_for
 from tests.drafters.flash_checks import answer, inputs_of, target_of
+from tests.drafters.visual_checks import NaiveVisual
 from tests.models.naive_llama import attention, feed_forward, layer_weights, rms_norm
 from tests.targets import loop
 from tests.tiny_models import tiny_llama
@@ -250,6 +252,73 @@ def test_vispec_of_one_axis_runs_with_a_warning(tmp_path: Path, caplog: pytest.L
     cases = [inputs[case] for case in ("two images", "no image")]
     run = answer(target, drafter, cases, Sampler(), 16)
     assert run.outputs() == [loop.generate(target.model, case, 16) for case in cases]
+
+
+def test_vispec_for_qwen2_5_vl_counts_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As it is published: a flat config without M-RoPE sections, all key heads, biases, in float64."""
+    target = target_of("qwen2_5_vl", torch.float64)
+    text = target.config.get_text_config()
+    heads, options = text.num_attention_heads, {"tokens": 1, "heads": text.num_attention_heads, "bias": True}
+    shape: dict[str, Any] = {"visual": "embedded", "compressor": "vispec", "compressor_options": options}
+    made = head_for(target, **shape, one_axis=True, input_norm=False)
+    layer = {"num_key_value_heads": heads, "rms_norm_eps": 1e-3}
+    made.config.layer |= layer
+    made = EagleHead(made.config).eval()
+    theirs = {"decoder.layers.": "layers.", "compressor.attention.queries": "imadpt.q"}
+    theirs |= {"compressor.attention.": "imadpt."}
+    own = made.state_dict()
+    weights = {replace_prefix(name, theirs): tensor.float() + 0.1 for name, tensor in own.items()}
+    weights["imadpt.q"] = weights["imadpt.q"].transpose(0, 1)
+    assert {"imadpt.k_proj.bias", "imadpt.v_proj.bias", "layers.0.self_attn.q_proj.bias"} <= weights.keys()
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "hidden_act", "vocab_size")
+    config = {name: getattr(text, name) for name in names} | layer
+    config |= {"model_type": "qwen2_5_vl", "num_hidden_layers": 1, "qkv_bias": True, "rope_theta": 700.0}
+    folder = tmp_path / "head"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "pytorch_model.bin")
+    with caplog.at_level("WARNING"):
+        head = read(folder, target.config)
+    assert not caplog.text and head.config.one_axis
+    described = head.config.layer_config()
+    assert (described.rms_norm_eps, described.rope_parameters["rope_theta"]) == (1e-3, 700.0)
+    found = head.state_dict()
+    assert all(torch.equal(found[name], tensor.float() + 0.1) for name, tensor in own.items())
+    drafter = EagleDrafter(head.double(), 6, depth=3, top_k=2).fit(target)
+    examined = Examined(drafter, 8, NaiveVisual)
+    inputs = inputs_of("qwen2_5_vl", torch.float64)
+    cases = [inputs[case] for case in ("two images", "no image", "several turns")]
+    answer(target, examined, cases, Sampler(0.9), 8, Gullible())
+    assert examined.drafts >= 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("llava", {}),
+        ("llava_next", {}),
+        ("qwen2_vl", {"rope_theta": 5e5, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 0]}}),
+    ],
+)
+def test_a_flat_config_of_a_model_with_images_is_that_of_its_words(
+    tmp_path: Path, kind: str, more: dict[str, Any]
+) -> None:
+    """As MSD publishes: transformers would nest those sizes, and take its own where they are not."""
+    config = {**CONFIG, "model_type": kind, "rms_norm_eps": 0.02, "vision_config": {"hidden_size": 9}, **more}
+    rope = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [1, 1, 0]}
+    words = CONFIG | {"num_hidden_layers": 5}
+    if more:
+        words = words | {"model_type": f"{kind}_text", "rope_parameters": rope}
+    target = AutoConfig.for_model(kind, text_config=words)
+    weights = published()
+    if more:
+        weights |= {f"layers.0.self_attn.{n}_proj.bias": torch.randn(8 if n == "q" else 4) for n in "qkv"}
+    head = read(store(tmp_path / "MSD", weights, config), target)
+    assert (head.config.visual, head.config.vocabulary) == ("embedded", WORDS)
+    layer = head.config.layer_config()
+    assert (layer.hidden_size, layer.rms_norm_eps, layer.num_attention_heads) == (WIDTH, 0.02, HEADS)
+    assert layer.model_type == target.get_text_config().model_type
+    assert layer.rope_parameters["rope_theta"] == more.get("rope_theta", 1e4)
 
 
 def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:

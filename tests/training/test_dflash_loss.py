@@ -63,8 +63,8 @@ def test_the_loss_is_that_of_every_slot(kind: str) -> None:
             logits = target.head(hidden[block, place])
             before = reading.tokens[row, ahead[place]]
             if head.markov_head is not None:
-                bias, state = head.markov_head(before, hidden[block, place], state)
-                logits = logits + bias
+                bias, state = head.told(place, before[None], hidden[None, block, place], state, target.embed)
+                logits = logits + bias[0]
             if not blocks.counted[block, place]:
                 continue
             goal = target.head(reading.taps[HIDDEN][row, ahead[place]]).softmax(-1)

@@ -15,7 +15,7 @@ from mmspec.models.published_layer import FULL, SLIDING, PublishedLayerConfig
 __all__ = ["MARKOV_HEADS", "MAX_SLOTS", "DFlashConfig", "DSparkConfig"]
 
 MAX_SLOTS = 64
-MARKOV_HEADS = ("vanilla", "gated", "rnn")
+MARKOV_HEADS = ("vanilla", "gated", "rnn", "domino")
 
 
 @strict
@@ -32,9 +32,13 @@ class DFlashConfig(PublishedLayerConfig):
             as many tokens as it has slots; otherwise one less, and each slot of noise predicts itself.
         mask_token: the target's token whose embedding is the noise; None for an embedding of the head's own.
         draft_vocabulary: tokens that the head's own output matrix knows; 0 if it uses the target's.
-        markov: what the token before says about each slot (DSpark): "", "vanilla", "gated" or "rnn".
+        markov: what the token before says about each slot (DSpark): "", "vanilla", "gated" or "rnn"; or what
+            all tokens of the block before it say: "domino".
         markov_rank: width of that.
+        memory: width of what a Domino head remembers of those tokens.
+        plain_slots: predictions of a block, the first ones, that a Domino head leaves as they are.
         confidence: whether a slot is judged by how likely it is to be accepted.
+        confidence_with_markov: whether that knows the token before, by its embedding in the Markov head.
         layer_types: "full_attention", or "sliding_attention" with the window, of each layer; empty if all are
             alike: with the window where there is one.
         causal: whether the slots of a block see those before them alone, in each layer; empty if in none.
@@ -52,7 +56,10 @@ class DFlashConfig(PublishedLayerConfig):
     draft_vocabulary: int = 0
     markov: str = ""
     markov_rank: int = 256
+    memory: int = 1024
+    plain_slots: int = 0
     confidence: bool = False
+    confidence_with_markov: bool = True
     layer_types: list[str] = field(default_factory=list)
     causal: list[bool] = field(default_factory=list)
     sinks: bool = False
@@ -96,6 +103,10 @@ class DFlashConfig(PublishedLayerConfig):
             raise ValueError(f"num_layers: got {self.num_layers}; 1 or more")
         if self.markov and self.markov not in MARKOV_HEADS:
             raise ValueError(f"markov: got {self.markov!r}; one of {', '.join(MARKOV_HEADS)}, or ''")
+        if self.markov == "domino" and (self.confidence or self.memory < 1 or self.plain_slots < 0):
+            raise ValueError(
+                "markov: got 'domino'; it has no confidence, a memory of 1 or more, plain_slots from 0"
+            )
         if self.markov and self.markov_rank < 1:
             raise ValueError(f"markov_rank: got {self.markov_rank}; 1 or more")
         deepest = self.target_layers - 1 if self.target_layers else max(self.taps, default=0)

@@ -16,6 +16,7 @@ from transformers import Cache
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from mmspec.models.dflash.configuration import DFlashConfig, DSparkConfig
+from mmspec.models.dflash.domino import DominoHead
 from mmspec.models.dflash.layers import BlockLayer, near
 from mmspec.models.feature_head import DraftingHead
 from mmspec.models.published_layer import SLIDING, PartialRotary
@@ -103,8 +104,13 @@ class DFlashHead(DraftingHead):
         self.lm_head = nn.Linear(width, known, bias=False) if known else None
         self.d2t: Tensor | None
         self.register_buffer("d2t", torch.zeros(known, dtype=torch.long) if known else None)
-        self.markov_head = MarkovHead(config, known or config.vocabulary) if config.markov else None
-        reads = width + (config.markov_rank if config.markov else 0)
+        words = known or config.vocabulary
+        self.markov_head: MarkovHead | DominoHead | None = None
+        if config.markov == "domino":
+            self.markov_head = DominoHead(width, config.memory, config.markov_rank, words)
+        elif config.markov:
+            self.markov_head = MarkovHead(config, words)
+        reads = width + (config.markov_rank if config.markov and config.confidence_with_markov else 0)
         self.confidence_head = ConfidenceHead(reads) if config.confidence else None
         self.post_init()
 
@@ -182,12 +188,40 @@ class DFlashHead(DraftingHead):
         """Logits [..., V or V'] of the slots' states [..., d], without what the tokens before say."""
         return read_out(hidden) if self.lm_head is None else self.lm_head(hidden)
 
+    def told(
+        self,
+        level: int,
+        before: Tensor,
+        hidden: Tensor,
+        state: Tensor | None,
+        embed: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, Tensor | None]:
+        """What tokens [...] say of the slots after them, whose states are [..., d].
+
+        Args:
+            level: of the slots in their blocks; 0 for the first that predicts.
+            before, hidden: see above.
+            state: [..., r] of the level before; None at the first.
+            embed: the target's embedding.
+
+        Returns:
+            [..., V'] what is added to the logits; and the state for the next level, None where there is none.
+        """
+        if isinstance(self.markov_head, DominoHead):
+            bias, after = self.markov_head(embed(before), hidden, state)
+            return (bias if level >= self.config.plain_slots else torch.zeros_like(bias)), after
+        if self.markov_head is None:
+            return hidden.new_zeros(()), None
+        told: tuple[Tensor, Tensor | None] = self.markov_head(before, hidden, state)
+        return told
+
     def confidences(self, hidden: Tensor, before: Tensor) -> Tensor:
         """Logits [...] of acceptance of slots with states [..., d] behind tokens [...]."""
         if self.confidence_head is None:
             return torch.full_like(hidden[..., 0], torch.inf)
-        told = [] if self.markov_head is None else [self.markov_head.markov_w1(before)]
-        judged: Tensor = self.confidence_head(torch.cat([hidden, *told], -1))
+        if isinstance(self.markov_head, MarkovHead) and self.config.confidence_with_markov:
+            hidden = torch.cat([hidden, self.markov_head.markov_w1(before)], -1)
+        judged: Tensor = self.confidence_head(hidden)
         return judged
 
 

@@ -1,4 +1,4 @@
-"""DFlash and DSpark heads as published by z-lab, DeepSpec and SpecForge, and in speculators' format."""
+"""DFlash, DSpark and Domino heads of z-lab, DeepSpec and SpecForge, and in speculators' format."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from mmspec.models.official_files import (
     find_tensors,
     open_checkpoint,
     read_config,
+    replace_prefix,
     tensor_names,
 )
 from mmspec.models.published_layer import check_fields, read_layer, with_one_rope
@@ -31,6 +32,16 @@ __all__ = ["read_dflash", "read_dspark"]
 MARKS = {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_norm.weight"}
 OWN = {DFlashConfig.model_type, DSparkConfig.model_type}  # folders of ours, whose keys are the same
 MARKOV = "markov_head.markov_w1.weight"
+DOMINO = "markov_head.prefix_gru.weight_hh"
+#: Names of Domino's head, and those that it has here.
+RENAMED = {
+    "prefix_gru.weight_ih_l0": "markov_head.prefix_gru.weight_ih",
+    "prefix_gru.weight_hh_l0": DOMINO,
+    "embed_proj.": "markov_head.embed_proj.",
+}
+NESTED = "logit_head."  # of early files of SpecForge
+PROJECTORS = (None, "dflash", "dspark", "domino")
+CONFIDENCE = "confidence_head.proj.weight"
 OLD_SINKS = "self_attn.attention_sink_bias"
 COPIES = NOT_OWN + r"|lm_head\.weight|t2d"  # of the target's matrices, and what d2t says already
 
@@ -65,13 +76,19 @@ def _read(
     path = find_file(folder, WEIGHTS)
     if path is None:
         return None
-    names, stored = tensor_names(path), read_config(folder)
+    names, stored = {own_name(name) for name in tensor_names(path)}, read_config(folder)
     if not names >= MARKS or stored.get("model_type") in OWN:
         return None
-    if (MARKOV in names) != issubclass(config_class, DSparkConfig):
+    projector = {**stored, **(stored.get("dflash_config") or {})}.get("projector_type")
+    if projector not in PROJECTORS or (projector == "domino") != (DOMINO in names):
+        allowed = (
+            "a head whose dflash_config names dflash, dspark or domino as its projector_type, as its weights"
+        )
+        raise CheckpointError("drafter", f"{folder.name}: projector_type {projector!r}", allowed)
+    if bool({MARKOV, DOMINO} & names) != issubclass(config_class, DSparkConfig):
         raise CheckpointError("drafter", str(folder), f"another head; this is one for accelerator={other!r}")
     found = find_tensors(path, open_checkpoint(path))
-    tensors = {name.replace(OLD_SINKS, "self_attn.sinks"): tensor for name, tensor in found.items()}
+    tensors = {own_name(name): tensor for name, tensor in found.items()}
     read_noise(folder, tensors, {**stored, **(stored.get("dflash_config") or {})})
     config = read_shape(folder, tensors, stored, target, config_class)
     if config.draft_vocabulary:
@@ -79,6 +96,11 @@ def _read(
     head = head_class(config)
     fill(path, head, tensors, COPIES)
     return head
+
+
+def own_name(name: str) -> str:
+    """The name that a published tensor has here."""
+    return replace_prefix(name.removeprefix(NESTED), RENAMED).replace(OLD_SINKS, "self_attn.sinks")
 
 
 def read_shape(
@@ -110,6 +132,9 @@ def read_shape(
             raise CheckpointError(f"{file}: num_hidden_layers", stated, f"{depth}, as its weights")
         reduced = "d2t" in tensors and len(tensors["d2t"]) < int(text.vocab_size)
         markov = str(own.get("markov_head_type", "vanilla")) if MARKOV in tensors else ""
+        more: dict[str, Any] = {"markov_rank": tensors[MARKOV].shape[1]} if markov else {"markov_rank": 1}
+        if DOMINO in tensors:
+            markov, more = "domino", read_domino(own, tensors)
         types, window, causal = read_attention(file, {**table, **own}, shape, depth)
         return config_class(
             target_layers=layers,
@@ -122,8 +147,9 @@ def read_shape(
             mask_token=None if NOISE in tensors else int(own["mask_token_id"]),
             draft_vocabulary=len(tensors["d2t"]) if reduced else 0,
             markov=markov,
-            markov_rank=tensors[MARKOV].shape[1] if markov else 1,
-            confidence="confidence_head.proj.weight" in tensors,
+            **more,
+            confidence=CONFIDENCE in tensors,
+            confidence_with_markov=confidence_knows(own, tensors, int(shape.hidden_size)),
             attention_bias=bool(table.get("attention_bias")) or "layers.0.self_attn.q_proj.bias" in tensors,
             mlp_bias=bool(table.get("mlp_bias")),
             sinks=any(own.get(name) for name in SINKS) or "layers.0.self_attn.sinks" in tensors,
@@ -139,11 +165,36 @@ def read_shape(
         raise CheckpointError("drafter", str(file), allowed) from error
 
 
+def read_domino(own: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Sizes of a Domino head, and the first slots that it does not correct."""
+    return {
+        "markov_rank": tensors["markov_head.embed_proj.0.weight"].shape[0],
+        "memory": tensors[DOMINO].shape[-1],
+        "plain_slots": int(own.get("pure_draft_prefix_len") or 0),
+    }
+
+
 def anchor_predicts(stored: dict[str, Any], own: dict[str, Any]) -> bool:
     """True if the slot of the newest token predicts too, as in everything that DeepSpec trains."""
+    if own.get("projector_type") == "domino":
+        return bool(own.get("shift_label"))
     if "sample_from_anchor" in own:
         return bool(own["sample_from_anchor"])
     return any("DSpark" in name for name in stored.get("architectures") or ())
+
+
+def confidence_knows(own: dict[str, Any], tensors: dict[str, Tensor], width: int) -> bool:
+    """True if the confidence of a slot reads the token before it too: so says the width of its weights.
+
+    Raises:
+        ValueError: the config says otherwise.
+    """
+    knows = CONFIDENCE not in tensors or tensors[CONFIDENCE].shape[-1] != width
+    said = own.get("confidence_head_with_markov")
+    if CONFIDENCE in tensors and said is not None and bool(said) != knows:
+        shape = tuple(tensors[CONFIDENCE].shape)
+        raise ValueError(f"confidence_head_with_markov={said}, and {CONFIDENCE} is {shape}")
+    return knows
 
 
 def read_taps(own: dict[str, Any], layers: int, depth: int) -> list[int]:

@@ -21,6 +21,7 @@ OBEYED = {
     *("aux_hidden_state_layer_ids", "target_layer_ids", "mask_token_id", "attention_mode"),
     *("speculators_config", "speculators_model_type", "speculators_version", "projector_type"),
     *("markov_rank", "markov_head_type", "enable_confidence_head"),
+    *("emb_dim", "gru_hidden_dim", "pure_draft_prefix_len", "shift_label"),
     *("confidence_head_alpha", "confidence_head_with_markov"),
     *("use_swa", "swa_window_size", "causal", "is_causal", "sliding_window_non_causal", *SINKS),
 }

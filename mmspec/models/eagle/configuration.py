@@ -27,6 +27,10 @@ class EagleConfig(TargetLayerConfig):
         compressor, compressor_options: what becomes of each image before that; see `mmspec.compressors`.
             With "fused", "gate" is SpecVLM (2509.11815); with "embedded", "vispec" is ViSpec (2509.15235);
             "none" hides images from the head (HiViS, 2509.23928).
+        own_embedding: whether it embeds tokens by a matrix of its own, and all slots of a prompt as token 0,
+            as LANTERN's drafters for LlamaGen do (2410.03355).
+        one_axis: whether positions count tokens, though those of the target have axes of their own in images
+            (ViSpec's release for Qwen2.5-VL).
         num_draft_tokens, depth, top_k: the dynamic tree that it grows where nothing else is asked for. Words
             are predicted best by deep trees; images, whose distributions are flat, by wide ones.
     """
@@ -38,6 +42,8 @@ class EagleConfig(TargetLayerConfig):
     visual: str = "fused"
     compressor: str = "identity"
     compressor_options: dict[str, Any] = field(default_factory=dict)
+    own_embedding: bool = False
+    one_axis: bool = False
     depth: int = 5
 
     def validate_architecture(self) -> None:

@@ -1,10 +1,11 @@
 """The EAGLE head, called as any transformers decoder is: with a Cache, a 4-D mask, position_ids.
 
-It has no embedding and no output matrix: those are its target's, frozen.
+It has no output matrix, and no embedding unless its config says so: those are its target's, frozen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -49,7 +50,8 @@ class EagleHead(FeatureHead):
             if visual > width:
                 allowed = f"'embedded': {config.compressor} sums up embeddings"
                 raise InputError("visual", config.visual, allowed)
-            self.img_fc = nn.Linear(2 * width, width)
+            self.img_fc = nn.Linear(2 * width, width, bias=config.bias)
+        self.embed_tokens = nn.Embedding(config.vocabulary, width) if config.own_embedding else None
         self.decoder = single_layer(config.layer_config())
         if not config.input_norm:
             first = self.decoder.get_submodule("layers.0")
@@ -62,9 +64,17 @@ class EagleHead(FeatureHead):
     def _init_weights(self, module: nn.Module) -> None:
         if module is self.img_fc:
             nn.init.eye_(module.weight)  # [I, 0]: it begins as a head that is told of no image
-            nn.init.zeros_(module.bias)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
         elif all(module is not part for part in self.compressor.modules()):  # they know how to begin
             super()._init_weights(module)
+
+    @property
+    def one_axis(self) -> bool:
+        return self.config.one_axis
+
+    def embed(self, tokens: Tensor, embed: Callable[[Tensor], Tensor]) -> Tensor:
+        return embed(tokens) if self.embed_tokens is None else self.embed_tokens(tokens)
 
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
         """Make rows as every head does; `summary` may be [B, n, d] too, of another image for each row."""
@@ -81,11 +91,14 @@ class EagleHead(FeatureHead):
         What is compressed is what a visual row is made of: embedding and hidden state side by side [2d], or
         the embedding alone [d]. A question is a row of text in the same space.
         """
-        joined = torch.cat([prompts.embeddings, pad(prompts.features[:, :-1], (0, 0, 1, 0))], dim=-1)
+        embeddings = prompts.embeddings
+        if self.embed_tokens is not None:
+            embeddings = self.embed_tokens.weight[0].expand_as(embeddings)
+        joined = torch.cat([embeddings, pad(prompts.features[:, :-1], (0, 0, 1, 0))], dim=-1)
         asked, visual = take(joined, prompts.questions), joined
         embedded = self.config.visual == "embedded"
         if embedded:
-            asked, visual = self.fuse(*asked.chunk(2, -1)), prompts.embeddings
+            asked, visual = self.fuse(*asked.chunk(2, -1)), embeddings
         compressed = compress_images(self.compressor, visual, prompts.spans, asked)
         wide = pad(compressed.features, (0, joined.shape[-1] - visual.shape[-1]))
         spliced = splice(joined, prompts.lengths, prompts.spans, replace(compressed, features=wide))

@@ -1,7 +1,7 @@
-"""EAGLE's heads as their authors publish them, and those of MSD and ViSpec, which build on its layout.
+"""Heads that EAGLE's authors publish, and those that build on its layout: MSD's, ViSpec's and LANTERN's.
 
-Their config is that of a target with one layer. MSD's files are told from EAGLE's by nothing but the name of
-their folder, unless the config says `"visual": "embedded"`.
+Their config is that of a target with one layer (`layouts`). MSD's files are told from EAGLE's by nothing but
+the name of their folder, unless the config says `"visual": "embedded"`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from mmspec.errors import CheckpointError
 from mmspec.models.eagle.configuration import EagleConfig
+from mmspec.models.eagle.layouts import is_lantern, layer_described
 from mmspec.models.eagle.modeling import EagleHead
 from mmspec.models.official_files import (
     NOT_OWN,
@@ -38,6 +39,8 @@ QUERY = "layers.0.self_attn.q_proj.weight"
 NORM = "layers.0.input_layernorm.weight"
 ADAPTOR, OWN_ADAPTOR = "imadpt.q", "compressor.attention.queries"
 PADDING = 128  # llava-hf has 64 tokens more than the LLaVA that MSD's heads were trained for
+COMPACT = ("chameleon",)  # types whose drawing targets count codes and syntax alone; the head does not care
+NORM_OF_HEADS = re.compile(r".*\.self_attn\.[qk]_norm\.(weight|bias)")
 RENAMED = {"layers.": "decoder.layers.", ADAPTOR: OWN_ADAPTOR, "imadpt.": "compressor.attention."}
 # layouts that share some of EAGLE's keys
 OTHERS = {
@@ -70,7 +73,10 @@ def read_official(folder: Path, target: PreTrainedConfig) -> EagleHead | None:
     found = find_tensors(path, open_checkpoint(path))
     tensors = {replace_prefix(name, RENAMED): tensor for name, tensor in found.items()}
     head = EagleHead(read_shape(path, tensors, target))
-    check_rope(path, head.config.layer_config(), target, ADAPTOR in names)
+    check_rope(path, head.config, target, ADAPTOR in names)
+    for name, own in head.state_dict().items():
+        if NORM_OF_HEADS.fullmatch(name) and name in tensors:
+            tensors[name] = repeated(tensors[name], own)
     if (queries := tensors.get(OWN_ADAPTOR)) is not None:
         tensors[OWN_ADAPTOR] = queries.transpose(0, 1)  # theirs are [queries, heads, width of a head]
     fill(path, head, tensors, NOT_OWN)
@@ -86,42 +92,64 @@ def read_shape(path: Path, tensors: dict[str, Tensor], target: PreTrainedConfig)
         CheckpointError: its own config cannot be understood.
     """
     stored = read_config(path.parent)
-    kind = stored.pop("model_type", None)
+    named = re.search(r"\bMSD\b", str(path.parent))
     settings: dict[str, Any] = {
         "bias": "fc.bias" in tensors,
         "input_norm": f"decoder.{NORM}" in tensors,
-        "visual": stored.pop("visual", "embedded" if re.search(r"\bMSD\b", str(path.parent)) else "fused"),
+        "visual": stored.get("visual", "embedded" if named else "fused"),
+        "own_embedding": is_lantern(stored),
     }
     if (queries := tensors.get(OWN_ADAPTOR)) is not None and queries.dim() == 3:
         settings |= {"visual": "embedded", "compressor": "vispec"}
-        settings["compressor_options"] = {"tokens": queries.shape[0] - 1, "heads": queries.shape[1]}
+        settings["compressor_options"] = {
+            "tokens": queries.shape[0] - 1,
+            "heads": queries.shape[1],
+            "bias": "compressor.attention.k_proj.bias" in tensors,
+        }
     try:
-        text = AutoConfig.for_model(kind, **stored).get_text_config(decoder=True)
+        text = layer_described(stored, target)
+        if (
+            queries is not None
+            and axes(text) is None
+            and (given := axes(target.get_text_config(decoder=True)))
+        ):
+            # its release counts tokens: on equal axes the sections do not matter
+            text.rope_parameters = {**text.rope_parameters, "mrope_section": given}
+            settings["one_axis"] = True
         made = EagleConfig.for_target(text, int(text.vocab_size), **settings)
     except (TypeError, ValueError, AttributeError, StrictDataclassError) as error:
         allowed = f"the config of a target, with one layer ({error})"
         raise CheckpointError("drafter", str(path.parent / "config.json"), allowed) from error
     made.target_layers = 0  # that of the file counts the head's own
     padded = int(target.get_text_config(decoder=True).vocab_size)
-    if 0 <= padded - made.vocabulary < PADDING:
+    if 0 <= padded - made.vocabulary < PADDING and not made.own_embedding:
         made.vocabulary = padded
+    if text.model_type in COMPACT:
+        made.vocabulary = 0
     return made
 
 
-def check_rope(path: Path, layer: PreTrainedConfig, target: PreTrainedConfig, is_vispec: bool) -> None:
+def repeated(norm: Tensor, own: Tensor) -> Tensor:
+    """A norm of queries or keys that Lumina-mGPT keeps once for several heads, for each of them."""
+    fits = norm.dim() == own.dim() and norm.shape[0] and own.shape[0] % norm.shape[0] == 0
+    return norm.repeat_interleave(own.shape[0] // norm.shape[0], 0) if fits else norm
+
+
+def check_rope(path: Path, config: EagleConfig, target: PreTrainedConfig, is_vispec: bool) -> None:
     """Refuse a head whose positions have other axes than it would be given.
 
-    ViSpec's authors fed their heads for Qwen-VL with positions of one axis; such a head runs, with a warning,
-    since a position that is wrong costs acceptance and never words.
+    ViSpec's authors fed their heads for Qwen-VL with positions of one axis, and so are those fed whose config
+    has no sections. One that has them runs with three, with a warning, since a position that is wrong costs
+    acceptance and never words.
 
     Raises:
         CheckpointError: one of the two counts places in images, the other tokens.
     """
-    own, given = (axes(config.get_text_config(decoder=True)) for config in (layer, target))
+    own, given = axes(config.layer_config()), axes(target.get_text_config(decoder=True))
     if own != given:
         allowed = f"a head for positions as this target counts them, whose M-RoPE sections are {given}"
         raise CheckpointError("drafter", f"{path.parent.name}: M-RoPE sections {own}", allowed)
-    if is_vispec and given is not None:
+    if is_vispec and given is not None and not config.one_axis:
         logger.warning(
             "%s was trained with positions of one axis and gets this target's three: fewer of its drafts are "
             "accepted; `mmspec train drafter --method vispec` trains one for them",

@@ -13,6 +13,13 @@ from transformers import AutoConfig, PreTrainedConfig
 from mmspec.errors import CheckpointError
 from mmspec.models.eagle3.configuration import Eagle3Config, three_taps
 from mmspec.models.eagle3.modeling import Eagle3Head
+from mmspec.models.eagle3.parallel import (
+    MASK,
+    ParallelHead,
+    first_layer_of,
+    parallel_config,
+    parallel_tensors,
+)
 from mmspec.models.official_files import (
     NOT_OWN,
     WEIGHTS,
@@ -54,19 +61,26 @@ def read_official(folder: Path, target: PreTrainedConfig) -> Eagle3Head | None:
 
     Raises:
         CheckpointError: the file is damaged; keys are missing, unknown or of another shape; positions have
-            several axes and the target's one; or the two tables of its vocabulary contradict each other.
+            several axes and the target's one; or the two tables of its vocabulary contradict each other. Of a
+            P-EAGLE head: no mask token is named, or its layers have windows.
     """
     path = find_file(folder, WEIGHTS)
     if path is None or not tensor_names(path) & {*MARKS}:
         return None
     found = find_tensors(path, open_checkpoint(path))
     tensors = {replace_prefix(name, RENAMED): tensor for name, tensor in found.items()}
-    config = read_shape(path, tensors, read_config(folder), target)
+    file, stored = folder / "config.json", read_config(folder)
+    if is_parallel := MASK in tensors:
+        tensors = parallel_tensors(tensors)
+    shape = first_layer_of(file, stored) if is_parallel else stored
+    config = read_shape(path, tensors, shape, target)
     if config.draft_vocabulary == config.vocabulary:  # then the tables say nothing
         tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
     else:
         add_words(path, tensors, config.vocabulary)
     head = Eagle3Head(config)
+    if is_parallel:
+        head = ParallelHead(parallel_config(file, config, stored, tensors))
     fill(path, head, tensors, NOT_OWN)
     return head
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from mmspec.errors import CheckpointError
-from mmspec.models.mtp.configuration import MtpConfig
+from mmspec.models.mtp.configuration import MtpConfig, with_experts
 from mmspec.models.mtp.modeling import MtpHead
+from mmspec.models.mtp.stored import fuse_experts, scale_weights
 from mmspec.models.official_files import fill, replace_prefix
 
 __all__ = ["PUBLISHED", "read_official"]
@@ -51,7 +53,8 @@ def read_official(folder: Path, target: PreTrainedConfig) -> MtpHead | None:
         target: its config.
 
     Raises:
-        CheckpointError: a file is damaged, or keys are missing, unknown or of another shape.
+        CheckpointError: a file is damaged; keys are missing, unknown or of another shape; experts are of
+            another number, or weights in numbers that are not read.
     """
     text = target.get_text_config(decoder=True)
     files = weight_files(folder)
@@ -62,8 +65,12 @@ def read_official(folder: Path, target: PreTrainedConfig) -> MtpHead | None:
     if further:
         logger.info("%s has more MTP layers than one; the first is read", folder)
     config = MtpConfig.for_target(target, int(text.vocab_size))
+    sparse = any(".experts." in name for name in own.values())
+    config.layer = with_experts(config.layer, sparse)
     head = MtpHead(config)
-    fill(folder, head, {own[name]: read_tensor(files[name], name) for name in own})
+    expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    tensors = scale_weights(folder, read_tensors(files, own), target)
+    fill(folder, head, fuse_experts(folder, tensors, expected))
     return head
 
 
@@ -102,11 +109,22 @@ def weight_files(folder: Path) -> dict[str, Path]:
         raise CheckpointError("drafter", str(folder), f"a complete checkpoint ({error})") from error
 
 
-def read_tensor(file: Path, name: str) -> Tensor:
-    """Read one tensor of a safetensors file."""
-    try:
-        with safe_open(file, framework="pt") as weights:
-            tensor: Tensor = weights.get_tensor(name)
-            return tensor
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError("drafter", str(file), f"a file with the tensor {name} ({error})") from error
+def read_tensors(files: Mapping[str, Path], names: Mapping[str, str]) -> dict[str, Tensor]:
+    """Read tensors of safetensors files.
+
+    Args:
+        files: by the names there.
+        names: that are wanted, and what each is called here.
+
+    Raises:
+        CheckpointError: a file is damaged or lacks one.
+    """
+    tensors: dict[str, Tensor] = {}
+    for file in dict.fromkeys(files[name] for name in names):
+        inside = [name for name in names if files[name] == file]
+        try:
+            with safe_open(file, framework="pt") as weights:
+                tensors |= {names[name]: weights.get_tensor(name) for name in inside}
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError("drafter", str(file), f"a file with {inside[0]} ({error})") from error
+    return tensors

@@ -57,7 +57,8 @@ class DFlashLoss(DrafterLoss):
         if self.head.markov_head is not None:
             state, told = None, []
             for place in range(counted.shape[1]):
-                bias, state = self.head.markov_head(before[:, place], hidden[:, place], state)
+                tokens, slots = before[:, place], hidden[:, place]
+                bias, state = self.head.told(place, tokens, slots, state, self.target.embed)
                 told.append(bias)
             logits = logits + torch.stack(told, 1)
         loss, agreement = token_loss(logits, goal, counted, self.discount)
