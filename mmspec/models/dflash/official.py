@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, Qwen3Config
 from mmspec.errors import CheckpointError
 from mmspec.models.dflash.configuration import DFlashConfig, DSparkConfig
 from mmspec.models.dflash.modeling import DFlashHead, DSparkHead
-from mmspec.models.dflash.published import NOISE, OBEYED, SINKS, read_attention, read_noise
+from mmspec.models.dflash.published import NOISE, OBEYED, OF_DOMINO, SINKS, read_attention, read_noise
 from mmspec.models.eagle3.official import add_words
 from mmspec.models.official_files import (
     NOT_OWN,
@@ -124,7 +124,7 @@ def read_shape(
         raise CheckpointError("drafter", f"a head for a target whose layers are {meant}", allowed)
     try:
         for each in (own, stored.get("transformer_layer_config") or {}):
-            check_fields(file, each, OBEYED)
+            check_fields(file, each, OBEYED | OF_DOMINO if DOMINO in tensors else OBEYED)
         table = with_one_rope(file, stored.get("transformer_layer_config", stored))
         shape: Any = Qwen3Config(**{**table, "model_type": "qwen3"})
         depth = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))

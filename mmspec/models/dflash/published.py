@@ -12,7 +12,7 @@ from torch import Tensor
 from mmspec.errors import CheckpointError
 from mmspec.models.published_layer import SLIDING, read_windows
 
-__all__ = ["NOISE", "OBEYED", "SINKS", "read_attention", "read_noise"]
+__all__ = ["NOISE", "OBEYED", "OF_DOMINO", "SINKS", "read_attention", "read_noise"]
 
 NOISE = "mask_embedding"
 SINKS = ("attention_sink_bias", "add_swa_attention_sink_bias")
@@ -21,10 +21,10 @@ OBEYED = {
     *("aux_hidden_state_layer_ids", "target_layer_ids", "mask_token_id", "attention_mode"),
     *("speculators_config", "speculators_model_type", "speculators_version", "projector_type"),
     *("markov_rank", "markov_head_type", "enable_confidence_head"),
-    *("emb_dim", "gru_hidden_dim", "pure_draft_prefix_len", "shift_label"),
     *("confidence_head_alpha", "confidence_head_with_markov"),
     *("use_swa", "swa_window_size", "causal", "is_causal", "sliding_window_non_causal", *SINKS),
 }
+OF_DOMINO = {"emb_dim", "gru_hidden_dim", "pure_draft_prefix_len", "shift_label"}
 
 
 def read_attention(
