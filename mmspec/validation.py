@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard
 
+import numpy as np
+
 from mmspec.errors import InputError
 
-__all__ = ["check_draft_tokens", "given_of", "is_integer", "is_list", "require_number"]
+__all__ = ["check_draft_tokens", "given_of", "is_integer", "is_list", "plain_numbers", "require_number"]
 
 MAX_DRAFT_TOKENS = 512
 
@@ -17,7 +19,7 @@ def require_number(
     """Raise InputError unless `value` is a finite number in [low, high], or (low, high]."""
     if (
         isinstance(value, bool)
-        or not isinstance(value, int | float)
+        or not isinstance(value, int | float | np.integer | np.floating)
         or not low <= value <= high
         or (open_below and value == low)
     ):
@@ -25,8 +27,19 @@ def require_number(
 
 
 def is_integer(value: object) -> bool:
-    """True for an int that is not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """True for an int, NumPy's included, that is not a bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def plain_numbers(value: Any) -> Any:
+    """The value with Python's numbers in the place of NumPy's, in lists, tuples and dicts too."""
+    if isinstance(value, np.number | np.bool_ | np.ndarray):
+        return value.tolist()
+    if type(value) in (list, tuple):
+        return type(value)(map(plain_numbers, value))
+    if type(value) is dict:
+        return {plain_numbers(key): plain_numbers(item) for key, item in value.items()}
+    return value
 
 
 def is_list(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:

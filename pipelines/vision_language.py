@@ -19,6 +19,7 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.errors import InputError
 from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
 from mmspec.pipelines.outputs import TextOutput
+from mmspec.pipelines.processed import with_processors
 from mmspec.pipelines.prompts import Prompt, read_negatives, read_prompts
 from mmspec.pipelines.settings import GenerationSettings
 from mmspec.pipelines.text_stream import TextDeltas, decode
@@ -156,7 +157,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
     ) -> Call:
         """Check all arguments and tokenise; nothing heavy has happened when this raises."""
         settings = GenerationSettings.from_keywords(
-            generation_config or self.model.generation_config, keywords
+            self.model.generation_config, keywords, generation_config
         )
         placeholders = self._placeholders()
         reading = {
@@ -187,10 +188,11 @@ class VisionLanguagePipeline(MMSpecPipeline):
             raise InputError("prompt", "", "at least one token; give it some text")
         config = self.model.config.get_text_config(decoder=True)
         positions = getattr(config, "max_position_embeddings", None)
-        own = settings.processors([len(request.prompt_tokens) for request in requests], self.device)
-        sampler = replace(sampler, processors=own)
         self.accelerator.check(sampler)
-        stopping = settings.stopping(max(lengths, default=0), positions, self.tokenizer)
+        tokens = [request.prompt_tokens for request in requests]
+        longest = max(map(len, tokens), default=0)
+        stopping = settings.stopping(max(lengths, default=0), positions, self.tokenizer, longest)
+        sampler, stopping = with_processors(settings, sampler, stopping, self.model, tokens, self._filler())
         random = RandomStream.from_seed(settings.seeds(len(requests)), len(requests), self.device)
         return self.accelerator.call(self.target, sampler, requests, stopping, random)
 
@@ -258,6 +260,13 @@ class VisionLanguagePipeline(MMSpecPipeline):
             for name, value in encoded.items()
             if isinstance(value, Tensor)
         }
+
+    def _filler(self) -> int:
+        """The token that pads a batch, where callbacks see all rows at once."""
+        known = (self.model.generation_config, self.tokenizer)
+        ids = [getattr(one, f"{kind}_token_id", None) for kind in ("pad", "eos") for one in known]
+        found = next((one for one in ids if one is not None), 0)
+        return int(found[0] if isinstance(found, list | tuple) else found)
 
     def _draft_inputs(self, prompt: Prompt) -> dict[str, Tensor] | None:
         """Inputs of a draft model: its own view of the prompt, or the text alone if it takes no images."""

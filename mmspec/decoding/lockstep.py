@@ -1,0 +1,54 @@
+"""Rows of a request in lock step: its callbacks are asked as transformers' `generate` asks them.
+
+That is once a step, with all rows at once, padded before shorter prompts and after what has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, StoppingCriteriaList
+
+__all__ = ["Lockstep"]
+
+
+@dataclass(frozen=True, eq=False)
+class Lockstep:
+    """Callbacks that may count on every call of theirs: each step gives each of the b rows one token.
+
+    Attributes:
+        processors: take ids [b, L] and scores [b, V].
+        criteria: take ids [b, L + 1] after the step.
+        prompt_lengths: of the b rows.
+        filler: the token that pads.
+    """
+
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    prompt_lengths: tuple[int, ...]
+    filler: int
+
+    def batch(self, rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+        """Make the padded batch [b, L] of the rows' ids, prompts included."""
+        lengths = self.prompt_lengths
+        longest = max(lengths)
+        most = max(len(ids) - length for ids, length in zip(rows, lengths, strict=True))
+        padded = [
+            [self.filler] * (longest - length) + [*ids] + [self.filler] * (most + length - len(ids))
+            for ids, length in zip(rows, lengths, strict=True)
+        ]
+        return torch.tensor(padded, dtype=torch.long, device=device)
+
+    def process(self, rows: Sequence[Sequence[int]], scores: Tensor) -> Tensor:
+        """Process the scores [b, V] that follow the rows' ids."""
+        processed: Tensor = self.processors(self.batch(rows, scores.device), scores.clone())  # type: ignore[arg-type]
+        return processed
+
+    def stops(self, rows: Sequence[Sequence[int]], device: torch.device) -> list[bool]:
+        """Ask the criteria which of the rows end here."""
+        asked: Tensor = self.criteria(self.batch(rows, device), None)  # type: ignore[arg-type]
+        answers: list[bool] = asked.tolist()
+        return answers
