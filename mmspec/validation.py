@@ -11,6 +11,9 @@ from mmspec.errors import InputError
 __all__ = ["check_draft_tokens", "given_of", "is_integer", "is_list", "plain_numbers", "require_number"]
 
 MAX_DRAFT_TOKENS = 512
+INTEGERS = int, np.integer
+NUMBERS = *INTEGERS, float, np.floating
+OF_NUMPY = np.number, np.bool_, np.ndarray
 
 
 def require_number(
@@ -19,7 +22,7 @@ def require_number(
     """Raise InputError unless `value` is a finite number in [low, high], or (low, high]."""
     if (
         isinstance(value, bool)
-        or not isinstance(value, int | float | np.integer | np.floating)
+        or not isinstance(value, NUMBERS)
         or not low <= value <= high
         or (open_below and value == low)
     ):
@@ -28,12 +31,12 @@ def require_number(
 
 def is_integer(value: object) -> bool:
     """True for an int, NumPy's included, that is not a bool."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return isinstance(value, INTEGERS) and not isinstance(value, bool)
 
 
 def plain_numbers(value: Any) -> Any:
     """The value with Python's numbers in the place of NumPy's, in lists, tuples and dicts too."""
-    if isinstance(value, np.number | np.bool_ | np.ndarray):
+    if isinstance(value, OF_NUMPY):
         return value.tolist()
     if type(value) in (list, tuple):
         return type(value)(map(plain_numbers, value))

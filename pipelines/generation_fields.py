@@ -145,8 +145,9 @@ def check(
 ) -> None:
     """Raise InputError if the first place that sets a field sets it to more than nothing."""
     for prefix, values in places:
-        value = plain_numbers(values.get(name))
+        value = values.get(name)
         if value is not None:
+            value = plain_numbers(value)
             if value is not False and value not in harmless:
                 nothing = " or ".join(map(repr, (*harmless[:1], None)))
                 raise InputError(f"{prefix}{name}", value, f"{nothing}: {reason}")

@@ -16,6 +16,7 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.pipelines.callbacks import CheckedProcessor, checked
 from mmspec.pipelines.settings import GenerationSettings
+from mmspec.pipelines.shaping import check_shaping, shaping_of, truncation_of
 from mmspec.pipelines.token_processors import (
     build_processors,
     knows_its_row,
@@ -33,15 +34,17 @@ def with_processors(
     model: PreTrainedModel,
     prompts: Sequence[list[int]],
     filler: int,
+    device: torch.device,
 ) -> tuple[Sampler, Stopping]:
     """Add what a call's settings do to logits, token by token.
 
     Args:
         settings: of the call.
         sampler, stopping: of the batch so far.
-        model: whose config transformers looks at, and whose device processors are on.
+        model: whose config transformers looks at.
         prompts: token ids of the B rows.
         filler: token that pads, where callbacks see rows of several lengths.
+        device: of the logits.
 
     Raises:
         InputError: a value that transformers does not take, or settings that cannot go together.
@@ -49,26 +52,25 @@ def with_processors(
     user = checked(CheckedProcessor, "logits_processor", settings.logits_processor)
     criteria = [] if len(prompts) == 1 else list(settings.stopping_criteria or [])
     strangers = [item for item in criteria if not knows_its_row(item)]
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    shaping, truncating = settings.shaping(vocabulary), settings.truncating()
+    shaping, truncating = shaping_of(settings), truncation_of(settings)
     asked = settings.prefix_allowed_tokens_fn
     if not (shaping or truncating or user or strangers or asked is not None) or not prompts:
         return sampler, stopping
 
+    shaping = check_shaping(shaping, model.config.get_text_config(decoder=True).vocab_size)
     # draws are truncated by settings that our sampler lacks, or marked after that: all by processors, in order
     last = bool(truncating) or (not sampler.greedy and "watermarking_config" in shaping)
     kept = truncations(sampler, len(prompts)) if last else [{}] * len(prompts)
     bare = without_truncation(sampler, len(prompts)) if last else sampler
-    where = settings.end_token_ids(), LogitsProcessorList([item.callback for item in user]), asked
     mine = {id(item.callback): item for item in user}
+    own = LogitsProcessorList([item.callback for item in user])
 
     def build(ids: list[list[int]], row: int, mask: list[list[int]] | None = None) -> LogitsProcessorList:
-        on = torch.tensor(ids, device=model.device)
-        seen = None if mask is None else torch.tensor(mask, device=model.device)
+        tokens = torch.tensor(ids, device=device)
+        seen = None if mask is None else torch.tensor(mask, device=device)
         values = {**shaping, **({**kept[row], **truncating} if kept[row] else {})}
-        ends, own, allowed = where
-        most = on.shape[1] + stopping.max_new_tokens
-        return build_processors(model, values, on, ends, most, own, allowed, seen)
+        ends, most = settings.end_token_ids(), tokens.shape[1] + stopping.max_new_tokens
+        return build_processors(model, values, tokens, ends, most, own, asked, seen)
 
     def wrapped(processors: Sequence[Any]) -> LogitsProcessorList:
         return LogitsProcessorList([mine.get(id(item), item) for item in processors])
@@ -76,7 +78,7 @@ def with_processors(
     rows = [build([ids], row) for row, ids in enumerate(prompts)]
     strangers = [item for item in rows[0] if not knows_its_row(item)] + strangers
     if not strangers:
-        processors = [wrapped(row_processors(own, row)) for row, own in enumerate(rows)]
+        processors = [wrapped(row_processors(each, row)) for row, each in enumerate(rows)]
         return replace(bare, processors=processors if any(processors) else ()), stopping
 
     if any(values != kept[0] for values in kept):

@@ -15,7 +15,6 @@ from transformers import (
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
     StopStringCriteria,
-    WatermarkingConfig,
 )
 
 from mmspec.decoding.canvas import MAX_NEW_TOKENS, Stopping
@@ -31,26 +30,6 @@ DEFAULT_NEW_TOKENS = 256
 DEFAULT_TOP_K = 50  # what transformers' do_sample=True implies
 MAX_STOP_STRINGS = 1_000
 OF_CALLS = {"images", "videos", "num_frames", "apply_chat_template", "generation_config", "streamer"}
-#: Settings that transformers makes logits processors of, with the values that make none, besides None.
-SHAPING: dict[str, Any] = {
-    "bad_words_ids": None,
-    "begin_suppress_tokens": None,
-    "encoder_no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0,
-    "exponential_decay_length_penalty": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "no_repeat_ngram_size": 0,
-    "remove_invalid_values": False,
-    "repetition_penalty": 1.0,
-    "sequence_bias": None,
-    "suppress_tokens": None,
-    "watermarking_config": None,
-}
-#: The same for what comes after temperature, top_k, top_p and min_p, of draws alone.
-TRUNCATING: dict[str, Any] = {"top_h": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 
 
 @dataclass(frozen=True)
@@ -166,38 +145,6 @@ class GenerationSettings:
         )
         return sampled if self.do_sample else replace(sampled, temperature=0.0)
 
-    def shaping(self, vocabulary: int) -> dict[str, Any]:
-        """Settings that transformers makes logits processors of, where they do something.
-
-        Args:
-            vocabulary: V, of the ids in them.
-
-        Raises:
-            InputError: a value outside its range.
-        """
-        found = {name: value for name in SHAPING if (value := getattr(self, name)) is not None}
-        for name, value in found.items():
-            check_shaping(name, value, vocabulary)
-        found = {name: value for name, value in found.items() if value is not False and value != SHAPING[name]}
-        if "repetition_penalty" in found:
-            found["repetition_penalty"] = float(found["repetition_penalty"])
-        if isinstance(marks := found.get("watermarking_config"), dict):
-            found["watermarking_config"] = WatermarkingConfig.from_dict(marks)
-        if "min_new_tokens" in found:
-            found.pop("min_length", None)
-        return found
-
-    def truncating(self) -> dict[str, Any]:
-        """Truncation that our own sampler does not do, where it does something to a draw.
-
-        Raises:
-            InputError: a value outside its range.
-        """
-        found = {name: value for name in TRUNCATING if (value := getattr(self, name)) is not None}
-        for name, value in found.items():
-            require_number(name, value, 0.0, 1.0, "0 to 1")
-        return {name: value for name, value in found.items() if self.do_sample and value != TRUNCATING[name]}
-
     def stopping(
         self,
         longest_prompt: int,
@@ -285,32 +232,6 @@ class GenerationSettings:
                 criteria.append(StopTextCriterion(tokenizer, list(strings)))
         criteria.extend(checked(CheckedCriterion, "stopping_criteria", self.stopping_criteria))
         return criteria
-
-
-def check_shaping(name: str, value: Any, vocabulary: int) -> None:
-    """Raise InputError for a setting of logits processors that transformers takes, or ignores, as it should not."""
-    ids = value if isinstance(value, list | tuple) else [value]
-    if name.endswith("repetition_penalty"):
-        require_number(name, value, 0.0, 1e4, "above 0", open_below=True)
-    elif name.endswith("no_repeat_ngram_size") and value != 0:
-        if not is_integer(value) or value < 1:
-            raise InputError(name, value, "a positive integer")
-    elif name in ("min_length", "min_new_tokens"):
-        if not is_integer(value) or value < 0:
-            raise InputError(name, value, "an integer of at least 0")
-    elif name == "bad_words_ids":
-        if not isinstance(value, list | tuple) or not value or not all(map(are_token_ids, value)):
-            raise InputError(name, value, "lists of token ids, one for each word")
-        if not all(value) or max(map(max, value)) >= vocabulary:
-            raise InputError(name, value, f"lists of token ids below {vocabulary}, with at least one id each")
-    elif name == "remove_invalid_values":
-        if not isinstance(value, bool):
-            raise InputError(name, value, "True or False")
-    elif name.startswith("forced_"):
-        if not are_token_ids(ids) or not ids or max(ids) >= vocabulary:
-            raise InputError(name, value, f"a token id below {vocabulary}, or a list of them")
-    elif name.endswith("suppress_tokens") and not (isinstance(value, list | tuple) and all(map(is_integer, ids))):
-        raise InputError(name, value, "a list of token ids")
 
 
 def read_keywords(settings: type[Any], keywords: Mapping[str, Any], others: set[str]) -> dict[str, Any]:

@@ -192,7 +192,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
         tokens = [request.prompt_tokens for request in requests]
         longest = max(map(len, tokens), default=0)
         stopping = settings.stopping(max(lengths, default=0), positions, self.tokenizer, longest)
-        sampler, stopping = with_processors(settings, sampler, stopping, self.model, tokens, self._filler())
+        where = self.model, tokens, self._filler(), self.device
+        sampler, stopping = with_processors(settings, sampler, stopping, *where)
         random = RandomStream.from_seed(settings.seeds(len(requests)), len(requests), self.device)
         return self.accelerator.call(self.target, sampler, requests, stopping, random)
 
