@@ -8,7 +8,15 @@ import numpy as np
 
 from mmspec.errors import InputError
 
-__all__ = ["check_draft_tokens", "given_of", "is_integer", "is_list", "plain_numbers", "require_number"]
+__all__ = [
+    "NUMBERS",
+    "check_draft_tokens",
+    "given_of",
+    "is_integer",
+    "is_list",
+    "plain_numbers",
+    "require_number",
+]
 
 MAX_DRAFT_TOKENS = 512
 INTEGERS = int, np.integer

@@ -51,7 +51,8 @@ def accelerate(
     Everything else of `generate` works as it is: its keywords, generation config, logits processors,
     stopping criteria and streamer. `stats` of the last call are on the function. Stop strings go in as
     `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`: transformers loses `tokenizer=` on the way
-    to any custom function, and refuses.
+    to any custom function, and refuses. Processors that may keep a state or know the batch, and criteria of
+    several rows, are called as `generate` calls them: such calls are decoded plainly (`docs/in-place.md`).
 
     Args:
         accelerator: a name from `mmspec.list_accelerators()`, or what a function of `mmspec.accelerators`
