@@ -163,7 +163,7 @@ def unserved(served: frozenset[str]) -> dict[str, tuple[tuple[Any, ...], str]]:
 
 
 def check_custom_entries(given: GenerationConfig, own: GenerationConfig | None) -> None:
-    """Raise UnknownArgumentError for an attribute that no GenerationConfig has, unless the model's has it too."""
+    """Raise UnknownArgumentError for an attribute that no GenerationConfig has, nor the model's."""
     ours = {} if own is None else vars(own)
     for name, value in vars(given).items():
         is_own = name in installed_fields() or name.startswith("_") or value is None

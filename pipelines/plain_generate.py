@@ -1,4 +1,4 @@
-"""Calls of `generate` that are decoded by its own loop, because of processors or criteria that count on it."""
+"""Calls of `generate` that its own loop decodes, because processors or criteria count on it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def decode_plainly(
 
 def lengths_of(tokens: Tensor, criteria: StoppingCriteriaList) -> list[int]:
     """Tokens of each row up to its end token, where it has one."""
-    ends = {end for item in criteria if isinstance(item, EosTokenCriteria) for end in item.eos_token_id.tolist()}
+    known = [item for item in criteria if isinstance(item, EosTokenCriteria)]
+    ends = {end for item in known for end in item.eos_token_id.tolist()}
     found = []
     for row in tokens.tolist():
         first = next((index for index, token in enumerate(row) if token in ends), len(row) - 1)

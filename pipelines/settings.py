@@ -55,12 +55,12 @@ class GenerationSettings:
             begin_suppress_tokens, forced_bos_token_id, forced_eos_token_id, encoder_repetition_penalty,
             encoder_no_repeat_ngram_size, exponential_decay_length_penalty, remove_invalid_values,
             watermarking_config: as in transformers, exact along drafts.
-        logits_processor: transformers processors, called as `generate` calls them. Those that may keep a state
-            or know the batch turn drafts off: all but transformers' own of the path, and those that declare
-            `depends_on_path_alone = True`.
+        logits_processor: transformers processors, called as `generate` calls them. Those that may keep a
+            state or know the batch turn drafts off: all but transformers' own of the path, and those that
+            declare `depends_on_path_alone = True`.
         prefix_allowed_tokens_fn: (row, ids) -> allowed ids, as in transformers; likewise.
         stop_strings: end a row when its text ends in one of them.
-        stopping_criteria: transformers criteria, asked after every token; of several prompts as processors are.
+        stopping_criteria: transformers criteria, asked after every token; of several prompts likewise.
         max_time: seconds, counted from the call.
         eos_token_id: id or ids that end a row.
         seed: integer, or one per prompt; row i of an integer seed has its own stream. None draws one.
@@ -114,7 +114,7 @@ class GenerationSettings:
 
         Raises:
             UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
-            InputError: the config is something else, it sets what is not served, or `do_sample` is not a bool.
+            InputError: the config is something else or sets what is not served, or `do_sample` is no bool.
         """
         if config is not None and not isinstance(config, GenerationConfig):
             raise InputError("generation_config", config, "a transformers GenerationConfig")
@@ -190,7 +190,7 @@ class GenerationSettings:
         """New tokens that max_length leaves to a prompt."""
         most = self.max_length
         if not is_integer(most) or most is None or most <= prompt:
-            allowed = f"an integer above {prompt}, the tokens of the prompt, images included; or max_new_tokens"
+            allowed = f"an integer above {prompt}, the tokens of the prompt with its images"
             raise InputError("max_length", most, allowed)
         return min(most - prompt, MAX_NEW_TOKENS)
 

@@ -34,7 +34,6 @@ SHAPING: dict[str, Any] = {
 TRUNCATING: dict[str, Any] = {"top_h": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 
 
-
 def shaping_of(settings: GenerationSettings) -> dict[str, Any]:
     """Settings of processors, for draws or not, that do something."""
     found = {name: value for name in SHAPING if (value := getattr(settings, name)) is not None}
@@ -77,7 +76,7 @@ def check_shaping(found: dict[str, Any], vocabulary: int) -> dict[str, Any]:
 
 
 def check_value(name: str, value: Any, vocabulary: int) -> None:
-    """Raise InputError for a setting of logits processors that transformers takes, or ignores, as it should not."""
+    """Raise InputError for a setting of processors that transformers takes, or ignores, as it should not."""
     ids = value if isinstance(value, list | tuple) else [value]
     if name.endswith("repetition_penalty"):
         require_number(name, value, 0.0, 1e4, "above 0", open_below=True)
@@ -98,5 +97,6 @@ def check_value(name: str, value: Any, vocabulary: int) -> None:
     elif name.startswith("forced_"):
         if not are_token_ids(ids) or not ids or max(ids) >= vocabulary:
             raise InputError(name, value, f"a token id below {vocabulary}, or a list of them")
-    elif name.endswith("suppress_tokens") and not (isinstance(value, list | tuple) and all(map(is_integer, ids))):
-        raise InputError(name, value, "a list of token ids")
+    elif name.endswith("suppress_tokens"):
+        if ids is not value or not all(map(is_integer, ids)):
+            raise InputError(name, value, "a list of token ids")

@@ -127,6 +127,7 @@ def build_processors(
     Raises:
         InputError: transformers refuses a setting.
     """
+
     def build(some: Mapping[str, Any], mine: LogitsProcessorList, allowed: Any) -> LogitsProcessorList:
         config = copy.copy(empty_config())
         for name, value in some.items():

@@ -156,9 +156,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         keywords: dict[str, Any],
     ) -> Call:
         """Check all arguments and tokenise; nothing heavy has happened when this raises."""
-        settings = GenerationSettings.from_keywords(
-            self.model.generation_config, keywords, generation_config
-        )
+        settings = GenerationSettings.from_keywords(self.model.generation_config, keywords, generation_config)
         placeholders = self._placeholders()
         reading = {
             "num_frames": num_frames,
