@@ -97,6 +97,5 @@ def check_value(name: str, value: Any, vocabulary: int) -> None:
     elif name.startswith("forced_"):
         if not are_token_ids(ids) or not ids or max(ids) >= vocabulary:
             raise InputError(name, value, f"a token id below {vocabulary}, or a list of them")
-    elif name.endswith("suppress_tokens"):
-        if ids is not value or not all(map(is_integer, ids)):
-            raise InputError(name, value, "a list of token ids")
+    elif name.endswith("suppress_tokens") and (ids is not value or not all(map(is_integer, ids))):
+        raise InputError(name, value, "a list of token ids")
