@@ -58,7 +58,7 @@ def with_processors(
         return sampler, stopping
 
     shaping = check_shaping(shaping, model.config.get_text_config(decoder=True).vocab_size)
-    # draws are truncated by settings that our sampler lacks, or marked at the end: processors do all, in order
+    # draws are truncated by what our sampler lacks, or marked at the end: processors do all, in order
     last = bool(truncating) or (not sampler.greedy and "watermarking_config" in shaping)
     kept = truncations(sampler, len(prompts)) if last else [{}] * len(prompts)
     bare = without_truncation(sampler, len(prompts)) if last else sampler
