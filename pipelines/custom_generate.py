@@ -83,9 +83,9 @@ def accelerate(
         if strangers := strangers_of(logits_processor, stopping_criteria, len(input_ids)):
             for item in strangers:
                 say_why_plain(item)
-            output, stats = decode_plainly(model, input_ids, *asked, streamer, seed, model_kwargs)
+            plain, stats = decode_plainly(model, input_ids, *asked, streamer, seed, model_kwargs)
             decode.stats = stats  # type: ignore[attr-defined]
-            return output
+            return plain
         target = adapt(model)
         fitted = method.fit(target)
         requests = split_rows(model.config, input_ids, model_kwargs)

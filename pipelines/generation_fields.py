@@ -109,12 +109,9 @@ def resolve(
             listed = ", ".join(sorted(names - installed_fields()))
             allowed = f"{hint}allowed: {listed}, and the fields of transformers' GenerationConfig"
             raise UnknownArgumentError("keyword", keyword, allowed)
-    for names, where in (
-        (REFUSED, places),
-        (unserved(frozenset(served)), places),
-        (REFUSED_OF_CALLERS, asked),
-    ):
-        for name, (harmless, reason) in names.items():
+    tables = (REFUSED, places), (unserved(frozenset(served)), places), (REFUSED_OF_CALLERS, asked)
+    for table, where in tables:
+        for name, (harmless, reason) in table.items():
             check(name, harmless, reason, where)
     if given is not None:
         check_custom_entries(given, own)

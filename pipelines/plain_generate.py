@@ -18,6 +18,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 from transformers.generation.streamers import BaseStreamer
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmspec.decoding.canvas import NOT_FINITE
 from mmspec.decoding.stats import DecodingStats
@@ -60,7 +61,7 @@ def decode_plainly(
     streamer: BaseStreamer | None,
     seed: int | None,
     model_kwargs: dict[str, Any],
-) -> tuple[Any, DecodingStats]:
+) -> tuple[Tensor | GenerateDecoderOnlyOutput, DecodingStats]:
     """Decode a batch by the loop of transformers itself; arguments as `generate` hands them to a loop.
 
     Args:
@@ -80,7 +81,9 @@ def decode_plainly(
             devices = [input_ids.device] if input_ids.is_cuda else []
             stack.enter_context(torch.random.fork_rng(devices))
             torch.manual_seed(int(seed) % 2**63)
-        output = model._sample(
+        loop: Any = type(model)._sample  # what `generate` itself takes for greedy decoding and for draws
+        output: Tensor | GenerateDecoderOnlyOutput = loop(
+            model,
             input_ids,
             logits_processor=guarded,
             stopping_criteria=criteria,

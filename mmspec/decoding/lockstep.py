@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,12 +44,14 @@ class Lockstep:
         return torch.tensor(padded, dtype=torch.long, device=device)
 
     def process(self, rows: Sequence[Sequence[int]], scores: Tensor) -> Tensor:
-        """Process the scores [b, V] that follow the rows' ids."""
-        processed: Tensor = self.processors(self.batch(rows, scores.device), scores.clone())  # type: ignore[arg-type]
-        return processed
+        """Process the scores [b, V] that follow the rows' ids: a copy in float32, as by `generate`."""
+        ids: Any = self.batch(rows, scores.device)
+        processed: Tensor = self.processors(ids, scores.to(torch.float32, copy=True))  # type: ignore[arg-type]
+        return processed.to(scores.dtype)
 
     def stops(self, rows: Sequence[Sequence[int]], device: torch.device) -> list[bool]:
         """Ask the criteria which of the rows end here."""
-        asked: Tensor = self.criteria(self.batch(rows, device), None)  # type: ignore[arg-type]
+        ids: Any = self.batch(rows, device)
+        asked: Tensor = self.criteria(ids, None)
         answers: list[bool] = asked.tolist()
         return answers
