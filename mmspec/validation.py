@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import Any, TypeGuard
-
-import numpy as np
 
 from mmspec.errors import InputError
 
 __all__ = [
-    "NUMBERS",
     "check_draft_tokens",
     "given_of",
     "is_integer",
@@ -19,9 +17,6 @@ __all__ = [
 ]
 
 MAX_DRAFT_TOKENS = 512
-INTEGERS = int, np.integer
-NUMBERS = *INTEGERS, float, np.floating
-OF_NUMPY = np.number, np.bool_, np.ndarray
 
 
 def require_number(
@@ -30,7 +25,7 @@ def require_number(
     """Raise InputError unless `value` is a finite number in [low, high], or (low, high]."""
     if (
         isinstance(value, bool)
-        or not isinstance(value, NUMBERS)
+        or not isinstance(value, Real)
         or not low <= value <= high
         or (open_below and value == low)
     ):
@@ -39,12 +34,12 @@ def require_number(
 
 def is_integer(value: object) -> bool:
     """True for an int, NumPy's included, that is not a bool."""
-    return isinstance(value, INTEGERS) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def plain_numbers(value: Any) -> Any:
     """The value with Python's numbers in the place of NumPy's, in lists, tuples and dicts too."""
-    if isinstance(value, OF_NUMPY):
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):  # not imported for this alone
         return value.tolist()
     if type(value) in (list, tuple):
         return type(value)(map(plain_numbers, value))

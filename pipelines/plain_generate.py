@@ -81,8 +81,8 @@ def decode_plainly(
             devices = [input_ids.device] if input_ids.is_cuda else []
             stack.enter_context(torch.random.fork_rng(devices))
             torch.manual_seed(int(seed) % 2**63)
-        loop: Any = type(model)._sample  # what `generate` itself takes for greedy decoding and for draws
-        output: Tensor | GenerateDecoderOnlyOutput = loop(
+        kind: Any = type(model)  # `generate` takes the loop of the class, for greedy decoding and for draws
+        output: Tensor | GenerateDecoderOnlyOutput = kind._sample(
             model,
             input_ids,
             logits_processor=guarded,

@@ -133,7 +133,7 @@ def build_processors(
         for name, value in some.items():
             setattr(config, name, value)
         config.max_length = max_length
-        config._eos_token_tensor = torch.tensor(ends, device=ids.device) if ends else None  # type: ignore[attr-defined]
+        config._eos_token_tensor = torch.tensor(ends, device=ids.device) if ends else None
         built: LogitsProcessorList = GenerationMixin._get_logits_processor(
             model,  # type: ignore[arg-type]
             config,

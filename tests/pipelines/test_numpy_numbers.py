@@ -90,6 +90,7 @@ def test_truth_values_and_words_are_no_numbers(pipe: Any) -> None:
             require_number("x", value, 0, 9, "a number")
         with pytest.raises(InputError, match="max_new_tokens"):
             pipe("a", apply_chat_template=False, max_new_tokens=value)
+    require_number("x", np.float32(0.5), 0, 9, "a number")
     with pytest.raises(InputError):
         require_number("x", np.float32("nan"), 0, 9, "a number")
     assert plain_numbers({(np.int64(1),): [np.float64(0.5)]}) == {(1,): [0.5]}
