@@ -12,6 +12,7 @@ __all__ = [
     "given_of",
     "is_integer",
     "is_list",
+    "is_number",
     "plain_numbers",
     "require_number",
 ]
@@ -20,16 +21,16 @@ MAX_DRAFT_TOKENS = 512
 
 
 def require_number(
-    name: str, value: object, low: float, high: float, allowed: str, *, open_below: bool = False
+    name: str, value: Any, low: float, high: float, allowed: str, *, open_below: bool = False
 ) -> None:
     """Raise InputError unless `value` is a finite number in [low, high], or (low, high]."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, Real)
-        or not low <= value <= high
-        or (open_below and value == low)
-    ):
+    if not is_number(value) or not low <= value <= high or (open_below and value == low):
         raise InputError(name, value, allowed)
+
+
+def is_number(value: object) -> bool:
+    """True for an int or a float, NumPy's included, that is not a bool."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def is_integer(value: object) -> bool:

@@ -46,7 +46,7 @@ class Lockstep:
     def process(self, rows: Sequence[Sequence[int]], scores: Tensor) -> Tensor:
         """Process the scores [b, V] that follow the rows' ids: a copy in float32, as by `generate`."""
         ids: Any = self.batch(rows, scores.device)
-        processed: Tensor = self.processors(ids, scores.to(torch.float32, copy=True))  # type: ignore[arg-type]
+        processed: Tensor = self.processors(ids, scores.to(torch.float32, copy=True))
         return processed.to(scores.dtype)
 
     def stops(self, rows: Sequence[Sequence[int]], device: torch.device) -> list[bool]:
