@@ -15,6 +15,7 @@ from mmspec.decoding.row_settings import check_rows
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.decoding.vector_canvas import VectorCanvas
+from mmspec.drafters.none import NoDrafter
 from mmspec.drafting.length import CostModel, PacedDrafter
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
@@ -138,11 +139,24 @@ class Accelerator:
         """
         self.check(sampler)
         check_rows(sampler, len(requests))
+        if stopping.lockstep is not None and self.drafter.max_nodes > 1:
+            return self._in_step(target).call(target, sampler, requests, stopping, random, prompts)
         stats = DecodingStats(self.name, self.exactness, self.keeps)
         ids = [request.prompt_tokens for request in requests] if prompts is None else prompts
         where = ids, stopping, stats, target.device
         canvas = VectorCanvas(*where, target.vector_size) if target.vector_size else Canvas(*where)
         return Call(self, target, sampler, requests, canvas, random)
+
+    def _in_step(self, target: Any) -> Accelerator:
+        """Return plain decoding, for rows that get one token a round.
+
+        Raises:
+            InputError: the target decides its places in another order.
+        """
+        if target.any_order or target.mask_token_id is not None:
+            allowed = "None: this model decides places together, and callbacks go token by token"
+            raise InputError("logits_processor, stopping_criteria", "a callback", allowed)
+        return pair("none", NoDrafter()).fit(target)
 
     def check(self, sampler: Any) -> None:
         """Raise InputError if the rule's promise does not hold for this way of sampling."""

@@ -38,7 +38,7 @@ from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.continuous_families import continuous_target
 from mmspec.targets.mar import MARTarget
-from mmspec.validation import is_integer
+from mmspec.validation import is_integer, plain_numbers
 
 
 class WindowOptions(TypedDict, total=False):
@@ -336,6 +336,7 @@ def build_accelerator(
         InputError: unknown name, unsound pairing, or a value outside its range.
         UnknownArgumentError: an option that neither of them has.
     """
+    options = plain_numbers(options)
     preset = find_preset(name)
     rule_class = None if acceptance is None else ACCEPTANCE_RULES[acceptance]
     of_rule = set() if rule_class is None else keywords(rule_class)

@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import Any, TypeGuard
 
 from mmspec.errors import InputError
 
-__all__ = ["check_draft_tokens", "given_of", "is_integer", "is_list", "require_number"]
+__all__ = [
+    "check_draft_tokens",
+    "given_of",
+    "is_integer",
+    "is_list",
+    "is_number",
+    "plain_numbers",
+    "require_number",
+]
 
 MAX_DRAFT_TOKENS = 512
 
 
 def require_number(
-    name: str, value: object, low: float, high: float, allowed: str, *, open_below: bool = False
+    name: str, value: Any, low: float, high: float, allowed: str, *, open_below: bool = False
 ) -> None:
     """Raise InputError unless `value` is a finite number in [low, high], or (low, high]."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not low <= value <= high
-        or (open_below and value == low)
-    ):
+    if not is_number(value) or not low <= value <= high or (open_below and value == low):
         raise InputError(name, value, allowed)
 
 
+def is_number(value: object) -> bool:
+    """True for an int or a float, NumPy's included, that is not a bool."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def is_integer(value: object) -> bool:
-    """True for an int that is not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """True for an int, NumPy's included, that is not a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def plain_numbers(value: Any) -> Any:
+    """The value with Python's numbers in the place of NumPy's, in lists, tuples and dicts too."""
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):  # not imported for this alone
+        return value.tolist()
+    if type(value) in (list, tuple):
+        return type(value)(map(plain_numbers, value))
+    if type(value) is dict:
+        return {plain_numbers(key): plain_numbers(item) for key, item in value.items()}
+    return value
 
 
 def is_list(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:

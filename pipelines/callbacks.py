@@ -22,19 +22,19 @@ class CheckedCallback:
     """
 
     def __init__(self, callback: Callable[..., Any], argument: str) -> None:
-        self._callback = callback
+        self.callback = callback
         self._argument = argument
 
     def call(self, *arguments: object) -> Any:
         """Call the callback, and return its result."""
         try:
-            return self._callback(*arguments)
+            return self.callback(*arguments)
         except Exception as error:
-            error.add_note(f"raised by {self._argument}: {type(self._callback).__name__}")
+            error.add_note(f"raised by {self._argument}: {type(self.callback).__name__}")
             raise
 
     def _refuse(self, result: object, allowed: str) -> InputError:
-        return InputError(self._argument, result, f"{type(self._callback).__name__} must return {allowed}")
+        return InputError(self._argument, result, f"{type(self.callback).__name__} must return {allowed}")
 
 
 class CheckedProcessor(CheckedCallback, LogitsProcessor):
@@ -49,15 +49,16 @@ class CheckedProcessor(CheckedCallback, LogitsProcessor):
 
 
 class CheckedCriterion(CheckedCallback, StoppingCriteria):
-    """A stopping criterion that says yes or no for one row."""
+    """A stopping criterion that says yes or no for all rows that it sees, or for each of them."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
         result = self.call(input_ids, scores)
         if isinstance(result, bool):
             return torch.tensor([result], device=input_ids.device)
-        if not isinstance(result, Tensor) or result.dtype != torch.bool or result.numel() != 1:
-            raise self._refuse(result, "a bool, or a bool tensor of one element")
-        return result.reshape(1)
+        rows = len(input_ids)
+        if not isinstance(result, Tensor) or result.dtype != torch.bool or result.numel() not in (1, rows):
+            raise self._refuse(result, "a bool, or a bool tensor with one for each row")
+        return result.reshape(-1).to(input_ids.device)
 
 
 class StopTextCriterion(StoppingCriteria):
@@ -70,10 +71,12 @@ class StopTextCriterion(StoppingCriteria):
         self._window = 2 * max(map(len, strings)) + 1
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
-        ids = input_ids[0, -self._window :].tolist()
+        found = [self._ends(ids) for ids in input_ids[:, -self._window :].tolist()]
+        return torch.tensor(found, device=input_ids.device)
+
+    def _ends(self, ids: list[int]) -> bool:
         before, text = len(decode(self._tokenizer, ids[:-1])), decode(self._tokenizer, ids)
-        found = any(text.find(item, max(0, before - len(item) + 1)) >= 0 for item in self._strings)
-        return torch.tensor([found], device=input_ids.device)
+        return any(text.find(item, max(0, before - len(item) + 1)) >= 0 for item in self._strings)
 
 
 def checked(

@@ -30,6 +30,7 @@ from mmspec.pipelines.continuous_settings import ContinuousSettings, continuous_
 from mmspec.pipelines.image_call import ImageCall
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
 from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES, check_same_latents, continuous_target
+from mmspec.validation import plain_numbers
 
 VAE = "vae"
 GENERATION_CONFIG = "generation_config.json"
@@ -153,6 +154,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
     def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> ImageCall:
         """Check all arguments and encode the prompts; arguments as of `ImageGenerationPipeline`."""
         settings = ContinuousSettings.from_keywords(continuous_defaults(self.model), keywords)
+        what = plain_numbers(what)
         given = what.get("class_labels") if prompt is None else prompt
         prompts = len(given) if isinstance(given, list | tuple) else 1
         normalize = bool(self.vae.config.get("encoder_norm"))

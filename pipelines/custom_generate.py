@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable
 from typing import Any, cast
@@ -33,6 +32,8 @@ from mmspec.errors import InputError
 from mmspec.heads import HEADS
 from mmspec.models.head_checkpoint import check_head
 from mmspec.pipelines.generate_rows import split_rows
+from mmspec.pipelines.plain_generate import decode_plainly, strangers_of
+from mmspec.pipelines.token_processors import row_processors, say_why_plain
 from mmspec.targets import adapt
 
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
@@ -50,7 +51,8 @@ def accelerate(
     Everything else of `generate` works as it is: its keywords, generation config, logits processors,
     stopping criteria and streamer. `stats` of the last call are on the function. Stop strings go in as
     `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`: transformers loses `tokenizer=` on the way
-    to any custom function, and refuses.
+    to any custom function, and refuses. Processors that may keep a state or know the batch, and criteria of
+    several rows, are called as `generate` calls them: such calls are decoded plainly (`docs/in-place.md`).
 
     Args:
         accelerator: a name from `mmspec.list_accelerators()`, or what a function of `mmspec.accelerators`
@@ -76,9 +78,16 @@ def accelerate(
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
         check_config(generation_config)
+        streamer = streamer or streamer_of_generate()
+        asked = logits_processor, stopping_criteria, generation_config
+        if strangers := strangers_of(logits_processor, stopping_criteria, len(input_ids)):
+            for item in strangers:
+                say_why_plain(item)
+            plain, stats = decode_plainly(model, input_ids, *asked, streamer, seed, model_kwargs)
+            decode.stats = stats  # type: ignore[attr-defined]
+            return plain
         target = adapt(model)
         fitted = method.fit(target)
-        streamer = streamer or streamer_of_generate()
         requests = split_rows(model.config, input_ids, model_kwargs)
         sampler = read_sampler(generation_config, logits_processor, len(requests))
         stopping = read_stopping(generation_config, stopping_criteria, input_ids.shape[1])
@@ -121,7 +130,7 @@ def build(name: str, drafter: PreTrainedModel | None, options: dict[str, Any]) -
 
 def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows: int) -> Sampler:
     """Convert generate's prepared processors into a Sampler, which warps all nodes at once."""
-    warpers = [item for item in processors if isinstance(item, WARPERS)]
+    warpers = [item for item in processors if type(item) in WARPERS]
     others = LogitsProcessorList(item for item in processors if item not in warpers)
     per_row = [row_processors(others, row) for row in range(rows)] if others else []
     if not config.do_sample:
@@ -138,17 +147,6 @@ def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows
         min_p=getattr(found.get(MinPLogitsWarper), "min_p", None),
         processors=per_row,
     )
-
-
-def row_processors(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
-    """Processors for one row; newer repetition penalties hold a number for every row."""
-    chosen = LogitsProcessorList()
-    for item in processors:
-        if isinstance(ignored := getattr(item, "prompt_ignore_length", None), Tensor):
-            item = copy.copy(item)
-            item.prompt_ignore_length = ignored[row : row + 1]
-        chosen.append(item)
-    return chosen
 
 
 def check_config(config: GenerationConfig) -> None:

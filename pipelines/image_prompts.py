@@ -26,6 +26,7 @@ from mmspec.targets.emu3_5 import Emu3p5Target
 from mmspec.targets.image_tokens import CELLS, ImageTokenTarget
 from mmspec.targets.janus import JanusTarget
 from mmspec.targets.llamagen import LlamaGenTarget
+from mmspec.validation import is_integer
 
 __all__ = ["encode_caption", "image_requests"]
 
@@ -101,7 +102,7 @@ def image_requests(
 def find_grid(target: ImageTokenTarget, height: int | None, width: int | None) -> ImageGrid:
     """Find the grid of the size that was asked for; a side that is not given is the default one."""
     for name, value in (("height", height), ("width", width)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if value is not None and (not is_integer(value) or value < 1):
             raise InputError(name, value, "a number of pixels")
     if height is None and width is None:
         return target.grid

@@ -14,7 +14,8 @@ from mmspec.decoding.row_settings import ROW_SETTINGS, check_rows
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.models.llamagen import LlamaGenConfig
-from mmspec.pipelines.settings import read_keywords, read_seeds
+from mmspec.pipelines.settings import GenerationSettings, read_keywords, read_seeds
+from mmspec.pipelines.shaping import shaping_of, truncation_of
 from mmspec.registry import did_you_mean
 from mmspec.validation import given_of, is_integer, is_list
 
@@ -28,6 +29,7 @@ OF_CALLS = {
     "callback_on_step_end",
     "return_dict",
 }
+LENGTHS = ("min_length", "min_new_tokens")  # of images they say nothing
 ROWS_AT_ONCE = 16
 MAX_IMAGES = 10_000
 #: Sampling settings of the papers' authors: LlamaGen by its condition, the others by their `model_type`.
@@ -146,9 +148,18 @@ def sampling_defaults(model: PreTrainedModel) -> dict[str, Any]:
 
     The generation config of a LlamaGen counts before what was published. That of a model which also answers
     is about its answers, and does not count.
+
+    Raises:
+        InputError: the generation config of a LlamaGen sets what images are not drawn by.
     """
     config = model.config
     if not isinstance(config, LlamaGenConfig):
         return PUBLISHED.get(config.model_type, {})
-    own = {name: getattr(model.generation_config, name, None) for name in ROW_SETTINGS}
-    return PUBLISHED[config.condition_type] | given_of(**own)
+    own = GenerationSettings.from_keywords(model.generation_config, {})
+    for name, value in (shaping_of(own) | truncation_of(own)).items():
+        if name not in LENGTHS:
+            allowed = f"None: images are drawn by {', '.join(ROW_SETTINGS)}"
+            raise InputError(f"generation_config.{name}", value, allowed)
+    greedy = {"temperature": 0.0} if own.do_sample is False else {}
+    given = given_of(**{name: getattr(own, name) for name in ROW_SETTINGS})
+    return PUBLISHED[config.condition_type] | given | greedy

@@ -32,6 +32,7 @@ from mmspec.pipelines.image_prompts import image_requests
 from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 from mmspec.targets import CausalTarget, ImageTokenTarget, image_target
 from mmspec.targets.image_families import IMAGE_FAMILIES
+from mmspec.validation import plain_numbers
 
 HAVE_VQ_APART = ("llamagen", "chameleon", "Emu3")  # the others hold their image tokenizer
 UNDRAWN = -1
@@ -153,6 +154,7 @@ class ImagePipeline(ImageGenerationPipeline):
 
     def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> ImageCall:
         settings = ImageSettings.from_keywords(sampling_defaults(self.model), keywords)
+        what = plain_numbers(what)
         given = what.get("class_labels") if prompt is None else prompt
         prompts = len(given) if isinstance(given, list | tuple) else 1
         sampler = settings.sampler(prompts)

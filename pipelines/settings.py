@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -12,11 +12,7 @@ from transformers import (
     GenerationConfig,
     LogitsProcessorList,
     MaxTimeCriteria,
-    MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
     PreTrainedTokenizerBase,
-    RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
     StopStringCriteria,
 )
@@ -25,9 +21,10 @@ from mmspec.decoding.canvas import MAX_NEW_TOKENS, Stopping
 from mmspec.decoding.row_settings import check_rows
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError, UnknownArgumentError
-from mmspec.pipelines.callbacks import CheckedCriterion, CheckedProcessor, StopTextCriterion, checked
+from mmspec.pipelines.callbacks import CheckedCriterion, StopTextCriterion, checked
+from mmspec.pipelines.generation_fields import distance, resolve
 from mmspec.registry import did_you_mean
-from mmspec.validation import given_of, is_integer, require_number
+from mmspec.validation import given_of, is_integer, plain_numbers, require_number
 
 DEFAULT_NEW_TOKENS = 256
 DEFAULT_TOP_K = 50  # what transformers' do_sample=True implies
@@ -55,16 +52,26 @@ class GenerationSettings:
 
     Args:
         max_new_tokens: most tokens to emit; by default 256, or what the model's positions leave room for.
+        max_length: the same with the longest prompt counted, as in transformers; of the two counts what is
+            set nearer to the call, at the same place max_new_tokens.
         min_new_tokens: no end token before that many.
+        min_length: the same with the row's own prompt counted; likewise.
         do_sample: draw from the distribution instead of taking the likeliest token.
         temperature: above 0; giving one turns `do_sample` on, 0 turns it off. In a list, 0 is for
             that prompt alone.
         top_k, top_p, min_p: truncation, in that order; `do_sample` alone implies top_k = 50, as in
             transformers; 0 keeps every token.
-        repetition_penalty, no_repeat_ngram_size, bad_words_ids: as in transformers, exact along drafts.
-        logits_processor: transformers processors, called on each node's own path; they must keep no state.
+        typical_p, top_h, epsilon_cutoff, eta_cutoff: as in transformers, of draws.
+        repetition_penalty, no_repeat_ngram_size, bad_words_ids, sequence_bias, suppress_tokens,
+            begin_suppress_tokens, forced_bos_token_id, forced_eos_token_id, encoder_repetition_penalty,
+            encoder_no_repeat_ngram_size, exponential_decay_length_penalty, remove_invalid_values,
+            watermarking_config: as in transformers, exact along drafts.
+        logits_processor: transformers processors, called as `generate` calls them. Those that may keep a
+            state or know the batch turn drafts off: all but transformers' own of the path, and those that
+            declare `depends_on_path_alone = True`.
+        prefix_allowed_tokens_fn: (row, ids) -> allowed ids, as in transformers; likewise.
         stop_strings: end a row when its text ends in one of them.
-        stopping_criteria: transformers criteria, asked after every token.
+        stopping_criteria: transformers criteria, asked after every token; of several prompts likewise.
         max_time: seconds, counted from the call.
         eos_token_id: id or ids that end a row.
         seed: integer, or one per prompt; row i of an integer seed has its own stream. None draws one.
@@ -74,16 +81,33 @@ class GenerationSettings:
     """
 
     max_new_tokens: int | None = None
+    max_length: int | None = None
     min_new_tokens: int | None = None
+    min_length: int | None = None
     do_sample: bool | None = None
     temperature: float | Sequence[float] | None = None
     top_k: int | Sequence[int] | None = None
     top_p: float | Sequence[float] | None = None
     min_p: float | Sequence[float] | None = None
+    top_h: float | None = None
+    typical_p: float | None = None
+    epsilon_cutoff: float | None = None
+    eta_cutoff: float | None = None
     repetition_penalty: float | None = None
+    encoder_repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
+    encoder_no_repeat_ngram_size: int | None = None
     bad_words_ids: list[list[int]] | None = None
+    sequence_bias: Any = None
+    suppress_tokens: list[int] | None = None
+    begin_suppress_tokens: list[int] | None = None
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | Sequence[int] | None = None
+    exponential_decay_length_penalty: tuple[int, float] | None = None
+    remove_invalid_values: bool | None = None
+    watermarking_config: Any = None
     logits_processor: LogitsProcessorList | None = None
+    prefix_allowed_tokens_fn: Callable[[int, Any], list[int]] | None = None
     stop_strings: str | Sequence[str] | None = None
     stopping_criteria: StoppingCriteriaList | None = None
     max_time: float | None = None
@@ -94,20 +118,24 @@ class GenerationSettings:
     negative_prompt: str | Sequence[str] | None = None
 
     @classmethod
-    def from_keywords(cls, config: GenerationConfig, keywords: dict[str, object]) -> GenerationSettings:
-        """Read settings from a call's keywords, completed by a generation config.
+    def from_keywords(
+        cls, own: GenerationConfig | None, keywords: Mapping[str, Any], config: GenerationConfig | None = None
+    ) -> GenerationSettings:
+        """Read settings from a call's keywords, completed by its generation config and then the model's.
 
         Raises:
             UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
-            InputError: the config is something else, or `do_sample` is not a bool.
+            InputError: the config is something else or sets what is not served, or `do_sample` is no bool.
         """
-        if not isinstance(config, GenerationConfig):
+        if config is not None and not isinstance(config, GenerationConfig):
             raise InputError("generation_config", config, "a transformers GenerationConfig")
-        given = read_keywords(cls, keywords, OF_CALLS)
-        if "temperature" in given and "do_sample" not in given:
-            given["do_sample"] = given["temperature"] != 0
-        usual = given_of(**{field.name: getattr(config, field.name, None) for field in fields(cls)})
-        given = {**usual, **given}
+        if keywords.get("temperature") is not None and keywords.get("do_sample") is None:
+            draws = plain_numbers(keywords["temperature"]) != 0
+            keywords = {**keywords, "do_sample": draws}
+        given = resolve([field.name for field in fields(cls)], keywords, config, own, OF_CALLS)
+        for shorter, longer in (("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")):
+            if distance(longer, keywords, config, own) < distance(shorter, keywords, config, own):
+                given.pop(shorter, None)
         if not isinstance(given.get("do_sample", False), bool):
             raise InputError("do_sample", given["do_sample"], "True or False")
         return cls(**given)
@@ -128,18 +156,24 @@ class GenerationSettings:
         )
         return sampled if self.do_sample else replace(sampled, temperature=0.0)
 
-    def processors(self, prompt_lengths: Sequence[int], device: torch.device) -> list[LogitsProcessorList]:
-        """Processors of each row, or none at all."""
-        processors = [self._processors(length, device) for length in prompt_lengths]
-        return processors if any(processors) else []
-
     def stopping(
-        self, longest_prompt: int, positions: int | None, tokenizer: PreTrainedTokenizerBase
+        self,
+        longest_prompt: int,
+        positions: int | None,
+        tokenizer: PreTrainedTokenizerBase,
+        counted: int | None = None,
     ) -> Stopping:
         """Conditions under which rows end.
 
+        Args:
+            longest_prompt: tokens of the longest prompt, unconditional ones included.
+            positions: of the model.
+            tokenizer: of stop strings.
+            counted: tokens of the longest prompt as max_length counts them; the same if None.
+
         Raises:
-            InputError: the prompt and the new tokens together exceed the model's positions.
+            InputError: the prompt and the new tokens together exceed the model's positions, or the prompt
+                alone max_length.
         """
         room = MAX_NEW_TOKENS if positions is None else positions - longest_prompt
         if room < 1:
@@ -148,7 +182,12 @@ class GenerationSettings:
                 longest_prompt,
                 f"at most {positions} tokens, images included: the model has no more positions",
             )
-        new_tokens = min(DEFAULT_NEW_TOKENS, room) if self.max_new_tokens is None else self.max_new_tokens
+        if self.max_new_tokens is not None:
+            new_tokens = self.max_new_tokens
+        elif self.max_length is not None:
+            new_tokens = min(self._left_by(longest_prompt if counted is None else counted), room)
+        else:
+            new_tokens = min(DEFAULT_NEW_TOKENS, room)
         stopping = Stopping(new_tokens, frozenset(self.end_token_ids()), self._criteria(tokenizer))
         if new_tokens > room:
             raise InputError(
@@ -157,6 +196,14 @@ class GenerationSettings:
                 f"at most {room}: the prompt has {longest_prompt} tokens and the model {positions} positions",
             )
         return stopping
+
+    def _left_by(self, prompt: int) -> int:
+        """New tokens that max_length leaves to a prompt."""
+        most = self.max_length
+        if not is_integer(most) or most is None or most <= prompt:
+            allowed = f"an integer above {prompt}, the tokens of the prompt with its images"
+            raise InputError("max_length", most, allowed)
+        return min(most - prompt, MAX_NEW_TOKENS)
 
     def seeds(self, rows: int) -> int | list[int]:
         """Seed(s) of the random streams.
@@ -173,37 +220,6 @@ class GenerationSettings:
         if not are_token_ids(ids):
             raise InputError("eos_token_id", self.eos_token_id, "a token id, or a list of token ids")
         return ids
-
-    def _processors(self, prompt_length: int, device: torch.device) -> LogitsProcessorList:
-        processors = LogitsProcessorList()
-        if self.repetition_penalty is not None and self.repetition_penalty != 1.0:
-            require_number(
-                "repetition_penalty", self.repetition_penalty, 0.0, 1e4, "above 0", open_below=True
-            )
-            processors.append(RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty)))
-        if self.no_repeat_ngram_size:
-            if not is_integer(self.no_repeat_ngram_size) or self.no_repeat_ngram_size < 1:
-                raise InputError("no_repeat_ngram_size", self.no_repeat_ngram_size, "a positive integer")
-            processors.append(NoRepeatNGramLogitsProcessor(self.no_repeat_ngram_size))
-        end = self.end_token_ids()
-        if self.bad_words_ids is not None:
-            words = self.bad_words_ids
-            if not isinstance(words, list | tuple) or not words or not all(map(are_token_ids, words)):
-                raise InputError("bad_words_ids", words, "lists of token ids, one for each word")
-            if not all(words):
-                raise InputError("bad_words_ids", words, "lists of token ids with at least one id each")
-            processors.append(NoBadWordsLogitsProcessor(self.bad_words_ids, end or None))
-        if self.min_new_tokens:
-            if not is_integer(self.min_new_tokens) or self.min_new_tokens < 0:
-                raise InputError("min_new_tokens", self.min_new_tokens, "an integer of at least 0")
-            if end:
-                processors.append(
-                    MinNewTokensLengthLogitsProcessor(
-                        prompt_length, self.min_new_tokens, end, device=str(device)
-                    )
-                )
-        processors.extend(checked(CheckedProcessor, "logits_processor", self.logits_processor))
-        return processors
 
     def _criteria(self, tokenizer: PreTrainedTokenizerBase) -> StoppingCriteriaList:
         criteria = StoppingCriteriaList()
@@ -240,6 +256,7 @@ def read_keywords(settings: type[Any], keywords: Mapping[str, Any], others: set[
     Raises:
         UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
     """
+    keywords = plain_numbers(dict(keywords))
     known = {field.name for field in fields(settings)}
     for keyword in keywords:
         if keyword not in known:
@@ -277,6 +294,7 @@ def read_seeds(
             )
         seeds = [item.initial_seed() % 2**64 for item in generators]
         return seeds[0] if isinstance(generator, torch.Generator) else seeds
+    seed = plain_numbers(seed)
     if seed is None:
         return secrets.randbits(63)  # not torch's global generator: a call leaves no trace there
     return list(seed) if isinstance(seed, list | tuple) else seed  # type: ignore[return-value]

@@ -19,8 +19,9 @@ from mmspec.errors import InputError
 from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
 from mmspec.pipelines.chat_template import apply_template, template_variables
 from mmspec.pipelines.outputs import TextOutput
+from mmspec.pipelines.processed import with_processors
 from mmspec.pipelines.prompts import Prompt, read_negatives, read_prompts
-from mmspec.pipelines.settings import GenerationSettings
+from mmspec.pipelines.settings import OF_CALLS, GenerationSettings
 from mmspec.pipelines.text_stream import TextDeltas, decode
 
 
@@ -81,15 +82,15 @@ class VisionLanguagePipeline(MMSpecPipeline):
         with self._busy():
             call = self._prepare(
                 prompt,
-                images,
-                videos,
-                num_frames,
-                apply_chat_template,
-                generation_config,
                 settings,
-                continue_final_message,
-                chat_template_kwargs,
+                images=images,
+                videos=videos,
+                num_frames=num_frames,
                 fps=fps,
+                apply_chat_template=apply_chat_template,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+                generation_config=generation_config,
             )
             if streamer is not None:
                 if len(call.requests) != 1:
@@ -133,15 +134,15 @@ class VisionLanguagePipeline(MMSpecPipeline):
         with self._busy():
             call = self._prepare(
                 prompt,
-                images,
-                videos,
-                num_frames,
-                apply_chat_template,
-                generation_config,
                 settings,
-                continue_final_message,
-                chat_template_kwargs,
+                images=images,
+                videos=videos,
+                num_frames=num_frames,
                 fps=fps,
+                apply_chat_template=apply_chat_template,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+                generation_config=generation_config,
             )
             if len(call.requests) != 1:
                 raise InputError(
@@ -177,21 +178,19 @@ class VisionLanguagePipeline(MMSpecPipeline):
     def _prepare(
         self,
         prompt: Any,
-        images: Any,
-        videos: Any,
-        num_frames: int | None,
-        apply_chat_template: bool,
-        generation_config: Any,
         keywords: dict[str, Any],
+        *,
+        images: Any = None,
+        videos: Any = None,
+        num_frames: int | None = None,
+        fps: float | None = None,
+        apply_chat_template: bool = True,
         continue_final_message: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        *,
-        fps: float | None = None,
+        generation_config: Any = None,
     ) -> Call:
         """Check all arguments and tokenise; nothing heavy has happened when this raises."""
-        settings = GenerationSettings.from_keywords(
-            generation_config or self.model.generation_config, keywords
-        )
+        settings = GenerationSettings.from_keywords(self.model.generation_config, keywords, generation_config)
         placeholders = self._placeholders()
         reading = {
             "num_frames": num_frames,
@@ -225,27 +224,26 @@ class VisionLanguagePipeline(MMSpecPipeline):
             raise InputError("prompt", "", "at least one token; give it some text")
         config = self.model.config.get_text_config(decoder=True)
         positions = getattr(config, "max_position_embeddings", None)
-        own = settings.processors([len(request.prompt_tokens) for request in requests], self.device)
-        sampler = replace(sampler, processors=own)
         self.accelerator.check(sampler)
-        stopping = settings.stopping(max(lengths, default=0), positions, self.tokenizer)
+        tokens = [request.prompt_tokens for request in requests]
+        longest = max(map(len, tokens), default=0)
+        stopping = settings.stopping(max(lengths, default=0), positions, self.tokenizer, longest)
+        where = self.model, tokens, self._filler(), self.device
+        sampler, stopping = with_processors(settings, sampler, stopping, *where)
         random = RandomStream.from_seed(settings.seeds(len(requests)), len(requests), self.device)
         return self.accelerator.call(self.target, sampler, requests, stopping, random)
 
     def _prepare_request(
         self, prompt: Any, arguments: dict[str, Any]
     ) -> tuple[Call, Callable[[Canvas], TextOutput]]:
-        own: dict[str, Any] = dict.fromkeys(("images", "videos", "num_frames", "fps", "generation_config"))
-        own |= dict.fromkeys(("continue_final_message", "chat_template_kwargs"))
-        own["apply_chat_template"] = True
-        own |= {name: arguments[name] for name in own if name in arguments}
+        own = {name: value for name, value in arguments.items() if name in OF_CALLS - {"streamer"}}
         settings = {name: value for name, value in arguments.items() if name not in own}
-        call = self._prepare(prompt, **own, keywords=settings)
+        call = self._prepare(prompt, settings, **own)
         return call, lambda canvas: text_output(replace(call, canvas=canvas), self.tokenizer)
 
     def _example(self, rows: int) -> Call:
         templated = getattr(self.processor, "chat_template", None) is not None
-        return self._prepare(["a"] * rows, None, None, None, templated, None, {"max_new_tokens": 64})
+        return self._prepare(["a"] * rows, {"max_new_tokens": 64}, apply_chat_template=templated)
 
     def _check_media(self, images: object, videos: object) -> None:
         """Raise InputError for images or videos that this model does not take."""
@@ -281,6 +279,13 @@ class VisionLanguagePipeline(MMSpecPipeline):
             for name, value in encoded.items()
             if isinstance(value, Tensor)
         }
+
+    def _filler(self) -> int:
+        """The token that pads a batch, where callbacks see all rows at once."""
+        known = (self.model.generation_config, self.tokenizer)
+        ids = [getattr(one, f"{kind}_token_id", None) for kind in ("pad", "eos") for one in known]
+        found = next((one for one in ids if one is not None), 0)
+        return int(found[0] if isinstance(found, list | tuple) else found)
 
     def _draft_inputs(self, prompt: Prompt, variables: Mapping[str, Any]) -> dict[str, Tensor] | None:
         """Inputs of a draft model: its own view of the prompt, or the text alone if it takes no images."""

@@ -18,6 +18,7 @@ from transformers import StoppingCriteriaList
 
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.indexing import pick, put, take
+from mmspec.decoding.lockstep import Lockstep
 from mmspec.decoding.rows import join_rows, part_of_list, part_of_rows
 from mmspec.decoding.stats import DecodingStats, merge_stats
 from mmspec.decoding.verdict import Verdict
@@ -47,6 +48,7 @@ class Stopping:
         end_token_ids: ids that end a row; the id itself is emitted, as transformers does.
         criteria: transformers stopping criteria (stop strings, time, the user's own); each is asked
             after every single token, with the row's ids [1, length] and scores None.
+        lockstep: set where rows decode one token a round together; its criteria are asked instead.
 
     Raises:
         InputError: max_new_tokens is not an integer from 0 to 1,000,000.
@@ -55,6 +57,7 @@ class Stopping:
     max_new_tokens: int
     end_token_ids: frozenset[int] = frozenset()
     criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
+    lockstep: Lockstep | None = None
 
     def __post_init__(self) -> None:
         if not is_integer(self.max_new_tokens) or not 0 <= self.max_new_tokens <= MAX_NEW_TOKENS:
@@ -172,6 +175,11 @@ class Canvas:
     @property
     def finished(self) -> bool:
         return all(reason is not None for reason in self.finish_reasons)
+
+    @property
+    def in_step(self) -> list[int]:
+        """Rows that get one token a round, as their callbacks count on."""
+        return [row for row, stopping in enumerate(self.stopping) if stopping.lockstep is not None]
 
     @property
     def unread(self) -> int:
@@ -332,10 +340,27 @@ class Canvas:
             emission.tokens.append(kept)
             emission.from_draft.append(from_draft)
         self._begun = True
+        stopped |= self._stop_in_step(emission)
         if stopped:  # the device cannot know
             self.active = torch.tensor([r is None for r in self.finish_reasons], device=self.device)
             self.emitted = torch.tensor(self.output_lengths, device=self.device)
         return emission
+
+    def _stop_in_step(self, emission: Emission) -> bool:
+        """Ask the criteria of rows in lock step after a token of theirs; return whether any row stops."""
+        groups: dict[Lockstep, list[int]] = {}
+        for row, stopping in enumerate(self.stopping):
+            if stopping.lockstep is not None and stopping.lockstep.criteria:
+                groups.setdefault(stopping.lockstep, []).append(row)
+        stopped = False
+        for lockstep, rows in groups.items():
+            if not any(emission.tokens[row] for row in rows):
+                continue
+            answers = lockstep.stops([self.ids[row] for row in rows], self.device)
+            for row, stops in zip(rows, answers, strict=True):
+                if stops and self.finish_reasons[row] is None:
+                    self.finish_reasons[row], stopped = "stop", True
+        return stopped
 
     def _fail(self, row: int) -> None:
         """End a row whose next token cannot be chosen."""
@@ -358,13 +383,15 @@ class Canvas:
         """
         for index, token in enumerate(block, start=1):
             self.ids[row].append(token)
+            stops = False
+            if self.stopping[row].criteria:  # asked after the last token as well: some count their calls
+                ids = torch.tensor([self.ids[row]], device=self.device)
+                stops = bool(self.stopping[row].criteria(ids, None).any())
             if reason is not None and index == len(block):
                 self.finish_reasons[row] = reason
-            elif self.stopping[row].criteria:
-                ids = torch.tensor([self.ids[row]], device=self.device)
-                if bool(self.stopping[row].criteria(ids, None).any()):
-                    self.finish_reasons[row] = "stop"
-                    return block[:index]
+            elif stops:
+                self.finish_reasons[row] = "stop"
+                return block[:index]
         return block
 
 

@@ -182,6 +182,12 @@ class Draft:
             faulty=tokens.new_zeros(len(tokens), dtype=torch.bool),
         )
 
+    def roots_alone(self, rows: Sequence[int]) -> Self:
+        """Return the draft without the candidates of some rows."""
+        valid = self.valid.clone()
+        valid[list(rows), 1:] = False
+        return replace(self, valid=valid)
+
     def part(self, rows: Sequence[int]) -> Self:
         """Return the candidates of some rows, without their q; see `Rows`."""
         chosen: dict[str, Any] = {name: part_of_rows(getattr(self, name), rows) for name in ROW_TENSORS}

@@ -19,6 +19,7 @@ from torch import Tensor
 from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.errors import InputError
 from mmspec.kernels import philox4x32, philox_gumbel, philox_uniform
+from mmspec.validation import is_integer, plain_numbers
 
 MAX_SEED = 2**64
 
@@ -64,11 +65,12 @@ class RandomStream:
         Raises:
             InputError: a seed outside [0, 2^64), or a list of another length than the batch.
         """
+        seed = plain_numbers(seed)
         seeds = list(seed) if isinstance(seed, Sequence) else [seed] * rows
         if len(seeds) != rows:
             raise InputError("seed", seeds, f"one integer, or one for each of the {rows} rows")
         for value in seeds:
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MAX_SEED:
+            if not is_integer(value) or not 0 <= value < MAX_SEED:
                 raise InputError("seed", value, "an integer from 0 to 2**64 - 1")
         words = torch.tensor([[value & 0xFFFFFFFF, value >> 32] for value in seeds], dtype=torch.int64)
         index = range(rows) if isinstance(seed, int) else [0] * rows

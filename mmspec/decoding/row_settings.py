@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmspec.errors import InputError
 from mmspec.kernels.sampling import of_rows
-from mmspec.validation import is_integer, is_list, require_number
+from mmspec.validation import is_integer, is_list, plain_numbers, require_number
 
 #: Settings that rows of a batch may have each their own of, and what None stands for there.
 ROW_SETTINGS = {"temperature": None, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "guidance_scale": None}
@@ -50,6 +50,7 @@ def check_setting(name: str, value: Any) -> None:
 
 def read_setting(name: str, given: Any, check: Callable[[str, Any], None]) -> Any:
     """Check a value, or one for each row: a tuple without None, or one value where all are equal."""
+    given = plain_numbers(given)
     values = list(given) if is_list(given) else [given]
     if not values:
         raise InputError(name, given, "one value, or one for each row")

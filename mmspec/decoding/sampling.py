@@ -14,26 +14,19 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    SynthIDTextWatermarkLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
-)
+from transformers import LogitsProcessorList
 
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft
+from mmspec.decoding.lockstep import Lockstep
 from mmspec.decoding.once import once
 from mmspec.decoding.row_settings import ROW_SETTINGS, RowSettings, check_setting, read_setting, values_of
 from mmspec.decoding.sparse_distribution import part_ties
-from mmspec.errors import InputError
 from mmspec.kernels import Warping, warp_logits
 from mmspec.kernels.sampling import of_rows
 from mmspec.validation import is_list
 
 __all__ = ["Sampler"]
-
-# They remember the last token that they were called with, and drafts are not called in the order of tokens.
-STATEFUL_PROCESSORS = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
 
 
 @dataclass(frozen=True)
@@ -49,26 +42,23 @@ class Sampler(RowSettings):
         top_p: keep the smallest set of likeliest tokens whose mass reaches top_p.
         min_p: keep tokens at least min_p times as likely as the likeliest.
         guidance_scale: s of classifier-free guidance, u + s (c - u); 1 is off.
-        processors: one list of transformers logits processors per row, or none at all; each sees the
-            token ids on the node's own path.
+        processors: for each row a list of transformers logits processors, each of which is called for every
+            node with the token ids on the node's own path; or a `Lockstep`, the same object for all of its
+            rows, which is called once for their roots. Or none at all.
 
     Raises:
-        InputError: a value outside its range, or a processor that looks at more than the path.
+        InputError: a value outside its range.
     """
 
     top_k: int | Sequence[int | None] | None = None
     top_p: float | Sequence[float | None] | None = None
     min_p: float | Sequence[float | None] | None = None
     guidance_scale: float | Sequence[float] = 1.0
-    processors: Sequence[LogitsProcessorList] = ()
+    processors: Sequence[LogitsProcessorList | Lockstep] = ()
 
     def __post_init__(self) -> None:
         for name in ROW_SETTINGS:
             object.__setattr__(self, name, read_setting(name, getattr(self, name), check_setting))
-        for processor in (item for row in self.processors for item in row):
-            if isinstance(processor, STATEFUL_PROCESSORS):
-                allowed = "processors of a token's own path; this one keeps a state from call to call"
-                raise InputError("logits_processor", type(processor).__name__, allowed)
 
     @property
     def is_guided(self) -> bool:
@@ -143,16 +133,23 @@ class Sampler(RowSettings):
     def processed(self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]]) -> Tensor:
         """Apply processors to every node with the token ids of that node's own path.
 
-        Penalties and grammars depend on the path, so each node is one call with one row; this costs
+        Penalties depend on the path, so each node is one call with one row; this costs
         one more read of the draft by the host, and only requests that ask for it pay.
         """
         tokens, ancestors = draft.tokens.tolist(), draft.ancestors.tolist()
-        processed = torch.empty_like(logits)
+        processed = logits.clone()
+        in_step: dict[Lockstep, list[int]] = {}
         for row, committed in enumerate(history):
-            for node, reached in enumerate(ancestors[row]):
+            processors = self.processors[row]
+            if isinstance(processors, Lockstep):
+                in_step.setdefault(processors, []).append(row)
+                continue
+            for node, reached in enumerate(ancestors[row] if processors else ()):
                 path = [tokens[row][j] for j in range(1, node + 1) if reached[j]]
                 ids: Any = torch.tensor([[*committed, *path]], device=logits.device)
-                processed[row, node] = self.processors[row](ids, logits[row, node][None].clone())[0]
+                processed[row, node] = processors(ids, logits[row, node][None].clone())[0]
+        for together, rows in in_step.items():
+            processed[rows, 0] = together.process([history[row] for row in rows], logits[rows, 0])
         return processed
 
     def scores(self, logits: Tensor, shape: Sequence[int] | None = None) -> Scores:

@@ -97,6 +97,7 @@ class Batch(Generic[State]):
         canvas, laps = self.canvas, self.laps
         laps.start()
         draft = self.session.propose(canvas)
+        draft = draft.roots_alone(canvas.in_step) if canvas.in_step else draft
         laps.end("draft")
         output = self.target.score(self.state, draft)
         laps.end("target")
@@ -199,7 +200,7 @@ def speculate(
         yield prompts
         # a GPU goes on to the next round while the host reads, where nothing on the host decides about it
         criteria = any(stopping.criteria for stopping in canvas.stopping)
-        decides = criteria or sampler.processors or not drafter.runs_ahead
+        decides = criteria or canvas.in_step or sampler.processors or not drafter.runs_ahead
         late = 1 if runs_by_itself(target.device) and not decides else 0
         rounds: deque[tuple[Draft, Tensor, Any, Verdict]] = deque()
         while not canvas.finished:

@@ -9,6 +9,7 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafting.jacobi import JacobiSession, WindowDrafter
 from mmspec.errors import InputError
+from mmspec.validation import require_number
 
 __all__ = ["JacobiDrafter"]
 
@@ -41,8 +42,7 @@ class JacobiDrafter(WindowDrafter):
     ) -> None:
         super().__init__(window, coupling, init, front, reach)
         if reuse is not None:
-            if not isinstance(reuse, int | float) or not 0 < reuse <= 1:
-                raise InputError("reuse", reuse, "a probability above 0, or None")
+            require_number("reuse", reuse, 0.0, 1.0, "a probability above 0, or None", open_below=True)
             if coupling == "exact":
                 raise InputError("reuse", reuse, "None: with coupling=exact every token is the target's own")
             self.exactness = "approximate"

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, fields
 
 from mmspec.errors import MediaError
+from mmspec.validation import is_number
 
 __all__ = ["DEFAULT_LIMITS", "Described", "MediaLimits", "check_size"]
 
@@ -56,7 +57,7 @@ class MediaLimits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            if not is_number(value) or not 0 < value < math.inf:
                 raise MediaError(field.name, value, "a limit is a finite number above 0")
 
     def allows(self, name: str, unit: str) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor, StoppingCriteria
+from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 
 from mmspec.errors import InputError, MMSpecError, NumericalError, UnknownArgumentError
 from tests.bad_inputs.refusals import Row
 
 NAN, INF = float("nan"), float("inf")
+BEAMS = GenerationConfig(num_beams=2)
 
 
 def setting(number: int, name: str, value: object, *expected: str, **others: Any) -> Row:
@@ -126,7 +127,14 @@ SETTINGS = [
           (f"did you mean {near!r}?",), UnknownArgumentError)
       for keyword, near in (("max_new_token", "max_new_tokens"), ("temprature", "temperature"),
                             ("stop_string", "stop_strings"), ("imagse", "images"))],
-    Row(46, "beams", lambda b: b.vlm("red", num_beams=4), "keyword", ("allowed: ",), UnknownArgumentError),
+    Row(46, "beams", lambda b: b.vlm("red", num_beams=4), "num_beams", ("1 or None", "beam search")),
+    Row(46, "a field of another road", lambda b: b.vlm("red", generation_config=BEAMS),
+        "generation_config.num_beams", ("1 or None",)),
+    setting(40, "max_length", 2, "tokens of the prompt", max_new_tokens=None),
+    setting(40, "suppress_tokens", 5, "a list of token ids"),
+    setting(40, "forced_eos_token_id", 10**6, "a token id below"),
+    setting(40, "sequence_bias", 5, "what transformers takes"),
+    setting(40, "typical_p", 1.5, "0 to 1", **SAMPLED),
     Row(46, "generation config of another kind", lambda b: b.vlm("red", generation_config={"top_k": 5}),
         "generation_config", ("GenerationConfig",)),
     Row(46, "streamer without put", lambda b: b.vlm("red", streamer=print), "streamer", ("put", "end")),

@@ -147,6 +147,8 @@ def test_a_failed_row_leaves_the_others_whole(bench: Bench) -> None:
     class Spoil:
         """Excludes every token of the row whose prompt holds "red", from the third output token on."""
 
+        depends_on_path_alone = True
+
         def __init__(self, red: int) -> None:
             self.red = red
 

@@ -166,7 +166,7 @@ BUGS = {
     "stop criteria asked once a round": bug(
         edge_checks.stops_inside_a_block,
         "mmspec.decoding.canvas:Canvas._extend",
-        ("elif self.stopping[row].criteria:", "elif self.stopping[row].criteria and index == len(block):"),
+        ("if self.stopping[row].criteria:", "if self.stopping[row].criteria and index == len(block):"),
     ),
     "one token more than max_new_tokens": bug(
         edge_checks.length_is_cut_inside_a_block,

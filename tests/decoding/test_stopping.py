@@ -83,7 +83,7 @@ def test_a_criterion_is_asked_after_every_single_token() -> None:
     prompt = PROMPTS[0]
     known = {tuple(prompt): generate(llama().model, prompt, 40)}
     decode(llama(), [prompt], OracleDrafter(known, 20, VOCABULARY), max_new_tokens=40, criteria=[Spy()])
-    assert asked == [len(prompt) + count for count in range(1, 40)]  # the 40th ends the row by its length
+    assert asked == [len(prompt) + count for count in range(1, 41)]  # the last as well
 
 
 def test_max_time_stops_after_the_token_that_was_late() -> None:

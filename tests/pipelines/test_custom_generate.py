@@ -18,7 +18,6 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
-    SynthIDTextWatermarkingConfig,
 )
 
 import mmspec
@@ -318,17 +317,3 @@ def test_what_cannot_be_done_is_named(model: PreTrainedModel) -> None:
             vlm.generate(**inputs, **more)
     else:
         assert len(vlm.generate(**inputs, **more)) == 2
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"guidance_scale": 2.0}, "UnbatchedClassifierFreeGuidance"),
-        ({"watermarking_config": SynthIDTextWatermarkingConfig(ngram_len=3, keys=[654, 400])}, "SynthID"),
-    ],
-)
-def test_processors_that_count_on_being_called_token_by_token_are_refused(
-    model: PreTrainedModel, settings: dict[str, Any], named: str
-) -> None:
-    with pytest.raises(InputError, match=f"logits_processor: got '{named}"):
-        model.generate(**ONE, **settings, max_new_tokens=4, custom_generate=method("copy"))

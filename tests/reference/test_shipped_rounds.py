@@ -68,14 +68,14 @@ def test_every_accelerator_is_here() -> None:
 @pytest.mark.parametrize("name", TEXT)
 def test_a_round_of_text(answering: Any, name: str) -> None:
     answering.set_accelerator(name)
-    call = answering._prepare("Describe a red ring.", None, None, None, True, None, {"max_new_tokens": 24})
+    call = answering._prepare("Describe a red ring.", {"max_new_tokens": 24})
     check(call, name, 3)
 
 
 @pytest.mark.parametrize("name", HYBRID)
 def test_a_round_of_a_hybrid(hybrid: Any, name: str) -> None:
     hybrid.set_accelerator(name)
-    call = hybrid._prepare("Describe a red ring.", None, None, None, True, None, {"max_new_tokens": 24})
+    call = hybrid._prepare("Describe a red ring.", {"max_new_tokens": 24})
     check(call, name, 3)
 
 

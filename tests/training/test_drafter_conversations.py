@@ -68,7 +68,7 @@ def test_the_target_reads_a_prompt_as_in_a_pipeline(family: str) -> None:
     pipe = VisionLanguagePipeline(model, processor)
     made, said = reader(family).example(chat()), chat().until(1)
     images = list(said.images)
-    run = pipe._prepare([said.messages], [images], None, None, True, None, {"max_new_tokens": 2})
+    run = pipe._prepare([said.messages], {"max_new_tokens": 2}, images=[images])
     asked = run.requests[0].inputs
     ours = reader(family).inputs(said, answering=True)
     assert set(ours) == set(asked) - {"attention_mask"}

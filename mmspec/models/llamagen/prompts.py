@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mmspec.errors import InputError
 from mmspec.models.llamagen.configuration import LlamaGenConfig
+from mmspec.validation import is_integer
 
 if TYPE_CHECKING:
     from mmspec.models.llamagen.modeling import LlamaGenForCausalLM
@@ -36,7 +37,7 @@ def class_prompt(config: LlamaGenConfig, labels: Sequence[int | None]) -> dict[s
     for index, label in enumerate(labels):
         if label is None:
             label = config.num_classes
-        elif isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < config.num_classes:
+        elif not is_integer(label) or not 0 <= label < config.num_classes:
             allowed = f"an integer from 0 to {config.num_classes - 1}, or None for no class"
             raise InputError(f"class_labels[{index}]", label, allowed)
         ids.append([config.vocab_size + label])

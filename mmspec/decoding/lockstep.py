@@ -1,0 +1,57 @@
+"""Rows of a request in lock step: its callbacks are asked as transformers' `generate` asks them.
+
+That is once a step, with all rows at once, padded before shorter prompts and after what has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, StoppingCriteriaList
+
+__all__ = ["Lockstep"]
+
+
+@dataclass(frozen=True, eq=False)
+class Lockstep:
+    """Callbacks that may count on every call of theirs: each step gives each of the b rows one token.
+
+    Attributes:
+        processors: take ids [b, L] and scores [b, V].
+        criteria: take ids [b, L + 1] after the step.
+        prompt_lengths: of the b rows.
+        filler: the token that pads.
+    """
+
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    prompt_lengths: tuple[int, ...]
+    filler: int
+
+    def batch(self, rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+        """Make the padded batch [b, L] of the rows' ids, prompts included."""
+        lengths = self.prompt_lengths
+        longest = max(lengths)
+        most = max(len(ids) - length for ids, length in zip(rows, lengths, strict=True))
+        padded = [
+            [self.filler] * (longest - length) + [*ids] + [self.filler] * (most + length - len(ids))
+            for ids, length in zip(rows, lengths, strict=True)
+        ]
+        return torch.tensor(padded, dtype=torch.long, device=device)
+
+    def process(self, rows: Sequence[Sequence[int]], scores: Tensor) -> Tensor:
+        """Process the scores [b, V] that follow the rows' ids: a copy in float32, as by `generate`."""
+        ids: Any = self.batch(rows, scores.device)
+        processed: Tensor = self.processors(ids, scores.to(torch.float32, copy=True))
+        return processed.to(scores.dtype)
+
+    def stops(self, rows: Sequence[Sequence[int]], device: torch.device) -> list[bool]:
+        """Ask the criteria which of the rows end here."""
+        ids: Any = self.batch(rows, device)
+        asked: Tensor = self.criteria(ids, None)
+        answers: list[bool] = asked.tolist()
+        return answers

@@ -1,0 +1,176 @@
+"""Fields of transformers' GenerationConfig: which act, which change no token, and which are refused.
+
+A field is looked for where `generate` looks, in that order: the call, `generation_config=`, the model's own.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from transformers import GenerationConfig
+
+from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.registry import did_you_mean
+from mmspec.validation import given_of, plain_numbers
+
+__all__ = ["CHANGE_NO_TOKEN", "REFUSED", "REFUSED_OF_CALLERS", "distance", "resolve", "unserved"]
+
+#: Memory, speed, the form of what is returned, and settings of searches that are refused themselves.
+CHANGE_NO_TOKEN = frozenset(
+    {
+        "assistant_confidence_threshold",
+        "assistant_ensemble_weight",
+        "assistant_lookbehind",
+        "bos_token_id",
+        "cache_config",
+        "compile_config",
+        "continuous_batching_config",
+        "decoder_start_token_id",
+        "disable_compile",
+        "early_stopping",
+        "is_assistant",
+        "length_penalty",
+        "low_memory",
+        "max_cache_len",
+        "max_matching_ngram_size",
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "prefill_chunk_size",
+        "renormalize_logits",
+        "return_dict_in_generate",
+        "speculation_type",
+        "target_lookbehind",
+        "transformers_version",
+        "use_cache",
+    }
+)
+BEAMS = "beam search has no draft to verify"
+MOVED = "transformers has moved it out of its package"
+CACHES = "dynamic", "static", "hybrid", "hybrid_chunked", "sliding_window"
+#: Values that do nothing, besides None and False; and why others are refused, wherever they stand.
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "cache_implementation": (CACHES, "keys and values are kept as they are, where the model is"),
+    "constraints": ((), f"{BEAMS}; a logits processor can constrain"),
+    "diversity_penalty": ((0.0,), BEAMS),
+    "dola_layers": ((), MOVED),
+    "force_words_ids": ((), f"{BEAMS}; a logits processor can constrain"),
+    "num_beam_groups": ((1,), BEAMS),
+    "num_beams": ((1,), BEAMS),
+    "num_return_sequences": ((1,), "pass the prompt as often, with a seed for each"),
+    "penalty_alpha": ((0.0,), MOVED),
+    "token_healing": ((), "tokens of a prompt are not changed"),
+}
+DRAFTS = "drafts are the accelerator's: set_accelerator('copy'), or 'mtp', or another"
+RETURNED = "tokens, text and stats are returned"
+#: The same for what is asked of a call; in a checkpoint it changes no token of ours, and is passed over.
+REFUSED_OF_CALLERS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "assistant_early_exit": ((), DRAFTS),
+    "prompt_lookup_num_tokens": ((), DRAFTS),
+    "use_mtp": ((), DRAFTS),
+    "output_attentions": ((), RETURNED),
+    "output_hidden_states": ((), RETURNED),
+    "output_logits": ((), RETURNED),
+    "output_scores": ((), RETURNED),
+}
+OF_CALL, OF_CONFIG = "", "generation_config."
+
+
+def resolve(
+    served: Collection[str],
+    keywords: Mapping[str, Any],
+    given: GenerationConfig | None,
+    own: GenerationConfig | None,
+    others: Collection[str] = (),
+) -> dict[str, Any]:
+    """Find the value of every field that is served, where one is set.
+
+    Args:
+        served: names of settings.
+        keywords: of the call.
+        given: `generation_config=` of the call.
+        own: the model's.
+        others: what the call takes besides, for messages.
+
+    Raises:
+        UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
+        InputError: a field that is not served is set away from its default.
+    """
+    called = given_of(**plain_numbers(dict(keywords)))
+    asked = [(OF_CALL, called), *([] if given is None else [(OF_CONFIG, vars(given))])]
+    places = [*asked, *([] if own is None else [(OF_CONFIG, vars(own))])]
+    for keyword in keywords:
+        if keyword not in served and keyword not in installed_fields():
+            names = {*served, *others}
+            near = difflib.get_close_matches(keyword, sorted(names), n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            listed = ", ".join(sorted(names - installed_fields()))
+            allowed = f"{hint}allowed: {listed}, and the fields of transformers' GenerationConfig"
+            raise UnknownArgumentError("keyword", keyword, allowed)
+    tables = (REFUSED, places), (unserved(frozenset(served)), places), (REFUSED_OF_CALLERS, asked)
+    for table, where in tables:
+        for name, (harmless, reason) in table.items():
+            check(name, harmless, reason, where)
+    if given is not None:
+        check_custom_entries(given, own)
+    found: dict[str, Any] = {}
+    for name in served:
+        for _, values in places:
+            if (value := values.get(name)) is not None:
+                found[name] = plain_numbers(value)
+                break
+    return found
+
+
+def distance(
+    name: str, keywords: Mapping[str, Any], given: GenerationConfig | None, own: GenerationConfig | None
+) -> int:
+    """Rank of the place where a field is set: 0 the call, 1 `generation_config=`, 2 the model's own or none.
+
+    What a given config repeats of the model's own was copied, and counts as the model's.
+    """
+    if keywords.get(name) is not None:
+        return 0
+    value = getattr(given, name, None)
+    return 2 if value is None or value == getattr(own, name, None) else 1
+
+
+def check(
+    name: str, harmless: Sequence[Any], reason: str, places: Sequence[tuple[str, Mapping[str, Any]]]
+) -> None:
+    """Raise InputError if the first place that sets a field sets it to more than nothing."""
+    for prefix, values in places:
+        value = values.get(name)
+        if value is not None:
+            value = plain_numbers(value)
+            if value is not False and value not in harmless:
+                nothing = " or ".join(map(repr, (*harmless[:1], None)))
+                raise InputError(f"{prefix}{name}", value, f"{nothing}: {reason}")
+            return
+
+
+@cache
+def unserved(served: frozenset[str]) -> dict[str, tuple[tuple[Any, ...], str]]:
+    """Fields of the installed transformers that this version knows nothing of: refused where they are set."""
+    known = {*served, *CHANGE_NO_TOKEN, *REFUSED, *REFUSED_OF_CALLERS, "pad_token_id"}
+    reason = "a field of this version of transformers that mmspec does not know"
+    return {name: ((), reason) for name in installed_fields() - known}
+
+
+def check_custom_entries(given: GenerationConfig, own: GenerationConfig | None) -> None:
+    """Raise UnknownArgumentError for an attribute that no GenerationConfig has, nor the model's."""
+    ours = {} if own is None else vars(own)
+    for name, value in vars(given).items():
+        is_own = name in installed_fields() or name.startswith("_") or value is None
+        if not is_own and ours.get(name) != value:
+            raise UnknownArgumentError(
+                "field of generation_config", name, did_you_mean(name, installed_fields())
+            )
+
+
+@cache
+def installed_fields() -> frozenset[str]:
+    """Names of the fields that a GenerationConfig of the installed transformers has."""
+    return frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_"))

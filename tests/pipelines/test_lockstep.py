@@ -1,0 +1,357 @@
+"""Processors and criteria that keep a state, or know the batch, are asked as `generate` asks them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    EncoderRepetitionPenaltyLogitsProcessor,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    SynthIDTextWatermarkingConfig,
+)
+
+import mmspec
+from mmspec.errors import InputError, NumericalError
+from mmspec.pipelines import MMSpecPipeline, VisionLanguagePipeline
+from mmspec.pipelines.token_processors import warn_of
+from tests.pipelines.byte_level import byte_level_tokenizer
+from tests.tiny_models import tiny_llama
+
+VOCABULARY, NEW, PAD = 300, 24, 0
+TOKENIZER = byte_level_tokenizer()
+#: Two prompts of their own length.
+ROWS = [TOKENIZER(text).input_ids for text in ("the red the red the red", "a blue star, a blue")]
+ASSETS = Path(__file__).parents[2] / "assets"
+
+
+class Matcher(LogitsProcessor):
+    """A grammar for each row, advanced by the last token of each call."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+        self.states: dict[int, int] = {}
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.seen.append(input_ids.clone())
+        out = torch.full_like(scores, -torch.inf)
+        for row, last in enumerate(input_ids[:, -1].tolist()):
+            self.states[row] = (3 * self.states[row] + last) % 7 if row in self.states else 0
+            keep = [10 + self.states[row], 20 + self.states[row], 40 + self.states[row]]
+            out[row, keep] = scores[row, keep]
+        return out
+
+
+class Generated(LogitsProcessor):
+    """A grammar whose state is in a generator, which nothing can copy."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+        self._allowed = self._walk()
+
+    def _walk(self) -> Iterator[int]:
+        while True:
+            yield from (10, 40, 20)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.seen.append(input_ids.clone())
+        low = next(self._allowed)
+        keep = torch.zeros_like(scores, dtype=torch.bool)
+        keep[:, low : low + 10] = True
+        return scores.masked_fill(~keep, -torch.inf)
+
+
+class Budget(LogitsProcessor):
+    """Forces a token once a number of calls was made, as budgets of thinking do."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.seen.append(input_ids.clone())
+        if len(self.seen) != 9:
+            return scores
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, 77] = 0.0
+        return forced
+
+
+class Done(StoppingCriteria):
+    """Keeps a flag for each row."""
+
+    def __init__(self, ends: set[int], rows: int) -> None:
+        self.ends, self.done, self.calls = ends, [False] * rows, 0
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        self.calls += 1
+        for row in range(len(self.done)):
+            self.done[row] |= int(input_ids[row, -1]) in self.ends
+        return torch.tensor(self.done)
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return tiny_llama(vocab=VOCABULARY).double()
+
+
+@pytest.fixture(params=["copy", "draft_model"])
+def pipe(request: pytest.FixtureRequest, model: PreTrainedModel) -> VisionLanguagePipeline:
+    own: dict[str, Any] = {"drafter": model} if request.param == "draft_model" else {}
+    return VisionLanguagePipeline(model, TOKENIZER, "none").set_accelerator(request.param, **own)
+
+
+def padded(rows: list[list[int]]) -> dict[str, Tensor]:
+    longest = max(map(len, rows))
+    ids = torch.tensor([[PAD] * (longest - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def generated(model: PreTrainedModel, rows: list[list[int]], **keywords: Any) -> list[list[int]]:
+    """What `generate` makes of rows."""
+    inputs = padded(rows)
+    given = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": PAD, **keywords}
+    output = model.generate(**inputs, **given)
+    return [row[inputs["input_ids"].shape[1] :].tolist() for row in output]
+
+
+def asked(pipe: Any, rows: list[list[int]], **keywords: Any) -> Any:
+    texts = [TOKENIZER.decode(row) for row in rows]
+    return pipe(texts, apply_chat_template=False, **{"max_new_tokens": NEW, **keywords})
+
+
+def filled(tokens: list[list[int]]) -> list[list[int]]:
+    longest = max(map(len, tokens))
+    return [row + [PAD] * (longest - len(row)) for row in tokens]
+
+
+@pytest.mark.parametrize("rows", [ROWS[:1], ROWS], ids=["one", "two"])
+@pytest.mark.parametrize("kind", [Matcher, Generated, Budget])
+def test_a_processor_with_a_state_is_called_as_generate_calls_it(
+    kind: Callable[[], Any], rows: list[list[int]], pipe: Any, model: PreTrainedModel
+) -> None:
+    free = generated(model, rows, logits_processor=LogitsProcessorList([kind()]))
+    for ends in (None, free[-1][5]):
+        theirs, ours, inside = kind(), kind(), kind()
+        how: dict[str, Any] = {"eos_token_id": ends}
+        wanted = generated(model, rows, logits_processor=LogitsProcessorList([theirs]), **how)
+        output = asked(pipe, rows, logits_processor=[ours], **how)
+        assert filled(output.tokens) == wanted
+        assert [ids.tolist() for ids in ours.seen] == [ids.tolist() for ids in theirs.seen]
+        assert output.stats.accelerator == "none" and sum(output.stats.drafted) == 0
+        method = mmspec.accelerate("copy")
+        custom = LogitsProcessorList([inside])
+        assert generated(model, rows, logits_processor=custom, custom_generate=method, **how) == wanted
+        assert [ids.tolist() for ids in inside.seen] == [ids.tolist() for ids in theirs.seen]
+        assert method.stats.accelerator == "none"  # type: ignore[attr-defined]
+        assert method.stats.new_tokens == list(map(len, output.tokens))  # type: ignore[attr-defined]
+
+
+def test_allowed_tokens_and_tensors_of_the_batch_are_those_of_their_row(
+    pipe: Any, model: PreTrainedModel
+) -> None:
+    def allowed(row: int, ids: Tensor) -> list[int]:
+        assert ids.dim() == 1
+        return list(range(10, 30)) if row == 0 else list(range(60 + len(ids) % 3, 80))
+
+    bias = torch.randn(2, VOCABULARY, generator=torch.Generator().manual_seed(0)).double() * 9
+
+    def biased(input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores + bias
+
+    for how in ({"prefix_allowed_tokens_fn": allowed}, {"logits_processor": [biased]}):
+        listed = {k: LogitsProcessorList(v) if isinstance(v, list) else v for k, v in how.items()}
+        wanted = generated(model, ROWS, **listed)
+        assert asked(pipe, ROWS, **how).tokens == wanted != generated(model, ROWS)
+        assert generated(model, ROWS, **listed, custom_generate=mmspec.accelerate("copy")) == wanted
+
+
+def test_a_penalty_that_holds_the_prompts_of_the_batch_keeps_its_drafts(model: PreTrainedModel) -> None:
+    rows = [row[-12:] for row in ROWS]
+    penalty = EncoderRepetitionPenaltyLogitsProcessor(3.0, torch.tensor(rows))
+    how = {"logits_processor": LogitsProcessorList([penalty]), "repetition_penalty": 1.2}
+    method = mmspec.accelerate("copy")
+    assert generated(model, rows, **how, custom_generate=method) == generated(model, rows, **how)
+    assert method.stats.accelerator == "copy"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"guidance_scale": 2.0}, {"watermarking_config": SynthIDTextWatermarkingConfig(3, [654, 400])}],
+    ids=["guidance", "SynthID"],
+)
+def test_transformers_own_processors_with_a_state_work_plainly(
+    settings: dict[str, Any], model: PreTrainedModel
+) -> None:
+    wanted = generated(model, ROWS, **settings)
+    assert generated(model, ROWS, **settings, custom_generate=mmspec.accelerate("copy")) == wanted
+    torch.manual_seed(3)
+    wanted = generated(model, ROWS[:1], **settings, do_sample=True)
+    torch.manual_seed(3)
+    assert wanted == generated(
+        model, ROWS[:1], **settings, do_sample=True, custom_generate=mmspec.accelerate("copy")
+    )
+
+
+def test_a_plainly_decoded_call_has_a_seed_of_its_own(model: PreTrainedModel) -> None:
+    def sample(seed: int) -> list[list[int]]:
+        method = mmspec.accelerate("copy", seed=seed)
+        processors = LogitsProcessorList([Budget()])
+        how = {"do_sample": True, "temperature": 2.0, "custom_generate": method}
+        return generated(model, ROWS, **how, logits_processor=processors)
+
+    state = torch.random.get_rng_state()
+    assert sample(5) == sample(5) != sample(6)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("rows", [ROWS[:1], ROWS], ids=["one", "two"])
+def test_criteria_with_a_flag_for_each_row_end_their_own(
+    rows: list[list[int]], pipe: Any, model: PreTrainedModel
+) -> None:
+    free = generated(model, rows)
+    ends = {free[0][6], free[-1][11]}
+    criteria = [Done(ends, len(rows)) for _ in range(3)]
+    wanted = generated(
+        model, rows, stopping_criteria=StoppingCriteriaList(criteria[:1]), eos_token_id=VOCABULARY - 1
+    )
+    output = asked(pipe, rows, stopping_criteria=criteria[1:2])
+    assert filled(output.tokens) == wanted and output.finish_reasons == ["stop"] * len(rows)
+    assert criteria[1].calls == criteria[0].calls
+    assert (output.stats.accelerator == "none") == (len(rows) > 1)  # a row alone keeps its drafts
+    inside = generated(
+        model,
+        rows,
+        stopping_criteria=StoppingCriteriaList(criteria[2:]),
+        eos_token_id=VOCABULARY - 1,
+        custom_generate=mmspec.accelerate("copy"),
+    )
+    assert inside == wanted and criteria[2].calls == criteria[0].calls
+
+
+def test_criteria_of_one_answer_end_all_rows_and_those_of_transformers_keep_drafts(
+    pipe: Any, model: PreTrainedModel
+) -> None:
+    calls: list[int] = []
+
+    def after_seven(input_ids: Tensor, scores: Any) -> bool:
+        calls.append(len(input_ids))
+        return len(calls) == 7
+
+    output = asked(pipe, ROWS, stopping_criteria=[after_seven])
+    assert list(map(len, output.tokens)) == [7, 7] and calls == [2] * 7
+    texts = [TOKENIZER.decode(token) for token in generated(model, ROWS)[0][2:]]
+    string = next(text for text in texts if text and "\ufffd" not in text)
+    stops = StoppingCriteriaList([StopStringCriteria(TOKENIZER, [string])])
+    output = asked(pipe, ROWS, stopping_criteria=stops)
+    assert output.stats.accelerator != "none"
+    alone = [asked(pipe, [row], stopping_criteria=stops).tokens[0] for row in ROWS]
+    assert output.tokens == alone and len(alone[0]) < NEW
+
+
+def test_a_criterion_is_asked_as_often_as_by_generate(pipe: Any, model: PreTrainedModel) -> None:
+    for ends in (None, generated(model, ROWS[:1])[0][8]):
+        theirs, ours = Done(set(), 1), Done(set(), 1)
+        generated(model, ROWS[:1], eos_token_id=ends, stopping_criteria=StoppingCriteriaList([theirs]))
+        asked(pipe, ROWS[:1], eos_token_id=ends, stopping_criteria=[ours])
+        assert ours.calls == theirs.calls
+
+
+def test_who_declares_that_the_path_alone_counts_keeps_the_drafts(pipe: Any, model: PreTrainedModel) -> None:
+    class Bias(LogitsProcessor):
+        depends_on_path_alone = True
+
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            assert len(input_ids) == 1
+            bias = torch.zeros_like(scores)
+            bias[:, 50 + int(input_ids[0, -1]) % 9] = 5.0
+            return scores + bias
+
+    def allowed(row: int, ids: Tensor) -> list[int]:
+        return list(range(10, 30)) if row == 0 else list(range(60, 80))
+
+    allowed.depends_on_path_alone = True  # type: ignore[attr-defined]
+
+    wanted = [generated(model, [row], logits_processor=LogitsProcessorList([Bias()]))[0] for row in ROWS]
+    output = asked(pipe, ROWS, logits_processor=[Bias()])
+    assert output.tokens == wanted and sum(output.stats.accepted) > 0
+    wanted = generated(model, ROWS, prefix_allowed_tokens_fn=allowed)
+    output = asked(pipe, ROWS, prefix_allowed_tokens_fn=allowed)
+    assert output.tokens == wanted and output.stats.accelerator != "none"
+    method = mmspec.accelerate("copy")
+    assert generated(model, ROWS, prefix_allowed_tokens_fn=allowed, custom_generate=method) == wanted
+    assert method.stats.accelerator == "copy"  # type: ignore[attr-defined]
+
+
+def test_a_plainly_decoded_call_says_so_once(
+    pipe: Any, model: PreTrainedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unheard(Budget):
+        pass
+
+    warn_of.cache_clear()
+    with caplog.at_level(logging.WARNING, "mmspec"):
+        for _ in range(2):
+            asked(pipe, ROWS[:1], logits_processor=[Unheard()])
+            listed = LogitsProcessorList([Unheard()])
+            generated(model, ROWS[:1], logits_processor=listed, custom_generate=mmspec.accelerate("copy"))
+    said = [record.message for record in caplog.records if "Unheard" in record.message]
+    assert len(said) == 1 and "depends_on_path_alone" in said[0] and "plainly" in said[0]
+
+
+def test_logits_that_are_no_numbers_raise_in_lock_step_too(pipe: Any, model: PreTrainedModel) -> None:
+    class Spoil(Budget):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            super().__call__(input_ids, scores)
+            scores = scores.clone()
+            if len(self.seen) == 4:
+                scores[-1] = torch.nan
+            return scores
+
+    with pytest.raises(NumericalError, match="row 1, output token 3"):
+        asked(pipe, ROWS, logits_processor=[Spoil()])
+    with pytest.raises(NumericalError, match="row 1, output token 3"):
+        processors = LogitsProcessorList([Spoil()])
+        generated(model, ROWS, logits_processor=processors, custom_generate=mmspec.accelerate("copy"))
+
+
+def test_temperatures_of_rows_do_not_go_with_truncation_in_lock_step(pipe: Any) -> None:
+    how = {"temperature": [0.5, 1.0], "typical_p": 0.9, "logits_processor": [Budget()]}
+    with pytest.raises(InputError, match="differ by prompt"):
+        asked(pipe, ROWS, **how)
+
+
+@pytest.mark.parametrize("name", ["none", "copy", "eagle", "flash", "medusa"])
+def test_requests_in_lock_step_stand_beside_others_in_a_running_batch(name: str) -> None:
+    pipe = MMSpecPipeline.from_pretrained(ASSETS / "scenes-llava", dtype=torch.float32)
+    pipe.set_accelerator(name)
+    prompts: Any = ["Describe the image.", "What is it?"]
+    how: dict[str, Any] = {"max_new_tokens": 14}
+
+    def stops() -> Done:
+        return Done({73, 71}, 2)
+
+    alone = pipe(prompts, **how, logits_processor=[Matcher()]).tokens, pipe("Describe it.", **how).tokens
+    ended = pipe(prompts, **how, stopping_criteria=[stops()]).tokens
+    with pipe.running_batch(rows=6) as batch:
+        batch.enter("Describe it.", **how)
+        outputs: dict[int, Any] = {each.handle: each.output for each in batch.step()}
+        handles = [batch.enter(prompts, **how, logits_processor=[Matcher()])]
+        handles.append(batch.enter(prompts, **how, stopping_criteria=[stops()]))
+        while batch.handles:
+            outputs |= {each.handle: each.output for each in batch.step() if each.output is not None}
+    assert [outputs[0].tokens, outputs[handles[0]].tokens, outputs[handles[1]].tokens] == [
+        *alone[::-1],
+        ended,
+    ]
+    assert sum(outputs[handles[0]].stats.drafted) == 0
