@@ -131,8 +131,8 @@ def carry_out(
     for _ in call.rounds():
         if steps is not None:
             steps.put()
-    if steps is not None:
-        steps.end()
+    if streamer is not None:
+        streamer.end()
     for error in call.canvas.errors:
         if error is not None:
             raise error

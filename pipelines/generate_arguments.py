@@ -1,7 +1,7 @@
 """Arguments of transformers' `generate` that its accelerated loop does not act on: one table of them all.
 
-What is not in the table acts: as a logits processor, a stopping criterion or a length, which `generate` itself makes
-of it, or as an input of the prompt (`generate_rows`).
+What is not in the table acts: as a logits processor, a stopping criterion or a length, which `generate` makes
+of it, or as an input of the prompt (`generate_inputs`).
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def is_synced(model: PreTrainedModel, given: bool | None) -> bool:
 def arguments_of_generate() -> dict[str, Any]:
     """Find the arguments of the `generate` that calls a custom loop; none where nobody by that name does.
 
-    transformers (5.17 to 5.24) gives the streamer its prompt and then hands it, and others, to its own loops alone,
-    never to a custom one, so that readers of the stream would wait for ever.
+    transformers (5.17 to 5.24) gives the streamer its prompt and then hands it to its own loops alone, never
+    to a custom one, so that readers of the stream would wait for ever.
     """
     frame = sys._getframe(1)
     for _ in range(4):

@@ -1,7 +1,7 @@
 """Inputs that the caller of `generate` gave: each acts in the accelerated loop, or is refused by name.
 
-Allowed is what says nothing new (an empty cache, positions that follow from the mask) and what is read with the prompt
-alone. All else counts in every forward of `generate`, where ours could not know how.
+Allowed is what says nothing new (an empty cache, positions that follow from the mask) and what is read with
+the prompt alone. All else counts in every forward of `generate`, and ours could not know how.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["check_inputs"]
 
 PREPARE = "prepare_inputs_for_generation"
 M_ROPE_AXES = 3
-#: Keywords of the hooks by which PEFT gives every row of a batch an adapter of its own, or a place to begin at.
+#: Keywords of the hooks by which PEFT gives each row of a batch an adapter, or a place to begin at.
 OF_ROWS = {"adapter_names", "alora_offsets"}
 
 
@@ -57,7 +57,7 @@ def check_inputs(
 
 
 def check_cache(model_kwargs: Mapping[str, Any]) -> None:
-    """Raise InputError for a cache of the caller's: what it holds would not be seen, and it would not be filled."""
+    """Raise InputError for a cache of the caller's: it would neither be seen nor filled."""
     for name in CACHES:
         cache = model_kwargs.get(name)
         if cache is None:
@@ -72,8 +72,8 @@ def check_mask(model: PreTrainedModel, input_ids: Tensor, mask: Tensor | None) -
     """Which tokens of the prompts are read, [B, L].
 
     Raises:
-        InputError: the mask is of other tokens, weighs them, hides the last one, or has holes that a layer which
-            counts places would see.
+        InputError: the mask is of other tokens, weighs them, hides the last one, or has holes that would be
+            seen by layers which count places.
     """
     if mask is None:
         return torch.ones_like(input_ids, dtype=torch.bool)
@@ -90,7 +90,9 @@ def check_mask(model: PreTrainedModel, input_ids: Tensor, mask: Tensor | None) -
     kinds = set(check_layer_types(model.config.get_text_config(decoder=True)))
     if not is_padding_alone and kinds != {"full_attention"}:
         counting = sorted(kinds - {"full_attention"})
-        allowed = f"zeros in front of a prompt alone: layers of type {', '.join(counting)} count what is hidden"
+        allowed = (
+            f"zeros in front of a prompt alone: layers of type {', '.join(counting)} count what is hidden"
+        )
         raise InputError("attention_mask", "hidden tokens inside of a prompt", allowed)
     return seen
 
@@ -98,7 +100,7 @@ def check_mask(model: PreTrainedModel, input_ids: Tensor, mask: Tensor | None) -
 def check_positions(
     model: PreTrainedModel, seen: Tensor, model_kwargs: Mapping[str, Any], is_given: bool
 ) -> None:
-    """Raise InputError for positions that do not follow from the mask, nor (M-RoPE) go on from their last one."""
+    """Raise InputError for positions that do not follow from the mask, or (M-RoPE) do not simply go on."""
     positions, order = model_kwargs.get("position_ids"), model_kwargs.get("cache_position")
     if order is not None and order.tolist() != list(range(seen.shape[1])):
         raise InputError("cache_position", order.tolist(), "None: an accelerated call keeps its own")
@@ -109,7 +111,9 @@ def check_positions(
     if positions.dim() == M_ROPE_DIMENSIONS:
         texts, axes = positions[:-M_ROPE_AXES], positions[-M_ROPE_AXES:]
         follows = positions.shape[1:] == seen.shape and bool(((texts == implied) | hidden).all())
-        follows = follows and bool((axes[..., -1:] == axes.amax(0).masked_fill(hidden, 0).amax(-1)[:, None]).all())
+        follows = follows and bool(
+            (axes[..., -1:] == axes.amax(0).masked_fill(hidden, 0).amax(-1)[:, None]).all()
+        )
         allowed = "positions whose last is the greatest on all axes, so that the next is one more"
     else:
         # a model with several axes makes positions of all of them: fewer are the caller's
@@ -123,7 +127,7 @@ def check_positions(
 
 
 def check_names(model: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> None:
-    """Raise InputError for an input that is neither of the prompt nor what its forward takes it for anyway."""
+    """Raise InputError for an input that is neither of the prompt nor the default of the forward."""
     has_images = hasattr(getattr(model, "model", None), "get_image_features")
     known = OF_GENERATE | OF_PROMPT | CHOICES | ({TOKEN_TYPES} if has_images else set())
     usual = inspect.signature(model.forward).parameters
@@ -145,12 +149,14 @@ def is_same(default: object, value: object) -> bool:
 def check_preparation(model: PreTrainedModel, input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> None:
     """Raise InputError where the forwards of `generate` get other inputs than those that are known here.
 
-    PEFT brings prompts and prefixes in so, by a method of the instance. What a class outside of transformers does is
-    seen by asking for the inputs of the first forward.
+    PEFT brings prompts and prefixes in so, by a method of the instance. What a class outside of transformers
+    does is seen by asking for the inputs of the first forward.
     """
     usual, prepare = getattr(type(model), PREPARE), getattr(model, PREPARE)
     if getattr(prepare, "__func__", None) is not usual or prepare.__self__ is not model:
-        allowed = "that of the model's class: this one may bring in prompts or prefixes (PEFT) that would be lost"
+        allowed = (
+            "that of the model's class: this one may bring in prompts or prefixes (PEFT) that would be lost"
+        )
         raise InputError(PREPARE, getattr(prepare, "__qualname__", type(prepare).__name__), allowed)
     if usual.__module__.partition(".")[0] == "transformers":
         return
@@ -158,7 +164,9 @@ def check_preparation(model: PreTrainedModel, input_ids: Tensor, model_kwargs: M
     prepared = prepare(input_ids, is_first_iteration=True, **model_kwargs)
     for name, value in prepared.items():
         before = known.get(name)
-        alike = torch.equal(value, before) if isinstance(value, Tensor) and isinstance(before, Tensor) else None
+        alike = (
+            torch.equal(value, before) if isinstance(value, Tensor) and isinstance(before, Tensor) else None
+        )
         if name == "cache_position":
             continue
         if alike is False or (alike is None and value is not before and not is_empty(value)):

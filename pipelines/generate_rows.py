@@ -8,27 +8,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from mmspec.decoding.interfaces import Request
 from mmspec.errors import InputError
 
-__all__ = ["check_inputs", "split_rows"]
+__all__ = ["split_rows"]
 
 #: The cache, by the names that transformers has given it.
 CACHES = ("past_key_values", "cache")
-#: What generate prepares for its own loop; ours keeps its own. Dropped, once `check_inputs` finds nothing new in it.
+#: What generate prepares for its own loop; dropped, once `check_inputs` finds nothing new in it.
 OF_GENERATE = {*CACHES, "attention_mask", "position_ids", "cache_position", "use_cache", "logits_to_keep"}
 #: What is read with the prompt and never again: images, sounds, where they stand, and how they are read.
 OF_PROMPT = {
-    *MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL, "mm_encoder_outputs", "mm_token_type_ids", "moe_mm_token_type_ids",
-    "image_grid_thw", "video_grid_thw", "image_grid_hw", "second_per_grid_ts", "video_second_per_grid",
-    "image_position_ids", "video_position_ids", "num_frames_per_video", "image_num_crops", "batch_num_images",
-    "images_per_sample", "image_merge_sizes", "video_merge_sizes", "video_compression_mask", "spatial_shapes",
-    "target_sizes", "target_sizes_videos", "tile_fine_mask", "feature_attention_mask", "audio_feature_lengths",
-    "audio_input_features", "audio_embed_sizes", "audio_attention_mask", "image_pixel_values",
-    "image_attention_mask",
+    *MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL, "mm_encoder_outputs",
+    "mm_token_type_ids", "moe_mm_token_type_ids", "image_grid_thw", "video_grid_thw", "image_grid_hw",
+    "second_per_grid_ts", "video_second_per_grid", "image_position_ids", "video_position_ids",
+    "num_frames_per_video", "image_num_crops", "batch_num_images", "images_per_sample", "image_merge_sizes",
+    "video_merge_sizes", "video_compression_mask", "spatial_shapes", "target_sizes", "target_sizes_videos",
+    "tile_fine_mask", "image_pixel_values", "image_attention_mask", "feature_attention_mask",
+    "audio_feature_lengths", "audio_input_features", "audio_embed_sizes", "audio_attention_mask",
 }  # fmt: skip
 #: How images are read: one value for all rows.
 CHOICES = {

@@ -25,20 +25,14 @@ class Steps:
 
     def put(self) -> None:
         """Put out the steps that a round has completed."""
-        rows = list(zip(self.canvas.output_lengths, self.canvas.finish_reasons, strict=True))
+        canvas = self.canvas
+        rows = list(zip(canvas.output_lengths, canvas.finish_reasons, strict=True))
         going = [length for length, reason in rows if reason is None]
-        self._put_until(min(going) if going else max(length for length, _ in rows))
-
-    def end(self) -> None:
-        """Tell the streamer that there is no more."""
-        self.streamer.end()
-
-    def _put_until(self, length: int) -> None:
-        starts = self.canvas.prompt_lengths
-        for step in range(self.done, length):
+        reached = min(going) if going else max(length for length, _ in rows)
+        for step in range(self.done, reached):
             tokens = [
                 ids[start + step] if start + step < len(ids) else self.filler
-                for ids, start in zip(self.canvas.ids, starts, strict=True)
+                for ids, start in zip(canvas.ids, canvas.prompt_lengths, strict=True)
             ]
             self.streamer.put(torch.tensor(tokens))
-        self.done = max(self.done, length)
+        self.done = max(self.done, reached)

@@ -18,7 +18,6 @@ from transformers import StoppingCriteriaList, TextIteratorStreamer
 import mmspec
 from mmspec.accelerators import copy as copying
 from mmspec.errors import InputError
-from mmspec.pipelines import in_place
 from tests.drafters import mtp_checks
 from tests.pipelines.test_custom_generate import LengthIs
 from tests.tiny_models import (
@@ -218,7 +217,7 @@ def test_a_component_that_cannot_be_leaves_the_others() -> None:
 
 
 def test_a_failure_in_the_middle_changes_nothing() -> None:
-    """The second model's head does not fit; the first is as it was."""
+    """The second model's head does not fit; the first is as it was, and can be enabled by itself."""
     first, second = tiny_llama(), tiny_llama(hidden=64)
     pipe = Pipeline(first=first, second=second)
     head = mtp_checks.head_for(mtp_checks.CausalTarget(first))
@@ -228,8 +227,6 @@ def test_a_failure_in_the_middle_changes_nothing() -> None:
     with pytest.raises(InputError, match="did you mean 'copy'"):
         mmspec.enable(pipe, "copi")
     mmspec.enable(first, "copy")
-    with pytest.raises(InputError, match="num_beams"):
-        first.generate(torch.tensor([[1, 2]]), num_beams=2, max_new_tokens=4)
     assert first.generate(torch.tensor([[1, 2]]), max_new_tokens=4).shape == (1, 6)
 
 
@@ -283,4 +280,4 @@ def test_models_that_are_gone_are_forgotten() -> None:
     gone = weakref.ref(model)
     del model
     gc.collect()
-    assert gone() is None and len(in_place.ENABLED) == len(list(in_place.ENABLED.keys()))
+    assert gone() is None
