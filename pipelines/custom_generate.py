@@ -36,6 +36,7 @@ from mmspec.pipelines.generate_inputs import check_inputs
 from mmspec.pipelines.generate_rows import split_rows
 from mmspec.pipelines.generate_stream import Steps
 from mmspec.targets import adapt
+from mmspec.targets.admission import check_reach
 
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
 
@@ -113,6 +114,7 @@ def prepare(
     sampler = read_sampler(config, processors, len(requests))
     stopping = read_stopping(config, criteria, input_ids.shape[1])
     fitted.drafter.admit(requests, sampler, stopping)
+    check_reach(model, [len(request.prompt_tokens) for request in requests], stopping.max_new_tokens)
     key = int(torch.randint(2**62, ())) if seed is None else seed
     random = RandomStream.from_seed(key, len(requests), input_ids.device)
     padded = input_ids.tolist()  # processors and criteria of generate count the padding as well

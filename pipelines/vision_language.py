@@ -22,6 +22,7 @@ from mmspec.pipelines.outputs import TextOutput
 from mmspec.pipelines.prompts import Prompt, read_negatives, read_prompts
 from mmspec.pipelines.settings import GenerationSettings
 from mmspec.pipelines.text_stream import TextDeltas, decode
+from mmspec.targets.admission import check_reach
 
 
 class VisionLanguagePipeline(MMSpecPipeline):
@@ -191,6 +192,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         sampler = replace(sampler, processors=own)
         self.accelerator.check(sampler)
         stopping = settings.stopping(max(lengths, default=0), positions, self.tokenizer)
+        check_reach(self.model, lengths, stopping.max_new_tokens)
         random = RandomStream.from_seed(settings.seeds(len(requests)), len(requests), self.device)
         return self.accelerator.call(self.target, sampler, requests, stopping, random)
 
