@@ -123,7 +123,7 @@ def bound(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         arguments = inspect.signature(call).bind(*args, **kwargs).arguments
     except TypeError:
         return None
-    return {**arguments, **arguments.pop("kwargs", {})}
+    return arguments.pop("kwargs", {}) | arguments
 
 
 def loop_of(mark: Mark) -> Callable[..., Any]:

@@ -2,8 +2,8 @@
 
 Frequencies of type "dynamic" change with every token beyond the length that a model was trained for, those of
 type "longrope" once, there. A forward of transformers turns all of its tokens by the frequencies of the last;
-plain decoding reads a token a forward, and keeps the keys of earlier ones as they were turned. So a forward over
-several tokens, of several rows, gives each the frequencies of its own position.
+plain decoding reads a token a forward, and keeps the keys of earlier ones as they were turned. So a forward
+over several tokens, of several rows, gives each the frequencies of its own position.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Rotary frequencies that change on the way: every row is decoded as `generate` decodes it alone, across the change.
+"""Rotary frequencies that change on the way: every row is decoded across it as `generate` decodes it alone.
 
-`generate` keeps the lengths that it has met in the model, and turns later prompts otherwise: what is due comes from a
-model that has read nothing.
+`generate` keeps the lengths that it has met in the model, and turns later prompts otherwise: what is due comes
+from a model that has read nothing.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_the_model_is_left_as_it_was(kind: str) -> None:
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 def test_prompts_with_images_go_across(family: str) -> None:
-    """The text model's frequencies are in a config inside of the model's; M-RoPE counts less than its tokens."""
+    """The frequencies are in a config inside of the model's; M-RoPE counts less than its tokens."""
     made, processor = {"llava": tiny_llava, "qwen2_vl": tiny_qwen2_vl}[family]()
     asked = [user_message("what is there ?", tiny_images()[:count]) for count in (1, 2)]
     rows = [dict(encode(processor, each)) for each in asked]
