@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -51,7 +51,8 @@ def accelerate(
     """Make a function for `custom_generate=` of any decoder-only transformers model.
 
     Everything else of `generate` works as it is: its keywords, generation config, logits processors,
-    stopping criteria and streamer. `stats` of the last call are on the function. Stop strings go in as
+    stopping criteria and streamer. What would not act in this loop is refused by name before the first forward.
+    `stats` of the last call are on the function. Stop strings go in as
     `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`: transformers loses `tokenizer=` on the way
     to any custom function, and refuses.
 
@@ -99,9 +100,14 @@ def prepare(
     criteria: StoppingCriteriaList,
     config: GenerationConfig,
     model_kwargs: Mapping[str, Any],
-    given: Collection[str],
+    given: Mapping[str, Any],
 ) -> Call:
     """Set up the decoding of a batch as `generate` hands it to a loop; nothing is read yet.
+
+    Args:
+        method, seed: how it is decoded.
+        model, input_ids, processors, criteria, config, model_kwargs: what a loop of `generate` is given.
+        given: what the caller gave to `generate`.
 
     Raises:
         InputError: something that the caller gave would not act; its name is in the message.

@@ -7,7 +7,6 @@ transformers, as it was before. The log says why.
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping
@@ -78,59 +77,57 @@ def decode_or_pass(
     call = plain if mark.before is None else mark.before
     token = RUNNING.set((*RUNNING.get(), id(model)))
     try:
-        return (
-            call(*args, **kwargs)
-            if (asked := accelerated(model, call, mark, args, kwargs)) is None
-            else asked()
-        )
+        args, kwargs = with_loop(model, call, mark, args, kwargs)
+        return call(*args, **kwargs)
     finally:
         RUNNING.reset(token)
 
 
-def accelerated(
+def with_loop(
     model: PreTrainedModel,
     call: Callable[..., Any],
     mark: Mark,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Callable[[], Any] | None:
-    """The same call by the accelerated loop; None if it is left to transformers."""
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, with the accelerated loop among them unless it is left to transformers."""
     given = bound(call, args, kwargs)
     if given is None or given.get(LOOP) is not None:
-        return None  # the caller's own loop goes before ours
+        return args, kwargs  # the caller's own loop goes before ours
     try:
         config = config_of(model, given)
         check_arguments(model, config, given)
-        if config.stop_strings is not None:
-            args, kwargs = (), with_stop_strings(model, given, config)
+        own = (args, kwargs) if config.stop_strings is None else ((), with_stop_strings(model, given, config))
     except InputError as error:
         logger.info("passed on to transformers: %s", error)
-        return None
+        return args, kwargs
     except ValueError:  # for transformers to say
-        return None
-    return functools.partial(call, *args, **{**kwargs, LOOP: loop_of(mark)})
+        return args, kwargs
+    return own[0], own[1] | {LOOP: loop_of(mark)}
 
 
 def bound(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """The arguments of a call by name; None where it takes no loop, or transformers has something to say."""
-    own = inspect.signature(call).parameters
-    kinds = {each.kind for each in own.values()}
-    if LOOP not in own and inspect.Parameter.VAR_KEYWORD not in kinds:
+    signature = inspect.signature(call)
+    kinds = {each.kind for each in signature.parameters.values()}
+    if LOOP not in signature.parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
         return None
     if inspect.Parameter.VAR_POSITIONAL in kinds:  # stands before the method, and takes what it takes
-        call = functools.partial(GenerationMixin.generate, None)
+        signature, args = inspect.signature(GenerationMixin.generate), (None, *args)
     try:
-        arguments = inspect.signature(call).bind(*args, **kwargs).arguments
+        arguments: dict[str, Any] = signature.bind(*args, **kwargs).arguments
     except TypeError:
         return None
-    return arguments.pop("kwargs", {}) | arguments
+    arguments = arguments.pop("kwargs", {}) | arguments
+    arguments.pop("self", None)
+    return arguments
 
 
 def loop_of(mark: Mark) -> Callable[..., Any]:
     """The loop for one call, which `generate` calls when all is prepared."""
 
     def loop(
-        model: PreTrainedModel,
+        model: Any,
         input_ids: Tensor,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
@@ -152,7 +149,7 @@ def loop_of(mark: Mark) -> Callable[..., Any]:
     return loop
 
 
-def config_of(model: PreTrainedModel, given: Mapping[str, Any]) -> GenerationConfig:
+def config_of(model: Any, given: Mapping[str, Any]) -> GenerationConfig:
     """All fields of a call: of its keywords, its config and the model's, as `generate` joins them."""
     signature = inspect.signature(GenerationMixin.generate).parameters
     keywords = {
@@ -162,9 +159,7 @@ def config_of(model: PreTrainedModel, given: Mapping[str, Any]) -> GenerationCon
     return config
 
 
-def with_stop_strings(
-    model: PreTrainedModel, given: Mapping[str, Any], config: GenerationConfig
-) -> dict[str, Any]:
+def with_stop_strings(model: Any, given: Mapping[str, Any], config: GenerationConfig) -> dict[str, Any]:
     """The arguments of a call with its stop strings as a criterion.
 
     transformers loses a tokenizer on the way to any custom loop.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ OF_ROWS = {"adapter_names", "alora_offsets"}
 
 
 def check_inputs(
-    model: PreTrainedModel, input_ids: Tensor, model_kwargs: Mapping[str, Any], given: Collection[str] = ()
+    model: PreTrainedModel, input_ids: Tensor, model_kwargs: Mapping[str, Any], given: Mapping[str, Any]
 ) -> None:
     """Raise InputError for the first input that would act in `generate`, and not in the accelerated loop.
 
@@ -44,13 +44,13 @@ def check_inputs(
         model: the target's.
         input_ids: [B, L].
         model_kwargs: what `generate` hands to its loop.
-        given: names of the keywords that the caller gave.
+        given: the keywords of the caller.
     """
     if model_kwargs.get("inputs_embeds") is not None:
         raise InputError("inputs_embeds", model_kwargs["inputs_embeds"], "None: prompts are `input_ids`")
     check_cache(model_kwargs)
     seen = check_mask(model, input_ids, model_kwargs.get("attention_mask"))
-    check_positions(model, seen, model_kwargs, "position_ids" in given)
+    check_positions(model, seen, model_kwargs, given.get("position_ids") is not None)
     check_names(model, model_kwargs)
     check_preparation(model, input_ids, model_kwargs)
     check_hooks(model)
@@ -89,10 +89,8 @@ def check_mask(model: PreTrainedModel, input_ids: Tensor, mask: Tensor | None) -
     is_padding_alone = bool((seen[:, 1:] >= seen[:, :-1]).all())
     kinds = set(check_layer_types(model.config.get_text_config(decoder=True)))
     if not is_padding_alone and kinds != {"full_attention"}:
-        counting = sorted(kinds - {"full_attention"})
-        allowed = (
-            f"zeros in front of a prompt alone: layers of type {', '.join(counting)} count what is hidden"
-        )
+        counting = ", ".join(sorted(kinds - {"full_attention"}))
+        allowed = f"zeros in front of a prompt alone: layers of type {counting} count what is hidden"
         raise InputError("attention_mask", "hidden tokens inside of a prompt", allowed)
     return seen
 
@@ -111,9 +109,8 @@ def check_positions(
     if positions.dim() == M_ROPE_DIMENSIONS:
         texts, axes = positions[:-M_ROPE_AXES], positions[-M_ROPE_AXES:]
         follows = positions.shape[1:] == seen.shape and bool(((texts == implied) | hidden).all())
-        follows = follows and bool(
-            (axes[..., -1:] == axes.amax(0).masked_fill(hidden, 0).amax(-1)[:, None]).all()
-        )
+        greatest = axes.amax(0).masked_fill(hidden, 0).amax(-1)
+        follows = follows and bool((axes[..., -1] == greatest).all())
         allowed = "positions whose last is the greatest on all axes, so that the next is one more"
     else:
         # a model with several axes makes positions of all of them: fewer are the caller's
@@ -152,25 +149,23 @@ def check_preparation(model: PreTrainedModel, input_ids: Tensor, model_kwargs: M
     PEFT brings prompts and prefixes in so, by a method of the instance. What a class outside of transformers
     does is seen by asking for the inputs of the first forward.
     """
-    usual, prepare = getattr(type(model), PREPARE), getattr(model, PREPARE)
+    family: Any = type(model)
+    usual, prepare = getattr(family, PREPARE), getattr(model, PREPARE)
     if getattr(prepare, "__func__", None) is not usual or prepare.__self__ is not model:
         allowed = (
-            "that of the model's class: this one may bring in prompts or prefixes (PEFT) that would be lost"
+            "that of the model's class: prompts or prefixes that this one brings in (PEFT) would be lost"
         )
         raise InputError(PREPARE, getattr(prepare, "__qualname__", type(prepare).__name__), allowed)
     if usual.__module__.partition(".")[0] == "transformers":
         return
-    known = {"input_ids": input_ids, **model_kwargs}  # code of others is still given `cache_position`
+    known = {"input_ids": input_ids, **model_kwargs}
     prepared = prepare(input_ids, is_first_iteration=True, **model_kwargs)
     for name, value in prepared.items():
         before = known.get(name)
-        alike = (
-            torch.equal(value, before) if isinstance(value, Tensor) and isinstance(before, Tensor) else None
-        )
-        if name == "cache_position":
-            continue
-        if alike is False or (alike is None and value is not before and not is_empty(value)):
-            raise InputError(PREPARE, usual.__qualname__, f"one that leaves `{name}` as it is")
+        both = isinstance(value, Tensor) and isinstance(before, Tensor)
+        alike = torch.equal(value, before) if both else value is before or is_empty(value)
+        if not alike and name != "cache_position":  # code of others is still given that
+            raise InputError(PREPARE, family.__qualname__, f"one that leaves `{name}` as it is")
 
 
 def check_hooks(model: PreTrainedModel) -> None:

@@ -116,13 +116,14 @@ def check_reach(model: PreTrainedModel, prompts: Sequence[int], most: int) -> No
         most: number of tokens that may follow them; the last is not read.
     """
     change, kind = change_of(model.config)
-    own = type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
+    family: Any = type(model)
+    own = family.prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
     across = [length for length in prompts if length <= change < length + most - 1]
     if across and own and hasattr(model.config, MIDWAY):
         raise refusal(
             model,
-            f"has rotary frequencies of type {kind!r} that change at {change} tokens, where it reads all of "
-            f"its text again; a prompt of {across[0]} tokens and {most} new ones may go across: ask for fewer",
+            f"has rotary frequencies of type {kind!r} that change at {change} tokens, where it reads its text "
+            f"again; a prompt of {across[0]} tokens and {most} new ones may go across: ask for fewer",
         )
 
 

@@ -99,7 +99,7 @@ def turn_each(
 
 
 @contextmanager
-def replaced(module: nn.Module, turning: Callable[..., tuple[Tensor, ...]]) -> Iterator[None]:
+def replaced(module: Any, turning: Callable[..., tuple[Tensor, ...]]) -> Iterator[None]:
     """Replace the forward of one module, whose frequencies are those of a fresh one before each turn."""
     # accelerate's hooks (device_map, offloading) stand at `forward`, and call the module's own by this name
     name = "_old_forward" if hasattr(module, "_hf_hook") else "forward"

@@ -38,7 +38,7 @@ from tests.tiny_models import (
     tiny_qwen3_5,
     user_message,
 )
-from tests.versions import IMAGES_REACH_THE_LOOP
+from tests.versions import IMAGES_REACH_THE_LOOP, OLDEST
 
 NEW = 16
 ELSEWHERE = ("synced_gpus",)  # wants processes
@@ -100,11 +100,11 @@ def filled(model: PreTrainedModel, kind: str) -> Any:
 INPUTS: dict[str, tuple[Callable[[PreTrainedModel], dict[str, Any]], str]] = {
     "soft prompts": (
         lambda m: {"past_key_values": filled(m, "soft"), "attention_mask": torch.ones(1, L + 4).long()},
-        "past_key_values: got 'DynamicCache of 4 tokens'",
+        "got 'DynamicCache of 4 tokens'",
     ),
-    "a cache to go on from": (lambda m: {"past_key_values": filled(m, "read")}, "past_key_values"),
-    "a static cache": (lambda m: {"past_key_values": filled(m, "static")}, "past_key_values"),
-    "a cache to be filled": (lambda m: {"past_key_values": DynamicCache()}, "past_key_values"),
+    "a cache to go on from": (lambda m: {"past_key_values": filled(m, "read")}, "DynamicCache of 4 tokens"),
+    "a static cache": (lambda m: {"past_key_values": filled(m, "static")}, "got 'StaticCache of 4 tokens'"),
+    "a cache to be filled": (lambda m: {"past_key_values": DynamicCache()}, "got 'DynamicCache of 0 tokens'"),
     "positions": (lambda m: {"position_ids": torch.arange(L)[None] * 2}, "position_ids"),
     "positions from elsewhere": (lambda m: {"position_ids": torch.arange(L)[None] + 7}, "position_ids"),
     "embeddings": (lambda m: {"inputs_embeds": m.get_input_embeddings()(IDS) * 2}, "inputs_embeds"),
@@ -308,6 +308,7 @@ def test_a_call_of_transformers_makes_its_own_calls_plainly(model: PreTrainedMod
     as_before(model, lambda: call_of({"token_healing": True, "tokenizer": tokenizer}), calls=0)
 
 
+@pytest.mark.skipif(OLDEST, reason="its generate fails by itself before 5.23")
 def test_janus_draws_by_its_own_loop() -> None:
     janus = tiny_janus()[0]
     janus.generation_config.generation_kwargs = {"boi_token_id": 5}

@@ -1,7 +1,7 @@
 """Rotary frequencies that change on the way: every row is decoded across it as `generate` decodes it alone.
 
-`generate` keeps the lengths that it has met in the model, and turns later prompts otherwise: what is due comes
-from a model that has read nothing.
+`generate` keeps the lengths that it has met in the model, and turns later prompts otherwise: what is due
+comes from a model that has read nothing.
 """
 
 from __future__ import annotations
