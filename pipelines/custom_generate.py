@@ -51,8 +51,8 @@ def accelerate(
     """Make a function for `custom_generate=` of any decoder-only transformers model.
 
     Everything else of `generate` works as it is: its keywords, generation config, logits processors,
-    stopping criteria and streamer. What would not act in this loop is refused by name before the first forward.
-    `stats` of the last call are on the function. Stop strings go in as
+    stopping criteria and streamer. What would not act in this loop is refused by name before the first
+    forward. `stats` of the last call are on the function. Stop strings go in as
     `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`: transformers loses `tokenizer=` on the way
     to any custom function, and refuses.
 

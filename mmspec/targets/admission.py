@@ -122,7 +122,7 @@ def check_reach(model: PreTrainedModel, prompts: Sequence[int], most: int) -> No
     if across and own and hasattr(model.config, MIDWAY):
         raise refusal(
             model,
-            f"has rotary frequencies of type {kind!r} that change at {change} tokens, where it reads its text "
+            f"has rotary frequencies of type {kind!r} that change at {change} tokens, where it reads all "
             f"again; a prompt of {across[0]} tokens and {most} new ones may go across: ask for fewer",
         )
 
