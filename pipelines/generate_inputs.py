@@ -162,8 +162,9 @@ def check_preparation(model: PreTrainedModel, input_ids: Tensor, model_kwargs: M
     prepared = prepare(input_ids, is_first_iteration=True, **model_kwargs)
     for name, value in prepared.items():
         before = known.get(name)
-        both = isinstance(value, Tensor) and isinstance(before, Tensor)
-        alike = torch.equal(value, before) if both else value is before or is_empty(value)
+        alike = value is before or is_empty(value)
+        if isinstance(value, Tensor) and isinstance(before, Tensor):
+            alike = torch.equal(value, before)
         if not alike and name != "cache_position":  # code of others is still given that
             raise InputError(PREPARE, family.__qualname__, f"one that leaves `{name}` as it is")
 

@@ -29,7 +29,12 @@ __all__ = ["Summary", "disable", "enable", "summary"]
 
 Accelerated = TypeVar("Accelerated")
 MARK = "_mmspec_enabled"  # the attribute of models that are accelerated
-WRAPPED = ("_orig_mod", "module", "model")  # by torch.compile; by DDP and FSDP; by a pipeline of transformers
+WRAPPED = (
+    "_orig_mod",
+    "module",
+    "model",
+    "pretrained_model",
+)  # by torch.compile, DDP and FSDP, pipelines, TRL
 
 
 @dataclass(frozen=True)
