@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -23,7 +22,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from mmspec.acceleration import Accelerator
+from mmspec.acceleration import Accelerator, Call
 from mmspec.accelerators import build_accelerator, find_preset
 from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.random_stream import RandomStream
@@ -31,10 +30,14 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.heads import HEADS
 from mmspec.models.head_checkpoint import check_head
+from mmspec.pipelines.generate_arguments import arguments_of_generate, check_arguments
+from mmspec.pipelines.generate_inputs import check_inputs
 from mmspec.pipelines.generate_rows import split_rows
-from mmspec.pipelines.plain_generate import decode_plainly, strangers_of
-from mmspec.pipelines.token_processors import row_processors, say_why_plain
+from mmspec.pipelines.generate_stream import Steps
+from mmspec.pipelines.plain_generate import decode_plainly
+from mmspec.pipelines.token_processors import row_processors
 from mmspec.targets import adapt
+from mmspec.targets.admission import check_reach
 
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
 
@@ -49,7 +52,8 @@ def accelerate(
     """Make a function for `custom_generate=` of any decoder-only transformers model.
 
     Everything else of `generate` works as it is: its keywords, generation config, logits processors,
-    stopping criteria and streamer. `stats` of the last call are on the function. Stop strings go in as
+    stopping criteria and streamer. What would not act in this loop is refused by name before the first
+    forward. `stats` of the last call are on the function. Stop strings go in as
     `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`: transformers loses `tokenizer=` on the way
     to any custom function, and refuses. Processors that may keep a state or know the batch, and criteria of
     several rows, are called as `generate` calls them: such calls are decoded plainly (`docs/in-place.md`).
@@ -77,43 +81,79 @@ def accelerate(
         streamer: BaseStreamer | None = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        check_config(generation_config)
-        streamer = streamer or streamer_of_generate()
+        given = arguments_of_generate()
+        streamer = streamer or given.get("streamer")
+        check_arguments(model, generation_config, given)
         asked = logits_processor, stopping_criteria, generation_config
-        if strangers := strangers_of(logits_processor, stopping_criteria, len(input_ids)):
-            for item in strangers:
-                say_why_plain(item)
-            plain, stats = decode_plainly(model, input_ids, *asked, streamer, seed, model_kwargs)
-            decode.stats = stats  # type: ignore[attr-defined]
-            return plain
-        target = adapt(model)
-        fitted = method.fit(target)
-        requests = split_rows(model.config, input_ids, model_kwargs)
-        sampler = read_sampler(generation_config, logits_processor, len(requests))
-        stopping = read_stopping(generation_config, stopping_criteria, input_ids.shape[1])
-        key = int(torch.randint(2**62, ())) if seed is None else seed
-        random = RandomStream.from_seed(key, len(requests), input_ids.device)
-        padded = input_ids.tolist()  # processors and criteria of generate count the padding as well
-        call = fitted.call(target, sampler, requests, stopping, random, padded)
-        for step in call.rounds():
-            if streamer is not None:
-                for token in step.emission.tokens[0]:
-                    streamer.put(torch.tensor([token]))
-        if streamer is not None:
-            streamer.end()
-        for error in call.canvas.errors:
-            if error is not None:
-                raise error
+        if plain := decode_plainly(model, input_ids, *asked, streamer, seed, model_kwargs):
+            output, decode.stats = plain  # type: ignore[attr-defined]
+            return output
+        call = prepare(method, seed, model, input_ids, *asked, model_kwargs, given)
+        output = carry_out(call, input_ids, generation_config, streamer)
         decode.stats = call.stats  # type: ignore[attr-defined]
-        result = pad_outputs(input_ids, call.canvas.outputs(), generation_config)
-        return (
-            GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, result))
-            if generation_config.return_dict_in_generate
-            else result
-        )
+        return output
 
     decode.accelerator = method  # type: ignore[attr-defined]
     return decode
+
+
+def prepare(
+    method: Accelerator,
+    seed: int | None,
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    model_kwargs: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> Call:
+    """Set up the decoding of a batch as `generate` hands it to a loop; nothing is read yet.
+
+    Args:
+        method, seed: how it is decoded.
+        model, input_ids, processors, criteria, config, model_kwargs: what a loop of `generate` is given.
+        given: what the caller gave to `generate`.
+
+    Raises:
+        InputError: something that the caller gave would not act; its name is in the message.
+        UnsupportedModelError: the model cannot be decoded so.
+    """
+    target = adapt(model)
+    fitted = method.fit(target)
+    check_inputs(model, input_ids, model_kwargs, given)
+    requests = split_rows(model.config, input_ids, model_kwargs)
+    sampler = read_sampler(config, processors, len(requests))
+    stopping = read_stopping(config, criteria, input_ids.shape[1])
+    fitted.drafter.admit(requests, sampler, stopping)
+    check_reach(model, [len(request.prompt_tokens) for request in requests], stopping.max_new_tokens)
+    key = int(torch.randint(2**62, ())) if seed is None else seed
+    random = RandomStream.from_seed(key, len(requests), input_ids.device)
+    padded = input_ids.tolist()  # processors and criteria of generate count the padding as well
+    return fitted.call(target, sampler, requests, stopping, random, padded)
+
+
+def carry_out(
+    call: Call, input_ids: Tensor, config: GenerationConfig, streamer: BaseStreamer | None
+) -> Tensor | GenerateDecoderOnlyOutput:
+    """Decode a call to its end; return what `generate` returns.
+
+    Raises:
+        NumericalError: a row's logits are no numbers.
+    """
+    steps = None if streamer is None else Steps(streamer, call.canvas, filler_of(config))
+    for _ in call.rounds():
+        if steps is not None:
+            steps.put()
+    if streamer is not None:
+        streamer.end()
+    for error in call.canvas.errors:
+        if error is not None:
+            raise error
+    result = pad_outputs(input_ids, call.canvas.outputs(), config)
+    if not config.return_dict_in_generate:
+        return result
+    return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, result))
 
 
 def build(name: str, drafter: PreTrainedModel | None, options: dict[str, Any]) -> Accelerator:
@@ -149,26 +189,6 @@ def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows
     )
 
 
-def check_config(config: GenerationConfig) -> None:
-    """Raise InputError for what this loop would ignore: beams, and numbers it does not keep."""
-    for name in ("num_beams", "num_beam_groups"):
-        if (getattr(config, name, None) or 1) != 1:
-            raise InputError(name, getattr(config, name), "1: beam search has no draft to verify")
-    for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
-        if getattr(config, name, None):
-            raise InputError(name, True, "False: an accelerated call keeps the tokens alone")
-
-
-def streamer_of_generate() -> BaseStreamer | None:
-    """Find the streamer of the calling `generate`.
-
-    transformers (5.17 to 5.23) gives the streamer its prompt and then hands it to its own loops alone,
-    never to a custom one, so that readers of the stream would wait for ever.
-    """
-    frame = sys._getframe(2)
-    return frame.f_locals.get("streamer") if frame.f_code.co_name == "generate" else None
-
-
 def read_stopping(config: GenerationConfig, criteria: StoppingCriteriaList, prompt_length: int) -> Stopping:
     """Convert stopping criteria: length and end tokens are ours, all others are asked token by token."""
     end: set[int] = set()
@@ -186,9 +206,13 @@ def read_stopping(config: GenerationConfig, criteria: StoppingCriteriaList, prom
 
 def pad_outputs(input_ids: Tensor, outputs: list[list[int]], config: GenerationConfig) -> Tensor:
     """Join prompts and outputs to [B, L + longest output], padded on the right as generate does."""
-    longest = max(map(len, outputs))
-    filler = config.pad_token_id
-    if filler is None:
-        filler = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id or 0
+    longest, filler = max(map(len, outputs)), filler_of(config)
     padded = [row + [filler] * (longest - len(row)) for row in outputs]
     return torch.cat([input_ids, torch.tensor(padded, dtype=torch.long, device=input_ids.device)], dim=1)
+
+
+def filler_of(config: GenerationConfig) -> int:
+    """The token that rows which have ended are filled with."""
+    if config.pad_token_id is not None:
+        return int(config.pad_token_id)
+    return int(config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id or 0)

@@ -9,21 +9,33 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
+from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from mmspec.decoding.interfaces import Request
 from mmspec.errors import InputError
 
 __all__ = ["split_rows"]
 
-# What generate prepares for its own loop; ours keeps its own cache, masks and positions.
-OF_GENERATE = {
-    "past_key_values",
-    "attention_mask",
-    "position_ids",
-    "cache_position",
-    "use_cache",
-    "logits_to_keep",
-}
+#: The cache, by the names that transformers has given it.
+CACHES = ("past_key_values", "cache")
+#: What generate prepares for its own loop; dropped, once `check_inputs` finds nothing new in it.
+OF_GENERATE = {*CACHES, "attention_mask", "position_ids", "cache_position", "use_cache", "logits_to_keep"}
+#: What is read with the prompt and never again: images, sounds, where they stand, and how they are read.
+OF_PROMPT = {
+    *MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL, "mm_encoder_outputs",
+    "mm_token_type_ids", "moe_mm_token_type_ids", "image_grid_thw", "video_grid_thw", "image_grid_hw",
+    "second_per_grid_ts", "video_second_per_grid", "image_position_ids", "video_position_ids",
+    "num_frames_per_video", "image_num_crops", "batch_num_images", "images_per_sample", "image_merge_sizes",
+    "video_merge_sizes", "video_compression_mask", "spatial_shapes", "target_sizes", "target_sizes_videos",
+    "tile_fine_mask", "image_pixel_values", "image_attention_mask", "feature_attention_mask",
+    "audio_feature_lengths", "audio_input_features", "audio_embed_sizes", "audio_attention_mask",
+}  # fmt: skip
+#: How images are read: one value for all rows.
+CHOICES = {
+    "vision_feature_layer", "vision_feature_select_strategy", "vision_aspect_ratio", "downsample_mode",
+    "interpolate_pos_encoding", "use_audio_in_video",
+}  # fmt: skip
+TOKEN_TYPES = "token_type_ids"
 M_ROPE_DIMENSIONS = 3
 ENCODED, GRIDS, COUNTS = "mm_encoder_outputs", "image_grid_thw", "images_per_sample"
 #: Attributes of configs that name the token which each kind of encoded input stands at.
@@ -41,16 +53,13 @@ def split_rows(config: PreTrainedConfig, input_ids: Tensor, model_kwargs: Mappin
     Args:
         config: of the model, which names the placeholders.
         input_ids: [B, L], padded on the left.
-        model_kwargs: what `generate` hands to its loop.
+        model_kwargs: what `generate` hands to its loop, and `check_inputs` has found to be of the prompt.
 
     Raises:
-        InputError: several rows with inputs that cannot be told apart; or a prompt that is not token ids.
+        InputError: several rows with inputs that cannot be told apart.
     """
-    if model_kwargs.get("inputs_embeds") is not None:
-        raise InputError("inputs_embeds", model_kwargs["inputs_embeds"], "None: prompts are `input_ids`")
-    inputs = {
-        name: value for name, value in model_kwargs.items() if name not in OF_GENERATE and is_input(value)
-    }
+    known = OF_PROMPT | CHOICES | {TOKEN_TYPES}
+    inputs = {name: value for name, value in model_kwargs.items() if name in known and not is_empty(value)}
     mask = model_kwargs.get("attention_mask")
     seen = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
     aligned = {
@@ -69,9 +78,9 @@ def split_rows(config: PreTrainedConfig, input_ids: Tensor, model_kwargs: Mappin
     return requests
 
 
-def is_input(value: object) -> bool:
-    """True for tensors, and for the images that newer versions of generate have encoded already."""
-    return isinstance(value, Tensor) or (isinstance(value, dict) and len(value) > 0)
+def is_empty(value: object) -> bool:
+    """True for what says nothing: None, False and an empty dictionary."""
+    return value is None or value is False or (isinstance(value, dict) and not value)
 
 
 def rows_of(config: PreTrainedConfig, input_ids: Tensor, shared: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -83,8 +92,10 @@ def rows_of(config: PreTrainedConfig, input_ids: Tensor, shared: Mapping[str, An
     count = len(input_ids)
     if count == 1:
         return [dict(shared)]
-    rows: list[dict[str, Any]] = [{} for _ in range(count)]
-    unknown = set(shared) - {ENCODED} - ({GRIDS, COUNTS} if COUNTS in shared else set())
+    rows: list[dict[str, Any]] = [
+        {name: value for name, value in shared.items() if name in CHOICES} for _ in range(count)
+    ]
+    unknown = set(shared) - {ENCODED} - CHOICES - ({GRIDS, COUNTS} if COUNTS in shared else set())
     if unknown:
         allowed = "one row at a time; of several, only images that transformers 5.23 encodes are told apart"
         raise InputError("inputs", sorted(unknown), allowed)

@@ -1,18 +1,19 @@
 """Acceleration that is switched on and off inside a loaded model or pipeline: `mmspec.enable(pipe)`.
 
-It is the `generate` of transformers models that is accelerated, by an attribute of the instance that stands
-before the method of its class. Everything else of a model or pipeline is untouched, and `disable` takes the
-attribute away again.
+It is the `generate` of transformers models that is accelerated. The method of the class looks for a mark on
+the model that it is called on, an attribute of the instance, which `disable` takes away again. No reference
+to a model is kept: a copy of an enabled model is one of its own. What is saved of one is a plain model.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from mmspec.acceleration import Accelerator
@@ -21,13 +22,19 @@ from mmspec.errors import InputError, MMSpecError
 from mmspec.heads import HEADS
 from mmspec.models.head_checkpoint import load_head
 from mmspec.pipelines.custom_generate import accelerate
+from mmspec.pipelines.enabled_call import METHOD, decode_or_pass
 from mmspec.targets import adapt
 
 __all__ = ["Summary", "disable", "enable", "summary"]
 
 Accelerated = TypeVar("Accelerated")
-METHOD = "generate"
-ALREADY = "custom_generate"  # the caller's own loop goes before ours
+MARK = "_mmspec_enabled"  # the attribute of models that are accelerated
+WRAPPED = (
+    "_orig_mod",
+    "module",
+    "model",
+    "pretrained_model",
+)  # by torch.compile, DDP and FSDP, pipelines, TRL
 
 
 @dataclass(frozen=True)
@@ -64,14 +71,37 @@ class Summary:
 
 @dataclass
 class Enabled:
-    """A model that is accelerated in place: what it has done, and what stood in the way before."""
+    """Mark of a model that is accelerated in place; a deep copy of the model has an account of its own.
+
+    Attributes:
+        summary: what it has done.
+        method: the accelerator.
+        seed: of the random numbers of every call.
+        before: what stood in the place of the class's `generate`; None if nothing did.
+    """
 
     summary: Summary
-    before: Any
+    method: Accelerator
+    seed: int | None
+    before: Callable[..., Any] | None
 
+    def count(self, stats: DecodingStats) -> None:
+        """Add a call to the account."""
+        done = self.summary
+        self.summary = replace(
+            done,
+            calls=done.calls + 1,
+            tokens=done.tokens + sum(stats.new_tokens),
+            forwards=done.forwards + stats.target_forwards,
+            last=stats,
+        )
 
-#: Of models that are accelerated now; a model that is gone takes its entry along.
-ENABLED: weakref.WeakKeyDictionary[PreTrainedModel, Enabled] = weakref.WeakKeyDictionary()
+    def __deepcopy__(self, memo: dict[int, Any]) -> Enabled:
+        fresh = Summary(self.summary.name, self.summary.accelerator, self.summary.exactness)
+        return Enabled(fresh, self.method, self.seed, copy.deepcopy(self.before, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # what is saved is a plain model
 
 
 def enable(
@@ -108,7 +138,7 @@ def enable(
     """
     found = components(model_or_pipe)
     refused: dict[str, str] = {}
-    prepared: dict[str, tuple[PreTrainedModel, Accelerator, Callable[..., Any]]] = {}
+    prepared: dict[str, tuple[PreTrainedModel, Enabled]] = {}
     for name, model in found.items():
         try:
             target = adapt(model)
@@ -116,20 +146,24 @@ def enable(
             refused[name] = str(error)
             continue
         head = loaded(accelerator, drafter, model, target)
-        decode = accelerate(accelerator, drafter=head, seed=seed, **options)
-        prepared[name] = model, decode.accelerator.fit(target), decode  # type: ignore[attr-defined]
+        method: Accelerator = accelerate(accelerator, drafter=head, seed=seed, **options).accelerator  # type: ignore[attr-defined]
+        fitted = method.fit(target)
+        account = Summary(name, fitted.name, fitted.exactness)
+        prepared[name] = model, Enabled(account, method, seed, vars(model).get(METHOD))
     if not prepared:
         given = type(model_or_pipe).__name__
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-        allowed = "a transformers model with `generate`, or a pipeline that holds one"
+        allowed = (
+            "a transformers model with `generate`, or a pipeline that holds one (`.components`, `.model`)"
+        )
         raise InputError("model_or_pipe", given, f"{allowed} ({reasons})" if reasons else allowed)
-    for name, (model, fitted, decode) in prepared.items():
-        if model in ENABLED:
+    for model, enabled in prepared.values():
+        if mark_of(model) is not None:
             restore(model)
-        before = vars(model).get(METHOD)
-        account = Summary(name, fitted.name, fitted.exactness)
-        vars(model)[METHOD] = accelerated(model, decode)
-        ENABLED[model] = Enabled(account, before)
+            enabled.before = vars(model).get(METHOD)
+        vars(model).pop(METHOD, None)
+        vars(model)[MARK] = enabled
+        look_for_marks(type(model))
     return model_or_pipe
 
 
@@ -139,9 +173,8 @@ def disable(model_or_pipe: Accelerated) -> Accelerated:
     Raises:
         InputError: nothing in it is accelerated.
     """
-    for _, model in enabled_of(model_or_pipe):
+    for model, _ in enabled_of(model_or_pipe):
         restore(model)
-        del ENABLED[model]
     return model_or_pipe
 
 
@@ -151,29 +184,46 @@ def summary(model_or_pipe: object) -> list[Summary]:
     Raises:
         InputError: nothing in it is accelerated.
     """
-    return [ENABLED[model].summary for _, model in enabled_of(model_or_pipe)]
+    return [enabled.summary for _, enabled in enabled_of(model_or_pipe)]
 
 
 def components(model_or_pipe: object) -> dict[str, PreTrainedModel]:
     """The transformers models with `generate` in a pipeline, by name; a model by its class."""
-    if isinstance(model_or_pipe, PreTrainedModel):
-        return {type(model_or_pipe).__name__: model_or_pipe}
     held = getattr(model_or_pipe, "components", None)
-    parts = held if isinstance(held, Mapping) else {}
-    return {
-        name: part
-        for name, part in parts.items()
-        if isinstance(part, PreTrainedModel) and hasattr(part, METHOD) and part.can_generate()
-    }
+    if not isinstance(model_or_pipe, nn.Module) and isinstance(held, Mapping):
+        parts = {name: unwrapped(part) for name, part in held.items()}
+        return {name: part for name, part in parts.items() if part is not None and part.can_generate()}
+    model = unwrapped(model_or_pipe)
+    return {} if model is None else {type(model).__name__: model}
 
 
-def enabled_of(model_or_pipe: object) -> list[tuple[str, PreTrainedModel]]:
-    """The models in an object that are accelerated.
+def unwrapped(holder: object) -> PreTrainedModel | None:
+    """The transformers model in what PEFT, torch.compile, DDP or a pipeline made of it; None without one."""
+    for _ in range(4):
+        if isinstance(holder, PreTrainedModel):
+            return holder if hasattr(holder, METHOD) else None
+        if hasattr(holder, "get_base_model"):
+            holder = holder.get_base_model()
+            continue
+        inner = (getattr(holder, name, None) for name in WRAPPED)
+        holder = next((each for each in inner if isinstance(each, nn.Module)), None)
+    return None
+
+
+def mark_of(model: object) -> Enabled | None:
+    """The mark of a model that is accelerated; None if it is not."""
+    mark = vars(model).get(MARK)
+    return mark if isinstance(mark, Enabled) else None
+
+
+def enabled_of(model_or_pipe: object) -> list[tuple[PreTrainedModel, Enabled]]:
+    """The models in an object that are accelerated, with their marks.
 
     Raises:
         InputError: none is.
     """
-    found = [(name, model) for name, model in components(model_or_pipe).items() if model in ENABLED]
+    marks = [(model, mark_of(model)) for model in components(model_or_pipe).values()]
+    found = [(model, mark) for model, mark in marks if mark is not None]
     if not found:
         given = type(model_or_pipe).__name__
         raise InputError("model_or_pipe", given, "one that was enabled: mmspec.enable(...)")
@@ -191,39 +241,25 @@ def loaded(accelerator: str | Accelerator, drafter: Any, model: PreTrainedModel,
     return load_head(accelerator, drafter, target.config, target.dtype, target.device)
 
 
-def accelerated(model: PreTrainedModel, decode: Callable[..., Any]) -> Callable[..., Any]:
-    """The `generate` of a model by another loop; calls with a loop of their own are left alone."""
-    # not bound: a model that holds a reference to itself outlives everybody who uses it
-    held, plain = weakref.ref(model), vars(model).get(METHOD) or getattr(type(model), METHOD)
-    is_bound = METHOD in vars(model)
+def look_for_marks(family: type[PreTrainedModel]) -> None:
+    """Have the `generate` of a class look for marks; it stays so, and does nothing without them."""
+    plain = getattr(family, METHOD)
+    if hasattr(plain, MARK):
+        return
 
     @functools.wraps(plain)
-    def generate(*args: Any, **kwargs: Any) -> Any:
-        own = held()
-        if own is None:
-            raise InputError("model", None, "one that still exists")
-        call = plain if is_bound else functools.partial(plain, own)
-        if kwargs.get(ALREADY) is not None:
-            return call(*args, **kwargs)
-        output = call(*args, **kwargs, **({} if ALREADY in kwargs else {ALREADY: decode}))
-        stats = decode.stats  # type: ignore[attr-defined]
-        done = ENABLED[own].summary
-        ENABLED[own].summary = replace(
-            done,
-            calls=done.calls + 1,
-            tokens=done.tokens + sum(stats.new_tokens),
-            forwards=done.forwards + stats.target_forwards,
-            last=stats,
-        )
-        return output
+    def generate(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        mark = mark_of(self)
+        if mark is None:
+            return plain(self, *args, **kwargs)
+        return decode_or_pass(self, functools.partial(plain, self), mark, args, kwargs)
 
-    return generate
+    setattr(generate, MARK, True)
+    setattr(family, METHOD, generate)
 
 
 def restore(model: PreTrainedModel) -> None:
-    """Put back what stood in the place of `generate`."""
-    before = ENABLED[model].before
-    if before is None:
-        del vars(model)[METHOD]
-    else:
-        vars(model)[METHOD] = before
+    """Take the mark away, and put back what stood in the place of `generate`."""
+    enabled = vars(model).pop(MARK)
+    if enabled.before is not None:
+        vars(model).setdefault(METHOD, enabled.before)

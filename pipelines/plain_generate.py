@@ -23,9 +23,9 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from mmspec.decoding.canvas import NOT_FINITE
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import NumericalError
-from mmspec.pipelines.token_processors import knows_its_row
+from mmspec.pipelines.token_processors import knows_its_row, say_why_plain
 
-__all__ = ["decode_plainly", "strangers_of"]
+__all__ = ["decode_plainly"]
 
 
 def strangers_of(processors: LogitsProcessorList, criteria: StoppingCriteriaList, rows: int) -> list[Any]:
@@ -61,18 +61,25 @@ def decode_plainly(
     streamer: BaseStreamer | None,
     seed: int | None,
     model_kwargs: dict[str, Any],
-) -> tuple[Tensor | GenerateDecoderOnlyOutput, DecodingStats]:
-    """Decode a batch by the loop of transformers itself; arguments as `generate` hands them to a loop.
+) -> tuple[Tensor | GenerateDecoderOnlyOutput, DecodingStats] | None:
+    """Decode a batch by the loop of transformers itself, where a processor or a criterion counts on it.
+
+    Arguments are as `generate` hands them to a loop.
 
     Args:
         seed: of torch's generators during the call; None leaves them as they are.
 
     Returns:
-        What `generate` returns, and statistics.
+        What `generate` returns, and statistics; None, and nothing is done, where all of them know their row.
 
     Raises:
         NumericalError: a row's logits are no numbers.
     """
+    strangers = strangers_of(processors, criteria, len(input_ids))
+    if not strangers:
+        return None
+    for item in strangers:
+        say_why_plain(item)
     prompt = input_ids.shape[1]
     guarded = LogitsProcessorList([*processors, Usable(prompt)])
     started = perf_counter()

@@ -23,6 +23,7 @@ from mmspec.pipelines.processed import with_processors
 from mmspec.pipelines.prompts import Prompt, read_negatives, read_prompts
 from mmspec.pipelines.settings import OF_CALLS, GenerationSettings
 from mmspec.pipelines.text_stream import TextDeltas, decode
+from mmspec.targets.admission import check_reach
 
 
 class VisionLanguagePipeline(MMSpecPipeline):
@@ -230,6 +231,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         stopping = settings.stopping(max(lengths, default=0), positions, self.tokenizer, longest)
         where = self.model, tokens, self._filler(), self.device
         sampler, stopping = with_processors(settings, sampler, stopping, *where)
+        check_reach(self.model, lengths, stopping.max_new_tokens)
         random = RandomStream.from_seed(settings.seeds(len(requests)), len(requests), self.device)
         return self.accelerator.call(self.target, sampler, requests, stopping, random)
 

@@ -9,24 +9,27 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
 from mmspec.decoding.cache import check_layer_types
 from mmspec.errors import UnsupportedModelError
 from mmspec.targets.mixers import find_mixers
+from mmspec.targets.rotary import LONG_ONCE, change_of, find_changing
 from mmspec.transformers_versions import cache_name, warn_of_untested
 
-__all__ = ["attention_backend", "check_length", "check_model", "length_limit"]
+__all__ = ["attention_backend", "check_length", "check_model", "check_reach", "length_limit"]
 
 MASK_BACKENDS = ("sdpa", "eager")
 # Arguments of forwards by name; a second one is a cache that nobody here knows of
 IS_CACHE = re.compile(r"(?<!use_)cache$|past_key_values")
 # Of configs: a bias on the place of a key (Falcon), and the choice of some keys, ties by their places (Doge)
 BY_PLACE = ("alibi", "keep_window_size")
+MIDWAY = "original_max_position_embeddings"  # of configs of models that read their text again there
 # Of `get_rope_index`: what M-RoPE positions are made of. With these, text goes on by 1 on all axes.
 ROPE_ARGUMENTS = {
     "input_ids",
@@ -76,6 +79,9 @@ def check_model(model: PreTrainedModel, rope_arguments: frozenset[str] = frozens
     if len(caches) > 1:
         raise refusal(model, f"keeps more than one cache ({', '.join(caches)})")
     check_rope_index(model, rope_arguments)
+    change, kind = change_of(model.config)
+    if change < math.inf and not find_changing(model):
+        raise refusal(model, f"has rotary frequencies of type {kind!r}, which change in a way of its own")
 
 
 def check_module(model: PreTrainedModel, name: str, module: nn.Module) -> None:
@@ -103,11 +109,31 @@ def check_rope_index(model: PreTrainedModel, more: frozenset[str]) -> None:
         raise refusal(model, f"counts its positions by {made_of} too, and has no target yet that knows how")
 
 
+def check_reach(model: PreTrainedModel, prompts: Sequence[int], most: int) -> None:
+    """Raise UnsupportedModelError for rows on whose way a model reads all of its text again.
+
+    Phi-3 and models like it do so where their rotary frequencies change: their own preparation of inputs
+    drops the cache there. It looks at a length in their config, which tells these models from others.
+
+    Args:
+        model: the target's.
+        prompts: B numbers of tokens.
+        most: number of tokens that may follow them; the last is not read.
+    """
+    change, kind = change_of(model.config)
+    family: Any = type(model)
+    own = family.prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
+    across = [length for length in prompts if length <= change < length + most - 1]
+    if across and own and hasattr(model.config, MIDWAY):
+        raise refusal(
+            model,
+            f"has rotary frequencies of type {kind!r} that change at {change} tokens, where it reads all "
+            f"again; a prompt of {across[0]} tokens and {most} new ones may go across: ask for fewer",
+        )
+
+
 def length_limit(model: PreTrainedModel, shortest: int) -> tuple[float, str]:
     """Longest row, in tokens, whose tokens are turned by the same frequencies in one forward as alone.
-
-    Rotary frequencies of type "dynamic" change with every token beyond the length that the model was trained
-    for, those of type "longrope" once, there: a draft, or a longer row, would change them too early.
 
     Args:
         model: the target's.
@@ -116,16 +142,8 @@ def length_limit(model: PreTrainedModel, shortest: int) -> tuple[float, str]:
     Returns:
         The limit, infinite for frequencies that never change, and their type.
     """
-    text = model.config.get_text_config(decoder=True)
-    rope = getattr(text, "rope_parameters", None) or {}
-    limits: list[tuple[float, str]] = [(math.inf, "default")]
-    for part in (rope, *rope.values()):  # some have parameters for every type of layer
-        kind = part.get("rope_type", "") if isinstance(part, dict) else ""
-        if "dynamic" in kind:
-            limits.append((text.max_position_embeddings, kind))
-        elif kind == "longrope" and shortest <= part["original_max_position_embeddings"]:
-            limits.append((part["original_max_position_embeddings"], kind))
-    return min(limits)
+    most, kind = change_of(model.config)
+    return (math.inf, kind) if kind == LONG_ONCE and shortest > most else (most, kind)
 
 
 def check_length(model: PreTrainedModel, limit: tuple[float, str], longest: int) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmspec.targets.prefix import TOKENS, is_causal, media_of
+from mmspec.targets.rotary import change_of
 from mmspec.visual_tokens.spans import find_images
 
 __all__ = ["EMBEDDINGS", "batches", "join"]
@@ -41,9 +42,7 @@ def batches(model: PreTrainedModel, rows: Sequence[Mapping[str, Any]]) -> list[l
     Returns:
         Indices of rows, in one list for each forward, the longest first.
     """
-    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    kinds = [part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)]
-    if any(kind in GLOBAL_ROPE for kind in kinds):
+    if change_of(model.config)[1] in GLOBAL_ROPE:
         return [[index] for index in range(len(rows))]
     lengths = [inputs["position_ids"].shape[-1] for inputs in rows]
     alike: dict[Any, list[list[int]]] = {}

@@ -21,12 +21,13 @@ from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.rows import join_lists, join_rows, part_of_list, part_of_rows
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, UnsupportedModelError
-from mmspec.targets.admission import check_length, check_model, length_limit
+from mmspec.targets.admission import check_model
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
 from mmspec.targets.mixers import mixers_on_tree
 from mmspec.targets.placement import execution_device
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
+from mmspec.targets.rotary import change_of, find_changing, turned_one_by_one, turned_together
 from mmspec.targets.state_memory import check_draft, measure_states
 from mmspec.targets.steps import CapturedForward, CompiledForward
 from mmspec.transformers_versions import cache_name
@@ -83,19 +84,19 @@ class CausalState(CacheState):
 
     Attributes:
         hidden: the hidden states that the drafter reads.
-        limit: of a row's length, by `length_limit`.
+        change: the least length of a row from which its tokens are turned one by one (`rotary`).
         additive: number format of additive attention masks; None where masks are boolean.
         most_nodes: of the largest draft that is known to fit, where recurrent layers keep something for each.
     """
 
     hidden: HiddenStates
-    limit: tuple[float, str]
+    change: float
     additive: torch.dtype | None
     most_nodes: int = field(default=1, kw_only=True)
 
     def joined(self, other: Self, copies: int) -> Self:
         other.close()
-        return replace(super().joined(other, copies), limit=min(self.limit, other.limit))
+        return replace(super().joined(other, copies), change=min(self.change, other.change))
 
     def close(self) -> None:
         self.hidden.close()
@@ -137,6 +138,7 @@ class CausalTarget:
         self._decoder = model.get_decoder()
         self._cache_name = cache_name(model.forward, self._decoder.forward)
         self._plain = attends_plainly(self._decoder)
+        self._changing, self._change = find_changing(model), change_of(model.config)[0]
         self.steps: CapturedForward | CompiledForward | None = None
         self._readers: dict[tuple[int, ...], HiddenStates] = {}
 
@@ -162,8 +164,6 @@ class CausalTarget:
     ) -> tuple[CausalState, PromptOutput]:
         """Read the prompts, one forward each. Returns the state and the logits [B, 1, V] after them."""
         lengths = [prompt["input_ids"].shape[1] for prompt in prompts]
-        limit = length_limit(self.model, min(lengths))
-        check_length(self.model, limit, max(lengths))
         caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else RaggedCache
         cache = caches(self.config, len(prompts), capacity, self.device)
         offsets, logits, tapped, cached_tokens = [], [], [], 0
@@ -172,7 +172,8 @@ class CausalTarget:
             for row, prompt in enumerate(prompts):
                 inputs, offset = self.arguments(prompt)
                 cache.begin_prefill(row, inputs["input_ids"].shape[1])
-                last, hidden, known = self._read_prompt(inputs, cache, row, taps, states)
+                with turned_together(self._changing):
+                    last, hidden, known = self._read_prompt(inputs, cache, row, taps, states)
                 logits.append(last)
                 tapped.append(hidden)
                 cached_tokens += known
@@ -182,7 +183,8 @@ class CausalTarget:
             raise
         rows = {tap: [hidden[tap] for hidden in tapped] for tap in taps}
         shifts = torch.tensor(offsets, device=self.device)
-        state = CausalState(cache, shifts, lengths, states, limit, self.additive)
+        change = self._change - max(0, *offsets)
+        state = CausalState(cache, shifts, lengths, states, change, self.additive)
         if isinstance(self.steps, CapturedForward):
             self.steps.caches.lend(cache, shifts)
         return state, PromptOutput(torch.cat(logits), rows, cached_tokens, cache=cache)
@@ -202,7 +204,8 @@ class CausalTarget:
             for together in batches(self.model, rows):
                 cache = RaggedCache(self.config, len(together), 0, self.device)
                 cache.begin_reading()
-                self.forward(join([rows[row] for row in together]), cache, keep=1, whole=True)
+                with turned_together(self._changing):
+                    self.forward(join([rows[row] for row in together]), cache, keep=1, whole=True)
                 for tap, hidden in reader.take().items():
                     states[tap] |= {row: hidden[place, : lengths[row]] for place, row in enumerate(together)}
         return {
@@ -237,6 +240,8 @@ class CausalTarget:
             Logits [1, 1, V] after it, its hidden states [1, L, d] by tap, and how many tokens were known.
         """
         memory = self.prefix_cache
+        if memory is not None and int(inputs["position_ids"].max()) >= self._change:
+            memory = None  # its beginning is turned otherwise than that of a shorter prompt
         prompt = None if memory is None else identify(self.model, inputs)
         known = None if memory is None or prompt is None else memory.find(prompt, taps)
         if known is None:
@@ -285,7 +290,7 @@ class CausalTarget:
                 "they cannot be decoded in another"
             )
         nodes = nodes.repeat_rows(cache.rows // len(nodes.tokens))
-        check_length(self.model, state.limit, cache.longest + nodes.deepest + 1)
+        is_apart = bool(self._changing) and cache.longest + nodes.deepest + 1 >= state.change
         if cache.recurrent and nodes.extent > state.most_nodes:
             check_draft(cache.rows, nodes.extent, self.node_bytes, self.device)
             state.most_nodes = nodes.extent
@@ -294,10 +299,11 @@ class CausalTarget:
             "input_ids": nodes.tokens,
             "position_ids": self.next_positions(state, nodes),
         }
-        # forwards of recurrent layers are replaced while a draft is scored, each time by new functions
-        step = self._step if self.steps is None or cache.recurrent else self.steps
+        # forwards of these layers are replaced while a draft is scored, each time by new functions
+        step = self._step if self.steps is None or cache.recurrent or is_apart else self.steps
         attention = attention_on_tree(self._decoder, self._plain, cache, nodes, state.additive)
-        with attention as mask, mixers_on_tree(self.model, cache, nodes):
+        turning = turned_one_by_one(self._changing if is_apart else ())
+        with attention as mask, mixers_on_tree(self.model, cache, nodes), turning:
             inputs |= {"attention_mask": mask, **self.further_inputs(state, nodes)}
             logits = step(inputs, cache, state.hidden)
         return TargetOutput(logits, state.hidden.take())

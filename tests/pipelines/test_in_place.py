@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
+import pickle
 import weakref
 from threading import Thread
 from types import SimpleNamespace
@@ -13,12 +16,11 @@ import pytest
 import torch
 from accelerate import cpu_offload, cpu_offload_with_hook, dispatch_model
 from accelerate.hooks import remove_hook_from_submodules
-from transformers import StoppingCriteriaList, TextIteratorStreamer
+from transformers import StoppingCriteriaList, TextIteratorStreamer, pipeline
 
 import mmspec
 from mmspec.accelerators import copy as copying
 from mmspec.errors import InputError
-from mmspec.pipelines import in_place
 from tests.drafters import mtp_checks
 from tests.pipelines.test_custom_generate import LengthIs
 from tests.tiny_models import (
@@ -218,7 +220,7 @@ def test_a_component_that_cannot_be_leaves_the_others() -> None:
 
 
 def test_a_failure_in_the_middle_changes_nothing() -> None:
-    """The second model's head does not fit; the first is as it was."""
+    """The second model's head does not fit; the first is as it was, and can be enabled by itself."""
     first, second = tiny_llama(), tiny_llama(hidden=64)
     pipe = Pipeline(first=first, second=second)
     head = mtp_checks.head_for(mtp_checks.CausalTarget(first))
@@ -228,8 +230,6 @@ def test_a_failure_in_the_middle_changes_nothing() -> None:
     with pytest.raises(InputError, match="did you mean 'copy'"):
         mmspec.enable(pipe, "copi")
     mmspec.enable(first, "copy")
-    with pytest.raises(InputError, match="num_beams"):
-        first.generate(torch.tensor([[1, 2]]), num_beams=2, max_new_tokens=4)
     assert first.generate(torch.tensor([[1, 2]]), max_new_tokens=4).shape == (1, 6)
 
 
@@ -283,4 +283,150 @@ def test_models_that_are_gone_are_forgotten() -> None:
     gone = weakref.ref(model)
     del model
     gc.collect()
-    assert gone() is None and len(in_place.ENABLED) == len(list(in_place.ENABLED.keys()))
+    assert gone() is None
+
+
+# Copies and wrappers
+
+IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
+
+
+def words(model: Any, **more: Any) -> torch.Tensor:
+    said: torch.Tensor = model.generate(input_ids=IDS, max_new_tokens=12, do_sample=False, **more)
+    return said
+
+
+def calls(model: Any) -> int:
+    return sum(told.calls for told in mmspec.summary(model))
+
+
+def test_a_deep_copy_is_an_enabled_model_of_its_own() -> None:
+    """As reference models of reinforcement learning and averages of weights are made."""
+    first, other = tiny_llama(), tiny_llama(seed=5)
+    mmspec.enable(first, "copy")
+    words(first)
+    twin = copy.deepcopy(first)
+    assert calls(twin) == 0
+    twin.load_state_dict(other.state_dict())
+    assert torch.equal(words(twin), words(other)) and not torch.equal(words(twin), words(first))
+    assert (calls(first), calls(twin)) == (2, 2)
+    mmspec.disable(first)
+    assert torch.equal(words(twin), words(other)) and calls(twin) == 3
+    assert mmspec.disable(twin) is twin and torch.equal(words(twin), words(other))
+    for plain in (first, twin):
+        with pytest.raises(InputError, match=r"mmspec\.enable"):
+            mmspec.summary(plain)
+
+
+def test_a_shallow_copy_answers_with_what_it_holds() -> None:
+    first = mmspec.enable(tiny_llama(), "copy")
+    twin = copy.copy(first)
+    twin.generation_config = copy.deepcopy(first.generation_config)
+    twin.generation_config.max_new_tokens = 3
+    assert twin.generate(IDS).shape[1] == IDS.shape[1] + 3
+    mmspec.disable(twin)
+    assert twin.generate(IDS).shape[1] == IDS.shape[1] + 3
+    assert torch.equal(words(first), words(tiny_llama())) and calls(first) == 2
+
+
+@pytest.mark.parametrize("how", ["pickle", "torch"])
+def test_what_is_saved_of_an_enabled_model_is_a_plain_one(how: str) -> None:
+    model = mmspec.enable(tiny_llama(), "copy")
+    if how == "pickle":
+        loaded = pickle.loads(pickle.dumps(model))
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)
+    with pytest.raises(InputError, match=r"mmspec\.enable"):
+        mmspec.disable(loaded)
+    assert torch.equal(words(loaded), words(model)) and calls(model) == 1
+    mmspec.enable(loaded)
+    assert torch.equal(words(loaded), words(model)) and calls(loaded) == 1
+
+
+def test_a_model_answers_with_what_it_is_now() -> None:
+    model, other = mmspec.enable(tiny_llama(), "copy"), tiny_llama(seed=5)
+    words(model)
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(words(model), words(other))
+    assert torch.equal(words(model.double()), words(other.double())) and calls(model) == 3
+
+
+class Wrapper(torch.nn.Module):
+    """Of a module, as DDP and FSDP are."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+
+
+@pytest.mark.parametrize("wrap", [Wrapper, torch.compile, lambda model: Wrapper(torch.compile(model))])
+def test_the_model_in_a_wrapper_is_found(wrap: Any) -> None:
+    model = tiny_llama()
+    wanted, wrapped = words(model), wrap(model)
+    assert mmspec.enable(wrapped, "copy") is wrapped
+    assert torch.equal(words(model), wanted)
+    assert calls(wrapped) == calls(model) == 1
+    mmspec.disable(wrapped)
+    with pytest.raises(InputError, match=r"mmspec\.enable"):
+        mmspec.disable(model)
+
+
+def test_a_pipeline_of_transformers_is_enabled() -> None:
+    model, processor = tiny_llava()
+    pipe = pipeline("image-text-to-text", model=model, processor=processor)
+    asked = {"text": user_message("what is there ?", tiny_images()[:1]), "max_new_tokens": 8}
+    wanted = pipe(**asked)
+    mmspec.enable(pipe, "copy")
+    assert pipe(**asked) == wanted and calls(pipe) == calls(model) == 1
+    mmspec.disable(pipe)
+    assert pipe(**asked) == wanted
+
+
+# PEFT: the wrapper's `generate` calls that of the model inside
+
+
+def test_a_model_with_adapters_is_enabled() -> None:
+    peft = pytest.importorskip("peft")
+    model = tiny_llama()
+    config = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
+    torch.manual_seed(0)
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(**config)).eval()
+    wrapped.add_adapter("second", peft.LoraConfig(**config))
+    wanted = words(wrapped)
+    assert not torch.equal(wanted, words(tiny_llama()))
+    assert mmspec.enable(wrapped, "copy") is wrapped
+    assert torch.equal(words(wrapped), wanted) and calls(wrapped) == calls(model) == 1
+    wrapped.set_adapter("second")
+    plain = copy.deepcopy(wrapped)
+    mmspec.disable(plain)
+    assert torch.equal(words(wrapped), words(plain)) and not torch.equal(words(plain), wanted)
+    each = {"input_ids": IDS.repeat(2, 1), "max_new_tokens": 12, "adapter_names": ["default", "second"]}
+    assert torch.equal(wrapped.generate(**each), plain.generate(**each)) and calls(wrapped) == 2
+    merged = wrapped.merge_and_unload()
+    assert torch.equal(words(merged), words(plain)) and calls(merged) == 3
+    mmspec.disable(merged)
+
+
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig"])
+def test_prompts_and_prefixes_of_adapters_count(kind: str) -> None:
+    peft = pytest.importorskip("peft")
+    model = tiny_llama()
+    own = words(model)
+    torch.manual_seed(0)
+    wrapped = peft.get_peft_model(
+        model, getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    ).eval()
+    for part in wrapped.prompt_encoder.parameters():
+        torch.nn.init.normal_(part, std=3.0)
+    mask = {"attention_mask": torch.ones_like(IDS)}
+    wanted = words(wrapped, **mask)
+    assert not torch.equal(wanted, own)
+    with pytest.raises(InputError, match="prepare_inputs_for_generation"):
+        words(wrapped, **mask, custom_generate=mmspec.accelerate("copy"))
+    mmspec.enable(wrapped, "copy")
+    assert torch.equal(words(wrapped, **mask), wanted) and calls(wrapped) == 0
+    mmspec.disable(wrapped)
+    assert torch.equal(words(wrapped, **mask), wanted)

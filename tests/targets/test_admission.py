@@ -28,8 +28,6 @@ from transformers import (
     GPTNeoForCausalLM,
     Kosmos2_5Config,
     Kosmos2_5ForConditionalGeneration,
-    LlamaConfig,
-    LlamaForCausalLM,
     ModernBertDecoderConfig,
     ModernBertDecoderForCausalLM,
     OpenAIGPTConfig,
@@ -47,8 +45,7 @@ from mmspec.errors import UnsupportedModelError
 from mmspec.pipelines.base import adapt
 from mmspec.targets import CausalTarget
 from mmspec.transformers_versions import CACHE
-from tests.targets.loop import decode, generate, oracle
-from tests.tiny_models import randomise
+from tests.targets.loop import decode
 
 SIZES: dict[str, Any] = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)
 TEXT: dict[str, Any] = SIZES | dict(intermediate_size=16, num_key_value_heads=1, pad_token_id=0)
@@ -140,47 +137,6 @@ def test_images_that_stand_at_no_token_of_the_prompt_are_refused() -> None:
         decode(CausalTarget(GitForCausalLM(config).eval()), build_accelerator("none"), [inputs], Stopping(4))
 
 
-def scaled(rope: dict[str, Any], longest: int) -> PreTrainedModel:
-    """A Llama with these rotary frequencies; `longest` is its config's greatest number of positions."""
-    config = LlamaConfig(**TEXT, max_position_embeddings=longest, rope_parameters=ROPE | rope)
-    return randomise(LlamaForCausalLM(config), seed=1)
-
-
-SCALED: dict[str, Callable[[], PreTrainedModel]] = {
-    "dynamic": lambda: scaled({"rope_type": "dynamic", "factor": 4.0}, 32),
-    "longrope": lambda: scaled(
-        {
-            "rope_type": "longrope",
-            "factor": 16.0,
-            "short_factor": [1.0] * 4,
-            "long_factor": [8.0] * 4,
-            "original_max_position_embeddings": 32,
-        },
-        512,
-    ),
-}
-
-
 def prompt(length: int) -> dict[str, Any]:
     ids = torch.randint(1, 64, (1, length), generator=torch.Generator().manual_seed(length))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-@pytest.mark.parametrize("kind", SCALED)
-def test_no_row_crosses_the_length_at_which_rotary_frequencies_change(kind: str) -> None:
-    model = SCALED[kind]()
-    below, across = prompt(10), prompt(20)
-    expected = generate(model, below, 16)
-    drafts = oracle([below], [expected], 4, 64, 0.3)
-    assert decode(CausalTarget(model), drafts, [below], Stopping(16)).outputs == [expected]
-    with pytest.raises(UnsupportedModelError, match=f"'{kind}', which change at 32 tokens"):
-        decode(CausalTarget(model), build_accelerator("none"), [across], Stopping(16))
-
-
-def test_rows_beyond_that_length_from_the_start_are_decoded_apart_from_shorter_ones() -> None:
-    model, beyond, below = SCALED["longrope"](), prompt(40), prompt(10)
-    expected = generate(model, beyond, 16)
-    drafts = oracle([beyond], [expected], 4, 64, 0.3)
-    assert decode(CausalTarget(model), drafts, [beyond], Stopping(16)).outputs == [expected]
-    with pytest.raises(UnsupportedModelError, match="longrope"):
-        decode(CausalTarget(model), build_accelerator("none"), [beyond, below], Stopping(16))

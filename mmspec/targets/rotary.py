@@ -1,0 +1,151 @@
+"""Rotary frequencies that change with the length of what is read: each token of a draft turned as if alone.
+
+Frequencies of type "dynamic" change with every token beyond the length that a model was trained for, those of
+type "longrope" once, there. A forward of transformers turns all of its tokens by the frequencies of the last;
+plain decoding reads a token a forward, and keeps the keys of earlier ones as they were turned. So a forward
+over several tokens, of several rows, gives each the frequencies of its own position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+__all__ = ["change_of", "find_changing", "turned_one_by_one", "turned_together"]
+
+LONG_ONCE = "longrope"
+GROWING = "dynamic"
+
+
+def change_of(config: PreTrainedConfig) -> tuple[float, str]:
+    """Number of tokens up to which rotary frequencies stay, infinite if they always do; and their type."""
+    text = config.get_text_config(decoder=True)
+    rope = getattr(text, "rope_parameters", None) or {}
+    changes: list[tuple[float, str]] = [(math.inf, "default")]
+    for part in (rope, *rope.values()):  # some have parameters for every type of layer
+        kind = part.get("rope_type", "") if isinstance(part, dict) else ""
+        if GROWING in kind:
+            changes.append((text.max_position_embeddings, kind))
+        elif kind == LONG_ONCE:
+            changes.append((part["original_max_position_embeddings"], kind))
+    return min(changes)
+
+
+def find_changing(model: PreTrainedModel) -> list[nn.Module]:
+    """The modules of a decoder that turn tokens by frequencies which change."""
+    return [
+        module
+        for module in model.get_decoder().modules()
+        if any(changes(kind) for kind in kinds_of(module)) and hasattr(module, "config")
+    ]
+
+
+def kinds_of(module: nn.Module) -> list[str]:
+    """The types of a module's frequencies: one, or one for each type of layer."""
+    kind = getattr(module, "rope_type", None)
+    return list(kind.values()) if isinstance(kind, dict) else [kind] if isinstance(kind, str) else []
+
+
+def changes(kind: str) -> bool:
+    """True for frequencies that change with the length of what is read."""
+    return GROWING in kind or kind == LONG_ONCE
+
+
+@contextmanager
+def turned_together(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let modules turn a whole prompt as in a model that has read nothing; then they are as they were."""
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(replaced(module, lambda turn, _, positions: turn(positions)))
+        yield
+
+
+@contextmanager
+def turned_one_by_one(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let modules turn every token by the frequencies of its own position, in one scoring forward."""
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(replaced(module, turn_each))
+        yield
+
+
+def turn_each(
+    turn: Callable[[Tensor], tuple[Tensor, ...]], stays: tuple[int, bool], positions: Tensor
+) -> tuple[Tensor, ...]:
+    """Turn positions [.., B, n], those of one length after another.
+
+    Args:
+        turn: positions -> cosines and sines [.., B, n, d].
+        stays: the length up to which frequencies stay, and whether they change once alone.
+        positions: of the nodes.
+    """
+    most, once = stays
+    sizes = positions.flatten(0, -3).amax(0) + 1 if positions.dim() > 2 else positions + 1
+    sizes = (sizes > most).long() if once else sizes.clamp(min=most)
+    columns, lengths = positions.flatten(-2), sizes.flatten()
+    found: list[Tensor] = []
+    for length in lengths.unique():
+        where = (lengths == length).nonzero()[:, 0]
+        parts = turn(columns[..., where].unsqueeze(-2))
+        found = found or [part.new_empty(*part.shape[:-3], len(lengths), part.shape[-1]) for part in parts]
+        for whole, part in zip(found, parts, strict=True):
+            whole[..., where, :] = part.squeeze(-3)
+    return tuple(whole.unflatten(-2, sizes.shape) for whole in found)
+
+
+@contextmanager
+def replaced(module: Any, turning: Callable[..., tuple[Tensor, ...]]) -> Iterator[None]:
+    """Replace the forward of one module, whose frequencies are those of a fresh one before each turn."""
+    # accelerate's hooks (device_map, offloading) stand at `forward`, and call the module's own by this name
+    name = "_old_forward" if hasattr(module, "_hf_hook") else "forward"
+    kept, own = vars(module).get(name), getattr(module, name)
+    state = state_of(module)
+
+    def forward(x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
+        layer = {} if layer_type is None else {"layer_type": layer_type}
+        kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
+        if not changes(kind):
+            return own(x, position_ids, **layer)
+
+        def turn(positions: Tensor) -> tuple[Tensor, ...]:
+            if not once:
+                refresh(module, "" if layer_type is None else f"{layer_type}_")
+            turned = own(x, positions, **layer)
+            return turned if isinstance(turned, tuple) else (turned,)
+
+        rope: Any = module.config.rope_parameters
+        rope = rope if layer_type is None else rope[layer_type]
+        once = kind == LONG_ONCE
+        most = rope["original_max_position_embeddings"] if once else module.original_max_seq_len
+        turned = turning(turn, (int(most), once), position_ids)
+        return turned if len(turned) > 1 else turned[0]
+
+    setattr(module, name, forward)
+    try:
+        yield
+    finally:
+        if kept is None:
+            delattr(module, name)
+        else:
+            setattr(module, name, kept)
+        for key, value in state.items():
+            setattr(module, key, value)
+
+
+def state_of(module: nn.Module) -> dict[str, Any]:
+    """What a module keeps of the lengths that it has met, and goes on with until a short prompt comes."""
+    names = [name for name in vars(module) if name.endswith("max_seq_len_cached")]
+    names += [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
+    return {name: getattr(module, name) for name in names}
+
+
+def refresh(module: nn.Module, prefix: str) -> None:
+    """Forget the lengths that a module has met."""
+    original = getattr(module, f"{prefix}original_inv_freq")
+    setattr(module, f"{prefix}inv_freq", original.to(getattr(module, f"{prefix}inv_freq").device))
+    setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
