@@ -160,7 +160,7 @@ def build_processors(
 @cache
 def empty_config() -> GenerationConfig:
     """A generation config with no processor in it."""
-    return GenerationConfig(num_beams=1)
+    return GenerationConfig(num_beams=1, num_return_sequences=1)
 
 
 def say_why_plain(callback: Any) -> None:
