@@ -35,6 +35,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 import mmspec.models.emu3_5
 import mmspec.models.llamagen  # noqa: F401  its folders become known to the auto classes
 from mmspec.errors import CheckpointError, UnsupportedModelError
+from mmspec.models.weights import is_finite, stored_weights
 from mmspec.registry import did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -266,7 +267,7 @@ def check_weights(
         logger.warning("%s holds weights that its model has no use for: %s", source, listing(names))
     if found := [f"{title}: {listing(names)}" for title, names in problems.items() if names]:
         raise CheckpointError(argument, source, "; ".join(found))
-    broken = [name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())]
+    broken = [name for name, weight in stored_weights(model) if not is_finite(weight)]
     if broken:
         raise CheckpointError(argument, source, f"weights hold NaN or infinity: {listing(broken)}")
 
