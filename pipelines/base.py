@@ -35,6 +35,7 @@ from mmspec.models.checkpoint import (
 )
 from mmspec.models.head_checkpoint import load_head
 from mmspec.models.llamagen import LlamaGenConfig
+from mmspec.models.weights import is_offloaded
 from mmspec.reference.assets import own_drafters
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
@@ -300,11 +301,19 @@ class MMSpecPipeline:
         return {"model": self.model, "processor": self.processor}
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move the model, and the draft model if there is one."""
+        """Move the model, and the draft model if there is one.
+
+        Raises:
+            InputError: parts of the model are offloaded, and stay where `device_map` put them.
+            PipelineBusyError: a call is running.
+        """
         with self._busy():
-            for part in self.components.values():
-                if isinstance(part, torch.nn.Module):
-                    part.to(*args, **kwargs)
+            parts = [part for part in self.components.values() if isinstance(part, torch.nn.Module)]
+            if any(map(is_offloaded, parts)):
+                allowed = "nothing: parts of the model are offloaded; load it with another device_map"
+                raise InputError("to", args or kwargs, allowed)
+            for part in parts:
+                part.to(*args, **kwargs)
             self.target = self._adapt(self.model)
             self.accelerator.drafter.to(*args, **kwargs)
             self.accelerator = self.accelerator.fit(self.target)
@@ -398,7 +407,8 @@ class MMSpecPipeline:
         if self._is_compiled:
             if self.target.steps is None:
                 self.target.compile()
-            self.accelerator.drafter.compile()
+            if self.target.steps is not None:  # else it cannot be: what drafts for it calls parts of it
+                self.accelerator.drafter.compile()
 
     def _attach_prefix_caches(self) -> None:
         """Attach the prefix caches that were asked for to every model that reads prompts."""

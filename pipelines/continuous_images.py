@@ -25,11 +25,13 @@ from mmspec.models.nextstep import (
     load_nextstep_tokenizer,
     load_nextstep_vae,
 )
+from mmspec.models.weights import is_offloaded
 from mmspec.pipelines.continuous_prompts import continuous_requests
 from mmspec.pipelines.continuous_settings import ContinuousSettings, continuous_defaults
 from mmspec.pipelines.image_call import ImageCall
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
 from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES, check_same_latents, continuous_target
+from mmspec.targets.placement import execution_device
 
 VAE = "vae"
 GENERATION_CONFIG = "generation_config.json"
@@ -81,8 +83,11 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         parts: dict[str, str | Path],
     ) -> dict[str, Any]:
         model, processor, vae = load_continuous(source, config, where, how, parts)
+        if is_offloaded(model):
+            allowed = "one that keeps all of it in memory: weights of such models are read between forwards too"
+            raise InputError("device_map", how["device_map"], allowed)
         if vae is not None:
-            vae.to(model.device)
+            vae.to(execution_device(model))
         return {"model": model, "processor": processor, "vae": vae}
 
     def _adapt(self, model: PreTrainedModel) -> Any:

@@ -32,6 +32,7 @@ from mmspec.pipelines.image_prompts import image_requests
 from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 from mmspec.targets import CausalTarget, ImageTokenTarget, image_target
 from mmspec.targets.image_families import IMAGE_FAMILIES
+from mmspec.targets.placement import execution_device
 
 HAVE_VQ_APART = ("llamagen", "chameleon", "Emu3")  # the others hold their image tokenizer
 UNDRAWN = -1
@@ -107,11 +108,11 @@ class ImagePipeline(ImageGenerationPipeline):
             loaded["vq"] = load_chameleon_tokenizer(source, parts.get(VQ), **where)
         for name in (VQ, TEXT_ENCODER):
             if name in loaded:
-                loaded[name].to(model.device)
+                loaded[name].to(execution_device(model))
         return {"model": model, **loaded}
 
     def _adapt(self, model: PreTrainedModel) -> ImageTokenTarget:
-        codebook = None if self._codebook is None else self._codebook.to(model.device, torch.float32)
+        codebook = None if self._codebook is None else self._codebook.to(execution_device(model), torch.float32)
         target = image_target(model, self.vq, codebook=codebook)
         if target is None:
             raise no_images_error(type(model).__name__)

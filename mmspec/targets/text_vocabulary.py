@@ -82,8 +82,12 @@ class TextVocabularyTarget(TextPromptTarget):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits of the codes; syntax is never chosen, so its logits are 0."""
-        weight = self.model.get_output_embeddings().weight
-        return pad(linear(hidden.to(weight.device), weight[self.head_rows]), (0, self.syntax))
+        output = self.model.get_output_embeddings()
+        if output.weight.is_meta:  # offloaded, and brought where the module is called
+            logits = output(hidden)[..., self.head_rows]
+        else:
+            logits = linear(hidden.to(output.weight.device), output.weight[self.head_rows])
+        return pad(logits, (0, self.syntax))
 
 
 def code_ids(of_code: Mapping[int, int]) -> list[int]:
