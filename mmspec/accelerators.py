@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypedDict, Unpack, get_args, get_type_hints
 
+from torch import nn
 from transformers import PreTrainedModel
 
-from mmspec.acceleration import Accelerator, pair
+from mmspec.acceleration import DEFAULT_RULES, Accelerator, pair
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.budget import Budget
 from mmspec.acceptance.cool import Cool
@@ -114,7 +115,7 @@ def cspd(
     `CSpD(temperature=42, variance_factor="released", rollback=False, max_tries=100)`. Options as of
     `CellModelDrafter`, and by name those of `CSpD`.
     """
-    reader = model if isinstance(model, MARTarget) else continuous_target(model)
+    reader: Any = continuous_target(model) if isinstance(model, PreTrainedModel) else model
     if reader is None or not reader.any_order:
         raise InputError("drafter", type(model).__name__, "a MAR that drafts for a MAR")
     switches = see_drafts, last_noise, shared_guidance
@@ -304,6 +305,32 @@ def find_preset(name: object) -> Preset:
     if not isinstance(name, str) or name not in ACCELERATORS:
         raise InputError("accelerator", name, did_you_mean(name, ACCELERATORS))
     return ACCELERATORS[name]
+
+
+@dataclass(frozen=True)
+class DraftToCome:
+    """Stand-in for a draft model that is not loaded yet, so that options can be checked without it."""
+
+    vector_size: int = 0
+    any_order: bool = False
+    model: nn.Module = field(default_factory=nn.Identity)
+
+
+def option_names(name: str, acceptance: str | None = None) -> set[str]:
+    """Names of the options that `build_accelerator` may take for a preset, with a rule of that name.
+
+    Raises:
+        InputError: no such preset, or no such rule.
+    """
+    preset = find_preset(name)
+    if acceptance is not None:
+        rules = [ACCEPTANCE_RULES[acceptance]]
+    elif preset.needs is None:
+        rules = [type(preset.make().rule)]
+    else:  # which rule suits what is drafted, the loaded drafter says
+        rules = [ACCEPTANCE_RULES[rule] for rule in (*DEFAULT_RULES, "reflection", "shared_noise", "cspd")]
+    of_rules = set().union(*map(keywords, rules))
+    return preset.options | of_rules | {"acceptance", "length", "stop_below"}
 
 
 def build_accelerator(
