@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypedDict, Unpack, get_args, get_type_hints
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel
 
 from mmspec.acceleration import DEFAULT_RULES, Accelerator, pair
 from mmspec.acceptance import ACCEPTANCE_RULES
@@ -307,13 +307,22 @@ def find_preset(name: object) -> Preset:
     return ACCELERATORS[name]
 
 
+class WithoutLayers(nn.Module):
+    """Language model that computes nothing."""
+
+    config = LlamaConfig(num_hidden_layers=0)
+
+    def get_decoder(self) -> nn.Module:
+        return self
+
+
 @dataclass(frozen=True)
 class DraftToCome:
     """Stand-in for a draft model that is not loaded yet, so that options can be checked without it."""
 
     vector_size: int = 0
     any_order: bool = False
-    model: nn.Module = field(default_factory=nn.Identity)
+    model: nn.Module = field(default_factory=WithoutLayers)
 
 
 def option_names(name: str, acceptance: str | None = None) -> set[str]:
@@ -328,7 +337,8 @@ def option_names(name: str, acceptance: str | None = None) -> set[str]:
     elif preset.needs is None:
         rules = [type(preset.make().rule)]
     else:  # which rule suits what is drafted, the loaded drafter says
-        rules = [ACCEPTANCE_RULES[rule] for rule in (*DEFAULT_RULES, "reflection", "shared_noise", "cspd")]
+        of_vectors = () if name in HEADS else ("reflection", "shared_noise", "cspd")
+        rules = [ACCEPTANCE_RULES[rule] for rule in (*DEFAULT_RULES, *of_vectors)]
     of_rules = set().union(*map(keywords, rules))
     return preset.options | of_rules | {"acceptance", "length", "stop_below"}
 

@@ -85,7 +85,8 @@ class Checkpoint:
     def reading_config(self) -> Iterator[dict[str, Any]]:
         """Yield the keywords for reading the config; an error names the adapter whose base is not there."""
         try:
-            yield {**self.where, "pickles": self.how.get("use_safetensors") is False}
+            pickles, variant = self.how.get("use_safetensors") is False, self.how.get("variant")
+            yield {**self.where, "pickles": pickles, "variant": variant}
         except CheckpointError as error:
             raise error if self.adapter is None else base_error(self.adapter, error) from error
 

@@ -73,14 +73,20 @@ def check_source(source: object, argument: str = "model") -> str:
 
 
 def load_config(
-    source: str, *, argument: str = "model", pickles: bool = False, **where: Any
+    source: str,
+    *,
+    argument: str = "model",
+    pickles: bool = False,
+    variant: str | None = None,
+    **where: Any,
 ) -> PreTrainedConfig:
     """The config of a local folder or hub id, or of a GGUF file in it.
 
     Args:
         source: a local folder or hub id.
         argument: name of the argument in error messages.
-        pickles: whether weights may be pickles of tensors.
+        pickles: whether the weights are pickles of tensors.
+        variant: of the weights, which is part of their files' names.
         where: passed through to transformers.
 
     Raises:
@@ -91,7 +97,9 @@ def load_config(
         check_gguf(folder, where["gguf_file"])
     elif Path(source).is_dir():
         trusted = bool(where.get("trust_remote_code"))
-        check_folder(folder, argument, trust_remote_code=trusted, pickles=pickles)
+        kind = "bin" if pickles else "safetensors"
+        weights = f"*.{kind}" if variant is None else f"*.{variant}*.{kind}"
+        check_folder(folder, argument, trust_remote_code=trusted, weights=weights)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, **where)
         return config
@@ -112,8 +120,17 @@ def next_step(error: OSError, folder: Path) -> str:
     )
 
 
-def check_folder(folder: Path, argument: str, *, trust_remote_code: bool, pickles: bool = False) -> None:
-    """Raise CheckpointError for a folder that must not, or cannot, be loaded."""
+def check_folder(
+    folder: Path, argument: str, *, trust_remote_code: bool, weights: str = "*.safetensors"
+) -> None:
+    """Raise CheckpointError for a folder that must not, or cannot, be loaded.
+
+    Args:
+        folder: of a checkpoint.
+        argument: name of the argument in error messages.
+        trust_remote_code: whether it may run code.
+        weights: pattern of the files that hold its weights.
+    """
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(argument, str(folder), "a folder with a config.json")
@@ -140,13 +157,14 @@ def check_folder(folder: Path, argument: str, *, trust_remote_code: bool, pickle
         for shard in shards.values():
             if not isinstance(shard, str) or Path(shard).name != shard or not (folder / shard).is_file():
                 raise CheckpointError(str(index), shard, "names of files in the same folder")
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights and not (pickles and any(folder.glob("*.bin"))):
-        allowed = "safetensors weights; convert others with save_pretrained"
-        if any(folder.glob("*.bin")):
-            allowed += ", or pass use_safetensors=False for pickles of tensors alone"
+    if not any(folder.glob(weights)):
+        allowed = f"weights in files like {weights}"
+        if weights == "*.safetensors":
+            allowed = "safetensors weights; convert others with save_pretrained"
+            if any(folder.glob("*.bin")):
+                allowed += ", or pass use_safetensors=False for pickles of tensors alone"
         raise CheckpointError(argument, str(folder), allowed)
-    for file in weights:
+    for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt"):
                 pass
