@@ -13,9 +13,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from transformers.utils import cached_file
 from transformers.utils.import_utils import is_peft_available
 
-from mmspec.errors import CheckpointError, MissingDependencyError, UnsupportedModelError
+from mmspec.errors import CheckpointError, InputError, MissingDependencyError, UnsupportedModelError
 from mmspec.models.checkpoint import MAX_CONFIG_BYTES, first_line, listing, next_step, read_json
-from mmspec.models.weights import is_finite, stored_weights
+from mmspec.models.weights import is_finite, is_offloaded, stored_weights
 
 __all__ = ["Adapter", "find_adapter", "load_adapter"]
 
@@ -69,13 +69,13 @@ def find_adapter(source: str, **where: Any) -> Adapter | None:
             f"{source} is an adapter of kind {table.get('peft_type')!r}, a learnt prompt and no change of "
             "weights; LoRA and its kin are served"
         )
-    if locate(source, WEIGHTS, where) is None:
-        raise CheckpointError("model", source, f"an adapter with {WEIGHTS}; peft writes it by default")
     if not is_peft_available():
         raise MissingDependencyError(
             f"{source} is an adapter for {base}: pip install peft, or merge it into its base first "
             "(merge_and_unload of peft, then save_pretrained)"
         )
+    if locate(source, WEIGHTS, where) is None:
+        raise CheckpointError("model", source, f"an adapter with {WEIGHTS}; peft writes it by default")
     return Adapter(path.parent, find_base(path, base), table.get("revision") or None)
 
 
@@ -127,7 +127,13 @@ def load_adapter(model: PreTrainedModel, adapter: Adapter) -> None:
 
     Raises:
         CheckpointError: it does not fit the model, or is damaged.
+        InputError: parts of the model are offloaded.
     """
+    if is_offloaded(model):
+        allowed = (
+            "one that keeps the model in memory: merge the adapter into its base first (merge_and_unload)"
+        )
+        raise InputError("device_map", "parts on the CPU or the disk under an adapter", allowed)
     before = {name for name, _ in model.named_parameters()}
     try:
         with safe_open(adapter.folder / WEIGHTS, framework="pt") as stored:

@@ -252,6 +252,11 @@ def load_model(
         if "Float8" in str(error):
             allowed = "dtype=torch.bfloat16: its weights are in float8, in which no model computes"
             raise CheckpointError(argument, source, allowed) from error
+        if "`offload_folder`" in str(error):
+            allowed = (
+                "offload_folder=... as well: some of its weights are written anew to be left on the disk"
+            )
+            raise CheckpointError(argument, source, allowed) from error
         names = mismatched(auto, source, config) if "mismatched_sizes" in str(error) else []
         what = f"weights of another shape than config.json says: {listing(names)}" if names else ""
         raise CheckpointError(argument, source, what or first_line(error)) from error

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
 
@@ -83,10 +83,10 @@ class TextVocabularyTarget(TextPromptTarget):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits of the codes; syntax is never chosen, so its logits are 0."""
         output = self.model.get_output_embeddings()
-        if output.weight.is_meta:  # offloaded, and brought where the module is called
-            logits = output(hidden)[..., self.head_rows]
-        else:
+        if type(output) is nn.Linear and not output.weight.is_meta:
             logits = linear(hidden.to(output.weight.device), output.weight[self.head_rows])
+        else:  # quantised, with an adapter, or offloaded: what it computes, it alone knows
+            logits = output(hidden)[..., self.head_rows]
         return pad(logits, (0, self.syntax))
 
 
