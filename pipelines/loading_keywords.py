@@ -12,6 +12,7 @@ from transformers.processing_utils import ImagesKwargs, VideosKwargs
 from transformers.quantizers import AutoHfQuantizer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from mmspec.accelerators import ACCELERATORS
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.models.checkpoint import first_line
 from mmspec.registry import did_you_mean
@@ -67,6 +68,7 @@ OF_MANY = (
     | set(VideosKwargs.__annotations__)
 )
 FIXED = {"model_type", "architectures", "transformers_version"}  # of configs: not to be overridden
+NEAR = 0.75  # of two names: a misspelling
 PLACED = ("auto", "balanced", "balanced_low_0", "sequential")  # device maps that transformers makes itself
 
 
@@ -192,12 +194,13 @@ def config_keywords(config: PreTrainedConfig) -> set[str]:
 def unknown_keyword(name: str, value: Any, accelerator: str, options: Iterable[str]) -> InputError:
     """The error for a keyword that nothing knows: of loading, or of the accelerator, whichever is nearer."""
     options = set(options)
-    if name in OF_MANY:
+    others = {option for preset in ACCELERATORS.values() for option in preset.options}
+    if name in OF_MANY - others:
         allowed = "nothing: neither the processor nor the config of this checkpoint knows it"
         return UnknownArgumentError("keyword of loading", name, allowed)
     loading = WHERE | HOW | set(BITS) | OF_MANY | {"config", "torch_dtype", "drafter", "accelerator"}
-    near = difflib.get_close_matches(name, sorted(loading | options), n=1)
-    if near and near[0] not in options:
+    near = difflib.get_close_matches(name, sorted(loading | options | others), n=1, cutoff=NEAR)
+    if near and near[0] in loading - others:
         allowed = f"did you mean {near[0]!r}? keywords are those of transformers' from_pretrained"
         return UnknownArgumentError("keyword of loading", name, allowed)
     allowed = f"{did_you_mean(name, options)}; or keywords of transformers' from_pretrained"
