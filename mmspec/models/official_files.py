@@ -77,7 +77,9 @@ def open_checkpoint(path: Path) -> Mapping[str, Any]:
         raise CheckpointError("checkpoint", str(path), allowed) from error
     except (OSError, RuntimeError, EOFError, ValueError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError("checkpoint", str(path), f"a complete checkpoint ({reason})") from error
+        raise CheckpointError(
+            "checkpoint", str(path), f"a complete checkpoint ({path.name}: {reason})"
+        ) from error
     if not isinstance(content, Mapping):
         raise CheckpointError("checkpoint", str(path), f"a dict of tensors; it is a {type(content).__name__}")
     return content

@@ -31,7 +31,9 @@ def read_index(index: Path) -> dict[str, str]:
         if strange := [one for one in table.values() if not isinstance(one, str) or Path(one).name != one]:
             raise ValueError(f"{strange[0]!r} is no name of a file beside it")
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError("checkpoint", str(index), f"the index of shards ({error})") from error
+        raise CheckpointError(
+            str(index), str(error), "an index of shards, as transformers writes it"
+        ) from error
     return table
 
 
@@ -51,11 +53,11 @@ def read_shards(index: Path, read: Callable[[Path], Mapping[str, Any]]) -> dict[
         path = index.parent / file
         if file not in shards:
             if not path.is_file():
-                raise CheckpointError("checkpoint", str(path), f"a file that is there: {index.name} names it")
+                raise CheckpointError(str(index), file, "names of files that are beside it: this one is not")
             shards[file] = read(path)
         if name not in shards[file]:
-            allowed = f"a shard with {name}, which {index.name} says is in it"
-            raise CheckpointError("checkpoint", str(path), allowed)
+            allowed = f"a shard that has {name}, as {index.name} says"
+            raise CheckpointError(str(path), f"{len(shards[file])} other tensors", allowed)
         tensors[name] = shards[file][name]
     return tensors
 
@@ -65,4 +67,4 @@ def check_indexed(folder: Path, name: str) -> None:
     stem, _, kind = name.rpartition(".")
     if shards := sorted(folder.glob(f"{stem}-*-of-*.{kind}")):
         allowed = f"the file {name + INDEX} beside it, which says what is in which shard"
-        raise CheckpointError("checkpoint", str(shards[0]), allowed)
+        raise CheckpointError(str(folder), shards[0].name, allowed)
