@@ -20,7 +20,7 @@ from transformers.utils.logging import tqdm
 import mmspec.models.mar  # noqa: F401  its folders become known to the auto classes
 import mmspec.models.nextstep  # noqa: F401
 from mmspec.acceleration import Accelerator, Call
-from mmspec.accelerators import build_accelerator, find_preset, option_names
+from mmspec.accelerators import ACCELERATORS, build_accelerator, find_preset, option_names
 from mmspec.decoding.canvas import Canvas
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
 from mmspec.heads import HEADS
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+TUNED_FOR = {"batch_size", "tv"}
 DEFAULT_PREFIX_BYTES = 2 * 2**30
 ROUNDS_TO_COMPILE = 3  # of the prompts, of the first draft, and of another of its shape
 
@@ -95,7 +96,7 @@ class MMSpecPipeline:
         pretrained_model_name_or_path: str | Path,
         *,
         accelerator: str | None = None,
-        drafter: str | Path | None = None,
+        drafter: str | Path | PreTrainedModel | None = None,
         vq: str | Path | None = None,
         text_encoder: str | Path | None = None,
         vae: str | Path | None = None,
@@ -120,8 +121,8 @@ class MMSpecPipeline:
                 peft loads over its base.
             accelerator: a name from `mmspec.list_accelerators()`, or "auto", as of `set_accelerator`; None is
                 the pipeline's default.
-            drafter: folder or id of the draft model, for accelerators that need one; None takes the one
-                that `drafters.json` in the model's folder names.
+            drafter: folder or id of the draft model, or a loaded one, for accelerators that need one; None takes
+                the one that `drafters.json` in the model's folder names.
             vq, text_encoder, vae: folder or id of a part of an image model that has no subfolder of its own.
             dtype: as in transformers; `torch_dtype` is its older name.
             device_map, attn_implementation, revision, token, cache_dir, local_files_only,
@@ -162,15 +163,15 @@ class MMSpecPipeline:
         if found.adapter is not None:
             load_adapter(model, found.adapter)
         logger.info("target: %.1f MB of weights, %s", bytes_of(model) / 1e6, model.dtype)
-        if isinstance(fitting, PreTrainedModel) and fitting is not drafter:  # a head that was loaded first
-            place_head(fitting, model)
+        if isinstance(fitting, PreTrainedModel) and not isinstance(drafter, PreTrainedModel):
+            place_head(fitting, model)  # it was loaded first
         pipe = kind(**loaded, accelerator=accelerator, **found.options, **given_of(drafter=fitting))
         pipe._folder = found.folder
         return pipe
 
     @classmethod
     def _check_accelerator(
-        cls, found: Checkpoint, name: str | None, drafter: str | Path | None
+        cls, found: Checkpoint, name: str | None, drafter: str | Path | PreTrainedModel | None
     ) -> tuple[Checkpoint, Any]:
         """Refuse options of nothing and values out of range before weights are read; see `check_accelerator`.
 
@@ -178,9 +179,9 @@ class MMSpecPipeline:
             The checkpoint with its options sorted, and what drafts for it.
         """
         if name == AUTO:
-            found = found.sorted(name, ("batch_size", "tv"), cls._reader)
-            check_tuned_for(drafter, **found.options)
-            return found, drafter
+            known = TUNED_FOR.union(*(preset.options for preset in ACCELERATORS.values()))
+            check_tuned_for(drafter, **{key: found.options[key] for key in found.options if key in known})
+            return found.sorted(name, TUNED_FOR, cls._reader), drafter
         name = cls.default_accelerator if name is None else name
         preset = cls._preset(found.model_config, name) if drafter is None else name
         names = option_names(preset, found.options.get("acceptance"))

@@ -144,7 +144,11 @@ class Checkpoint:
 
 
 def check_accelerator(
-    found: Checkpoint, name: str, drafter: Any, *, preset: str | None = None
+    found: Checkpoint,
+    name: str,
+    drafter: str | Path | PreTrainedModel | None,
+    *,
+    preset: str | None = None,
 ) -> str | Path | PreTrainedModel | None:
     """Refuse an accelerator that cannot be right whatever the target's weights are, before they are loaded.
 
@@ -173,9 +177,9 @@ def check_accelerator(
     if drafter is None:
         raise InputError("drafter", None, f"the folder or id of {needs}, which {name!r} needs")
     if name in HEADS:
-        drafter = load_head(name, drafter, found.model_config)
-        build_accelerator(name, model=drafter, **found.options)
-        return drafter
+        head = load_head(name, drafter, found.model_config)
+        build_accelerator(name, model=head, **found.options)
+        return head
     family = found.model_config.model_type
     if not isinstance(drafter, PreTrainedModel):
         check_source(drafter, "drafter")

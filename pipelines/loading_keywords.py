@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import BitsAndBytesConfig, PreTrainedConfig
 from transformers.processing_utils import ImagesKwargs, VideosKwargs
-from transformers.quantizers import AutoHfQuantizer
+from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from mmspec.accelerators import ACCELERATORS
@@ -99,6 +99,8 @@ class LoadingKeywords:
         found = cls(config=given.get("config"))
         bits = {}
         for name, value in given.items():
+            if value is None and name in WHERE | HOW | set(REFUSED):
+                continue  # as if it were not there
             if name in REFUSED:
                 raise InputError(name, value, REFUSED[name])
             if name in BITS or name.startswith(OF_BITS):
@@ -194,7 +196,7 @@ def config_keywords(config: PreTrainedConfig) -> set[str]:
 def unknown_keyword(name: str, value: Any, accelerator: str, options: Iterable[str]) -> InputError:
     """The error for a keyword that nothing knows: of loading, or of the accelerator, whichever is nearer."""
     options = set(options)
-    others = {option for preset in ACCELERATORS.values() for option in preset.options}
+    others = set().union(*(preset.options for preset in ACCELERATORS.values()))
     if name in OF_MANY - others:
         allowed = "nothing: neither the processor nor the config of this checkpoint knows it"
         return UnknownArgumentError("keyword of loading", name, allowed)

@@ -10,7 +10,7 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 from transformers.utils.import_utils import is_peft_available
 
 from mmspec.errors import CheckpointError, InputError, MissingDependencyError, UnsupportedModelError
