@@ -121,8 +121,8 @@ class MMSpecPipeline:
                 peft loads over its base.
             accelerator: a name from `mmspec.list_accelerators()`, or "auto", as of `set_accelerator`; None is
                 the pipeline's default.
-            drafter: folder or id of the draft model, or a loaded one, for accelerators that need one; None takes
-                the one that `drafters.json` in the model's folder names.
+            drafter: folder or id of the draft model, or a loaded one, for accelerators that need one; None
+                takes the one that `drafters.json` in the model's folder names.
             vq, text_encoder, vae: folder or id of a part of an image model that has no subfolder of its own.
             dtype: as in transformers; `torch_dtype` is its older name.
             device_map, attn_implementation, revision, token, cache_dir, local_files_only,
