@@ -21,7 +21,7 @@ from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.validation import require_number
 
-__all__ = ["Accelerator", "Call", "default_rule", "is_sound", "pair"]
+__all__ = ["DEFAULT_RULES", "Accelerator", "Call", "default_rule", "is_sound", "pair"]
 
 LENGTHS = ("fixed", "confidence", "cost")
 DEFAULT_STOP = 0.3

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypedDict, Unpack, get_args, get_type_hints
 
-from transformers import PreTrainedModel
+from torch import nn
+from transformers import LlamaConfig, PreTrainedModel
 
-from mmspec.acceleration import Accelerator, pair
+from mmspec.acceleration import DEFAULT_RULES, Accelerator, pair
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.budget import Budget
 from mmspec.acceptance.cool import Cool
@@ -119,7 +120,7 @@ def cspd(
     `CSpD(temperature=42, variance_factor="released", rollback=False, max_tries=100)`. Options as of
     `CellModelDrafter`, and by name those of `CSpD`.
     """
-    reader = model if isinstance(model, MARTarget) else continuous_target(model)
+    reader: Any = continuous_target(model) if isinstance(model, PreTrainedModel) else model
     if reader is None or not reader.any_order:
         raise InputError("drafter", type(model).__name__, "a MAR that drafts for a MAR")
     switches = see_drafts, last_noise, shared_guidance
@@ -314,6 +315,42 @@ def find_preset(name: object) -> Preset:
     if not isinstance(name, str) or name not in ACCELERATORS:
         raise InputError("accelerator", name, did_you_mean(name, ACCELERATORS))
     return ACCELERATORS[name]
+
+
+class WithoutLayers(nn.Module):
+    """Language model that computes nothing."""
+
+    config = LlamaConfig(num_hidden_layers=0)
+
+    def get_decoder(self) -> nn.Module:
+        return self
+
+
+@dataclass(frozen=True)
+class DraftToCome:
+    """Stand-in for a draft model that is not loaded yet, so that options can be checked without it."""
+
+    vector_size: int = 0
+    any_order: bool = False
+    model: nn.Module = field(default_factory=WithoutLayers)
+
+
+def option_names(name: str, acceptance: str | None = None) -> set[str]:
+    """Names of the options that `build_accelerator` may take for a preset, with a rule of that name.
+
+    Raises:
+        InputError: no such preset, or no such rule.
+    """
+    preset = find_preset(name)
+    if acceptance is not None:
+        rules = [ACCEPTANCE_RULES[acceptance]]
+    elif preset.needs is None:
+        rules = [type(preset.make().rule)]
+    else:  # which rule suits what is drafted, the loaded drafter says
+        of_vectors = () if name in HEADS else ("reflection", "shared_noise", "cspd")
+        rules = [ACCEPTANCE_RULES[rule] for rule in (*DEFAULT_RULES, *of_vectors)]
+    of_rules = set().union(*map(keywords, rules))
+    return preset.options | of_rules | {"acceptance", "length", "stop_below"}
 
 
 def build_accelerator(

@@ -14,6 +14,7 @@ from torch import nn
 
 from mmspec.atomic_file import atomic_file
 from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.models.weights import stored_weight
 from mmspec.validation import is_integer, require_number
 
 __all__ = ["AUTO", "Tuned", "check_tuned_for", "find_tuned", "fingerprint", "save_tuned", "tuned_file"]
@@ -55,8 +56,8 @@ def fingerprint(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     device = torch.device("cpu")
-    for name, weight in model.state_dict().items():
-        device = weight.device
+    for name, placed in model.state_dict().items():
+        device, weight = placed.device, stored_weight(model, name) if placed.is_meta else placed
         start = weight.flatten()[:SAMPLED].detach().float().cpu().contiguous()
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         digest.update(start.numpy().tobytes())

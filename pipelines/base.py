@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -19,11 +20,12 @@ from transformers.utils.logging import tqdm
 import mmspec.models.mar  # noqa: F401  its folders become known to the auto classes
 import mmspec.models.nextstep  # noqa: F401
 from mmspec.acceleration import Accelerator, Call
-from mmspec.accelerators import build_accelerator, find_preset
+from mmspec.accelerators import ACCELERATORS, build_accelerator, find_preset, option_names
 from mmspec.decoding.canvas import Canvas
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
 from mmspec.heads import HEADS
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
+from mmspec.models.adapters import load_adapter
 from mmspec.models.checkpoint import (
     bytes_of,
     check_same_tokenizer,
@@ -35,6 +37,8 @@ from mmspec.models.checkpoint import (
 )
 from mmspec.models.head_checkpoint import load_head
 from mmspec.models.llamagen import LlamaGenConfig
+from mmspec.models.weights import is_offloaded
+from mmspec.pipelines.loading import Checkpoint, check_accelerator, place_head
 from mmspec.reference.assets import own_drafters
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+TUNED_FOR = {"batch_size", "tv"}
 DEFAULT_PREFIX_BYTES = 2 * 2**30
 ROUNDS_TO_COMPILE = 3  # of the prompts, of the first draft, and of another of its shape
 
@@ -91,7 +96,7 @@ class MMSpecPipeline:
         pretrained_model_name_or_path: str | Path,
         *,
         accelerator: str | None = None,
-        drafter: str | Path | None = None,
+        drafter: str | Path | PreTrainedModel | None = None,
         vq: str | Path | None = None,
         text_encoder: str | Path | None = None,
         vae: str | Path | None = None,
@@ -112,54 +117,87 @@ class MMSpecPipeline:
         answer (Janus, Emu3, Chameleon). `MMSpecPipeline.from_pretrained` answers with those.
 
         Args:
-            pretrained_model_name_or_path: a local folder or a hub id.
+            pretrained_model_name_or_path: a local folder or hub id, a GGUF file, or an adapter (LoRA), which
+                peft loads over its base.
             accelerator: a name from `mmspec.list_accelerators()`, or "auto", as of `set_accelerator`; None is
                 the pipeline's default.
-            drafter: folder or id of the draft model, for accelerators that need one; None takes the one
-                that `drafters.json` in the model's folder names.
+            drafter: folder or id of the draft model, or a loaded one, for accelerators that need one; None
+                takes the one that `drafters.json` in the model's folder names.
             vq, text_encoder, vae: folder or id of a part of an image model that has no subfolder of its own.
             dtype: as in transformers; `torch_dtype` is its older name.
             device_map, attn_implementation, revision, token, cache_dir, local_files_only,
                 trust_remote_code: passed through to transformers.
-            options: options of the accelerator (`num_draft_tokens=8`, `acceptance="..."`).
+            options: options of the accelerator (`num_draft_tokens=8`, `acceptance="..."`), and other keywords
+                of transformers: for the model (`quantization_config`), its files (`subfolder`), its processor
+                (`max_pixels`) or its config.
 
         Raises:
             CheckpointError: the checkpoint is missing or damaged, or does not fit.
             UnsupportedModelError: the model cannot be decoded speculatively.
-            InputError: unknown accelerator or option.
+            InputError: unknown accelerator, or a keyword that nothing knows, that would not act, or is out of
+                range; raised before weights are read.
+            MissingDependencyError: a package that reads the checkpoint is not installed.
         """
-        needs = None  # what follows is checked first: a typo should not cost a load
-        if accelerator == AUTO:
-            check_tuned_for(drafter, **options)
-        elif accelerator is not None:
-            needs = find_preset(accelerator).needs
-        source = check_source(pretrained_model_name_or_path)
-        if accelerator is not None and drafter is None and needs is not None:
-            drafter = own_drafters(source).source_for(accelerator)
-        where = given_of(
+        # all that can be is checked before weights are read: a typo should not cost a load
+        needs = None if accelerator in (None, AUTO) else find_preset(accelerator).needs
+        explicit = given_of(
+            dtype=torch_dtype if dtype is None else dtype,
+            device_map=device_map,
+            attn_implementation=attn_implementation,
             revision=revision,
             token=token,
             cache_dir=cache_dir,
             local_files_only=local_files_only,
             trust_remote_code=trust_remote_code,
         )
-        chosen = torch_dtype if dtype is None else dtype
-        how = given_of(
-            dtype="auto" if chosen is None else chosen,
-            device_map=device_map,
-            attn_implementation=attn_implementation,
-        )
-        config = load_config(source, **where)
-        kind = cls._kind_for(config)
-        loaded = kind._load_parts(
-            source, config, where, how, given_of(vq=vq, text_encoder=text_encoder, vae=vae)
-        )
-        logger.info("target: %.1f MB of weights, %s", bytes_of(loaded["model"]) / 1e6, loaded["model"].dtype)
-        if drafter is not None:
-            options = {**options, "drafter": drafter}
-        pipe = kind(**loaded, accelerator=accelerator, **options)
-        pipe._folder = Path(source).absolute()
+        found = Checkpoint.look_at(pretrained_model_name_or_path, {**explicit, **options})
+        if accelerator is not None and drafter is None and needs is not None:
+            drafter = own_drafters(found.folder).source_for(accelerator)
+        if found.config is None:
+            with found.reading_config() as where:
+                found = replace(found, config=load_config(found.config_source, **where))
+        kind = cls._kind_for(found.model_config)
+        found, fitting = kind._check_accelerator(found, accelerator, drafter)
+        loaded = kind._load_parts(found, given_of(vq=vq, text_encoder=text_encoder, vae=vae))
+        model = loaded["model"]
+        if found.adapter is not None:
+            load_adapter(model, found.adapter)
+        logger.info("target: %.1f MB of weights, %s", bytes_of(model) / 1e6, model.dtype)
+        if isinstance(fitting, PreTrainedModel) and not isinstance(drafter, PreTrainedModel):
+            place_head(fitting, model)  # it was loaded first
+        pipe = kind(**loaded, accelerator=accelerator, **found.options, **given_of(drafter=fitting))
+        pipe._folder = found.folder
         return pipe
+
+    @classmethod
+    def _check_accelerator(
+        cls, found: Checkpoint, name: str | None, drafter: str | Path | PreTrainedModel | None
+    ) -> tuple[Checkpoint, Any]:
+        """Refuse options of nothing and values out of range before weights are read; see `check_accelerator`.
+
+        Returns:
+            The checkpoint with its options sorted, and what drafts for it.
+        """
+        if name == AUTO:
+            known = TUNED_FOR.union(*(preset.options for preset in ACCELERATORS.values()))
+            check_tuned_for(drafter, **{key: found.options[key] for key in found.options if key in known})
+            return found.sorted(name, TUNED_FOR, cls._reader), drafter
+        name = cls.default_accelerator if name is None else name
+        preset = cls._preset(found.model_config, name) if drafter is None else name
+        names = option_names(preset, found.options.get("acceptance"))
+        found = found.sorted(name, names, cls._reader)
+        return found, check_accelerator(found, name, drafter, preset=preset)
+
+    @classmethod
+    def _reader(cls, found: Checkpoint, **reading: Any) -> Any:
+        """Load the processor, or tokenizer; None where the checkpoint has none that takes keywords."""
+        source, where = found.reader
+        return load_processor(source, found.model_config, **where, **reading)
+
+    @classmethod
+    def _preset(cls, config: PreTrainedConfig, name: str) -> str:
+        """The name of the preset that an accelerator is run as, without a drafter, for such a model."""
+        return name
 
     @classmethod
     def _kind_for(cls, config: PreTrainedConfig) -> type[MMSpecPipeline]:
@@ -167,22 +205,14 @@ class MMSpecPipeline:
         return pipeline_for(config) if cls is MMSpecPipeline else cls
 
     @classmethod
-    def _load_parts(
-        cls,
-        source: str,
-        config: PreTrainedConfig,
-        where: dict[str, Any],
-        how: dict[str, Any],
-        parts: dict[str, str | Path],
-    ) -> dict[str, Any]:
+    def _load_parts(cls, found: Checkpoint, parts: dict[str, str | Path]) -> dict[str, Any]:
         """Load the constructor's arguments.
 
         Args:
-            source: a local folder or hub id.
-            config: its config.
-            where, how: keywords of transformers: which files, and how to put them into memory.
-            parts: where parts lie that are not in `source`.
+            found: the checkpoint.
+            parts: where parts lie that are not in it.
         """
+        config = found.model_config
         if isinstance(config, LlamaGenConfig):
             raise UnsupportedModelError(
                 "a LlamaGen model draws and does not answer: use ImagePipeline, or mmspec generate"
@@ -190,8 +220,8 @@ class MMSpecPipeline:
         if parts:
             raise InputError(*next(iter(parts.items())), f"nothing: {config.model_type} has no such part")
         return {
-            "processor": load_processor(source, config, **where),
-            "model": load_model(source, config, **where, **how),
+            "processor": cls._reader(found, **found.reading),
+            "model": load_model(found.source, config, **found.where, **found.how),
         }
 
     def _adapt(self, model: PreTrainedModel) -> CausalTarget:
@@ -300,11 +330,19 @@ class MMSpecPipeline:
         return {"model": self.model, "processor": self.processor}
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move the model, and the draft model if there is one."""
+        """Move the model, and the draft model if there is one.
+
+        Raises:
+            InputError: parts of the model are offloaded, and stay where `device_map` put them.
+            PipelineBusyError: a call is running.
+        """
         with self._busy():
-            for part in self.components.values():
-                if isinstance(part, torch.nn.Module):
-                    part.to(*args, **kwargs)
+            parts = [part for part in self.components.values() if isinstance(part, torch.nn.Module)]
+            if any(map(is_offloaded, parts)):
+                allowed = "nothing: parts of the model are offloaded; load it with another device_map"
+                raise InputError("to", args or kwargs, allowed)
+            for part in parts:
+                part.to(*args, **kwargs)
             self.target = self._adapt(self.model)
             self.accelerator.drafter.to(*args, **kwargs)
             self.accelerator = self.accelerator.fit(self.target)
@@ -398,7 +436,8 @@ class MMSpecPipeline:
         if self._is_compiled:
             if self.target.steps is None:
                 self.target.compile()
-            self.accelerator.drafter.compile()
+            if self.target.steps is not None:  # else it cannot be: what drafts for it calls parts of it
+                self.accelerator.drafter.compile()
 
     def _attach_prefix_caches(self) -> None:
         """Attach the prefix caches that were asked for to every model that reads prompts."""

@@ -18,24 +18,28 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
 from mmspec.models.checkpoint import check_source, load_config
-from mmspec.models.mar import MARForImageGeneration, load_mar
+from mmspec.models.mar import MARConfig, MARForImageGeneration, load_mar
 from mmspec.models.nextstep import (
     NextStepForImageGeneration,
     load_nextstep,
     load_nextstep_tokenizer,
     load_nextstep_vae,
 )
+from mmspec.models.weights import is_offloaded
 from mmspec.pipelines.continuous_prompts import continuous_requests
 from mmspec.pipelines.continuous_settings import ContinuousSettings, continuous_defaults
 from mmspec.pipelines.image_call import ImageCall
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
+from mmspec.pipelines.loading import Checkpoint
 from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES, check_same_latents, continuous_target
+from mmspec.targets.placement import execution_device
 from mmspec.validation import plain_numbers
 
 VAE = "vae"
 GENERATION_CONFIG = "generation_config.json"
 NEEDED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "vae/*")
 PLAIN, MASKED = "none", "masked"
+FROM_HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 
 
 class ContinuousImagePipeline(ImageGenerationPipeline):
@@ -73,17 +77,22 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         super().__init__(model, processor, accelerator, **options)
 
     @classmethod
-    def _load_parts(
-        cls,
-        source: str,
-        config: PreTrainedConfig,
-        where: dict[str, Any],
-        how: dict[str, Any],
-        parts: dict[str, str | Path],
-    ) -> dict[str, Any]:
-        model, processor, vae = load_continuous(source, config, where, how, parts)
+    def _reader(cls, found: Checkpoint, **reading: Any) -> Any:
+        return None
+
+    @classmethod
+    def _load_parts(cls, found: Checkpoint, parts: dict[str, str | Path]) -> dict[str, Any]:
+        config, how = found.model_config, found.how
+        if found.adapter is not None:
+            raise InputError(
+                "model", str(found.adapter.folder), f"no adapter: none is known for {config.model_type}"
+            )
+        model, processor, vae = load_continuous(found.source, config, found.where, how, parts)
+        if is_offloaded(model):
+            allowed = "one that keeps all of it in memory: such weights are read between forwards too"
+            raise InputError("device_map", how["device_map"], allowed)
         if vae is not None:
-            vae.to(model.device)
+            vae.to(execution_device(model))
         return {"model": model, "processor": processor, "vae": vae}
 
     def _adapt(self, model: PreTrainedModel) -> Any:
@@ -95,9 +104,14 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
     def _build_accelerator(
         self, name: str, drafter: str | Path | PreTrainedModel | None, options: dict[str, Any]
     ) -> tuple[Accelerator, Any]:
-        if name == PLAIN and self.target.any_order and drafter is None:
-            return replace(build_accelerator(MASKED, **options), name=PLAIN), None
+        if drafter is None and (preset := self._preset(self.model.config, name)) != name:
+            return replace(build_accelerator(preset, **options), name=name), None
         return super()._build_accelerator(name, drafter, options)
+
+    @classmethod
+    def _preset(cls, config: PreTrainedConfig, name: str) -> str:
+        is_any_order = config.model_type == MARConfig.model_type
+        return MASKED if name == PLAIN and is_any_order else name
 
     def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[Any, Any]:
         model: Any = drafter
@@ -235,13 +249,21 @@ def load_continuous(
     """Load a model of continuous tokens: model, tokenizer and autoencoder, None where it has none.
 
     Args:
-        source, config, where, how, parts: as of `MMSpecPipeline._load_parts`.
+        source, config, where, how: as of `Checkpoint`.
+        parts: as of `MMSpecPipeline._load_parts`.
     """
     if config.model_type not in CONTINUOUS_FAMILIES:
         raise no_vectors_error(f"model type {config.model_type!r}")
     for name, part in parts.items():
         if name != VAE:
             raise InputError(name, part, f"nothing: this {config.model_type} has no such part")
+    for name in where.keys() - {"trust_remote_code", *FROM_HUB}:
+        raise InputError(name, where[name], f"nothing: a {config.model_type} is a whole folder")
+    if not how.get("use_safetensors", True):
+        raise InputError(
+            "use_safetensors", False, f"True: a {config.model_type} is read from safetensors alone"
+        )
+    how = {name: value for name, value in how.items() if name != "use_safetensors"}
     where = {name: value for name, value in where.items() if name != "trust_remote_code"}
     folder = Path(source)
     if not folder.is_dir():

@@ -30,8 +30,10 @@ from mmspec.pipelines.image_call import ImageCall
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
+from mmspec.pipelines.loading import Checkpoint
 from mmspec.targets import CausalTarget, ImageTokenTarget, image_target
 from mmspec.targets.image_families import IMAGE_FAMILIES
+from mmspec.targets.placement import execution_device
 from mmspec.validation import plain_numbers
 
 HAVE_VQ_APART = ("llamagen", "chameleon", "Emu3")  # the others hold their image tokenizer
@@ -78,14 +80,15 @@ class ImagePipeline(ImageGenerationPipeline):
         super().__init__(model, processor, accelerator, **options)
 
     @classmethod
-    def _load_parts(
-        cls,
-        source: str,
-        config: PreTrainedConfig,
-        where: dict[str, Any],
-        how: dict[str, Any],
-        parts: dict[str, str | Path],
-    ) -> dict[str, Any]:
+    def _reader(cls, found: Checkpoint, **reading: Any) -> Any:
+        if isinstance(found.config, LlamaGenConfig):
+            return None
+        source, where = found.reader
+        return load_processor(source, found.model_config, words_only=True, **where, **reading)
+
+    @classmethod
+    def _load_parts(cls, found: Checkpoint, parts: dict[str, str | Path]) -> dict[str, Any]:
+        source, config, where, how = found.source, found.model_config, found.where, found.how
         if config.model_type not in IMAGE_FAMILIES:
             raise no_images_error(f"model type {config.model_type!r}")
         is_llamagen = isinstance(config, LlamaGenConfig)
@@ -102,17 +105,19 @@ class ImagePipeline(ImageGenerationPipeline):
                 source, config, parts.get(TEXT_ENCODER), how.get("dtype", "auto"), **where
             )
         if not is_llamagen:
-            loaded["processor"] = load_processor(source, config, words_only=True, **where)
+            loaded["processor"] = cls._reader(found, **found.reading)
         model = load_model(source, config, surplus_allowed=not is_llamagen, **where, **how)
         if taken[VQ] and not is_llamagen:  # it may lie among the weights of the model, which are here by now
             loaded["vq"] = load_chameleon_tokenizer(source, parts.get(VQ), **where)
         for name in (VQ, TEXT_ENCODER):
             if name in loaded:
-                loaded[name].to(model.device)
+                loaded[name].to(execution_device(model))
         return {"model": model, **loaded}
 
     def _adapt(self, model: PreTrainedModel) -> ImageTokenTarget:
-        codebook = None if self._codebook is None else self._codebook.to(model.device, torch.float32)
+        codebook = (
+            None if self._codebook is None else self._codebook.to(execution_device(model), torch.float32)
+        )
         target = image_target(model, self.vq, codebook=codebook)
         if target is None:
             raise no_images_error(type(model).__name__)

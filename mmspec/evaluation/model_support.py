@@ -8,10 +8,12 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from mmspec.decoding.cache import check_layer_types
 from mmspec.errors import CheckpointError, UnsupportedModelError
 from mmspec.models.checkpoint import check_source, first_line
+from mmspec.models.gguf_file import split_gguf
 from mmspec.targets.admission import check_model
 from mmspec.targets.memory import cached_bytes
 from mmspec.targets.state_memory import measure_states
@@ -23,7 +25,7 @@ def examine_model(source: str) -> dict[str, Any]:
     """Examine a model by its config alone, on the meta device.
 
     Args:
-        source: folder or hub id.
+        source: folder, hub id or GGUF file.
 
     Returns:
         `ok`, and `problem` if it is not; else its layers by kind, the bytes that a token, a row and a drafted
@@ -32,9 +34,10 @@ def examine_model(source: str) -> dict[str, Any]:
     Raises:
         CheckpointError: there is no such model, or none of transformers.
     """
-    check_source(source)
+    place, inside = split_gguf(source)
+    folder = check_source(place)
     try:
-        config = AutoConfig.from_pretrained(source)
+        config = AutoConfig.from_pretrained(folder, **inside)
     except (OSError, ValueError) as error:
         allowed = f"a folder or hub id with a config ({first_line(error)})"
         raise CheckpointError("model", source, allowed) from error
@@ -61,7 +64,8 @@ def examine_model(source: str) -> dict[str, Any]:
 
 def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
     """Build the model of a config on the meta device, in the config's dtype."""
-    (name, *_) = getattr(config, "architectures", None) or [""]
+    usual = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")  # a GGUF file does not say
+    (name, *_) = getattr(config, "architectures", None) or [usual]
     model_class = getattr(transformers, name, None)
     if model_class is None:
         raise CheckpointError(

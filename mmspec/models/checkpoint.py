@@ -35,6 +35,8 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 import mmspec.models.emu3_5
 import mmspec.models.llamagen  # noqa: F401  its folders become known to the auto classes
 from mmspec.errors import CheckpointError, UnsupportedModelError
+from mmspec.models.gguf_file import check_gguf
+from mmspec.models.weights import is_finite, stored_weights
 from mmspec.registry import did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -70,15 +72,34 @@ def check_source(source: object, argument: str = "model") -> str:
     return name
 
 
-def load_config(source: str, *, argument: str = "model", **where: Any) -> PreTrainedConfig:
-    """The config of a local folder or hub id.
+def load_config(
+    source: str,
+    *,
+    argument: str = "model",
+    pickles: bool = False,
+    variant: str | None = None,
+    **where: Any,
+) -> PreTrainedConfig:
+    """The config of a local folder or hub id, or of a GGUF file in it.
+
+    Args:
+        source: a local folder or hub id.
+        argument: name of the argument in error messages.
+        pickles: whether the weights are pickles of tensors.
+        variant: of the weights, which is part of their files' names.
+        where: passed through to transformers.
 
     Raises:
         CheckpointError: missing, not JSON, of impossible sizes, or in need of code that was not allowed.
     """
-    folder = Path(source)
-    if folder.is_dir():
-        check_folder(folder, argument, trust_remote_code=bool(where.get("trust_remote_code")))
+    folder = Path(source, where.get("subfolder") or "")
+    if where.get("gguf_file"):
+        check_gguf(folder, where["gguf_file"])
+    elif Path(source).is_dir():
+        trusted = bool(where.get("trust_remote_code"))
+        kind = "bin" if pickles else "safetensors"
+        weights = f"*.{kind}" if variant is None else f"*.{variant}*.{kind}"
+        check_folder(folder, argument, trust_remote_code=trusted, weights=weights)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, **where)
         return config
@@ -99,8 +120,17 @@ def next_step(error: OSError, folder: Path) -> str:
     )
 
 
-def check_folder(folder: Path, argument: str, *, trust_remote_code: bool) -> None:
-    """Raise CheckpointError for a folder that must not, or cannot, be loaded."""
+def check_folder(
+    folder: Path, argument: str, *, trust_remote_code: bool, weights: str = "*.safetensors"
+) -> None:
+    """Raise CheckpointError for a folder that must not, or cannot, be loaded.
+
+    Args:
+        folder: of a checkpoint.
+        argument: name of the argument in error messages.
+        trust_remote_code: whether it may run code.
+        weights: pattern of the files that hold its weights.
+    """
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(argument, str(folder), "a folder with a config.json")
@@ -127,11 +157,14 @@ def check_folder(folder: Path, argument: str, *, trust_remote_code: bool) -> Non
         for shard in shards.values():
             if not isinstance(shard, str) or Path(shard).name != shard or not (folder / shard).is_file():
                 raise CheckpointError(str(index), shard, "names of files in the same folder")
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        allowed = "safetensors weights; convert others with save_pretrained"
+    if not any(folder.glob(weights)):
+        allowed = f"weights in files like {weights}"
+        if weights == "*.safetensors":
+            allowed = "safetensors weights; convert others with save_pretrained"
+            if any(folder.glob("*.bin")):
+                allowed += ", or pass use_safetensors=False for pickles of tensors alone"
         raise CheckpointError(argument, str(folder), allowed)
-    for file in weights:
+    for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt"):
                 pass
@@ -213,9 +246,17 @@ def load_model(
     try:
         with torch.random.fork_rng(devices=[]):  # weights that are missing would be drawn
             model, report = auto.from_pretrained(
-                source, config=config, use_safetensors=True, output_loading_info=True, **where
+                source, config=config, output_loading_info=True, **{"use_safetensors": True, **where}
             )
     except Exception as error:  # a config can make transformers stumble anywhere
+        if "Float8" in str(error):
+            allowed = "dtype=torch.bfloat16: its weights are in float8, in which no model computes"
+            raise CheckpointError(argument, source, allowed) from error
+        if "`offload_folder`" in str(error):
+            allowed = (
+                "offload_folder=... as well: some of its weights are written anew to be left on the disk"
+            )
+            raise CheckpointError(argument, source, allowed) from error
         names = mismatched(auto, source, config) if "mismatched_sizes" in str(error) else []
         what = f"weights of another shape than config.json says: {listing(names)}" if names else ""
         raise CheckpointError(argument, source, what or first_line(error)) from error
@@ -266,7 +307,7 @@ def check_weights(
         logger.warning("%s holds weights that its model has no use for: %s", source, listing(names))
     if found := [f"{title}: {listing(names)}" for title, names in problems.items() if names]:
         raise CheckpointError(argument, source, "; ".join(found))
-    broken = [name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())]
+    broken = [name for name, weight in stored_weights(model) if not is_finite(weight)]
     if broken:
         raise CheckpointError(argument, source, f"weights hold NaN or infinity: {listing(broken)}")
 

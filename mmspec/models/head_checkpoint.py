@@ -49,8 +49,8 @@ def load_head(
     name: str,
     drafter: str | Path | PreTrainedModel,
     target: PreTrainedConfig,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
 ) -> PreTrainedModel:
     """Load the head that a drafter runs.
 
@@ -59,7 +59,7 @@ def load_head(
         drafter: folder or hub id of what `mmspec train drafter` wrote or of what the method's authors
             publish, or a loaded head.
         target: config of the model whose hidden states it reads.
-        dtype, device: of those.
+        dtype, device: of those; None for the format that it is stored in.
 
     Raises:
         CheckpointError: it cannot be loaded, or is a model of another kind.

@@ -12,7 +12,7 @@ import pickle
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmspec.errors import CheckpointError
+from mmspec.models.shards import INDEX, check_indexed, read_index, read_shards
 
 __all__ = [
     "check_layout",
@@ -35,7 +36,8 @@ __all__ = [
     "tensor_names",
 ]
 
-WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.")  # of DDP, of torch.compile, of a plain attribute
+# of DDP, of torch.compile, of plain attributes
+WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.", "draft_model.", "ea_layer.", "eagle_module.")
 CONTAINERS = ("state_dict",)  # of files that hold more than tensors
 MAX_NAMED_KEYS = 8
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # of a folder of transformers
@@ -47,11 +49,15 @@ MAX_CONFIG_BYTES = 1_000_000
 def open_checkpoint(path: Path) -> Mapping[str, Any]:
     """The content of a .safetensors file or of a torch pickle (.pt, .pth, .bin, .ckpt), left on the disk.
 
-    Only tensors, containers and the `argparse.Namespace` of a training script are unpickled.
+    Of an index (.index.json) it is what all its shards hold. Only tensors, containers and the
+    `argparse.Namespace` of a training script are unpickled.
 
     Raises:
-        CheckpointError: no such file, damaged, or in need of code; the message names the class.
+        CheckpointError: no such file, damaged, or in need of code; the message names the class. Or a shard
+            is missing, or has not what the index says.
     """
+    if path.name.endswith(INDEX) and path.is_file():
+        return read_shards(path, open_checkpoint)
     if not path.is_file():
         raise CheckpointError("checkpoint", str(path), "a file: .pt, .pth, .bin, .ckpt or .safetensors")
     try:
@@ -71,15 +77,26 @@ def open_checkpoint(path: Path) -> Mapping[str, Any]:
         raise CheckpointError("checkpoint", str(path), allowed) from error
     except (OSError, RuntimeError, EOFError, ValueError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError("checkpoint", str(path), f"a complete checkpoint ({reason})") from error
+        raise CheckpointError(
+            "checkpoint", str(path), f"a complete checkpoint ({path.name}: {reason})"
+        ) from error
     if not isinstance(content, Mapping):
         raise CheckpointError("checkpoint", str(path), f"a dict of tensors; it is a {type(content).__name__}")
     return content
 
 
 def find_file(folder: Path, names: Sequence[str]) -> Path | None:
-    """The first of these files that the folder has; None if it has none."""
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+    """The first of these files that the folder has, or the index of its shards; None if it has none.
+
+    Raises:
+        CheckpointError: there are shards without an index.
+    """
+    for name in names:
+        for path in (folder / name, folder / (name + INDEX)):
+            if path.is_file():
+                return path
+        check_indexed(folder, name)
+    return None
 
 
 def replace_prefix(name: str, prefixes: Mapping[str, str]) -> str:
@@ -96,11 +113,13 @@ def tensor_names(path: Path) -> set[str]:
     Raises:
         CheckpointError: as `open_checkpoint`.
     """
+    if path.name.endswith(INDEX):
+        return set(unwrapped(read_index(path)).values())
     if path.suffix != ".safetensors":
         return set(find_tensors(path, open_checkpoint(path), CONTAINERS))
     try:
         with safe_open(path, framework="pt") as weights:
-            return set(weights.keys())
+            return set(unwrapped(weights.keys()).values())
     except (OSError, SafetensorError) as error:
         raise CheckpointError("checkpoint", str(path), f"a complete checkpoint ({error})") from error
 
@@ -124,9 +143,15 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def find_tensors(
-    path: Path, content: Mapping[str, Any], containers: Sequence[str] = CONTAINERS
+    path: Path, content: Mapping[str, Any], containers: Sequence[str] = CONTAINERS, *, parts: bool = True
 ) -> dict[str, Tensor]:
     """The state dict: that of the first container that holds one, or the content; without wrapper prefixes.
+
+    Args:
+        path: for the message.
+        content: of the file.
+        containers: names that it may hold a state dict under.
+        parts: whether names may be outside of the wrapper, as of `unwrapped`.
 
     Raises:
         CheckpointError: there is none.
@@ -139,9 +164,26 @@ def find_tensors(
         allowed = f"tensors at the top or under one of {', '.join(containers)}; it holds {names or 'nothing'}"
         raise CheckpointError("checkpoint", str(path), allowed)
     tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
-    while prefix := next((p for p in WRAPPER_PREFIXES if all(n.startswith(p) for n in tensors)), ""):
-        tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
-    return tensors
+    return {name: tensors[given] for given, name in unwrapped(tensors, parts).items()}
+
+
+def unwrapped(given: Iterable[str], parts: bool = True) -> dict[str, str]:
+    """Names of tensors without the prefixes of wrappers.
+
+    Args:
+        given: all names of a file.
+        parts: whether some may be outside of the wrapper, as the output matrix of a head often is; prefixes
+            stay where two names would become one.
+    """
+    names, wrapped = {name: name for name in given}, any if parts else all
+    while prefix := next(
+        (p for p in WRAPPER_PREFIXES if wrapped(n.startswith(p) for n in names.values())), ""
+    ):
+        bare = {name: now.removeprefix(prefix) for name, now in names.items()}
+        if len(set(bare.values())) < len(bare):
+            break
+        names = bare
+    return names
 
 
 def _holds_tensors(place: object) -> bool:

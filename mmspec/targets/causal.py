@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.rows import join_lists, join_rows, part_of_list, part_of_rows
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, UnsupportedModelError
+from mmspec.models.weights import is_offloaded
 from mmspec.targets.admission import check_model
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
@@ -31,6 +33,8 @@ from mmspec.targets.rotary import change_of, find_changing, turned_one_by_one, t
 from mmspec.targets.state_memory import check_draft, measure_states
 from mmspec.targets.steps import CapturedForward, CompiledForward
 from mmspec.transformers_versions import cache_name
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -143,7 +147,13 @@ class CausalTarget:
         self._readers: dict[tuple[int, ...], HiddenStates] = {}
 
     def compile(self) -> None:
-        """Compile scoring forwards, each when it is first met; not those that read prompts."""
+        """Compile scoring forwards, each when it is first met; not those that read prompts.
+
+        A model of which parts are offloaded runs as it is: their weights come anew for each forward.
+        """
+        if is_offloaded(self.model):
+            logger.warning("%s runs uncompiled: parts of it are offloaded", type(self.model).__name__)
+            return
         if self.device.type == "cuda":
             self.steps = CapturedForward(self.model, self.forward)
         else:

@@ -18,7 +18,9 @@ from transformers import PreTrainedModel
 
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import CheckpointError, InputError
-from mmspec.targets.image_tokens import check_stride
+from mmspec.models.weights import stored_weight
+from mmspec.targets.image_tokens import CODEBOOK, check_stride
+from mmspec.targets.placement import execution_device
 from mmspec.targets.text_vocabulary import TextVocabularyTarget, code_ids, token_ids
 
 __all__ = ["BEGIN_OF_IMAGE", "BEGIN_OF_TEXT", "END_OF_TURN", "AnoleTarget", "LuminaTarget", "size_token"]
@@ -63,8 +65,7 @@ class AnoleTarget(TextVocabularyTarget):
     def own_codebook(self, model: PreTrainedModel) -> Tensor | None:
         """The codebook [K, d] inside the model."""
         parts: Any = model.model
-        weight: Tensor = parts.vqmodel.quantize.embedding.weight
-        return weight
+        return stored_weight(parts.vqmodel, CODEBOOK)
 
     def layout(self, model: PreTrainedModel, square: ImageGrid, stride: int) -> tuple[ImageGrid, list[int]]:
         """The default grid, and the model ids of its syntax."""
@@ -77,7 +78,7 @@ class AnoleTarget(TextVocabularyTarget):
         if self.vq is None:
             allowed = "the image tokenizer: transformers' Chameleon has no decoder (see load_chameleon_vq)"
             raise CheckpointError("vq", None, allowed)
-        return decode_tokens(self.vq, cells.to(self.vq.device))
+        return decode_tokens(self.vq, cells.to(execution_device(self.vq)))
 
 
 class LuminaTarget(AnoleTarget):

@@ -10,6 +10,9 @@ from transformers import PreTrainedModel
 
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import InputError
+from mmspec.models.weights import stored_weight
+from mmspec.targets.image_tokens import CODEBOOK
+from mmspec.targets.placement import execution_device
 from mmspec.targets.text_vocabulary import TextVocabularyTarget, code_ids, token_ids
 
 __all__ = ["BEGIN_OF_IMAGE", "BEGIN_OF_TOKENS", "AnySizeTarget", "Emu3Target"]
@@ -64,11 +67,11 @@ class Emu3Target(AnySizeTarget):
         row_end, *ending = range(len(codes), len(codes) + len(syntax))
         grid = ImageGrid(DEFAULT_CELLS, DEFAULT_CELLS, len(codes), row_end, tuple(ending))
         if codebook is None:
-            codebook = parts.vqmodel.quantize.embedding.weight
+            codebook = stored_weight(parts.vqmodel, CODEBOOK)
         super().__init__(model, grid, codes, syntax, parts.vqmodel.spatial_scale_factor, codebook)
         self.vq = parts.vqmodel
 
     def decode(self, cells: Tensor) -> Tensor:
         """Decode codes [B, rows, columns] into images [B, 3, H, W]."""
-        images: Tensor = self.vq.decode(cells.to(self.vq.device))
+        images: Tensor = self.vq.decode(cells.to(execution_device(self.vq)))
         return images

@@ -11,6 +11,7 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import CheckpointError
 from mmspec.targets.emu3 import AnySizeTarget
 from mmspec.targets.image_tokens import check_stride
+from mmspec.targets.placement import execution_device
 
 __all__ = ["Emu3p5Target"]
 
@@ -53,4 +54,4 @@ class Emu3p5Target(AnySizeTarget):
             raise CheckpointError(
                 "vq", None, "the image tokenizer, which Emu3.5 keeps in a folder of its own"
             )
-        return decode_tokens(self.vq, cells.to(self.vq.device))
+        return decode_tokens(self.vq, cells.to(execution_device(self.vq)))

@@ -20,7 +20,9 @@ from mmspec.decoding.draft import Nodes
 from mmspec.decoding.interfaces import PromptOutput
 from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.errors import InputError
+from mmspec.models.weights import stored_weight
 from mmspec.targets.causal import CausalState, to_device
+from mmspec.targets.image_tokens import CODEBOOK
 from mmspec.targets.vision_language import VisionLanguageTarget
 
 __all__ = ["GlmImageTarget"]
@@ -68,8 +70,7 @@ class GlmImageTarget(VisionLanguageTarget):
         super().__init__(model)
         text: Any = model.config.get_text_config(decoder=True)
         self.vocabulary = int(text.vision_vocab_size)
-        quantizer: Any = model.get_submodule("model.vqmodel.quantize")
-        self.codebook = quantizer.embedding.weight.detach()
+        self.codebook = stored_weight(model, f"model.vqmodel.{CODEBOOK}").detach().to(self.device)
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

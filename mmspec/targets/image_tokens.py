@@ -24,9 +24,10 @@ from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.errors import CheckpointError, InputError
 from mmspec.targets.causal import CausalState, CausalTarget
 
-__all__ = ["CELLS", "ImageState", "ImageTokenTarget", "check_stride"]
+__all__ = ["CELLS", "CODEBOOK", "ImageState", "ImageTokenTarget", "check_stride"]
 
 CELLS = "image_cells"  # of a prompt: [1, 2] rows and columns of its image, where they are not the default
+CODEBOOK = "quantize.embedding.weight"  # of an image tokenizer
 
 
 @dataclass
@@ -94,7 +95,7 @@ class ImageTokenTarget(CausalTarget, ABC):
         self.grid = grid
         self.syntax = syntax
         self.stride = stride
-        self.codebook = None if codebook is None else codebook.detach()
+        self.codebook = None if codebook is None else codebook.detach().to(self.device)
         self.vocabulary = grid.codebook_size + syntax
 
     @property

@@ -10,6 +10,9 @@ from transformers import PreTrainedModel
 
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import InputError
+from mmspec.models.weights import stored_weight
+from mmspec.targets.image_tokens import CODEBOOK
+from mmspec.targets.placement import execution_device
 from mmspec.targets.text_vocabulary import TextPromptTarget
 
 __all__ = ["JanusTarget"]
@@ -33,7 +36,7 @@ class JanusTarget(TextPromptTarget):
         config = self.vq.config
         grid = ImageGrid(config.num_patches, config.num_patches, config.num_embeddings)
         if codebook is None:
-            codebook = self.vq.quantize.embedding.weight
+            codebook = stored_weight(self.vq, CODEBOOK)
         stride = 2 ** (len(config.channel_multiplier) - 1)
         super().__init__(model, grid, stride=stride, codebook=codebook)
 
@@ -52,5 +55,5 @@ class JanusTarget(TextPromptTarget):
 
     def decode(self, cells: Tensor) -> Tensor:
         """Decode codes [B, rows, columns] into images [B, 3, H, W]."""
-        images: Tensor = self.vq.decode(cells.flatten(1).to(self.vq.device))
+        images: Tensor = self.vq.decode(cells.flatten(1).to(execution_device(self.vq)))
         return images

@@ -13,6 +13,7 @@ from mmspec.errors import CheckpointError
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
 from mmspec.targets.batches import EMBEDDINGS
 from mmspec.targets.image_tokens import ImageTokenTarget
+from mmspec.targets.placement import execution_device
 
 __all__ = ["LlamaGenTarget"]
 
@@ -74,4 +75,4 @@ class LlamaGenTarget(ImageTokenTarget):
 
         if self.vq is None:
             raise CheckpointError("vq", None, "an image tokenizer, which turns tokens into pixels")
-        return decode_tokens(self.vq, cells.to(self.vq.device))
+        return decode_tokens(self.vq, cells.to(execution_device(self.vq)))

@@ -19,6 +19,7 @@ from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 from mmspec.targets.admission import check_length, check_model, length_limit, refusal
 from mmspec.targets.attention import mask_dtype
+from mmspec.targets.placement import execution_device
 from mmspec.targets.steps import CompiledForward
 from mmspec.validation import is_integer
 
@@ -85,7 +86,7 @@ class MaskedTarget:
         if not is_integer(mask_token_id) or not 0 <= mask_token_id < self.vocabulary:
             raise InputError("mask_token_id", mask_token_id, f"a token id from 0 to {self.vocabulary - 1}")
         self.model, self.mask_token_id = model, mask_token_id
-        self.device: torch.device = next(model.get_input_embeddings().parameters()).device
+        self.device = execution_device(model, model.get_input_embeddings())
         self.steps: CompiledForward | None = None
 
     def compile(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
 
@@ -82,8 +82,12 @@ class TextVocabularyTarget(TextPromptTarget):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits of the codes; syntax is never chosen, so its logits are 0."""
-        weight = self.model.get_output_embeddings().weight
-        return pad(linear(hidden.to(weight.device), weight[self.head_rows]), (0, self.syntax))
+        output = self.model.get_output_embeddings()
+        if type(output) is nn.Linear and not output.weight.is_meta:
+            logits = linear(hidden.to(output.weight.device), output.weight[self.head_rows])
+        else:  # quantised, with an adapter, or offloaded: what it computes, it alone knows
+            logits = output(hidden)[..., self.head_rows]
+        return pad(logits, (0, self.syntax))
 
 
 def code_ids(of_code: Mapping[int, int]) -> list[int]:

@@ -73,7 +73,7 @@ def convert_checkpoint(
     if path.is_dir():
         path /= "model.safetensors"
     content = open_checkpoint(path)
-    tensors = find_tensors(path, content, (*CONTAINERS, "ema"))
+    tensors = find_tensors(path, content, (*CONTAINERS, "ema"), parts=False)  # LANTERN's are known by theirs
     model: Any
     summary: dict[str, Any]
     if is_vq(tensors):

@@ -1,0 +1,163 @@
+"""Folders of adapters (LoRA and its kin): loaded over their base by peft, as transformers does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers.utils.hub import cached_file
+from transformers.utils.import_utils import is_peft_available
+
+from mmspec.errors import CheckpointError, InputError, MissingDependencyError, UnsupportedModelError
+from mmspec.models.checkpoint import MAX_CONFIG_BYTES, first_line, listing, next_step, read_json
+from mmspec.models.weights import is_finite, is_offloaded, stored_weights
+
+__all__ = ["Adapter", "find_adapter", "load_adapter"]
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+BASE = "base_model_name_or_path"
+PROCESSORS, TOKENIZERS = ("processor_config.json", "preprocessor_config.json"), ("tokenizer_config.json",)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter and the model that it was trained for.
+
+    Attributes:
+        folder: of the adapter.
+        base: folder or hub id of the model.
+        revision: of the model; None for its newest.
+    """
+
+    folder: Path
+    base: str
+    revision: str | None
+
+    def has_reader(self, config: PreTrainedConfig) -> bool:
+        """True if the processor, or the tokenizer of a model of text, was saved beside the adapter."""
+        files = PROCESSORS if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else TOKENIZERS
+        return any((self.folder / name).is_file() for name in files)
+
+
+def find_adapter(source: str, **where: Any) -> Adapter | None:
+    """The adapter in a folder or hub repository; None if there is none.
+
+    Args:
+        source: local folder or hub id.
+        where: keywords of transformers that say which files.
+
+    Raises:
+        CheckpointError: it does not say what it is for, or that is not there, or its weights are not.
+        MissingDependencyError: peft is not installed.
+        UnsupportedModelError: it is no change of weights.
+    """
+    path = locate(source, CONFIG, where)
+    if path is None:
+        return None
+    table = read_json(path, MAX_CONFIG_BYTES)
+    base = table.get(BASE) if isinstance(table, dict) else None
+    if not isinstance(base, str) or not base:
+        allowed = f"the folder or hub id of the model that the adapter was trained for; write it as {BASE}"
+        raise CheckpointError(f"{path}: {BASE}", base, allowed)
+    if "num_virtual_tokens" in table or table.get("peft_type") == "ADAPTION_PROMPT":
+        raise UnsupportedModelError(
+            f"{source} is an adapter of kind {table.get('peft_type')!r}, a learnt prompt and no change of "
+            "weights; LoRA and its kin are served"
+        )
+    if not is_peft_available():
+        raise MissingDependencyError(
+            f"{source} is an adapter for {base}: pip install peft, or merge it into its base first "
+            "(merge_and_unload of peft, then save_pretrained)"
+        )
+    if locate(source, WEIGHTS, where) is None:
+        raise CheckpointError("model", source, f"an adapter with {WEIGHTS}; peft writes it by default")
+    return Adapter(path.parent, find_base(path, base), table.get("revision") or None)
+
+
+def locate(source: str, name: str, where: dict[str, Any]) -> Path | None:
+    """A file of a folder or hub repository; None if it has none of that name, or cannot be asked."""
+    folder = Path(source) / (where.get("subfolder") or "")
+    if Path(source).is_dir():
+        return folder / name if (folder / name).is_file() else None
+    known = {key: value for key, value in where.items() if key not in ("trust_remote_code", "gguf_file")}
+    try:
+        found = cached_file(
+            source,
+            name,
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            **known,
+        )
+    except (OSError, ValueError, HFValidationError):  # `load_config`, which comes next, says what is wrong
+        return None
+    return None if found is None else Path(found)
+
+
+def find_base(path: Path, base: str) -> str:
+    """The base that a config names: a folder beside the adapter, one from here, or a hub id.
+
+    Raises:
+        CheckpointError: it is written as a path, and there is no such folder.
+    """
+    places = [path.parent / base, Path(base).expanduser()]
+    if (found := next((place for place in places if place.is_dir()), None)) is not None:
+        return str(found)
+    if base.startswith((".", "/", "~")) or base.count("/") > 1 or "\\" in base:
+        allowed = "a folder that is there, seen from the adapter's folder or from this one; or a hub id"
+        raise CheckpointError(f"{path}: {BASE}", base, allowed)
+    return base
+
+
+def base_error(adapter: Adapter, error: Exception) -> CheckpointError:
+    """The error for a base that cannot be opened."""
+    cause = error.__cause__
+    reason = next_step(cause, Path(adapter.base)) if isinstance(cause, OSError) else first_line(error)
+    allowed = f"the model that the adapter was trained for: {reason}"
+    return CheckpointError(f"{adapter.folder / CONFIG}: {BASE}", adapter.base, allowed)
+
+
+def load_adapter(model: PreTrainedModel, adapter: Adapter) -> None:
+    """Put an adapter over its loaded base; every weight of it is found and finite.
+
+    Raises:
+        CheckpointError: it does not fit the model, or is damaged.
+        InputError: parts of the model are offloaded.
+    """
+    if is_offloaded(model):
+        allowed = (
+            "one that keeps the model in memory: merge the adapter into its base first (merge_and_unload)"
+        )
+        raise InputError("device_map", "parts on the CPU or the disk under an adapter", allowed)
+    before = {name for name, _ in model.named_parameters()}
+    try:
+        with safe_open(adapter.folder / WEIGHTS, framework="pt") as stored:
+            count = len(stored.keys())
+        report: Any = model.load_adapter(str(adapter.folder))
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        reason = f"an adapter for {adapter.base}: {first_line(error)}"
+        raise CheckpointError("model", str(adapter.folder), reason) from error
+    except SafetensorError as error:
+        raise CheckpointError(
+            "model", str(adapter.folder / WEIGHTS), "a complete safetensors file"
+        ) from error
+    problems = {
+        title: sorted(map(str, getattr(report, name, ())))
+        for title, name in (
+            ("missing keys", "missing_keys"),
+            ("unknown keys", "unexpected_keys"),
+            ("of another shape", "mismatched_keys"),
+        )
+    }
+    own = [(name, weight) for name, weight in stored_weights(model) if name not in before]
+    problems["NaN or infinity in"] = [name for name, weight in own if not is_finite(weight)]
+    found = [f"{title}: {listing(names)}" for title, names in problems.items() if names]
+    if found or not count:
+        reason = "; ".join(found) or "it holds no weights"
+        raise CheckpointError("model", str(adapter.folder), f"an adapter for {adapter.base}: {reason}")
+    model.eval()

@@ -1,0 +1,179 @@
+"""Keywords of transformers in `from_pretrained`: each acts, or is refused before weights are read."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, BitsAndBytesConfig, GenerationConfig, PreTrainedModel
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
+from mmspec.accelerators import ACCELERATORS, option_names
+from mmspec.acceptance import ACCEPTANCE_RULES
+from mmspec.errors import InputError, MMSpecError
+from mmspec.pipelines import ContinuousImagePipeline, MMSpecPipeline
+from mmspec.pipelines import base as base_module
+from mmspec.pipelines import loading as loading_module
+from mmspec.pipelines.loading_keywords import BITS, HOW, REFUSED, WHERE
+from mmspec.targets import CausalTarget
+from tests.drafters.heads_checks import medusa_for
+from tests.tiny_models import tiny_image, tiny_llama
+from tests.tiny_models.continuous import folder_of
+
+RAW: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 4}
+
+
+@pytest.fixture
+def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing load a model: what is refused has to be refused before."""
+    for module, name in ((base_module, "load_model"), (loading_module, "place_head")):
+        monkeypatch.delattr(module, name)
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
+    "quantiser": ({"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}, "bitsandbytes"),
+    "quantiser of old": ({"load_in_4bit": True}, "quantization_config: .*bitsandbytes"),
+    "unknown quantiser": ({"quantization_config": {"quant_method": "nope"}}, "quantization_config: got"),
+    "half a quantiser": ({"bnb_4bit_quant_type": "nf4"}, "bnb_4bit_quant_type: .*load_in_4bit=True"),
+    "memory": ({"max_memory": {"cpu": "1GiB"}}, "max_memory: .*device_map='auto'"),
+    "folder": ({"offload_folder": "x"}, "offload_folder: .*device_map='auto'"),
+    "folder of nothing": ({"offload_folder": "x", "device_map": {"": "cpu"}}, "offload_folder: got"),
+    "dropped": ({"low_cpu_mem_usage": True}, "low_cpu_mem_usage: got True; nothing: transformers 5"),
+    "made up": ({"ignore_mismatched_sizes": True}, "ignore_mismatched_sizes: got"),
+    "pickles that run": ({"weights_only": False}, "weights_only: got False"),
+    "pickles": ({"use_safetensors": False}, r"model: .*like \*\.bin"),
+    "variant": ({"variant": "fp16"}, r"model: .*fp16"),
+    "file": ({"gguf_file": "x.gguf"}, "gguf_file: got 'x.gguf'; a file in .*GGUF files there: none"),
+    "subfolder": ({"subfolder": "x"}, "model: got .*config.json"),
+    "of another processor": ({"min_pixels": 4}, "keyword of loading: got 'min_pixels'; nothing: neither"),
+    "misspelt": ({"max_memry": {}}, "keyword of loading: got 'max_memry'; did you mean 'max_memory'"),
+    "misspelt bits": ({"load_in_4bits": True}, "did you mean 'load_in_4bit'"),
+    "misspelt option": ({"min_macth": 3}, "option of accelerator 'copy': .*did you mean 'min_match'"),
+    "nothing like it": ({"xyzzy": 3}, "option of accelerator 'copy': .*keywords of transformers"),
+    "option": ({"min_match": 0}, "min_match: got 0"),
+    "rule": ({"acceptance": "typicel"}, "did you mean 'typical'"),
+    "option of a rule": ({"acceptance": "typical", "epsilon": 3}, "epsilon: got 3"),
+    "length": ({"length": "x"}, "length: got"),
+    "option of another": ({"accelerator": "none", "num_draft_tokens": 3}, "option of accelerator 'none'"),
+    "drafter of nothing": ({"drafter": "x"}, "drafter: got 'x'; nothing"),
+    "no drafter": ({"accelerator": "eagle"}, "drafter: got None"),
+    "tuned for": ({"accelerator": "auto", "batch_sise": 2}, "did you mean 'batch_size'"),
+    "tuned option": ({"accelerator": "auto", "batch_size": 0}, "batch_size: got 0"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+@pytest.mark.usefixtures("no_load")
+def test_what_cannot_act_is_refused_before_weights_are_read(name: str, checkpoints: Path) -> None:
+    keywords, match = REFUSALS[name]
+    with pytest.raises(MMSpecError, match=match):
+        MMSpecPipeline.from_pretrained(checkpoints / "llava", **keywords)
+
+
+@pytest.mark.usefixtures("no_load")
+@pytest.mark.parametrize(
+    ("accelerator", "options", "match"),
+    [
+        ("draft_model", {"num_draft_tokens": -1}, "num_draft_tokens: got -1"),
+        ("draft_model", {"sampling": "x"}, "sampling: got 'x'"),
+        ("draft_model", {"top_k": 3}, "option of accelerator 'draft_model'"),
+        ("medusa", {"depth": 0}, "depth: got 0"),
+        ("medusa", {"tree": "x"}, "tree: got 'x'"),
+        ("medusa", {"widht": 0}, "option of accelerator 'medusa'"),
+    ],
+)
+def test_options_of_what_drafts_are_refused_before_the_target_is_read(
+    accelerator: str, options: dict[str, Any], match: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    medusa_for(CausalTarget(tiny_llama(vocab=128))).save_pretrained(tmp_path)
+    drafter = tmp_path if accelerator == "medusa" else checkpoints / "draft"
+    with pytest.raises(InputError, match=match):
+        MMSpecPipeline.from_pretrained(
+            checkpoints / "text", accelerator=accelerator, drafter=drafter, **options
+        )
+
+
+def test_a_head_is_brought_to_the_format_of_its_target(checkpoints: Path, tmp_path: Path) -> None:
+    medusa_for(CausalTarget(tiny_llama(vocab=128))).save_pretrained(tmp_path)
+    pipe: Any = MMSpecPipeline.from_pretrained(
+        checkpoints / "text", accelerator="medusa", drafter=tmp_path, dtype=torch.bfloat16
+    )
+    assert pipe.accelerator.drafter.model.dtype == torch.bfloat16
+    assert len(pipe("red", **RAW).tokens[0]) == 4
+
+
+def test_models_of_vectors_refuse_what_does_not_reach_them() -> None:
+    for keywords, match in (
+        ({"iterations": -5}, "iterations: got -5"),
+        ({"max_pixels": 4}, "keyword of loading: got 'max_pixels'"),
+        ({"proxies": {}}, "proxies: got"),
+        ({"use_safetensors": False}, r"\*\.bin|use_safetensors"),
+    ):
+        with pytest.raises(InputError, match=match):
+            ContinuousImagePipeline.from_pretrained(folder_of("mar"), **keywords)
+    pipe: Any = ContinuousImagePipeline.from_pretrained(folder_of("mar"), iterations=3, use_safetensors=True)
+    assert pipe.accelerator.drafter.iterations == 3
+
+
+def test_keywords_reach_model_processor_and_config(checkpoints: Path, tmp_path: Path) -> None:
+    config = GenerationConfig(max_new_tokens=3)
+    pipe: Any = MMSpecPipeline.from_pretrained(
+        checkpoints / "text", padding_side="left", generation_config=config, rms_norm_eps=0.5, min_match=1
+    )
+    assert pipe.tokenizer.padding_side == "left"
+    assert pipe.model.generation_config.max_new_tokens == 3
+    assert pipe.model.config.rms_norm_eps == pipe.model.model.norm.variance_epsilon == 0.5
+    assert pipe.accelerator.drafter.min_match == 1
+    own = AutoConfig.from_pretrained(checkpoints / "text", rms_norm_eps=0.25)
+    assert MMSpecPipeline.from_pretrained(checkpoints / "text", config=own).model.config.rms_norm_eps == 0.25
+    (tmp_path / "outer").mkdir()
+    shutil.copytree(checkpoints / "text", tmp_path / "outer" / "inner")
+    weights = tmp_path / "outer" / "inner" / "model.safetensors"
+    weights.rename(weights.with_name("model.fp32.safetensors"))
+    inner: Any = MMSpecPipeline.from_pretrained(tmp_path / "outer", subfolder="inner", variant="fp32")
+    assert len(inner("red", **RAW).tokens[0]) == 4
+
+
+def test_sizes_of_images_reach_the_processor_of_images(checkpoints: Path) -> None:
+    def seen(**keywords: Any) -> int:
+        pipe: Any = MMSpecPipeline.from_pretrained(checkpoints / "qwen2_5_vl", **keywords)
+        grid: Any = pipe.processor.image_processor(images=[tiny_image()], return_tensors="pt")
+        return int(grid["image_grid_thw"].prod())
+
+    small = {"shortest_edge": 10, "longest_edge": 784}
+    assert seen(size=small) == 4 < seen() < seen(size={"shortest_edge": 12544, "longest_edge": 20000})
+    pipe: Any = MMSpecPipeline.from_pretrained(checkpoints / "llava", do_rescale=False)
+    assert pipe.processor.image_processor.do_rescale is False
+
+
+def test_pickles_of_tensors_are_read_where_asked_for(checkpoints: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoints / "text", tmp_path / "text")
+    state = MMSpecPipeline.from_pretrained(folder).model.state_dict()
+    (folder / "model.safetensors").unlink()
+    torch.save(state, folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match="use_safetensors=False for pickles of tensors alone"):
+        MMSpecPipeline.from_pretrained(folder)
+    pipe: Any = MMSpecPipeline.from_pretrained(folder, use_safetensors=False)
+    assert len(pipe("red", **RAW).tokens[0]) == 4
+
+
+def test_no_option_of_an_accelerator_is_a_keyword_of_loading() -> None:
+    options = set().union(*(option_names(name) for name in ACCELERATORS))
+    options |= set().union(*(option_names("copy", rule) for rule in ACCEPTANCE_RULES))
+    assert not options & (WHERE | HOW | set(REFUSED) | set(BITS))
+
+
+def test_the_keywords_of_transformers_are_all_known() -> None:
+    taken: set[str] = set()
+    for function in (PreTrainedModel.from_pretrained, _BaseAutoModelClass.from_pretrained):
+        source = inspect.getsource(function)
+        taken |= set(inspect.signature(function).parameters) | set(
+            re.findall(r'kwargs\.pop\("(\w+)"', source)
+        )
+    ours = {"cls", "config", "kwargs", "model_args", "pretrained_model_name_or_path", "torch_dtype"}
+    assert {name for name in taken if not name.startswith("_")} <= WHERE | HOW | set(REFUSED) | ours
