@@ -39,7 +39,7 @@ class Checkpoint:
         where: keywords of transformers that say which files, for config, processor and model.
         how: those that say how the model is put into memory.
         config: of the model; None where it is to be read from `config_source`.
-        config_source: local folder or hub id of the config.
+        config_source: local folder or hub id of the config; "" where the caller gave it.
         adapter: what is put over the model, if anything is.
         options: keywords that are not transformers' own.
         reading: keywords for the processor alone.
@@ -77,7 +77,9 @@ class Checkpoint:
             where = {name: value for name, value in where.items() if name not in apart}
             where |= {} if adapter.revision is None else {"revision": adapter.revision}
         config, config_source = loading.config, source
-        if config is not None and not isinstance(config, PreTrainedConfig):
+        if isinstance(config, PreTrainedConfig):
+            config_source = ""
+        elif config is not None:
             config, config_source = None, check_source(config, "config")
         return cls(source, where, how, config, config_source, adapter, loading.others)
 
@@ -126,6 +128,8 @@ class Checkpoint:
                 raise unknown_keyword(name, value, accelerator, names)
         config = self.config
         if changed := {name: value for name, value in rest.items() if name in of_config}:
+            if not self.config_source:
+                raise InputError(*next(iter(changed.items())), "nothing beside config=..., which says it")
             with self.reading_config() as where:
                 config = load_config(self.config_source, **where, **changed)
         return replace(

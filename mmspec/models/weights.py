@@ -1,4 +1,4 @@
-"""Weights of a loaded model, wherever they lie: in memory, offloaded by accelerate, quantised, in shards."""
+"""Weights of a loaded model, wherever they lie: in memory, offloaded by accelerate, or quantised."""
 
 from __future__ import annotations
 

@@ -131,6 +131,8 @@ def test_keywords_reach_model_processor_and_config(checkpoints: Path, tmp_path: 
     assert pipe.accelerator.drafter.min_match == 1
     own = AutoConfig.from_pretrained(checkpoints / "text", rms_norm_eps=0.25)
     assert MMSpecPipeline.from_pretrained(checkpoints / "text", config=own).model.config.rms_norm_eps == 0.25
+    with pytest.raises(InputError, match=r"rms_norm_eps: got 0\.5; nothing beside config"):
+        MMSpecPipeline.from_pretrained(checkpoints / "text", config=own, rms_norm_eps=0.5)
     (tmp_path / "outer").mkdir()
     shutil.copytree(checkpoints / "text", tmp_path / "outer" / "inner")
     weights = tmp_path / "outer" / "inner" / "model.safetensors"
