@@ -28,6 +28,7 @@ REQUIRED = (
     "einops",
     "num2words",
     "numpy",
+    "packaging",
     "pillow",
     "psutil",
     "tqdm",
