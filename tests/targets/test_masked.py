@@ -415,8 +415,8 @@ def test_planted_bugs_are_caught(name: str) -> None:
         check()
 
 
-@pytest.mark.parametrize("sampler", [Sampler(), SAMPLED, GUIDED], ids=str)
-@pytest.mark.parametrize("rule", [SampleAndMatch(), SpeculativeSampling(), None], ids=str)
+@pytest.mark.parametrize("sampler", [Sampler(), SAMPLED, GUIDED], ids=["greedy", "sampled", "guided"])
+@pytest.mark.parametrize("rule", [SampleAndMatch(), SpeculativeSampling(), None], ids=lambda rule: type(rule).__name__)
 def test_plain_decoding_is_one_place_a_forward_the_surest_first(
     sampler: Sampler, rule: AcceptanceRule | None
 ) -> None:
