@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from mmspec.decoding.cache import RaggedCache, check_layer_types
 from mmspec.decoding.draft import Nodes
 from mmspec.decoding.recurrent import RECURRENT_LAYERS, Paths, RecurrentLayer
 from mmspec.errors import UnsupportedModelError
+from mmspec.targets.replacing import replaced_forward
 from mmspec.transformers_versions import cache_name
 
 __all__ = ["CLOSED_FORMS", "find_mixers", "mixers_on_tree"]
@@ -151,29 +152,21 @@ def mixers_on_tree(model: PreTrainedModel, cache: RaggedCache, nodes: Nodes) -> 
             taps = layer.taps
             if taps not in paths:
                 paths[taps] = Paths.of(nodes, taps)
-            stack.enter_context(replaced_forward(mixer, layer, paths[taps].to(layer.place)))
+            stack.enter_context(mixer_on_tree(mixer, layer, paths[taps].to(layer.place)))
         yield
 
 
-@contextmanager
-def replaced_forward(mixer: nn.Module, layer: RecurrentLayer, paths: Paths) -> Iterator[None]:
+def mixer_on_tree(mixer: nn.Module, layer: RecurrentLayer, paths: Paths) -> AbstractContextManager[None]:
     """Replace the forward of one mixer by that over a tree."""
-    # accelerate's hooks (device_map, offloading) stand at `forward`, and call the module's own by this name
-    name = "_old_forward" if hasattr(mixer, "_hf_hook") else "forward"
-    kept, own = vars(mixer).get(name), getattr(mixer, name)
     compute, told_as = closed_form(mixer), cache_name(type(mixer).forward)
 
-    def forward(hidden_states: Tensor, **kwargs: object) -> Tensor:
-        if compute is not None:
-            return compute(mixer, layer, paths, hidden_states)
-        told = {told_as: kwargs[told_as]}
-        return layer.step(lambda one: own(one, **told), hidden_states, paths.parents)
+    def on_tree(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def forward(hidden_states: Tensor, **kwargs: object) -> Tensor:
+            if compute is not None:
+                return compute(mixer, layer, paths, hidden_states)
+            told = {told_as: kwargs[told_as]}
+            return layer.step(lambda one: own(one, **told), hidden_states, paths.parents)
 
-    setattr(mixer, name, forward)
-    try:
-        yield
-    finally:
-        if kept is None:
-            delattr(mixer, name)
-        else:
-            setattr(mixer, name, kept)
+        return forward
+
+    return replaced_forward(mixer, on_tree)

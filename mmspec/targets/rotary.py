@@ -16,6 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from mmspec.targets.replacing import replaced_forward
+
 __all__ = ["change_of", "find_changing", "turned_one_by_one", "turned_together"]
 
 LONG_ONCE = "longrope"
@@ -101,38 +103,34 @@ def turn_each(
 @contextmanager
 def replaced(module: Any, turning: Callable[..., tuple[Tensor, ...]]) -> Iterator[None]:
     """Replace the forward of one module, whose frequencies are those of a fresh one before each turn."""
-    # accelerate's hooks (device_map, offloading) stand at `forward`, and call the module's own by this name
-    name = "_old_forward" if hasattr(module, "_hf_hook") else "forward"
-    kept, own = vars(module).get(name), getattr(module, name)
+
+    def turned_by(own: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
+            layer = {} if layer_type is None else {"layer_type": layer_type}
+            kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
+            if not changes(kind):
+                return own(x, position_ids, **layer)
+
+            def turn(positions: Tensor) -> tuple[Tensor, ...]:
+                if not once:
+                    refresh(module, "" if layer_type is None else f"{layer_type}_")
+                turned = own(x, positions, **layer)
+                return turned if isinstance(turned, tuple) else (turned,)
+
+            rope: Any = module.config.rope_parameters
+            rope = rope if layer_type is None else rope[layer_type]
+            once = kind == LONG_ONCE
+            most = rope["original_max_position_embeddings"] if once else module.original_max_seq_len
+            turned = turning(turn, (int(most), once), position_ids)
+            return turned if len(turned) > 1 else turned[0]
+
+        return forward
+
     state = state_of(module)
-
-    def forward(x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
-        layer = {} if layer_type is None else {"layer_type": layer_type}
-        kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
-        if not changes(kind):
-            return own(x, position_ids, **layer)
-
-        def turn(positions: Tensor) -> tuple[Tensor, ...]:
-            if not once:
-                refresh(module, "" if layer_type is None else f"{layer_type}_")
-            turned = own(x, positions, **layer)
-            return turned if isinstance(turned, tuple) else (turned,)
-
-        rope: Any = module.config.rope_parameters
-        rope = rope if layer_type is None else rope[layer_type]
-        once = kind == LONG_ONCE
-        most = rope["original_max_position_embeddings"] if once else module.original_max_seq_len
-        turned = turning(turn, (int(most), once), position_ids)
-        return turned if len(turned) > 1 else turned[0]
-
-    setattr(module, name, forward)
     try:
-        yield
+        with replaced_forward(module, turned_by):
+            yield
     finally:
-        if kept is None:
-            delattr(module, name)
-        else:
-            setattr(module, name, kept)
         for key, value in state.items():
             setattr(module, key, value)
 

@@ -12,7 +12,7 @@ from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.recurrent import Paths
 from mmspec.errors import InputError
-from mmspec.targets.mixers import closed_form, find_mixers, replaced_forward
+from mmspec.targets.mixers import closed_form, find_mixers, mixer_on_tree
 from mmspec.targets.placement import execution_device
 from mmspec.transformers_versions import cache_name
 
@@ -55,7 +55,7 @@ def measure_states(model: PreTrainedModel) -> list[StateMemory]:
         sizes = []
         for count in (1, 2):
             nodes = Draft.chain(torch.zeros(1, count, dtype=torch.long), DraftKind.POINT).nodes
-            with replaced_forward(mixer, layer, Paths.of(nodes, layer.taps).to(layer.place)):
+            with mixer_on_tree(mixer, layer, Paths.of(nodes, layer.taps).to(layer.place)):
                 mixer(hidden[:, :count], **told)
             sizes.append(layer.scored.nbytes())
         is_closed = closed_form(mixer) is not None

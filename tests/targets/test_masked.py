@@ -416,7 +416,9 @@ def test_planted_bugs_are_caught(name: str) -> None:
 
 
 @pytest.mark.parametrize("sampler", [Sampler(), SAMPLED, GUIDED], ids=["greedy", "sampled", "guided"])
-@pytest.mark.parametrize("rule", [SampleAndMatch(), SpeculativeSampling(), None], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(
+    "rule", [SampleAndMatch(), SpeculativeSampling(), None], ids=["matching", "rejection", "usual"]
+)
 def test_plain_decoding_is_one_place_a_forward_the_surest_first(
     sampler: Sampler, rule: AcceptanceRule | None
 ) -> None:
