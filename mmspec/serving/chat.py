@@ -38,7 +38,8 @@ def chat_routes(models: Models, limits: ServerLimits) -> APIRouter:
     @routes.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
         engine = models.find(body.model, draws=False)
-        usual = engine.pipeline.model.generation_config.max_new_tokens or DEFAULT_NEW_TOKENS
+        own = engine.pipeline.model.generation_config
+        usual = own.max_new_tokens or own.max_length or DEFAULT_NEW_TOKENS
         settings = chat_settings(body, limits, usual)
         prompt = await to_thread.run_sync(read_messages, body.messages, limits)
         ticket = models.submit(request, engine, prompt, settings, chat_names(body))

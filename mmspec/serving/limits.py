@@ -18,7 +18,8 @@ class ServerLimits:
     Args:
         max_body_bytes: of a request, counted while it is read.
         max_images: in the messages of one request.
-        max_tokens: of one answer; also what a request gets that names no number, if the model has room.
+        max_tokens: that a request may ask for; one that names no number gets what the model's generation
+            config says, or 256.
         max_choices: answers or images of one request (`n`).
         max_waiting: rows that may wait for a place in the batch.
         wait_seconds: until a request that waits is given up.
