@@ -16,34 +16,23 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from mmspec.errors import InputError
+from mmspec.pipelines.generation_fields import REFUSED, REFUSED_OF_CALLERS
 
 __all__ = ["arguments_of_generate", "check_arguments"]
 
-BEAMS = "beam search has no draft to verify"
 OTHER_LOOP = "it asks for another loop of transformers"
-TOKENS_ALONE = "an accelerated call keeps the tokens alone"
 OWN_CACHE = "an accelerated call keeps a cache of its own"
 
-#: Fields of a generation config -> the values that ask for nothing, and why no other acts.
+#: Fields of a generation config -> the values that ask for nothing, and why no other acts: those that
+#: pipelines refuse, but for the rows that `generate` makes of one prompt, and its cache.
 FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "num_beams": ((None, 1), BEAMS),
-    "num_beam_groups": ((None, 1), BEAMS),
-    "constraints": ((None,), BEAMS),
-    "force_words_ids": ((None,), BEAMS),
-    "penalty_alpha": ((None, 0), OTHER_LOOP),
-    "dola_layers": ((None,), OTHER_LOOP),
-    "prompt_lookup_num_tokens": ((None,), OTHER_LOOP),
-    "assistant_early_exit": ((None,), OTHER_LOOP),
-    "use_mtp": ((None, False), OTHER_LOOP),
+    **{
+        name: ((None, False, *harmless), reason)
+        for name, (harmless, reason) in (REFUSED | REFUSED_OF_CALLERS).items()
+        if name != "num_return_sequences"
+    },
     "is_assistant": ((None, False), OTHER_LOOP),
-    "token_healing": ((None, False), "it changes the prompt by a call of its own"),
-    "output_scores": ((None, False), TOKENS_ALONE),
-    "output_logits": ((None, False), TOKENS_ALONE),
-    "output_attentions": ((None, False), TOKENS_ALONE),
-    "output_hidden_states": ((None, False), TOKENS_ALONE),
     "use_cache": ((None, True), OWN_CACHE),
-    # these are faster or slower, and no more; others need less memory, or round what they keep
-    "cache_implementation": ((None, "dynamic", "static", "hybrid", "sliding_window"), OWN_CACHE),
     "cache_config": ((None,), OWN_CACHE),
     "prefill_chunk_size": ((None,), "prompts are read whole"),
 }
