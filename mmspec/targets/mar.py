@@ -17,7 +17,6 @@ from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 from mmspec.models.denoising import DenoisingHead
 from mmspec.models.mar import FeatureCache, FeatureCaching, MARForImageGeneration
-from mmspec.targets.placement import execution_device
 from mmspec.targets.steps import CompiledForward
 
 __all__ = ["MARState", "MARTarget"]
@@ -83,7 +82,7 @@ class MARTarget:
         self.vector_size: int = model.config.token_size
         side: int = model.config.grid_size
         self.grid = ImageGrid(side, side, 1)
-        self.device = execution_device(model)
+        self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.largest_image: int = self.grid.cells
         self.steps: CompiledForward | None = None
