@@ -35,14 +35,15 @@ from mmspec.models.checkpoint import (
     load_model,
     load_processor,
 )
-from mmspec.models.head_checkpoint import load_head
+from mmspec.models.head_checkpoint import load_head, place_head
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.weights import is_offloaded
-from mmspec.pipelines.loading import Checkpoint, check_accelerator, place_head
+from mmspec.pipelines.loading import Checkpoint, check_accelerator
 from mmspec.reference.assets import own_drafters
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
 from mmspec.targets.memory import MemoryPlan
+from mmspec.targets.placement import execution_device
 from mmspec.targets.prefix import PrefixCache
 from mmspec.targets.steps import LEAST_CAPACITY
 from mmspec.tuned import AUTO, check_tuned_for, find_tuned
@@ -164,7 +165,7 @@ class MMSpecPipeline:
             load_adapter(model, found.adapter)
         logger.info("target: %.1f MB of weights, %s", bytes_of(model) / 1e6, model.dtype)
         if isinstance(fitting, PreTrainedModel) and not isinstance(drafter, PreTrainedModel):
-            place_head(fitting, model)  # it was loaded first
+            place_head(fitting, model.dtype, execution_device(model))  # it was loaded first
         pipe = kind(**loaded, accelerator=accelerator, **found.options, **given_of(drafter=fitting))
         pipe._folder = found.folder
         return pipe

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.accelerators import DraftToCome, build_accelerator, find_preset
@@ -25,9 +24,8 @@ from mmspec.pipelines.loading_keywords import (
     unknown_keyword,
 )
 from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
-from mmspec.targets.placement import execution_device
 
-__all__ = ["Checkpoint", "check_accelerator", "place_head"]
+__all__ = ["Checkpoint", "check_accelerator"]
 
 
 @dataclass(frozen=True)
@@ -190,8 +188,3 @@ def check_accelerator(
     to_come = DraftToCome(int(family in CONTINUOUS_FAMILIES), family == "mar")
     build_accelerator(name, model=to_come, **found.options)
     return drafter
-
-
-def place_head(head: torch.nn.Module, model: PreTrainedModel) -> None:
-    """Bring a head that was loaded first to the device and the number format of its target."""
-    torch.nn.Module.to(head, device=execution_device(model), dtype=model.dtype)

@@ -72,7 +72,7 @@ def load_head(
     if (published := read_published(name, source, target)) is not None:
         check_weights(published, NOTHING, source, "drafter")
         logger.info("drafter: %.1f MB of weights, as published", bytes_of(published) / 1e6)
-        place(published, dtype, device)
+        place_head(published, dtype, device)
         published.eval()
         return published
     config = load_config(source, argument="drafter")
@@ -92,8 +92,8 @@ def load_head(
     return head
 
 
-def place(head: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
-    """Move a head, and give its weights this dtype as `from_pretrained` does.
+def place_head(head: PreTrainedModel, dtype: torch.dtype | None, device: torch.device | str) -> None:
+    """Move a head, and give its weights this dtype as `from_pretrained` does; None leaves them theirs.
 
     Tables that are computed keep theirs, and so does what a family keeps precise: rounded rotary frequencies
     place tokens elsewhere, a rounded bias of a router chooses other experts.
@@ -102,7 +102,7 @@ def place(head: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> No
     inside = [module for module in head.modules() if isinstance(module, PreTrainedModel)]
     precise = {name for module in inside for name in getattr(module, KEPT, None) or ()}
     for name, weight in head.state_dict(keep_vars=True).items():
-        if weight.is_floating_point() and not precise & {*name.split(".")}:
+        if dtype is not None and weight.is_floating_point() and not precise & {*name.split(".")}:
             weight.data = weight.data.to(dtype)
 
 

@@ -18,7 +18,6 @@ from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.errors import InputError, MMSpecError
 from mmspec.pipelines import ContinuousImagePipeline, MMSpecPipeline
 from mmspec.pipelines import base as base_module
-from mmspec.pipelines import loading as loading_module
 from mmspec.pipelines.loading_keywords import BITS, HOW, REFUSED, WHERE
 from mmspec.targets import CausalTarget
 from tests.drafters.heads_checks import medusa_for
@@ -31,8 +30,8 @@ RAW: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 4}
 @pytest.fixture
 def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing load a model: what is refused has to be refused before."""
-    for module, name in ((base_module, "load_model"), (loading_module, "place_head")):
-        monkeypatch.delattr(module, name)
+    for name in ("load_model", "place_head"):
+        monkeypatch.delattr(base_module, name)
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {

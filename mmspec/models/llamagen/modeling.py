@@ -35,7 +35,7 @@ __all__ = ["LlamaGenForCausalLM", "LlamaGenModel", "LlamaGenPreTrainedModel"]
 class LlamaGenAttention(LlamaAttention):
     """Llama's attention with raster positions."""
 
-    def forward(  # type: ignore[override]
+    def forward(  # type: ignore[override, unused-ignore]  # the name of the cache
         self,
         hidden_states: Tensor,  # [B, T, D]
         rotation: tuple[Tensor, Tensor],
@@ -162,7 +162,8 @@ class LlamaGenModel(LlamaGenPreTrainedModel):
                 cache=cache,
                 **kwargs,
             )
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), **{CACHE: cache})
+        kept: dict[str, Any] = {CACHE: cache}
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), **kept)
 
 
 class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
@@ -225,11 +226,11 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
             **{CACHE: getattr(outputs, CACHE)},
         )
 
-    def prepare_inputs_for_generation(  # type: ignore[override]
+    def prepare_inputs_for_generation(  # type: ignore[override, unused-ignore]
         self, input_ids: Tensor, is_first_iteration: bool = False, **kwargs: Any
     ) -> dict[str, Any]:
         """As in any model, but the caption is read once, and padded slots count as positions."""
-        prepare: Any = super().prepare_inputs_for_generation  # type: ignore[misc]
+        prepare: Any = super().prepare_inputs_for_generation  # type: ignore[misc, unused-ignore]
         inputs: dict[str, Any] = prepare(input_ids, is_first_iteration=is_first_iteration, **kwargs)
         inputs.pop("position_ids", None)
         if not is_first_iteration and kwargs.get("use_cache", True):
