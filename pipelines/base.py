@@ -25,7 +25,7 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
 from mmspec.heads import HEADS
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
-from mmspec.models.adapters import load_adapter
+from mmspec.models.adapters import load_adapter, save_model
 from mmspec.models.checkpoint import (
     bytes_of,
     check_same_tokenizer,
@@ -491,6 +491,7 @@ class MMSpecPipeline:
 
         Raises:
             CheckpointError: the folder exists and holds files, or cannot be written.
+            MissingDependencyError: the model has adapters, and peft is too old for this transformers.
         """
         target = Path(folder)
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -516,7 +517,7 @@ class MMSpecPipeline:
 
     def _write(self, folder: Path) -> None:
         """Write the parts into a folder."""
-        self.model.save_pretrained(folder)
+        save_model(self.model, folder)
         self.processor.save_pretrained(folder)
 
     def interrupt(self) -> None:

@@ -17,7 +17,7 @@ from mmspec.errors import CheckpointError, InputError, MissingDependencyError, U
 from mmspec.models.checkpoint import MAX_CONFIG_BYTES, first_line, listing, next_step, read_json
 from mmspec.models.weights import is_finite, is_offloaded, stored_weights
 
-__all__ = ["Adapter", "find_adapter", "load_adapter"]
+__all__ = ["Adapter", "find_adapter", "load_adapter", "save_model"]
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "base_model_name_or_path"
@@ -161,3 +161,18 @@ def load_adapter(model: PreTrainedModel, adapter: Adapter) -> None:
         reason = "; ".join(found) or "it holds no weights"
         raise CheckpointError("model", str(adapter.folder), f"an adapter for {adapter.base}: {reason}")
     model.eval()
+
+
+def save_model(model: PreTrainedModel, folder: Path) -> None:
+    """Write a model into a folder; of one with adapters, the adapters alone, as transformers does.
+
+    Raises:
+        MissingDependencyError: the model has adapters, and transformers asks for a newer peft to write them.
+    """
+    try:
+        model.save_pretrained(folder)
+    except ValueError as error:
+        if getattr(model, "_hf_peft_config_loaded", False) and "PEFT" in str(error):
+            remedy = "pip install -U peft, or merge the adapter into its base (merge_and_unload of peft)"
+            raise MissingDependencyError(f"{first_line(error)}: {remedy}") from error
+        raise

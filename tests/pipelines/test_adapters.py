@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from safetensors.torch import load_file, save_file
+from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from mmspec.errors import CheckpointError, InputError, MissingDependencyError, UnsupportedModelError
 from mmspec.models import adapters
@@ -56,6 +59,11 @@ def test_an_adapter_acts_as_merged_weights_do(checkpoints: Path, tmp_path: Path)
     assert said[0] != said[1] == said[2]
     pipe = adapted.set_accelerator("draft_model", drafter=checkpoints / "draft")
     assert pipe("red blue green", **RAW).tokens == said[1]
+    if Version(importlib.metadata.version("peft")) < Version(MIN_PEFT_VERSION):
+        with pytest.raises(MissingDependencyError, match="PEFT.*: pip install -U peft"):
+            adapted.save_pretrained(tmp_path / "saved")
+        assert not (tmp_path / "saved").exists()
+        return
     adapted.save_pretrained(tmp_path / "saved")
     pipe = MMSpecPipeline.from_pretrained(tmp_path / "saved")
     assert pipe("red blue green", **RAW).tokens == said[1]

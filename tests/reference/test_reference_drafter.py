@@ -39,8 +39,9 @@ def trial(name: str) -> tuple[LlamaGenTarget, Trial]:
     return target, replace(SceneImages(target, ASSETS / name, batch_size=1, seed=0).trial(), new_tokens=48)
 
 
-def accepted(drafter: Drafter, target: str = TARGETS[0]) -> float:
-    return acceptance_length(trial(target)[0], drafter, trial(target)[1])
+def accepted(drafter: Drafter, target: str = TARGETS[0], new_tokens: int = 48) -> float:
+    model, usual = trial(target)
+    return acceptance_length(model, drafter, replace(usual, new_tokens=new_tokens))
 
 
 def head_of(method: str, target: str = TARGETS[0]) -> Any:
@@ -73,8 +74,9 @@ def test_a_tree_saves_forwards_of_its_target() -> None:
 def test_a_corrected_window_saves_more_forwards_than_a_stale_one(target: str) -> None:
     head = head_of("cjd", target)
     assert isinstance(head, CorrectorHead)
-    stale = accepted(JacobiDrafter(), target)
-    assert accepted(CorrectedDrafter(head), target) > 1.2 * stale
+    # in a quarter as many tokens the ratio is 1.05 to 1.8, by the rounding of the processor
+    stale = accepted(JacobiDrafter(), target, new_tokens=192)
+    assert accepted(CorrectedDrafter(head), target, new_tokens=192) > 1.2 * stale
 
 
 def test_drafts_from_the_row_above_save_forwards() -> None:
