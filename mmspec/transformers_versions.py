@@ -51,7 +51,7 @@ def takes_cache(forward: Forward) -> Forward:
 
 
 def describe(version: str) -> str:
-    """What is known of a version of transformers, in a few words."""
+    """Describe a version of transformers: older than what works, tested, or newer."""
     release = Version(version).release[:2]
     if release < Version(OLDEST).release:
         return f"older than {OLDEST}, the oldest that works: pip install -U transformers"

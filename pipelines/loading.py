@@ -92,7 +92,7 @@ class Checkpoint:
 
     @property
     def folder(self) -> Path:
-        """Where files lie that belong to the model; no folder for a hub id."""
+        """Folder of the files that belong to the model; one that does not exist for a hub id."""
         if self.adapter is not None:
             return self.adapter.folder
         return Path(self.source, self.where.get("subfolder") or "").absolute()
@@ -139,7 +139,7 @@ class Checkpoint:
 
     @property
     def reader(self) -> tuple[str, dict[str, Any]]:
-        """Where the processor or tokenizer is, beside an adapter if there, and which files."""
+        """Location of the processor or tokenizer, beside an adapter if there, and which files."""
         if self.adapter is not None and self.adapter.has_reader(self.model_config):
             return str(self.adapter.folder), {}
         return self.source, self.where

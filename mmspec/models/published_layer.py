@@ -103,7 +103,7 @@ class PublishedLayerConfig(LlamaLayerConfig):
 
     @property
     def rotary_dim(self) -> int:
-        """How many numbers of each head turn."""
+        """Number of channels of each head that rotary positions turn."""
         return int(self.head_dim * self.rotary.get(PART, 1.0))
 
     def validate_rotary(self) -> None:

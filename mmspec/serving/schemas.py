@@ -81,7 +81,7 @@ class TextPart(Strict):
 
 
 class ImageUrl(Strict):
-    """Where an image is: a `data:` URL, or an http(s) URL. Its detail is that of the model's processor."""
+    """Location of an image: a `data:` URL, or an http(s) URL. Its detail is that of the model's processor."""
 
     refused = {"detail": ("auto", "high")}
     url: str

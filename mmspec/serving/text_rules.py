@@ -48,7 +48,7 @@ class TextRules:
         return settings
 
     def deltas(self, pipe: Any, before: Sequence[int]) -> TextDeltas:
-        """What makes text of the answer's tokens.
+        """Make the decoder of the answer's tokens into text.
 
         Args:
             pipe: the pipeline.

@@ -136,7 +136,7 @@ def replaced(module: Any, turning: Callable[..., tuple[Tensor, ...]]) -> Iterato
 
 
 def state_of(module: nn.Module) -> dict[str, Any]:
-    """What a module keeps of the lengths that it has met, and goes on with until a short prompt comes."""
+    """Attributes that a module changes with the lengths it meets, and keeps until a short prompt comes."""
     names = [name for name in vars(module) if name.endswith("max_seq_len_cached")]
     names += [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
     return {name: getattr(module, name) for name in names}

@@ -1,4 +1,4 @@
-"""What a draft says its tokens were drawn from is what they were drawn from, where ties are the rule.
+"""Honest q: drafts name the distribution that their tokens were drawn from, where ties are the rule.
 
 Logits have few levels, so that under top-k the k-th is mostly one of several equals. Of all rows in a round,
 a token v at a node comes as often as the sum of their q(v): whatever the rows' contexts are, and also in

@@ -190,7 +190,7 @@ def test_noise_among_the_weights_is_the_noise(tmp_path: Path) -> None:
 
 
 class Code:
-    """What no pickle of tensors holds."""
+    """An object that no pickle of tensors holds."""
 
 
 @pytest.mark.parametrize(

@@ -356,7 +356,7 @@ def test_a_model_answers_with_what_it_is_now() -> None:
 
 
 class Wrapper(torch.nn.Module):
-    """Of a module, as DDP and FSDP are."""
+    """A wrapper with a `module`, as DDP and FSDP are."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()

@@ -118,7 +118,7 @@ def padded(rows: list[list[int]]) -> dict[str, Tensor]:
 
 
 def generated(model: PreTrainedModel, rows: list[list[int]], **keywords: Any) -> list[list[int]]:
-    """What `generate` makes of rows."""
+    """Tokens that `generate` gives for rows."""
     inputs = padded(rows)
     given = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": PAD, **keywords}
     output = model.generate(**inputs, **given)

@@ -147,7 +147,7 @@ class DFlashHead(DraftingHead):
         return torch.cat([known, noise.expand(*known.shape[:-2], self.config.block - 1, -1)], -2)
 
     def near(self, asking: Tensor, keys: Tensor) -> list[Tensor]:
-        """What the slots at positions [..., n] may see of rows at [..., m]: [..., n, m] for each layer."""
+        """Masks of each layer, [..., n, m]: whether slots at positions [..., n] see rows at [..., m]."""
         window = self.config.sliding_window
         rules = [(window if kind == SLIDING else None, causal) for kind, causal in self.config.layers]
         made = {rule: near(asking, keys, *rule) for rule in {*rules}}
@@ -196,7 +196,7 @@ class DFlashHead(DraftingHead):
         state: Tensor | None,
         embed: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, Tensor | None]:
-        """What tokens [...] say of the slots after them, whose states are [..., d].
+        """Bias of slots' logits by the tokens [...] before them, whose states are [..., d].
 
         Args:
             level: of the slots in their blocks; 0 for the first that predicts.

@@ -1,4 +1,4 @@
-"""What DFlash heads of several publishers say of their attention and of their noise."""
+"""Reader of the attention and of the noise of DFlash heads, in the fields of several publishers."""
 
 from __future__ import annotations
 
