@@ -27,7 +27,7 @@ OWN_CACHE = "an accelerated call keeps a cache of its own"
 #: pipelines refuse, but for the rows that `generate` makes of one prompt, and its cache.
 FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
     **{
-        name: ((None, False, *harmless), reason)
+        name: ((*harmless, None, False), reason)
         for name, (harmless, reason) in (REFUSED | REFUSED_OF_CALLERS).items()
         if name != "num_return_sequences"
     },
@@ -59,8 +59,9 @@ def check_arguments(model: PreTrainedModel, config: GenerationConfig, arguments:
         for name, (neutral, reason) in table.items():
             value = values.get(name)
             if not any(value is each or value == each for each in neutral):
-                allowed = " or ".join(repr(each) for each in neutral)
-                raise InputError(name, value, f"{allowed}: {reason}")
+                allowed = " or ".join(map(repr, neutral[:2]))
+                held = type(value).__name__ if isinstance(value, PreTrainedModel) else value
+                raise InputError(name, held, f"{allowed}: {reason}")
 
 
 def is_synced(model: PreTrainedModel, given: bool | None) -> bool:
