@@ -294,7 +294,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         if self.accelerator.drafter.reader is None or self.draft_processor is None:
             return None
         if hasattr(self.draft_processor, "tokenizer"):
-            read = template_variables(self.draft_processor)
+            read = template_variables(self.draft_processor) if variables else set()  # it parses the template
             own = {name: value for name, value in variables.items() if name in read}
             return self._encode(prompt, self.draft_processor, own)
         inputs = self._encode(prompt, self.processor, variables)
