@@ -32,13 +32,13 @@ FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
         if name != "num_return_sequences"
     },
     "is_assistant": ((None, False), OTHER_LOOP),
-    "use_cache": ((None, True), OWN_CACHE),
     "cache_config": ((None,), OWN_CACHE),
     "prefill_chunk_size": ((None,), "prompts are read whole"),
 }
 #: Arguments that are no fields, in the same way.
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "assistant_model": ((None,), OTHER_LOOP),
+    "use_cache": ((None, True), OWN_CACHE),  # of a config it changes no token: many are left so by training
     "synced_gpus": ((None, False), "processes that wait for one another make the same number of forwards"),
     "generation_mode": ((None, "text"), OTHER_LOOP),  # of Janus, which draws by a loop of its own
 }

@@ -72,9 +72,13 @@ def check_model(model: PreTrainedModel, rope_arguments: frozenset[str] = frozens
     by_place = [name for name in BY_PLACE if getattr(text, name, None)]
     if by_place:
         raise refusal(model, f"attends by places in the cache, not by positions alone ({by_place[0]})")
-    for argument in ("position_ids", cache_name(model.forward, decoder.forward)):  # passed with every forward
+    told = cache_name(model.forward, decoder.forward)
+    for argument in ("position_ids", told):  # passed with every forward
         if not takes(model, argument):
             raise refusal(model, f"takes no `{argument}`, so nodes of a tree cannot be put in their places")
+    own = inspect.signature(model.forward).parameters.get(told)
+    if own is not None and "dict" in str(own.annotation):  # XLM had a `cache` before the others
+        raise refusal(model, f"keeps a cache of a kind of its own (`{told}`: {own.annotation})")
     caches = [name for name in inspect.signature(model.forward).parameters if IS_CACHE.search(name)]
     if len(caches) > 1:
         raise refusal(model, f"keeps more than one cache ({', '.join(caches)})")

@@ -147,6 +147,14 @@ def test_what_says_nothing_new_is_accelerated(model: PreTrainedModel, what: str)
     as_before(model, lambda: call_of(SAYS_NOTHING[what]), calls=1)
 
 
+def test_a_checkpoint_that_training_left_without_a_cache_is_accelerated(model: PreTrainedModel) -> None:
+    model.generation_config.use_cache = False
+    try:
+        as_before(model, lambda: call_of({}), calls=1)
+    finally:
+        model.generation_config.use_cache = True
+
+
 def test_where_a_cache_is_kept_and_how_is_refused(model: PreTrainedModel) -> None:
     for kind in ("offloaded", "quantized"):  # transformers fails here without a GPU, and without its packages
         config = GenerationConfig(**vars(model.generation_config) | {"cache_implementation": kind})

@@ -37,6 +37,8 @@ from transformers import (
     Qwen2_5OmniThinkerForConditionalGeneration,
     VoxtralRealtimeConfig,
     VoxtralRealtimeForConditionalGeneration,
+    XLMConfig,
+    XLMWithLMHeadModel,
 )
 
 from mmspec.accelerators import build_accelerator
@@ -108,6 +110,10 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "no cache": (
         lambda: OpenAIGPTLMHeadModel(OpenAIGPTConfig(n_embd=16, n_layer=1, n_head=2)),
         f"takes no `{CACHE}`",
+    ),
+    "a cache of its own": (
+        lambda: XLMWithLMHeadModel(XLMConfig(vocab_size=32, emb_dim=16, n_layers=1, n_heads=2)),
+        r"a cache of a kind of its own \(`cache`",
     ),
     "a second cache": (tiny_voxtral_realtime, r"more than one cache \(.*encoder_(past_key_values|cache)"),
     "cross-attention": (tiny_bart, "cross-attention"),
