@@ -15,8 +15,8 @@ from mmspec.decoding.row_settings import check_rows
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.decoding.vector_canvas import VectorCanvas
+from mmspec.drafters.length import CostModel, PacedDrafter
 from mmspec.drafters.none import NoDrafter
-from mmspec.drafting.length import CostModel, PacedDrafter
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.validation import require_number

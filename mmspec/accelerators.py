@@ -24,6 +24,7 @@ from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.drafters import DRAFTERS
 from mmspec.drafters.cell_model import CellModelDrafter
 from mmspec.drafters.cell_order import CellOrderDrafter
+from mmspec.drafters.cell_orders import ONE_BY_ONE
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
@@ -31,7 +32,6 @@ from mmspec.drafters.none import NoDrafter
 from mmspec.drafters.staircase import StaircaseDrafter
 from mmspec.drafters.vector_model import VectorModelDrafter
 from mmspec.drafters.vector_window import VectorWindowDrafter
-from mmspec.drafting.cell_order import ONE_BY_ONE
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.heads import HEADS
 from mmspec.models.mar import FeatureCaching

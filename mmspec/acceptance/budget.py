@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.acceptance.groups import check_group_size
+from mmspec.acceptance.neighbours import NOT_FITTED, check_neighbours, neighbour_table
+from mmspec.acceptance.relaxed_sampling import Judgement, RelaxedSampling
 from mmspec.decoding.interfaces import Target
 from mmspec.errors import InputError
 from mmspec.kernels import nearby_mass, nearby_prefix, rank_ratio, rank_ratio_at
 from mmspec.registry import did_you_mean
 from mmspec.validation import require_number
-from mmspec.verification.groups import check_group_size
-from mmspec.verification.neighbours import NOT_FITTED, check_neighbours, neighbour_table
-from mmspec.verification.relaxed_sampling import Judgement, RelaxedSampling
 
 RELAXATIONS = ("neighbours", "groups", "omega")
 BISECTIONS = 20

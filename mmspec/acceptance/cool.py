@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmspec.acceptance.relaxed_sampling import RelaxedSampling
 from mmspec.validation import require_number
-from mmspec.verification.relaxed_sampling import RelaxedSampling
 
 
 @dataclass(frozen=True)

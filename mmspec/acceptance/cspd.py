@@ -9,6 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from mmspec.acceptance.last_transition import LastTransition, last_transition
 from mmspec.decoding.denoising import Denoising
 from mmspec.decoding.distribution import Gaussian
 from mmspec.decoding.draft import Draft
@@ -17,7 +18,6 @@ from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer, require_number
-from mmspec.verification.last_transition import LastTransition, last_transition
 
 __all__ = ["CSpD"]
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from mmspec.acceptance.last_transition import LastTransition
+from mmspec.acceptance.residuals import last_purpose, sampled_distribution
 from mmspec.decoding.denoising import Denoising
 from mmspec.decoding.draft import CANDIDATES, Draft, DraftKind
 from mmspec.decoding.indexing import take
@@ -18,8 +20,6 @@ from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 from mmspec.validation import require_number
-from mmspec.verification.last_transition import LastTransition
-from mmspec.verification.residuals import last_purpose, sampled_distribution
 
 __all__ = ["LastStep", "Reflection", "SharedNoise"]
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.acceptance.groups import Clusters, check_group_size, cluster_codes
+from mmspec.acceptance.neighbours import NOT_FITTED, codebook_of
+from mmspec.acceptance.relaxed_sampling import RelaxedSampling
 from mmspec.decoding.interfaces import Target
 from mmspec.errors import InputError
 from mmspec.kernels import cluster_ratio, rank_ratio, rank_ratio_at, window_ratio
 from mmspec.registry import did_you_mean
-from mmspec.verification.groups import Clusters, check_group_size, cluster_codes
-from mmspec.verification.neighbours import NOT_FITTED, codebook_of
-from mmspec.verification.relaxed_sampling import RelaxedSampling
 
 PARTITIONS = ("rank", "codebook")
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.acceptance.neighbours import NOT_FITTED, check_neighbours, neighbour_table
+from mmspec.acceptance.relaxed_sampling import Judgement, RelaxedSampling, total_variation
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.indexing import take
@@ -18,8 +20,6 @@ from mmspec.decoding.verdict import Verdict
 from mmspec.kernels import nearby_mass, nearby_prefix
 from mmspec.kernels.residual import normalise
 from mmspec.validation import require_number
-from mmspec.verification.neighbours import NOT_FITTED, check_neighbours, neighbour_table
-from mmspec.verification.relaxed_sampling import Judgement, RelaxedSampling, total_variation
 
 
 @dataclass

@@ -9,6 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mmspec.acceptance.chain_rejection import ChainRejection
+from mmspec.acceptance.residuals import sampled_distribution
+from mmspec.acceptance.tree_walk import end_at, sibling_uniforms, walk
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.indexing import take
@@ -17,9 +20,6 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Verdict
 from mmspec.kernels import reject_tree
 from mmspec.kernels.residual import normalise
-from mmspec.verification.chain_rejection import ChainRejection
-from mmspec.verification.residuals import sampled_distribution
-from mmspec.verification.tree_walk import end_at, sibling_uniforms, walk
 
 __all__ = ["KSequential", "RecursiveRejection", "SpeculativeSampling"]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmspec.acceptance.residuals import last_purpose, sampled_distribution
 from mmspec.decoding.distribution import Scores, draw
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.indexing import take
@@ -15,7 +16,6 @@ from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.verdict import Verdict
 from mmspec.kernels.residual import residual
 from mmspec.validation import require_number
-from mmspec.verification.residuals import last_purpose, sampled_distribution
 
 
 @dataclass(frozen=True)

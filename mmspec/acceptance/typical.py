@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmspec.acceptance.residuals import last_purpose
 from mmspec.decoding.distribution import Scores, draw
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.indexing import take
@@ -14,7 +15,6 @@ from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Verdict
 from mmspec.validation import require_number
-from mmspec.verification.residuals import last_purpose
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from mmspec.decoding.draft import Cells, Draft, DraftKind, Progress
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, Target, list_prompts
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.drafting.cell_order import ONE_BY_ONE, CellOrder, CellOrderSession
+from mmspec.drafters.cell_orders import ONE_BY_ONE, CellOrder, CellOrderSession
 from mmspec.errors import InputError
 from mmspec.targets.mar import MARTarget
 from mmspec.validation import check_draft_tokens, require_number

@@ -8,7 +8,7 @@ from typing import Any
 from mmspec.decoding.draft import DraftKind
 from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.drafting.cell_order import CellOrder, CellOrderSession
+from mmspec.drafters.cell_orders import CellOrder, CellOrderSession
 
 __all__ = ["CellOrderDrafter"]
 

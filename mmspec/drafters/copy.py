@@ -18,7 +18,7 @@ from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Requ
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import part_of_list
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafting.length import half_lengths
+from mmspec.drafters.length import half_lengths
 from mmspec.errors import InputError
 from mmspec.validation import check_draft_tokens, is_integer
 

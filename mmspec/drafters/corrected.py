@@ -26,9 +26,9 @@ from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafting.coupling import LastDraft, draw_coupled, ranked_candidates
-from mmspec.drafting.jacobi import MAX_WINDOW, Candidates, Window
-from mmspec.drafting.window_states import StateWindowDrafter, StateWindowSession
+from mmspec.drafters.coupling import LastDraft, draw_coupled, ranked_candidates
+from mmspec.drafters.jacobi_session import MAX_WINDOW, Candidates, Window
+from mmspec.drafters.window_states import StateWindowDrafter, StateWindowSession
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead
 from mmspec.models.cjd.modeling import EXCLUDED, Memory, Tables

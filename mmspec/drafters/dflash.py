@@ -22,9 +22,9 @@ from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.decoding.verdict import Verdict
-from mmspec.drafting.growth import TreeGrowth
-from mmspec.drafting.heads import HeadBatch, HeadDrafter, HeadSession
-from mmspec.drafting.tree import TreeShape
+from mmspec.drafters.growth import TreeGrowth
+from mmspec.drafters.heads import HeadBatch, HeadDrafter, HeadSession
+from mmspec.drafters.tree import TreeShape
 from mmspec.errors import InputError
 from mmspec.models.dflash import DFlashHead
 from mmspec.targets.causal import CacheState

@@ -21,7 +21,7 @@ from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
-from mmspec.drafting.length import half_lengths
+from mmspec.drafters.length import half_lengths
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, adapt

@@ -12,9 +12,9 @@ from torch import Tensor
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.indexing import pick
-from mmspec.drafting.feature_session import FeatureDrafter, FeatureSession
-from mmspec.drafting.growth import TreeGrowth
-from mmspec.drafting.heads import HeadBatch, HeadSession, LevelDrafter, StateSession
+from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
+from mmspec.drafters.growth import TreeGrowth
+from mmspec.drafters.heads import HeadBatch, HeadSession, LevelDrafter, StateSession
 from mmspec.models.hydra import HydraHead
 
 __all__ = ["HydraDrafter"]

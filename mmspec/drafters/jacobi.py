@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafting.jacobi import JacobiSession, WindowDrafter
+from mmspec.drafters.jacobi_session import JacobiSession, WindowDrafter
 from mmspec.errors import InputError
 from mmspec.validation import require_number
 

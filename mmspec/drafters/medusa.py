@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft
-from mmspec.drafting.growth import TreeGrowth
-from mmspec.drafting.heads import LevelDrafter, StateSession
+from mmspec.drafters.growth import TreeGrowth
+from mmspec.drafters.heads import LevelDrafter, StateSession
 from mmspec.models.medusa import MedusaHead
 
 __all__ = ["MedusaDrafter"]

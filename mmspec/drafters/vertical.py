@@ -21,7 +21,7 @@ from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafting.window_states import StateWindowDrafter, StateWindowSession
+from mmspec.drafters.window_states import StateWindowDrafter, StateWindowSession
 from mmspec.errors import InputError
 from mmspec.models.ssd import VerticalHead
 from mmspec.targets.causal import CausalTarget

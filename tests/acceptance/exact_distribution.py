@@ -16,15 +16,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance import rejection
+from mmspec.acceptance import rejection, tree_walk
+from mmspec.acceptance import relaxed_sampling as relaxation
 from mmspec.decoding import distribution
 from mmspec.decoding.distribution import Categorical, Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.kernels import chain
-from mmspec.verification import relaxed_sampling as relaxation
-from mmspec.verification import tree_walk
 
 BISECTIONS = 48
 EXACT = 1e-12

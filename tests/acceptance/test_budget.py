@@ -8,10 +8,10 @@ import torch
 from mmspec.acceptance.budget import Budget
 from mmspec.acceptance.lantern import Lantern
 from mmspec.acceptance.rejection import RecursiveRejection, SpeculativeSampling
+from mmspec.acceptance.relaxed_sampling import RelaxedSampling
 from mmspec.decoding.draft import DraftKind
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.verification.relaxed_sampling import RelaxedSampling
 from tests.acceptance import relaxed_checks as checks
 from tests.acceptance.codes import fitted
 from tests.acceptance.exact_distribution import exact_distribution

@@ -23,7 +23,7 @@ from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.drafters.cell_model import CellModelDrafter, CellModelSession
-from mmspec.drafting.cell_order import ORDERS
+from mmspec.drafters.cell_orders import ORDERS
 from mmspec.errors import InputError
 from mmspec.evaluation.identity.continuous import reference_of
 from mmspec.models.denoising import DDPMSchedule
@@ -421,7 +421,7 @@ BUGS = {
         joint_distribution_holds,
     ),
     "the order is drawn with the noise of the draft": (
-        "mmspec.drafting.cell_order:CellOrderSession.__init__",
+        "mmspec.drafters.cell_orders:CellOrderSession.__init__",
         ("Purpose.ORDER", "Purpose.DRAFT"),
         joint_distribution_holds,
     ),

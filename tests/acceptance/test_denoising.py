@@ -259,7 +259,7 @@ BUGS = {
     ),
     "the chain has other noise than the draft's and is judged as if it had": (
         "last step",
-        "mmspec.verification.last_transition:last_transition",
+        "mmspec.acceptance.last_transition:last_transition",
         ("std.view(shape)", "std.view(shape) * 1.5"),
     ),
 }

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from mmspec.acceptance import ACCEPTANCE_RULES
+from mmspec.acceptance.groups import Clusters, cluster_codes
+from mmspec.acceptance.relaxed_sampling import RelaxedSampling
 from mmspec.kernels import cluster_ratio, rank_ratio
-from mmspec.verification.groups import Clusters, cluster_codes
-from mmspec.verification.relaxed_sampling import RelaxedSampling
 from tests.acceptance import relaxed_checks as checks
 from tests.acceptance import slow_rules
 from tests.acceptance.codes import random_codes

@@ -12,9 +12,9 @@ from mmspec.acceptance.cool import Cool
 from mmspec.acceptance.grouped import Grouped
 from mmspec.acceptance.lantern import Lantern
 from mmspec.acceptance.rejection import SpeculativeSampling
+from mmspec.acceptance.relaxed_sampling import total_variation
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError, UnknownArgumentError
-from mmspec.verification.relaxed_sampling import total_variation
 from tests.acceptance.codes import random_codes
 from tests.contracts.distributions import reference_distribution
 from tests.contracts.running import Run, decode

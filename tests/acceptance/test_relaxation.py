@@ -16,7 +16,7 @@ from tests.contracts.mutation import PlantedBug
 from tests.decoding.test_rounds import counted_reads
 
 IID = DraftKind.IID
-RELAXATION, GROUPS = "mmspec.verification.relaxed_sampling:RelaxedSampling", "mmspec.kernels.groups"
+RELAXATION, GROUPS = "mmspec.acceptance.relaxed_sampling:RelaxedSampling", "mmspec.kernels.groups"
 BUDGET, LANTERN = "mmspec.acceptance.budget:Budget", "mmspec.acceptance.lantern:Lantern"
 BUGS = {
     "all k neighbours leave, under a bound": PlantedBug(
@@ -63,7 +63,7 @@ BUGS = {
         f"{BUDGET}.mass", ((".where(p > 0, 0.0)", ""),), checks.excluded_tokens_stay_excluded
     ),
     "half of the variation is reported": PlantedBug(
-        "mmspec.verification.relaxed_sampling:RelaxedSampling.judge",
+        "mmspec.acceptance.relaxed_sampling:RelaxedSampling.judge",
         (("total_variation(output, p)", "total_variation(output, p) / 2"),),
         checks.acceptance_is_paid_for,
     ),

@@ -31,9 +31,9 @@ from mmspec.drafters import DRAFTERS
 from mmspec.drafters.corrected import CorrectedDrafter
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
+from mmspec.drafters.jacobi_session import JacobiSession
 from mmspec.drafters.staircase import StaircaseDrafter
 from mmspec.drafters.vertical import VerticalDrafter
-from mmspec.drafting.jacobi import JacobiSession
 from mmspec.kernels import Warping
 from tests.contracts.running import FanOutTarget, decode
 from tests.contracts.test_drafters import REGISTERED

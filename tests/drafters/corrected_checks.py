@@ -17,7 +17,7 @@ from mmspec.decoding import cache
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession
-from mmspec.drafting.jacobi import Candidates, Window
+from mmspec.drafters.jacobi_session import Candidates, Window
 from mmspec.models.cjd import CorrectorConfig, CorrectorHead
 from mmspec.targets import CausalTarget
 from tests.contracts import distributions

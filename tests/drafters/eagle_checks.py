@@ -26,8 +26,8 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafters.eagle import EagleDrafter
-from mmspec.drafting.heads import HeadDrafter
-from mmspec.drafting.tree import NAMED_TREES, DynamicTree
+from mmspec.drafters.heads import HeadDrafter
+from mmspec.drafters.tree import NAMED_TREES, DynamicTree
 from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
 from mmspec.pipelines.image_prompts import image_requests

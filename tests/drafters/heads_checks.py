@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.heads import HeadDrafter
 from mmspec.drafters.hydra import HydraDrafter
 from mmspec.drafters.medusa import MedusaDrafter
-from mmspec.drafting.heads import HeadDrafter
 from mmspec.models.feature_head import DraftingHead
 from mmspec.models.hydra import HydraConfig, HydraHead
 from mmspec.models.medusa import MedusaConfig, MedusaHead

@@ -21,7 +21,7 @@ from mmspec.decoding.interfaces import AcceptanceRule, Drafter, PromptOutput, Re
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.jacobi import JacobiDrafter
-from mmspec.drafting.window import WindowLayout
+from mmspec.drafters.window import WindowLayout
 from mmspec.targets import ImageTokenTarget
 from tests.contracts.distributions import ALARM, chi_square, reference_distribution
 from tests.contracts.toy import TableState, TableTarget, dirichlet

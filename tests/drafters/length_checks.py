@@ -15,8 +15,8 @@ from mmspec.decoding import cache as cache_module
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.eagle import EagleDrafter
-from mmspec.drafting.heads import HeadDrafter
-from mmspec.drafting.length import CostModel, PacedDrafter
+from mmspec.drafters.heads import HeadDrafter
+from mmspec.drafters.length import CostModel, PacedDrafter
 from tests.contracts import distributions
 from tests.contracts.checks import PROMPTS, joint_of, llama
 from tests.contracts.running import FanOutTarget, decode, random_prompts

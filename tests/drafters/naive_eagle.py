@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafting.tree import DynamicTree
+from mmspec.drafters.tree import DynamicTree
 from mmspec.models.eagle import EagleHead
 from mmspec.targets.causal import CausalTarget, HiddenStates
 

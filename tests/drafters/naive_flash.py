@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafting.tree import DynamicTree
+from mmspec.drafters.tree import DynamicTree
 from mmspec.models.feature_head import Prompts
 from mmspec.models.flash import FlashHead
 from mmspec.targets.causal import CausalTarget

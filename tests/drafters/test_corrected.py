@@ -14,11 +14,11 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession
+from mmspec.drafters.coupling import KIND_OF_COUPLING
 from mmspec.drafters.jacobi import JacobiDrafter
+from mmspec.drafters.jacobi_session import Candidates, Window
 from mmspec.drafters.none import NoDrafter
-from mmspec.drafting.coupling import KIND_OF_COUPLING
-from mmspec.drafting.jacobi import Candidates, Window
-from mmspec.drafting.window_states import codebook_sample
+from mmspec.drafters.window_states import codebook_sample
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorConfig
 from mmspec.pipelines.image_prompts import image_requests
@@ -97,7 +97,7 @@ BUGS = {
         checks.distribution_of_corrected_windows,
     ),
     "states of a rejected path are kept": PlantedBug(
-        "mmspec.drafting.window_states:StateWindowSession._enter_committed",
+        "mmspec.drafters.window_states:StateWindowSession._enter_committed",
         (
             (
                 "newest = accepted[:, None] + 1 +",

@@ -18,7 +18,7 @@ from mmspec.decoding.image_grid import Grammar, ImageGrid, exclude
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.drafters.none import NoDrafter
-from mmspec.drafting.tree import DynamicTree
+from mmspec.drafters.tree import DynamicTree
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.pipelines.image_prompts import image_requests
@@ -50,7 +50,7 @@ from tests.tiny_models.common import Family
 
 SHAPES = [{}, {"tree": "eagle"}, {"num_draft_tokens": 3, "top_k": 1}, {"tree": [0, 0, 0, 1, 2]}]
 SESSION = "mmspec.drafters.eagle:EagleSession"
-READING = "mmspec.drafting.feature_session:FeatureSession"
+READING = "mmspec.drafters.feature_session:FeatureSession"
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
@@ -63,7 +63,7 @@ def test_images_are_drafted_as_the_slow_way() -> None:
     eagle_checks.images_are_drafted_as_the_slow_way()
 
 
-GROWTH = "mmspec.drafting.growth:TreeGrowth"
+GROWTH = "mmspec.drafters.growth:TreeGrowth"
 HEAD = "mmspec.models.eagle.modeling:EagleHead"
 PATH = "_copied(verdict.path)"
 BUGS = {
@@ -86,7 +86,7 @@ BUGS = {
     "children of another parent": (f"{SESSION}.propose", "self._copied(parent)", "self._copied(0 * parent)"),
     "confidence of the last step alone": (f"{GROWTH}.grow", "(self.scores[", "(0 * self.scores["),
     "guidance is forgotten": (
-        "mmspec.drafting.heads:HeadSession._guided",
+        "mmspec.drafters.heads:HeadSession._guided",
         "self.sampler.guided(logits.float())",
         "logits.float()[: len(logits) // self.copies]",
     ),

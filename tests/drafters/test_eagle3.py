@@ -54,7 +54,7 @@ def test_a_window_under_guidance() -> None:
     eagle3_checks.guided_drafts_are_those_of_the_slow_way(window=3)
 
 
-READING = "mmspec.drafting.feature_session:FeatureSession"
+READING = "mmspec.drafters.feature_session:FeatureSession"
 HEAD, ROWS = "mmspec.models.eagle3.modeling:Eagle3Head", "mmspec.models.feature_head:FeatureHead"
 LAYER = "mmspec.models.eagle3.modeling:Eagle3Layer.forward"
 BUGS = {
@@ -84,7 +84,7 @@ BUGS = {
         "(distance >= 0)",
     ),
     "draft ids stand for the target's": (
-        "mmspec.drafting.growth:TreeGrowth.grow",
+        "mmspec.drafters.growth:TreeGrowth.grow",
         "self.names[candidates]",
         "candidates",
     ),

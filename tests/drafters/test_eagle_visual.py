@@ -70,7 +70,7 @@ def test_every_family_and_clips(family: str) -> None:
     assert answer(target, drafter, inputs, Sampler(), 12).outputs() == expected
 
 
-SESSION = "mmspec.drafting.feature_session:FeatureSession"
+SESSION = "mmspec.drafters.feature_session:FeatureSession"
 BUGS = {
     "later rows are told nothing": (f"{SESSION}._read", "features, self.summary)", "features)"),
     "every row is told of the first row's image": (

@@ -8,7 +8,7 @@ import torch
 from tests.contracts.mutation import PlantedBug
 from tests.drafters import jacobi_checks as checks
 
-SESSION, LAYOUT = "mmspec.drafting.jacobi:JacobiSession", "mmspec.drafting.window:WindowLayout"
+SESSION, LAYOUT = "mmspec.drafters.jacobi_session:JacobiSession", "mmspec.drafters.window:WindowLayout"
 REDRAW = "mmspec.kernels.redraw:_redraw"
 LAST = "tokens[:, 0] = canvas.root"
 OLD = "torch.where(drafted, node + 1, 0)"
@@ -48,7 +48,7 @@ BUGS = {
         checks.repeated_cells_are_scored_as_they_are,
     ),
     "every place drawn independently": PlantedBug(
-        "mmspec.drafting.coupling:LastDraft.of",
+        "mmspec.drafters.coupling:LastDraft.of",
         (('coupling == "maximal"', "False"),),
         checks.coupled_drafts_save_forwards,
     ),

@@ -12,8 +12,8 @@ from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.eagle import EagleDrafter
+from mmspec.drafters.length import LONGEST_PAUSE, PAUSE, TRIALS, CostModel, PacedDrafter
 from mmspec.drafters.none import NoDrafter
-from mmspec.drafting.length import LONGEST_PAUSE, PAUSE, TRIALS, CostModel, PacedDrafter
 from mmspec.errors import InputError, UnknownArgumentError
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.mutation import PlantedBug
@@ -23,7 +23,7 @@ from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.length_checks import Device, paced
 
 SESSION, MODEL = (
-    "mmspec.drafting.feature_session:FeatureSession",
+    "mmspec.drafters.feature_session:FeatureSession",
     "mmspec.drafters.draft_model:DraftModelSession",
 )
 LENGTHS = [{"length": "confidence", "stop_below": 0.05}, {"length": "cost"}]

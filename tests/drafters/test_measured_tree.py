@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmspec.decoding.draft import check_tree
-from mmspec.drafting import measured_tree
-from mmspec.drafting.tree import StaticTree
+from mmspec.drafters import measured_tree
+from mmspec.drafters.tree import StaticTree
 from tests.contracts.mutation import PlantedBug
 
 Rates = list[list[float]]
@@ -63,7 +63,7 @@ def test_a_planted_bug_is_caught(old: str, new: str) -> None:
     def check() -> None:
         no_tree_is_worth_more([[0.6, 0.3, 0.05], [0.5, 0.2], [0.4, 0.35]], 9)
 
-    where = "mmspec.drafting.measured_tree:best_first"
+    where = "mmspec.drafters.measured_tree:best_first"
     with PlantedBug(where, ((old, new),), check).planted(), pytest.raises((AssertionError, IndexError)):
         check()
 

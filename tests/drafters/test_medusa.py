@@ -42,7 +42,7 @@ def test_drafts_under_guidance(kind: str) -> None:
     heads_checks.guided_drafts_are_those_of_the_slow_way(kind)
 
 
-STATE = "mmspec.drafting.heads:StateSession"
+STATE = "mmspec.drafters.heads:StateSession"
 MEDUSA, HYDRA = "mmspec.drafters.medusa:MedusaSession", "mmspec.drafters.hydra"
 BUGS = {
     "the state of the first node": (
@@ -84,7 +84,7 @@ BUGS = {
     ),
     "rows of the prefix are kept twice": (
         "hydra",
-        "mmspec.drafting.feature_session:FeatureSession._read_committed",
+        "mmspec.drafters.feature_session:FeatureSession._read_committed",
         "accepted + 1)",
         "accepted + 2)",
     ),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mmspec.decoding.draft import check_tree
-from mmspec.drafting.tree import NAMED_TREES, DynamicTree, StaticTree, TreeShape, best, renumber
+from mmspec.drafters.tree import NAMED_TREES, DynamicTree, StaticTree, TreeShape, best, renumber
 from mmspec.errors import InputError
 
 LEVELS = (

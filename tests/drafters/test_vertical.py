@@ -13,9 +13,9 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.coupling import KIND_OF_COUPLING
 from mmspec.drafters.none import NoDrafter
 from mmspec.drafters.vertical import VerticalDrafter, VerticalSession
-from mmspec.drafting.coupling import KIND_OF_COUPLING
 from mmspec.errors import InputError
 from mmspec.models.ssd import VerticalConfig
 from mmspec.pipelines.image_prompts import image_requests
@@ -63,12 +63,12 @@ def test_outputs_follow_the_targets_distribution(name: str) -> None:
 SESSION = "mmspec.drafters.vertical:VerticalSession"
 BUGS = {
     "q of the edge is reported where the head drew": PlantedBug(
-        "mmspec.drafting.jacobi:JacobiSession.propose",
+        "mmspec.drafters.jacobi_session:JacobiSession.propose",
         (("Window(place, tokens, p, node,", "Window(place, tokens, pick(unpack(old.p), node), node,"),),
         checks.distribution_of_images,
     ),
     "states of a rejected path are kept": PlantedBug(
-        "mmspec.drafting.window_states:StateWindowSession._enter_committed",
+        "mmspec.drafters.window_states:StateWindowSession._enter_committed",
         (
             (
                 "newest = accepted[:, None] + 1 +",
@@ -83,7 +83,7 @@ BUGS = {
         checks.cells_are_drafted_from_the_states_above,
     ),
     "the draw has the random numbers of the verdict": PlantedBug(
-        "mmspec.drafting.jacobi:JacobiSession._redraw_noise",
+        "mmspec.drafters.jacobi_session:JacobiSession._redraw_noise",
         (
             (
                 "self.random.at(self.round).uniform(place, Purpose.REDRAW",

@@ -17,11 +17,10 @@ GROUND = {"atomic_file", "errors", "heads", "registry", "text_file", "transforme
 FLOORS = [
     {"kernels"},
     {"decoding", "media", "reference.scenes"},
-    {"visual_tokens", "verification"},
+    {"visual_tokens"},
     {"compressors"},
     {"models"},
     {"targets", "acceptance"},
-    {"drafting"},
     {"drafters"},
     {"acceleration", "tuned"},
     {"accelerators"},

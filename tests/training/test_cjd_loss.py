@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.corrected import StaleWindow
-from mmspec.drafting.window_states import codebook_sample
+from mmspec.drafters.window_states import codebook_sample
 from mmspec.errors import InputError
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets.llamagen import LlamaGenTarget

@@ -136,7 +136,7 @@ def test_a_head_fed_with_states_one_token_off_is_worse(
     monkeypatch.setattr(EagleHead, "fuse", lambda self, tokens, *states: fuse(self, 0 * tokens, *states))
     head, _ = train(tmp_path / "state.pt", 120)
     right, place = accepted(head), "_copied(verdict.path)"
-    where = "mmspec.drafting.feature_session:FeatureSession.observe"
+    where = "mmspec.drafters.feature_session:FeatureSession.observe"
     bug = PlantedBug(where, ((place, f"{place}.roll(1, 1)"),), lambda: None)
     with bug.planted():
         assert accepted(head) < right - 0.2

@@ -14,7 +14,7 @@ from torch.nn.functional import smooth_l1_loss
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import EagleDrafter
-from mmspec.drafting.feature_session import FeatureSession
+from mmspec.drafters.feature_session import FeatureSession
 from mmspec.errors import InputError
 from mmspec.models.eagle import EagleHead
 from mmspec.targets import VisionLanguageTarget
@@ -233,7 +233,7 @@ def test_the_head_learns_and_the_target_does_not(method: str) -> None:
 ROWS, GUESSES = "mmspec.training.losses.eagle:EagleLoss.rows", "mmspec.training.losses.vispec:read_guesses"
 BUGS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     "later rows are told nothing": (
-        "mmspec.drafting.feature_session:FeatureSession._read",
+        "mmspec.drafters.feature_session:FeatureSession._read",
         "features, self.summary)",
         "features)",
         lambda: training_reads_what_decoding_reads("vispec"),

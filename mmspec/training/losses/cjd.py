@@ -26,8 +26,8 @@ from mmspec.decoding.speculative import Batch, begin
 from mmspec.decoding.stats import DecodingStats
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession, StaleWindow
-from mmspec.drafting.jacobi import Candidates, Window
-from mmspec.drafting.window_states import learnt_images
+from mmspec.drafters.jacobi_session import Candidates, Window
+from mmspec.drafters.window_states import learnt_images
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead
 from mmspec.models.cjd.modeling import EXCLUDED

@@ -25,7 +25,7 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafters.vertical import VerticalDrafter, VerticalSession, read_below
-from mmspec.drafting.window_states import learnt_images
+from mmspec.drafters.window_states import learnt_images
 from mmspec.models.feature_head import HIDDEN
 from mmspec.models.ssd import VerticalHead
 from mmspec.targets import CausalTarget

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.acceptance.residuals import last_purpose, sampled_distribution
 from mmspec.decoding.distribution import Distribution
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.verdict import Verdict
-from mmspec.verification.residuals import last_purpose, sampled_distribution
 
 __all__ = ["ChainRejection"]
 

@@ -20,8 +20,8 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
-from mmspec.drafting.heads import check_trained_for
-from mmspec.drafting.jacobi import JacobiSession, WindowDrafter
+from mmspec.drafters.heads import check_trained_for
+from mmspec.drafters.jacobi_session import JacobiSession, WindowDrafter
 from mmspec.errors import InputError
 from mmspec.models.feature_head import WindowHead
 from mmspec.targets.causal import CausalTarget

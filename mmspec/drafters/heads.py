@@ -29,7 +29,7 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
-from mmspec.drafting.tree import DynamicTree, TreeShape, choose_tree
+from mmspec.drafters.tree import DynamicTree, TreeShape, choose_tree
 from mmspec.errors import InputError
 from mmspec.models.feature_head import HIDDEN, DraftingHead
 from mmspec.targets.causal import CausalTarget

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mmspec.acceptance.neighbours import BLOCK_ELEMENTS
 from mmspec.errors import InputError
 from mmspec.validation import is_integer
-from mmspec.verification.neighbours import BLOCK_ELEMENTS
 
 CLUSTERING_ROUNDS = 20
 

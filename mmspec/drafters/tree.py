@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import check_tree
-from mmspec.drafting.measured_tree import best_first
+from mmspec.drafters.measured_tree import best_first
 from mmspec.errors import InputError
 from mmspec.kernels import best
 from mmspec.models.head_config import HeadConfig

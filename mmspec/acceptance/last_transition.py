@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from mmspec.acceptance.chain_rejection import ChainRejection
+from mmspec.acceptance.residuals import sampled_distribution
 from mmspec.decoding.denoising import Denoising, require_noise
 from mmspec.decoding.distribution import Gaussian
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
-from mmspec.verification.chain_rejection import ChainRejection
-from mmspec.verification.residuals import sampled_distribution
 
 __all__ = ["LastTransition", "last_transition"]
 

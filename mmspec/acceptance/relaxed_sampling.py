@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from mmspec.acceptance.residuals import last_purpose, sampled_distribution
+from mmspec.acceptance.tree_walk import walk
 from mmspec.decoding.distribution import Scores, draw
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.indexing import take
@@ -22,8 +24,6 @@ from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.verdict import Verdict
 from mmspec.kernels.residual import normalise, residual
-from mmspec.verification.residuals import last_purpose, sampled_distribution
-from mmspec.verification.tree_walk import walk
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from mmspec.decoding.indexing import pick, take
 from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.decoding.verdict import Verdict
-from mmspec.drafting.heads import HeadBatch, HeadDrafter, HeadSession
+from mmspec.drafters.heads import HeadBatch, HeadDrafter, HeadSession
 from mmspec.models.feature_head import EMBEDDINGS, FeatureHead, Prompts
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.causal import CacheState, to_device

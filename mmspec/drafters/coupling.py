@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mmspec.acceptance.residuals import sampled_distribution
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.kernels import redraw
 from mmspec.kernels.redraw import invert
-from mmspec.verification.residuals import sampled_distribution
 
 __all__ = ["KIND_OF_COUPLING", "LastDraft", "draw_coupled", "ranked_candidates"]
 

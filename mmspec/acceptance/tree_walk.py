@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mmspec.acceptance.residuals import last_purpose
 from mmspec.decoding.distribution import draw
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.indexing import take
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.verdict import Verdict
 from mmspec.kernels.tree_rejection import Judge, descend
-from mmspec.verification.residuals import last_purpose
 
 __all__ = ["Judge", "end_at", "sibling_uniforms", "walk"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft, DraftKind, Nodes
-from mmspec.drafting.tree import TreeShape, renumber
+from mmspec.drafters.tree import TreeShape, renumber
 from mmspec.kernels import tree_paths
 
 __all__ = ["TreeGrowth"]

@@ -1,1 +1,0 @@
-"""Shared parts of drafters: trees, windows, lengths, sessions of heads."""
