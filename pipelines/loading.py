@@ -14,8 +14,7 @@ from mmspec.accelerators import DraftToCome, build_accelerator, find_preset
 from mmspec.errors import CheckpointError, InputError
 from mmspec.heads import HEADS
 from mmspec.models.adapters import Adapter, base_error, find_adapter
-from mmspec.models.checkpoint import check_source, load_config
-from mmspec.models.gguf_file import split_gguf
+from mmspec.models.checkpoint import check_source, load_config, split_gguf
 from mmspec.models.head_checkpoint import load_head
 from mmspec.pipelines.loading_keywords import (
     LoadingKeywords,

@@ -24,8 +24,7 @@ from mmspec.decoding.indexing import pick
 from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
 from mmspec.drafters.growth import TreeGrowth
 from mmspec.drafters.heads import HeadBatch
-from mmspec.models.eagle3 import Eagle3Head
-from mmspec.models.eagle3.parallel import ParallelHead
+from mmspec.models.eagle3 import Eagle3Head, ParallelHead
 from mmspec.visual_tokens.spans import find_images
 from mmspec.visual_tokens.splice import PromptRows
 
