@@ -23,7 +23,7 @@ from transformers import (
     StopStringCriteria,
 )
 
-from mmspec.acceleration import Accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.pipelines.custom_generate import carry_out, prepare

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
-from mmspec.acceleration import Accelerator, Call
+from mmspec.accelerators.accelerator import Accelerator, Call
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request, Round

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from mmspec.acceleration import Call
+from mmspec.accelerators.accelerator import Call
 from mmspec.decoding.canvas import NOT_FINITE, Canvas
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import InputError, NumericalError

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from torch import nn
 from transformers import PreTrainedModel
 
-from mmspec.acceleration import Accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError, MMSpecError
 from mmspec.heads import HEADS

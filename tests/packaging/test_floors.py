@@ -22,7 +22,6 @@ FLOORS = [
     {"models"},
     {"targets", "acceptance"},
     {"drafters"},
-    {"acceleration", "tuned"},
     {"accelerators"},
     {"training", "evaluation"},
     {"reference"},
