@@ -18,7 +18,7 @@ from mmspec.pipelines import ContinuousImagePipeline, ImageGenerationPipeline
 
 if TYPE_CHECKING:
     from mmspec.accelerators.accelerator import Accelerator
-    from mmspec.pipelines.image_call import ImageCall
+    from mmspec.pipelines.image_generation import ImageCall
 
 __all__ = ["Drawing", "Methods", "draw"]
 
