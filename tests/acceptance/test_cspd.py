@@ -25,7 +25,7 @@ from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.drafters.cell_model import CellModelDrafter, CellModelSession
 from mmspec.drafters.cell_orders import ORDERS
 from mmspec.errors import InputError
-from mmspec.evaluation.identity.continuous import reference_of
+from mmspec.evaluation.identity.checks import reference_of
 from mmspec.models.denoising import DDPMSchedule
 from mmspec.models.mar import MARForImageGeneration
 from mmspec.targets import CausalTarget
