@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.acceleration import Accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.evaluation.examples import Example, held_out_captions
 from mmspec.evaluation.quality.variation import VariationMeter, needs_meter

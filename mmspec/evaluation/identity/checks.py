@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from mmspec.acceleration import Accelerator, Call
+from mmspec.accelerators.accelerator import Accelerator, Call
 from mmspec.acceptance.denoising import SharedNoise
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.interfaces import Round
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.row_settings import values_of
 from mmspec.decoding.stats import DecodingStats, merge_stats
-from mmspec.drafters.cell_model import CellModelDrafter
+from mmspec.drafters.cell_order import CellModelDrafter
 from mmspec.evaluation.contenders import (
     Contender,
     decode_conversations,
