@@ -1,6 +1,6 @@
-"""Text pipelines under evaluation: decode conversations with an accelerator, or with plain transformers.
+"""Pipelines under evaluation, with one accelerator after another on the same model.
 
-A pipeline is known by `TextPipeline` alone, so that evaluation stays on a floor below pipelines.
+A pipeline is known by `AnyPipeline` and its two kinds alone: evaluation stands on a floor below pipelines.
 """
 
 from __future__ import annotations
@@ -8,25 +8,38 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.errors import InputError, UnsupportedModelError
-from mmspec.evaluation.examples import Example
+from mmspec.evaluation.examples import Example, held_out_captions
+from mmspec.evaluation.quality.variation import VariationMeter, needs_meter
 from mmspec.evaluation.speed.timing import Decode, Decoded
 from mmspec.media import load_image
+from mmspec.reference.scenes import COLOURS, SHAPES
 
 __all__ = [
+    "GENERATE",
     "AnyPipeline",
     "Contender",
+    "DrawingPipeline",
     "TextPipeline",
     "contender",
     "decode_conversations",
+    "decode_images",
+    "describe_accelerator",
     "encode_prompts",
+    "image_examples",
+    "image_subjects",
     "load_images",
+    "prepare_images",
     "reference_inputs",
 ]
+
+GENERATE = "generate"
 
 
 class AnyPipeline(Protocol):
@@ -67,12 +80,32 @@ class TextPipeline(AnyPipeline, Protocol):
         ...
 
 
+class DrawingPipeline(AnyPipeline, Protocol):
+    """Interface of an image pipeline, as far as evaluation uses it."""
+
+    def __call__(self, prompt: Any = None, **settings: Any) -> Any:
+        """Generate images."""
+        ...
+
+    def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> Any:
+        """Set up a call, whose rounds can be watched."""
+        ...
+
+    def latents(self, grid: Any, rows: Sequence[Any]) -> Tensor:
+        """Tokens of images in their places."""
+        ...
+
+    def pixels(self, grid: Any, latents: Tensor) -> Tensor:
+        """Images of tokens in their places."""
+        ...
+
+
 @dataclass(frozen=True)
 class Contender:
     """An accelerator that was set up once on a pipeline and can be put back there at no cost.
 
     Attributes:
-        pipe: the pipeline.
+        pipe: the pipeline, of text or of images.
         accelerator, draft_processor: its attributes of these names.
         steps: of its target: how scoring forwards run, compiled or (None) as they are.
     """
@@ -82,11 +115,6 @@ class Contender:
     draft_processor: Any
     steps: Any
 
-    @classmethod
-    def of(cls, pipe: Any) -> Self:
-        """The accelerator that is on a pipeline now."""
-        return cls(pipe, pipe.accelerator, pipe.draft_processor, pipe.target.steps)
-
     def enter(self) -> Any:
         """Put this accelerator on the pipeline, and return the pipeline."""
         self.pipe.accelerator, self.pipe.draft_processor = self.accelerator, self.draft_processor
@@ -94,23 +122,46 @@ class Contender:
         return self.pipe
 
     def decode(self, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Decoded:
-        """Decode a batch with this accelerator."""
-        return decode_conversations(self.enter(), batch, seeds=seeds, **settings)
+        """Decode a batch with this accelerator: answer it, or draw it."""
+        decode = decode_images if draws(self.pipe) else decode_conversations
+        return decode(self.enter(), batch, seeds=seeds, **settings)
 
     def decoder(self, seed: int = 0, **settings: Any) -> Decode:
         """Make a function that decodes a batch with this accelerator; every example has its own noise."""
         return lambda batch: self.decode(batch, seeds=seeds_of(batch, seed), **settings)
 
+    def measure_variation(
+        self, batch: Sequence[Example], seed: int = 0, **settings: Any
+    ) -> dict[str, float] | None:
+        """Measure the total variation of a staircase of cells to the target, mean and maximum, on one batch.
+
+        None for all others: what they promise is exact, or their rules measure it themselves.
+        """
+        if not needs_meter(self.accelerator):
+            return None
+        meter = VariationMeter()
+        call = prepare_images(self.enter(), batch, seeds=seeds_of(batch, seed), **settings)
+        for step in call.rounds():
+            meter.watch(step)
+        meter.finish(call.calls[-1])
+        stats = call.calls[-1].stats
+        return None if stats.tv_mean is None else {"mean": stats.tv_mean, "max": stats.tv_max}
+
+
+def contender(pipe: AnyPipeline, name: str, **options: Any) -> Contender:
+    """Set an accelerator up on a pipeline; its draft model, if it has one, is loaded here and only here."""
+    pipe.set_accelerator(name, **options)
+    return Contender(pipe, pipe.accelerator, pipe.draft_processor, pipe.target.steps)
+
+
+def draws(pipe: AnyPipeline) -> bool:
+    """True for a pipeline of images."""
+    return hasattr(pipe, "latents")
+
 
 def seeds_of(batch: Sequence[Example], seed: int) -> list[int]:
     """Seed of each example, whatever the batch that it is in."""
     return [seed ^ zlib.crc32(example.identifier.encode()) for example in batch]
-
-
-def contender(pipe: TextPipeline, name: str, **options: Any) -> Contender:
-    """Set an accelerator up on a pipeline; its draft model, if it has one, is loaded here and only here."""
-    pipe.set_accelerator(name, **options)
-    return Contender.of(pipe)
 
 
 def load_images(examples: Sequence[Example]) -> list[Example]:
@@ -241,3 +292,99 @@ class _Conversation:
         """Add the model's answer."""
         self._text += answer + "\n"
         self._messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
+
+
+def decode_images(
+    pipe: DrawingPipeline, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any
+) -> Decoded:
+    """Draw all examples of a batch together.
+
+    Args:
+        pipe: the pipeline.
+        batch: prompts; or classes, all of them.
+        seeds: one for each.
+        settings: of the call.
+    """
+    prompt, what = subject_of(batch)
+    output = pipe(prompt, **what, seed=list(seeds), batch_size=len(batch), **settings)
+    return Decoded(list(map(as_list, output.tokens)), [output.stats], output.decode_seconds)
+
+
+def as_list(row: Any) -> list[Any]:
+    """Tokens of an image as a list, of ids or of vectors."""
+    values: list[Any] = row.tolist() if isinstance(row, Tensor) else row
+    return values
+
+
+def prepare_images(
+    pipe: DrawingPipeline, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any
+) -> Any:
+    """Set up what `decode_images` decodes: the call, whose rounds can be watched."""
+    prompt, what = subject_of(batch)
+    return pipe.prepare(prompt, {"seed": list(seeds), "batch_size": len(batch), **settings}, **what)
+
+
+def subject_of(batch: Sequence[Example]) -> tuple[list[str] | None, dict[str, Any]]:
+    """Prompts of a batch, or None and the classes where it has some."""
+    labels = [example.label for example in batch]
+    if None in labels:
+        return [example.turns[0] for example in batch], {}
+    return None, {"class_labels": labels}
+
+
+def image_examples(pipe: DrawingPipeline, count: int, seed: int = 0) -> list[Example]:
+    """Make the default prompts: captions of held-out scenes; or classes in turn, from `seed` on.
+
+    Raises:
+        InputError: more captions than there are.
+    """
+    config = pipe.model.config
+    if getattr(config, "condition_type", None) == "class":
+        labels = [(seed + index) % config.num_classes for index in range(count)]
+        return [
+            Example((f"class {label}",), category=GENERATE, identifier=f"class {label}, {index}", label=label)
+            for index, label in enumerate(labels)
+        ]
+    captions = held_out_captions(count, seed)
+    return [Example((text,), category=GENERATE, identifier=text) for text in captions]
+
+
+def image_subjects(pipe: DrawingPipeline, count: int, seed: int = 0) -> dict[str, dict[str, Any]]:
+    """Captions that a reader of attributes can judge, and what a pipeline is asked for each.
+
+    Held-out captions; or, of a model of scenes by class, the classes in turn from `seed` on: as often as the
+    count asks for, told apart by spaces at the end, which mean nothing.
+
+    Raises:
+        InputError: more than there are.
+    """
+    config = pipe.model.config
+    if getattr(config, "condition_type", None) != "class":
+        return {text: {"prompt": text} for text in held_out_captions(count, seed)}
+    labels = [(seed + index) % config.num_classes for index in range(count)]
+    return {
+        f"a {COLOURS[label // len(SHAPES)]} {SHAPES[label % len(SHAPES)]}{' ' * index}": {
+            "class_labels": label
+        }
+        for index, label in enumerate(labels)
+    }
+
+
+def describe_accelerator(accelerator: Accelerator) -> dict[str, Any]:
+    """Describe an accelerator's window and promise, which a report states beside its figures.
+
+    Args:
+        accelerator: fitted.
+
+    Returns:
+        `window`: nodes that one forward feeds at most.
+        `promise`: "exact", "tv<=x", "approximate", or "lossy" with its bound in words or "no bound".
+        `keeps`: what "exact" refers to, where that has to be said.
+    """
+    drafter, promise = accelerator.drafter, accelerator.exactness
+    bound = accelerator.rule.bound if drafter.exactness == "exact" else None
+    kept = {"keeps": accelerator.keeps} if accelerator.keeps else {}
+    return kept | {
+        "window": drafter.max_nodes,
+        "promise": f"lossy, {bound or 'no bound'}" if promise == "lossy" else promise,
+    }

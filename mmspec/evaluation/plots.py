@@ -1,11 +1,28 @@
-"""Figure of a decoded text: words accepted from the draft, and words of the target's own."""
+"""Plots of figures (matplotlib), and the drawing of a decoded text."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
+
+from mmspec.errors import MissingDependencyError
+
+__all__ = ["check_plot"]
+
+
+def check_plot(path: str | Path) -> Path:
+    """Check that plots can be drawn; return the path of one.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingDependencyError(f"drawing {path} needs matplotlib: pip install 'mmspec[eval]'")
+    return Path(path)
+
 
 WIDTH = 900
 IMAGE = 288
