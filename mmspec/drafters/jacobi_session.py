@@ -28,9 +28,16 @@ from mmspec.decoding.rows import Rows, named
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sparse_distribution import SparseDistribution, packed_alike, unpack
 from mmspec.decoding.verdict import Verdict
-from mmspec.drafters.coupling import KIND_OF_COUPLING, LastDraft, draw_coupled, ranked_candidates
-from mmspec.drafters.window import NEIGHBOURS, WindowLayout
-from mmspec.drafters.window_tree import WindowTree, read_front
+from mmspec.drafters.window import (
+    KIND_OF_COUPLING,
+    NEIGHBOURS,
+    LastDraft,
+    WindowLayout,
+    WindowTree,
+    draw_coupled,
+    ranked_candidates,
+    read_front,
+)
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer
