@@ -12,8 +12,8 @@ from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from mmspec.acceleration import Accelerator
 from mmspec.accelerators import build_accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.vector_sampling import DenoisingSampler

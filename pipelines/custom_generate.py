@@ -26,8 +26,8 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from mmspec.acceleration import Accelerator, Call
 from mmspec.accelerators import build_accelerator, find_preset
+from mmspec.accelerators.accelerator import Accelerator, Call
 from mmspec.decoding.canvas import NOT_FINITE, Canvas, Stopping
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler

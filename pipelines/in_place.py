@@ -29,7 +29,7 @@ from transformers import (
     StopStringCriteria,
 )
 
-from mmspec.acceleration import Accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError, MMSpecError, UnsupportedModelError
 from mmspec.heads import HEADS

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import BatchFeature
 from transformers.generation.streamers import BaseStreamer
 
-from mmspec.acceleration import Call
+from mmspec.accelerators.accelerator import Call
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream

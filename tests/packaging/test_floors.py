@@ -19,7 +19,6 @@ FLOORS = [
     {"models"},
     {"targets", "acceptance"},
     {"drafters"},
-    {"acceleration", "tuned"},
     {"accelerators"},
     {"training", "evaluation"},
     {"reference"},
