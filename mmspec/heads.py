@@ -107,7 +107,7 @@ HEADS = {
     ),
     "medusa": Head(
         "mmspec.models.medusa:MedusaHead",
-        "mmspec.drafters.medusa:MedusaDrafter",
+        "mmspec.drafters.level_heads:MedusaDrafter",
         "mmspec.training.losses.medusa:MedusaLoss",
         "trained heads on one hidden state of the target each draft a token of their own",
         "2401.10774",
@@ -115,7 +115,7 @@ HEADS = {
     ),
     "hydra": Head(
         "mmspec.models.hydra:HydraHead",
-        "mmspec.drafters.hydra:HydraDrafter",
+        "mmspec.drafters.level_heads:HydraDrafter",
         "mmspec.training.losses.hydra:HydraLoss",
         "as `medusa`, by heads that are told which tokens the heads before them chose",
         "2402.05109",

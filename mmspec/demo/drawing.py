@@ -17,8 +17,8 @@ from mmspec.evaluation.image_contender import describe_accelerator
 from mmspec.pipelines import ContinuousImagePipeline, ImageGenerationPipeline
 
 if TYPE_CHECKING:
-    from mmspec.acceleration import Accelerator
-    from mmspec.pipelines.image_call import ImageCall
+    from mmspec.accelerators.accelerator import Accelerator
+    from mmspec.pipelines.image_generation import ImageCall
 
 __all__ = ["Drawing", "Methods", "draw"]
 

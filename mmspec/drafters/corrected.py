@@ -26,8 +26,8 @@ from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.coupling import LastDraft, draw_coupled, ranked_candidates
 from mmspec.drafters.jacobi_session import MAX_WINDOW, Candidates, Window
+from mmspec.drafters.window import LastDraft, draw_coupled, ranked_candidates
 from mmspec.drafters.window_states import StateWindowDrafter, StateWindowSession
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorHead

@@ -22,9 +22,8 @@ from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.rows import join_rows, part_of_rows
 from mmspec.decoding.verdict import Verdict
-from mmspec.drafters.growth import TreeGrowth
 from mmspec.drafters.heads import HeadBatch, HeadDrafter, HeadSession
-from mmspec.drafters.tree import TreeShape
+from mmspec.drafters.tree import TreeGrowth, TreeShape
 from mmspec.errors import InputError
 from mmspec.models.dflash import DFlashHead
 from mmspec.targets.causal import CacheState

@@ -22,8 +22,8 @@ from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import Grammar, exclude
 from mmspec.decoding.indexing import pick
 from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
-from mmspec.drafters.growth import TreeGrowth
 from mmspec.drafters.heads import HeadBatch
+from mmspec.drafters.tree import TreeGrowth
 from mmspec.models.eagle3 import Eagle3Head
 from mmspec.models.eagle3.parallel import ParallelHead
 from mmspec.visual_tokens.spans import find_images

@@ -34,7 +34,7 @@ from mmspec.errors import InputError
 from mmspec.models.feature_head import HIDDEN, DraftingHead
 from mmspec.targets.causal import CausalTarget
 
-__all__ = ["HeadBatch", "HeadDrafter", "HeadSession", "LevelDrafter", "StateSession", "check_trained_for"]
+__all__ = ["HeadBatch", "HeadDrafter", "HeadSession", "StateSession", "check_trained_for"]
 
 
 @dataclass(frozen=True)
@@ -152,21 +152,6 @@ class HeadDrafter(Drafter):
         cautious = copy.copy(self)
         cautious.shape = replace(self.shape, stop_below=probability)
         return cautious
-
-
-class LevelDrafter(HeadDrafter):
-    """A tree by one head for each of its levels, so that it is at most as deep as there are heads.
-
-    Args: as of `HeadDrafter`; `tree` may be "measured" too, the best static one of its size by what the
-        training measured.
-    """
-
-    def _choose_tree(self, **asked: Any) -> TreeShape:
-        config = self.model.config
-        shape = choose_tree(config, **asked, rates=config.hit_rates)
-        if shape.depth > config.num_heads:
-            raise InputError("depth", shape.depth, f"at most {config.num_heads}, the number of heads")
-        return shape
 
 
 class HeadSession(DraftSession):

@@ -29,9 +29,16 @@ from mmspec.decoding.rows import join_rows, part_of_list, part_of_rows
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sparse_distribution import SparseDistribution, join_packed, part_of_packed, unpack
 from mmspec.decoding.verdict import Verdict
-from mmspec.drafters.coupling import KIND_OF_COUPLING, LastDraft, draw_coupled, ranked_candidates
-from mmspec.drafters.window import NEIGHBOURS, WindowLayout
-from mmspec.drafters.window_tree import WindowTree, read_front
+from mmspec.drafters.window import (
+    KIND_OF_COUPLING,
+    NEIGHBOURS,
+    LastDraft,
+    WindowLayout,
+    WindowTree,
+    draw_coupled,
+    ranked_candidates,
+    read_front,
+)
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer

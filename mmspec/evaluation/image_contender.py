@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from mmspec.acceleration import Accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.quality.image_methods import held_out_captions
 from mmspec.evaluation.quality.variation import VariationMeter, needs_meter

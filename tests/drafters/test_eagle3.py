@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.acceleration import Accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import Eagle3Drafter
@@ -84,7 +84,7 @@ BUGS = {
         "(distance >= 0)",
     ),
     "draft ids stand for the target's": (
-        "mmspec.drafters.growth:TreeGrowth.grow",
+        "mmspec.drafters.tree:TreeGrowth.grow",
         "self.names[candidates]",
         "candidates",
     ),

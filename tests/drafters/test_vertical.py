@@ -13,9 +13,9 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.coupling import KIND_OF_COUPLING
 from mmspec.drafters.none import NoDrafter
 from mmspec.drafters.vertical import VerticalDrafter, VerticalSession
+from mmspec.drafters.window import KIND_OF_COUPLING
 from mmspec.errors import InputError
 from mmspec.models.ssd import VerticalConfig
 from mmspec.pipelines.image_prompts import image_requests

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.acceleration import Accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.acceptance.denoising import SharedNoise
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.stats import merge_stats
-from mmspec.drafters.cell_model import CellModelDrafter
+from mmspec.drafters.cell_order import CellModelDrafter
 from mmspec.evaluation.identity.comparison import Comparison, Difference
 from mmspec.evaluation.identity.samples import energy_test
 from mmspec.evaluation.identity.text import IdentityCheck

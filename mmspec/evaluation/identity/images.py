@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mmspec.acceleration import Call
+from mmspec.accelerators.accelerator import Call
 from mmspec.decoding.interfaces import Round
 from mmspec.decoding.random_stream import Purpose
 from mmspec.decoding.row_settings import values_of

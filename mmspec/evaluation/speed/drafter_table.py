@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from mmspec.acceleration import Accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example, scene_examples
 from mmspec.evaluation.plot import check_plot

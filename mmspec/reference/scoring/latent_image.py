@@ -18,8 +18,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from mmspec.acceleration import Accelerator
 from mmspec.accelerators import masked, none
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream

@@ -14,24 +14,20 @@ from typing import Any, TypedDict, Unpack, get_args, get_type_hints
 from torch import nn
 from transformers import LlamaConfig, PreTrainedModel
 
-from mmspec.acceleration import DEFAULT_RULES, Accelerator, pair
+from mmspec.accelerators.accelerator import DEFAULT_RULES, Accelerator, pair
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.budget import Budget
 from mmspec.acceptance.cool import Cool
-from mmspec.acceptance.cspd import CSpD
-from mmspec.acceptance.denoising import Reflection, SharedNoise
+from mmspec.acceptance.denoising import CSpD, Reflection, SharedNoise
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.drafters import DRAFTERS
-from mmspec.drafters.cell_model import CellModelDrafter
-from mmspec.drafters.cell_order import CellOrderDrafter
-from mmspec.drafters.cell_orders import ONE_BY_ONE
+from mmspec.drafters.cell_order import ONE_BY_ONE, CellModelDrafter, CellOrderDrafter
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.drafters.staircase import StaircaseDrafter
-from mmspec.drafters.vector_model import VectorModelDrafter
-from mmspec.drafters.vector_window import VectorWindowDrafter
+from mmspec.drafters.vectors import VectorModelDrafter, VectorWindowDrafter
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.heads import HEADS
 from mmspec.models.mar import FeatureCaching

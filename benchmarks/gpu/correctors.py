@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.steps import SHAPES
 from mmspec.drafters.corrected import CorrectedDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
-from mmspec.evaluation.gpu.steps import SHAPES
 from mmspec.evaluation.speed.rounds import RoundShape, measure_round
 from mmspec.models.cjd import CorrectorConfig, CorrectorHead
 

@@ -1,10 +1,15 @@
-"""Hydra: heads one after another, each told which tokens the heads before it chose.
+"""Medusa and Hydra: one head for each level of the tree.
 
-Hydra (2402.05109) with exact acceptance. The tree grows level by level, a head for each; Hydra++ reads what
-the target made of the committed tokens by a layer of its own first, whose cache is all that is kept.
+Medusa's heads (2401.10774) all read one hidden state and do not know what the others chose, so that the tree
+is a product of what each says; all of it is known after one small pass, and nothing is cached. Hydra's
+(2402.05109) go one after another, each told which tokens the heads before it chose; Hydra++ reads what the
+target made of the committed tokens by a layer of its own first, whose cache is all that is kept. Acceptance
+is exact, in place of Medusa's typical one.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +18,54 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.indexing import pick
 from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
-from mmspec.drafters.growth import TreeGrowth
-from mmspec.drafters.heads import HeadBatch, HeadSession, LevelDrafter, StateSession
+from mmspec.drafters.heads import HeadBatch, HeadDrafter, HeadSession, StateSession
+from mmspec.drafters.tree import TreeGrowth, TreeShape, choose_tree
+from mmspec.errors import InputError
 from mmspec.models.hydra import HydraHead
+from mmspec.models.medusa import MedusaHead
 
-__all__ = ["HydraDrafter"]
+__all__ = ["HydraDrafter", "MedusaDrafter"]
+
+
+class LevelDrafter(HeadDrafter):
+    """A tree by one head for each of its levels, so that it is at most as deep as there are heads.
+
+    Args: as of `HeadDrafter`; `tree` may be "measured" too, the best static one of its size by what the
+        training measured.
+    """
+
+    def _choose_tree(self, **asked: Any) -> TreeShape:
+        config = self.model.config
+        shape = choose_tree(config, **asked, rates=config.hit_rates)
+        if shape.depth > config.num_heads:
+            raise InputError("depth", shape.depth, f"at most {config.num_heads}, the number of heads")
+        return shape
+
+
+class MedusaSession(StateSession):
+    """Heads that predict all levels of the tree at once."""
+
+    head: MedusaHead
+
+    def propose(self, canvas: Canvas) -> Draft:
+        self.passes += 1
+        predicted = self.head(self.hidden, self.shape.depth)  # [R, D, d]
+        logits = self.head.logits(predicted, self.target.head)
+        log_p = self._log_probabilities(self._guided(logits))  # [B, D, V]
+        growth = TreeGrowth(self.shape, canvas.root)
+        while not growth.is_grown:
+            growth.grow(log_p[:, growth.level, None].expand(-1, growth.tokens.shape[1], -1))
+        return growth.draft()
+
+
+class MedusaDrafter(LevelDrafter):
+    """A tree by heads that each predict one token.
+
+    Args: as of `LevelDrafter`.
+    """
+
+    title = "Medusa's heads"
+    session = MedusaSession
 
 
 class HydraGrowth(HeadSession):

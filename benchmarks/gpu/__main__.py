@@ -1,9 +1,9 @@
 """Measure this machine's GPU, part by part, each written as soon as it is there.
 
-    python -m mmspec.evaluation.gpu --out DIR                      # tests, ceilings, kernels, steps, cjd
-    python -m mmspec.evaluation.gpu --out DIR --part steps --shape llava-1.5-7b
-    python -m mmspec.evaluation.gpu --out DIR --part reference     # needs diffusers and assets/
-    python -m mmspec.evaluation.gpu --out DIR --tiny               # a rehearsal, on a CPU too
+    python -m benchmarks.gpu --out DIR                      # tests, ceilings, kernels, steps, cjd
+    python -m benchmarks.gpu --out DIR --part steps --shape llava-1.5-7b
+    python -m benchmarks.gpu --out DIR --part reference     # needs diffusers and assets/
+    python -m benchmarks.gpu --out DIR --tiny               # a rehearsal, on a CPU too
 
 DIR gets PART.json of every part, with the device, the versions and the ceilings, and PART.png.
 """
@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu import commands, plots
+from benchmarks.gpu.correctors import time_correctors
+from benchmarks.gpu.kernel_times import time_kernels
+from benchmarks.gpu.steps import SHAPES, time_steps
 from mmspec.errors import InputError, MissingDependencyError, MMSpecError
-from mmspec.evaluation.gpu import commands, plots
-from mmspec.evaluation.gpu.correctors import time_correctors
-from mmspec.evaluation.gpu.kernel_times import time_kernels
-from mmspec.evaluation.gpu.steps import SHAPES, time_steps
 from mmspec.evaluation.machine import environment
 from mmspec.evaluation.speed.ceilings import Ceilings, measure_ceilings
 
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         InputError: there is no GPU, and it is no rehearsal.
     """
     parser = argparse.ArgumentParser(
-        prog="mmspec.evaluation.gpu",
+        prog="benchmarks.gpu",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

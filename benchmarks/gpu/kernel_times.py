@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mmspec.evaluation.gpu.kernel_cases import CASES, KernelCase
+from benchmarks.gpu.kernel_cases import CASES, KernelCase
 from mmspec.evaluation.speed.ceilings import Ceilings, seconds_of
 
 __all__ = ["in_graph", "time_kernels"]

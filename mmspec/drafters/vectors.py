@@ -1,6 +1,9 @@
-"""Draft model of continuous tokens: a smaller model draws vectors, and rejection makes them the target's.
+"""Drafters of continuous tokens: a smaller model that draws vectors, and a window of the target's own.
 
-Speculative sampling (2211.17192) with densities in place of probabilities.
+The model's candidates are judged by speculative sampling (2211.17192) with densities in place of
+probabilities. In the window, a place whose condition hardly changes draws nearly the same vector again,
+because its noise is the same (GS, 2510.24211, for discrete tokens). `SharedNoise` says how near is near
+enough; at tolerance 0 the vectors are those of plain decoding.
 """
 
 from __future__ import annotations
@@ -14,16 +17,26 @@ from torch import Tensor
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Distribution
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, list_prompts
+from mmspec.decoding.indexing import pick
+from mmspec.decoding.interfaces import (
+    Drafter,
+    DraftSession,
+    PromptOutput,
+    Request,
+    Target,
+    TargetOutput,
+    list_prompts,
+)
 from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget
-from mmspec.validation import check_draft_tokens
+from mmspec.validation import check_draft_tokens, is_integer
 
-__all__ = ["VectorModelDrafter"]
+__all__ = ["VectorModelDrafter", "VectorWindowDrafter"]
 
-
+MAX_WINDOW = 128
 KIND_OF_SAMPLING = {"sampled": DraftKind.IID, "coupled": DraftKind.COUPLED}
 
 
@@ -114,3 +127,63 @@ class VectorModelSession(DraftSession):
         self.state.cache.longest += 1
         scores: Distribution = self.sampler(output.logits, chain, canvas.ids, canvas.emitted + depth)
         return scores.at(torch.zeros_like(canvas.emitted))
+
+
+class VectorWindowDrafter(Drafter):
+    """Drafts a window of vectors: what the target drew for these places in the last round.
+
+    Args:
+        window: nodes fed per forward, the root included; 1 is plain decoding.
+
+    Raises:
+        InputError: a window outside its range.
+    """
+
+    kind = DraftKind.COUPLED
+    proposes = "vectors"
+
+    def __init__(self, window: int = 16) -> None:
+        if not is_integer(window) or not 1 <= window <= MAX_WINDOW:
+            raise InputError("window", window, f"an integer from 1 to {MAX_WINDOW}")
+        self.window = self.max_nodes = window
+
+    def check(self, target: Target[Any]) -> None:
+        if not target.vector_size or target.any_order:
+            raise InputError("accelerator", "shared_noise", "a causal model of continuous tokens")
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
+    ) -> DraftSession:
+        return VectorWindowSession(self.window)
+
+
+class VectorWindowSession(DraftSession):
+    """Window of drafts of one batch.
+
+    Attributes:
+        values: [B, n, d] what the target drew after each node of the last draft.
+        accepted: [B] how many of its tokens were accepted.
+    """
+
+    values: Tensor
+    accepted: Tensor
+
+    def __init__(self, window: int) -> None:
+        self.window, self.begun = window, False
+
+    def propose(self, canvas: Canvas) -> Draft:
+        root = canvas.root
+        if not self.begun:  # of the places behind the prompt nothing is known: the first vector stands in
+            self.values, self.accepted, self.begun = root[:, None], torch.zeros_like(canvas.emitted), True
+        scored = self.values.shape[1]
+        # the value after node i is the candidate for node i - accepted of the new window; the last stands in
+        node = (self.accepted[:, None] + torch.arange(self.window, device=root.device)).clamp_max(scored - 1)
+        tokens = pick(self.values, node)
+        tokens[:, 0] = root
+        place = canvas.emitted[:, None] - 1 + torch.arange(self.window, device=root.device)
+        valid = place < canvas.stopping[0].max_new_tokens
+        valid[:, 0] = True
+        return Draft.chain(tokens, DraftKind.COUPLED, valid=valid)
+
+    def observe(self, draft: Draft, output: TargetOutput, scores: Distribution, verdict: Verdict) -> None:
+        self.values, self.accepted = verdict.values, verdict.accepted

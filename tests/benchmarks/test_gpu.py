@@ -1,4 +1,4 @@
-"""`python -m mmspec.evaluation.gpu`, rehearsed on the CPU: parts, rows, floors, failures that stay apart."""
+"""`python -m benchmarks.gpu`, rehearsed on the CPU: parts, rows, floors, failures that stay apart."""
 
 import json
 import os
@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.gpu import __main__ as program
+from benchmarks.gpu.commands import drafter_commands, reference_commands, run_all
+from benchmarks.gpu.commands import test_commands as commands_of_tests
+from benchmarks.gpu.correctors import time_correctors
+from benchmarks.gpu.kernel_cases import CASES
+from benchmarks.gpu.kernel_times import time_kernels
+from benchmarks.gpu.steps import SHAPES, StepShape, time_steps
 from mmspec import kernels
 from mmspec.errors import InputError
-from mmspec.evaluation.gpu import __main__ as program
-from mmspec.evaluation.gpu.commands import drafter_commands, reference_commands, run_all
-from mmspec.evaluation.gpu.commands import test_commands as commands_of_tests
-from mmspec.evaluation.gpu.correctors import time_correctors
-from mmspec.evaluation.gpu.kernel_cases import CASES
-from mmspec.evaluation.gpu.kernel_times import time_kernels
-from mmspec.evaluation.gpu.steps import SHAPES, StepShape, time_steps
 from mmspec.evaluation.speed.ceilings import Ceilings
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ MISSING = ("diffusers", "gradio", "decord", "av", "num2words", "tensorboard")
 
 def test_every_op_has_a_case():
     missing = {*kernels.OPS} - {case.op for case in CASES}
-    assert not missing, f"mmspec/evaluation/gpu/kernel_cases.py: add a KernelCase for {sorted(missing)}"
+    assert not missing, f"benchmarks/gpu/kernel_cases.py: add a KernelCase for {sorted(missing)}"
     assert {case.op for case in CASES} <= {*kernels.OPS}
 
 
@@ -152,14 +152,14 @@ def test_the_commands_name_files_and_options_that_there_are(tmp_path):
     kernels_first, *others = commands_of_tests(tmp_path, False)
     assert "tests/kernels" in kernels_first
     assert "tests/evaluation/test_memory.py" in others[0]
-    assert "tests/evaluation/test_gpu.py" not in others[0]
+    assert "tests/benchmarks/test_gpu.py" not in others[0]
 
 
 BARE = f"""
 import sys
 for name in {MISSING}:
     sys.modules[name] = None
-from mmspec.evaluation.gpu.__main__ import main
+from benchmarks.gpu.__main__ import main
 main(["--help"])
 """
 

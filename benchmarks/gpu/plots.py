@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mmspec.evaluation.gpu.steps import WAYS
+from benchmarks.gpu.steps import WAYS
 from mmspec.evaluation.plot import check_plot
 
 __all__ = ["draw_kernels", "draw_steps"]

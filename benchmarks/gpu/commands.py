@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ["drafter_commands", "reference_commands", "run_all", "test_commands"]
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 MARK = "@pytest.mark.gpu"
 TAIL = 4000  # characters of a command's output that are kept
 HEADS = ("eagle", "eagle3", "flash:block=10:own_guesses=0.3", "medusa", "hydra", "dflash:block=8")
