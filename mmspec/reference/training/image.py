@@ -13,8 +13,8 @@ import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 
 from mmspec.errors import CheckpointError, InputError
+from mmspec.models.autoencoders import encode_image
 from mmspec.models.image_parts import load_vq
-from mmspec.models.llamagen.vq import encode_image
 from mmspec.reference.attribute_reader import load_reader
 from mmspec.reference.training.image_data import GRID, IMAGE_SIZE, ImageBatch, image_batch
 from mmspec.reference.training.image_folder import save_image_model

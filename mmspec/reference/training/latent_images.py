@@ -17,7 +17,7 @@ from torch import nn
 from transformers import GenerationConfig
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.kl_autoencoder import load_autoencoder
+from mmspec.models.autoencoders import load_autoencoder
 from mmspec.models.nextstep import load_nextstep
 from mmspec.reference.attribute_reader import load_reader
 from mmspec.reference.training.image_data import GRID, IMAGE_SIZE, image_batch
