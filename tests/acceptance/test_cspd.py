@@ -23,7 +23,7 @@ from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.drafters.cell_order import ORDERS, CellModelDrafter, CellModelSession
 from mmspec.errors import InputError
-from mmspec.evaluation.identity.continuous import reference_of
+from mmspec.evaluation.identity.checks import reference_of
 from mmspec.models.denoising import DDPMSchedule
 from mmspec.models.mar import MARForImageGeneration
 from mmspec.targets import CausalTarget

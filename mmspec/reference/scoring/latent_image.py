@@ -25,7 +25,7 @@ from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.errors import CheckpointError, InputError
-from mmspec.evaluation.quality.statistics import kernel_distance
+from mmspec.evaluation.quality.set_distances import kernel_distance
 from mmspec.models.denoising import DDPMSchedule, FlowSchedule
 from mmspec.models.mar import load_mar
 from mmspec.models.nextstep import load_nextstep, load_nextstep_tokenizer, load_nextstep_vae, prompt_ids
@@ -42,7 +42,7 @@ from mmspec.reference.scenes import (
 from mmspec.reference.scoring.attributes import AttributeJudge
 from mmspec.reference.training.image_data import IMAGE_SIZE
 from mmspec.reference.training.vlm_data import image_pixels
-from mmspec.targets.continuous_families import continuous_target
+from mmspec.targets.image_families import continuous_target
 
 __all__ = ["LatentModel", "score_latent_model"]
 
