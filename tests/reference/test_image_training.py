@@ -29,7 +29,7 @@ from mmspec.reference.training.image_model import (
 from mmspec.reference.training.reader import train_reader
 from mmspec.reference.training.vq import train_vq
 from mmspec.reference.training.vq_model import Reconstruction, build_vq
-from mmspec.training.kernel_muon import KernelMuon, orthogonalize
+from mmspec.training.optimizers import KernelMuon, orthogonalize
 
 TINY = SHAPES_BY_SIZE["tiny"]
 
