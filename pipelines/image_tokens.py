@@ -27,6 +27,7 @@ from mmspec.models.image_parts import (
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
 from mmspec.models.weights import execution_device
+from mmspec.pipelines.drafter import Drafter
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
 from mmspec.pipelines.image_settings import ImageSettings
 from mmspec.pipelines.loading import Checkpoint
@@ -121,7 +122,7 @@ class ImagePipeline(ImageGenerationPipeline):
             raise no_images_error(type(model).__name__)
         return target
 
-    def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[CausalTarget, Any]:
+    def _load_draft_model(self, drafter: Drafter) -> tuple[CausalTarget, Any]:
         # a smaller model would have to read the condition again, of which tokens alone do not tell
         raise InputError("accelerator", "draft_model", "one for images: sjd, or a head that drafts (eagle)")
 

@@ -24,7 +24,7 @@ from mmspec.models.ssd import VerticalHead
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.reference.training.scene_images import SceneImages
 from mmspec.targets.llamagen import LlamaGenTarget
-from mmspec.training.data.llamagen_images import open_llamagen
+from mmspec.training.data.images import open_llamagen
 from mmspec.training.data.sequences import Trial, acceptance_length
 from tests.contracts.mutation import PlantedBug
 

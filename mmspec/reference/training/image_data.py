@@ -23,7 +23,7 @@ from mmspec.reference.scenes import (
 )
 from mmspec.reference.training.vlm_data import Movable, image_pixels, patch_labels
 from mmspec.reference.training.vlm_mentions import IGNORED
-from mmspec.training.data.llamagen_images import DROPPED
+from mmspec.training.data.images import DROPPED
 
 __all__ = [
     "CAPTION_CLASSES",

@@ -11,7 +11,7 @@ from mmspec.reference.training.image_data import ImageBatch, image_batch
 from mmspec.reference.training.image_model import build_caption_tokenizer
 from mmspec.reference.training.vlm_data import training_seeds
 from mmspec.targets.llamagen import LlamaGenTarget
-from mmspec.training.data.llamagen_images import STAGE, TRIAL_IMAGES, LlamaGenImages
+from mmspec.training.data.images import STAGE, TRIAL_IMAGES, LlamaGenImages
 from mmspec.training.data.sequences import DrafterBatch, Trial
 
 __all__ = ["SceneImages"]
