@@ -21,6 +21,7 @@ import mmspec.models.mar  # noqa: F401  its folders become known to the auto cla
 import mmspec.models.nextstep  # noqa: F401
 from mmspec.acceleration import Accelerator, Call
 from mmspec.accelerators import ACCELERATORS, build_accelerator, find_preset, option_names
+from mmspec.assets import own_drafters
 from mmspec.decoding.canvas import Canvas
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
 from mmspec.heads import HEADS
@@ -39,7 +40,6 @@ from mmspec.models.head_checkpoint import load_head, place_head
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.weights import is_offloaded
 from mmspec.pipelines.loading import Checkpoint, check_accelerator
-from mmspec.reference.assets import own_drafters
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
 from mmspec.targets.memory import MemoryPlan

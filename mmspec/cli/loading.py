@@ -45,7 +45,7 @@ def reference_model(name: str = REFERENCE) -> str:
     Raises:
         InputError: it is not there; the message says what to do.
     """
-    from mmspec.reference.assets import find_assets, reference_models
+    from mmspec.assets import find_assets, reference_models
 
     folder = reference_models().get(name)
     if folder is None:
@@ -68,7 +68,7 @@ def own_drafters(model: str) -> dict[str, AcceleratorChoice]:
     Raises:
         CheckpointError: its `drafters.json` cannot be used.
     """
-    from mmspec.reference import assets
+    from mmspec import assets
 
     return {
         label: AcceleratorChoice(label, one.accelerator, {"drafter": _shown(one.folder)})
@@ -89,7 +89,7 @@ def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> 
         InputError: it needs a drafter and there is none, or has no use for the one it names.
         CheckpointError: the drafter that the model's folder names for it is not there.
     """
-    from mmspec.reference import assets
+    from mmspec import assets
 
     if (preset := choice.preset) is None:
         return choice
@@ -152,7 +152,7 @@ def default_choices(model: str, drafter: str | None) -> list[AcceleratorChoice]:
 
 def default_choice(model: str, drafter: str | None) -> AcceleratorChoice:
     """The accelerator to use where none is named: the named drafter's, the model's default, or copying."""
-    from mmspec.reference import assets
+    from mmspec import assets
 
     if drafter is not None:
         return default_choices(model, drafter)[-1]
@@ -216,7 +216,7 @@ def _shown(folder: str | Path) -> str:
 
 
 def _is_reference(model: str) -> bool:
-    from mmspec.reference.assets import reference_models
+    from mmspec.assets import reference_models
 
     return Path(model).resolve() in {folder.resolve() for folder in reference_models().values()}
 

@@ -17,7 +17,7 @@ from mmspec.evaluation.quality.image_methods import held_out_captions
 from mmspec.evaluation.quality.variation import VariationMeter, needs_meter
 from mmspec.evaluation.speed.timing import Decoded
 from mmspec.evaluation.text_contender import AnyPipeline, Contender, seeds_of
-from mmspec.reference.scenes import COLOURS, SHAPES
+from mmspec.scenes import COLOURS, SHAPES
 
 __all__ = [
     "GENERATE",

@@ -49,8 +49,7 @@ def train_drafter(
     Runs on whatever `accelerate launch` gives it: a CPU, one GPU or several.
 
     Args:
-        target: folder or hub id of a vision-language model, or the folder of an image model that
-            `mmspec train image` wrote.
+        target: folder or hub id of a vision-language model, or the folder of a LlamaGen.
         out: the folder to write.
         method: a name in `METHODS`.
         settings: of the drafter and its loss, such as `{"block": 10}`.
@@ -110,7 +109,7 @@ def train_drafter(
         }
         left_out = getattr(source, "left_out", {})
         about |= {"skipped_rows": left_out} if left_out else {}
-        save_trained(model, out, training_record("drafter", options, plan, run, before, **about))
+        save_trained(model, out, training_record("mmspec train drafter", options, plan, run, before, **about))
     accelerator.wait_for_everyone()
     return out
 

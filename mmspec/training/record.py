@@ -33,14 +33,14 @@ def training_record(
     """The record of a training: its command, seed, batch size, stages, device and versions.
 
     Args:
-        command: the subcommand of `mmspec train`.
+        command: without its options, such as `mmspec train drafter`.
         options: of the command, by name; those that are None are left out.
         plan, run: of the training.
         before: stages of the model that it began with.
         more: entries of the record.
     """
     given = " ".join(f"--{name} {_shown(value)}" for name, value in options.items() if value is not None)
-    made = {"command": f"mmspec train {command} {given}", **more, "seed": plan.seed}
+    made = {"command": f"{command} {given}", **more, "seed": plan.seed}
     made |= {"batch_size": plan.batch_size, "stages": [*before, *run.finished]}
     return made | environment(run.accelerator, run.model)
 

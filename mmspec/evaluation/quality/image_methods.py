@@ -22,7 +22,7 @@ from mmspec.evaluation.plot import check_plot
 from mmspec.evaluation.quality.statistics import kernel_distance, token_entropy
 from mmspec.evaluation.speed.bench_record import merge_stats
 from mmspec.evaluation.speed.timing import BASELINE
-from mmspec.reference.scenes import HELD_OUT_SEEDS, IMAGE_TOKENS, caption, sample_scene
+from mmspec.scenes import HELD_OUT_SEEDS, IMAGE_TOKENS, caption, sample_scene
 
 __all__ = [
     "Drawing",

@@ -14,7 +14,7 @@ import numpy as np
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import FIRST_SEED, Example, scene_examples
 from mmspec.evaluation.prompt_files import read_prompt_file
-from mmspec.reference.scenes import caption, questions, sample_scene
+from mmspec.scenes import caption, questions, sample_scene
 from mmspec.text_file import json_lines, read_text
 
 __all__ = ["OWN", "Referenced", "read_references", "scene_references"]
