@@ -19,8 +19,9 @@ from transformers.utils.logging import tqdm
 
 import mmspec.models.mar  # noqa: F401  its folders become known to the auto classes
 import mmspec.models.nextstep  # noqa: F401
-from mmspec.acceleration import Accelerator, Call
 from mmspec.accelerators import ACCELERATORS, build_accelerator, find_preset, option_names
+from mmspec.accelerators.accelerator import Accelerator, Call
+from mmspec.accelerators.tuned import AUTO, check_tuned_for, find_tuned
 from mmspec.assets import own_drafters
 from mmspec.decoding.canvas import Canvas
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
@@ -46,7 +47,6 @@ from mmspec.targets.memory import MemoryPlan
 from mmspec.targets.placement import execution_device
 from mmspec.targets.prefix import PrefixCache
 from mmspec.targets.steps import LEAST_CAPACITY
-from mmspec.tuned import AUTO, check_tuned_for, find_tuned
 from mmspec.validation import given_of, is_integer
 
 if TYPE_CHECKING:

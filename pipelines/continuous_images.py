@@ -12,8 +12,8 @@ from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from mmspec.acceleration import Accelerator
 from mmspec.accelerators import build_accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
@@ -26,10 +26,9 @@ from mmspec.models.nextstep import (
     load_nextstep_vae,
 )
 from mmspec.models.weights import is_offloaded
-from mmspec.pipelines.continuous_prompts import continuous_requests
-from mmspec.pipelines.continuous_settings import ContinuousSettings, continuous_defaults
-from mmspec.pipelines.image_call import ImageCall
-from mmspec.pipelines.image_generation import ImageGenerationPipeline
+from mmspec.pipelines.image_generation import ImageCall, ImageGenerationPipeline
+from mmspec.pipelines.image_prompts import continuous_requests
+from mmspec.pipelines.image_settings import ContinuousSettings, continuous_defaults
 from mmspec.pipelines.loading import Checkpoint
 from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES, check_same_latents, continuous_target
 from mmspec.targets.placement import execution_device

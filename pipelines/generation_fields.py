@@ -1,22 +1,37 @@
 """Fields of transformers' GenerationConfig: which act, which change no token, and which are refused.
 
-A field is looked for where `generate` looks, in that order: the call, `generation_config=`, the model's own.
+`resolve` reads those of a pipeline's call: a field is looked for where `generate` looks, in the call, in
+`generation_config=` and in the model's own, in that order. `check_arguments` checks those of a call of
+`generate`: what is not in its tables acts, as a logits processor, a stopping criterion, a length or an input.
 """
 
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from transformers import GenerationConfig
+import torch.distributed
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.registry import did_you_mean
 from mmspec.validation import given_of, plain_numbers
 
-__all__ = ["CHANGE_NO_TOKEN", "REFUSED", "REFUSED_OF_CALLERS", "distance", "resolve", "unserved"]
+__all__ = [
+    "CHANGE_NO_TOKEN",
+    "REFUSED",
+    "REFUSED_OF_CALLERS",
+    "arguments_of_generate",
+    "check_arguments",
+    "distance",
+    "resolve",
+    "unserved",
+]
 
 #: Memory, speed, the form of what is returned, and settings of searches that are refused themselves.
 CHANGE_NO_TOKEN = frozenset(
@@ -76,6 +91,28 @@ REFUSED_OF_CALLERS: dict[str, tuple[tuple[Any, ...], str]] = {
     "output_scores": ((), RETURNED),
 }
 OF_CALL, OF_CONFIG = "", "generation_config."
+OTHER_LOOP = "it asks for another loop of transformers"
+OWN_CACHE = "an accelerated call keeps a cache of its own"
+#: Fields of a generation config -> the values that ask for nothing, and why no other acts: those that
+#: pipelines refuse, but for the rows that `generate` makes of one prompt, and its cache.
+FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
+    **{
+        name: ((*harmless, None, False), reason)
+        for name, (harmless, reason) in (REFUSED | REFUSED_OF_CALLERS).items()
+        if name != "num_return_sequences"
+    },
+    "is_assistant": ((None, False), OTHER_LOOP),
+    "cache_config": ((None,), OWN_CACHE),
+    "prefill_chunk_size": ((None,), "prompts are read whole"),
+}
+#: Arguments that are no fields, in the same way.
+ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "assistant_model": ((None,), OTHER_LOOP),
+    "use_cache": ((None, True), OWN_CACHE),  # of a config it changes no token: many are left so by training
+    "synced_gpus": ((None, False), "processes that wait for one another make the same number of forwards"),
+    "generation_mode": ((None, "text"), OTHER_LOOP),  # of Janus, which draws by a loop of its own
+}
+NAMED = ("streamer", "synced_gpus", "assistant_model")  # of its signature; custom loops are not given them
 
 
 def resolve(
@@ -174,3 +211,47 @@ def check_custom_entries(given: GenerationConfig, own: GenerationConfig | None) 
 def installed_fields() -> frozenset[str]:
     """Names of the fields that a GenerationConfig of the installed transformers has."""
     return frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_"))
+
+
+def check_arguments(model: PreTrainedModel, config: GenerationConfig, arguments: Mapping[str, Any]) -> None:
+    """Raise InputError for the first argument of a call that the accelerated loop would not act on.
+
+    Args:
+        model: that is called.
+        config: all fields of the call, as `generate` puts them together.
+        arguments: those of the call that are no fields.
+    """
+    given = {**arguments, "synced_gpus": is_synced(model, arguments.get("synced_gpus"))}
+    for values, table in ((vars(config), FIELDS), (given, ARGUMENTS)):
+        for name, (neutral, reason) in table.items():
+            value = values.get(name)
+            if not any(value is each or value == each for each in neutral):
+                allowed = " or ".join(map(repr, neutral[:2]))
+                held = type(value).__name__ if isinstance(value, PreTrainedModel) else value
+                raise InputError(name, held, f"{allowed}: {reason}")
+
+
+def is_synced(model: PreTrainedModel, given: bool | None) -> bool:
+    """True if a call goes on until the calls of other processes have ended, as `generate` decides it."""
+    if given is not None:
+        return given
+    managed = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
+    shared = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return managed and shared and torch.distributed.get_world_size() > 1
+
+
+def arguments_of_generate() -> dict[str, Any]:
+    """Find the arguments of the `generate` that calls a custom loop; none where nobody by that name does.
+
+    transformers (5.17 to 5.24) gives the streamer its prompt and then hands it to its own loops alone, never
+    to a custom one, so that readers of the stream would wait for ever.
+    """
+    frame = sys._getframe(1)
+    for _ in range(4):
+        found = frame.f_locals
+        if frame.f_code.co_name == "generate" and set(NAMED) <= set(found):
+            return {**found["kwargs"], **{name: found[name] for name in NAMED}}
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return {}

@@ -1,7 +1,7 @@
-"""Image requests of users as one request per row: the prompt, its unconditional one, the grid.
+"""Requests of images: one for each image, with its prompt, its negative prompt and its grid.
 
-Each family has its own template and its own idea of "no prompt" under classifier-free guidance. Nothing here
-runs the target; the text encoder of LlamaGen is run, one caption at a time, so that rows are never padded.
+Nothing here runs the target; the text encoder of LlamaGen is run, one caption at a time, so that rows are
+never padded.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.errors import InputError
 from mmspec.models.llamagen import LlamaGenConfig, caption_prompt, class_prompt, null_caption_prompt
+from mmspec.models.mar import MARConfig
+from mmspec.models.nextstep import NextStepConfig, prompt_ids
 from mmspec.pipelines.prompts import check_special_tokens, check_text
 from mmspec.targets import chameleon, emu3
 from mmspec.targets.chameleon import AnoleTarget, LuminaTarget
@@ -28,14 +30,12 @@ from mmspec.targets.janus import JanusTarget
 from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.validation import is_integer
 
-__all__ = ["encode_caption", "image_requests"]
+__all__ = ["continuous_requests", "encode_caption", "image_requests"]
 
 logger = logging.getLogger(__name__)
-
 Inputs = dict[str, Tensor]
 Pair = tuple[Inputs, Inputs]
 IdPair = tuple[list[int], list[int]]
-
 JANUS_BEGIN_OF_IMAGE = "<begin_of_image>"
 EMU3_5_TURN = ("<|extra_203|>", "<|extra_100|>")  # the begin of a prompt, and of its answer
 LUMINA_REQUEST = "Generate an image of {width}x{height} according to the following prompt:\n{text}"
@@ -334,3 +334,93 @@ TEMPLATES: dict[type[ImageTokenTarget], Callable[..., IdPair]] = {
     LuminaTarget: lumina_ids,
     AnoleTarget: anole_ids,
 }
+
+
+def continuous_requests(
+    model: Any,
+    prompt: Any = None,
+    *,
+    grid: ImageGrid,
+    class_labels: Any = None,
+    negative_prompt: Any = None,
+    guided: bool = True,
+    num_images_per_prompt: int = 1,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> list[Request]:
+    """Make requests of what users pass, `num_images_per_prompt` in a row for each prompt.
+
+    Args:
+        model: a NextStep or a MAR.
+        prompt: one text or several, for a NextStep.
+        grid: of the images.
+        class_labels: one label or several, for a MAR; None in a list is the null class.
+        negative_prompt: what guidance leads away from, one for all or one (or None) per prompt; None is no
+            prompt.
+        guided: whether to make unconditional prompts.
+        num_images_per_prompt: images of each prompt.
+        tokenizer: of the prompts.
+
+    Raises:
+        InputError: the model is conditioned on something else, does not know a class, or cannot read a prompt
+            so long.
+    """
+    if isinstance(model.config, MARConfig):
+        if prompt is not None:
+            allowed = "None, and class_labels: this model is conditioned on classes"
+            raise InputError("prompt", prompt, allowed)
+        if negative_prompt is not None:
+            raise InputError("negative_prompt", negative_prompt, "None: this model is conditioned on classes")
+        null = model.config.num_classes
+        labels = read_labels(class_labels, null)
+        pairs = [(torch.tensor([[label]]), torch.tensor([[null]])) for label in labels]
+    else:
+        if class_labels is not None:
+            raise InputError("class_labels", class_labels, "None: this model is conditioned on text")
+        if prompt is None or tokenizer is None:
+            raise InputError("prompt", None, "a text, or several: this model is conditioned on text")
+        texts = read_texts(prompt, negative_prompt, tokenizer)
+        pairs = [
+            (
+                _encode(tokenizer, model.config, text, grid),
+                _encode(tokenizer, model.config, negative or "", grid),
+            )
+            for text, negative in texts
+        ]
+    requests = [
+        Request({"input_ids": ids}, negative_inputs={"input_ids": negative} if guided else None, grid=grid)
+        for ids, negative in pairs
+    ]
+    return [request for request in requests for _ in range(num_images_per_prompt)]
+
+
+def read_labels(class_labels: Any, classes: int) -> list[int]:
+    """Labels of images, `classes` for the null class.
+
+    Raises:
+        InputError: there is none, or one that the model does not know.
+    """
+    labels = list(class_labels) if isinstance(class_labels, list | tuple) else [class_labels]
+    allowed = f"an integer from 0 to {classes - 1}, or a list of them"
+    if not labels or class_labels is None:
+        raise InputError("class_labels", class_labels, allowed)
+    for label in labels:
+        if label is not None and (not is_integer(label) or not 0 <= label < classes):
+            raise InputError("class_labels", class_labels, allowed)
+    return [classes if label is None else label for label in labels]
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, config: NextStepConfig, text: str, grid: ImageGrid
+) -> torch.Tensor:
+    """[1, L] ids of a prompt.
+
+    Raises:
+        InputError: prompt and image together are longer than the model's positions.
+    """
+    ids = prompt_ids(tokenizer, config, text, grid.rows, grid.columns)
+    room = config.max_position_embeddings - grid.cells
+    if ids.shape[1] > room:
+        raise InputError(
+            "prompt", f"{ids.shape[1]} tokens", f"at most {room} beside {grid.cells} of the image"
+        )
+    return ids

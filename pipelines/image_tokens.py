@@ -26,8 +26,7 @@ from mmspec.models.image_parts import (
 )
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
-from mmspec.pipelines.image_call import ImageCall
-from mmspec.pipelines.image_generation import ImageGenerationPipeline
+from mmspec.pipelines.image_generation import ImageCall, ImageGenerationPipeline
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 from mmspec.pipelines.loading import Checkpoint

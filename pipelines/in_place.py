@@ -3,29 +3,42 @@
 It is the `generate` of transformers models that is accelerated. The method of the class looks for a mark on
 the model that it is called on, an attribute of the instance, which `disable` takes away again. No reference
 to a model is kept: a copy of an enabled model is one of its own. What is saved of one is a plain model.
+
+A program whose model was enabled goes on to work: what the accelerated loop would refuse is done by
+transformers, as it was before. The log says why.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import inspect
+import logging
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from torch import nn
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
-from mmspec.acceleration import Accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.decoding.stats import DecodingStats
-from mmspec.errors import InputError, MMSpecError
+from mmspec.errors import InputError, MMSpecError, UnsupportedModelError
 from mmspec.heads import HEADS
 from mmspec.models.head_checkpoint import load_head
-from mmspec.pipelines.custom_generate import accelerate
-from mmspec.pipelines.enabled_call import METHOD, decode_or_pass
+from mmspec.pipelines.custom_generate import accelerate, carry_out, decode_plainly, prepare
+from mmspec.pipelines.generation_fields import arguments_of_generate, check_arguments
 from mmspec.targets import adapt
 
-__all__ = ["Summary", "disable", "enable", "summary"]
+__all__ = ["METHOD", "Summary", "decode_or_pass", "disable", "enable", "summary"]
 
 Accelerated = TypeVar("Accelerated")
 MARK = "_mmspec_enabled"  # the attribute of models that are accelerated
@@ -35,6 +48,13 @@ WRAPPED = (
     "model",
     "pretrained_model",
 )  # by torch.compile, DDP and FSDP, pipelines, TRL
+METHOD = "generate"
+LOOP = "custom_generate"
+#: Kept out of generation configs by `generate`.
+NOT_OF_CONFIG = ("tokenizer", "assistant_tokenizer", "trust_remote_code")
+logger = logging.getLogger(__name__)
+#: Models whose `generate` runs: the calls that it makes of itself are its own, and stay as they are.
+RUNNING: ContextVar[tuple[int, ...]] = ContextVar("running", default=())
 
 
 @dataclass(frozen=True)
@@ -263,3 +283,145 @@ def restore(model: PreTrainedModel) -> None:
     enabled = vars(model).pop(MARK)
     if enabled.before is not None:
         vars(model).setdefault(METHOD, enabled.before)
+
+
+class Mark(Protocol):
+    """An enabled model's accelerator, and the account of its calls."""
+
+    @property
+    def method(self) -> Accelerator: ...
+
+    @property
+    def seed(self) -> int | None: ...
+
+    @property
+    def before(self) -> Callable[..., Any] | None: ...
+
+    def count(self, stats: DecodingStats) -> None:
+        """Add a call to the account."""
+
+
+def decode_or_pass(
+    model: PreTrainedModel,
+    plain: Callable[..., Any],
+    mark: Mark,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Answer a call of `generate` by the accelerated loop, or by transformers' own.
+
+    Args:
+        model: that is called.
+        plain: `generate` of its class.
+        mark: of the model.
+        args, kwargs: of the call.
+    """
+    if id(model) in RUNNING.get():
+        return plain(*args, **kwargs)
+    call = plain if mark.before is None else mark.before
+    token = RUNNING.set((*RUNNING.get(), id(model)))
+    try:
+        args, kwargs = with_loop(model, call, mark, args, kwargs)
+        return call(*args, **kwargs)
+    finally:
+        RUNNING.reset(token)
+
+
+def with_loop(
+    model: PreTrainedModel,
+    call: Callable[..., Any],
+    mark: Mark,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, with the accelerated loop among them unless it is left to transformers."""
+    given = bound(call, args, kwargs)
+    if given is None or given.get(LOOP) is not None:
+        return args, kwargs  # the caller's own loop goes before ours
+    try:
+        config = config_of(model, given)
+        check_arguments(model, config, given)
+        own = (args, kwargs) if config.stop_strings is None else ((), with_stop_strings(model, given, config))
+    except InputError as error:
+        logger.info("passed on to transformers: %s", error)
+        return args, kwargs
+    except ValueError:  # for transformers to say
+        return args, kwargs
+    return own[0], own[1] | {LOOP: loop_of(mark)}
+
+
+def bound(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments of a call by name; None where it takes no loop, or transformers has something to say."""
+    signature = inspect.signature(call)
+    kinds = {each.kind for each in signature.parameters.values()}
+    if LOOP not in signature.parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
+        return None
+    if inspect.Parameter.VAR_POSITIONAL in kinds:  # stands before the method, and takes what it takes
+        signature, args = inspect.signature(GenerationMixin.generate), (None, *args)
+    try:
+        arguments: dict[str, Any] = signature.bind(*args, **kwargs).arguments
+    except TypeError:
+        return None
+    arguments = arguments.pop("kwargs", {}) | arguments
+    arguments.pop("self", None)
+    return arguments
+
+
+def loop_of(mark: Mark) -> Callable[..., Any]:
+    """The loop for one call, which `generate` calls when all is prepared."""
+
+    def loop(
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Any:
+        given = arguments_of_generate()
+        asked = logits_processor, stopping_criteria, generation_config
+        streamer = model_kwargs.pop("streamer", None) or given.get("streamer")
+        if plain := decode_plainly(model, input_ids, *asked, streamer, mark.seed, model_kwargs):
+            mark.count(plain[1])
+            return plain[0]
+        try:
+            call = prepare(mark.method, mark.seed, model, input_ids, *asked, model_kwargs, given)
+        except (InputError, UnsupportedModelError) as error:
+            logger.info("passed on to transformers: %s", error)
+            return type(model)._sample(model, input_ids, *asked, streamer=streamer, **model_kwargs)
+        output = carry_out(call, input_ids, generation_config, streamer)
+        mark.count(call.stats)
+        return output
+
+    return loop
+
+
+def config_of(model: Any, given: Mapping[str, Any]) -> GenerationConfig:
+    """All fields of a call: of its keywords, its config and the model's, as `generate` joins them."""
+    signature = inspect.signature(GenerationMixin.generate).parameters
+    keywords = {
+        name: value for name, value in given.items() if name not in signature and name not in NOT_OF_CONFIG
+    }
+    config: GenerationConfig = model._prepare_generation_config(given.get("generation_config"), **keywords)[0]
+    return config
+
+
+def with_stop_strings(model: Any, given: Mapping[str, Any], config: GenerationConfig) -> dict[str, Any]:
+    """The arguments of a call with its stop strings as a criterion.
+
+    transformers loses a tokenizer on the way to any custom loop.
+
+    Raises:
+        InputError: the strings are the model's own, which no argument takes away, or there is no tokenizer.
+    """
+    if model.generation_config.stop_strings is not None or given.get("tokenizer") is None:
+        raise InputError("stop_strings", config.stop_strings, "those of the call, with its `tokenizer`")
+    criteria = StoppingCriteriaList(given.get("stopping_criteria") or [])
+    if not any(type(each) is StopStringCriteria for each in criteria):  # the caller's own takes its place
+        criteria.append(StopStringCriteria(given["tokenizer"], config.stop_strings))
+    dropped = ("tokenizer", "stop_strings")
+    arguments = {name: value for name, value in given.items() if name not in dropped}
+    if (own := given.get("generation_config")) is not None:
+        arguments["generation_config"] = copy.deepcopy(own)
+        arguments["generation_config"].stop_strings = None
+    return {**arguments, "stopping_criteria": criteria}

@@ -1,31 +1,114 @@
-"""A checkpoint before its weights are loaded: what it is, and where each keyword goes."""
+"""A checkpoint before its weights are loaded, and where each keyword of `from_pretrained` goes."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
+from transformers.processing_utils import ImagesKwargs, VideosKwargs
+from transformers.quantizers.auto import AutoHfQuantizer
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from mmspec.accelerators import DraftToCome, build_accelerator, find_preset
-from mmspec.errors import CheckpointError, InputError
+from mmspec.accelerators import ACCELERATORS, DraftToCome, build_accelerator, find_preset
+from mmspec.errors import CheckpointError, InputError, UnknownArgumentError
 from mmspec.heads import HEADS
 from mmspec.models.adapters import Adapter, base_error, find_adapter
-from mmspec.models.checkpoint import check_source, load_config
-from mmspec.models.gguf_file import split_gguf
+from mmspec.models.checkpoint import check_source, first_line, load_config, split_gguf
 from mmspec.models.head_checkpoint import load_head
-from mmspec.pipelines.loading_keywords import (
-    LoadingKeywords,
-    config_keywords,
-    processor_keywords,
-    unknown_keyword,
-)
+from mmspec.registry import did_you_mean
 from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
 
-__all__ = ["Checkpoint", "check_accelerator"]
+__all__ = [
+    "Checkpoint",
+    "LoadingKeywords",
+    "check_accelerator",
+    "config_keywords",
+    "processor_keywords",
+    "unknown_keyword",
+]
+
+
+def names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: Which files: for config, processor and model alike.
+WHERE = names(
+    "revision token cache_dir local_files_only trust_remote_code force_download proxies subfolder "
+    "code_revision gguf_file"
+)
+
+
+#: How the model is put into memory.
+HOW = names(
+    "dtype device_map max_memory offload_folder offload_buffers quantization_config variant "
+    "use_safetensors weights_only state_dict generation_config attn_implementation experts_implementation "
+    "tp_plan tp_size device_mesh distributed_config key_mapping use_kernels kernel_config "
+    "allow_all_kernels tqdm_class fusion_config disable_mmap"
+)
+
+
+BITS = ("load_in_8bit", "load_in_4bit")  # of older transformers, for quantization_config
+
+
+OF_BITS = ("llm_int8_", "bnb_4bit_")
+
+
+GONE = "nothing: transformers 5 drops it without a word"
+
+
+REFUSED = {
+    "low_cpu_mem_usage": "nothing: transformers 5 always loads so, and drops it without a word",
+    "offload_state_dict": GONE,
+    "mirror": GONE,
+    "from_tf": GONE,
+    "from_flax": GONE,
+    "ignore_mismatched_sizes": "nothing: weights of another shape would be made up",
+    "output_loading_info": "nothing: what was loaded is checked here",
+    "return_unused_kwargs": "nothing: a keyword without a use is an error here",
+    "adapter_kwargs": "nothing: name the folder or hub id of the adapter, which knows its base",
+    "adapter_name": "nothing: name the folder or hub id of the adapter, which knows its base",
+}
+
+
+#: Of processors, where their own signatures do not list them.
+OF_IMAGES = {"use_fast", "backend"}
+
+
+OF_TOKENIZERS = names(
+    "padding_side truncation_side model_max_length chat_template clean_up_tokenization_spaces "
+    "split_special_tokens extra_special_tokens additional_special_tokens add_bos_token add_eos_token "
+    "add_prefix_space legacy tokenizer_type from_slow fix_mistral_regex"
+) | set(PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES)
+
+
+OF_A_CALL = {"return_tensors", "return_metadata", "device"}  # listed with the others, and no use at loading
+
+
+OF_SOME = {"min_pixels", "max_pixels", "patch_size", "merge_size", "max_image_size", "do_image_splitting"}
+
+
+OF_MANY = (
+    OF_IMAGES
+    | OF_TOKENIZERS
+    | OF_SOME
+    | set(ImagesKwargs.__annotations__)
+    | set(VideosKwargs.__annotations__)
+)
+
+
+FIXED = {"model_type", "architectures", "transformers_version"}  # of configs: not to be overridden
+
+
+NEAR = 0.75  # of two names: a misspelling
+
+
+PLACED = ("auto", "balanced", "balanced_low_0", "sequential")  # device maps that transformers makes itself
 
 
 @dataclass(frozen=True)
@@ -188,3 +271,140 @@ def check_accelerator(
     to_come = DraftToCome(int(family in CONTINUOUS_FAMILIES), family == "mar")
     build_accelerator(name, model=to_come, **found.options)
     return drafter
+
+
+@dataclass(frozen=True)
+class LoadingKeywords:
+    """Keywords of transformers among those that a caller gave.
+
+    Attributes:
+        where: which files, for config, processor and model.
+        how: how the model is put into memory.
+        config: the config to use instead of the checkpoint's own, or where that lies.
+        others: what remains: options of an accelerator, or keywords of this checkpoint's processor or config.
+    """
+
+    where: dict[str, Any] = field(default_factory=dict)
+    how: dict[str, Any] = field(default_factory=dict)
+    config: Any = None
+    others: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> LoadingKeywords:
+        """Tell them apart.
+
+        Raises:
+            InputError: one that would have no effect, or values that contradict each other or cannot work
+                here.
+        """
+        found = cls(config=given.get("config"))
+        bits = {}
+        for name, value in given.items():
+            if value is None and name in WHERE | HOW | set(REFUSED):
+                continue  # as if it were not there
+            if name in REFUSED:
+                raise InputError(name, value, REFUSED[name])
+            if name in BITS or name.startswith(OF_BITS):
+                bits[name] = value
+            elif name in WHERE:
+                found.where[name] = value
+            elif name in HOW:
+                found.how[name] = value
+            elif name != "config":
+                found.others[name] = value
+        if any(bits.get(name) for name in BITS):
+            if found.how.get("quantization_config") is not None:
+                raise InputError(next(iter(bits)), True, "either this or quantization_config")
+            found.how["quantization_config"] = bits_config(bits)
+        elif further := [name for name in bits if name not in BITS]:
+            raise InputError(further[0], bits[further[0]], "with load_in_4bit=True or load_in_8bit=True")
+        check_placement(found.how)
+        check_pickles(found.how)
+        check_quantizer(found.how)
+        return found
+
+
+def bits_config(given: dict[str, Any]) -> BitsAndBytesConfig:
+    """The quantisation that keywords of older transformers ask for.
+
+    Raises:
+        InputError: bitsandbytes knows no such values.
+    """
+    try:
+        return BitsAndBytesConfig(**given)
+    except (TypeError, ValueError) as error:
+        raise InputError("quantization_config", given, first_line(error)) from error
+
+
+def check_placement(how: Mapping[str, Any]) -> None:
+    """Refuse keywords that act only beside a `device_map` which leaves something to them."""
+    device_map = how.get("device_map")
+    is_made = isinstance(device_map, str) and device_map in PLACED
+    places = set(device_map.values()) if isinstance(device_map, Mapping) else set()
+    if how.get("max_memory") is not None and not is_made:
+        allowed = "nothing without device_map='auto' (or balanced, balanced_low_0, sequential)"
+        raise InputError("max_memory", how["max_memory"], allowed)
+    for name, away in (("offload_folder", {"disk"}), ("offload_buffers", {"cpu", "disk"})):
+        if how.get(name) and not is_made and not places & away:
+            parts = f"one that leaves parts on the {' or '.join(sorted(away))}"
+            allowed = f"nothing without device_map='auto', or {parts}"
+            raise InputError(name, how[name], allowed)
+
+
+def check_pickles(how: Mapping[str, Any]) -> None:
+    """Refuse pickles that run code, which transformers would load where it is told to."""
+    if not how.get("weights_only", True):
+        raise InputError("weights_only", False, "True: pickles that run code are not loaded")
+    given = how.get("use_safetensors")
+    if given is not None and not isinstance(given, bool):
+        raise InputError("use_safetensors", given, "True, or False for pickles of tensors alone")
+
+
+def check_quantizer(how: Mapping[str, Any]) -> None:
+    """Ask the quantiser, as transformers will, whether it can work here.
+
+    Raises:
+        InputError: a package or a device is missing; the message is the quantiser's.
+    """
+    asked = how.get("quantization_config")
+    if asked is None:
+        return
+    try:
+        quantizer = AutoHfQuantizer.from_config(asked, pre_quantized=False)
+        quantizer.validate_environment(device_map=how.get("device_map"), dtype=how.get("dtype"))
+    except (ImportError, OSError, RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
+        shown = asked if isinstance(asked, dict) else type(asked).__name__
+        raise InputError("quantization_config", shown, first_line(error)) from error
+
+
+def processor_keywords(processor: Any) -> set[str]:
+    """Keywords that act on a processor, or tokenizer, when it is loaded."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    names = set(OF_TOKENIZERS) | set(getattr(tokenizer, "init_kwargs", ()))
+    for kind in ("image_processor", "video_processor"):
+        part = getattr(processor, kind, None)
+        valid = getattr(part, "valid_kwargs", None)
+        if part is not None:
+            names |= OF_IMAGES | set(getattr(valid, "__annotations__", ()))
+    return names - OF_A_CALL
+
+
+def config_keywords(config: PreTrainedConfig) -> set[str]:
+    """Keywords that override a value of a config, as transformers lets them."""
+    return set(config.to_dict()) - FIXED
+
+
+def unknown_keyword(name: str, value: Any, accelerator: str, options: Iterable[str]) -> InputError:
+    """The error for a keyword that nothing knows: of loading, or of the accelerator, whichever is nearer."""
+    options = set(options)
+    others = set().union(*(preset.options for preset in ACCELERATORS.values()))
+    if name in OF_MANY - others:
+        allowed = "nothing: neither the processor nor the config of this checkpoint knows it"
+        return UnknownArgumentError("keyword of loading", name, allowed)
+    loading = WHERE | HOW | set(BITS) | OF_MANY | {"config", "torch_dtype", "drafter", "accelerator"}
+    near = difflib.get_close_matches(name, sorted(loading | options | others), n=1, cutoff=NEAR)
+    if near and near[0] in loading - others:
+        allowed = f"did you mean {near[0]!r}? keywords are those of transformers' from_pretrained"
+        return UnknownArgumentError("keyword of loading", name, allowed)
+    allowed = f"{did_you_mean(name, options)}; or keywords of transformers' from_pretrained"
+    return UnknownArgumentError(f"option of accelerator {accelerator!r}", name, allowed)

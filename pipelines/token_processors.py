@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -22,16 +23,34 @@ from transformers import (
     MaxLengthCriteria,
     MaxTimeCriteria,
     PreTrainedModel,
+    StoppingCriteriaList,
     StopStringCriteria,
+    WatermarkingConfig,
 )
 from transformers.generation import logits_process
 
+from mmspec.decoding.canvas import Stopping
+from mmspec.decoding.lockstep import Lockstep
+from mmspec.decoding.row_settings import values_of
+from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.pipelines.callbacks import CheckedProcessor, checked
+from mmspec.pipelines.settings import GenerationSettings, are_token_ids
+from mmspec.validation import is_integer, require_number
 
-__all__ = ["DECLARED", "build_processors", "knows_its_row", "row_processors", "say_why_plain"]
+__all__ = [
+    "DECLARED",
+    "build_processors",
+    "check_shaping",
+    "knows_its_row",
+    "row_processors",
+    "say_why_plain",
+    "shaping_of",
+    "truncation_of",
+    "with_processors",
+]
 
 logger = logging.getLogger("mmspec")
-
 #: Attribute by which the author of a processor, a criterion or a `prefix_allowed_tokens_fn` declares it pure.
 DECLARED = "depends_on_path_alone"
 #: Processors of transformers whose result is a function of the ids they are given, and of plain numbers.
@@ -65,6 +84,26 @@ OF_PATH = frozenset(
 OF_ROWS = frozenset({EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria})
 #: Tensors of theirs that hold a row for each prompt.
 ROWS_HELD = ("prompt_ignore_length", "encoder_input_ids")
+#: Settings of processors, with the values that make none, besides None.
+SHAPING: dict[str, Any] = {
+    "bad_words_ids": None,
+    "begin_suppress_tokens": None,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "exponential_decay_length_penalty": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "no_repeat_ngram_size": 0,
+    "remove_invalid_values": False,
+    "repetition_penalty": 1.0,
+    "sequence_bias": None,
+    "suppress_tokens": None,
+    "watermarking_config": None,
+}
+#: The same for what comes after temperature, top_k, top_p and min_p, of draws alone.
+TRUNCATING: dict[str, Any] = {"top_h": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 
 
 def knows_its_row(callback: Any) -> bool:
@@ -177,3 +216,159 @@ def warn_of(name: str) -> None:
         name,
         DECLARED,
     )
+
+
+def with_processors(
+    settings: GenerationSettings,
+    sampler: Sampler,
+    stopping: Stopping,
+    model: PreTrainedModel,
+    prompts: Sequence[list[int]],
+    filler: int,
+    device: torch.device,
+) -> tuple[Sampler, Stopping]:
+    """Add what a call's settings do to logits, token by token.
+
+    Args:
+        settings: of the call.
+        sampler, stopping: of the batch so far.
+        model: whose config transformers looks at.
+        prompts: token ids of the B rows.
+        filler: token that pads, where callbacks see rows of several lengths.
+        device: of the logits.
+
+    Raises:
+        InputError: a value that transformers does not take, or settings that cannot go together.
+    """
+    user = checked(CheckedProcessor, "logits_processor", settings.logits_processor)
+    criteria = [] if len(prompts) == 1 else list(settings.stopping_criteria or [])
+    strangers = [item for item in criteria if not knows_its_row(item)]
+    shaping, truncating = shaping_of(settings), truncation_of(settings)
+    asked = settings.prefix_allowed_tokens_fn
+    if not (shaping or truncating or user or strangers or asked is not None) or not prompts:
+        return sampler, stopping
+
+    shaping = check_shaping(shaping, model.config.get_text_config(decoder=True).vocab_size)
+    # draws are truncated by what our sampler lacks, or marked at the end: processors do all, in order
+    last = bool(truncating) or (not sampler.greedy and "watermarking_config" in shaping)
+    kept = truncations(sampler, len(prompts)) if last else [{}] * len(prompts)
+    bare = without_truncation(sampler, len(prompts)) if last else sampler
+    mine = {id(item.callback): item for item in user}
+    own = LogitsProcessorList([item.callback for item in user])
+
+    def build(ids: list[list[int]], row: int, mask: list[list[int]] | None = None) -> LogitsProcessorList:
+        tokens = torch.tensor(ids, device=device)
+        seen = None if mask is None else torch.tensor(mask, device=device)
+        values = {**shaping, **({**kept[row], **truncating} if kept[row] else {})}
+        ends, most = settings.end_token_ids(), tokens.shape[1] + stopping.max_new_tokens
+        return build_processors(model, values, tokens, ends, most, own, asked, seen)
+
+    def wrapped(processors: Sequence[Any]) -> LogitsProcessorList:
+        return LogitsProcessorList([mine.get(id(item), item) for item in processors])
+
+    rows = [build([ids], row) for row, ids in enumerate(prompts)]
+    strangers = [item for item in rows[0] if not knows_its_row(item)] + strangers
+    if not strangers:
+        processors = [wrapped(row_processors(each, row)) for row, each in enumerate(rows)]
+        return replace(bare, processors=processors if any(processors) else ()), stopping
+
+    if any(values != kept[0] for values in kept):
+        allowed = "one value for all prompts, beside truncation by processors in lock step"
+        raise InputError("temperature, top_k, top_p, min_p", "values that differ by prompt", allowed)
+    for item in strangers:
+        say_why_plain(item)
+    longest = max(map(len, prompts))
+    padded = [[filler] * (longest - len(ids)) + ids for ids in prompts]
+    mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]
+    together = build(padded, 0, mask if any(len(ids) < longest for ids in prompts) else None)
+    lengths = tuple(map(len, prompts))
+    lockstep = Lockstep(wrapped(together), stopping.criteria, lengths, filler)
+    stopping = replace(stopping, criteria=StoppingCriteriaList(), lockstep=lockstep)
+    return replace(bare, processors=[lockstep] * len(prompts)), stopping
+
+
+def truncations(sampler: Sampler, rows: int) -> list[dict[str, Any]]:
+    """Temperature and truncation of each row, as fields of a generation config; nothing for greedy rows."""
+    settings: list[dict[str, Any]] = []
+    for row in range(rows):
+        values: dict[str, Any] = {
+            name: (given := values_of(getattr(sampler, name)))[row % len(given)]
+            for name in ("temperature", "top_k", "top_p", "min_p")
+        }
+        drawn = {"do_sample": True, **values, "temperature": float(values["temperature"])}
+        settings.append(drawn if values["temperature"] else {})
+    return settings
+
+
+def without_truncation(sampler: Sampler, rows: int) -> Sampler:
+    """The sampler, where processors have done what temperature and truncation do."""
+    temperatures = values_of(sampler.temperature)
+    drawn = [float(temperatures[row % len(temperatures)] > 0) for row in range(rows)]
+    return replace(sampler, temperature=drawn, top_k=None, top_p=None, min_p=None)
+
+
+def shaping_of(settings: GenerationSettings) -> dict[str, Any]:
+    """Settings of processors, for draws or not, that do something."""
+    found = {name: value for name in SHAPING if (value := getattr(settings, name)) is not None}
+    if settings.min_new_tokens is not None:
+        found.pop("min_length", None)
+    return {name: value for name, value in found.items() if value != SHAPING[name]}
+
+
+def truncation_of(settings: GenerationSettings) -> dict[str, Any]:
+    """Truncation that our own sampler does not do, where it does something to a draw.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+    found = {name: value for name in TRUNCATING if (value := getattr(settings, name)) is not None}
+    for name, value in found.items():
+        require_number(name, value, 0.0, 1.0, "0 to 1")
+    drawn = {name: float(value) for name, value in found.items() if value != TRUNCATING[name]}
+    return drawn if settings.do_sample else {}
+
+
+def check_shaping(found: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+    """Check settings of processors; return them as transformers takes them.
+
+    Args:
+        found: from `shaping_of`.
+        vocabulary: V, which the ids in them are below.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+    for name, value in found.items():
+        check_value(name, value, vocabulary)
+    checked = {
+        name: float(value) if name.endswith("repetition_penalty") else value for name, value in found.items()
+    }
+    if isinstance(marks := found.get("watermarking_config"), dict):
+        checked["watermarking_config"] = WatermarkingConfig.from_dict(marks)
+    return checked
+
+
+def check_value(name: str, value: Any, vocabulary: int) -> None:
+    """Raise InputError for a setting of processors that transformers takes, or ignores, as it should not."""
+    ids = value if isinstance(value, list | tuple) else [value]
+    if name.endswith("repetition_penalty"):
+        require_number(name, value, 0.0, 1e4, "above 0", open_below=True)
+    elif name.endswith("no_repeat_ngram_size") and value != 0:
+        if not is_integer(value) or value < 1:
+            raise InputError(name, value, "a positive integer")
+    elif name in ("min_length", "min_new_tokens"):
+        if not is_integer(value) or value < 0:
+            raise InputError(name, value, "an integer of at least 0")
+    elif name == "bad_words_ids":
+        if not isinstance(value, list | tuple) or not value or not all(map(are_token_ids, value)):
+            raise InputError(name, value, "lists of token ids, one for each word")
+        if not all(value) or max(map(max, value)) >= vocabulary:
+            raise InputError(name, value, f"lists of token ids below {vocabulary}, with at least one id each")
+    elif name == "remove_invalid_values":
+        if not isinstance(value, bool):
+            raise InputError(name, value, "True or False")
+    elif name.startswith("forced_"):
+        if not are_token_ids(ids) or not ids or max(ids) >= vocabulary:
+            raise InputError(name, value, f"a token id below {vocabulary}, or a list of them")
+    elif name.endswith("suppress_tokens") and (ids is not value or not all(map(is_integer, ids))):
+        raise InputError(name, value, "a list of token ids")

@@ -11,18 +11,17 @@ from torch import Tensor
 from transformers import BatchFeature
 from transformers.generation.streamers import BaseStreamer
 
-from mmspec.acceleration import Call
+from mmspec.accelerators.accelerator import Call
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.errors import InputError
 from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
-from mmspec.pipelines.chat_template import apply_template, template_variables
 from mmspec.pipelines.outputs import TextOutput
-from mmspec.pipelines.processed import with_processors
-from mmspec.pipelines.prompts import Prompt, read_negatives, read_prompts
+from mmspec.pipelines.prompts import Prompt, apply_template, read_negatives, read_prompts, template_variables
 from mmspec.pipelines.settings import OF_CALLS, GenerationSettings
 from mmspec.pipelines.text_stream import TextDeltas, decode
+from mmspec.pipelines.token_processors import with_processors
 from mmspec.targets.admission import check_reach
 
 

@@ -13,8 +13,8 @@ import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 
 from mmspec.errors import CheckpointError, InputError
+from mmspec.models.autoencoders import encode_image
 from mmspec.models.image_parts import load_vq
-from mmspec.models.llamagen.vq import encode_image
 from mmspec.registry import did_you_mean
 from mmspec.scenes import training_seeds
 from mmspec.scenes.reader import load_reader

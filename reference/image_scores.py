@@ -28,8 +28,8 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
 from mmspec.evaluation.quality.attributes import AttributeJudge, AttributeScores
+from mmspec.models.autoencoders import encode_image
 from mmspec.models.llamagen import LlamaGenForCausalLM, caption_prompt, class_prompt, null_caption_prompt
-from mmspec.models.llamagen.vq import encode_image
 from mmspec.scenes import (
     COLOURS,
     HELD_OUT_SEEDS,

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import GenerationConfig
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.kl_autoencoder import load_autoencoder
+from mmspec.models.autoencoders import load_autoencoder
 from mmspec.models.nextstep import load_nextstep
 from mmspec.registry import did_you_mean
 from mmspec.scenes import training_seeds

@@ -18,15 +18,15 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from mmspec.acceleration import Accelerator
 from mmspec.accelerators import masked, none
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.errors import CheckpointError, InputError
 from mmspec.evaluation.quality.attributes import AttributeJudge
-from mmspec.evaluation.quality.statistics import kernel_distance
+from mmspec.evaluation.quality.set_distances import kernel_distance
 from mmspec.models.denoising import DDPMSchedule, FlowSchedule
 from mmspec.models.mar import load_mar
 from mmspec.models.nextstep import load_nextstep, load_nextstep_tokenizer, load_nextstep_vae, prompt_ids

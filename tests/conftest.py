@@ -1,4 +1,4 @@
-"""Set-up of every test run: no network, one thread a process, GPU tests skipped where there is no GPU."""
+"""Set-up of every test run: no network, one thread a process, random order, no GPU tests without a GPU."""
 
 import importlib.util
 import os
@@ -22,6 +22,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    seed = config.getoption("randomly_seed", None)
+    if seed is not None:  # pytest-randomly prints it in its header alone, which -q leaves out
+        terminalreporter.write_line(f"random order: --randomly-seed={seed} runs the tests in this one again")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ ACCEPTANCE_RULES: Registry[type[AcceptanceRule]] = Registry(
         "grouped": "mmspec.acceptance.grouped:Grouped",
         "cool": "mmspec.acceptance.cool:Cool",
         "suffix": "mmspec.acceptance.suffix:Suffix",
-        "cspd": "mmspec.acceptance.cspd:CSpD",
+        "cspd": "mmspec.acceptance.denoising:CSpD",
         "low_confidence": "mmspec.acceptance.confidence:LowConfidence",
         "reflection": "mmspec.acceptance.denoising:Reflection",
         "last_step": "mmspec.acceptance.denoising:LastStep",

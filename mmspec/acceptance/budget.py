@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.groups import check_group_size
 from mmspec.acceptance.neighbours import NOT_FITTED, check_neighbours, neighbour_table
-from mmspec.acceptance.relaxed_sampling import Judgement, RelaxedSampling
+from mmspec.acceptance.relaxed_sampling import Judgement, RelaxedSampling, check_group_size
 from mmspec.decoding.interfaces import Target
 from mmspec.errors import InputError
 from mmspec.kernels import nearby_mass, nearby_prefix, rank_ratio, rank_ratio_at

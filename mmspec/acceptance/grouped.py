@@ -1,23 +1,65 @@
-"""GSD: candidates are judged by the mass of a group of tokens. Lossy by design."""
+"""GSD: candidates are judged by the mass of a group of tokens. Lossy by design.
+
+Groups are a true partition of the tokens that the target allows: only then does the group test accept at
+least as much as the exact one, by the triangle inequality.
+"""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from mmspec.acceptance.groups import Clusters, check_group_size, cluster_codes
-from mmspec.acceptance.neighbours import NOT_FITTED, codebook_of
-from mmspec.acceptance.relaxed_sampling import RelaxedSampling
+from mmspec.acceptance.neighbours import BLOCK_ELEMENTS, NOT_FITTED, codebook_of
+from mmspec.acceptance.relaxed_sampling import RelaxedSampling, check_group_size
 from mmspec.decoding.interfaces import Target
 from mmspec.errors import InputError
 from mmspec.kernels import cluster_ratio, rank_ratio, rank_ratio_at, window_ratio
 from mmspec.registry import did_you_mean
 
 PARTITIONS = ("rank", "codebook")
+CLUSTERING_ROUNDS = 20
+
+
+def cluster_codes(codebook: Tensor, count: int) -> Tensor:
+    """[K] clusters from 0 to count - 1 of code vectors [K, d]: Lloyd's k-means from evenly spaced codes.
+
+    Deterministic; clusters may be of any size, and empty.
+    """
+    vectors = codebook.double()
+    centres = vectors[torch.arange(count, device=vectors.device) * len(vectors) // count].clone()
+    rows = max(1, BLOCK_ELEMENTS // count)
+    cluster = torch.zeros(len(vectors), dtype=torch.long, device=vectors.device)
+    for _ in range(CLUSTERING_ROUNDS):
+        cluster = torch.cat([torch.cdist(block, centres).argmin(-1) for block in vectors.split(rows)])
+        members = torch.bincount(cluster, minlength=count)[:, None]
+        sums = torch.zeros_like(centres).index_add_(0, cluster, vectors)
+        centres = torch.where(members > 0, sums / members.clamp_min(1), centres)
+    return cluster
+
+
+class Clusters(NamedTuple):
+    """Clusters of the K codes, as `mmspec.kernels.cluster_ratio` reads them.
+
+    Attributes:
+        cluster: [K] int64, the cluster of each code.
+        members: [K] int64, the codes by cluster.
+        starts: [clusters + 1] int64, where in `members` each cluster begins, and K.
+    """
+
+    cluster: Tensor
+    members: Tensor
+    starts: Tensor
+
+    @classmethod
+    def sorted(cls, cluster: Tensor, count: int) -> Clusters:
+        """Sort the codes by cluster, [K] from 0 to count - 1; those of a cluster stay in order."""
+        sizes = torch.bincount(cluster, minlength=count)
+        return cls(cluster, cluster.argsort(stable=True), pad(sizes.cumsum(0), (1, 0)))
 
 
 @dataclass

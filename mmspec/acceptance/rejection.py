@@ -9,9 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.chain_rejection import ChainRejection
-from mmspec.acceptance.residuals import sampled_distribution
-from mmspec.acceptance.tree_walk import end_at, sibling_uniforms, walk
+from mmspec.acceptance.verification import (
+    ChainRejection,
+    end_at,
+    sampled_distribution,
+    sibling_uniforms,
+    walk,
+)
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.indexing import take

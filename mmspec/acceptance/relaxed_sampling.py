@@ -15,15 +15,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.residuals import last_purpose, sampled_distribution
-from mmspec.acceptance.tree_walk import walk
+from mmspec.acceptance.verification import last_purpose, sampled_distribution, walk
 from mmspec.decoding.distribution import Scores, draw
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.verdict import Verdict
+from mmspec.errors import InputError
 from mmspec.kernels.residual import normalise, residual
+from mmspec.validation import is_integer
 
 
 @dataclass(frozen=True)
@@ -173,3 +174,9 @@ def draft_distribution(draft: Draft, dtype: torch.dtype) -> Tensor | None:
 def total_variation(output: Tensor, p: Tensor) -> Tensor:
     """Total variation of two distributions, [..., V] -> [...]: half the sum of their differences."""
     return (output - p).abs().sum(-1) / 2
+
+
+def check_group_size(group_size: int) -> None:
+    """Raise InputError unless `group_size` is a positive integer."""
+    if not is_integer(group_size) or group_size < 1:
+        raise InputError("group_size", group_size, "an integer of at least 1; 1 is the exact rule")

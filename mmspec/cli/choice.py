@@ -37,7 +37,7 @@ class AcceleratorChoice:
             InputError: no such accelerator; the message holds the nearest.
         """
         from mmspec.accelerators import find_preset
-        from mmspec.tuned import AUTO
+        from mmspec.accelerators.tuned import AUTO
 
         return None if self.name == AUTO else find_preset(self.name)
 

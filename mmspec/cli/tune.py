@@ -41,10 +41,10 @@ def tune(
         mmspec tune assets/scenes-llamagen --task generate --tv 0.1 --batch-size 4
         mmspec caption image.png --accelerator auto
     """
+    from mmspec.accelerators.tuned import Tuned, save_tuned
     from mmspec.evaluation.machine import environment
     from mmspec.evaluation.speed.timing import batches_of
     from mmspec.evaluation.speed.tuning import STAGES, allowed_by, fastest, search
-    from mmspec.tuned import Tuned, save_tuned
 
     source = asked.source
     subject = load_subject(source, asked, how, TEXT_DEFAULTS)

@@ -13,12 +13,12 @@ from PIL import Image
 from mmspec.accelerators import ACCELERATORS, find_preset
 from mmspec.demo.commit_map import CommitMap
 from mmspec.errors import MMSpecError
-from mmspec.evaluation.image_contender import describe_accelerator
+from mmspec.evaluation.contenders import describe_accelerator
 from mmspec.pipelines import ContinuousImagePipeline, ImageGenerationPipeline
 
 if TYPE_CHECKING:
-    from mmspec.acceleration import Accelerator
-    from mmspec.pipelines.image_call import ImageCall
+    from mmspec.accelerators.accelerator import Accelerator
+    from mmspec.pipelines.image_generation import ImageCall
 
 __all__ = ["Drawing", "Methods", "draw"]
 

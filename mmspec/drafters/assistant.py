@@ -16,8 +16,8 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import Target
-from mmspec.drafters.growth import TreeGrowth
 from mmspec.drafters.heads import HeadBatch, HeadDrafter, StateSession
+from mmspec.drafters.tree import TreeGrowth
 from mmspec.errors import InputError
 from mmspec.models.assistant import AssistantHead
 

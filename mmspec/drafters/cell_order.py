@@ -1,25 +1,333 @@
-"""Cells of an image in the order of a masked autoregressive model (MAR, 2406.11838): several in a forward."""
+"""Cells of an image in an order of their own: of a masked autoregressive model, and drafts by a smaller one.
+
+MAR (2406.11838) decides several cells in a forward, in an order of its own. Its cells are drafted one after
+another by a smaller masked model as in CSpD (2411.11925).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from mmspec.decoding.draft import DraftKind
-from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.drafters.cell_orders import CellOrder, CellOrderSession
+import torch
+from torch import Tensor
 
-__all__ = ["CellOrderDrafter"]
+from mmspec.decoding.annealing import StepAnnealing
+from mmspec.decoding.canvas import Canvas, Stopping
+from mmspec.decoding.denoising import Denoising
+from mmspec.decoding.draft import Cells, Draft, DraftKind, Progress
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, list_prompts
+from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.errors import InputError
+from mmspec.models.mar import FeatureCaching
+from mmspec.registry import did_you_mean
+from mmspec.targets.mar import MARTarget
+from mmspec.validation import check_draft_tokens, is_integer, require_number
+
+__all__ = ["ONE_BY_ONE", "CellModelDrafter", "CellOrderDrafter", "cells_by_forward", "checkerboard_first"]
+
+ORDERS = ("random", "checkerboard")
+#: The distributions that a MAR's images are drawn from: they differ, as the cells of one forward are drawn
+#: without knowing of each other.
+TOGETHER = "the published iterations, cells of one forward independent of each other"
+ONE_BY_ONE = "one cell a forward, each given all before it"
 
 
-class CellOrderDrafter(CellOrder):
-    """Decides the cells of an image in an order of their own; arguments as of `CellOrder`."""
+class CellOrderDrafter(Drafter):
+    """Decides the cells of an image in an order of their own, few in the first forwards and more later.
+
+    The cells of one forward are drawn independently of each other, as the model was trained for; with as many
+    forwards as cells, each is drawn given all before it.
+
+    Args:
+        iterations: forwards of an image; None is the published 64, or one for each cell if there are fewer.
+        order: "random", or "checkerboard": the cells of one colour of a chessboard first, which fix the
+            structure, then the others, which have neighbours on all sides (GtR, 2510.17171). Random within.
+        last_steps: steps of the denoising head in the last forward, to which they fall from the first on
+            (DiSA, 2505.20297); None for as many in all.
+        annealing: how they fall: "linear", "cosine" or "two-stage".
+        caching: settings of feature caching (LazyMAR, 2503.12450); None computes all in every forward.
+
+    Raises:
+        InputError: a value outside its range.
+    """
 
     kind = DraftKind.POINT
+    proposes = "vectors"
+    max_nodes = 0  # beside the cells of the image
+
+    def __init__(
+        self,
+        iterations: int | None = None,
+        order: str = "random",
+        last_steps: int | None = None,
+        annealing: str = "linear",
+        caching: FeatureCaching | None = None,
+    ) -> None:
+        if iterations is not None and (not is_integer(iterations) or iterations < 1):
+            raise InputError("iterations", iterations, "a positive integer")
+        if order not in ORDERS:
+            raise InputError("order", order, did_you_mean(order, ORDERS))
+        self.iterations, self.order = iterations, order
+        self.annealing = None if last_steps is None else StepAnnealing(last_steps, annealing)
+        self.caching = caching
+        published = iterations is None and order == "random" and last_steps is None and caching is None
+        self.exactness = "exact" if published else "approximate"
+        self.keeps = TOGETHER
+
+    def check(self, target: Target[Any]) -> None:
+        if target.grid is None or not target.any_order:
+            raise InputError("accelerator", "masked", "a masked autoregressive model of images (MAR)")
+        if self.caching is not None:
+            self.caching.check(target.config)
+
+    def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
+        lengths = {request.grid.length for request in requests if request.grid is not None}
+        if len(lengths) != 1:
+            raise InputError("requests", sorted(lengths), "images of one size")
+        if self.iterations is not None and self.iterations > min(lengths):
+            raise InputError("iterations", self.iterations, f"1 to {min(lengths)}, the cells of the image")
 
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
     ) -> DraftSession:
         grids = [request.grid for request in requests if request.grid is not None]
         return CellOrderSession(self, grids, prefill.logits.device, random)
+
+
+class CellOrderSession(DraftSession):
+    """Order of a batch of images.
+
+    Attributes:
+        order: [B, N] the cells in the order in which they are decided.
+        counts: cells of each forward.
+    """
+
+    def __init__(
+        self,
+        drafter: CellOrderDrafter,
+        grids: Sequence[ImageGrid],
+        device: torch.device,
+        random: RandomStream,
+    ) -> None:
+        grid, rows = grids[0], len(grids)
+        self.cells, self.annealing, self.caching = grid.cells, drafter.annealing, drafter.caching
+        place = torch.arange(grid.cells, device=device).expand(rows, -1)
+        rank = random.uniform(place, Purpose.ORDER, 1, torch.float64)[..., 0]
+        if drafter.order == "checkerboard":
+            rank = rank + checkerboard_first(grid, device)
+        self.order = rank.argsort(-1)
+        self.counts = cells_by_forward(grid.cells, drafter.iterations or min(64, grid.cells))
+        self.done = self.forwards = 0
+
+    def open(self, canvas: Canvas) -> Draft:
+        """Make room for the image; return a draft of no cell: a prompt alone predicts none."""
+        canvas.reserve(2 * self.cells)
+        return self._cells(self.order[:, :0], canvas)
+
+    def propose(self, canvas: Canvas) -> Draft:
+        iteration = min(self.forwards, len(self.counts) - 1)
+        before, after = self.done, self.done + self.counts[iteration]
+        self.done, self.forwards = after, self.forwards + 1
+        progress = Progress(iteration, len(self.counts), before, after, self.annealing, self.caching)
+        return self._cells(self.order[:, before:after], canvas, progress)
+
+    def _cells(self, cells: Tensor, canvas: Canvas, progress: Progress | None = None) -> Cells:
+        """Each cell [B, k] alone in a chain that predicts it."""
+        rows, count = cells.shape
+        tokens = canvas.tokens[:, :1].expand(rows, count, -1).flatten(0, 1)[:, None]
+        ones = torch.ones(rows * count, 1, dtype=torch.bool, device=cells.device)
+        return Cells.of(
+            Draft.chain(torch.zeros_like(tokens), DraftKind.POINT),
+            slots=cells.reshape(-1, 1),
+            depths=torch.arange(self.cells, device=cells.device).expand(rows, -1),
+            starts=cells.reshape(-1),
+            visible=ones.new_ones(rows, 1, self.cells),
+            follows=ones,
+            completes=self.cells,
+            progress=progress,
+        )
+
+
+def cells_by_forward(cells: int, iterations: int) -> list[int]:
+    """Cells that are decided by each forward: the cosine schedule of MAR, with at least one in each.
+
+    After iteration s, floor(N cos(pi / 2 (s + 1) / n)) cells are left, clipped so that every iteration
+    decides one and leaves one to the next (2406.11838, section 4; as its code does).
+    """
+    left, counts = cells, []
+    for iteration in range(iterations - 1):
+        after = math.floor(cells * math.cos(math.pi / 2 * (iteration + 1) / iterations))
+        after = max(1, min(left - 1, after))
+        counts.append(left - after)
+        left = after
+    return [*(count for count in counts if count > 0), left]
+
+
+def checkerboard_first(grid: ImageGrid, device: torch.device) -> Tensor:
+    """[N] 0 for the cells of the colour that comes first, 1 for the others."""
+    place = torch.arange(grid.cells, device=device)
+    return (place // grid.columns + place % grid.columns) % 2
+
+
+class CellModelDrafter(CellOrderDrafter):
+    """Drafts cells of an image with a smaller masked autoregressive model, each behind those before it.
+
+    The order of the cells is that of `CellOrderDrafter`. Each cell is a chain of its own, whose root predicts
+    it: the target is asked for all of them in one forward, with one state of masks for each, because its
+    attention goes both ways. Candidates behind a refused one are drafted anew.
+
+    The draft model draws with its own head; give it the target's (`draft.diffloss = target.diffloss`) where
+    both have one width, and the chains differ by their conditions alone.
+
+    Args:
+        model: the draft model behind the Target interface.
+        num_draft_tokens: cells of a draft.
+        prefill: share of the cells that the target decides alone, one in each forward, before any is drafted:
+            two models agree least where hardly anything is known.
+        order: "random" or "checkerboard", as of `CellOrderDrafter`.
+        see_drafts: whether the target sees the candidates before each cell. False asks for all cells given
+            the known ones alone, as the released code does; lossy.
+        last_noise: whether candidates have the noise of the last step. False ends their chains in its mean,
+            as the released code does; lossy.
+        shared_guidance: whether the target takes the guidance scale of the last cell of a draft for all of
+            them, as the released code does where the scale grows with the image; lossy.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    kind = DraftKind.IID
+
+    def __init__(
+        self,
+        model: MARTarget,
+        num_draft_tokens: int = 8,
+        prefill: float = 0.05,
+        order: str = "random",
+        see_drafts: bool = True,
+        last_noise: bool = True,
+        shared_guidance: bool = False,
+    ) -> None:
+        super().__init__(order=order)
+        self.model, self.num_draft_tokens = model, check_draft_tokens(num_draft_tokens)
+        require_number("prefill", prefill, 0.0, 1.0, "0 (none) to 1 (all cells)")
+        self.prefill = prefill
+        self.see_drafts, self.last_noise, self.shared_guidance = see_drafts, last_noise, shared_guidance
+        self.keeps = ONE_BY_ONE if order == "random" else f"{ONE_BY_ONE}, in {order} order"
+        self.exactness = "exact" if see_drafts and last_noise and not shared_guidance else "approximate"
+
+    def check(self, target: Target[Any]) -> None:
+        super().check(target)
+        ours, theirs = ((each.vector_size, each.grid) for each in (self.model, target))
+        if ours != theirs:
+            allowed = f"a model of vectors of size {theirs[0]} for {theirs[1]}, as the target's"
+            raise InputError("drafter", f"vectors of size {ours[0]} for {ours[1]}", allowed)
+
+    def to(self, *args: Any, **kwargs: Any) -> None:
+        self.model.model.to(*args, **kwargs)
+        self.model = MARTarget(self.model.model)
+
+    def compile(self) -> None:
+        if self.model.steps is None:
+            self.model.compile()
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
+    ) -> DraftSession:
+        grids = [request.grid for request in requests if request.grid is not None]
+        return CellModelSession(self, grids, requests, sampler, random)
+
+
+class CellModelSession(CellOrderSession):
+    """Draft model of a batch of images: it knows what the canvas has, and what it drafted itself.
+
+    A cell is drafted with noise of its own place. One that a round left open meets the same candidate again,
+    and one that was given up has noise that nothing was decided by.
+    """
+
+    def __init__(
+        self,
+        drafter: CellModelDrafter,
+        grids: Sequence[ImageGrid],
+        requests: Sequence[Request],
+        sampler: Any,
+        random: RandomStream,
+    ) -> None:
+        super().__init__(drafter, grids, drafter.model.device, random)
+        self.drafter, self.random = drafter, random
+        self.sampler = sampler.of_model(drafter.model)
+        self.state, _ = drafter.model.prefill(list_prompts(requests, sampler), self.cells)
+        self.alone = math.ceil(drafter.prefill * self.cells)
+        self.lanes = torch.arange(drafter.num_draft_tokens, device=drafter.model.device)
+
+    def propose(self, canvas: Canvas) -> Draft:
+        known = canvas.decided[:, : self.cells]
+        is_known = known.gather(1, self.order)
+        self.decided = known.sum(1)  # [B]: images differ by what was refused
+        cells = self.order.gather(1, is_known.long().argsort(dim=1, stable=True))  # those that are open first
+        self.forwards += 1
+        if self.forwards <= self.alone:
+            return self._cells(cells[:, :1], canvas, self._progress(self.lanes[:1]))
+        return self._draft(cells[:, : self.drafter.num_draft_tokens], canvas)
+
+    def _draft(self, cells: Tensor, canvas: Canvas) -> Cells:
+        """Draw a candidate for each cell [B, L], behind those before it."""
+        rows, lanes = cells.shape
+        place = torch.arange(self.cells, device=cells.device).expand(rows, -1)
+        known = canvas.decided[:, : self.cells]
+        self.state.known.zero_()
+        self.state.write(place.where(known, self.cells), canvas.tokens[:, : self.cells])
+        visible, tokens, finite, parts = list[Tensor](), list[Tensor](), list[Tensor](), list[Denoising]()
+        seen = known
+        for lane in range(lanes):
+            visible.append(seen)
+            token, predicted = self._candidate(cells[:, lane], lane, canvas)
+            tokens.append(token)
+            finite.append(predicted.is_finite() & token.isfinite().all(-1))
+            parts.append(predicted)
+            self.state.write(cells[:, lane : lane + 1], token[:, None])
+            seen = seen | (place == cells[:, lane : lane + 1])
+        q = Denoising.stack(parts).flat()
+        candidates, usable = torch.stack(tokens, 1).flatten(0, 1), torch.stack(finite, 1)
+        ahead = self.lanes[:lanes]
+        is_open = ahead < self.cells - self.decided[:, None]
+        drafted = is_open & usable.long().cumprod(1).bool()
+        chains = Draft.chain(
+            torch.stack([torch.zeros_like(candidates), candidates], 1),
+            self.drafter.kind,
+            Denoising.stack([q, q]),  # the root's is never asked for
+            valid=torch.stack([torch.ones_like(drafted), drafted], -1).flatten(0, 1),
+            faulty=(is_open & ~usable).flatten(),
+        )
+        views = torch.stack(visible, 1).repeat_interleave(2, 1) if self.drafter.see_drafts else known[:, None]
+        return Cells.of(
+            chains,
+            slots=cells.reshape(-1, 1).repeat(1, 2),
+            depths=place,
+            starts=cells.reshape(-1),
+            visible=views,
+            follows=torch.stack([is_open, torch.zeros_like(is_open)], -1).flatten(0, 1),
+            completes=self.cells,
+            progress=self._progress(ahead.clamp_min(lanes - 1) if self.drafter.shared_guidance else ahead),
+            ordered=True,
+        )
+
+    def _progress(self, ahead: Tensor) -> Progress:
+        """Progress of chains that stand behind so many cells of the draft, [L] numbers."""
+        before = (self.decided[:, None] + ahead).reshape(-1, 1, 1)
+        return Progress(self.forwards - 1, self.cells, before, before + 1)
+
+    def _candidate(self, cell: Tensor, lane: int, canvas: Canvas) -> tuple[Tensor, Denoising]:
+        """Draw a vector [B, d] for one cell [B] of each image, with the chains that drew it."""
+        self.passes += 1
+        one = self._cells(cell[:, None], canvas, self._progress(self.lanes[lane : lane + 1]))
+        conditions = self.drafter.model.score(self.state, one).logits
+        predicted: Denoising = self.sampler(conditions, one, canvas.ids, cell)
+        token, q = predicted.at(torch.zeros_like(cell)).candidate(self.random, cell, Purpose.DRAFT)
+        if self.drafter.last_noise or q.drawn is None:
+            return token, q
+        mean, _ = q.process.transition(q.drawn[:, -2], q.process.steps - 1)
+        return mean, q

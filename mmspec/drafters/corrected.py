@@ -26,12 +26,11 @@ from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.coupling import LastDraft, draw_coupled, ranked_candidates
 from mmspec.drafters.jacobi_session import MAX_WINDOW, Candidates, Window
+from mmspec.drafters.window import LastDraft, draw_coupled, ranked_candidates
 from mmspec.drafters.window_states import StateWindowDrafter, StateWindowSession
 from mmspec.errors import InputError
-from mmspec.models.cjd import CorrectorHead
-from mmspec.models.cjd.modeling import EXCLUDED, Memory, Tables
+from mmspec.models.cjd import EXCLUDED, CorrectorHead, Memory, Tables
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.steps import CompiledForward
 from mmspec.validation import is_integer

@@ -16,7 +16,7 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind, Nodes
 from mmspec.decoding.indexing import pick
 from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
-from mmspec.drafters.growth import TreeGrowth
+from mmspec.drafters.tree import TreeGrowth
 from mmspec.errors import InputError
 from mmspec.models.flash import FlashHead
 from mmspec.validation import is_integer

@@ -1,22 +1,24 @@
-"""Trees of candidates: growth, level by level, and the choice of nodes that are proposed.
+"""Trees of candidates: their shapes, and growth by one level at a time.
 
-Pure functions of scores: no model, no tokens. The *pool* holds the root, then the candidates of level 1,
-then those of level 2, and so on; so parents always come before their children.
+Nothing here knows a model: a shape chooses by scores, and `TreeGrowth` is given log-probabilities. The *pool*
+holds the root, then the candidates of level 1, then those of level 2, and so on; so parents always come
+before their children. *Expanded* nodes are numbered level by level, in the order in which a head reads them.
 """
 
 from __future__ import annotations
 
 import functools
+import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mmspec.decoding.draft import check_tree
-from mmspec.drafters.measured_tree import best_first
+from mmspec.decoding.draft import Draft, DraftKind, Nodes, check_tree
 from mmspec.errors import InputError
-from mmspec.kernels import best
+from mmspec.kernels import best, tree_paths
 from mmspec.models.head_config import HeadConfig
 from mmspec.registry import did_you_mean
 from mmspec.validation import check_draft_tokens, is_integer
@@ -211,6 +213,33 @@ def choose_tree(
     return StaticTree.named(tree)
 
 
+def best_first(rates: Sequence[Sequence[float]], nodes: int) -> list[int]:
+    """Build the tree of largest expected acceptance length (Medusa, 2401.10774, section 3.3).
+
+    A node's worth is the product of the rates along its path, as if heads were right independently of each
+    other; the nodes of most worth are taken one after another, parents and elder siblings first.
+
+    Args:
+        rates: by head and rank, the share of places whose token the head predicted at that rank.
+        nodes: of the tree, the root not counted; it has fewer where no more can be made.
+
+    Returns:
+        The parents of its nodes, the root (0) first, as `StaticTree` takes them.
+    """
+    parents = [0]
+    # worth of a candidate and of its parent, in order; its level and rank; its parent
+    waiting = [(-rates[0][0], -1.0, 0, 0, 0)] if rates and rates[0] else []
+    while waiting and len(parents) <= nodes:
+        worth, above, level, rank, parent = heapq.heappop(waiting)
+        node = len(parents)
+        parents.append(parent)
+        if rank + 1 < len(rates[level]):
+            heapq.heappush(waiting, (above * rates[level][rank + 1], above, level, rank + 1, parent))
+        if level + 1 < len(rates) and rates[level + 1]:
+            heapq.heappush(waiting, (worth * rates[level + 1][0], worth, level + 1, 0, node))
+    return parents
+
+
 @functools.cache  # made anew in every round, it would be a copy to the device
 def constant(index: tuple[int, ...], device: torch.device) -> Tensor:
     """Indices as a tensor on a device."""
@@ -228,3 +257,100 @@ def renumber(parents: Tensor, chosen: Tensor) -> Tensor:
         [B, n] by index in `chosen`.
     """
     return torch.searchsorted(chosen.contiguous(), parents.gather(1, chosen))
+
+
+class TreeGrowth:
+    """A batch of trees that grow by one level at a time.
+
+    Args:
+        shape: how they grow.
+        root: [B] the newest tokens.
+        names: [V'] the target's tokens that the log-probabilities are of; None if they are of all V. A map of
+            the few children costs less than logits of the whole vocabulary.
+
+    Attributes:
+        level: of the nodes expanded last; 0 for the root.
+        tokens: [B, w] those nodes' tokens.
+        scores: [B, w] the log-probabilities of their paths.
+        is_grown: whether the deepest level is reached, or none of its paths is likely enough for another.
+    """
+
+    def __init__(self, shape: TreeShape, root: Tensor, names: Tensor | None = None) -> None:
+        self.shape = shape
+        self.names = names
+        self.level = 0
+        self.tokens = root[:, None]
+        self.scores = torch.zeros(root.shape, device=root.device)[:, None]
+        place = torch.zeros_like(self.tokens)
+        self._place = place  # [B, w] of the nodes expanded last, in the pool
+        self._pool = [(self.tokens, place, self.scores)]
+        self._pooled = 1
+        self._parents: list[Tensor] = []  # of the expanded nodes, among themselves; level 1's are themselves
+        self.is_grown = False
+
+    def nodes(self, tokens: Tensor) -> Nodes:
+        """The nodes expanded last, tokens [B, n], as a head reads them behind those it has read already."""
+        rows, count = tokens.shape
+        parents = torch.cat(self._parents, 1)
+        # the root's children stand where the root's successor will, at depth 0
+        ancestors, depths = tree_paths(parents, len(self._parents))
+        slots = torch.arange(parents.shape[1] - count, parents.shape[1], device=tokens.device)
+        deepest = len(self._parents) - 1
+        return Nodes(tokens, slots.expand(rows, count), depths, ancestors[:, -count:], deepest)
+
+    def grow(self, log_p: Tensor) -> Tensor:
+        """Add the likeliest children of the nodes expanded last, and expand the best of these.
+
+        Args:
+            log_p: [B, w, V or V'] of the tokens after each node.
+
+        Returns:
+            [B, w'] the parent, among the w nodes, of each node that is expanded now; of none at the last
+            level.
+        """
+        self.level += 1
+        branch = self.shape.branch(self.level)
+        likeliest = log_p.topk(branch)
+        candidates = likeliest.indices.flatten(1)
+        if self.names is not None:
+            candidates = self.names[candidates]
+        scores = (self.scores[..., None] + likeliest.values).flatten(1)
+        parents = self._place[..., None].expand(-1, -1, branch).flatten(1)
+        self._pool.append((candidates, parents, scores))
+        self.is_grown = self.level == self.shape.depth or self._is_hopeless(scores)
+        if self.is_grown:
+            return candidates[:, :0]
+        index = self.shape.frontier(self.level, scores)
+        parent = index // branch
+        expanded = sum(parents.shape[1] for parents in self._parents)
+        if self.level == 1:
+            self._parents.append(torch.arange(index.shape[1], device=index.device).expand_as(index))
+        else:
+            self._parents.append(parent + (expanded - self.tokens.shape[1]))
+        self.tokens, self.scores = candidates.gather(1, index), scores.gather(1, index)
+        self._place = self._pooled + index
+        self._pooled += scores.shape[1]
+        return parent
+
+    def _is_hopeless(self, scores: Tensor) -> bool:
+        """True if every path of every row is too unlikely; asks the device only where that can be."""
+        least = self.shape.stop_below
+        return least > 0 and bool((scores.amax(-1) < math.log(least)).all())
+
+    def draft(self) -> Draft:
+        """The proposed tree; the root alone in rows some of whose log-probabilities were not numbers."""
+        tokens, parents, scores = (torch.cat(parts, 1) for parts in zip(*self._pool, strict=True))
+        faulty = (scores.isnan() | (scores == math.inf)).any(-1)
+        scores = scores.masked_fill(faulty[:, None], -math.inf)
+        scores[:, 0] = 0.0
+        chosen = self.shape.choose(scores)
+        return Draft(
+            tokens.gather(1, chosen),
+            renumber(parents, chosen),
+            scores.gather(1, chosen) > -math.inf,
+            DraftKind.POINT,
+            None,
+            self.level,
+            self.shape.max_children,
+            faulty,
+        )

@@ -1,20 +1,37 @@
-"""Places of a Jacobi window: which are free, and the initial drafts of newly uncovered ones.
+"""Parts of a Jacobi window: its places in the output, its tree of nodes, and how places are drawn anew.
 
 Initial drafts are those of SJD's code (2410.01699), but with an honest q: one-hot only where the token is a
 function of the tokens before it. A random draft scored as one-hot would be accepted with probability p(x)
-alone.
+alone. New tokens are coupled with those of the round before maximally (MC-SJD, 2510.24211), by shared Gumbel
+noise (GS, 2510.24211), or not at all (SJD, 2410.01699).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
+from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from mmspec.acceptance.verification import sampled_distribution
+from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid
+from mmspec.errors import InputError
+from mmspec.kernels import redraw
+from mmspec.kernels.redraw import invert
+from mmspec.validation import is_integer
 
 NEIGHBOURS = ("repeat", "above")
+KIND_OF_COUPLING = {
+    "fresh": DraftKind.IID,
+    "maximal": DraftKind.IID,
+    "gumbel": DraftKind.IID,
+    "exact": DraftKind.COUPLED,
+}
+MAX_CHAINS = 64
 
 
 class WindowLayout:
@@ -77,3 +94,125 @@ class WindowLayout:
 def look_up(table: Tensor, index: Tensor) -> Tensor:
     """Look up index [B, n] in the rows of a table [B, m], clamped to its ends, where nothing is ever kept."""
     return table.gather(1, index.clamp(0, table.shape[1] - 1))
+
+
+def read_front(front: str | Sequence[int]) -> tuple[int, ...]:
+    """Read the candidates of the first places: (4, 2) or "4x2"; nothing where each place has one.
+
+    Raises:
+        InputError: no such numbers, or more than `MAX_CHAINS` chains.
+    """
+    try:
+        sizes = tuple(map(int, front.split("x") if isinstance(front, str) and front else front))
+    except (TypeError, ValueError):
+        sizes = (0,)
+    if any(size < 1 for size in sizes) or prod(sizes) > MAX_CHAINS:
+        raise InputError("front", front, f"numbers of candidates as 4x2, of at most {MAX_CHAINS} chains")
+    return sizes if prod(sizes) > 1 else ()
+
+
+class WindowTree:
+    """Tree of the nodes of a window: those of a slot stand side by side, those of one parent together.
+
+    A chain is a path from the root to the end of the window. Up to `reach` every chain has nodes of its own;
+    behind it all share those of the first chain, which are not behind the others in the tree.
+
+    Args:
+        window: slots, the root's included.
+        front: candidates at each of the first slots behind the root's, behind each candidate before.
+        reach: last slot with nodes of every chain; None for the last of the window.
+
+    Attributes:
+        parents: of each node, 0 for the root itself.
+        slots: of each node.
+        nodes: of each chain, one for each slot.
+        chain: the first chain through each node.
+        choices: of each chain, which candidate it goes through at each place of the front.
+
+    Raises:
+        InputError: the front is longer than the window, or the reach is not between their ends.
+    """
+
+    def __init__(self, window: int, front: tuple[int, ...], reach: int | None = None) -> None:
+        if len(front) >= window:
+            raise InputError("front", front, f"at most {window - 1} places, those of the window")
+        if reach is not None and (not is_integer(reach) or not len(front) <= reach < window):
+            raise InputError("reach", reach, f"{len(front)} to {window - 1}, behind the front")
+        self.front, self.reach = front, window - 1 if reach is None else reach
+        count = prod(front)
+        self.parents, self.slots, self.chain, levels = [0], [0], [0], [[0]]
+        for slot in range(1, window):
+            start, before = len(self.parents), levels[-1]
+            branch, forked = self.branch(slot), before[: self.chains(slot)]
+            self.parents += [parent for parent in forked for _ in range(branch)]
+            level = list(range(start, len(self.parents)))
+            self.slots += [slot] * len(level)
+            self.chain += [count // len(level) * node for node in range(len(level))]
+            levels.append(level)
+        self.nodes = [[level[chain * len(level) // count] for level in levels] for chain in range(count)]
+        self.choices = [list(choice) for choice in product(*map(range, front))]
+
+    def branch(self, slot: int) -> int:
+        """Candidates at a slot behind each parent."""
+        return self.front[slot - 1] if slot <= len(self.front) else 1
+
+    def chains(self, slot: int) -> int:
+        """Parents of the nodes of a slot."""
+        return prod(self.front[: slot - 1]) if slot <= self.reach else 1
+
+
+class LastDraft(NamedTuple):
+    """The last draft, as places are drawn anew with it.
+
+    Attributes:
+        tokens: [B, n].
+        valid: [B, n] False where one means nothing.
+        q: [B, n, V] what they were drawn from; None where new tokens are drawn independently of them.
+    """
+
+    tokens: Tensor
+    valid: Tensor
+    q: Tensor | None
+
+    @staticmethod
+    def of(draft: Draft, coupling: str) -> LastDraft:
+        """Take what a coupling asks of a draft; one by shared noise asks nothing."""
+        q = sampled_distribution(draft).p if coupling == "maximal" else None
+        return LastDraft(draft.tokens, draft.valid, q)
+
+
+def draw_coupled(coupling: str, p: Tensor, last: LastDraft, stood: Tensor, noise: Tensor) -> Tensor:
+    """Draw a token from each p [B, W, V], coupled with the place's old one.
+
+    Args:
+        coupling: as of `WindowDrafter`.
+        p: new distributions.
+        last: the draft that holds the old tokens.
+        stood: [B, W] the node that held the place's old token; 0 where it had none.
+        noise: [B, W, 3] uniforms, new in every round; or [B, W, V] Gumbel noise that stays.
+
+    Returns:
+        [B, W].
+    """
+    if coupling in ("gumbel", "exact"):
+        return (p.log() + noise).argmax(-1)
+    if last.q is None:
+        return invert(p, noise[..., 1:])
+    return redraw(p, last.q, last.tokens, last.valid, stood, noise)
+
+
+def ranked_candidates(first: Tensor, p: Tensor, noise: Tensor, branch: int) -> tuple[Tensor, Tensor]:
+    """Draw further candidates without replacement: [B, n, branch] all, and whether each could be drawn.
+
+    By the Gumbel top-k trick (Kool et al., 1903.06059), the first candidate taken out.
+
+    Args:
+        first: [B, n] drawn from p [B, n, V].
+        p: distributions.
+        noise: [B, 1, V] Gumbel noise.
+        branch: number of candidates, the first included.
+    """
+    left = p.scatter(-1, first[..., None], 0.0)
+    further = (left.log() + noise).topk(branch - 1, dim=-1).indices
+    could = torch.cat([torch.ones_like(first)[..., None] > 0, left.gather(-1, further) > 0], -1)
+    return torch.cat([first[..., None], further], -1), could

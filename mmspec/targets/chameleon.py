@@ -1,7 +1,7 @@
 """Chameleon models that draw, as targets: Anole (2407.06135) and Lumina-mGPT (2408.02657).
 
 Both are `ChameleonForConditionalGeneration` of transformers, which has no decoder of images: theirs is a
-diffusers `VQModel` (`mmspec.models.chameleon_vq`). Tested on random tiny models in transformers' layout (keys
+diffusers `VQModel` (`mmspec.models.autoencoders`). Tested on random tiny models in transformers' layout (keys
 `model.*`, `model.vqmodel.*`, `lm_head`), not on published weights. Files of Lumina-mGPT may store query and
 key norms as [1, head_dim] where transformers has [heads, head_dim]: `mmspec convert` repeats them.
 """
@@ -73,7 +73,7 @@ class AnoleTarget(TextVocabularyTarget):
 
     def decode(self, cells: Tensor) -> Tensor:
         """Decode codes [B, rows, columns] into images [B, 3, H, W]."""
-        from mmspec.models.llamagen.vq import decode_tokens
+        from mmspec.models.autoencoders import decode_tokens
 
         if self.vq is None:
             allowed = "the image tokenizer: transformers' Chameleon has no decoder (see load_chameleon_vq)"

@@ -48,7 +48,7 @@ class Emu3p5Target(AnySizeTarget):
 
     def decode(self, cells: Tensor) -> Tensor:
         """Decode codes [B, rows, columns] into images [B, 3, H, W]."""
-        from mmspec.models.llamagen.vq import decode_tokens
+        from mmspec.models.autoencoders import decode_tokens
 
         if self.vq is None:
             raise CheckpointError(

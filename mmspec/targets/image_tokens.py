@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.image_grid import Grammar, ImageGrid, exclude
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
-from mmspec.decoding.rows import join_rows, part_of_rows
+from mmspec.decoding.rows import named
 from mmspec.errors import CheckpointError, InputError
 from mmspec.targets.causal import CausalState, CausalTarget
 
@@ -39,17 +39,10 @@ class ImageState(CausalState):
         starts: [rows] prompt lengths.
     """
 
+    row_fields = named("grammar", "starts")
+
     grammar: Grammar
     starts: Tensor
-
-    def part(self, rows: Sequence[int], copies: int) -> Self:
-        grammar, starts = self.grammar.part(rows, copies), part_of_rows(self.starts, rows, copies)
-        return replace(super().part(rows, copies), grammar=grammar, starts=starts)
-
-    def joined(self, other: Self, copies: int) -> Self:
-        grammar = self.grammar.joined(other.grammar, copies)
-        starts = join_rows(self.starts, other.starts, copies)
-        return replace(super().joined(other, copies), grammar=grammar, starts=starts)
 
 
 class ImageTokenTarget(CausalTarget, ABC):

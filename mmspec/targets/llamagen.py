@@ -71,7 +71,7 @@ class LlamaGenTarget(ImageTokenTarget):
 
     def decode(self, cells: Tensor) -> Tensor:
         """Decode codes [B, rows, columns] into images [B, 3, H, W] of the tokenizer's dtype."""
-        from mmspec.models.llamagen.vq import decode_tokens
+        from mmspec.models.autoencoders import decode_tokens
 
         if self.vq is None:
             raise CheckpointError("vq", None, "an image tokenizer, which turns tokens into pixels")

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance import rejection, tree_walk
+from mmspec.acceptance import rejection, verification
 from mmspec.acceptance import relaxed_sampling as relaxation
 from mmspec.decoding import distribution
 from mmspec.decoding.distribution import Categorical, Scores
@@ -50,7 +50,7 @@ def caught_draws() -> Iterator[list[Tensor]]:
         return real(p, random, index, purpose)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (distribution, relaxation, tree_walk):
+        for module in (distribution, relaxation, verification):
             patch.setattr(module, "draw", draw)
         patch.setattr(chain, "_draw", lambda p, *noise: caught.append(p) or p.argmax(-1))
         yield caught

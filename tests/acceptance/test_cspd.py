@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceleration import Accelerator
 from mmspec.accelerators import build_accelerator
-from mmspec.acceptance.cspd import CSpD
-from mmspec.acceptance.denoising import LastStep
+from mmspec.accelerators.accelerator import Accelerator
+from mmspec.acceptance.denoising import CSpD, LastStep
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.cli.accelerators import markdown_table
 from mmspec.decoding.canvas import Canvas
@@ -22,10 +21,9 @@ from mmspec.decoding.denoising import Denoising
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.drafters.cell_model import CellModelDrafter, CellModelSession
-from mmspec.drafters.cell_orders import ORDERS
+from mmspec.drafters.cell_order import ORDERS, CellModelDrafter, CellModelSession
 from mmspec.errors import InputError
-from mmspec.evaluation.identity.continuous import reference_of
+from mmspec.evaluation.identity.checks import reference_of
 from mmspec.models.denoising import DDPMSchedule
 from mmspec.models.mar import MARForImageGeneration
 from mmspec.targets import CausalTarget
@@ -421,17 +419,17 @@ BUGS = {
         joint_distribution_holds,
     ),
     "the order is drawn with the noise of the draft": (
-        "mmspec.drafters.cell_orders:CellOrderSession.__init__",
+        "mmspec.drafters.cell_order:CellOrderSession.__init__",
         ("Purpose.ORDER", "Purpose.DRAFT"),
         joint_distribution_holds,
     ),
     "the variance factor is upside down": (
-        "mmspec.acceptance.cspd:CSpD.last",
+        "mmspec.acceptance.denoising:CSpD.last",
         ("sign * std", "-sign * std"),
         variance_factors_are_those_of_earlier_steps,
     ),
     "the last step is in the variance factor": (
-        "mmspec.acceptance.cspd:CSpD.last",
+        "mmspec.acceptance.denoising:CSpD.last",
         ("std[:, :-1]", "std"),
         variance_factors_are_those_of_earlier_steps,
     ),

@@ -10,14 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.cspd import CSpD
-from mmspec.acceptance.denoising import LastStep, Reflection, SharedNoise, reflect
+from mmspec.acceptance.denoising import CSpD, LastStep, Reflection, SharedNoise, reflect
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.denoising import Denoising, DenoisingProcess, log_likelihood
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.vector_sampling import DenoisingSampler
-from mmspec.drafters.vector_model import VectorModelDrafter
+from mmspec.drafters.vectors import VectorModelDrafter
 from mmspec.errors import InputError
 from tests.contracts.mutation import PlantedBug
 from tests.targets.test_continuous import ALARM, PROMPTS, ROWS, SIZE, FanOut, decode, statistics, tiny
@@ -259,7 +258,7 @@ BUGS = {
     ),
     "the chain has other noise than the draft's and is judged as if it had": (
         "last step",
-        "mmspec.acceptance.last_transition:last_transition",
+        "mmspec.acceptance.denoising:last_transition",
         ("std.view(shape)", "std.view(shape) * 1.5"),
     ),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mmspec.acceptance import ACCEPTANCE_RULES
-from mmspec.acceptance.groups import Clusters, cluster_codes
+from mmspec.acceptance.grouped import Clusters, cluster_codes
 from mmspec.acceptance.relaxed_sampling import RelaxedSampling
 from mmspec.kernels import cluster_ratio, rank_ratio
 from tests.acceptance import relaxed_checks as checks

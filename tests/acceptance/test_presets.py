@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmspec.acceleration import Accelerator
 from mmspec.accelerators import ACCELERATORS, build_accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.acceptance.budget import Budget
 from mmspec.acceptance.cool import Cool
 from mmspec.acceptance.grouped import Grouped

@@ -6,12 +6,12 @@ import json
 import pytest
 import torch
 
+from mmspec.accelerators.tuned import Tuned, find_tuned, fingerprint, save_tuned
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.timing import Decoded, batches_of
 from mmspec.evaluation.speed.tuning import allowed_by, fastest, search, variants
 from mmspec.pipelines import MMSpecPipeline
-from mmspec.tuned import Tuned, find_tuned, fingerprint, save_tuned
 from tests.evaluation.test_speed import Clock, stats
 from tests.tiny_models import tiny_llama
 

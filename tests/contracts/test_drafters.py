@@ -19,8 +19,7 @@ from mmspec.drafters.corrected import CorrectedDrafter
 from mmspec.drafters.dflash import DFlashDrafter, DSparkDrafter
 from mmspec.drafters.eagle import Eagle3Drafter, EagleDrafter, MtpDrafter
 from mmspec.drafters.flash import FlashDrafter
-from mmspec.drafters.hydra import HydraDrafter
-from mmspec.drafters.medusa import MedusaDrafter
+from mmspec.drafters.level_heads import HydraDrafter, MedusaDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
 from tests.contracts.running import decode, futures, generate, random_prompts

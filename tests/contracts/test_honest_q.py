@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceleration import default_rule
+from mmspec.accelerators.accelerator import default_rule
 from mmspec.decoding import cache
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Scores

@@ -17,7 +17,7 @@ from tests.contracts.mutation import PlantedBug
 REJECTION, SAMPLING = "mmspec.acceptance.rejection", "mmspec.decoding.sampling"
 CACHE, TARGET = "mmspec.decoding.cache:RaggedCache", "mmspec.targets.causal"
 SPECULATIVE, CHAIN, RECURSIVE = (
-    "mmspec.acceptance.chain_rejection:ChainRejection.verify",
+    "mmspec.acceptance.verification:ChainRejection.verify",
     "mmspec.kernels.chain:_verify_chain",
     "mmspec.kernels.tree_rejection:_reject_tree",
 )

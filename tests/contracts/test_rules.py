@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmspec.acceleration import is_sound
+from mmspec.accelerators.accelerator import is_sound
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.distribution import Categorical, Scores

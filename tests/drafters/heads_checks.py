@@ -8,8 +8,7 @@ import torch
 
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.heads import HeadDrafter
-from mmspec.drafters.hydra import HydraDrafter
-from mmspec.drafters.medusa import MedusaDrafter
+from mmspec.drafters.level_heads import HydraDrafter, MedusaDrafter
 from mmspec.models.feature_head import DraftingHead
 from mmspec.models.hydra import HydraConfig, HydraHead
 from mmspec.models.medusa import MedusaConfig, MedusaHead

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmspec.acceleration import Accelerator, Call
 from mmspec.accelerators import build_accelerator
+from mmspec.accelerators.accelerator import Accelerator, Call
 from mmspec.decoding import cache as cache_module
 from mmspec.decoding.cache import RaggedLayer
 from mmspec.decoding.canvas import Canvas, Stopping

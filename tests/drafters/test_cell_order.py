@@ -12,8 +12,7 @@ from mmspec.decoding.annealing import StepAnnealing
 from mmspec.decoding.draft import Draft, DraftKind, Progress
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.vector_sampling import DenoisingSampler
-from mmspec.drafters.cell_order import CellOrderDrafter
-from mmspec.drafters.cell_orders import cells_by_forward, checkerboard_first
+from mmspec.drafters.cell_order import CellOrderDrafter, cells_by_forward, checkerboard_first
 from mmspec.errors import InputError
 
 

@@ -14,10 +14,10 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession
-from mmspec.drafters.coupling import KIND_OF_COUPLING
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.jacobi_session import Candidates, Window
 from mmspec.drafters.none import NoDrafter
+from mmspec.drafters.window import KIND_OF_COUPLING
 from mmspec.drafters.window_states import codebook_sample
 from mmspec.errors import InputError
 from mmspec.models.cjd import CorrectorConfig

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, PreTrainedModel
 
-from mmspec.acceleration import Accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.image_grid import Grammar, ImageGrid, exclude
@@ -63,8 +63,8 @@ def test_images_are_drafted_as_the_slow_way() -> None:
     eagle_checks.images_are_drafted_as_the_slow_way()
 
 
-GROWTH = "mmspec.drafters.growth:TreeGrowth"
-HEAD = "mmspec.models.eagle.modeling:EagleHead"
+GROWTH = "mmspec.drafters.tree:TreeGrowth"
+HEAD = "mmspec.models.eagle:EagleHead"
 PATH = "_copied(verdict.path)"
 BUGS = {
     "states of the accepted path are shifted": (f"{READING}.observe", PATH, f"{PATH}.roll(1, 1)"),

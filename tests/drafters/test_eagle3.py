@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.acceleration import Accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import Eagle3Drafter
@@ -55,8 +55,8 @@ def test_a_window_under_guidance() -> None:
 
 
 READING = "mmspec.drafters.feature_session:FeatureSession"
-HEAD, ROWS = "mmspec.models.eagle3.modeling:Eagle3Head", "mmspec.models.feature_head:FeatureHead"
-LAYER = "mmspec.models.eagle3.modeling:Eagle3Layer.forward"
+HEAD, ROWS = "mmspec.models.eagle3:Eagle3Head", "mmspec.models.feature_head:FeatureHead"
+LAYER = "mmspec.models.eagle3:Eagle3Layer.forward"
 BUGS = {
     "the state that is fed back has passed the norm": (
         "mmspec.models.feature_head:FeatureHead.forward",
@@ -84,7 +84,7 @@ BUGS = {
         "(distance >= 0)",
     ),
     "draft ids stand for the target's": (
-        "mmspec.drafters.growth:TreeGrowth.grow",
+        "mmspec.drafters.tree:TreeGrowth.grow",
         "self.names[candidates]",
         "candidates",
     ),

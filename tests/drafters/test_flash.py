@@ -55,7 +55,7 @@ def test_drafts_under_guidance(nodes: int, top_k: int) -> None:
 
 
 PATH = "_copied(verdict.path)"
-GROWTH, TREE = "mmspec.drafters.growth", f"{SESSION}._tree"
+GROWTH, TREE = "mmspec.drafters.tree", f"{SESSION}._tree"
 BUGS = {
     "states of the accepted path are shifted": (f"{READING}.observe", PATH, f"{PATH}.roll(1, 1)"),
     "tokens of the accepted path are not shifted": (f"{READING}.observe", ".roll(-1, 1)", ""),

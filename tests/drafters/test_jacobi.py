@@ -22,10 +22,10 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sparse_distribution import SparseDistribution
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.coupling import KIND_OF_COUPLING
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.jacobi_session import INITS, JacobiSession, WindowDrafter
 from mmspec.drafters.none import NoDrafter
+from mmspec.drafters.window import KIND_OF_COUPLING
 from mmspec.errors import InputError, NumericalError
 from mmspec.kernels.redraw import invert
 from mmspec.pipelines.image_prompts import image_requests

@@ -48,7 +48,7 @@ BUGS = {
         checks.repeated_cells_are_scored_as_they_are,
     ),
     "every place drawn independently": PlantedBug(
-        "mmspec.drafters.coupling:LastDraft.of",
+        "mmspec.drafters.window:LastDraft.of",
         (('coupling == "maximal"', "False"),),
         checks.coupled_drafts_save_forwards,
     ),

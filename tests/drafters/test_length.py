@@ -6,8 +6,8 @@ from itertools import count
 
 import pytest
 
-from mmspec.acceleration import Accelerator
 from mmspec.accelerators import build_accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.draft_model import DraftModelDrafter

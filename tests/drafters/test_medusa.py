@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.medusa import MedusaDrafter
+from mmspec.drafters.level_heads import MedusaDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError
 from mmspec.targets import CausalTarget
@@ -43,7 +43,7 @@ def test_drafts_under_guidance(kind: str) -> None:
 
 
 STATE = "mmspec.drafters.heads:StateSession"
-MEDUSA, HYDRA = "mmspec.drafters.medusa:MedusaSession", "mmspec.drafters.hydra"
+MEDUSA, HYDRA = "mmspec.drafters.level_heads:MedusaSession", "mmspec.drafters.level_heads"
 BUGS = {
     "the state of the first node": (
         "medusa",

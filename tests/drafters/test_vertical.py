@@ -13,9 +13,9 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.coupling import KIND_OF_COUPLING
 from mmspec.drafters.none import NoDrafter
 from mmspec.drafters.vertical import VerticalDrafter, VerticalSession
+from mmspec.drafters.window import KIND_OF_COUPLING
 from mmspec.errors import InputError
 from mmspec.models.ssd import VerticalConfig
 from mmspec.pipelines.image_prompts import image_requests
@@ -159,7 +159,7 @@ def test_rows_with_longer_rows_of_cells_join_a_batch() -> None:
         session._enter_committed()
         sessions.append(session)
     short, long = sessions
-    both = copy.copy(short).joined(long)
+    both = copy.copy(short).joined(long, (1, 1))
     assert both.committed.shape[1] == 7
     assert torch.equal(both.committed[0, -4:], short.committed[0])
     assert torch.equal(both.committed[1], long.committed[0])

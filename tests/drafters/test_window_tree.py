@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmspec.drafters.window_tree import WindowTree, read_front
+from mmspec.drafters.window import WindowTree, read_front
 
 
 def test_each_chain_goes_to_the_end_of_the_window() -> None:

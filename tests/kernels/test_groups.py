@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.groups import Clusters
+from mmspec.acceptance.grouped import Clusters
 from mmspec.kernels import cluster_ratio, rank_ratio, rank_ratio_at, window_ratio
 from tests.acceptance import slow_rules
 from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper

@@ -54,12 +54,12 @@ def installed_on(system: str, machine: str, python: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
-@pytest.mark.parametrize(("system", "machine"), PLATFORMS)
-def test_each_platform_gets_the_one_video_reader_that_has_wheels_for_it(system, machine, python):
-    installed = installed_on(system, machine, python)
-    assert installed & {"decord", "av"} == {PLATFORMS[system, machine]}
-    assert ("triton" in installed) == (system == "Linux")
+@pytest.mark.parametrize("python", ["3.11", "3.13"])
+def test_each_platform_gets_the_one_video_reader_that_has_wheels_for_it(python):
+    for (system, machine), reader in PLATFORMS.items():
+        installed = installed_on(system, machine, python)
+        assert installed & {"decord", "av"} == {reader}, (system, machine)
+        assert ("triton" in installed) == (system == "Linux"), (system, machine)
 
 
 def test_every_dependency_is_imported_or_needed_by_one_that_is():

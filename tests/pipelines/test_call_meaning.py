@@ -23,8 +23,8 @@ from transformers import (
 import mmspec
 from mmspec.errors import InputError
 from mmspec.pipelines import in_place
-from mmspec.pipelines.generate_arguments import check_arguments
 from mmspec.pipelines.generate_inputs import check_mask
+from mmspec.pipelines.generation_fields import check_arguments
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import (
     encode,

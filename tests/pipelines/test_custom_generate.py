@@ -22,7 +22,7 @@ from transformers import (
 
 import mmspec
 from mmspec.errors import InputError, NumericalError
-from mmspec.pipelines.generate_rows import split_rows
+from mmspec.pipelines.generate_inputs import split_rows
 from mmspec.targets import VisionLanguageTarget
 from tests.drafters import eagle_checks, flash_checks
 from tests.pipelines.byte_level import byte_level_tokenizer

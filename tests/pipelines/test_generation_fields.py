@@ -28,7 +28,7 @@ from mmspec.pipelines.generation_fields import (
     unserved,
 )
 from mmspec.pipelines.settings import GenerationSettings
-from mmspec.pipelines.shaping import SHAPING, TRUNCATING
+from mmspec.pipelines.token_processors import SHAPING, TRUNCATING
 from tests.bad_inputs.refusals import no_forward
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import tiny_llama

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig
 
 from mmspec.drafters.eagle import EagleDrafter
-from mmspec.drafters.medusa import MedusaDrafter
+from mmspec.drafters.level_heads import MedusaDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.head_checkpoint import load_head
 from mmspec.targets import CausalTarget

@@ -18,7 +18,7 @@ from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.errors import InputError, MMSpecError
 from mmspec.pipelines import ContinuousImagePipeline, MMSpecPipeline
 from mmspec.pipelines import base as base_module
-from mmspec.pipelines.loading_keywords import BITS, HOW, REFUSED, WHERE
+from mmspec.pipelines.loading import BITS, HOW, REFUSED, WHERE
 from mmspec.targets import CausalTarget
 from tests.drafters.heads_checks import medusa_for
 from tests.tiny_models import tiny_image, tiny_llama

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5EncoderModel
 
 from mmspec.errors import CheckpointError, InputError
+from mmspec.models.autoencoders import decode_tokens, encode_image
 from mmspec.models.llamagen import caption_prompt, null_caption_prompt
-from mmspec.models.llamagen.vq import decode_tokens, encode_image
 from mmspec.scenes import IMAGE_TOKENS, sample_scene
 from mmspec.scenes.reader import AttributeReader
 from mmspec.training.data.scenes import CAPTION_LENGTH

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoTokenizer
 from mmspec import MMSpecPipeline
 from mmspec.decoding.sampling import Sampler
 from mmspec.evaluation.quality.attributes import AttributeJudge
+from mmspec.models.autoencoders import encode_image
 from mmspec.models.image_parts import load_vq
-from mmspec.models.llamagen.vq import encode_image
 from mmspec.scenes import IMAGE_TOKENS, caption, render, sample_scene
 from reference.image_scores import ImageModel
 

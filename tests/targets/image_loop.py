@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from mmspec.acceleration import Accelerator
 from mmspec.accelerators import build_accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.image_grid import FREE, ImageGrid

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from mmspec.acceleration import Accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.interfaces import Request

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.acceleration import Accelerator
 from mmspec.accelerators import build_accelerator
+from mmspec.accelerators.accelerator import Accelerator
 from mmspec.decoding.canvas import Stopping
 from mmspec.errors import UnsupportedModelError
 from mmspec.targets import CausalTarget

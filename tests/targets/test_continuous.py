@@ -23,7 +23,7 @@ from mmspec.decoding.stats import DecodingStats
 from mmspec.decoding.vector_canvas import VectorCanvas
 from mmspec.decoding.vector_sampling import GaussianSampler
 from mmspec.drafters.none import NoDrafter
-from mmspec.drafters.vector_model import VectorModelDrafter
+from mmspec.drafters.vectors import VectorModelDrafter
 from mmspec.errors import InputError
 from mmspec.models.continuous import ContinuousConfig, ContinuousForCausalLM
 from mmspec.targets import CausalTarget

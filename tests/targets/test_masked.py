@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, MinLengthLogitsProcessor, PreTrainedModel
 
-from mmspec.acceleration import Accelerator, is_sound
 from mmspec.accelerators import none
+from mmspec.accelerators.accelerator import Accelerator, is_sound
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.confidence import LowConfidence
 from mmspec.acceptance.matching import SampleAndMatch

@@ -19,11 +19,9 @@ from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.decoding.vector_canvas import VectorCanvas
 from mmspec.decoding.vector_sampling import DenoisingSampler
-from mmspec.drafters.cell_order import CellOrderDrafter
-from mmspec.drafters.cell_orders import cells_by_forward
+from mmspec.drafters.cell_order import CellOrderDrafter, cells_by_forward
 from mmspec.drafters.none import NoDrafter
-from mmspec.drafters.vector_model import VectorModelDrafter
-from mmspec.drafters.vector_window import VectorWindowDrafter
+from mmspec.drafters.vectors import VectorModelDrafter, VectorWindowDrafter
 from mmspec.errors import InputError
 from mmspec.models.denoising import DDPMSchedule, FlowSchedule
 from mmspec.models.mar import MARConfig, MARForImageGeneration

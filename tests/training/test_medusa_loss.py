@@ -13,8 +13,7 @@ from torch import nn
 
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.heads import HeadDrafter
-from mmspec.drafters.hydra import HydraDrafter
-from mmspec.drafters.medusa import MedusaDrafter
+from mmspec.drafters.level_heads import HydraDrafter, MedusaDrafter
 from mmspec.errors import InputError
 from mmspec.models.hydra import HydraHead
 from mmspec.models.medusa import MedusaHead

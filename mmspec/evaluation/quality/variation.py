@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.acceleration import Accelerator, Call
+from mmspec.accelerators.accelerator import Accelerator, Call
 from mmspec.decoding.denoising import Denoising, log_likelihood
 from mmspec.decoding.image_grid import FREE
 from mmspec.decoding.interfaces import Round

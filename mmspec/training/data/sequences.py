@@ -13,7 +13,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from mmspec.acceleration import pair
+from mmspec.accelerators.accelerator import pair
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.interfaces import Drafter, Request
 from mmspec.decoding.random_stream import RandomStream

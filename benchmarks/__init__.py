@@ -1,0 +1,1 @@
+"""Measurements that are run from a clone; nothing here is installed."""

@@ -1,0 +1,155 @@
+"""Measure this machine's GPU, part by part, each written as soon as it is there.
+
+    python -m benchmarks.gpu --out DIR                      # tests, ceilings, kernels, steps, cjd
+    python -m benchmarks.gpu --out DIR --part steps --shape llava-1.5-7b
+    python -m benchmarks.gpu --out DIR --part reference     # needs diffusers and assets/
+    python -m benchmarks.gpu --out DIR --tiny               # a rehearsal, on a CPU too
+
+DIR gets PART.json of every part, with the device, the versions and the ceilings, and PART.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import commands, plots
+from benchmarks.gpu.correctors import time_correctors
+from benchmarks.gpu.kernel_times import time_kernels
+from benchmarks.gpu.steps import SHAPES, time_steps
+from mmspec.errors import InputError, MissingDependencyError, MMSpecError
+from mmspec.evaluation.machine import environment
+from mmspec.evaluation.speed.ceilings import Ceilings, measure_ceilings
+
+__all__ = ["main"]
+
+Rows = Iterator[dict[str, Any]]
+COMMAND_LIMIT = 540.0  # seconds
+DEFAULT = ("ceilings", "kernels", "steps", "correctors", "tests")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the parts are run with."""
+
+    out: Path
+    device: torch.device
+    dtype: torch.dtype
+    ceilings: Ceilings
+    tiny: bool
+    shapes: Sequence[str]
+
+
+def _ceilings(setting: Setting) -> Rows:
+    yield asdict(setting.ceilings)
+
+
+def _kernels(setting: Setting) -> Rows:
+    return time_kernels(setting.device, setting.ceilings, tiny=setting.tiny)
+
+
+def _steps(setting: Setting) -> Rows:
+    for name in setting.shapes:
+        yield from time_steps(name, setting.device, setting.dtype, setting.ceilings, tiny=setting.tiny)
+        if setting.device.type == "cuda":
+            torch._dynamo.reset()
+            torch.cuda.empty_cache()
+
+
+def _commands(made: Callable[[Path, bool], Iterator[list[str]]]) -> Callable[[Setting], Rows]:
+    return lambda setting: commands.run_all(made(setting.out, setting.tiny), COMMAND_LIMIT)
+
+
+PARTS: dict[str, Callable[[Setting], Rows]] = {
+    "ceilings": _ceilings,
+    "kernels": _kernels,
+    "steps": _steps,
+    "correctors": lambda setting: time_correctors(setting.device, setting.dtype, tiny=setting.tiny),
+    "tests": _commands(commands.test_commands),
+    "reference": _commands(commands.reference_commands),
+    "drafters": _commands(commands.drafter_commands),
+}
+PLOTS = {"kernels": plots.draw_kernels, "steps": plots.draw_steps}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts; returns 1 if one of them failed, and 0 otherwise.
+
+    Raises:
+        InputError: there is no GPU, and it is no rehearsal.
+    """
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--part", action="append", choices=[*PARTS], help="may be repeated")
+    parser.add_argument("--shape", action="append", choices=[*SHAPES], help="of steps; may be repeated")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes, for a rehearsal")
+    asked = parser.parse_args(arguments)
+    if not torch.cuda.is_available() and not asked.tiny:
+        raise InputError("device", "cpu", "a CUDA device; --tiny rehearses without one")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    asked.out.mkdir(parents=True, exist_ok=True)
+    size = {"copied": 2**22, "width": 128} if asked.tiny else {}
+    ceilings = measure_ceilings(device, dtype, **size)
+    setting = Setting(asked.out, device, dtype, ceilings, asked.tiny, asked.shape or [*SHAPES])
+    failed = [part for part in asked.part or DEFAULT if not _run(part, setting)]
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _run(part: str, setting: Setting) -> bool:
+    """Run a part and write what it measured, also if it fails on the way; return whether all of it worked."""
+    started = perf_counter()
+    record: dict[str, Any] = {"part": part, **environment(setting.device, setting.dtype)}
+    record |= {"ceilings": asdict(setting.ceilings), "tiny": setting.tiny, "error": None, "rows": []}
+    print(f"== {part}", flush=True)
+    path = setting.out / f"{part}.json"
+    try:
+        for row in PARTS[part](setting):
+            record["rows"].append(row)
+            print(_line(row), flush=True)
+            path.write_text(json.dumps(record, indent=1) + "\n")
+    except Exception:  # one part must not cost the others
+        record["error"] = traceback.format_exc()
+        print(record["error"], file=sys.stderr)
+    record["seconds"] = perf_counter() - started
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    if part in PLOTS:
+        try:
+            PLOTS[part](path.with_suffix(".png"), record["rows"])
+        except MissingDependencyError as error:
+            print(error, file=sys.stderr)
+    return record["error"] is None and all(
+        "error" not in row and row.get("code", 0) == 0 for row in record["rows"]
+    )
+
+
+def _line(row: dict[str, Any]) -> str:
+    """A row in one line; the output of a command below it."""
+    shown = {name: value for name, value in row.items() if name != "output"}
+    words = [
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in shown.items()
+    ]
+    return "  ".join(words) + (f"\n{row['output']}" if "output" in row else "")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except MMSpecError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,112 @@
+"""Parts that are other programs: tests that need a GPU, and checks and benches of reference models."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+__all__ = ["drafter_commands", "reference_commands", "run_all", "test_commands"]
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "@pytest.mark.gpu"
+TAIL = 4000  # characters of a command's output that are kept
+HEADS = ("eagle", "eagle3", "flash:block=10:own_guesses=0.3", "medusa", "hydra", "dflash:block=8")
+
+
+def test_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
+    """The tests of the kernels, then the other files that hold tests for a GPU."""
+    report = ("-p", "no:cacheprovider", "-q", "--tb=short")
+    if tiny:
+        yield ["-m", "pytest", *report, "tests/kernels/test_philox.py", f"--junitxml={out / 'kernels.xml'}"]
+        return
+    yield ["-m", "pytest", *report, "-m", "not slow", "tests/kernels", f"--junitxml={out / 'kernels.xml'}"]
+    marked = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if MARK in path.read_text()]
+    others = [str(path.relative_to(ROOT)) for path in marked if path.parent.name != "kernels"]
+    if others:
+        yield ["-m", "pytest", *report, "-m", "gpu", *others, f"--junitxml={out / 'others.xml'}"]
+
+
+def reference_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
+    """Identity and speed of the reference models; needs diffusers, and the weights in assets/."""
+    samples, device = ("1", "cpu") if tiny else ("20", "cuda")
+    for dtype in ("float32",) if tiny else ("float32", "bfloat16"):
+        yield [
+            *("-m", "mmspec", "check", "assets/scenes-llava", "--accelerator", "flash", "--dtype", dtype),
+            *("--task", "caption", "--samples", samples, "--device", device, "--json"),
+        ]
+    if tiny:
+        return
+    yield [
+        *("-m", "mmspec", "check", "assets/scenes-llamagen", "--accelerator", "sjd:coupling=exact", "--json"),
+        *("--samples", samples, "--device", device, "--dtype", "float32"),
+    ]
+    yield [
+        *("-m", "mmspec", "bench", "assets/scenes-llamagen", "--samples", "5", "--device", device, "--json"),
+        *("--accelerators", "none,sjd,sjd:coupling=exact,gsd,lantern,eagle"),
+    ]
+    yield [
+        *("-m", "mmspec", "bench", "assets/scenes-llava", "--task", "describe", "--peers", "--json"),
+        *("--accelerators", "none,copy,draft_model,eagle,flash", "--samples", samples, "--device", device),
+    ]
+    yield [
+        *("-m", "mmspec", "evaluate", "drafters", "assets/scenes-llava", "--samples", "8"),
+        *("--device", device, "--out", str(out / "drafters.json")),
+    ]
+
+
+def drafter_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
+    """A target of 115 M parameters, its drafters and their table, trained here; the models stay in `out`."""
+    target = ("--steps", "2") if tiny else ("--minutes", "3.5", "--tower-from", "assets/scenes-llava")
+    head = ("--steps", "2") if tiny else ("--minutes", "0.5")
+    folder = str(out / "target")
+    yield ["-m", "reference", "train", "vlm", "--size", "tiny" if tiny else "large", "--out", folder, *target]
+    named = []
+    for method in HEADS:
+        name = method.partition(":")[0]
+        trained = str(out / name)
+        named.append(f"{name}:drafter={trained}")
+        yield [
+            *("-m", "mmspec", "train", "drafter", "--target", folder, "--method", method, "--out", trained),
+            *head,
+        ]
+    yield [
+        *("-m", "mmspec", "evaluate", "drafters", folder, "--samples", "1" if tiny else "20"),
+        *("--accelerators", ",".join(["none", "copy", *named]), "--out", str(out / "drafters-large.json")),
+    ]
+
+
+def run_all(commands: Iterator[list[str]] | Sequence[list[str]], limit: float) -> Iterator[dict[str, Any]]:
+    """Run commands of this Python in the root of the repository, whatever became of the one before.
+
+    Args:
+        commands: arguments of Python.
+        limit: seconds for each.
+
+    Yields:
+        A row for each: its exit code (None if it ran out of time), seconds and the end of its output.
+    """
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
+    for command in commands:
+        started = perf_counter()
+        row: dict[str, Any] = {"command": " ".join(["python", *command])}
+        how: dict[str, Any] = {"cwd": ROOT, "env": environment, "timeout": limit, "text": True}
+        try:
+            done = subprocess.run(
+                [sys.executable, *command],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                check=False,
+                **how,
+            )
+            row |= {"code": done.returncode, "output": done.stdout[-TAIL:]}
+        except subprocess.TimeoutExpired as error:
+            output = error.stdout or b""
+            shown = output.decode(errors="replace") if isinstance(output, bytes) else output
+            row |= {"code": None, "output": shown[-TAIL:]}
+        yield {**row, "seconds": perf_counter() - started}

@@ -1,0 +1,554 @@
+"""Plants sixty faults in the package, one after the other, and reports which of them the tests find.
+
+    python benchmarks/planted_faults.py                # about an hour on two cores
+    python benchmarks/planted_faults.py --only media   # those whose name or place holds the word
+
+A fault is a few characters of one function: mistakes of published code, bugs that this code once had, slips
+that a rename or a merge makes. Each is planted in a copy of what is committed, where the tests of the rooms
+that it concerns run until one fails. Exits with 1 if a fault is not found, or can no longer be planted.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("mmspec", "pipelines", "kernels")
+LIMIT_S = 1200.0
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Fault(NamedTuple):
+    """A fault, and where its finding is looked for.
+
+    Attributes:
+        name: what is wrong then.
+        inside: "function", "Class" or "Class.method" that holds the text, in whatever file.
+        old: text that occurs there once.
+        new: text in its place.
+        tests: files or folders of tests, in the order in which they are run.
+    """
+
+    name: str
+    inside: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+CONTRACTS = ("tests/contracts",)
+DRAFTERS = ("tests/drafters", "tests/contracts")
+TARGETS = ("tests/targets", "tests/contracts")
+DECODING = ("tests/decoding", "tests/contracts")
+RULES = ("tests/acceptance", "tests/contracts")
+KERNELS = ("tests/kernels",)
+PIPELINES = ("tests/pipelines",)
+
+FAULTS = (
+    # the loop and its distributions
+    Fault(
+        "a bonus token from the place before",
+        "_verify_chain",
+        "p[row, node]",
+        "p[row, node - (node == last).long()]",
+        RULES,
+    ),
+    Fault("the residual is |p - q|", "residual", "(p - q).clamp_min(0.0)", "(p - q).abs()", RULES),
+    Fault(
+        "the last allowed token is exceeded by one",
+        "Canvas.write",
+        "(window >= self._limits)",
+        "(window > self._limits)",
+        DECODING,
+    ),
+    Fault(
+        "an end token inside a block is ignored",
+        "Canvas.write",
+        "missing[:, 1:] |= ends[:, :-1]",
+        "missing = missing",
+        DECODING,
+    ),
+    Fault(
+        "noise of a tree is keyed by its nodes", "Scores.choose", "draft.depth)", "0 * draft.depth)", DECODING
+    ),
+    Fault(
+        "the cache keeps a rejected token",
+        "CausalTarget.commit",
+        "verdict.decided",
+        "(verdict.decided + 1)",
+        TARGETS,
+    ),
+    Fault(
+        "siblings see each other",
+        "RaggedCache.attention_mask",
+        "expand(rows, queries, extent), nodes.visible)",
+        "expand(rows, queries, extent), torch.ones_like(nodes.visible).tril())",
+        DECODING,
+    ),
+    Fault(
+        "each row has the settings of another",
+        "of_rows",
+        "map(of, values)",
+        "map(of, values[::-1])",
+        DECODING,
+    ),
+    Fault("guidance of 1 takes the other prompt", "_guide", "logits.chunk(2)[0]", "unconditional", DECODING),
+    Fault(
+        "a state decays from before its ancestor",
+        "tree_delta_rule",
+        "total[..., None, :])",
+        "(total - g)[..., None, :])",
+        DECODING,
+    ),
+    Fault(
+        "rows that have ended change their state",
+        "RecurrentLayer.commit",
+        "new.where(active.view(-1, *[1] * (state.dim() - 1)), state)",
+        "new",
+        DECODING,
+    ),
+    Fault(
+        "components of a mixture have equal weights",
+        "GaussianMixture.draw",
+        "self.logits.softmax",
+        "(0 * self.logits).softmax",
+        DECODING,
+    ),
+    Fault(
+        "processors see what is committed alone",
+        "Sampler.processed",
+        "[*committed, *path]",
+        "[*committed]",
+        DECODING,
+    ),
+    Fault(
+        "the last row of an image ends as the others",
+        "ImageGrid.forced",
+        "cells[-1] = self.last_row_end",
+        "cells[-1] = cells[0]",
+        DECODING + TARGETS,
+    ),
+    # acceptance rules
+    Fault(
+        "the budget is spent by every sibling",
+        "Budget.remaining",
+        "allowance - judgement.tv[:, None]",
+        "allowance",
+        RULES,
+    ),
+    Fault(
+        "half of the total variation is reported",
+        "RelaxedSampling.judge",
+        "total_variation(output, p)",
+        "total_variation(output, p) / 2",
+        RULES,
+    ),
+    Fault(
+        "neighbours make an impossible token acceptable",
+        "Lantern.raised",
+        "near.where(p > 0, 0.0)",
+        "near",
+        RULES,
+    ),
+    Fault(
+        "groups overlap",
+        "_rank_ratio",
+        "(0, surplus)).unflatten(-1, (-1, size))",
+        "(0, surplus + size)).unfold(-1, 2 * size, size)",
+        RULES,
+    ),
+    Fault("the variance factor is upside down", "CSpD.last", "sign * std", "-sign * std", RULES),
+    Fault("a reflected step is not mirrored", "reflect", "(z - 2 *", "(z - 0 *", RULES),
+    Fault(
+        "the least confident places are decided",
+        "LowConfidence.verify",
+        "descending=True",
+        "descending=False",
+        ("tests/targets", "tests/acceptance"),
+    ),
+    # drafters
+    Fault(
+        "q of the draft model is of an older step",
+        "DraftModelSession.propose",
+        "*distributions])",
+        "distributions[0], *distributions[:-1]])",
+        DRAFTERS,
+    ),
+    Fault(
+        "a window advances by the least that any row accepted",
+        "JacobiSession.propose",
+        "node = accepted[:, None] +",
+        "node = accepted.amin() + torch.zeros_like(place) +",
+        DRAFTERS,
+    ),
+    Fault(
+        "noise of a window is not keyed by the round",
+        "JacobiSession._redraw_noise",
+        ".at(self.round)",
+        "",
+        DRAFTERS,
+    ),
+    Fault(
+        "states of a rejected path are kept",
+        "StateWindowSession._enter_committed",
+        "newest = accepted[:, None] + 1 +",
+        "newest = (accepted[:, None] + 3).clamp_max(self.read.tokens.shape[1]) +",
+        DRAFTERS,
+    ),
+    Fault(
+        "a predecessor is taken before it is there",
+        "StaircaseSession.propose",
+        "(self.done > 0) | ~self.begins_early",
+        "(self.done >= 0) | ~self.begins_early",
+        DRAFTERS,
+    ),
+    Fault(
+        "states of an accepted path are shifted",
+        "FeatureSession.observe",
+        "_copied(verdict.path)",
+        "_copied(verdict.path).roll(1, 1)",
+        DRAFTERS,
+    ),
+    Fault(
+        "candidates of a head see their siblings",
+        "TreeGrowth.nodes",
+        "[:, -count:]",
+        "[:, -count:] | True",
+        DRAFTERS,
+    ),
+    Fault(
+        "draft ids stand for those of the target",
+        "TreeGrowth.grow",
+        "self.names[candidates]",
+        "candidates",
+        DRAFTERS,
+    ),
+    Fault(
+        "a block drafts its first offset everywhere",
+        "FlashSession._tree",
+        "logits[:, :, offset]",
+        "logits[:, :, 0]",
+        DRAFTERS,
+    ),
+    Fault(
+        "the context's padding is seen by a block",
+        "BlockSession._denoise",
+        "(slot < fresh[:, None])",
+        "(slot < new)",
+        DRAFTERS,
+    ),
+    Fault(
+        "an assistant's window is one shorter",
+        "AssistantSession",
+        "behind <= text.sliding_window",
+        "behind < text.sliding_window",
+        DRAFTERS,
+    ),
+    Fault(
+        "rounds without a draft are forgotten", "DraftModelSession.propose", "1 + self.unread", "2", DRAFTERS
+    ),
+    # targets
+    Fault(
+        "positions are those of the array",
+        "CausalTarget.next_positions",
+        "[:, None] + nodes.depth",
+        "[:, None] + torch.arange(nodes.slots.shape[1])",
+        TARGETS,
+    ),
+    Fault(
+        "a cached prefix is found without its images",
+        "PromptIdentity.shared_with",
+        "not torch.equal(own, other[: len(own)])",
+        "False",
+        TARGETS,
+    ),
+    Fault(
+        "every row gets the first row's states",
+        "CausalTarget._read_prompt",
+        "cache.row_states(row,",
+        "cache.row_states(0,",
+        TARGETS,
+    ),
+    Fault(
+        "columns of an image of GLM are the first",
+        "GlmImageTarget.next_positions",
+        ".expand(-1, -1, 3)",
+        ".expand(-1, -1, 3) * 0",
+        TARGETS,
+    ),
+    Fault(
+        "padding is visible in masked models",
+        "MaskedTarget.score",
+        "place < state.lengths[:, None]",
+        "place >= 0",
+        TARGETS,
+    ),
+    Fault(
+        "cells see the candidates after them",
+        "MARTarget.score",
+        "known & seen, labels",
+        "known | seen, labels",
+        ("tests/acceptance", "tests/targets"),
+    ),
+    Fault(
+        "kept features of later blocks are lost",
+        "CachedBlocks.compute_some",
+        "self._keep(layer, places, key, value)",
+        "self._keep(layer, places[:, :0], key[:, :0], value[:, :0])",
+        TARGETS,
+    ),
+    # kernels
+    Fault(
+        "a kernel's last token is not raced",
+        "_tile_kernel",
+        "inside = index < vocabulary",
+        "inside = index < vocabulary - 1",
+        KERNELS,
+    ),
+    Fault("a nucleus keeps its edge out", "_cut", "bound - below)", "bound - below + 1)", KERNELS),
+    Fault(
+        "attention's sums do not fade",
+        "_read_block",
+        "mass = mass * fade + tl.sum(p, 1)",
+        "mass = mass + tl.sum(p, 1)",
+        KERNELS,
+    ),
+    Fault(
+        "keys are moved from the wrong row",
+        "_compact_kernel",
+        "row * capacity + tl.load(lengths_ptr + row)",
+        "row * capacity",
+        KERNELS,
+    ),
+    # models and training
+    Fault(
+        "a head's state has passed its norm",
+        "FeatureHead.forward",
+        "hidden: Tensor = output.last_hidden_state",
+        "hidden = self.norm(output.last_hidden_state)",
+        ("tests/models", *DRAFTERS),
+    ),
+    Fault(
+        "Hydra sees the newest token alone",
+        "HydraHead.predict",
+        "path.flatten(-2)",
+        "path[..., -1:, :].expand_as(path).flatten(-2)",
+        ("tests/models", *DRAFTERS),
+    ),
+    Fault(
+        "text after an image is cut",
+        "splice",
+        "range(place, length)",
+        "range(place, length - tokens)",
+        ("tests/compressors", "tests/training"),
+    ),
+    Fault(
+        "the prompt is learnt too",
+        "learnt_pairs",
+        "[:, 1 : learnt.shape[1] + 1]",
+        "[:, :-1]",
+        ("tests/training",),
+    ),
+    Fault(
+        "steps of EAGLE-3 see other chains",
+        "unroll",
+        "[seen, own]",
+        "[seen, torch.ones_like(own)]",
+        ("tests/training",),
+    ),
+    Fault(
+        "a resumed training begins again",
+        "train_stage",
+        'run.step, run.seconds, run.restored = run.restored["step"], run.restored["seconds"], None',
+        "run.restored = None",
+        ("tests/training",),
+    ),
+    # pipelines, serving, media, evaluation
+    Fault(
+        "max_length counts one too many",
+        "GenerationSettings._left_by",
+        "min(most - prompt, MAX_NEW_TOKENS)",
+        "min(most - prompt + 1, MAX_NEW_TOKENS)",
+        PIPELINES,
+    ),
+    Fault(
+        "do_sample=False samples",
+        "GenerationSettings.sampler",
+        "return sampled if self.do_sample else replace(sampled, temperature=0.0)",
+        "return sampled",
+        PIPELINES,
+    ),
+    Fault(
+        "a request enters a batch that is full",
+        "RunningBatch.enter",
+        "if count > self.free:",
+        "if count > self.rows:",
+        (*PIPELINES, "tests/serving"),
+    ),
+    Fault(
+        "a stop string is sent by halves",
+        "StopText.add",
+        "longest = max((len(stop) for stop in self._stops), default=1) - 1",
+        "longest = 0",
+        ("tests/serving",),
+    ),
+    Fault(
+        "text that comes before all rows have entered is lost",
+        "Ticket.entered",
+        "early.append((index, event))",
+        "pass",
+        ("tests/serving",),
+    ),
+    Fault(
+        "a private address hides in an IPv6 one",
+        "_is_public",
+        "ip = embedded or ip",
+        "ip = ip",
+        ("tests/media", "tests/bad_inputs"),
+    ),
+    Fault(
+        "an image is measured in width alone",
+        "check_size",
+        "width * height > limits.max_pixels",
+        "width > limits.max_pixels",
+        ("tests/media", "tests/bad_inputs"),
+    ),
+    Fault(
+        "more frames are taken than allowed",
+        "choose_frames",
+        "if count > limits.max_frames:",
+        "if count > 2 * limits.max_frames:",
+        ("tests/media", "tests/bad_inputs"),
+    ),
+    Fault(
+        "an interval is that of one group",
+        "jackknife",
+        "* (groups - 1) / groups",
+        "/ groups",
+        ("tests/evaluation",),
+    ),
+    Fault(
+        "a tuned accelerator is found on other weights",
+        "fingerprint",
+        "digest.update(start.numpy().tobytes())",
+        "pass",
+        ("tests/cli", "tests/evaluation", *PIPELINES),
+    ),
+)
+
+
+def find(root: Path, fault: Fault) -> tuple[Path, str]:
+    """Return the one file that holds a fault's text inside its function, and its source with the fault in it.
+
+    Raises:
+        LookupError: no such place, or several.
+    """
+    found = []
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*.py")):
+            if any(parent.is_symlink() for parent in path.parents):
+                continue  # the same files behind the package's two links
+            source = path.read_text(encoding="utf-8")
+            if fault.old in source:
+                found += [(path, planted) for planted in _planted(source, fault)]
+    if len(found) != 1:
+        raise LookupError(f"{fault.inside} holds {fault.old!r} in {len(found)} places: plant the fault anew")
+    return found[0]
+
+
+def _planted(source: str, fault: Fault) -> Iterator[str]:
+    """Yield the source with the fault, for each function of that name which holds the text once."""
+    lines = source.splitlines(keepends=True)
+    for name, node in _definitions(ast.parse(source), ""):
+        if name != fault.inside:
+            continue
+        first, last = node.lineno - 1, node.end_lineno or node.lineno
+        body = "".join(lines[first:last])
+        if body.count(fault.old) == 1:
+            yield "".join(lines[:first]) + body.replace(fault.old, fault.new) + "".join(lines[last:])
+
+
+def _definitions(tree: ast.AST, prefix: str) -> Iterator[tuple[str, Definition]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Definition):
+            yield prefix + node.name, node
+            yield from _definitions(node, f"{prefix}{node.name}.")
+        else:
+            yield from _definitions(node, prefix)
+
+
+def first_failure(root: Path, tests: tuple[str, ...], workers: str) -> str | None:
+    """Run tests until one fails; return its name, or None if all pass."""
+    # Tests that plant a bug themselves fail where its text is gone, which would be no finding.
+    without_planting = "not a_planted_bug and not planted_bugs_are and not bug_planted"
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-n", workers, "-k", without_planting]
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    for place in tests:
+        try:
+            run = subprocess.run(
+                [sys.executable, "-m", "pytest", place, *options],
+                cwd=root, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"{place}: no end after {LIMIT_S:g} s"
+        if run.returncode in (1, 2):  # a test failed, or a module could not be imported
+            marks = ("FAILED ", "ERROR ")
+            named = [line for line in run.stdout.splitlines() if line.startswith(marks)]
+            return named[0].split(" ", 1)[1].split(" - ")[0] if named else f"{place}: {run.stdout[-300:]}"
+        if run.returncode:
+            raise RuntimeError(f"pytest {place} ended with {run.returncode}:\n{run.stdout}{run.stderr}")
+    return None
+
+
+def main(
+    only: Annotated[str, typer.Option(help="Plant those whose name or place holds this text.")] = "",
+    workers: Annotated[str, typer.Option(help="Processes of pytest-xdist.")] = "2",
+    check: Annotated[bool, typer.Option("--check", help="Look only whether all can be planted.")] = False,
+    root: Annotated[Path, typer.Option(help="Checkout whose committed files are tried.")] = ROOT,
+) -> None:
+    """Plant faults one after the other, and say which test found each."""
+    console = Console(width=160, soft_wrap=True, markup=False, highlight=False)
+    chosen = [fault for fault in FAULTS if only in f"{fault.name} {fault.inside} {fault.tests}"]
+    lost: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "clone"
+        subprocess.run(["git", "clone", "--quiet", str(root), str(copy)], check=True)
+        for fault in track(chosen, "faults", console=console):
+            began = time.monotonic()
+            try:
+                path, source = find(copy, fault)
+            except LookupError as error:
+                lost.append(fault.name)
+                console.print(f"NOT PLANTED {fault.name}: {error}")
+                continue
+            if check:
+                continue
+            real = path.read_text(encoding="utf-8")
+            path.write_text(source, encoding="utf-8")
+            found = first_failure(copy, fault.tests, workers)
+            path.write_text(real, encoding="utf-8")
+            if found is None:
+                lost.append(fault.name)
+            place = path.relative_to(copy)
+            verdict = "MISSED" if found is None else f"found by {found}"
+            console.print(f"{fault.name} ({place}): {verdict}, {time.monotonic() - began:.0f} s")
+    console.print(
+        f"{len(chosen) - len(lost)} of {len(chosen)} faults {'can be planted' if check else 'found'}"
+    )
+    raise typer.Exit(bool(lost))
+
+
+if __name__ == "__main__":
+    typer.run(main)

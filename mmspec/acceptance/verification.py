@@ -1,0 +1,88 @@
+"""Parts that acceptance rules share: rejection along a chain, and the walk down a tree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.distribution import Distribution, draw
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.indexing import take
+from mmspec.decoding.interfaces import AcceptanceRule
+from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.verdict import Verdict
+from mmspec.kernels.tree_rejection import Judge, descend
+
+__all__ = ["ChainRejection", "end_at", "last_purpose", "sampled_distribution", "sibling_uniforms", "walk"]
+
+
+def last_purpose(draft: Draft) -> Tensor:
+    """[B] purpose of the noise that draws the last token: plain decoding's own where nothing was proposed."""
+    proposed = (draft.valid & (draft.parents == 0))[:, 1:].any(-1)
+    return torch.where(proposed, Purpose.RESIDUAL, Purpose.TARGET)
+
+
+def sampled_distribution(draft: Draft) -> Any:
+    """Return the draft's q, a distribution of the kind that the target's are.
+
+    Raises:
+        TypeError: it has none; accelerators are checked for that when they are built.
+    """
+    if draft.q is None:
+        raise TypeError(
+            f"a {draft.kind.value} draft has no q; rejection rules need the distribution it was drawn from"
+        )
+    return draft.q
+
+
+def walk(draft: Draft, p: Tensor, random: RandomStream, emitted: Tensor, judge: Judge) -> Verdict:
+    """Verify a draft from the root down, with `judge` choosing among the children of each node on the way.
+
+    Args:
+        p: [B, n, V] the target's distribution after each node.
+    """
+    u = sibling_uniforms(draft, random, emitted, p.dtype)
+    return end_at(draft, *descend(p, draft.children, u, judge), random, emitted)
+
+
+def sibling_uniforms(draft: Draft, random: RandomStream, emitted: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, D, K] a uniform for each depth and sibling, keyed by output index."""
+    steps = torch.arange(draft.max_depth, device=emitted.device)
+    return random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, draft.max_children, dtype)
+
+
+def end_at(draft: Draft, node: Tensor, final: Tensor, random: RandomStream, emitted: Tensor) -> Verdict:
+    """Build the verdict whose path ends in `node` [B], with the next token drawn from `final` [B, V]."""
+    accepted = take(draft.depth, node)
+    return Verdict.at(draft, node, draw(final, random, emitted + accepted, last_purpose(draft)))
+
+
+class ChainRejection(AcceptanceRule):
+    """Accept x ~ q with probability min(1, p(x) / q(x)), else draw from norm((p - q)+).
+
+    Leviathan et al., 2211.17192, algorithm 1; Chen et al., 2302.01318. One candidate per place; all
+    places are judged at once, because a decision depends on its own place only. Where nothing was proposed,
+    this is plain decoding.
+    """
+
+    sound_for = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
+    chains_only = True
+    judges = "any"
+
+    def verify(self, draft: Draft, scores: Distribution, random: RandomStream, emitted: Tensor) -> Verdict:
+        if not draft.max_depth:
+            return Verdict.root(draft, scores.choose(draft, random, emitted)[:, 0])
+        scores, q = self.compared(draft, scores, random, emitted)
+        steps = torch.arange(draft.max_depth, device=emitted.device)
+        u = random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, 1, scores.dtype)[..., 0]
+        node, next_token, filled = scores.verify_chain(q, draft, u, random, emitted, last_purpose(draft))
+        return replace(Verdict.at(draft, node, next_token), filled=filled)
+
+    def compared(
+        self, draft: Draft, scores: Any, random: RandomStream, emitted: Tensor
+    ) -> tuple[Distribution, Distribution]:
+        """Distributions p and q at every node that candidates are judged by; arguments as of `verify`."""
+        return scores, sampled_distribution(draft)

@@ -1,0 +1,124 @@
+"""Medusa and Hydra: one head for each level of the tree.
+
+Medusa's heads (2401.10774) all read one hidden state and do not know what the others chose, so that the tree
+is a product of what each says; all of it is known after one small pass, and nothing is cached. Hydra's
+(2402.05109) go one after another, each told which tokens the heads before it chose; Hydra++ reads what the
+target made of the committed tokens by a layer of its own first, whose cache is all that is kept. Acceptance
+is exact, in place of Medusa's typical one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.indexing import pick
+from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
+from mmspec.drafters.heads import HeadBatch, HeadDrafter, HeadSession, StateSession
+from mmspec.drafters.tree import TreeGrowth, TreeShape, choose_tree
+from mmspec.errors import InputError
+from mmspec.models.hydra import HydraHead
+from mmspec.models.medusa import MedusaHead
+
+__all__ = ["HydraDrafter", "MedusaDrafter"]
+
+
+class LevelDrafter(HeadDrafter):
+    """A tree by one head for each of its levels, so that it is at most as deep as there are heads.
+
+    Args: as of `HeadDrafter`; `tree` may be "measured" too, the best static one of its size by what the
+        training measured.
+    """
+
+    def _choose_tree(self, **asked: Any) -> TreeShape:
+        config = self.model.config
+        shape = choose_tree(config, **asked, rates=config.hit_rates)
+        if shape.depth > config.num_heads:
+            raise InputError("depth", shape.depth, f"at most {config.num_heads}, the number of heads")
+        return shape
+
+
+class MedusaSession(StateSession):
+    """Heads that predict all levels of the tree at once."""
+
+    head: MedusaHead
+
+    def propose(self, canvas: Canvas) -> Draft:
+        self.passes += 1
+        predicted = self.head(self.hidden, self.shape.depth)  # [R, D, d]
+        logits = self.head.logits(predicted, self.target.head)
+        log_p = self._log_probabilities(self._guided(logits))  # [B, D, V]
+        growth = TreeGrowth(self.shape, canvas.root)
+        while not growth.is_grown:
+            growth.grow(log_p[:, growth.level, None].expand(-1, growth.tokens.shape[1], -1))
+        return growth.draft()
+
+
+class MedusaDrafter(LevelDrafter):
+    """A tree by heads that each predict one token.
+
+    Args: as of `LevelDrafter`.
+    """
+
+    title = "Medusa's heads"
+    session = MedusaSession
+
+
+class HydraGrowth(HeadSession):
+    """A session whose tree grows by one head a level."""
+
+    head: HydraHead
+
+    def grow(self, root: Tensor, hidden: Tensor) -> Draft:
+        """Grow the tree of root [B] by the state [R, d] that the heads read there."""
+        growth = TreeGrowth(self.shape, root)
+        path = self._embed(growth)  # [R, w, i + 1, d] tokens of the path to each node that is expanded
+        while True:
+            self.passes += 1
+            state = hidden[:, None].expand(-1, path.shape[1], -1)
+            logits = self.head.predict(state, path, self.target.head)
+            parent = growth.grow(self._log_probabilities(self._guided(logits)))
+            if growth.is_grown:
+                return growth.draft()
+            before = pick(path, self._copied(parent))
+            path = torch.cat([before, self._embed(growth)], 2)
+
+    def _embed(self, growth: TreeGrowth) -> Tensor:
+        """[R, w, 1, d] embeddings of the nodes expanded last."""
+        return self.target.embed(self._copied(growth.tokens))[:, :, None]
+
+
+class HydraSession(HydraGrowth, StateSession):
+    """Heads that read the target's hidden state as it is."""
+
+    def propose(self, canvas: Canvas) -> Draft:
+        return self.grow(canvas.root, self.hidden)
+
+
+class PrefixSession(HydraGrowth, FeatureSession):
+    """Heads that read what a layer of their own makes of the hidden states (Hydra++)."""
+
+    head: HydraHead
+
+    def propose(self, canvas: Canvas) -> Draft:
+        return self.grow(canvas.root, self._read_committed(canvas))
+
+
+def open_session(drafter: HydraDrafter, batch: HeadBatch) -> HydraGrowth:
+    """Open the session for heads with a layer of their own, or without."""
+    kind = PrefixSession if drafter.model.config.prefix_attention else HydraSession
+    return kind(drafter, batch)
+
+
+class HydraDrafter(LevelDrafter, FeatureDrafter):
+    """A tree by heads that each know the path so far.
+
+    Args: as of `LevelDrafter`.
+    """
+
+    title = "Hydra's heads"
+    session = staticmethod(open_session)

@@ -1,1 +1,0 @@
-"""Everything to run on a machine with a GPU, in parts that fail alone: `python -m mmspec.evaluation.gpu`."""

@@ -1,0 +1,176 @@
+"""`python -m benchmarks.gpu`, rehearsed on the CPU: parts, rows, floors, failures that stay apart."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.gpu import __main__ as program
+from benchmarks.gpu.commands import drafter_commands, reference_commands, run_all
+from benchmarks.gpu.commands import test_commands as commands_of_tests
+from benchmarks.gpu.correctors import time_correctors
+from benchmarks.gpu.kernel_cases import CASES
+from benchmarks.gpu.kernel_times import time_kernels
+from benchmarks.gpu.steps import SHAPES, StepShape, time_steps
+from mmspec import kernels
+from mmspec.errors import InputError
+from mmspec.evaluation.speed.ceilings import Ceilings
+
+CPU = torch.device("cpu")
+CEILINGS = Ceilings(1e9, 1e10)
+ROOT = Path(__file__).resolve().parents[2]
+MISSING = ("diffusers", "gradio", "decord", "av", "num2words", "tensorboard")
+
+
+def test_every_op_has_a_case():
+    missing = {*kernels.OPS} - {case.op for case in CASES}
+    assert not missing, f"benchmarks/gpu/kernel_cases.py: add a KernelCase for {sorted(missing)}"
+    assert {case.op for case in CASES} <= {*kernels.OPS}
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.op for case in CASES])
+def test_a_case_makes_arguments_of_its_op_and_its_peer_gives_as_much(case):
+    arguments = case.make(case.tiny, CPU)
+    made = case.function(*arguments)
+    if case.peer is not None:
+        assert case.peer(*arguments).shape == made.shape
+    written = tree_leaves(made)
+    assert case.cost(case.tiny).bytes >= sum(each.nbytes for each in written if each is not None)
+    for shape in case.shapes:
+        assert shape.keys() == case.tiny.keys()
+
+
+def test_kernels_are_timed_beside_their_floor_and_one_that_fails_costs_no_other():
+    def broken(shape, device):
+        raise RuntimeError("no such shape")
+
+    rows = list(time_kernels(CPU, CEILINGS, tiny=True, cases=(replace(CASES[0], make=broken), *CASES)))
+    assert rows[0]["error"] == "RuntimeError: no such shape"
+    for case, row in zip(CASES, rows[1:], strict=True):
+        assert (row["op"], row["shape"], row["graph"]) == (case.op, case.tiny, None)
+        assert row["floor"] == case.cost(case.tiny).floor(CEILINGS)
+        assert row["over_floor"] == pytest.approx(row["seconds"] / row["floor"])
+        assert row["peer"] > 0 and row["formula"]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_steps_are_timed_against_generate(name):
+    rows = list(time_steps(name, CPU, torch.float32, CEILINGS, tiny=True))
+    ours = [row for row in rows if row["way"] == "mmspec"]
+    assert [(row["batch"], row["nodes"]) for row in ours] == [(1, 1), (1, 3), (2, 1), (2, 3)]
+    for row in rows:
+        assert row["shape"] == name
+        if row["way"] == "mmspec" or row["way"] == "generate eager":
+            assert "ms" in row, row
+        if row.get("ms", 0.0) > 0:
+            assert row["tokens_per_second"] == pytest.approx(1000 * row["batch"] / row["ms"])
+            assert row["floor_ms"] > 0
+    for row in ours:
+        assert row["target"] > 0 and row["verify"] > 0 and row["rest"] >= 0
+
+
+def test_correctors_are_timed_beside_their_target():
+    rows = list(time_correctors(CPU, torch.float32, tiny=True))
+    assert [(row["batch"], row["method"]) for row in rows[:3]] == [
+        *((1, name) for name in ("sjd", "cjd, passes=1", "cjd, passes=2"))
+    ]
+    assert len(rows) == 10 and rows[4]["method"] == "cjd, passes=2, compiled"
+    for row in rows:
+        assert row["ms"] > 0 and row["draft_over_target"] == pytest.approx(row["draft"] / row["target"]), row
+
+
+def test_shapes_are_those_that_were_published(monkeypatch):
+    built = {}
+    for name, shape in SHAPES.items():
+        with torch.device("meta"):
+            built[name] = shape.build(False)
+    assert isinstance(next(iter(SHAPES.values())), StepShape)
+    heads = {}
+    for name, model in built.items():
+        text = model.config.get_text_config()
+        decoder = sum(one.numel() for one in model.get_decoder().parameters())
+        heads[name] = (text.num_hidden_layers, round(decoder / 1e9, 2))
+    assert heads["llava-1.5-7b"] == (32, 6.61)
+    assert heads["qwen2.5-vl-7b"] == (28, 7.07)
+    assert heads["llamagen-xl"][0] == 36
+
+
+def test_the_program_writes_every_part_and_names_those_that_failed(tmp_path, monkeypatch, capsys):
+    def broken(setting):
+        yield {"op": "first", "floor": 1.0}
+        raise RuntimeError("half way")
+
+    monkeypatch.setitem(program.PARTS, "tests", broken)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    parts = ["--part", "ceilings", "--part", "tests", "--part", "kernels"]
+    assert program.main(["--out", str(tmp_path), "--tiny", *parts]) == 1
+    assert capsys.readouterr().err.endswith("failed: tests\n")
+    ceilings, tests, timed = (
+        json.loads((tmp_path / f"{part}.json").read_text()) for part in ("ceilings", "tests", "kernels")
+    )
+    assert ceilings["rows"] == [ceilings["ceilings"]] and ceilings["error"] is None
+    assert tests["rows"] == [{"op": "first", "floor": 1.0}] and "half way" in tests["error"]
+    assert len(timed["rows"]) == len(CASES)
+    for record in (ceilings, tests, timed):
+        assert record["torch"] and record["device_name"] and record["tiny"] is True
+    assert (tmp_path / "kernels.png").exists()
+    with pytest.raises(InputError, match="--tiny"):
+        program.main(["--out", str(tmp_path)])
+
+
+def test_commands_run_one_after_the_other_and_keep_their_output():
+    failing, working = run_all([["-c", "print('a'); raise SystemExit(3)"], ["-c", "print('b')"]], 60.0)
+    assert (failing["code"], failing["output"]) == (3, "a\n")
+    assert (working["code"], working["output"]) == (0, "b\n")
+    (late,) = run_all([["-c", "import time; time.sleep(60)"]], 0.5)
+    assert late["code"] is None
+
+
+def test_the_commands_name_files_and_options_that_there_are(tmp_path):
+    from typer.main import get_command
+
+    from mmspec.cli.application import app
+
+    commands = [*reference_commands(tmp_path, False), *drafter_commands(tmp_path, False)]
+    for command in commands:
+        group = get_command(app)
+        words = command[2:]
+        while hasattr(group, "commands"):
+            named = words[0] in group.commands  # else its first one, as of bench
+            group = group.commands[words[0] if named else next(iter(group.commands))]
+            words = words[named:]
+        known = {option for parameter in group.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known
+        for word in words:
+            assert not word.startswith("assets/") or (ROOT / word).is_dir()
+    kernels_first, *others = commands_of_tests(tmp_path, False)
+    assert "tests/kernels" in kernels_first
+    assert "tests/evaluation/test_memory.py" in others[0]
+    assert "tests/benchmarks/test_gpu.py" not in others[0]
+
+
+BARE = f"""
+import sys
+for name in {MISSING}:
+    sys.modules[name] = None
+from benchmarks.gpu.__main__ import main
+main(["--help"])
+"""
+
+
+def test_it_starts_without_the_packages_that_a_bare_machine_lacks():
+    done = subprocess.run(
+        [sys.executable, "-c", BARE],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": "."},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--part" in done.stdout
