@@ -79,7 +79,7 @@ def image(
         python -m reference evaluate image assets/scenes-llamagen --scenes 200
     """
     from mmspec.models.official_files import read_config
-    from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
+    from mmspec.targets.image_families import CONTINUOUS_FAMILIES
     from reference.image_scores import score_image_model
     from reference.latent_scores import score_latent_model
 

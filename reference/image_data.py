@@ -19,7 +19,7 @@ from mmspec.scenes import (
     object_masks,
     sample_scene,
 )
-from mmspec.training.data.llamagen_images import DROPPED
+from mmspec.training.data.images import DROPPED
 from mmspec.training.data.scenes import PromptedScenes, image_pixels
 from reference.vlm_data import Movable, patch_labels
 from reference.vlm_mentions import IGNORED

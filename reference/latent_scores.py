@@ -40,7 +40,7 @@ from mmspec.scenes import (
     caption,
     sample_scene,
 )
-from mmspec.targets.continuous_families import continuous_target
+from mmspec.targets.image_families import continuous_target
 from mmspec.training.data.scenes import image_pixels
 from reference.image_data import IMAGE_SIZE
 

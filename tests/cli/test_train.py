@@ -1,6 +1,6 @@
 """`mmspec train drafter`: the options arrive at the trainer."""
 
-from mmspec.training.plan import PlanOptions
+from mmspec.training.run import RunOptions
 
 
 def test_a_method_of_drafters_is_written_with_its_settings(run, run_json, monkeypatch, tmp_path):
@@ -22,7 +22,7 @@ def test_options_of_drafters_are_those_of_the_trainer(run, monkeypatch, tmp_path
 
     from mmspec.training import drafter
 
-    called, known = {}, {*inspect.signature(drafter.train_drafter).parameters, *PlanOptions.__annotations__}
+    called, known = {}, {*inspect.signature(drafter.train_drafter).parameters, *RunOptions.__annotations__}
 
     def train_drafter(target, out, **options):
         called.update(options, target=target, out=out)
@@ -49,12 +49,12 @@ def test_the_help_names_every_method_of_drafters(run):
 def test_the_help_says_how_long_and_with_how_many_examples_a_training_goes_on(run, monkeypatch):
     defaults = {}
 
-    def plan(options, **own):
+    def training(self, out, options, **own):
         assert options == {"seed": 0, "resume": False}, "what is not given is left to the trainer"
         defaults.update(own)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mmspec.training.plan.TrainingPlan.of", plan)
+    monkeypatch.setattr("mmspec.training.run.Training.__init__", training)
     run("train", "drafter", "--out", "x", "--target", "x")
     shown = " ".join(run("train", "drafter", "--help").stdout.split())
     assert f"{defaults['minutes']:g} minutes, {defaults['batch_size']} examples at once" in shown

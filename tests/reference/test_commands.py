@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.training.plan import PlanOptions
+from mmspec.training.run import RunOptions
 from reference.__main__ import app
 from tests.packaging.source_tree import ROOT
 from tests.tiny_models import save_family
@@ -59,7 +59,7 @@ def test_training_options_exist(trained, run, tmp_path, monkeypatch):
     monkeypatch.undo()
     from reference.vlm import train_vlm
 
-    assert set(trained) <= {*inspect.signature(train_vlm).parameters, *PlanOptions.__annotations__}
+    assert set(trained) <= {*inspect.signature(train_vlm).parameters, *RunOptions.__annotations__}
 
 
 def test_scores_are_shares(run, tiny_folder):
@@ -85,12 +85,12 @@ def test_what_is_no_checkpoint_is_refused(run):
 def test_the_help_says_how_long_and_with_how_many_examples_a_training_goes_on(run, monkeypatch, name):
     defaults = {}
 
-    def plan(options, **own):
+    def training(self, out, options, **own):
         assert options == {"seed": 0, "resume": False}, "what is not given is left to the trainer"
         defaults.update(own)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mmspec.training.plan.TrainingPlan.of", plan)
+    monkeypatch.setattr("mmspec.training.run.Training.__init__", training)
     needed = {"image": ["--vq", "x"], "latents": ["--vae", "x"]}
     run("train", name, "--out", "x", *needed.get(name, []))
     shown = " ".join(run("train", name, "--help").stdout.split())

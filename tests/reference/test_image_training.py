@@ -19,7 +19,7 @@ from mmspec.models.llamagen import caption_prompt, null_caption_prompt
 from mmspec.scenes import IMAGE_TOKENS, sample_scene
 from mmspec.scenes.reader import AttributeReader
 from mmspec.training.data.scenes import CAPTION_LENGTH
-from mmspec.training.kernel_muon import KernelMuon, orthogonalize
+from mmspec.training.optimizers import KernelMuon, orthogonalize
 from reference.image import train_image
 from reference.image_data import image_batch, pixel_batch
 from reference.image_model import (

@@ -11,11 +11,9 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from mmspec.errors import CheckpointError, InputError
+from mmspec.errors import InputError
 from mmspec.scenes import HELD_OUT_SEEDS, training_seeds
 from mmspec.scenes.world import CANVAS
-from mmspec.training.checkpointing import load_state, save_state
-from mmspec.training.schedule import Budget, learning_rate
 from reference.vlm import train_vlm
 from reference.vlm_card import write_card
 from reference.vlm_data import (
@@ -142,24 +140,6 @@ def test_batches_depend_on_their_seeds_alone_and_never_hold_held_out_scenes() ->
     assert one.labels.shape == (16, 64, 6)
 
 
-def test_the_learning_rate_warms_up_and_ends_at_five_per_cent() -> None:
-    assert learning_rate(1.0, 0, 0.0) == pytest.approx(1 / 20)
-    assert learning_rate(1.0, 100, 0.0) == 1.0
-    assert learning_rate(1.0, 100, 1.0) == pytest.approx(0.05)
-
-
-def test_a_state_is_whole_or_absent(tmp_path: Path) -> None:
-    path = tmp_path / "state.pt"
-    save_state(path, {"step": 1})
-    assert load_state(path) == {"step": 1}
-    assert [file.name for file in tmp_path.iterdir()] == ["state.pt"]
-    path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(CheckpointError, match="resume"):
-        load_state(path)
-    with pytest.raises(CheckpointError, match="start without resume"):
-        load_state(tmp_path / "absent.pt")
-
-
 @pytest.mark.parametrize(
     ("arguments", "argument"),
     [
@@ -178,8 +158,3 @@ def test_a_bad_argument_of_training_is_named(tmp_path: Path, arguments: dict, ar
 def test_scoring_refuses_scenes_that_training_may_have_seen(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="held-out"):
         score_vlm(tmp_path, scenes=10, seed=HELD_OUT_SEEDS.stop - 5)
-
-
-def test_a_budget_is_shared_between_stages() -> None:
-    assert Budget(steps=100).share(0.2) == Budget(steps=20)
-    assert Budget(seconds=60.0).share(0.5).progress(0, 15.0) == 0.5

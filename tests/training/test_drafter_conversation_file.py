@@ -15,9 +15,8 @@ from safetensors.torch import load_file
 
 from mmspec.errors import CheckpointError, InputError, MediaError
 from mmspec.targets import VisionLanguageTarget
-from mmspec.training.data.conversation_data import TRIAL_ROWS, ConversationRows
 from mmspec.training.data.conversation_file import read_conversation, read_conversations
-from mmspec.training.data.conversations import Conversation, ConversationReader
+from mmspec.training.data.conversations import TRIAL_ROWS, Conversation, ConversationReader, ConversationRows
 from mmspec.training.data.scenes import scene_data
 from mmspec.training.drafter import train_drafter
 from mmspec.training.methods import METHODS

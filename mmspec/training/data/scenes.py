@@ -34,8 +34,8 @@ from mmspec.scenes import (
 )
 from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.training.data.conversations import Conversation, ConversationReader, message
-from mmspec.training.data.llamagen_images import DROPPED, TRIAL_IMAGES, LlamaGenImages
-from mmspec.training.data.llamagen_images import STAGE as IMAGE_STAGE
+from mmspec.training.data.images import DROPPED, TRIAL_IMAGES, LlamaGenImages
+from mmspec.training.data.images import STAGE as IMAGE_STAGE
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, Trial
 
 __all__ = [

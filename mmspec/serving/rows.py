@@ -1,4 +1,4 @@
-"""Rows that take turns: each is a call of its own, and a round is one step of every call."""
+"""Rows of a running batch with their text; rows that take turns, where a batch cannot let them in and out."""
 
 from __future__ import annotations
 
@@ -8,11 +8,87 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmspec.errors import InputError
+from mmspec.pipelines.running_batch import RunningBatch, check_rows_move
 from mmspec.pipelines.text_stream import TextDeltas
 from mmspec.pipelines.vision_language import text_output
-from mmspec.serving.text_rules import TextRules
+from mmspec.serving.chat_settings import TextRules
 
-__all__ = ["RowUpdate", "RowsInTurn", "rows_in_turn"]
+__all__ = ["BatchedRows", "RowUpdate", "RowsInTurn", "open_rows", "why_in_turn"]
+
+
+@dataclass(frozen=True)
+class RowUpdate:
+    """What a round gave to one row: new tokens and text, and at its end the reason and the output."""
+
+    handle: Any
+    tokens: list[Any] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str | None = None
+    output: Any = None
+    error: Exception | None = None
+
+
+class BatchedRows:
+    """Requests of one row each in a running batch, with new text beside new tokens.
+
+    Args:
+        batch: open.
+    """
+
+    def __init__(self, batch: RunningBatch) -> None:
+        self._batch = batch
+        self._deltas: dict[int, TextDeltas] = {}
+
+    @property
+    def free(self) -> int:
+        """Places that are left."""
+        return self._batch.free
+
+    def enter(self, prompt: Any, rules: TextRules | None = None, **settings: Any) -> int:
+        """Read a prompt and let its row in.
+
+        Args:
+            prompt: of one row.
+            rules: of its text; None for images.
+            settings: of the pipeline.
+
+        Raises:
+            InputError: an argument of the pipeline cannot be used.
+            NoRoomError: it cannot be decoded together with those in the batch.
+        """
+        if rules is None:
+            return self._batch.enter(prompt, **settings)
+        pipe = self._batch.pipe
+        handle = self._batch.enter(prompt, **settings, **rules.settings(pipe))
+        self._deltas[handle] = rules.deltas(pipe, self._batch.text_before(handle))
+        return handle
+
+    def prompt_tokens(self, handle: int) -> int:
+        """Tokens of a row's prompt, visual ones included."""
+        return self._batch.prompt_tokens(handle)
+
+    def step(self) -> list[RowUpdate]:
+        """Take one round; rows that ended have left."""
+        return [self._with_text(update) for update in self._batch.step()]
+
+    def cancel(self, handle: int) -> None:
+        """Take a row out."""
+        self._batch.cancel(handle)
+        self._deltas.pop(handle, None)
+
+    def _with_text(self, update: Any) -> RowUpdate:
+        (tokens,) = update.tokens
+        deltas = self._deltas.get(update.handle)
+        text = "" if deltas is None else deltas.add(tokens)
+        if update.error is not None:
+            self._deltas.pop(update.handle, None)
+            return RowUpdate(update.handle, error=update.error)
+        if update.output is None:
+            return RowUpdate(update.handle, tokens, text)
+        if deltas is not None:
+            text += deltas.finish()
+            del self._deltas[update.handle]
+        return RowUpdate(update.handle, tokens, text, update.output.finish_reasons[0], update.output)
 
 
 @dataclass(eq=False)
@@ -29,20 +105,10 @@ class Handle:
     prompt_tokens: int = 0
 
 
-@dataclass(frozen=True)
-class RowUpdate:
-    """What a round gave to one row: new tokens and text, and at its end the reason and the output."""
-
-    handle: Any
-    tokens: list[Any] = field(default_factory=list)
-    text: str = ""
-    finish_reason: str | None = None
-    output: Any = None
-    error: Exception | None = None
-
-
 class RowsInTurn:
-    """Rows that enter and leave between rounds; each gives exactly what it gives alone.
+    """Rows that take turns: each is a call of its own, and a round is one step of every call.
+
+    They enter and leave between rounds; each gives exactly what it gives alone.
 
     Args:
         pipe: the pipeline, in use by nobody else.
@@ -129,12 +195,25 @@ class RowsInTurn:
         return text_output(handle.call, self._pipe.tokenizer)
 
 
+def why_in_turn(pipe: Any) -> str | None:
+    """Why the rows of a pipeline take turns; None if they are decoded together."""
+    try:
+        check_rows_move(pipe)
+    except InputError as error:
+        return str(error)
+    return None
+
+
 @contextmanager
-def rows_in_turn(pipe: Any, rows: int) -> Iterator[RowsInTurn]:
-    """Hold a pipeline for rows that take turns.
+def open_rows(pipe: Any, rows: int) -> Iterator[Any]:
+    """Hold a pipeline for rows that enter and leave.
 
     Raises:
         PipelineBusyError: the pipeline is in use.
     """
-    with pipe._busy():
-        yield RowsInTurn(pipe, rows)
+    if why_in_turn(pipe) is not None:
+        with pipe._busy():
+            yield RowsInTurn(pipe, rows)
+        return
+    with pipe.running_batch(rows=rows) as batch:
+        yield BatchedRows(batch)
