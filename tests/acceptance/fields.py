@@ -21,8 +21,6 @@ from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.drafters.cell_order import CellOrderDrafter
 from mmspec.targets.mar import MARTarget
 
-__all__ = ["Chain", "Field", "cells_of", "decode_cells"]
-
 
 @dataclass
 class Chain(DenoisingProcess):
