@@ -16,9 +16,9 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.errors import InputError
 from mmspec.pipelines.prompts import check_special_tokens, check_text
+from mmspec.targets.continuous import NextStepTarget
 from mmspec.targets.image_tokens import CELLS, ImageTokenTarget
 from mmspec.targets.mar import MARTarget
-from mmspec.targets.nextstep import NextStepTarget
 from mmspec.validation import is_integer
 
 __all__ = ["find_grid", "image_requests"]
