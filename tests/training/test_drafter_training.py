@@ -31,15 +31,14 @@ from mmspec.training.losses.base import read
 from mmspec.training.losses.eagle import EagleLoss, positions_of
 from mmspec.training.methods import METHODS
 from mmspec.training.run import RunOptions, Training
-from reference.image_folder import save_image_model
+from reference.image import save_image_model
 from reference.image_model import (
     SHAPES_BY_SIZE,
     build_caption_tokenizer,
     build_text_encoder,
     build_transformer,
 )
-from reference.vq import save_vq
-from reference.vq_model import build_vq
+from reference.vq import build_vq, save_vq
 from tests.contracts.running import random_prompts
 from tests.tiny_models import randomise, tiny_llama
 
