@@ -165,9 +165,10 @@ def build(name: str, drafter: PreTrainedModel | None, options: dict[str, Any]) -
     """Build the accelerator of a name, with a loaded draft model or head where it needs one."""
     if find_preset(name).needs is not None and not isinstance(drafter, PreTrainedModel):
         raise InputError("drafter", drafter, f"a loaded draft model, which {name!r} needs")
-    if find_drafter(name, drafter) is None:
+    found: Any = find_drafter(name, drafter)
+    if found is None:
         return build_accelerator(name, **options)
-    model = check_head(name, drafter) if name in HEADS else drafter
+    model = check_head(name, found) if name in HEADS else found
     return build_accelerator(name, model=model, **options)
 
 

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from transformers import (
@@ -39,7 +39,7 @@ from mmspec.pipelines.drafter import find_drafter
 from mmspec.pipelines.generation_fields import arguments_of_generate, check_arguments
 from mmspec.targets import adapt
 
-__all__ = ["METHOD", "Summary", "decode_or_pass", "disable", "enable", "summary"]
+__all__ = ["Summary", "disable", "enable", "summary"]
 
 Accelerated = TypeVar("Accelerated")
 MARK = "_mmspec_enabled"  # the attribute of models that are accelerated
@@ -283,26 +283,10 @@ def restore(model: PreTrainedModel) -> None:
         vars(model).setdefault(METHOD, enabled.before)
 
 
-class Mark(Protocol):
-    """An enabled model's accelerator, and the account of its calls."""
-
-    @property
-    def method(self) -> Accelerator: ...
-
-    @property
-    def seed(self) -> int | None: ...
-
-    @property
-    def before(self) -> Callable[..., Any] | None: ...
-
-    def count(self, stats: DecodingStats) -> None:
-        """Add a call to the account."""
-
-
 def decode_or_pass(
     model: PreTrainedModel,
     plain: Callable[..., Any],
-    mark: Mark,
+    mark: Enabled,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
@@ -328,7 +312,7 @@ def decode_or_pass(
 def with_loop(
     model: PreTrainedModel,
     call: Callable[..., Any],
-    mark: Mark,
+    mark: Enabled,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -365,7 +349,7 @@ def bound(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     return arguments
 
 
-def loop_of(mark: Mark) -> Callable[..., Any]:
+def loop_of(mark: Enabled) -> Callable[..., Any]:
     """The loop for one call, which `generate` calls when all is prepared."""
 
     def loop(
