@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -32,7 +33,7 @@ from mmspec.decoding.canvas import NOT_FINITE, Canvas, Stopping
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.stats import DecodingStats
-from mmspec.errors import InputError, NumericalError
+from mmspec.errors import InputError, NumericalError, UnsupportedModelError
 from mmspec.heads import HEADS
 from mmspec.models.head_checkpoint import check_head
 from mmspec.pipelines.drafter import find_drafter
@@ -42,7 +43,9 @@ from mmspec.pipelines.token_processors import knows_its_row, row_processors, say
 from mmspec.targets import adapt
 from mmspec.targets.admission import check_reach
 
-__all__ = ["Steps", "decode_plainly"]
+__all__ = ["accelerate", "build", "make_loop"]
+
+logger = logging.getLogger(__name__)
 
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
 
@@ -77,29 +80,54 @@ def accelerate(
     """
     method = accelerator if isinstance(accelerator, Accelerator) else build(accelerator, drafter, options)
 
-    def decode(
-        model: PreTrainedModel,
+    def keep(stats: DecodingStats) -> None:
+        decode.stats = stats  # type: ignore[attr-defined]
+
+    decode = make_loop(method, seed, keep)
+    decode.accelerator = method  # type: ignore[attr-defined]
+    return decode
+
+
+def make_loop(
+    method: Accelerator, seed: int | None, keep: Callable[[DecodingStats], None], *, passes_on: bool = False
+) -> Callable[..., Any]:
+    """Make a loop that `generate` calls when all is prepared.
+
+    Args:
+        method, seed: how it decodes.
+        keep: is given the statistics of each call.
+        passes_on: whether transformers' own loop decodes what would not act here; else that is an error.
+    """
+
+    def loop(
+        model: Any,
         input_ids: Tensor,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         streamer: BaseStreamer | None = None,
         **model_kwargs: Any,
-    ) -> Tensor | GenerateDecoderOnlyOutput:
+    ) -> Any:
         given = arguments_of_generate()
         streamer = streamer or given.get("streamer")
-        check_arguments(model, generation_config, given)
+        if not passes_on:
+            check_arguments(model, generation_config, given)
         asked = logits_processor, stopping_criteria, generation_config
         if plain := decode_plainly(model, input_ids, *asked, streamer, seed, model_kwargs):
-            output, decode.stats = plain  # type: ignore[attr-defined]
-            return output
-        call = prepare(method, seed, model, input_ids, *asked, model_kwargs, given)
-        output = carry_out(call, input_ids, generation_config, streamer)
-        decode.stats = call.stats  # type: ignore[attr-defined]
+            output, stats = plain
+        else:
+            try:
+                call = prepare(method, seed, model, input_ids, *asked, model_kwargs, given)
+            except (InputError, UnsupportedModelError) as error:
+                if not passes_on:
+                    raise
+                logger.info("passed on to transformers: %s", error)
+                return type(model)._sample(model, input_ids, *asked, streamer=streamer, **model_kwargs)
+            output, stats = carry_out(call, input_ids, generation_config, streamer), call.stats
+        keep(stats)
         return output
 
-    decode.accelerator = method  # type: ignore[attr-defined]
-    return decode
+    return loop
 
 
 def prepare(
@@ -222,14 +250,6 @@ def filler_of(config: GenerationConfig) -> int:
     return int(config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id or 0)
 
 
-def strangers_of(processors: LogitsProcessorList, criteria: StoppingCriteriaList, rows: int) -> list[Any]:
-    """Processors that may keep a state or know the batch; of several rows, criteria too.
-
-    A criterion of one row is asked after each token of it, as by `generate`.
-    """
-    return [item for item in (*processors, *(criteria if rows > 1 else ())) if not knows_its_row(item)]
-
-
 class Usable(LogitsProcessor):
     """Raises NumericalError where no token can be chosen, which `generate` does not look at."""
 
@@ -269,7 +289,9 @@ def decode_plainly(
     Raises:
         NumericalError: a row's logits are no numbers.
     """
-    strangers = strangers_of(processors, criteria, len(input_ids))
+    # a criterion of one row is asked after each token of it, as by `generate`
+    asked = (*processors, *(criteria if len(input_ids) > 1 else ()))
+    strangers = [item for item in asked if not knows_its_row(item)]
     if not strangers:
         return None
     for item in strangers:

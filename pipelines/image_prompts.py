@@ -108,9 +108,9 @@ def read_labels(class_labels: Any, classes: int) -> list[int | None]:
     allowed = f"an integer from 0 to {classes - 1}, or a list of them"
     if not labels or class_labels is None:
         raise InputError("class_labels", class_labels, allowed)
-    for label in labels:
+    for index, label in enumerate(labels):
         if label is not None and (not is_integer(label) or not 0 <= label < classes):
-            raise InputError("class_labels", class_labels, allowed)
+            raise InputError(f"class_labels[{index}]", label, allowed)
     return labels
 
 

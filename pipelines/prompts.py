@@ -126,7 +126,7 @@ def read_prompts(
 
 
 class ReadOnce:
-    """Stands for the part of a processor that reads media of one prompt; of a second text it repeats itself.
+    """Stands for the part of a processor that reads media; it reads once, and then repeats what it gave.
 
     Args:
         part: reads images or videos.

@@ -163,8 +163,9 @@ PROMPTS = ["describe the picture", "red", "what colour is the large circle", "a 
 IMAGES = [IMAGE, None, [tiny_image(1), tiny_image(2)], tiny_image(3)]
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    ("family", "sampling"), [("llava", {}), ("qwen2_5_vl", {"temperature": 0.8, "top_p": 0.9})]
+)
 def test_rows_of_a_batch_equal_their_single_calls_in_any_order(family: str, sampling: Any) -> None:
     model, processor = VISION_LANGUAGE_FAMILIES[family]()
     pipe = VisionLanguagePipeline(model.double(), processor)
@@ -219,9 +220,9 @@ def test_unknown_words_and_media_that_do_not_fit_are_refused(llava: VisionLangua
 
 
 @pytest.mark.parametrize(
-    "asked", [{}, {"guidance_scale": 2.0, "negative_prompt": "blue"}], ids=["plain", "guided"]
+    ("family", "asked"),
+    [("llava", {}), ("qwen2_5_vl", {"guidance_scale": 2.0, "negative_prompt": "blue"})],
 )
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
 def test_images_of_a_prompt_are_processed_once(
     family: str, asked: dict[str, Any], checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
