@@ -17,12 +17,8 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
-    MinPLogitsWarper,
     PreTrainedModel,
     StoppingCriteriaList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
 )
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -39,7 +35,13 @@ from mmspec.models.head_checkpoint import check_head
 from mmspec.pipelines.drafter import find_drafter
 from mmspec.pipelines.generate_inputs import check_inputs, split_rows
 from mmspec.pipelines.generation_fields import arguments_of_generate, check_arguments
-from mmspec.pipelines.token_processors import knows_its_row, row_processors, say_why_plain
+from mmspec.pipelines.token_processors import (
+    WARPERS,
+    knows_its_row,
+    row_processors,
+    say_why_plain,
+    split_warpers,
+)
 from mmspec.targets import adapt
 from mmspec.targets.admission import check_reach
 
@@ -47,7 +49,7 @@ __all__ = ["accelerate", "build", "make_loop"]
 
 logger = logging.getLogger(__name__)
 
-WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
+NAMES: dict[type, str] = dict(zip(WARPERS, ("temperature", "top_k", "top_p", "min_p"), strict=True))
 
 
 def accelerate(
@@ -202,23 +204,12 @@ def build(name: str, drafter: PreTrainedModel | None, options: dict[str, Any]) -
 
 def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows: int) -> Sampler:
     """Convert generate's prepared processors into a Sampler, which warps all nodes at once."""
-    warpers = [item for item in processors if type(item) in WARPERS]
-    others = LogitsProcessorList(item for item in processors if item not in warpers)
+    others, warpers = split_warpers(processors)
     per_row = [row_processors(others, row) for row in range(rows)] if others else []
     if not config.do_sample:
         return Sampler(processors=per_row)
-    order = [WARPERS.index(type(item)) for item in warpers]
-    if order != sorted(set(order)) or list(processors[len(others) :]) != warpers:
-        # doubled, or with truncations of another kind between them: keep the order, processor by processor
-        return Sampler(temperature=1.0, processors=[row_processors(processors, row) for row in range(rows)])
-    found: dict[type, Any] = {type(item): item for item in warpers}
-    return Sampler(
-        temperature=float(getattr(found.get(TemperatureLogitsWarper), "temperature", 1.0)),
-        top_k=getattr(found.get(TopKLogitsWarper), "top_k", None),
-        top_p=getattr(found.get(TopPLogitsWarper), "top_p", None),
-        min_p=getattr(found.get(MinPLogitsWarper), "min_p", None),
-        processors=per_row,
-    )
+    told = {NAMES[type(item)]: getattr(item, NAMES[type(item)]) for item in warpers or ()}
+    return Sampler(**{"temperature": 1.0, **told}, processors=per_row)
 
 
 def read_stopping(config: GenerationConfig, criteria: StoppingCriteriaList, prompt_length: int) -> Stopping:
