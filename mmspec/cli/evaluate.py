@@ -9,10 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from mmspec.cli.console import print_result
-from mmspec.cli.evaluate_drafters import drafters
 from mmspec.cli.evaluate_growth import growth
 from mmspec.cli.evaluate_images import images
-from mmspec.cli.evaluate_methods import methods
 from mmspec.cli.evaluate_text import text
 from mmspec.cli.loading import REFERENCE_IMAGE, reference_model
 from mmspec.cli.options import AsJson, Model
@@ -68,8 +66,6 @@ def vlm(
     _report(source, scores, as_json, ("greedy", "right"), rows)
 
 
-evaluate_app.command()(methods)
-evaluate_app.command()(drafters)
 evaluate_app.command()(growth)
 evaluate_app.command()(images)
 evaluate_app.command()(text)
