@@ -53,7 +53,7 @@ HEADS = {
         "mmspec.training.losses.eagle:EagleLoss",
         "a trained head grows a tree from the target's hidden states",
         "2406.16858",
-        "mmspec.models.eagle.official:read_official",
+        "mmspec.models.published.eagle:read_eagle",
         image_settings=IMAGE_TREE,
     ),
     "eagle3": Head(
@@ -62,7 +62,7 @@ HEADS = {
         "mmspec.training.losses.eagle3:Eagle3Loss",
         "as `eagle`, from hidden states of three depths and over a vocabulary of its own",
         "2503.01840",
-        "mmspec.models.eagle3.official:read_official",
+        "mmspec.models.published.eagle3:read_eagle3",
         image_settings=IMAGE_TREE,
     ),
     "mtp": Head(
@@ -71,7 +71,7 @@ HEADS = {
         "mmspec.training.losses.eagle3:Eagle3Loss",
         "the layer for multi-token prediction that the target was trained with grows a tree",
         "2412.19437",
-        "mmspec.models.mtp.official:read_official",
+        "mmspec.models.published.mtp:read_mtp",
         in_checkpoint=True,
     ),
     "assistant": Head(
@@ -95,7 +95,7 @@ HEADS = {
         "mmspec.training.losses.dflash:DFlashLoss",
         "a trained head denoises a block of tokens in one pass over the target's hidden states",
         "2602.06036",
-        "mmspec.models.dflash.official:read_dflash",
+        "mmspec.models.published.dflash:read_dflash",
     ),
     "dspark": Head(
         "mmspec.models.dflash:DSparkHead",
@@ -103,7 +103,7 @@ HEADS = {
         "mmspec.training.losses.dflash:DFlashLoss",
         "as `dflash`, where each token of a block knows the one before it",
         "2607.05147",
-        "mmspec.models.dflash.official:read_dspark",
+        "mmspec.models.published.dflash:read_dspark",
     ),
     "medusa": Head(
         "mmspec.models.medusa:MedusaHead",
@@ -111,7 +111,7 @@ HEADS = {
         "mmspec.training.losses.medusa:MedusaLoss",
         "trained heads on one hidden state of the target each draft a token of their own",
         "2401.10774",
-        "mmspec.models.medusa.official:read_official",
+        "mmspec.models.published.medusa:read_medusa",
     ),
     "hydra": Head(
         "mmspec.models.hydra:HydraHead",
@@ -119,7 +119,7 @@ HEADS = {
         "mmspec.training.losses.hydra:HydraLoss",
         "as `medusa`, by heads that are told which tokens the heads before them chose",
         "2402.05109",
-        "mmspec.models.hydra.official:read_official",
+        "mmspec.models.published.hydra:read_hydra",
     ),
     "cjd": Head(
         "mmspec.models.cjd:CorrectorHead",

@@ -42,7 +42,7 @@ from mmspec.models.weights import is_offloaded
 from mmspec.pipelines.loading import Checkpoint, check_accelerator
 from mmspec.reference.assets import own_drafters
 from mmspec.targets import CausalTarget, adapt
-from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
+from mmspec.targets.image_families import FAMILIES
 from mmspec.targets.memory import MemoryPlan
 from mmspec.targets.placement import execution_device
 from mmspec.targets.prefix import PrefixCache
@@ -540,13 +540,11 @@ class MMSpecPipeline:
 
 def pipeline_for(config: PreTrainedConfig) -> type[MMSpecPipeline]:
     """Choose the pipeline class for a model; one that both answers and draws gets the one that answers."""
-    from mmspec.pipelines.continuous_images import ContinuousImagePipeline
-    from mmspec.pipelines.image_tokens import ImagePipeline
     from mmspec.pipelines.vision_language import VisionLanguagePipeline
 
-    if config.model_type in CONTINUOUS_FAMILIES:
-        return ContinuousImagePipeline
-    return ImagePipeline if isinstance(config, LlamaGenConfig) else VisionLanguagePipeline
+    family = FAMILIES.get(config.model_type)
+    kind: type[MMSpecPipeline] = VisionLanguagePipeline
+    return kind if family is None or family.answers else family.load("pipeline")
 
 
 def tokenizer_of(processor: Any) -> Any:

@@ -18,11 +18,10 @@ from mmspec.accelerators import ACCELERATORS, DraftToCome, build_accelerator, fi
 from mmspec.errors import CheckpointError, InputError, UnknownArgumentError
 from mmspec.heads import HEADS
 from mmspec.models.adapters import Adapter, base_error, find_adapter
-from mmspec.models.checkpoint import check_source, first_line, load_config
-from mmspec.models.gguf_file import split_gguf
+from mmspec.models.checkpoint import check_source, first_line, load_config, split_gguf
 from mmspec.models.head_checkpoint import load_head
 from mmspec.registry import did_you_mean
-from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
+from mmspec.targets.image_families import CONTINUOUS_FAMILIES
 
 __all__ = [
     "Checkpoint",

@@ -92,7 +92,7 @@ def image(
     from mmspec.models.official_files import read_config
     from mmspec.reference.scoring.image import score_image_model
     from mmspec.reference.scoring.latent_image import score_latent_model
-    from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
+    from mmspec.targets.image_families import CONTINUOUS_FAMILIES
 
     source = model or reference_model(REFERENCE_IMAGE)
     is_continuous = read_config(Path(source)).get("model_type") in CONTINUOUS_FAMILIES

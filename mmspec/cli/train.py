@@ -53,7 +53,7 @@ class TrainingOptions:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """The keywords of a trainer that are given, see `TrainingPlan`."""
+        """The keywords of a trainer that are given, see `RunOptions`."""
         return {name: value for name, value in vars(self).items() if value is not None and name != "as_json"}
 
     def report(self, folder: Path, hint: str | None = None, **record: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mmspec.decoding.rows import Rows, named
 from mmspec.errors import InputError
 from mmspec.kernels.sampling import of_rows
 from mmspec.validation import is_integer, is_list, plain_numbers, require_number
@@ -17,8 +18,10 @@ ROW_SETTINGS = {"temperature": None, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "gu
 
 
 @dataclass(frozen=True)
-class RowSettings:
+class RowSettings(Rows):
     """Settings of which each row of a batch may have its own: the temperature, and what subclasses add."""
+
+    row_fields = named("temperature")
 
     temperature: float | Sequence[float] = 0.0
 

@@ -21,10 +21,10 @@ from mmspec.decoding.draft import Draft
 from mmspec.decoding.lockstep import Lockstep
 from mmspec.decoding.once import once
 from mmspec.decoding.row_settings import ROW_SETTINGS, RowSettings, check_setting, read_setting, values_of
+from mmspec.decoding.rows import named
 from mmspec.decoding.sparse_distribution import part_ties
 from mmspec.kernels import Warping, warp_logits
 from mmspec.kernels.sampling import of_rows
-from mmspec.validation import is_list
 
 __all__ = ["Sampler"]
 
@@ -49,6 +49,8 @@ class Sampler(RowSettings):
     Raises:
         InputError: a value outside its range.
     """
+
+    row_fields = named("top_k", "top_p", "min_p", "guidance_scale", "processors")
 
     top_k: int | Sequence[int | None] | None = None
     top_p: float | Sequence[float | None] | None = None
@@ -80,23 +82,16 @@ class Sampler(RowSettings):
             return p
         return part_ties(p, of_rows(self.warping.top_k, p, lambda k: k or math.inf))
 
-    def part(self, rows: Sequence[int]) -> Self:
-        """Return the settings of some rows of the batch."""
-        named = {name: getattr(self, name) for name in (*ROW_SETTINGS, "processors")}
-        lists = {name: values for name, values in named.items() if is_list(values) and values}
-        part: dict[str, Any] = {name: [values[row] for row in rows] for name, values in lists.items()}
-        return replace(self, **part)
-
-    def joined(self, other: Self, rows: int, others: int) -> Self:
-        """Return the settings of a batch of so many rows followed by those of another."""
+    def joined(self, other: Self, counts: tuple[int, int]) -> Self:
+        """Return the settings of these rows followed by those of another batch."""
         both: dict[str, Any] = {}
         for name in ROW_SETTINGS:
             both[name] = []
-            for each, count in ((self, rows), (other, others)):
+            for each, count in zip((self, other), counts, strict=True):
                 values = values_of(getattr(each, name))
                 both[name] += values * (count if len(values) == 1 else 1)
         if self.processors or other.processors:
-            none = LogitsProcessorList()
+            none, (rows, others) = LogitsProcessorList(), counts
             both["processors"] = [*(self.processors or [none] * rows), *(other.processors or [none] * others)]
         return replace(self, **both)
 

@@ -12,13 +12,15 @@ from functools import reduce
 from operator import add
 from typing import Any
 
+from mmspec.decoding.rows import Rows, named
+
 #: Parts of a call's time, each with its `<part>_seconds`.
 PARTS = ("prompt", "target", "draft", "verify")
 ROW_COUNTS = ("new_tokens", "rounds", "drafted", "accepted", "accepted_histograms")
 
 
 @dataclass
-class DecodingStats:
+class DecodingStats(Rows):
     """Counts and times of one call.
 
     Attributes:
@@ -47,6 +49,8 @@ class DecodingStats:
         cache_bytes: size of the target's KV cache.
         cached_prompt_tokens: tokens of the prompts, all rows together, that were found in the prefix cache.
     """
+
+    row_fields = named(*ROW_COUNTS)
 
     accelerator: str = "none"
     exactness: str = "exact"
@@ -91,10 +95,9 @@ class DecodingStats:
         setattr(self, f"{name}_max", max(getattr(self, f"{name}_max"), largest))
         setattr(self, f"{name}_places", getattr(self, f"{name}_places") + places)
 
-    def part(self, rows: Sequence[int]) -> DecodingStats:
-        """Return these statistics with the counts of some rows alone; what is summed over rows stays."""
-        chosen: dict[str, Any] = {name: [getattr(self, name)[row] for row in rows] for name in ROW_COUNTS}
-        return replace(self, **chosen)
+    def joined(self, other: DecodingStats, counts: tuple[int, int]) -> DecodingStats:
+        """Return these statistics with those of other rows, as `merge_stats` does."""
+        return merge_stats([self, other])
 
     def of_rows_alone(self) -> DecodingStats:
         """Return what is known of the rows by themselves, without what is summed with other rows."""

@@ -19,7 +19,7 @@ from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Draft, DraftKind, Nodes
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
-from mmspec.decoding.rows import join_lists, join_rows, part_of_list, part_of_rows
+from mmspec.decoding.rows import Rows, named
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.models.weights import is_offloaded
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class CacheState:
+class CacheState(Rows):
     """Cached rows of a batch, and the positions that follow them.
 
     Attributes:
@@ -48,27 +48,11 @@ class CacheState:
         prompt_lengths: B prompt lengths, 2B under guidance.
     """
 
+    row_fields = named("cache", "offset", "prompt_lengths")
+
     cache: RaggedCache
     offset: Tensor
     prompt_lengths: list[int]
-
-    def part(self, rows: Sequence[int], copies: int) -> Self:
-        """Return the state of some rows; see `Rows`."""
-        return replace(
-            self,
-            cache=self.cache.part(rows, copies),
-            offset=part_of_rows(self.offset, rows, copies),
-            prompt_lengths=part_of_list(self.prompt_lengths, rows, copies),
-        )
-
-    def joined(self, other: Self, copies: int) -> Self:
-        """Return the state of these rows followed by those of another; see `Rows`."""
-        return replace(
-            self,
-            cache=self.cache.joined(other.cache, copies),
-            offset=join_rows(self.offset, other.offset, copies),
-            prompt_lengths=join_lists(self.prompt_lengths, other.prompt_lengths, copies),
-        )
 
     def tighten(self, emitted: Sequence[int]) -> None:
         copies = self.cache.rows // len(emitted)
@@ -98,9 +82,9 @@ class CausalState(CacheState):
     additive: torch.dtype | None
     most_nodes: int = field(default=1, kw_only=True)
 
-    def joined(self, other: Self, copies: int) -> Self:
+    def joined(self, other: Self, counts: tuple[int, int]) -> Self:
         other.close()
-        return replace(super().joined(other, copies), change=min(self.change, other.change))
+        return replace(super().joined(other, counts), change=min(self.change, other.change))
 
     def close(self) -> None:
         self.hidden.close()

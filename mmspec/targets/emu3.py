@@ -6,20 +6,30 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import InputError
 from mmspec.models.weights import stored_weight
 from mmspec.targets.image_tokens import CODEBOOK
 from mmspec.targets.placement import execution_device
-from mmspec.targets.text_vocabulary import TextVocabularyTarget, code_ids, token_ids
+from mmspec.targets.text_vocabulary import (
+    TextVocabularyTarget,
+    code_ids,
+    plain_ids,
+    special_ids,
+    token_ids,
+)
 
-__all__ = ["BEGIN_OF_IMAGE", "BEGIN_OF_TOKENS", "AnySizeTarget", "Emu3Target"]
+__all__ = ["AnySizeTarget", "Emu3Target"]
 
 BEGIN_OF_IMAGE, BEGIN_OF_TOKENS = "<|image start|>", "<|image token|>"  # the size stands between them
 END_OF_ROW, END_OF_FRAME, END_OF_IMAGE = "<|extra_200|>", "<|extra_201|>", "<|image end|>"
 DEFAULT_CELLS = 90  # 720 pixels
+NEGATIVE = (
+    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst "
+    "quality, low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
+)
 
 
 class AnySizeTarget(TextVocabularyTarget):
@@ -56,6 +66,7 @@ class Emu3Target(AnySizeTarget):
     """
 
     min_columns = 3  # on narrower grids the reference's rules for the ends of rows and of the image meet
+    published = {"guidance_scale": 3.0, "top_k": 2048}
 
     def __init__(self, model: PreTrainedModel, vq: Any = None, codebook: Tensor | None = None) -> None:
         if vq is not None:
@@ -70,6 +81,19 @@ class Emu3Target(AnySizeTarget):
             codebook = stored_weight(parts.vqmodel, CODEBOOK)
         super().__init__(model, grid, codes, syntax, parts.vqmodel.spatial_scale_factor, codebook)
         self.vq = parts.vqmodel
+
+    def prompt_ids(
+        self, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[list[int], list[int]]:
+        """The text, then the grid's size; the unconditional prompt is a list of flaws."""
+        names = (tokenizer.bos_token, BEGIN_OF_IMAGE, BEGIN_OF_TOKENS)
+        begin, image, tokens = special_ids(tokenizer, *names)
+        size = plain_ids(tokenizer, f"{grid.rows}*{grid.columns}")
+
+        def sized(content: str) -> list[int]:
+            return [begin, *plain_ids(tokenizer, content), image, *size, tokens]
+
+        return sized(text), sized(NEGATIVE if negative is None else negative)
 
     def decode(self, cells: Tensor) -> Tensor:
         """Decode codes [B, rows, columns] into images [B, 3, H, W]."""

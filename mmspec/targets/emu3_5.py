@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import CheckpointError
 from mmspec.targets.emu3 import AnySizeTarget
 from mmspec.targets.image_tokens import check_stride
 from mmspec.targets.placement import execution_device
+from mmspec.targets.text_vocabulary import plain_ids, special_ids
 
 __all__ = ["Emu3p5Target"]
 
 STRIDE = 16
 DEFAULT_CELLS = 64  # 1024 pixels
+TURN = ("<|extra_203|>", "<|extra_100|>")  # the begin of a prompt, and of its answer
 
 
 class Emu3p5Target(AnySizeTarget):
@@ -30,6 +32,8 @@ class Emu3p5Target(AnySizeTarget):
     Raises:
         CheckpointError: tokenizer, codebook and vocabulary do not fit each other.
     """
+
+    published = {"guidance_scale": 5.0, "top_k": 5120}
 
     def __init__(self, model: PreTrainedModel, vq: Any = None, codebook: Tensor | None = None) -> None:
         config: Any = model.config
@@ -46,9 +50,24 @@ class Emu3p5Target(AnySizeTarget):
         super().__init__(model, grid, codes, [config.eol_token_id, config.eoi_token_id], STRIDE, codebook)
         self.vq = vq
 
+    def prompt_ids(
+        self, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[list[int], list[int]]:
+        """A turn, then the grid's size; the unconditional prompt is a turn without task and text."""
+        begin, answer = special_ids(tokenizer, *TURN)
+        config: Any = self.config
+        size = plain_ids(tokenizer, f"{grid.rows}*{grid.columns}")
+
+        def turn(task: str, content: str) -> list[int]:
+            said = plain_ids(tokenizer, f"You are a helpful assistant{task}. USER: {content} ASSISTANT: ")
+            return [begin, *said, answer, config.boi_token_id, *size, config.img_token_id]
+
+        task = " for t2i task"
+        return turn(task, text), turn("", "") if negative is None else turn(task, negative)
+
     def decode(self, cells: Tensor) -> Tensor:
         """Decode codes [B, rows, columns] into images [B, 3, H, W]."""
-        from mmspec.models.llamagen.vq import decode_tokens
+        from mmspec.models.autoencoders import decode_tokens
 
         if self.vq is None:
             raise CheckpointError(

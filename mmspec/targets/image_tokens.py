@@ -2,8 +2,9 @@
 
 Outputs are counted in the compact vocabulary: token t < K is entry t of the codebook, tokens from K on are
 the family's syntax (end of row, end of image, ...). Ids of a prompt come after those, so that no drafter
-takes a prompt for a piece of image: `vocabulary` plus the id that the family's own tokenizer gives. What a
-family adds is how it embeds and reads tokens, which sizes it draws, and its image tokenizer.
+takes a prompt for a piece of image: `vocabulary` plus the id that the family's own tokenizer gives. A family
+adds how it embeds and reads tokens, how its prompts are written, which sizes it draws, and its image
+tokenizer.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,11 +21,14 @@ from transformers import PreTrainedModel
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.image_grid import Grammar, ImageGrid, exclude
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
-from mmspec.decoding.rows import join_rows, part_of_rows
+from mmspec.decoding.rows import named
 from mmspec.errors import CheckpointError, InputError
 from mmspec.targets.causal import CausalState, CausalTarget
 
-__all__ = ["CELLS", "CODEBOOK", "ImageState", "ImageTokenTarget", "check_stride"]
+__all__ = ["CELLS", "CODEBOOK", "ImageState", "ImageTokenTarget", "PromptPair", "check_stride"]
+
+#: The model's inputs for a prompt, and for the unconditional one that guidance leads away from.
+PromptPair = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 CELLS = "image_cells"  # of a prompt: [1, 2] rows and columns of its image, where they are not the default
 CODEBOOK = "quantize.embedding.weight"  # of an image tokenizer
@@ -39,17 +43,10 @@ class ImageState(CausalState):
         starts: [rows] prompt lengths.
     """
 
+    row_fields = named("grammar", "starts")
+
     grammar: Grammar
     starts: Tensor
-
-    def part(self, rows: Sequence[int], copies: int) -> Self:
-        grammar, starts = self.grammar.part(rows, copies), part_of_rows(self.starts, rows, copies)
-        return replace(super().part(rows, copies), grammar=grammar, starts=starts)
-
-    def joined(self, other: Self, copies: int) -> Self:
-        grammar = self.grammar.joined(other.grammar, copies)
-        starts = join_rows(self.starts, other.starts, copies)
-        return replace(super().joined(other, copies), grammar=grammar, starts=starts)
 
 
 class ImageTokenTarget(CausalTarget, ABC):
@@ -69,6 +66,8 @@ class ImageTokenTarget(CausalTarget, ABC):
         vocabulary: K + S.
         grid, stride, codebook: as passed.
         only_size: what the default size is, in words, where there is no other.
+        published: sampling settings of the family's authors.
+        classes: number of classes that images are asked for by; None where they are asked for in words.
 
     Raises:
         CheckpointError: the codebook is not that of the vocabulary.
@@ -77,6 +76,8 @@ class ImageTokenTarget(CausalTarget, ABC):
 
     grid: ImageGrid
     only_size: ClassVar[str] = "the only size that this model draws"
+    published: Mapping[str, Any] = {}
+    classes: int | None = None
 
     def __init__(
         self,
@@ -113,6 +114,22 @@ class ImageTokenTarget(CausalTarget, ABC):
             own = " x ".join(map(str, self.image_size))
             raise InputError("height, width", (height, width), f"{own}, {self.only_size}")
         return self.grid
+
+    @abstractmethod
+    def encode_prompt(
+        self, asked: Any, negative: str | None, grid: ImageGrid, tokenizer: Any, text_encoder: Any = None
+    ) -> PromptPair:
+        """Encode a prompt, and the unconditional one.
+
+        Args:
+            asked: a text; for models of classes a label, or None for no class.
+            negative: the text of the unconditional prompt; None is the family's own.
+            grid: of the image.
+            tokenizer, text_encoder: of the prompts, where the family has them.
+
+        Raises:
+            InputError: a part is missing or belongs to another model, or the prompt cannot be read.
+        """
 
     @abstractmethod
     def decode(self, cells: Tensor) -> Tensor:

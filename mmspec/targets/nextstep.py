@@ -13,9 +13,11 @@ from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Nodes
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import PromptOutput
+from mmspec.errors import InputError
 from mmspec.models.denoising import DenoisingHead
-from mmspec.models.nextstep import NextStepForImageGeneration
+from mmspec.models.nextstep import NextStepForImageGeneration, prompt_ids
 from mmspec.targets.causal import CausalState, CausalTarget
+from mmspec.targets.image_tokens import PromptPair
 
 __all__ = ["NextStepTarget"]
 
@@ -44,10 +46,13 @@ class NextStepTarget(CausalTarget):
     Attributes:
         vector_size: d of an image token.
         largest_image: most tokens of an image.
+        published, classes: as of `ImageTokenTarget`.
     """
 
     model: NextStepForImageGeneration
     grid: ImageGrid
+    published: Mapping[str, Any] = {"guidance_scale": 7.5}
+    classes: int | None = None
 
     def __init__(self, model: NextStepForImageGeneration, grid: ImageGrid | None = None) -> None:
         super().__init__(model)
@@ -61,6 +66,24 @@ class NextStepTarget(CausalTarget):
     def denoiser(self) -> DenoisingHead:
         """Head that draws a token, given a condition."""
         return self.model.image_head
+
+    def encode_prompt(
+        self, asked: Any, negative: str | None, grid: ImageGrid, tokenizer: Any, text_encoder: Any = None
+    ) -> PromptPair:
+        """Encode a text, and the unconditional prompt, which is empty; see `ImageTokenTarget`.
+
+        Raises:
+            InputError: prompt and image together are longer than the model's positions.
+        """
+        pair = []
+        room = self.model.config.max_position_embeddings - grid.cells
+        for text in (asked, negative or ""):
+            ids = prompt_ids(tokenizer, self.model.config, text, grid.rows, grid.columns)
+            if ids.shape[1] > room:
+                allowed = f"at most {room} beside {grid.cells} of the image"
+                raise InputError("prompt", f"{ids.shape[1]} tokens", allowed)
+            pair.append({"input_ids": ids})
+        return pair[0], pair[1]
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

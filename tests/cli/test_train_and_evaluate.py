@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from mmspec.training.plan import PlanOptions
+from mmspec.training.run import RunOptions
 from tests.packaging.source_tree import ROOT
 
 
@@ -37,7 +37,7 @@ def test_training_options_exist(trained, run, tmp_path, monkeypatch):
     monkeypatch.undo()
     from mmspec.reference.training.vlm import train_vlm
 
-    assert set(trained) <= {*inspect.signature(train_vlm).parameters, *PlanOptions.__annotations__}
+    assert set(trained) <= {*inspect.signature(train_vlm).parameters, *RunOptions.__annotations__}
 
 
 def test_scores_are_shares(run_json, tiny_folder):
@@ -79,7 +79,7 @@ def test_options_of_drafters_are_those_of_the_trainer(run, monkeypatch, tmp_path
 
     from mmspec.training import drafter
 
-    called, known = {}, {*inspect.signature(drafter.train_drafter).parameters, *PlanOptions.__annotations__}
+    called, known = {}, {*inspect.signature(drafter.train_drafter).parameters, *RunOptions.__annotations__}
 
     def train_drafter(target, out, **options):
         called.update(options, target=target, out=out)
@@ -107,12 +107,12 @@ def test_the_help_names_every_method_of_drafters(run):
 def test_the_help_says_how_long_and_with_how_many_examples_a_training_goes_on(run, monkeypatch, name):
     defaults = {}
 
-    def plan(options, **own):
+    def training(self, out, options, **own):
         assert options == {"seed": 0, "resume": False}, "what is not given is left to the trainer"
         defaults.update(own)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mmspec.training.plan.TrainingPlan.of", plan)
+    monkeypatch.setattr("mmspec.training.run.Training.__init__", training)
     needed = {"image": ["--vq", "x"], "drafter": ["--target", "x"]}
     run("train", name, "--out", "x", *needed.get(name, []))
     shown = " ".join(run("train", name, "--help").stdout.split())

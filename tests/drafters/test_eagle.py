@@ -64,7 +64,7 @@ def test_images_are_drafted_as_the_slow_way() -> None:
 
 
 GROWTH = "mmspec.drafters.tree:TreeGrowth"
-HEAD = "mmspec.models.eagle.modeling:EagleHead"
+HEAD = "mmspec.models.eagle:EagleHead"
 PATH = "_copied(verdict.path)"
 BUGS = {
     "states of the accepted path are shifted": (f"{READING}.observe", PATH, f"{PATH}.roll(1, 1)"),

@@ -55,8 +55,8 @@ def test_a_window_under_guidance() -> None:
 
 
 READING = "mmspec.drafters.feature_session:FeatureSession"
-HEAD, ROWS = "mmspec.models.eagle3.modeling:Eagle3Head", "mmspec.models.feature_head:FeatureHead"
-LAYER = "mmspec.models.eagle3.modeling:Eagle3Layer.forward"
+HEAD, ROWS = "mmspec.models.eagle3:Eagle3Head", "mmspec.models.feature_head:FeatureHead"
+LAYER = "mmspec.models.eagle3:Eagle3Layer.forward"
 BUGS = {
     "the state that is fed back has passed the norm": (
         "mmspec.models.feature_head:FeatureHead.forward",

@@ -159,7 +159,7 @@ def test_rows_with_longer_rows_of_cells_join_a_batch() -> None:
         session._enter_committed()
         sessions.append(session)
     short, long = sessions
-    both = copy.copy(short).joined(long)
+    both = copy.copy(short).joined(long, (1, 1))
     assert both.committed.shape[1] == 7
     assert torch.equal(both.committed[0, -4:], short.committed[0])
     assert torch.equal(both.committed[1], long.committed[0])

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5EncoderModel
 
 from mmspec.errors import CheckpointError, InputError
+from mmspec.models.autoencoders import decode_tokens, encode_image
 from mmspec.models.llamagen import caption_prompt, null_caption_prompt
-from mmspec.models.llamagen.vq import decode_tokens, encode_image
 from mmspec.reference.attribute_reader import AttributeReader
 from mmspec.reference.training.image import train_image
 from mmspec.reference.training.image_data import CAPTION_LENGTH, image_batch, image_scenes, pixel_batch
@@ -29,7 +29,7 @@ from mmspec.reference.training.image_model import (
 from mmspec.reference.training.reader import train_reader
 from mmspec.reference.training.vq import train_vq
 from mmspec.reference.training.vq_model import Reconstruction, build_vq
-from mmspec.training.kernel_muon import KernelMuon, orthogonalize
+from mmspec.training.optimizers import KernelMuon, orthogonalize
 
 TINY = SHAPES_BY_SIZE["tiny"]
 

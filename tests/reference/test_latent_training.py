@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.kl_autoencoder import load_autoencoder
+from mmspec.models.autoencoders import load_autoencoder
 from mmspec.models.mar import MARForImageGeneration
 from mmspec.models.nextstep import NextStepForImageGeneration
 from mmspec.reference.training.autoencoder import train_autoencoder

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoTokenizer
 
 from mmspec import MMSpecPipeline
 from mmspec.decoding.sampling import Sampler
+from mmspec.models.autoencoders import encode_image
 from mmspec.models.image_parts import load_vq
-from mmspec.models.llamagen.vq import encode_image
 from mmspec.reference.scenes import IMAGE_TOKENS, caption, render, sample_scene
 from mmspec.reference.scoring.attributes import AttributeJudge
 from mmspec.reference.scoring.image import ImageModel

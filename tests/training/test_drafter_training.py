@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator
 from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModel
@@ -40,8 +39,7 @@ from mmspec.training.data.sequences import DrafterBatch, TrainingExample, Trial,
 from mmspec.training.drafter import train_drafter, train_on
 from mmspec.training.losses.eagle import EagleLoss, positions_of
 from mmspec.training.methods import METHODS
-from mmspec.training.schedule import Budget
-from mmspec.training.stage import TrainingRun
+from mmspec.training.run import RunOptions, Training
 from mmspec.training.teacher import read
 from tests.contracts.mutation import PlantedBug
 from tests.contracts.running import random_prompts
@@ -99,11 +97,11 @@ def train(
 
     head = METHODS["eagle"].build(target())
     assert isinstance(head, EagleHead)
-    run = TrainingRun(Accelerator(cpu=True), head, state, 0.0 if interrupt else 1e9, 1e9, record)
-    if resume:
-        run.restore(torch.load(state, weights_only=True))
+    options = RunOptions(steps=steps, state=state, checkpoint_s=0.0 if interrupt else 1e9, check_s=1e9)
+    options |= RunOptions(on_step=record, resume=resume)
+    training = Training(state.parent, options, minutes=1.0, batch_size=4)
     with contextlib.suppress(Interrupted):
-        train_on(run, "eagle", target(), Sentences(), Budget(steps))
+        train_on(training, head, "eagle", target(), Sentences())
     return head.eval(), losses
 
 

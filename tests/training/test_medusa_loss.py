@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from torch import nn
 
 from mmspec.decoding.sampling import Sampler
@@ -22,8 +21,7 @@ from mmspec.training.drafter import train_on
 from mmspec.training.losses.hydra import HydraLoss
 from mmspec.training.losses.levels import hit_rates
 from mmspec.training.losses.medusa import MedusaLoss
-from mmspec.training.schedule import Budget
-from mmspec.training.stage import TrainingRun
+from mmspec.training.run import Training
 from tests.contracts.mutation import PlantedBug
 from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.heads_checks import drafter_for, hydra_for, medusa_for
@@ -163,8 +161,8 @@ def test_ranks_are_counted_one_by_one(kind: str) -> None:
 
 def test_training_measures_what_static_trees_are_made_of(tmp_path: Path) -> None:
     model = medusa_for(reference.target(), num_heads=2).requires_grad_(True)
-    run = TrainingRun(Accelerator(cpu=True), model, tmp_path / "state.pt", 60.0, 60.0)
-    train_on(run, "medusa", reference.target(), reference.Sentences(), Budget(steps=3))
+    training = Training(tmp_path / "out", {"steps": 3}, minutes=1.0, batch_size=4)
+    train_on(training, model, "medusa", reference.target(), reference.Sentences())
     rates = model.config.hit_rates
     assert len(rates) == 2 and all(len(each) == 10 and 0 <= sum(each) <= 1.001 for each in rates)
     model.save_pretrained(tmp_path / "head")

@@ -16,12 +16,11 @@ import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from torch import Tensor
 
+from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError, InputError
+from mmspec.models.autoencoders import autoencoder_from_ldm, load_autoencoder
 from mmspec.models.checkpoint import check_folder, check_weights, first_line
-from mmspec.models.kl_autoencoder import autoencoder_from_ldm, load_autoencoder
-from mmspec.models.mar.configuration import SIZES, MARConfig
-from mmspec.models.mar.modeling import MARForImageGeneration
-from mmspec.models.new_folder import new_folder
+from mmspec.models.mar.modeling import SIZES, MARConfig, MARForImageGeneration
 from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint
 
 __all__ = ["convert_mar", "is_mar", "load_mar", "mar_from_official"]

@@ -27,8 +27,8 @@ from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
+from mmspec.models.autoencoders import encode_image
 from mmspec.models.llamagen import LlamaGenForCausalLM, caption_prompt, class_prompt, null_caption_prompt
-from mmspec.models.llamagen.vq import encode_image
 from mmspec.reference.attribute_reader import ImageReading
 from mmspec.reference.scenes import (
     COLOURS,

@@ -42,7 +42,7 @@ from mmspec.reference.scenes import (
 from mmspec.reference.scoring.attributes import AttributeJudge
 from mmspec.reference.training.image_data import IMAGE_SIZE
 from mmspec.reference.training.vlm_data import image_pixels
-from mmspec.targets.continuous_families import continuous_target
+from mmspec.targets.image_families import continuous_target
 
 __all__ = ["LatentModel", "score_latent_model"]
 

@@ -22,10 +22,8 @@ from mmspec.reference.training.image_data import GRID, IMAGE_SIZE, PixelBatch, p
 from mmspec.reference.training.image_error import ImageError
 from mmspec.reference.training.vlm_data import training_seeds
 from mmspec.registry import did_you_mean
-from mmspec.training.environment import flush_subnormals, open_accelerator, prepare_training
-from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import donor, half_precision, training_record, write_record
-from mmspec.training.stage import Stage, TrainingRun, held_out_figures, train_stage
+from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals, held_out_figures
 
 __all__ = [
     "AUTOENCODER_SHAPES",
@@ -118,7 +116,7 @@ def train_autoencoder(
     reader: str | Path | None = None,
     start: str | Path | None = None,
     size: str = "base",
-    **how: Unpack[PlanOptions],
+    **how: Unpack[RunOptions],
 ) -> Path:
     """Train an autoencoder (4 x 4 pixels a latent) and save it as a folder of diffusers' `AutoencoderKL`.
 
@@ -129,7 +127,7 @@ def train_autoencoder(
         reader: a folder that `train_reader` wrote; its features are compared too. None: pixels alone.
         start: a trained autoencoder to begin with, instead of random weights.
         size: "base", or "tiny" (for tests).
-        how: see `TrainingPlan`; by default 20 minutes, of 8 images a step and process.
+        how: see `RunOptions`; by default 20 minutes, of 8 images a step and process.
 
     Returns:
         The folder. Its `training.json` records how it was made.
@@ -140,24 +138,22 @@ def train_autoencoder(
     """
     if size not in AUTOENCODER_SHAPES:
         raise InputError("size", size, did_you_mean(size, AUTOENCODER_SHAPES))
-    plan = TrainingPlan.of(how, minutes=DEFAULT_MINUTES, batch_size=8)
-    prepare_training(plan.seed, plan.threads)
+    training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=8)
     out = Path(out)
     judge = None if reader is None else load_reader(reader)
-    accelerator = open_accelerator()
+    accelerator = training.accelerator
     vae, before = build_autoencoder(size), []
     if start is not None:
         before = _take_weights(vae, Path(start))
     if judge is not None:
         judge.to(accelerator.device)
-    run = plan.run(out, accelerator, vae)
     title = "pixels" if judge is None else "pixels and features"
     learner = KLReconstruction(vae, judge)
-    train_stage(run, _stage(run, learner, title, plan.seed, plan.batch_size), plan.budget)
+    training.train(_stage(training, learner, title))
     if accelerator.is_main_process:
-        options = {"out": out, "size": size, **plan.length, "reader": reader, "from": start}
+        options = {"out": out, "size": size, **training.length, "reader": reader, "from": start}
         vae.register_to_config(scaling_factor=_scaling_factor(vae))
-        save_autoencoder(vae, out, training_record("autoencoder", options, plan, run, before))
+        save_autoencoder(vae, out, training_record("autoencoder", options, training, vae, before))
     accelerator.wait_for_everyone()
     return out
 
@@ -170,11 +166,12 @@ def save_autoencoder(vae: AutoencoderKL, folder: Path, training: dict[str, Any])
     write_record(folder, training)
 
 
-def _stage(run: TrainingRun, learner: KLReconstruction, title: str, seed: int, batch_size: int) -> Stage:
+def _stage(training: Training, learner: KLReconstruction, title: str) -> Stage:
     def make(step: int) -> NoisyBatch:
-        return noisy_batch(training_seeds(seed, STAGE, step, run.accelerator.process_index, batch_size))
+        process, count = training.accelerator.process_index, training.batch_size
+        return noisy_batch(training_seeds(training.seed, STAGE, step, process, count))
 
-    check = held_out_figures(noisy_batch(np.arange(CHECK_SCENES)), run.accelerator.device, digits=4)
+    check = held_out_figures(noisy_batch(np.arange(CHECK_SCENES)), training.accelerator.device, digits=4)
     return Stage(title, learner, make, check, slow_factor=RATE_FACTOR)  # of all parameters
 
 

@@ -13,8 +13,8 @@ import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 
 from mmspec.errors import CheckpointError, InputError
+from mmspec.models.autoencoders import encode_image
 from mmspec.models.image_parts import load_vq
-from mmspec.models.llamagen.vq import encode_image
 from mmspec.reference.attribute_reader import load_reader
 from mmspec.reference.training.image_data import GRID, IMAGE_SIZE, ImageBatch, image_batch
 from mmspec.reference.training.image_folder import save_image_model
@@ -28,10 +28,8 @@ from mmspec.reference.training.image_model import (
 from mmspec.reference.training.image_start import take_weights
 from mmspec.reference.training.vlm_data import training_seeds
 from mmspec.registry import did_you_mean
-from mmspec.training.environment import flush_subnormals, open_accelerator, prepare_training
-from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import training_record
-from mmspec.training.stage import Stage, held_out_figures, train_stage
+from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals, held_out_figures
 
 __all__ = ["train_image"]
 
@@ -52,7 +50,7 @@ def train_image(
     condition: str = "caption",
     start: str | Path | None = None,
     size: str = "base",
-    **how: Unpack[PlanOptions],
+    **how: Unpack[RunOptions],
 ) -> Path:
     """Train a reference image model and save it as one folder (see `image_folder`).
 
@@ -63,7 +61,7 @@ def train_image(
         condition: "caption", or "class" (colour and shape of the leftmost object, 48 labels).
         start: a trained image model to begin with, instead of random weights; its condition may differ.
         size: "base", "long" (32 x 32 tokens) or "tiny" (for tests).
-        how: see `TrainingPlan`; by default 75 minutes, of 16 images a step and process.
+        how: see `RunOptions`; by default 75 minutes, of 16 images a step and process.
 
     Returns:
         The folder. Its `training.json` records how it was made.
@@ -72,10 +70,9 @@ def train_image(
         raise InputError("size", size, did_you_mean(size, SHAPES_BY_SIZE))
     if condition not in CONDITIONS:
         raise InputError("condition", condition, did_you_mean(condition, CONDITIONS))
-    plan = TrainingPlan.of(how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
-    prepare_training(plan.seed, plan.threads)
+    training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
     out, vq = Path(out), Path(vq)
-    accelerator = open_accelerator()
+    accelerator = training.accelerator
     images = load_vq(str(vq), vq).requires_grad_(False).to(accelerator.device)
     if reader is not None:
         load_reader(reader)  # refuses what is none, before the work
@@ -86,13 +83,12 @@ def train_image(
     text_encoder = build_text_encoder(shape, tokenizer) if condition == "caption" else None
     learner = ImageLoss(transformer, text_encoder)
     before = [] if start is None else take_weights(learner, Path(start), tokenizer)
-    run = plan.run(out, accelerator, transformer)
 
-    only_prompts = 0 if text_encoder is None else PROMPTS_PER_IMAGE * plan.batch_size
+    only_prompts = 0 if text_encoder is None else PROMPTS_PER_IMAGE * training.batch_size
 
     def make(step: int) -> ImageBatch:
-        count = plan.batch_size + only_prompts
-        seeds = training_seeds(plan.seed, STAGE, step, accelerator.process_index, count)
+        count = training.batch_size + only_prompts
+        seeds = training_seeds(training.seed, STAGE, step, accelerator.process_index, count)
         batch = image_batch(seeds, tokenizer, only_prompts=only_prompts, grid=shape.grid)
         return _with_tokens(batch, images, accelerator.device)
 
@@ -106,14 +102,14 @@ def train_image(
     stage = Stage(f"image tokens, given a {condition}", learner, make, check)
     if start is not None:
         stage.slow, stage.slow_factor = "", FINE_TUNING_FACTOR  # the empty text is part of every name
-    train_stage(run, stage, plan.budget)
+    training.train(stage)
     if accelerator.is_main_process:
-        options = {"out": out, "vq": vq, "size": size, "condition": condition, **plan.length}
+        options = {"out": out, "vq": vq, "size": size, "condition": condition, **training.length}
         options |= {"from": start, "reader": reader}
-        training = training_record("image", options, plan, run, before)
+        record = training_record("image", options, training, transformer, before)
         learner.write_null_embedding()
         words = None if text_encoder is None else tokenizer
-        save_image_model(transformer, text_encoder, words, out, training, vq=vq, reader=reader)
+        save_image_model(transformer, text_encoder, words, out, record, vq=vq, reader=reader)
     accelerator.wait_for_everyone()
     return out
 

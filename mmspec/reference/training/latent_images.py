@@ -17,7 +17,7 @@ from torch import nn
 from transformers import GenerationConfig
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.kl_autoencoder import load_autoencoder
+from mmspec.models.autoencoders import load_autoencoder
 from mmspec.models.nextstep import load_nextstep
 from mmspec.reference.attribute_reader import load_reader
 from mmspec.reference.training.image_data import GRID, IMAGE_SIZE, image_batch
@@ -35,10 +35,8 @@ from mmspec.reference.training.latent_model import (
 )
 from mmspec.reference.training.vlm_data import training_seeds
 from mmspec.registry import did_you_mean
-from mmspec.training.environment import flush_subnormals, open_accelerator, prepare_training
-from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import donor, save_trained, training_record
-from mmspec.training.stage import Stage, held_out_figures, train_stage
+from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals, held_out_figures
 
 __all__ = ["encode_latents", "train_latent_model"]
 
@@ -66,7 +64,7 @@ def train_latent_model(
     start: str | Path | None = None,
     size: str = "base",
     target: str | Path | None = None,
-    **how: Unpack[PlanOptions],
+    **how: Unpack[RunOptions],
 ) -> Path:
     """Train a reference model of continuous tokens and save it as one folder, with its autoencoder.
 
@@ -79,7 +77,7 @@ def train_latent_model(
         size: "base", "half" (a MAR that drafts), "draft" (a NextStep that drafts for `target`, and learns its
             chains), or "tiny" (for tests).
         target: a trained NextStep. Drafts have no autoencoder or reader of their own.
-        how: see `TrainingPlan`; by default 90 minutes, of 16 images a step and process.
+        how: see `RunOptions`; by default 90 minutes, of 16 images a step and process.
 
     Returns:
         The folder. Its `training.json` records how it was made.
@@ -95,10 +93,9 @@ def train_latent_model(
     if (size == DRAFT) != (target is not None):
         allowed = "the model that it drafts for" if size == DRAFT else f"nothing, or size={DRAFT!r}"
         raise InputError("target", target, allowed)
-    plan = TrainingPlan.of(how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
-    prepare_training(plan.seed, plan.threads)
+    training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
     out, vae = Path(out), Path(vae)
-    accelerator = open_accelerator()
+    accelerator = training.accelerator
     images = load_autoencoder(vae).requires_grad_(False).to(accelerator.device)
     _check_vae(vae, images)
     if reader is not None:
@@ -115,25 +112,24 @@ def train_latent_model(
         model = build_mar(shape)
         learner, objects, only_prompts = MARLoss(model), 1, 0
     before = [] if start is None else _take_weights(model, Path(start))
-    run = plan.run(out, accelerator, model)
 
     def batch_of(seeds: np.ndarray, **which: Any) -> LatentBatch:
         batch = image_batch(seeds, tokenizer, objects=objects, **which).to(accelerator.device)
         return LatentBatch.of(batch, encode_latents(images, batch.pixels))
 
     def make(step: int) -> LatentBatch:
-        count = (1 + only_prompts) * plan.batch_size
-        seeds = training_seeds(plan.seed, STAGE, step, accelerator.process_index, count)
-        return batch_of(seeds, only_prompts=count - plan.batch_size)
+        count = (1 + only_prompts) * training.batch_size
+        seeds = training_seeds(training.seed, STAGE, step, accelerator.process_index, count)
+        return batch_of(seeds, only_prompts=count - training.batch_size)
 
     held_out = batch_of(np.arange(CHECK_SCENES), dropped=0.0)
     check = held_out_figures(held_out, accelerator.device)
-    train_stage(run, Stage(f"latents, {kind}", learner, make, check), plan.budget)
+    training.train(Stage(f"latents, {kind}", learner, make, check))
     if accelerator.is_main_process:
-        options = {"out": out, "vae": vae, "kind": kind, "size": size, **plan.length}
+        options = {"out": out, "vae": vae, "kind": kind, "size": size, **training.length}
         options |= {"from": start, "reader": reader, "target": target}
         model.config.scaling_factor = images.config.scaling_factor
-        save_trained(model, out, training_record("latents", options, plan, run, before))
+        save_trained(model, out, training_record("latents", options, training, model, before))
         if kind == "nextstep":
             tokenizer.save_pretrained(out)
         GenerationConfig(**GENERATION[kind]).save_pretrained(out)

@@ -17,10 +17,8 @@ from mmspec.reference.training.image_data import IMAGE_SIZE, READER_PATCH
 from mmspec.reference.training.vlm_data import PatchBatch, patch_batch, training_seeds
 from mmspec.reference.training.vlm_model import PatchLoss
 from mmspec.registry import did_you_mean
-from mmspec.training.environment import flush_subnormals, open_accelerator, prepare_training
-from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import donor, save_trained, training_record
-from mmspec.training.stage import Stage, TrainingRun, held_out_figures, train_stage
+from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals, held_out_figures
 
 __all__ = ["build_reader", "train_reader"]
 
@@ -55,7 +53,7 @@ def build_reader(size: str = "base") -> AttributeReader:
 
 @flush_subnormals()
 def train_reader(
-    out: str | Path, *, start: str | Path | None = None, size: str = "base", **how: Unpack[PlanOptions]
+    out: str | Path, *, start: str | Path | None = None, size: str = "base", **how: Unpack[RunOptions]
 ) -> Path:
     """Train a reader of scenes and save it as a folder that `AttributeReader.from_pretrained` loads.
 
@@ -63,23 +61,21 @@ def train_reader(
         out: the folder to write.
         start: a trained reader to begin with, instead of random weights.
         size: "base", or "tiny" (for tests).
-        how: see `TrainingPlan`; by default 10 minutes, of 64 scenes a step and process.
+        how: see `RunOptions`; by default 10 minutes, of 64 scenes a step and process.
 
     Returns:
         The folder. Its `training.json` records how it was made.
     """
-    plan = TrainingPlan.of(how, minutes=DEFAULT_MINUTES, batch_size=64)
-    prepare_training(plan.seed, plan.threads)
+    training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=64)
     out = Path(out)
-    accelerator = open_accelerator()
+    accelerator = training.accelerator
     reader, before = build_reader(size), []
     if start is not None:
         before = _take_weights(reader, Path(start))
-    run = plan.run(out, accelerator, reader)
-    train_stage(run, _stage(run, reader, plan.seed, plan.batch_size), plan.budget)
+    training.train(_stage(training, reader))
     if accelerator.is_main_process:
-        options = {"out": out, "size": size, **plan.length, "from": start}
-        save_trained(reader, out, training_record("reader", options, plan, run, before))
+        options = {"out": out, "size": size, **training.length, "from": start}
+        save_trained(reader, out, training_record("reader", options, training, reader, before))
     accelerator.wait_for_everyone()
     return out
 
@@ -91,11 +87,12 @@ def _take_weights(reader: AttributeReader, folder: Path) -> list[dict[str, Any]]
     return stages
 
 
-def _stage(run: TrainingRun, reader: AttributeReader, seed: int, batch_size: int) -> Stage:
+def _stage(training: Training, reader: AttributeReader) -> Stage:
     def make(step: int) -> PatchBatch:
-        return _batch(training_seeds(seed, STAGE, step, run.accelerator.process_index, batch_size))
+        process, count = training.accelerator.process_index, training.batch_size
+        return _batch(training_seeds(training.seed, STAGE, step, process, count))
 
-    check = held_out_figures(_batch(np.arange(CHECK_SCENES)), run.accelerator.device)
+    check = held_out_figures(_batch(np.arange(CHECK_SCENES)), training.accelerator.device)
     width = int(reader.tower.config.hidden_size)
     return Stage("reader", PatchLoss(reader.tower, width, reader.heads), make, check)
 

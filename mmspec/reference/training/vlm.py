@@ -35,10 +35,8 @@ from mmspec.reference.training.vlm_model import (
 from mmspec.reference.training.vlm_processor import build_hybrid_processor, build_processor
 from mmspec.reference.training.vlm_vision import ReferenceVLM, tower_of
 from mmspec.registry import did_you_mean
-from mmspec.training.environment import flush_subnormals, open_accelerator, prepare_training
-from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import save_trained, training_record
-from mmspec.training.stage import Stage, TrainingRun, held_out_figures, train_stage
+from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals, held_out_figures
 
 __all__ = ["train_vlm"]
 
@@ -55,7 +53,7 @@ def train_vlm(
     size: str = "base",
     tower_share: float | None = None,
     tower_from: str | Path | None = None,
-    **how: Unpack[PlanOptions],
+    **how: Unpack[RunOptions],
 ) -> Path:
     """Train a reference vision-language model and save it as a standard transformers folder.
 
@@ -66,7 +64,7 @@ def train_vlm(
         size: "base", "small" (the draft), "hybrid" (a Qwen3.5), "tiny" or "tiny-hybrid" (for tests).
         tower_share: part of the training that goes to the vision tower alone; None is what its size needs.
         tower_from: a trained folder whose tower is taken over and frozen; the tower is then not trained.
-        how: see `TrainingPlan`; by default 56 minutes, the schedule included, of 32 scenes a step and
+        how: see `RunOptions`; by default 56 minutes, the schedule included, of 32 scenes a step and
             process; twice as many for the tower, half as many with descriptions.
 
     Returns:
@@ -78,50 +76,47 @@ def train_vlm(
     if tower_share is None:
         # a tower that stays as it is afterwards has to learn all at once
         tower_share = 0.33 if shape.hybrid else 0.2
-    plan = TrainingPlan.of(how, minutes=DEFAULT_MINUTES, batch_size=32)
-    prepare_training(plan.seed, plan.threads)
+    training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=32)
     out = Path(out)
-    accelerator = open_accelerator()
+    accelerator = training.accelerator
     processor = build_hybrid_processor() if shape.hybrid else build_processor()
     model = build_model(shape, processor)
-    run = plan.run(out, accelerator, model)
     if tower_from is not None:
         _take_tower(model, Path(tower_from))
-        tower_share, run.stage = 0.0, CONVERSATIONS
-    if run.stage == TOWER:
-        train_stage(run, _tower_stage(run, model, plan.seed, plan.batch_size), plan.budget.share(tower_share))
-        run.stage = CONVERSATIONS
+        tower_share, training.stage = 0.0, CONVERSATIONS
+    if training.stage == TOWER:
+        training.train(_tower_stage(training, model), tower_share)
+        training.stage = CONVERSATIONS
     # the hybrid's merger learns with the decoder, so that its tower can stay as it is
     frozen = tower_from is not None or shape.hybrid
-    stage = _conversation_stage(run, model, processor, plan.seed, plan.batch_size, frozen_tower=frozen)
-    train_stage(run, stage, plan.budget.share(1 - tower_share))
+    stage = _conversation_stage(training, model, processor, frozen_tower=frozen)
+    training.train(stage, 1 - tower_share)
     if accelerator.is_main_process:
-        options = {"out": out, "size": size, **plan.length, "tower-from": tower_from}
-        training = training_record("vlm", options, plan, run, size=size)
-        save_trained(model, out, training, parts=("vision_config", "text_config"))
+        options = {"out": out, "size": size, **training.length, "tower-from": tower_from}
+        record = training_record("vlm", options, training, model, size=size)
+        save_trained(model, out, record, parts=("vision_config", "text_config"))
         processor.save_pretrained(out)
     accelerator.wait_for_everyone()
     return out
 
 
-def _tower_stage(run: TrainingRun, model: ReferenceVLM, seed: int, batch_size: int) -> Stage:
+def _tower_stage(training: Training, model: ReferenceVLM) -> Stage:
     tower = tower_of(model, CANVAS)
 
     def make(step: int) -> PatchBatch:
-        process = run.accelerator.process_index
-        seeds = [training_seeds(seed, TOWER, 2 * step + half, process, batch_size) for half in range(2)]
+        process, count = training.accelerator.process_index, training.batch_size
+        halves = (2 * step, 2 * step + 1)
+        seeds = [training_seeds(training.seed, TOWER, half, process, count) for half in halves]
         return patch_batch(np.concatenate(seeds), tower.patch)
 
-    check = held_out_figures(patch_batch(np.arange(CHECK_SCENES), tower.patch), run.accelerator.device)
+    check = held_out_figures(patch_batch(np.arange(CHECK_SCENES), tower.patch), training.accelerator.device)
     return Stage("tower", PatchLoss(tower.module, tower.width), make, check)
 
 
 def _conversation_stage(
-    run: TrainingRun,
+    training: Training,
     model: ReferenceVLM,
     processor: ProcessorMixin,
-    seed: int,
-    batch_size: int,
     *,
     frozen_tower: bool,
 ) -> Stage:
@@ -132,12 +127,13 @@ def _conversation_stage(
     def make(step: int) -> ConversationBatch:
         describes = step % 4 == 3
         # Descriptions make a conversation twice as long: half as many keep the steps equally long.
-        scenes = max(1, batch_size // 2) if describes else batch_size
-        seeds = training_seeds(seed, CONVERSATIONS, step, run.accelerator.process_index, batch_size)[:scenes]
+        process, count = training.accelerator.process_index, training.batch_size
+        seeds = training_seeds(training.seed, CONVERSATIONS, step, process, count)
+        seeds = seeds[: max(1, count // 2)] if describes else seeds
         return conversation_batch(seeds, tokenizer, visual, with_description=describes)
 
     def check(module: nn.Module) -> dict[str, float]:
-        batch = held_out.to(run.accelerator.device)
+        batch = held_out.to(training.accelerator.device)
         exact = exact_answers(batch, module(batch)[1])
         return {
             kind: round(float(exact[batch.kinds == index].float().mean()), 3)

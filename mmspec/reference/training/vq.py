@@ -19,10 +19,8 @@ from mmspec.reference.training.image_data import PixelBatch, pixel_batch
 from mmspec.reference.training.vlm_data import training_seeds
 from mmspec.reference.training.vq_model import VQ_SHAPES, Reconstruction, build_vq
 from mmspec.registry import did_you_mean
-from mmspec.training.environment import flush_subnormals, open_accelerator, prepare_training
-from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import donor, half_precision, training_record, write_record
-from mmspec.training.stage import Stage, TrainingRun, held_out_figures, train_stage
+from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals, held_out_figures
 
 __all__ = ["save_vq", "train_vq"]
 
@@ -39,7 +37,7 @@ def train_vq(
     reader: str | Path | None = None,
     start: str | Path | None = None,
     size: str = "base",
-    **how: Unpack[PlanOptions],
+    **how: Unpack[RunOptions],
 ) -> Path:
     """Train an image tokenizer (4 x 4 pixels a token) and save it as a folder of diffusers' `VQModel`.
 
@@ -48,7 +46,7 @@ def train_vq(
         reader: a folder that `train_reader` wrote; its features are compared too. None: pixels alone.
         start: a trained tokenizer to begin with, instead of random weights.
         size: "base", or "tiny" (for tests).
-        how: see `TrainingPlan`; by default 25 minutes, of 16 images a step and process.
+        how: see `RunOptions`; by default 25 minutes, of 16 images a step and process.
 
     Returns:
         The folder. Its `training.json` records how it was made.
@@ -58,11 +56,10 @@ def train_vq(
     """
     if size not in VQ_SHAPES:
         raise InputError("size", size, did_you_mean(size, VQ_SHAPES))
-    plan = TrainingPlan.of(how, minutes=DEFAULT_MINUTES, batch_size=16)
-    prepare_training(plan.seed, plan.threads)
+    training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=16)
     out = Path(out)
     judge = None if reader is None else load_reader(reader)
-    accelerator = open_accelerator()
+    accelerator = training.accelerator
     if accelerator.is_fsdp2:
         allowed = (
             "processes with whole weights: codes are set, not learnt by gradients, and FSDP would lose them"
@@ -73,12 +70,11 @@ def train_vq(
         before = _take_weights(vq, Path(start))
     if judge is not None:
         judge.to(accelerator.device)
-    run = plan.run(out, accelerator, vq)
     title = "pixels" if judge is None else "pixels and features"
-    train_stage(run, _stage(run, Reconstruction(vq, judge), title, plan.seed, plan.batch_size), plan.budget)
+    training.train(_stage(training, Reconstruction(vq, judge), title))
     if accelerator.is_main_process:
-        options = {"out": out, "size": size, **plan.length, "reader": reader, "from": start}
-        save_vq(vq, out, training_record("vq", options, plan, run, before))
+        options = {"out": out, "size": size, **training.length, "reader": reader, "from": start}
+        save_vq(vq, out, training_record("vq", options, training, vq, before))
     accelerator.wait_for_everyone()
     return out
 
@@ -93,12 +89,13 @@ def save_vq(vq: VQModel, folder: Path, training: dict[str, Any]) -> None:
     write_record(folder, training)
 
 
-def _stage(run: TrainingRun, learner: Reconstruction, title: str, seed: int, batch_size: int) -> Stage:
+def _stage(training: Training, learner: Reconstruction, title: str) -> Stage:
     def make(step: int) -> PixelBatch:
-        seeds = training_seeds(seed, STAGE, step, run.accelerator.process_index, batch_size)
+        process, count = training.accelerator.process_index, training.batch_size
+        seeds = training_seeds(training.seed, STAGE, step, process, count)
         return pixel_batch(seeds, OBJECT_WEIGHT)
 
-    check = held_out_figures(pixel_batch(np.arange(CHECK_SCENES)), run.accelerator.device, digits=4)
+    check = held_out_figures(pixel_batch(np.arange(CHECK_SCENES)), training.accelerator.device, digits=4)
     return Stage(title, learner, make, check)
 
 

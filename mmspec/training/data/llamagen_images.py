@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
+from mmspec.models.autoencoders import encode_image
 from mmspec.models.image_parts import load_text_encoder, load_vq
 from mmspec.models.llamagen import LlamaGenForCausalLM, caption_prompt, class_prompt, null_caption_prompt
-from mmspec.models.llamagen.vq import encode_image
 from mmspec.targets.causal import to_device
 from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.training.data.sequences import TrainingExample, Trial
