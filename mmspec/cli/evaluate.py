@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from mmspec.cli.console import print_result
-from mmspec.cli.evaluate_growth import growth
 from mmspec.cli.evaluate_images import images
 from mmspec.cli.evaluate_text import text
 from mmspec.cli.loading import REFERENCE_IMAGE, reference_model
@@ -66,7 +65,6 @@ def vlm(
     _report(source, scores, as_json, ("greedy", "right"), rows)
 
 
-evaluate_app.command()(growth)
 evaluate_app.command()(images)
 evaluate_app.command()(text)
 

@@ -79,8 +79,8 @@ class Question:
     task: Annotated[
         str | None,
         typer.Option(
-            help="Without prompts of your own, on scenes: caption, describe, question, two_images, clip, some "
-            "of them with commas between, all of them, or mixed; or generate, for models that draw."
+            help="Without prompts of your own, on scenes: caption, describe, question, two_images, clip, "
+            "some with commas between, all, or mixed; or generate, for models that draw."
         ),
     ] = None
     samples: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 8

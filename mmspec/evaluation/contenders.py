@@ -360,7 +360,7 @@ def image_examples(pipe: DrawingPipeline, count: int, seed: int = 0) -> list[Exa
         captions = held_out_captions(count, seed)
         return [Example((text,), category=GENERATE, identifier=text) for text in captions]
     labels = [(seed + index) % config.num_classes for index in range(count)]
-    are_scenes = config.num_classes == len(COLOURS) * len(SHAPES)
+    are_scenes = config.num_classes <= len(COLOURS) * len(SHAPES)
     found = []
     for index, label in enumerate(labels):
         colour, shape = divmod(label, len(SHAPES))

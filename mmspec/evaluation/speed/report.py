@@ -48,13 +48,11 @@ Columns = Sequence[tuple[str, Callable[[Record], str], bool]]
 #: Of the bench table: header, what a record shows there, and whether a narrow screen shows it too.
 COLUMNS: Columns = (
     ("promise", lambda record: record.exactness, True),
-    ("weights", lambda record: _millions(record.own.get("parameters")), False),
     ("identical", lambda record: f"{record.identical:.0%}", True),
     ("tokens", lambda record: str(record.new_tokens), True),
     ("target\nforwards", lambda record: str(record.target_forwards), True),
     ("tokens/\nforward", lambda record: f"{record.acceptance_length:.2f}", True),
     ("accepted", lambda record: f"{record.acceptance_rate:.0%}", False),
-    ("draft\npasses", lambda record: f"{record.draft_passes:.1f}", False),
     ("tokens/s", lambda record: f"{record.tokens_per_second:.0f}", False),
     ("speed-up\n(range)", speedup, True),
     ("decoding\nalone", lambda record: f"{record.decode_speedup:.2f}x", False),
@@ -78,11 +76,10 @@ def bench_report(
         "tokens/forward counts the bonus token, plain decoding has 1. speed-up: ratio to none in this run, "
         f"of medians over {records[0].repeats} interleaved repeats, and its 95 % bootstrap interval over "
         "prompts (the extremes of repeats for fewer than three); decoding alone: without reading the "
-        "prompts. weights: of the drafter. accepted: share of draft tokens. draft passes: forwards of the "
-        "drafter's model a round. "
+        "prompts. accepted: share of draft tokens. "
         f"memory: {records[0].memory_kind}. Parts of the time: {PARTS_EXPLAINED}."
     )
-    more = [time_table(records), *([_category_table(by_category)] if by_category else [])]
+    more = [time_table(records, width), *([_category_table(by_category)] if by_category else [])]
     above = describe_settings(records[0].settings, records[0])
     return framed_table(above, records, COLUMNS, width, explained, more)
 
@@ -112,18 +109,18 @@ def bench_table(records: Sequence[Record], columns: Columns, width: int) -> Tabl
     return figures(headers, rows, padding=(0, 1) if width >= WIDE else (0, 0))
 
 
-def time_table(records: Sequence[Record]) -> Table:
+def time_table(records: Sequence[Record], width: int) -> Table:
     """Render where the time goes: a row for each record, whose parts sum to the whole."""
-    columns = ("accelerator", "seconds", *records[0].time, "verify\n+ rest")
-    rows = [
-        (
-            record.accelerator,
-            f"{record.seconds:.3f}",
-            *(f"{share:.1%}" for share in record.time.values()),
-            f"{record.time['verify'] + record.time['rest']:.1%}",
+    of_drafter = ("weights of\nthe drafter", "its passes\na round") if width >= WIDE else ()
+    columns = ("accelerator", *of_drafter, "seconds", *records[0].time, "verify\n+ rest")
+    rows = []
+    for record in records:
+        drafter = [_millions(record.own.get("parameters")), f"{record.draft_passes:.1f}"]
+        shares = [*record.time.values(), record.time["verify"] + record.time["rest"]]
+        own = drafter if of_drafter else []
+        rows.append(
+            (record.accelerator, *own, f"{record.seconds:.3f}", *(f"{share:.1%}" for share in shares))
         )
-        for record in records
-    ]
     return figures(columns, rows, title="where the time goes")
 
 
@@ -277,7 +274,7 @@ def image_report(records: Sequence[Record], *, width: int = WIDE) -> RenderableT
         f"time, without pixels: {PARTS_EXPLAINED}."
     )
     above = f"{describe_settings(settings, records[0])} | {warpers}"
-    more = [time_table(records), *([_quality_table(records)] if records[0].quality else [])]
+    more = [time_table(records, width), *([_quality_table(records)] if records[0].quality else [])]
     return framed_table(above, records, IMAGE_COLUMNS, width, explained, more)
 
 

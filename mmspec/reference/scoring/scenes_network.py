@@ -11,7 +11,7 @@ __all__ = ["scenes_network"]
 def scenes_network(judge: AttributeJudge) -> FeatureNetwork:
     """Features and classes of a judge: the mean state of all patches; colour and shape of the first object.
 
-    They are those of `mmspec evaluate methods`. The network knows nothing but scenes, and has few features:
+    They are those of `mmspec bench --quality`. The network knows nothing but scenes, and has few features:
     its figures are to be compared with one another, never with those of Inception.
     """
     return FeatureNetwork(
