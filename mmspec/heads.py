@@ -108,18 +108,18 @@ HEADS = {
     "medusa": Head(
         "mmspec.models.medusa:MedusaHead",
         "mmspec.drafters.level_heads:MedusaDrafter",
-        "mmspec.training.losses.medusa:MedusaLoss",
+        "mmspec.training.losses.levels:MedusaLoss",
         "trained heads on one hidden state of the target each draft a token of their own",
         "2401.10774",
-        "mmspec.models.published.medusa:read_medusa",
+        "mmspec.models.published.levels:read_medusa",
     ),
     "hydra": Head(
         "mmspec.models.hydra:HydraHead",
         "mmspec.drafters.level_heads:HydraDrafter",
-        "mmspec.training.losses.hydra:HydraLoss",
+        "mmspec.training.losses.levels:HydraLoss",
         "as `medusa`, by heads that are told which tokens the heads before them chose",
         "2402.05109",
-        "mmspec.models.published.hydra:read_hydra",
+        "mmspec.models.published.levels:read_hydra",
     ),
     "cjd": Head(
         "mmspec.models.cjd:CorrectorHead",

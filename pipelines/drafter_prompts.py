@@ -20,7 +20,7 @@ from mmspec.targets import CausalTarget, ImageTokenTarget
 from mmspec.targets.glm_image import GlmImageTarget
 from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.text_file import json_lines, read_text
-from mmspec.training.data.prompted_images import PromptedImages
+from mmspec.training.data.images import PromptedImages
 from mmspec.training.data.rows import read_all
 from mmspec.training.data.sequences import DrafterData, Trial
 

@@ -143,7 +143,7 @@ def bench(
         mmspec bench --prompt-file assets/prompts/mmspec/mmspec.jsonl --html report.html --results lines
         mmspec bench path/to/model --prompt-file prompts.jsonl --batch-size 4 --json
     """
-    from mmspec.decoding.laps import timed_by_device
+    from mmspec.decoding.stats import timed_by_device
     from mmspec.evaluation.contenders import count_parameters, describe_accelerator
     from mmspec.evaluation.machine import environment
     from mmspec.evaluation.plots import draw_bench
@@ -349,10 +349,9 @@ def load_scorer(subject: Subject, source: str) -> Scorer:
         InputError: the model does not draw, or draws fewer images than an interval needs.
         CheckpointError: there is no such network.
     """
+    from mmspec.evaluation.quality.attributes import AttributeJudge, scenes_network
     from mmspec.evaluation.quality.image_scores import Scorer
     from mmspec.evaluation.quality.set_distances import check_torchmetrics
-    from mmspec.reference.scoring.attributes import AttributeJudge
-    from mmspec.reference.scoring.scenes_network import scenes_network
 
     if not subject.draws:
         raise InputError("--quality", True, "a model that draws; mmspec evaluate text scores answers")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from mmspec.decoding.annealing import StepAnnealing
 from mmspec.decoding.distribution import Distribution
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
@@ -22,6 +21,7 @@ from mmspec.errors import InputError
 from mmspec.kernels import deepest_node, tree_children, tree_paths
 
 if TYPE_CHECKING:
+    from mmspec.decoding.denoising import StepAnnealing
     from mmspec.decoding.verdict import Verdict
 
 

@@ -27,10 +27,10 @@ from mmspec.decoding.interfaces import (
     Target,
     list_prompts,
 )
-from mmspec.decoding.laps import Laps
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import Rows, named
 from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.stats import Laps
 from mmspec.decoding.verdict import Verdict
 
 # A generous max_new_tokens must not cost memory that is never used: beyond this the cache grows in blocks.

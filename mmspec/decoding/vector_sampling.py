@@ -13,8 +13,8 @@ from transformers import LogitsProcessorList
 from mmspec.decoding.denoising import Denoising, DenoisingSource, with_steps
 from mmspec.decoding.distribution import Gaussian
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.row_settings import RowSettings, check_setting, read_setting
 from mmspec.decoding.rows import named
+from mmspec.decoding.sampling import RowSettings, check_setting, read_setting
 from mmspec.errors import InputError
 from mmspec.kernels.sampling import widen
 from mmspec.registry import did_you_mean

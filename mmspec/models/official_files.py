@@ -46,9 +46,6 @@ MAX_INDEX_BYTES = 100_000_000
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.", "draft_model.", "ea_layer.", "eagle_module.")
 CONTAINERS = ("state_dict",)  # of files that hold more than tensors
 MAX_NAMED_KEYS = 8
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # of a folder of transformers
-# of heads: embeddings are the target's; old versions of transformers kept tables of the rotary embedding
-NOT_OWN = r"embed_tokens\.weight|.*\.rotary_emb\..*"
 MAX_CONFIG_BYTES = 1_000_000
 
 

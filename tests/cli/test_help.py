@@ -18,9 +18,7 @@ COMMANDS = [
     ["export"],
     ["tune"],
     ["serve"],
-    ["train", "vlm"],
-    ["train", "autoencoder"],
-    ["evaluate", "vlm"],
+    ["train", "drafter"],
     ["evaluate", "images"],
     ["evaluate", "text"],
 ]

@@ -4,7 +4,7 @@ import pytest
 
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import TASKS, held_out_captions, own_examples, read_tasks, scene_examples
-from mmspec.reference.scenes import HELD_OUT_SEEDS, parse_caption
+from mmspec.scenes import HELD_OUT_SEEDS, parse_caption
 
 IMAGES = {"two_images": 2, "clip": 4}
 

@@ -15,7 +15,7 @@ from transformers import AutoModel, LlamaConfig
 
 from mmspec.errors import CheckpointError
 from mmspec.models.hydra import HydraConfig, HydraHead
-from mmspec.models.published.hydra import read_hydra
+from mmspec.models.published.levels import read_hydra
 from tests.contracts.mutation import PlantedBug
 
 WIDTH, WORDS, HEADS, LAYERS = 8, 13, 3, 3

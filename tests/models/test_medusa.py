@@ -14,7 +14,7 @@ from transformers import AutoModel, LlamaConfig
 
 from mmspec.errors import CheckpointError
 from mmspec.models.medusa import MedusaConfig, MedusaHead
-from mmspec.models.published.medusa import read_medusa
+from mmspec.models.published.levels import read_medusa
 from tests.contracts.mutation import PlantedBug
 
 WIDTH, WORDS, HEADS, LAYERS = 8, 13, 3, 2

@@ -18,8 +18,7 @@ from mmspec.models.official_files import find_file, find_tensors, open_checkpoin
 from mmspec.models.published.dflash import read_dflash
 from mmspec.models.published.eagle import read_eagle
 from mmspec.models.published.eagle3 import read_eagle3
-from mmspec.models.published.hydra import read_hydra
-from mmspec.models.published.medusa import read_medusa
+from mmspec.models.published.levels import read_hydra, read_medusa
 from mmspec.targets import CausalTarget
 from tests.drafters import dflash_checks, test_dflash
 from tests.models import test_eagle3_official, test_eagle_official, test_hydra, test_medusa

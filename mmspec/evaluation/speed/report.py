@@ -79,7 +79,7 @@ def bench_report(
         "prompts. accepted: share of draft tokens. "
         f"memory: {records[0].memory_kind}. Parts of the time: {PARTS_EXPLAINED}."
     )
-    more = [time_table(records, width), *([_category_table(by_category)] if by_category else [])]
+    more = [time_table(records, width), *([_category_table(by_category, width)] if by_category else [])]
     above = describe_settings(records[0].settings, records[0])
     return framed_table(above, records, COLUMNS, width, explained, more)
 
@@ -154,25 +154,18 @@ def peer_table(records: Sequence[Record], missing: Mapping[str, str]) -> Rendera
     return Group(*parts, Text(explained, style="dim"))
 
 
-def _category_table(records: Sequence[Record]) -> Table:
-    columns = (
-        *("category", "accelerator", "samples", "identical", "tokens/\nforward", "draft\npasses"),
-        *("decoding\nalone", "speed-up\n(range)", *records[0].time),
-    )
-    rows = [
-        (
-            "" if index and record.category == records[index - 1].category else record.category,
-            record.accelerator,
-            str(record.samples),
-            f"{record.identical:.0%}",
-            f"{record.acceptance_length:.2f}",
-            f"{record.draft_passes:.1f}",
-            f"{record.decode_speedup:.2f}x",
-            speedup(record),
-            *(f"{part:.0%}" for part in record.time.values()),
-        )
-        for index, record in enumerate(records)
-    ]
+def _category_table(records: Sequence[Record], width: int) -> Table:
+    columns = ["category", "accelerator", "samples", "identical", "tokens/\nforward", "speed-up\n(range)"]
+    if width >= WIDE:
+        columns += ["decoding\nalone", *records[0].time]
+    rows = []
+    for index, record in enumerate(records):
+        is_first = not index or record.category != records[index - 1].category
+        figures_of = [str(record.samples), f"{record.identical:.0%}", f"{record.acceptance_length:.2f}"]
+        row = [record.category if is_first else "", record.accelerator, *figures_of, speedup(record)]
+        if width >= WIDE:
+            row += [f"{record.decode_speedup:.2f}x", *(f"{part:.0%}" for part in record.time.values())]
+        rows.append(row)
     return figures(columns, rows, words=2, title="by category")
 
 

@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers import PreTrainedConfig, Qwen3Config
+from transformers import Qwen3Config
 
 from mmspec.errors import CheckpointError
-from mmspec.models.dflash import DFlashConfig, DFlashHead, DSparkConfig, DSparkHead
+from mmspec.models.dflash import DFlashConfig, DSparkConfig
 from mmspec.models.head_layers import SLIDING
-from mmspec.models.official_files import (
+from mmspec.models.published.layout import (
     NOT_OWN,
-    WEIGHTS,
-    fill,
-    find_file,
-    find_tensors,
-    open_checkpoint,
-    read_config,
-    replace_prefix,
-    tensor_names,
+    Found,
+    Layout,
+    add_words,
+    read_layer,
+    read_windows,
+    table_of_layer,
 )
-from mmspec.models.published.eagle3 import add_words
-from mmspec.models.published.layer import check_fields, read_layer, read_windows, with_one_rope
 
-__all__ = [
-    "NOISE",
-    "OBEYED",
-    "OF_DOMINO",
-    "SINKS",
-    "read_attention",
-    "read_dflash",
-    "read_dspark",
-    "read_noise",
-]
+__all__ = ["read_dflash", "read_dspark"]
 
 NOISE = "mask_embedding"
 SINKS = ("attention_sink_bias", "add_swa_attention_sink_bias")
@@ -50,22 +37,88 @@ OBEYED = {
     *("use_swa", "swa_window_size", "causal", "is_causal", "sliding_window_non_causal", *SINKS),
 }
 OF_DOMINO = {"emb_dim", "gru_hidden_dim", "pure_draft_prefix_len", "shift_label"}
-
-MARKS = {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_norm.weight"}
 OWN = {DFlashConfig.model_type, DSparkConfig.model_type}  # folders of ours, whose keys are the same
 MARKOV = "markov_head.markov_w1.weight"
 DOMINO = "markov_head.prefix_gru.weight_hh"
-#: Names of Domino's head, and those that it has here.
-RENAMED = {
-    "prefix_gru.weight_ih_l0": "markov_head.prefix_gru.weight_ih",
-    "prefix_gru.weight_hh_l0": DOMINO,
-    "embed_proj.": "markov_head.embed_proj.",
-}
-NESTED = "logit_head."  # of early files of SpecForge
 PROJECTORS = (None, "dflash", "dspark", "domino")
 CONFIDENCE = "confidence_head.proj.weight"
-OLD_SINKS = "self_attn.attention_sink_bias"
-COPIES = NOT_OWN + r"|lm_head\.weight|t2d"  # of the target's matrices, and what d2t says already
+
+
+def config_of(found: Found, kind: type[DFlashConfig]) -> DFlashConfig | None:
+    """The config of a head, which is one of that kind; None for a folder of ours.
+
+    Raises:
+        CheckpointError: the head is of the other kind, or was trained for a target of another depth.
+    """
+    stored, tensors, file, layers = found.stored, found.tensors, found.file, found.layers
+    if stored.get("model_type") in OWN:
+        return None
+    own = {**stored, **(stored.get("dflash_config") or {})}
+    projector = own.get("projector_type")
+    if projector not in PROJECTORS or (projector == "domino") != (DOMINO in tensors):
+        allowed = (
+            "a head whose dflash_config names dflash, dspark or domino as its projector_type, as its weights"
+        )
+        raise CheckpointError("drafter", f"{file.parent.name}: projector_type {projector!r}", allowed)
+    if bool({MARKOV, DOMINO} & tensors.keys()) != issubclass(kind, DSparkConfig):
+        other = "dflash" if issubclass(kind, DSparkConfig) else "dspark"
+        allowed = f"another head; this is one for accelerator={other!r}"
+        raise CheckpointError("drafter", str(file.parent), allowed)
+    read_noise(file.parent, tensors, own)
+    meant = int(own.get("num_target_layers") or layers)
+    if meant != layers:
+        allowed = f"a head that was trained for this target, whose layers are {layers}"
+        raise CheckpointError("drafter", f"a head for a target whose layers are {meant}", allowed)
+    obeyed = OBEYED | OF_DOMINO if DOMINO in tensors else OBEYED
+    table = table_of_layer(found, (own, stored.get("transformer_layer_config") or {}), obeyed)
+    shape: Any = Qwen3Config(**{**table, "model_type": "qwen3"})
+    depth = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
+    if (stated := table.get("num_hidden_layers")) not in (None, depth):
+        raise CheckpointError(f"{file}: num_hidden_layers", stated, f"{depth}, as its weights")
+    vocabulary = int(found.text.vocab_size)
+    reduced = "d2t" in tensors and len(tensors["d2t"]) < vocabulary
+    types, window, causal = read_attention(file, {**table, **own}, shape, depth)
+    config = kind(
+        target_layers=layers,
+        target_type="",
+        vocabulary=vocabulary,
+        taps=read_taps(own, layers, depth),
+        num_layers=depth,
+        block=int(own["block_size"]),
+        anchor_predicts=anchor_predicts(stored, own),
+        mask_token=None if NOISE in tensors else int(own["mask_token_id"]),
+        draft_vocabulary=len(tensors["d2t"]) if reduced else 0,
+        **read_markov(own, tensors),
+        confidence=CONFIDENCE in tensors,
+        confidence_with_markov=confidence_knows(own, tensors, int(shape.hidden_size)),
+        attention_bias=bool(table.get("attention_bias")) or "layers.0.self_attn.q_proj.bias" in tensors,
+        mlp_bias=bool(table.get("mlp_bias")),
+        sinks=any(own.get(name) for name in SINKS) or "layers.0.self_attn.sinks" in tensors,
+        layer_types=types,
+        sliding_window=window,
+        causal=causal,
+        **read_layer(file, shape),
+    )
+    if reduced:
+        add_words(found.path, tensors, vocabulary)
+    return config
+
+
+def read_markov(own: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Settings of what the tokens before say about a slot."""
+    if DOMINO in tensors:
+        return {
+            "markov": "domino",
+            "markov_rank": tensors["markov_head.embed_proj.0.weight"].shape[0],
+            "memory": tensors[DOMINO].shape[-1],
+            "plain_slots": int(own.get("pure_draft_prefix_len") or 0),
+        }
+    if MARKOV in tensors:
+        return {
+            "markov": str(own.get("markov_head_type", "vanilla")),
+            "markov_rank": tensors[MARKOV].shape[1],
+        }
+    return {"markov": "", "markov_rank": 1}
 
 
 def read_attention(
@@ -121,134 +174,6 @@ def read_noise(folder: Path, tensors: dict[str, Tensor], own: dict[str, Any]) ->
     tensors[NOISE] = named.flatten()
 
 
-def read_dflash(folder: Path, target: PreTrainedConfig) -> DFlashHead | None:
-    """Read the DFlash head in a folder of one of those layouts; None if it is no such folder.
-
-    Args:
-        folder: with the weights and a config.json.
-        target: of what it is to draft for.
-
-    Raises:
-        CheckpointError: the file is damaged; keys are missing, unknown or of another shape; the head is a
-            DSpark head, or was trained for a target of another depth.
-    """
-    return _read(folder, target, DFlashConfig, DFlashHead, "dspark")
-
-
-def read_dspark(folder: Path, target: PreTrainedConfig) -> DSparkHead | None:
-    """Read the DSpark head in a folder; as `read_dflash`."""
-    head = _read(folder, target, DSparkConfig, DSparkHead, "dflash")
-    return head if isinstance(head, DSparkHead) else None
-
-
-def _read(
-    folder: Path,
-    target: PreTrainedConfig,
-    config_class: type[DFlashConfig],
-    head_class: type[DFlashHead],
-    other: str,
-) -> DFlashHead | None:
-    path = find_file(folder, WEIGHTS)
-    if path is None:
-        return None
-    names, stored = {own_name(name) for name in tensor_names(path)}, read_config(folder)
-    if not names >= MARKS or stored.get("model_type") in OWN:
-        return None
-    projector = {**stored, **(stored.get("dflash_config") or {})}.get("projector_type")
-    if projector not in PROJECTORS or (projector == "domino") != (DOMINO in names):
-        allowed = (
-            "a head whose dflash_config names dflash, dspark or domino as its projector_type, as its weights"
-        )
-        raise CheckpointError("drafter", f"{folder.name}: projector_type {projector!r}", allowed)
-    if bool({MARKOV, DOMINO} & names) != issubclass(config_class, DSparkConfig):
-        raise CheckpointError("drafter", str(folder), f"another head; this is one for accelerator={other!r}")
-    found = find_tensors(path, open_checkpoint(path))
-    tensors = {own_name(name): tensor for name, tensor in found.items()}
-    read_noise(folder, tensors, {**stored, **(stored.get("dflash_config") or {})})
-    config = read_shape(folder, tensors, stored, target, config_class)
-    if config.draft_vocabulary:
-        add_words(path, tensors, config.vocabulary)
-    head = head_class(config)
-    fill(path, head, tensors, COPIES)
-    return head
-
-
-def own_name(name: str) -> str:
-    """The name that a published tensor has here."""
-    return replace_prefix(name.removeprefix(NESTED), RENAMED).replace(OLD_SINKS, "self_attn.sinks")
-
-
-def read_shape(
-    folder: Path,
-    tensors: dict[str, Tensor],
-    stored: dict[str, Any],
-    target: PreTrainedConfig,
-    config_class: type[DFlashConfig],
-) -> DFlashConfig:
-    """The config of a published head.
-
-    Raises:
-        CheckpointError: it cannot be understood, or is for a target of another depth.
-    """
-    file, text = folder / "config.json", target.get_text_config(decoder=True)
-    own = {**stored, **(stored.get("dflash_config") or {})}
-    layers = int(text.num_hidden_layers)
-    meant = int(own.get("num_target_layers") or layers)
-    if meant != layers:
-        allowed = f"a head that was trained for this target, whose layers are {layers}"
-        raise CheckpointError("drafter", f"a head for a target whose layers are {meant}", allowed)
-    try:
-        for each in (own, stored.get("transformer_layer_config") or {}):
-            check_fields(file, each, OBEYED | OF_DOMINO if DOMINO in tensors else OBEYED)
-        table = with_one_rope(file, stored.get("transformer_layer_config", stored))
-        shape: Any = Qwen3Config(**{**table, "model_type": "qwen3"})
-        depth = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
-        if (stated := table.get("num_hidden_layers")) not in (None, depth):
-            raise CheckpointError(f"{file}: num_hidden_layers", stated, f"{depth}, as its weights")
-        reduced = "d2t" in tensors and len(tensors["d2t"]) < int(text.vocab_size)
-        markov = str(own.get("markov_head_type", "vanilla")) if MARKOV in tensors else ""
-        more: dict[str, Any] = {"markov_rank": tensors[MARKOV].shape[1]} if markov else {"markov_rank": 1}
-        if DOMINO in tensors:
-            markov, more = "domino", read_domino(own, tensors)
-        types, window, causal = read_attention(file, {**table, **own}, shape, depth)
-        return config_class(
-            target_layers=layers,
-            target_type="",
-            vocabulary=int(text.vocab_size),
-            taps=read_taps(own, layers, depth),
-            num_layers=depth,
-            block=int(own["block_size"]),
-            anchor_predicts=anchor_predicts(stored, own),
-            mask_token=None if NOISE in tensors else int(own["mask_token_id"]),
-            draft_vocabulary=len(tensors["d2t"]) if reduced else 0,
-            markov=markov,
-            **more,
-            confidence=CONFIDENCE in tensors,
-            confidence_with_markov=confidence_knows(own, tensors, int(shape.hidden_size)),
-            attention_bias=bool(table.get("attention_bias")) or "layers.0.self_attn.q_proj.bias" in tensors,
-            mlp_bias=bool(table.get("mlp_bias")),
-            sinks=any(own.get(name) for name in SINKS) or "layers.0.self_attn.sinks" in tensors,
-            layer_types=types,
-            sliding_window=window,
-            causal=causal,
-            **read_layer(file, shape),
-        )
-    except (TypeError, ValueError, AttributeError, KeyError, StrictDataclassError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        allowed = f"the config of a DFlash or DSpark head for a target of {layers} layers ({error})"
-        raise CheckpointError("drafter", str(file), allowed) from error
-
-
-def read_domino(own: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Sizes of a Domino head, and the first slots that it does not correct."""
-    return {
-        "markov_rank": tensors["markov_head.embed_proj.0.weight"].shape[0],
-        "memory": tensors[DOMINO].shape[-1],
-        "plain_slots": int(own.get("pure_draft_prefix_len") or 0),
-    }
-
-
 def anchor_predicts(stored: dict[str, Any], own: dict[str, Any]) -> bool:
     """True if the slot of the newest token predicts too, as in everything that DeepSpec trains."""
     if own.get("projector_type") == "domino":
@@ -286,3 +211,20 @@ def read_taps(own: dict[str, Any], layers: int, depth: int) -> list[int]:
         span = layers - 4
         outputs = [layers // 2] if depth == 1 else [round(1 + i * span / (depth - 1)) for i in range(depth)]
     return [int(one) + 1 for one in outputs]
+
+
+layout = partial(
+    Layout,
+    what="the config of a DFlash or DSpark head for a target of {layers} layers",
+    # Domino's parts, in early files of SpecForge behind `logit_head.`
+    names=(
+        (r"(?:logit_head\.)?prefix_gru\.weight_(ih|hh)_l0", r"markov_head.prefix_gru.weight_\1"),
+        (r"(?:logit_head\.)?embed_proj\.(.*)", r"markov_head.embed_proj.\1"),
+        (r"(.*\.self_attn)\.attention_sink_bias", r"\1.sinks"),
+    ),
+    marks=({"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_norm.weight"},),
+    # copies of the target's matrices, and what d2t says already
+    ignored=NOT_OWN + r"|lm_head\.weight|t2d",
+)
+read_dflash = layout(config=partial(config_of, kind=DFlashConfig))
+read_dspark = layout(config=partial(config_of, kind=DSparkConfig))

@@ -1,7 +1,7 @@
-"""Heads that EAGLE's authors publish, and those that build on its layout: MSD's, ViSpec's and LANTERN's.
+"""EAGLE heads of its authors, and heads that build on their layout: MSD's, ViSpec's and LANTERN's.
 
-Their config is that of a target with one layer (`layouts`). MSD's files are told from EAGLE's by nothing but
-the name of their folder, unless the config says `"visual": "embedded"`.
+Their config is that of a target with one layer, written by each author in another way. MSD's files are told
+from EAGLE's by nothing but the name of their folder, unless the config says `"visual": "embedded"`.
 """
 
 from __future__ import annotations
@@ -9,61 +9,75 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mmspec.errors import CheckpointError
-from mmspec.models.eagle import EagleConfig, EagleHead
+from mmspec.models.eagle import EagleConfig
 from mmspec.models.llamagen import LlamaGenConfig
-from mmspec.models.official_files import (
-    NOT_OWN,
-    WEIGHTS,
-    fill,
-    find_file,
-    find_tensors,
-    open_checkpoint,
-    read_config,
-    replace_prefix,
-    tensor_names,
-)
+from mmspec.models.published.layout import Found, Layout
 
-__all__ = [
-    "is_lantern",
-    "layer_described",
-    "read_eagle",
-]
+__all__ = ["read_eagle"]
 
 logger = logging.getLogger(__name__)
 
-
 #: LANTERN's words for what its drafters for LlamaGen were trained on.
 CONDITIONS = {"t2i": "caption", "t2i2": "caption", "c2i": "class"}
-UNSAID = {"num_key_value_heads": None, "rms_norm_eps": 1e-6}  # what their code takes where nothing is said
 CELLS = {"t2i": 256, "t2i2": 1024, "c2i": 576}
+UNSAID = {"num_key_value_heads": None, "rms_norm_eps": 1e-6}  # what their code takes where nothing is said
 SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
     *("hidden_act", "rms_norm_eps"),
 )
-
-
-QUERY = "layers.0.self_attn.q_proj.weight"
-NORM = "layers.0.input_layernorm.weight"
-ADAPTOR, OWN_ADAPTOR = "imadpt.q", "compressor.attention.queries"
+QUERIES = "compressor.attention.queries"  # of ViSpec's adaptor, by the name here
 PADDING = 128  # llava-hf has 64 tokens more than the LLaVA that MSD's heads were trained for
 COMPACT = ("chameleon",)  # types whose drawing targets count codes and syntax alone; the head does not care
-NORM_OF_HEADS = re.compile(r".*\.self_attn\.[qk]_norm\.(weight|bias)")
-RENAMED = {"layers.": "decoder.layers.", ADAPTOR: OWN_ADAPTOR, "imadpt.": "compressor.attention."}
-# layouts that share some of EAGLE's keys
-OTHERS = {
-    "layers.ar_proj.0.weight": "FLASH's released block head, whose code cannot run; train one with `flash`",
-    "layers.0.hidden_norm.weight": "an EAGLE-3 head; use accelerator='eagle3'",
-    "midlayer.hidden_norm.weight": "an EAGLE-3 head; use accelerator='eagle3'",
-}
+NORM_OF_HEADS = re.compile(r".*\.self_attn\.([qk])_norm\.(weight|bias)")
+
+
+def config_of(found: Found) -> EagleConfig:
+    """The config of a head.
+
+    It has no weights of the vocabulary's size, so a target whose vocabulary is padded is no other target.
+
+    Raises:
+        CheckpointError: the head counts positions in another way than the target.
+    """
+    stored, tensors, given = found.stored, found.tensors, axes(found.text)
+    named = re.search(r"\bMSD\b", str(found.path.parent))
+    settings: dict[str, Any] = {
+        "bias": "fc.bias" in tensors,
+        "input_norm": "decoder.layers.0.input_layernorm.weight" in tensors,
+        "visual": stored.get("visual", "embedded" if named else "fused"),
+        "own_embedding": is_lantern(stored),
+    }
+    text, queries = layer_described(stored, found.target), tensors.get(QUERIES)
+    if queries is not None and queries.dim() == 3:
+        settings |= {"visual": "embedded", "compressor": "vispec"}
+        settings["compressor_options"] = {
+            "tokens": queries.shape[0] - 1,
+            "heads": queries.shape[1],
+            "bias": "compressor.attention.k_proj.bias" in tensors,
+        }
+    if queries is not None:
+        tensors[QUERIES] = queries.transpose(0, 1)  # theirs are [queries, heads, width of a head]
+        if axes(text) is None and given:
+            # its release counts tokens: on equal axes the sections do not matter
+            text.rope_parameters = {**text.rope_parameters, "mrope_section": given}
+            settings["one_axis"] = True
+    made = EagleConfig.for_target(text, int(text.vocab_size), **settings)
+    made.target_layers = 0  # that of the file counts the head's own
+    padded = int(found.text.vocab_size)
+    if 0 <= padded - made.vocabulary < PADDING and not made.own_embedding:
+        made.vocabulary = padded
+    if text.model_type in COMPACT:
+        made.vocabulary = 0
+    check_axes(found, made, queries is not None)
+    repeat_norms(tensors, made.layer_config())
+    return made
 
 
 def is_lantern(stored: Mapping[str, Any]) -> bool:
@@ -113,92 +127,17 @@ def _layer_of_llamagen(stored: Mapping[str, Any], text: PreTrainedConfig) -> Pre
     return LlamaGenConfig(**{**text.to_dict(), **UNSAID, **sizes})
 
 
-def read_eagle(folder: Path, target: PreTrainedConfig) -> EagleHead | None:
-    """Read the head in a folder of that layout; None if it is no such folder.
-
-    Args:
-        folder: with the weights and a config.json.
-        target: of what it is to draft for; how deep its target was, the folder does not say.
-
-    Raises:
-        CheckpointError: the file is damaged, of another method, or keys are missing, unknown or of another
-            shape; or positions are counted in another way than the target counts them.
-    """
-    path = find_file(folder, WEIGHTS)
-    if path is None:
-        return None
-    names = tensor_names(path)
-    for mark, what in OTHERS.items():
-        if mark in names:
-            raise CheckpointError("drafter", str(folder), f"a head of EAGLE-1 or 2; this is {what}")
-    if not {"fc.weight", QUERY} <= names:
-        return None
-    found = find_tensors(path, open_checkpoint(path))
-    tensors = {replace_prefix(name, RENAMED): tensor for name, tensor in found.items()}
-    head = EagleHead(read_shape(path, tensors, target))
-    check_rope(path, head.config, target, ADAPTOR in names)
-    for name, own in head.state_dict().items():
-        if NORM_OF_HEADS.fullmatch(name) and name in tensors:
-            tensors[name] = repeated(tensors[name], own)
-    if (queries := tensors.get(OWN_ADAPTOR)) is not None:
-        tensors[OWN_ADAPTOR] = queries.transpose(0, 1)  # theirs are [queries, heads, width of a head]
-    fill(path, head, tensors, NOT_OWN)
-    return head
+def repeat_norms(tensors: dict[str, Tensor], layer: PreTrainedConfig) -> None:
+    """Repeat norms of queries and keys that Lumina-mGPT keeps once for several heads, for each of them."""
+    heads = {"q": layer.num_attention_heads, "k": getattr(layer, "num_key_value_heads", None)}
+    for name, norm in tensors.items():
+        match = NORM_OF_HEADS.fullmatch(name)
+        count = (heads[match[1]] or heads["q"]) if match and norm.dim() == 2 else 0
+        if count and norm.shape[0] and count % norm.shape[0] == 0:
+            tensors[name] = norm.repeat_interleave(count // norm.shape[0], 0)
 
 
-def read_shape(path: Path, tensors: dict[str, Tensor], target: PreTrainedConfig) -> EagleConfig:
-    """The config of a head whose tensors have our names.
-
-    It has no weights of the vocabulary's size, so a target whose vocabulary is padded is no other target.
-
-    Raises:
-        CheckpointError: its own config cannot be understood.
-    """
-    stored = read_config(path.parent)
-    named = re.search(r"\bMSD\b", str(path.parent))
-    settings: dict[str, Any] = {
-        "bias": "fc.bias" in tensors,
-        "input_norm": f"decoder.{NORM}" in tensors,
-        "visual": stored.get("visual", "embedded" if named else "fused"),
-        "own_embedding": is_lantern(stored),
-    }
-    if (queries := tensors.get(OWN_ADAPTOR)) is not None and queries.dim() == 3:
-        settings |= {"visual": "embedded", "compressor": "vispec"}
-        settings["compressor_options"] = {
-            "tokens": queries.shape[0] - 1,
-            "heads": queries.shape[1],
-            "bias": "compressor.attention.k_proj.bias" in tensors,
-        }
-    try:
-        text = layer_described(stored, target)
-        if (
-            queries is not None
-            and axes(text) is None
-            and (given := axes(target.get_text_config(decoder=True)))
-        ):
-            # its release counts tokens: on equal axes the sections do not matter
-            text.rope_parameters = {**text.rope_parameters, "mrope_section": given}
-            settings["one_axis"] = True
-        made = EagleConfig.for_target(text, int(text.vocab_size), **settings)
-    except (TypeError, ValueError, AttributeError, StrictDataclassError) as error:
-        allowed = f"the config of a target, with one layer ({error})"
-        raise CheckpointError("drafter", str(path.parent / "config.json"), allowed) from error
-    made.target_layers = 0  # that of the file counts the head's own
-    padded = int(target.get_text_config(decoder=True).vocab_size)
-    if 0 <= padded - made.vocabulary < PADDING and not made.own_embedding:
-        made.vocabulary = padded
-    if text.model_type in COMPACT:
-        made.vocabulary = 0
-    return made
-
-
-def repeated(norm: Tensor, own: Tensor) -> Tensor:
-    """A norm of queries or keys that Lumina-mGPT keeps once for several heads, for each of them."""
-    fits = norm.dim() == own.dim() and norm.shape[0] and own.shape[0] % norm.shape[0] == 0
-    return norm.repeat_interleave(own.shape[0] // norm.shape[0], 0) if fits else norm
-
-
-def check_rope(path: Path, config: EagleConfig, target: PreTrainedConfig, is_vispec: bool) -> None:
+def check_axes(found: Found, config: EagleConfig, is_vispec: bool) -> None:
     """Refuse a head whose positions have other axes than it would be given.
 
     ViSpec's authors fed their heads for Qwen-VL with positions of one axis, and so are those fed whose config
@@ -208,15 +147,15 @@ def check_rope(path: Path, config: EagleConfig, target: PreTrainedConfig, is_vis
     Raises:
         CheckpointError: one of the two counts places in images, the other tokens.
     """
-    own, given = axes(config.layer_config()), axes(target.get_text_config(decoder=True))
+    own, given, name = axes(config.layer_config()), axes(found.text), found.path.parent.name
     if own != given:
         allowed = f"a head for positions as this target counts them, whose M-RoPE sections are {given}"
-        raise CheckpointError("drafter", f"{path.parent.name}: M-RoPE sections {own}", allowed)
+        raise CheckpointError("drafter", f"{name}: M-RoPE sections {own}", allowed)
     if is_vispec and given is not None and not config.one_axis:
         logger.warning(
             "%s was trained with positions of one axis and gets this target's three: fewer of its drafts are "
             "accepted; `mmspec train drafter --method vispec` trains one for them",
-            path.parent.name,
+            name,
         )
 
 
@@ -224,3 +163,22 @@ def axes(config: PreTrainedConfig) -> list[int] | None:
     """The M-RoPE sections of a language model; None if its positions have one axis."""
     sections: list[int] | None = (getattr(config, "rope_parameters", None) or {}).get("mrope_section")
     return sections
+
+
+EAGLE_3 = "a head of EAGLE-1 or 2; this is an EAGLE-3 head; use accelerator='eagle3'"
+read_eagle = Layout(
+    what="the config of a target, with one layer",
+    config=config_of,
+    names=(
+        (r"layers\.(.*)", r"decoder.layers.\1"),
+        (r"imadpt\.q", QUERIES),
+        (r"imadpt\.(.*)", r"compressor.attention.\1"),
+    ),
+    marks=({"fc.weight", "layers.0.self_attn.q_proj.weight"},),
+    foreign={
+        "layers.ar_proj.0.weight": "a head of EAGLE-1 or 2; this is FLASH's released block head, whose code "
+        "cannot run; train one with `flash`",
+        "layers.0.hidden_norm.weight": EAGLE_3,
+        "midlayer.hidden_norm.weight": EAGLE_3,
+    },
+)
