@@ -112,7 +112,6 @@ HEADS: dict[str, tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]] = {
         "z-lab",
         {"sliding_window": 3, "causal": [True] * 3},
     ),
-    "causal layers that see all": ({"is_causal": True}, {}, "z-lab", {"causal": [True] * 3}),
     "as speculators trains": (
         SLIDES | {"layer_types": [SLIDING] * 3},
         {},
@@ -126,9 +125,7 @@ HEADS: dict[str, tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]] = {
         {"sliding_window": 5},
     ),
     "a number that is not used": ({"sliding_window": 5, "use_sliding_window": False}, {}, "z-lab", {}),
-    "null": ({"sliding_window": None, "layer_types": [FULL] * 3, "rope_scaling": None}, {}, "z-lab", {}),
     "scaled positions": ({"rope_parameters": YARN | {"rope_theta": 1e4}}, {}, "z-lab", {"rotary": YARN}),
-    "scaled positions, as they were spelled": ({"rope_scaling": YARN}, {}, "speculators", {"rotary": YARN}),
     "a part of each head": (
         {"partial_rotary_factor": 0.5},
         {},

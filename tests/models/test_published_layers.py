@@ -126,11 +126,9 @@ def a_published_head_is_the_twin(
 
 WINDOWS: dict[str, tuple[dict[str, Any], int | None]] = {
     "as speculators trains": (SLIDES, 4),
-    "without use_sliding_window": ({key: SLIDES[key] for key in ("layer_types", "sliding_window")}, 4),
     "without layer_types": ({"sliding_window": 4, "use_sliding_window": True}, 4),
     "a number that is not used": ({"sliding_window": 4, "use_sliding_window": False}, None),
     "a number alone": ({"sliding_window": 4}, None),
-    "null": ({"sliding_window": None, "layer_types": ["full_attention"]}, None),
 }
 
 
@@ -140,25 +138,17 @@ def test_windows_are_obeyed(tmp_path: Path, name: str) -> None:
     a_published_head_is_the_twin(tmp_path, layer, {}, window)
 
 
-def test_a_layer_of_qwen3_with_a_window(tmp_path: Path) -> None:
-    a_published_head_is_the_twin(tmp_path, {"model_type": "qwen3", **SLIDES}, {}, 4, qk_norm=True)
-
-
 NEW, OLD = "rope_parameters", "rope_scaling"
 ROPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "llama3": ({NEW: LLAMA3 | {"rope_theta": 5e5}}, LLAMA3),
     "llama3, as it was spelled": ({OLD: LLAMA3, "rope_theta": 5e5}, LLAMA3),
-    "yarn": ({NEW: YARN | {"rope_theta": 5e5}}, YARN),
     "yarn with a factor of attention": (
         {OLD: YARN | {"attention_factor": 1.5}},
         YARN | {"attention_factor": 1.5},
     ),
     "yarn of DeepSeek": ({OLD: {"type": "yarn", **DEEPSEEK}}, DEEPSEEK),
     "linear": ({OLD: {"type": "linear", "factor": 4.0}}, {"rope_type": "linear", "factor": 4.0}),
-    "a part": ({NEW: {"rope_type": "default", "rope_theta": 5e5, **PART}}, PART),
     "a part, at the top": ({"rope_theta": 5e5, **PART}, PART),
     "a part, scaled": ({NEW: YARN | {"rope_theta": 5e5, **PART}}, YARN | PART),
-    "all of it": ({NEW: {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 1.0}}, {}),
     "one for each type of layers": (
         {
             NEW: {
@@ -189,10 +179,9 @@ def test_positions_of_several_axes_turn_a_part_of_each_head() -> None:
         head_of(mrope_section=[2, 1, 1], rotary=YARN)
 
 
-@pytest.mark.parametrize("part", [{}, PART])
-def test_biases_are_obeyed(tmp_path: Path, part: dict[str, Any]) -> None:
-    layer = {"attention_bias": True, "mlp_bias": True, **part}
-    a_published_head_is_the_twin(tmp_path, layer, part, attention_bias=True, mlp_bias=True)
+def test_biases_are_obeyed(tmp_path: Path) -> None:
+    layer = {"attention_bias": True, "mlp_bias": True, **PART}
+    a_published_head_is_the_twin(tmp_path, layer, PART, attention_bias=True, mlp_bias=True)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

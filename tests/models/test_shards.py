@@ -149,3 +149,15 @@ def test_names_that_would_become_one_keep_their_prefixes(tmp_path: Path) -> None
     bare = {"model.fc.weight": torch.zeros(1), "lm_head.weight": torch.ones(1)}
     assert find_tensors(path, bare).keys() == {"fc.weight", "lm_head.weight"}
     assert find_tensors(path, bare, parts=False).keys() == bare.keys()
+
+
+def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+    """Of ours, whose names of tensors are others; and of a model that is no head."""
+    tiny_llama().save_pretrained(tmp_path / "llama")
+    for name in ("eagle", "eagle3", "dflash", "medusa", "hydra"):
+        head = published(name)
+        own = head.read(store(tmp_path / name, head, "whole"), head.target)
+        assert own is not None
+        own.save_pretrained(tmp_path / f"our {name}")
+        assert head.read(tmp_path / f"our {name}", head.target) is None, name
+        assert head.read(tmp_path / "llama", head.target) is None, name
