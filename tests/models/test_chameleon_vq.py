@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from mmspec.errors import CheckpointError
 from mmspec.models.autoencoders import decode_tokens, load_chameleon_vq
 from mmspec.targets import image_target
-from tests.models.naive_vq import attention, convolve, group_norm, residual, swish
+from tests.models.ldm_layout import ldm_shapes, naive_pixels
 from tests.models.official_layout import fill
 from tests.tiny_models import CODES, tiny_anole
 
@@ -15,50 +15,14 @@ WIDTHS, LATENTS, LEVELS = (32, 32, 32, 64), 16, 4  # those of the tiny model
 
 
 def decoder_shapes() -> dict[str, tuple[int, ...]]:
-    """Names of taming-transformers, in which `up.0` is the highest resolution."""
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def add(name: str, *shape: int) -> None:
-        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = shape, shape[:1]
-
-    def block(name: str, inputs: int, outputs: int) -> None:
-        add(f"{name}.norm1", inputs)
-        add(f"{name}.conv1", outputs, inputs, 3, 3)
-        add(f"{name}.norm2", outputs)
-        add(f"{name}.conv2", outputs, outputs, 3, 3)
-        if inputs != outputs:
-            add(f"{name}.nin_shortcut", outputs, inputs, 1, 1)
-
-    channels = WIDTHS[-1]
-    add("decoder.conv_in", channels, LATENTS, 3, 3)
-    block("decoder.mid.block_1", channels, channels)
-    add("decoder.mid.attn_1.norm", channels)
-    for part in ("q", "k", "v", "proj_out"):
-        add(f"decoder.mid.attn_1.{part}", channels, channels, 1, 1)
-    block("decoder.mid.block_2", channels, channels)
-    for level in reversed(range(LEVELS)):
-        for index in range(2):
-            block(f"decoder.up.{level}.block.{index}", channels, WIDTHS[level])
-            channels = WIDTHS[level]
-        if level:
-            add(f"decoder.up.{level}.upsample.conv", channels, channels, 3, 3)
-    add("decoder.norm_out", channels)
-    add("decoder.conv_out", 3, channels, 3, 3)
-    return shapes
+    """The decoder by names of taming-transformers, with two blocks a level."""
+    shapes = ldm_shapes(WIDTHS, LATENTS, blocks=1)
+    return {name: shape for name, shape in shapes.items() if name.startswith("decoder.")}
 
 
 def naive_decode(state, tokens):
-    x = state["quantize.embedding.weight"][tokens].permute(0, 3, 1, 2)
-    x = convolve(state, "decoder.conv_in", convolve(state, "post_quant_conv", x))
-    x = attention(state, "decoder.mid.attn_1", residual(state, "decoder.mid.block_1", x))
-    x = residual(state, "decoder.mid.block_2", x)
-    for level in reversed(range(LEVELS)):
-        for index in range(2):
-            x = residual(state, f"decoder.up.{level}.block.{index}", x)
-        if level:
-            doubled = x.repeat_interleave(2, 2).repeat_interleave(2, 3)
-            x = convolve(state, f"decoder.up.{level}.upsample.conv", doubled)
-    return convolve(state, "decoder.conv_out", swish(group_norm(state, "decoder.norm_out", x)))
+    codes = state["quantize.embedding.weight"][tokens].permute(0, 3, 1, 2)
+    return naive_pixels(state, LEVELS, codes, blocks=1)
 
 
 @pytest.fixture(scope="module")

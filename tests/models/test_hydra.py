@@ -161,9 +161,8 @@ def test_published_heads_are_read(tmp_path: Path, prefix: bool) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("change", "config", "named"),
-    [
+def test_published_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    cases: list[Any] = [
         (lambda weights: weights.pop(f"{PREFIX}norm.weight"), PLUS, r"missing keys: decoder\.norm\.weight"),
         (lambda weights: weights.pop("hydra_mlp.1.1.res_connection.bias"), PLUS, r"mlps\.1\.shortcut\.bias"),
         (lambda weights: weights.update(other=torch.ones(2)), PLUS, "unknown keys: other"),
@@ -175,13 +174,10 @@ def test_published_heads_are_read(tmp_path: Path, prefix: bool) -> None:
         (lambda weights: None, PLUS | {"grounded_heads": False}, "grounded_heads"),
         (lambda weights: None, PLUS | {"hydra_head_arch": "eagle-attn"}, "hydra_head_arch"),
         (lambda weights: None, PLUS | {"hidden_state_offset": 1}, "hidden_state_offset"),
-    ],
-)
-def test_published_heads_that_do_not_fit_are_refused(
-    tmp_path: Path, change: Any, config: dict[str, Any], named: str
-) -> None:
-    weights = published(prefix=True)
-    change(weights)
-    store(tmp_path, weights, config)
-    with pytest.raises(CheckpointError, match=named):
-        read_hydra(tmp_path, TARGET)
+    ]
+    for change, config, named in cases:
+        weights = published(prefix=True)
+        change(weights)
+        store(tmp_path, weights, config)
+        with pytest.raises(CheckpointError, match=named):
+            read_hydra(tmp_path, TARGET)

