@@ -90,7 +90,7 @@ def bench(
         mmspec bench --prompt-file assets/prompts/mmspec/mmspec.jsonl --html report.html --results lines
         mmspec bench path/to/model --prompt-file prompts.jsonl --batch-size 4 --json
     """
-    from mmspec.decoding.laps import timed_by_device
+    from mmspec.decoding.stats import timed_by_device
     from mmspec.evaluation.contenders import describe_accelerator
     from mmspec.evaluation.machine import environment
     from mmspec.evaluation.speed.timing import batches_of, measure

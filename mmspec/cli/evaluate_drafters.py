@@ -50,7 +50,7 @@ def drafters(
         mmspec evaluate drafters --samples 4 --out drafters.json --plot drafters.png
         mmspec evaluate drafters path/to/model --accelerators flash --drafter path/to/head
     """
-    from mmspec.decoding.laps import timed_by_device
+    from mmspec.decoding.stats import timed_by_device
     from mmspec.evaluation.contenders import contender
     from mmspec.evaluation.machine import environment
     from mmspec.evaluation.plots import check_plot

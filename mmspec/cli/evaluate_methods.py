@@ -96,8 +96,8 @@ def methods(
     from mmspec.evaluation.machine import environment
     from mmspec.evaluation.plots import check_plot
     from mmspec.evaluation.quality import image_methods
+    from mmspec.evaluation.quality.attributes import AttributeJudge
     from mmspec.pipelines import ImageGenerationPipeline
-    from mmspec.reference.scoring.attributes import AttributeJudge
 
     if plot is not None:
         check_plot(plot)

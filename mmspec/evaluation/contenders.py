@@ -19,7 +19,7 @@ from mmspec.evaluation.examples import Example, held_out_captions
 from mmspec.evaluation.quality.variation import VariationMeter, needs_meter
 from mmspec.evaluation.speed.timing import Decode, Decoded
 from mmspec.media import load_image
-from mmspec.reference.scenes import COLOURS, SHAPES
+from mmspec.scenes import COLOURS, SHAPES
 
 __all__ = [
     "GENERATE",

@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image
 
 from mmspec.errors import InputError
-from mmspec.reference.scenes import (
+from mmspec.registry import did_you_mean
+from mmspec.scenes import (
     CAPTION_PROMPTS,
     DESCRIPTION_PROMPTS,
     HELD_OUT_SEEDS,
@@ -25,7 +26,6 @@ from mmspec.reference.scenes import (
     sample_clip,
     sample_scene,
 )
-from mmspec.registry import did_you_mean
 
 __all__ = ["TASKS", "Example", "held_out_captions", "own_examples", "scene_examples"]
 

@@ -15,7 +15,7 @@ from mmspec.evaluation.quality.image_methods import (
     find_best,
     write_records,
 )
-from mmspec.reference.scenes import parse_caption
+from mmspec.scenes import parse_caption
 
 PROMPTS = [f"prompt {index}" for index in range(12)]
 

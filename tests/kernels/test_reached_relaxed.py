@@ -15,7 +15,7 @@ from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.compressors import build_compressor
 from mmspec.models.head_checkpoint import load_head
 from mmspec.pipelines import MMSpecPipeline
-from mmspec.reference.scenes import render, sample_scene
+from mmspec.scenes import render, sample_scene
 from tests.acceptance.codes import fitted
 
 ASSETS = Path(__file__).parents[2] / "assets"

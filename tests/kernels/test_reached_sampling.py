@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mmspec.reference.scenes import render, sample_scene
+from mmspec.scenes import render, sample_scene
 from tests.kernels.test_reached_relaxed import draw, launches, pipeline
 
 SAMPLED, WARPED = "sample_triton", "warp_triton"

@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 
 from mmspec.acceptance.rejection import RecursiveRejection
+from mmspec.assets import find_assets
 from mmspec.decoding.draft import DraftKind
 from mmspec.decoding.sampling import Sampler
 from mmspec.pipelines import MMSpecPipeline
-from mmspec.reference.assets import find_assets
-from mmspec.reference.scenes import render, sample_scene
+from mmspec.scenes import render, sample_scene
 from mmspec.targets import CausalTarget
 from tests.contracts.running import decode, random_prompts
 from tests.oracles import SampledTreeDrafter
