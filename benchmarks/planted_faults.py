@@ -370,9 +370,9 @@ FAULTS = (
     ),
     Fault(
         "a resumed training begins again",
-        "train_stage",
-        'run.step, run.seconds, run.restored = run.restored["step"], run.restored["seconds"], None',
-        "run.restored = None",
+        "Training._restore",
+        'self.step, self.seconds = state["step"], state["seconds"]',
+        "pass",
         ("tests/training",),
     ),
     # pipelines, serving, media, evaluation

@@ -16,6 +16,7 @@ from mmspec.accelerators import build_accelerator
 from mmspec.accelerators.accelerator import Accelerator
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
 from mmspec.models.checkpoint import check_source, load_config
 from mmspec.models.mar import MARConfig, MARForImageGeneration, load_mar
@@ -25,14 +26,13 @@ from mmspec.models.nextstep import (
     load_nextstep_tokenizer,
     load_nextstep_vae,
 )
-from mmspec.models.weights import is_offloaded
-from mmspec.pipelines.image_generation import ImageCall, ImageGenerationPipeline
-from mmspec.pipelines.image_prompts import continuous_requests
-from mmspec.pipelines.image_settings import ContinuousSettings, continuous_defaults
+from mmspec.models.weights import execution_device, is_offloaded
+from mmspec.pipelines.drafter import Drafter
+from mmspec.pipelines.image_generation import ImageGenerationPipeline
+from mmspec.pipelines.image_settings import ContinuousSettings
 from mmspec.pipelines.loading import Checkpoint
-from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES, check_same_latents, continuous_target
-from mmspec.targets.placement import execution_device
-from mmspec.validation import plain_numbers
+from mmspec.targets.image_families import CONTINUOUS_FAMILIES, check_same_latents, continuous_target
+from mmspec.validation import is_integer
 
 VAE = "vae"
 GENERATION_CONFIG = "generation_config.json"
@@ -60,6 +60,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
     """
 
     default_accelerator = PLAIN
+    settings = ContinuousSettings
     target: Any
     model: NextStepForImageGeneration | MARForImageGeneration
 
@@ -101,7 +102,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         return target
 
     def _build_accelerator(
-        self, name: str, drafter: str | Path | PreTrainedModel | None, options: dict[str, Any]
+        self, name: str, drafter: Drafter | None, options: dict[str, Any]
     ) -> tuple[Accelerator, Any]:
         if drafter is None and (preset := self._preset(self.model.config, name)) != name:
             return replace(build_accelerator(preset, **options), name=name), None
@@ -112,7 +113,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         is_any_order = config.model_type == MARConfig.model_type
         return MASKED if name == PLAIN and is_any_order else name
 
-    def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[Any, Any]:
+    def _load_draft_model(self, drafter: Drafter) -> tuple[Any, Any]:
         model: Any = drafter
         vae: Any = None
         if not isinstance(drafter, PreTrainedModel):
@@ -164,47 +165,24 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         if stored is not None:
             stored.save_pretrained(folder)
 
-    def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> ImageCall:
-        """Check all arguments and encode the prompts; arguments as of `ImageGenerationPipeline`."""
-        settings = ContinuousSettings.from_keywords(continuous_defaults(self.model), keywords)
-        what = plain_numbers(what)
-        given = what.get("class_labels") if prompt is None else prompt
-        prompts = len(given) if isinstance(given, list | tuple) else 1
+    def _sampler(self, settings: ContinuousSettings, prompts: int, grid: ImageGrid) -> DenoisingSampler:
         normalize = bool(self.vae.config.get("encoder_norm"))
-        grid = self._grid(what.pop("height", None), what.pop("width", None))
-        sampler = settings.sampler(self.target, prompts, grid.length, normalize)
-        self.accelerator.check(sampler)
-        random = settings.random(prompts, self.device)
-        requests = continuous_requests(
-            self.model,
-            prompt,
-            **what,
-            grid=grid,
-            guided=sampler.is_guided,
-            num_images_per_prompt=settings.num_images_per_prompt,
-            tokenizer=self.processor,
-        )
-        return ImageCall(self, requests, settings, sampler, random)
+        return settings.sampler(self.target, prompts, grid.length, normalize)
 
     def sampling(self, keywords: dict[str, Any]) -> dict[str, Any]:
         """The sampling settings of a call with these keywords, the model's defaults included."""
-        settings = ContinuousSettings.from_keywords(continuous_defaults(self.model), keywords)
+        settings = ContinuousSettings.from_keywords(self.target, keywords)
         sampler = settings.sampler(self.target, 1, self.target.grid.length)
         names = ("guidance_scale", "guidance_schedule", "temperature")
         described = {name: getattr(sampler, name) for name in names}
         return {**described, "num_inference_steps": sampler.schedule.steps}
 
-    def _grid(self, height: int | None, width: int | None) -> ImageGrid:
-        """Grid of the size that was asked for; a side that is not given is the default one.
-
-        Raises:
-            InputError: the model draws no image of that size.
-        """
+    def _find_grid(self, height: Any, width: Any) -> ImageGrid:
         own: ImageGrid = self.target.grid
         sides: list[int] = []
         for name, value, cells in (("height", height, own.rows), ("width", width, own.columns)):
             pixels = cells * self.stride if value is None else value
-            if isinstance(pixels, bool) or not isinstance(pixels, int) or pixels < 1 or pixels % self.stride:
+            if not is_integer(pixels) or pixels < 1 or pixels % self.stride:
                 raise InputError(name, value, f"a multiple of {self.stride} pixels")
             sides.append(pixels // self.stride)
         grid = ImageGrid(sides[0], sides[1], 1)

@@ -15,12 +15,12 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.models.image_parts import load_text_encoder
 from mmspec.pipelines.image_prompts import image_requests
-from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
+from mmspec.pipelines.image_settings import ImageSettings
 from mmspec.targets import CausalTarget, ImageTokenTarget
 from mmspec.targets.glm_image import GlmImageTarget
 from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.text_file import json_lines, read_text
-from mmspec.training.data.prompted_images import PromptedImages
+from mmspec.training.data.images import PromptedImages
 from mmspec.training.data.rows import read_all
 from mmspec.training.data.sequences import DrafterData, Trial
 
@@ -93,7 +93,7 @@ def image_trial(target: ImageTokenTarget, what: dict[str, Any], asked: Sequence[
         what: keywords of `image_requests`.
         asked: prompts or classes.
     """
-    sampler = ImageSettings.from_keywords(sampling_defaults(target.model), {}).sampler()
+    sampler = ImageSettings.from_keywords(target, {}).sampler()
     of_classes = isinstance(target, LlamaGenTarget) and target.config.condition_type == "class"
     named: dict[str, Any] = {"class_labels" if of_classes else "prompt": list(asked)}
     requests = image_requests(target, **named, **what, guided=sampler.is_guided)

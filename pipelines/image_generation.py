@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from diffusers.image_processor import VaeImageProcessor
@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from mmspec.accelerators.accelerator import Accelerator, Call
+from mmspec.accelerators.accelerator import Call
 from mmspec.decoding.canvas import NOT_FINITE, Canvas, Stopping
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request, Round
@@ -24,12 +24,15 @@ from mmspec.decoding.stats import merge_stats
 from mmspec.errors import InputError, NumericalError
 from mmspec.pipelines.base import MMSpecPipeline
 from mmspec.pipelines.callbacks import CheckedCallback
+from mmspec.pipelines.image_prompts import find_grid, image_requests
 from mmspec.pipelines.image_settings import ImageBatchSettings
 from mmspec.pipelines.outputs import ImageOutput
-from mmspec.targets.continuous_families import CONTINUOUS_FAMILIES
+from mmspec.targets.image_families import FAMILIES, IMAGE_FAMILIES
+from mmspec.validation import plain_numbers
 
-__all__ = ["ImageCall", "ImageDecoder", "ImageGenerationPipeline"]
+__all__ = ["ImageCall", "ImageGenerationPipeline"]
 
+OF_PROMPTS = ("class_labels", "negative_prompt", "height", "width")
 PIXELS_AT_ONCE = 2**20  # through the decoder, whose inner layers hold hundreds of channels of them
 
 
@@ -41,6 +44,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
     """
 
     target: Any
+    settings: ClassVar[type[ImageBatchSettings]]
 
     def __init__(
         self, model: PreTrainedModel, processor: Any = None, accelerator: str | None = None, **options: Any
@@ -50,12 +54,11 @@ class ImageGenerationPipeline(MMSpecPipeline):
 
     @classmethod
     def _kind_for(cls, config: PreTrainedConfig) -> type[MMSpecPipeline]:
-        from mmspec.pipelines.continuous_images import ContinuousImagePipeline
-        from mmspec.pipelines.image_tokens import ImagePipeline
-
         if cls is not ImageGenerationPipeline:
             return cls
-        return ContinuousImagePipeline if config.model_type in CONTINUOUS_FAMILIES else ImagePipeline
+        family = FAMILIES.get(config.model_type, IMAGE_FAMILIES["llamagen"])
+        kind: type[MMSpecPipeline] = family.load("pipeline")
+        return kind
 
     def set_progress_bar_config(self, **config: Any) -> None:
         """Set tqdm's keywords for the bar that counts tokens, such as `disable=True`; as in diffusers."""
@@ -125,10 +128,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
                     if self._interrupted.is_set():
                         break
             output = call.output()
-        for index, error in call.errors():
-            raised = NumericalError(index, error.position, NOT_FINITE)
-            raised.output = output
-            raise raised
+        call.check(output)
         return output if return_dict else (output.images,)
 
     def watch(self, prompt: Any = None, **arguments: Any) -> Generator[ImageCall, None, None]:
@@ -137,39 +137,74 @@ class ImageGenerationPipeline(MMSpecPipeline):
         `progress()` of the call tells of the images at work, `output()` makes all of them so far. Arguments,
         and errors, as of `__call__`, without `callback_on_step_end` and `return_dict`.
         """
-        own = ("class_labels", "negative_prompt", "height", "width")
-        settings = {name: value for name, value in arguments.items() if name not in own}
         with self._busy():
-            call = self.prepare(prompt, settings, **{name: arguments.get(name) for name in own})
+            call = self._prepare_all(prompt, arguments)
             for _ in call.rounds():
                 yield call
                 if self._interrupted.is_set():
                     break
-        for index, error in call.errors():
-            raised = NumericalError(index, error.position, NOT_FINITE)
-            raised.output = call.output()
-            raise raised
+        call.check()
 
-    def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> ImageCall:
+    def prepare(
+        self,
+        prompt: Any,
+        keywords: dict[str, Any],
+        *,
+        class_labels: Any = None,
+        negative_prompt: Any = None,
+        height: Any = None,
+        width: Any = None,
+    ) -> ImageCall:
         """Check all arguments and encode the prompts; nothing heavy has happened when this raises.
 
         Args:
-            prompt: as of a call.
+            prompt, class_labels, negative_prompt, height, width: as of a call.
             keywords: its settings.
-            what: class_labels, negative_prompt, height and width, where they are not None.
 
         Returns:
             The call, whose rounds can be watched as they are decoded.
         """
+        settings = self.settings.from_keywords(self.target, keywords)
+        class_labels, height, width = plain_numbers([class_labels, height, width])
+        given = class_labels if prompt is None else prompt
+        prompts = len(given) if isinstance(given, list | tuple) else 1
+        grid = self._find_grid(height, width)
+        sampler = self._sampler(settings, prompts, grid)
+        self.accelerator.check(sampler)
+        random = settings.random(prompts, self.device)
+        requests = image_requests(
+            self.target,
+            prompt,
+            class_labels=class_labels,
+            negative_prompt=negative_prompt,
+            grid=grid,
+            guided=sampler.is_guided,
+            num_images_per_prompt=settings.num_images_per_prompt,
+            tokenizer=None if self.processor is None else self.tokenizer,
+            text_encoder=self.components.get("text_encoder"),
+        )
+        return ImageCall(self, requests, settings, sampler, random)
+
+    def _prepare_all(self, prompt: Any, arguments: dict[str, Any]) -> ImageCall:
+        what = {name: arguments.get(name) for name in OF_PROMPTS}
+        return self.prepare(prompt, {k: v for k, v in arguments.items() if k not in what}, **what)
+
+    def _find_grid(self, height: Any, width: Any) -> ImageGrid:
+        """Find the grid of the size that was asked for; a side that is not given is the default one.
+
+        Raises:
+            InputError: the model draws no image of that size.
+        """
+        return find_grid(self.target, height, width)
+
+    def _sampler(self, settings: Any, prompts: int, grid: ImageGrid) -> Any:
+        """Make the sampler of the distribution that is promised, for the images of all prompts."""
         raise NotImplementedError
 
     def _prepare_request(
         self, prompt: Any, arguments: dict[str, Any]
     ) -> tuple[Call, Callable[[Canvas], ImageOutput]]:
-        own = ("class_labels", "negative_prompt", "height", "width")
-        what = {name: arguments.get(name) for name in own}
-        settings = {name: value for name, value in arguments.items() if name not in own}
-        drawing = self.prepare(prompt, settings, **what)
+        drawing = self._prepare_all(prompt, arguments)
         call = drawing.batch(0, len(drawing.requests))
 
         def output(canvas: Canvas) -> ImageOutput:
@@ -218,22 +253,6 @@ class ImageGenerationPipeline(MMSpecPipeline):
         raise NotImplementedError
 
 
-class ImageDecoder(Protocol):
-    """Interface of a pipeline that makes images of tokens."""
-
-    target: Any
-    accelerator: Accelerator
-
-    def drawn(self, canvas: Canvas) -> list[Any]:
-        """The tokens of every row that are there so far."""
-
-    def latents(self, grid: ImageGrid, rows: Sequence[Any]) -> Tensor:
-        """Tokens of images in their places, and a mark where there is none; rows as `drawn` gives them."""
-
-    def pixels(self, grid: ImageGrid, latents: Tensor) -> Tensor:
-        """Images [n, 3, H, W] in [-1, 1] on the CPU, grey where nothing is drawn yet."""
-
-
 @dataclass(eq=False, repr=False)
 class ImageCall:
     """One call in batches: the requests, and the tokens decoded so far.
@@ -244,7 +263,7 @@ class ImageCall:
         committed: tokens of all images so far.
     """
 
-    pipeline: ImageDecoder
+    pipeline: ImageGenerationPipeline
     requests: list[Request]
     settings: ImageBatchSettings
     sampler: Any
@@ -280,10 +299,14 @@ class ImageCall:
             "preview": partial(self._images, "pil", tokens),
         }
 
-    def errors(self) -> Iterator[tuple[int, NumericalError]]:
-        """Errors of the images that ended in one."""
-        found = [error for call in self.calls for error in call.canvas.errors]
-        return ((index, error) for index, error in enumerate(found) if error is not None)
+    def check(self, output: ImageOutput | None = None) -> None:
+        """Raise NumericalError for the first image that ended in one; its `output` holds all images."""
+        errors = [error for call in self.calls for error in call.canvas.errors]
+        for index, error in enumerate(errors):
+            if error is not None:
+                raised = NumericalError(index, error.position, NOT_FINITE)
+                raised.output = self.output() if output is None else output
+                raise raised
 
     def output(self) -> ImageOutput:
         """Make the output of the images drawn so far."""

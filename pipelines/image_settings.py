@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from transformers import PreTrainedModel
 
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.row_settings import ROW_SETTINGS, check_rows
-from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sampling import ROW_SETTINGS, Sampler, check_rows
 from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.errors import InputError
 from mmspec.models.denoising import DDPMSchedule, FlowSchedule
@@ -21,7 +19,7 @@ from mmspec.pipelines.token_processors import shaping_of, truncation_of
 from mmspec.registry import did_you_mean
 from mmspec.validation import given_of, is_integer, is_list
 
-__all__ = ["ContinuousSettings", "continuous_defaults"]
+__all__ = ["ContinuousSettings", "ImageBatchSettings", "ImageSettings", "sampling_defaults"]
 
 OUTPUT_TYPES = ("pil", "pt", "np", "latent")
 OF_CALLS = {
@@ -36,18 +34,6 @@ OF_CALLS = {
 LENGTHS = ("min_length", "min_new_tokens")  # of images they say nothing
 ROWS_AT_ONCE = 16
 MAX_IMAGES = 10_000
-#: Sampling settings of the papers' authors: LlamaGen by its condition, the others by their `model_type`;
-#: MAR's scale is that of mar_large.
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "class": {"guidance_scale": 4.0, "top_k": 2000},
-    "caption": {"guidance_scale": 7.5, "top_k": 1000},
-    "janus": {"guidance_scale": 5.0},
-    "emu3": {"guidance_scale": 3.0, "top_k": 2048},
-    "Emu3": {"guidance_scale": 5.0, "top_k": 5120},  # Emu3.5
-    "chameleon": {"guidance_scale": 3.0, "top_k": 2000},
-    "nextstep": {"guidance_scale": 7.5},
-    "mar": {"guidance_scale": 3.0, "guidance_schedule": "rising"},
-}
 STEPS = {"flow": 20, "ddpm": 100}
 OWN = (
     *("guidance_scale", "guidance_schedule", "temperature", "num_inference_steps", "shift"),
@@ -89,14 +75,14 @@ class ImageBatchSettings:
             raise InputError("output_type", self.output_type, did_you_mean(self.output_type, OUTPUT_TYPES))
 
     @classmethod
-    def from_keywords(cls, defaults: Mapping[str, Any], keywords: Mapping[str, Any]) -> Self:
-        """Read settings from a call's keywords, completed by the model's own.
+    def from_keywords(cls, target: Any, keywords: Mapping[str, Any]) -> Self:
+        """Read settings from a call's keywords, completed by those of a target; see `sampling_defaults`.
 
         Raises:
             UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
             InputError: a value that cannot be used.
         """
-        return cls(**{**defaults, **read_keywords(cls, keywords, OF_CALLS)})
+        return cls(**{**sampling_defaults(target), **read_keywords(cls, keywords, OF_CALLS)})
 
     def of_images(self, prompts: int) -> dict[str, Any]:
         """Sampling settings that are given, where they are lists with one value for each image.
@@ -153,28 +139,6 @@ class ImageSettings(ImageBatchSettings):
             InputError: a value outside its range, or a list of another length than the prompts.
         """
         return Sampler(**{"temperature": 1.0, **self.of_images(prompts)})
-
-
-def sampling_defaults(model: PreTrainedModel) -> dict[str, Any]:
-    """Default sampling settings of a model that draws.
-
-    The generation config of a LlamaGen counts before what was published. That of a model which also answers
-    is about its answers, and does not count.
-
-    Raises:
-        InputError: the generation config of a LlamaGen sets what images are not drawn by.
-    """
-    config = model.config
-    if not isinstance(config, LlamaGenConfig):
-        return PUBLISHED.get(config.model_type, {})
-    own = GenerationSettings.from_keywords(model.generation_config, {})
-    for name, value in (shaping_of(own) | truncation_of(own)).items():
-        if name not in LENGTHS:
-            allowed = f"None: images are drawn by {', '.join(ROW_SETTINGS)}"
-            raise InputError(f"generation_config.{name}", value, allowed)
-    greedy = {"temperature": 0.0} if own.do_sample is False else {}
-    given = given_of(**{name: getattr(own, name) for name in ROW_SETTINGS})
-    return PUBLISHED[config.condition_type] | given | greedy
 
 
 @dataclass(frozen=True)
@@ -242,9 +206,26 @@ class ContinuousSettings(ImageBatchSettings):
         )
 
 
-def continuous_defaults(model: PreTrainedModel) -> dict[str, Any]:
-    """Default sampling settings of a model: those of its folder before those that were published."""
-    stored = getattr(model, "generation_config", None)
-    return PUBLISHED[model.config.model_type] | given_of(
-        **{name: getattr(stored, name, None) for name in OWN}
-    )
+def sampling_defaults(target: Any) -> dict[str, Any]:
+    """Sampling settings of a model that draws: those of its generation config, then the published ones.
+
+    The generation config of a model which also answers is about its answers, and does not count.
+
+    Args:
+        target: the model behind the Target interface.
+
+    Raises:
+        InputError: the generation config of a LlamaGen sets what images are not drawn by.
+    """
+    stored = getattr(target.model, "generation_config", None)
+    if target.vector_size:
+        return {**target.published, **given_of(**{name: getattr(stored, name, None) for name in OWN})}
+    if not isinstance(target.config, LlamaGenConfig):
+        return dict(target.published)
+    own = GenerationSettings.from_keywords(stored, {})
+    for name, value in (shaping_of(own) | truncation_of(own)).items():
+        if name not in LENGTHS:
+            allowed = f"None: images are drawn by {', '.join(ROW_SETTINGS)}"
+            raise InputError(f"generation_config.{name}", value, allowed)
+    greedy = {"temperature": 0.0} if own.do_sample is False else {}
+    return {**target.published, **given_of(**{name: getattr(own, name) for name in ROW_SETTINGS}), **greedy}

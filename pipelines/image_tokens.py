@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.row_settings import ROW_SETTINGS
+from mmspec.decoding.sampling import ROW_SETTINGS, Sampler
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
 from mmspec.models.checkpoint import check_vocabulary, load_model, load_processor
 from mmspec.models.image_parts import (
@@ -26,16 +26,14 @@ from mmspec.models.image_parts import (
 )
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
-from mmspec.pipelines.image_generation import ImageCall, ImageGenerationPipeline
-from mmspec.pipelines.image_prompts import image_requests
-from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
+from mmspec.models.weights import execution_device
+from mmspec.pipelines.drafter import Drafter
+from mmspec.pipelines.image_generation import ImageGenerationPipeline
+from mmspec.pipelines.image_settings import ImageSettings
 from mmspec.pipelines.loading import Checkpoint
 from mmspec.targets import CausalTarget, ImageTokenTarget, image_target
 from mmspec.targets.image_families import IMAGE_FAMILIES
-from mmspec.targets.placement import execution_device
-from mmspec.validation import plain_numbers
 
-HAVE_VQ_APART = ("llamagen", "chameleon", "Emu3")  # the others hold their image tokenizer
 UNDRAWN = -1
 
 
@@ -60,6 +58,7 @@ class ImagePipeline(ImageGenerationPipeline):
     """
 
     default_accelerator = "sjd"
+    settings = ImageSettings
     target: ImageTokenTarget
 
     def __init__(
@@ -88,10 +87,11 @@ class ImagePipeline(ImageGenerationPipeline):
     @classmethod
     def _load_parts(cls, found: Checkpoint, parts: dict[str, str | Path]) -> dict[str, Any]:
         source, config, where, how = found.source, found.model_config, found.where, found.how
-        if config.model_type not in IMAGE_FAMILIES:
+        family = IMAGE_FAMILIES.get(config.model_type)
+        if family is None:
             raise no_images_error(f"model type {config.model_type!r}")
         is_llamagen = isinstance(config, LlamaGenConfig)
-        taken = {VQ: config.model_type in HAVE_VQ_APART, TEXT_ENCODER: reads_captions(config)}
+        taken = {VQ: family.vq_apart, TEXT_ENCODER: reads_captions(config)}
         for name, part in parts.items():
             if not taken[name]:
                 raise InputError(name, part, f"nothing: this {config.model_type} has no such part")
@@ -122,12 +122,12 @@ class ImagePipeline(ImageGenerationPipeline):
             raise no_images_error(type(model).__name__)
         return target
 
-    def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[CausalTarget, Any]:
+    def _load_draft_model(self, drafter: Drafter) -> tuple[CausalTarget, Any]:
         # a smaller model would have to read the condition again, of which tokens alone do not tell
         raise InputError("accelerator", "draft_model", "one for images: sjd, or a head that drafts (eagle)")
 
     def _check_parts(self) -> None:
-        if self.vq is None and self.model.config.model_type in HAVE_VQ_APART:
+        if self.vq is None and IMAGE_FAMILIES[self.model.config.model_type].vq_apart:
             raise CheckpointError(VQ, None, "the image tokenizer, which turns tokens into pixels")
         if self.processor is not None:
             reader = self.model if self.text_encoder is None else self.text_encoder
@@ -156,28 +156,12 @@ class ImagePipeline(ImageGenerationPipeline):
         if self.processor is not None:
             self.processor.save_pretrained(folder / TOKENIZER if self.text_encoder is not None else folder)
 
-    def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> ImageCall:
-        settings = ImageSettings.from_keywords(sampling_defaults(self.model), keywords)
-        what = plain_numbers(what)
-        given = what.get("class_labels") if prompt is None else prompt
-        prompts = len(given) if isinstance(given, list | tuple) else 1
-        sampler = settings.sampler(prompts)
-        self.accelerator.check(sampler)
-        random = settings.random(prompts, self.device)
-        requests = image_requests(
-            self.target,
-            prompt,
-            **what,
-            guided=sampler.is_guided,
-            num_images_per_prompt=settings.num_images_per_prompt,
-            tokenizer=None if self.processor is None else self.tokenizer,
-            text_encoder=self.text_encoder,
-        )
-        return ImageCall(self, requests, settings, sampler, random)
+    def _sampler(self, settings: ImageSettings, prompts: int, grid: ImageGrid) -> Sampler:
+        return settings.sampler(prompts)
 
     def sampling(self, keywords: dict[str, Any]) -> dict[str, Any]:
         """The sampling settings of a call with these keywords, the model's defaults included."""
-        sampler = ImageSettings.from_keywords(sampling_defaults(self.model), keywords).sampler()
+        sampler = ImageSettings.from_keywords(self.target, keywords).sampler()
         return {name: getattr(sampler, name) for name in ROW_SETTINGS}
 
     def latents(self, grid: ImageGrid, rows: Sequence[Any]) -> Tensor:

@@ -64,7 +64,7 @@ def drafter_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
     target = ("--steps", "2") if tiny else ("--minutes", "3.5", "--tower-from", "assets/scenes-llava")
     head = ("--steps", "2") if tiny else ("--minutes", "0.5")
     folder = str(out / "target")
-    yield ["-m", "mmspec", "train", "vlm", "--size", "tiny" if tiny else "large", "--out", folder, *target]
+    yield ["-m", "reference", "train", "vlm", "--size", "tiny" if tiny else "large", "--out", folder, *target]
     named = []
     for method in HEADS:
         name = method.partition(":")[0]

@@ -33,7 +33,7 @@ from mmspec.heads import HEADS
 from mmspec.models.mar import FeatureCaching
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, adapt
-from mmspec.targets.continuous_families import continuous_target
+from mmspec.targets.image_families import continuous_target
 from mmspec.targets.mar import MARTarget
 from mmspec.validation import is_integer, plain_numbers
 

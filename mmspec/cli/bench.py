@@ -20,9 +20,9 @@ from mmspec.errors import InputError
 
 if TYPE_CHECKING:
     from mmspec.evaluation.examples import Example
-    from mmspec.evaluation.speed.bench_record import BenchRecord
     from mmspec.evaluation.speed.html_report import Sample
     from mmspec.evaluation.speed.peers import Peers
+    from mmspec.evaluation.speed.record import BenchRecord
     from mmspec.evaluation.speed.timing import TimedRun
 
 __all__ = ["bench_app"]
@@ -90,8 +90,8 @@ def bench(
         mmspec bench --prompt-file assets/prompts/mmspec/mmspec.jsonl --html report.html --results lines
         mmspec bench path/to/model --prompt-file prompts.jsonl --batch-size 4 --json
     """
-    from mmspec.decoding.laps import timed_by_device
-    from mmspec.evaluation.image_contender import describe_accelerator
+    from mmspec.decoding.stats import timed_by_device
+    from mmspec.evaluation.contenders import describe_accelerator
     from mmspec.evaluation.machine import environment
     from mmspec.evaluation.speed.timing import batches_of, measure
 
@@ -162,7 +162,7 @@ def check_files(html: Path | None, results: Path | None, batch_size: int) -> Non
         InputError: a folder that is not there, or results of batches.
         MissingDependencyError: matplotlib, which the report needs, is not installed.
     """
-    from mmspec.evaluation.plot import check_plot
+    from mmspec.evaluation.plots import check_plot
 
     if html is not None and not check_plot(html).parent.is_dir():
         raise InputError("--html", str(html), "a file in a folder that exists")
@@ -178,7 +178,7 @@ def samples_of(
     seed: int,
 ) -> list[Sample]:
     """The first prompts with what every accelerator made of them; images are drawn once more for it."""
-    from mmspec.evaluation.image_contender import subject_of
+    from mmspec.evaluation.contenders import subject_of
     from mmspec.evaluation.speed.html_report import Sample
     from mmspec.media import load_image
 
@@ -279,8 +279,8 @@ def _print(
     """Print the records of all accelerators, and return them; none where nothing was finished."""
     from rich.console import Group
 
-    from mmspec.evaluation.speed.bench_record import summarise
     from mmspec.evaluation.speed.image_report import image_report
+    from mmspec.evaluation.speed.record import summarise
     from mmspec.evaluation.speed.report import bench_report, peer_table
 
     names = list(own)

@@ -17,8 +17,8 @@ from mmspec.cli.options import Accelerator, ModelOption, ModelOptions, unpack_op
 from mmspec.errors import InputError
 
 if TYPE_CHECKING:
+    from mmspec.evaluation.contenders import Contender
     from mmspec.evaluation.examples import Example
-    from mmspec.evaluation.text_contender import Contender
     from mmspec.many.work import Item
     from mmspec.pipelines import TextOutput
     from mmspec.pipelines.text_stream import TextDeltas
@@ -66,9 +66,9 @@ def caption(
         mmspec caption a.jpg --prompt "What is this?" --model path/to/model
         mmspec caption --ray --prompt-file assets/prompts/mmspec/mmspec.jsonl --out texts
     """
+    from mmspec.evaluation.contenders import contender
     from mmspec.evaluation.examples import own_examples, scene_examples
     from mmspec.evaluation.prompt_files import read_prompt_file
-    from mmspec.evaluation.text_contender import contender
     from mmspec.pipelines import VisionLanguagePipeline
 
     choice = parse_choice(accelerator) if accelerator is not None else None
@@ -173,7 +173,7 @@ def _decode(
 
 def _draw(path: Path, example: Example, output: TextOutput, tokenizer: Any) -> None:
     """Draw the image beside its text, with the tokens of the draft told apart."""
-    from mmspec.evaluation.figure import draw_decoding
+    from mmspec.evaluation.plots import draw_decoding
     from mmspec.media import load_image
     from mmspec.pipelines.text_stream import TextDeltas
 

@@ -54,10 +54,8 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
         mmspec check path/to/model --drafter path/to/small --image a.jpg
         mmspec check --task generate --accelerator sjd --samples 32 --batch-size 8
     """
-    from mmspec.evaluation.identity.continuous import ContinuousCheck, reference_of
-    from mmspec.evaluation.identity.images import ImageCheck
-    from mmspec.evaluation.identity.text import IdentityCheck
-    from mmspec.evaluation.speed.report import identity_report
+    from mmspec.evaluation.identity.checks import ContinuousCheck, IdentityCheck, ImageCheck, reference_of
+    from mmspec.evaluation.identity.comparison import identity_report
 
     choice = parse_choice(accelerator) if accelerator is not None else None
     source = asked.source

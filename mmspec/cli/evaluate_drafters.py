@@ -50,13 +50,13 @@ def drafters(
         mmspec evaluate drafters --samples 4 --out drafters.json --plot drafters.png
         mmspec evaluate drafters path/to/model --accelerators flash --drafter path/to/head
     """
-    from mmspec.decoding.laps import timed_by_device
+    from mmspec.decoding.stats import timed_by_device
+    from mmspec.evaluation.contenders import contender
     from mmspec.evaluation.machine import environment
-    from mmspec.evaluation.plot import check_plot
+    from mmspec.evaluation.plots import check_plot
     from mmspec.evaluation.speed import drafter_table
-    from mmspec.evaluation.speed.bench_record import summarise
+    from mmspec.evaluation.speed.record import summarise
     from mmspec.evaluation.speed.timing import batches_of, measure
-    from mmspec.evaluation.text_contender import contender
     from mmspec.pipelines import VisionLanguagePipeline
 
     if plot is not None:

@@ -51,7 +51,7 @@ def growth(
     import torch
 
     from mmspec.evaluation.machine import environment
-    from mmspec.evaluation.plot import check_plot
+    from mmspec.evaluation.plots import check_plot
     from mmspec.evaluation.speed import growth as growing
     from mmspec.evaluation.speed.ceilings import measure_ceilings
 

@@ -81,13 +81,13 @@ def images(
         mmspec evaluate images --folder drawn/sjd --against drawn/none
         mmspec evaluate images --ray --accelerator sjd --n 1000 --out drawn
     """
+    from mmspec.decoding.stats import merge_stats
+    from mmspec.evaluation.examples import OTHER_SEEDS
     from mmspec.evaluation.quality.feature_network import check_network_name
     from mmspec.evaluation.quality.image_folder import draw_images, read_images, read_prompts
-    from mmspec.evaluation.quality.image_methods import REFERENCE_SEEDS
     from mmspec.evaluation.quality.image_scores import chosen_metrics
     from mmspec.evaluation.quality.reference_statistics import reference_of
     from mmspec.evaluation.quality.set_distances import check_torchmetrics
-    from mmspec.evaluation.speed.bench_record import merge_stats
     from mmspec.pipelines import ImageGenerationPipeline
 
     check_torchmetrics()
@@ -144,7 +144,7 @@ def images(
         )
         if rival is not None:  # other seeds: what draws alike would have a distance of exactly 0
             pipe.set_accelerator(rival.name, **rival.options)
-            draw(where / REFERENCE, seed=how.seed + REFERENCE_SEEDS)
+            draw(where / REFERENCE, seed=how.seed + OTHER_SEEDS)
             drawn = read_images(where / REFERENCE, label=f"{rival.label}, other seeds")
             reference = reference_of(drawn.label, drawn.images, session.network, None)
         for choice in choices:
@@ -171,8 +171,8 @@ def score_folder(
         folder, n, prompts: as of the command.
         open_session: loads the networks, once the folder is known to be good.
     """
+    from mmspec.evaluation.examples import held_out_captions
     from mmspec.evaluation.quality.image_folder import read_images
-    from mmspec.evaluation.quality.image_methods import held_out_captions
 
     found = with_prompts(read_images(folder, n), prompts, first=n is not None)
     session, count = open_session(), len(found.images)
@@ -217,7 +217,7 @@ def with_prompts(images: ImageSet, prompts: list[str] | None, *, first: bool) ->
 
 def subjects_of(pipe: Any, prompts: list[str] | None, n: int | None, seed: int) -> list[Asked]:
     """Prompts of the images: the user's, in turn, or captions or classes of scenes."""
-    from mmspec.evaluation.image_contender import image_subjects
+    from mmspec.evaluation.contenders import image_subjects
 
     if prompts is None:
         return list(image_subjects(pipe, n or SAMPLES, seed).items())

@@ -92,12 +92,12 @@ def methods(
         mmspec evaluate methods --accelerators 'none,sjd:window=8|16|32,gsd:window=16|32' --best forwards
     """
     from mmspec.cli.choice import alternatives, parse_choice
-    from mmspec.evaluation.image_contender import image_subjects
+    from mmspec.evaluation.contenders import image_subjects
     from mmspec.evaluation.machine import environment
-    from mmspec.evaluation.plot import check_plot
+    from mmspec.evaluation.plots import check_plot
     from mmspec.evaluation.quality import image_methods
+    from mmspec.evaluation.quality.attributes import AttributeJudge
     from mmspec.pipelines import ImageGenerationPipeline
-    from mmspec.reference.scoring.attributes import AttributeJudge
 
     if plot is not None:
         check_plot(plot)

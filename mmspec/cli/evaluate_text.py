@@ -13,7 +13,7 @@ from mmspec.cli.loading import compared_choices, default_choices, load_pipeline,
 from mmspec.cli.options import BatchSize, Model, ModelOptions, unpack_options
 
 if TYPE_CHECKING:
-    from mmspec.evaluation.quality.references import Referenced
+    from mmspec.evaluation.quality.text_scores import Referenced
 
 __all__ = ["text"]
 
@@ -60,10 +60,14 @@ def text(
     Example:
         mmspec evaluate text --accelerator copy,eagle --samples 8
     """
+    from mmspec.evaluation.contenders import contender, load_images
     from mmspec.evaluation.machine import environment
-    from mmspec.evaluation.quality.references import read_references, scene_references
-    from mmspec.evaluation.quality.text_scores import METRICS, chosen_metrics
-    from mmspec.evaluation.text_contender import contender, load_images
+    from mmspec.evaluation.quality.text_scores import (
+        METRICS,
+        chosen_metrics,
+        read_references,
+        scene_references,
+    )
     from mmspec.pipelines import VisionLanguagePipeline
 
     measured = chosen_metrics(metrics, ("exact",) if prompt_file is None else METRICS)

@@ -87,10 +87,10 @@ def write_head(
     import torch
     from safetensors.torch import save_file
 
+    from mmspec.atomic_file import new_folder
     from mmspec.models.checkpoint import check_source, load_config
-    from mmspec.models.eagle3.export import export_head
     from mmspec.models.head_checkpoint import load_head
-    from mmspec.models.new_folder import new_folder
+    from mmspec.models.published.export import export_head
 
     config = load_config(check_source(target, "target"), argument="target")
     head: Any = load_head("eagle3", drafter, config, dtype or torch.float32, torch.device("cpu"))
@@ -114,10 +114,10 @@ def write_mtp(drafter: str, layout: str, target: str, out: Path, dtype: torch.dt
     """
     import torch
 
+    from mmspec.atomic_file import new_folder
     from mmspec.models.checkpoint import check_source, load_config
     from mmspec.models.head_checkpoint import load_head
-    from mmspec.models.mtp.export import write_checkpoint
-    from mmspec.models.new_folder import new_folder
+    from mmspec.models.published.export import write_checkpoint
 
     source = Path(check_source(target, "target"))
     if not source.is_dir():
@@ -153,9 +153,9 @@ def write_assistant(drafter: str, out: Path, dtype: torch.dtype | None) -> dict[
         CheckpointError: the drafter is a head, or cannot be loaded.
         InputError: `out` is not empty.
     """
+    from mmspec.atomic_file import new_folder
     from mmspec.models.checkpoint import check_source, load_config, load_model, load_processor
     from mmspec.models.head_checkpoint import head_of
-    from mmspec.models.new_folder import new_folder
 
     source = check_source(drafter, "drafter")
     if (kind := head_of(source)) is not None:

@@ -85,10 +85,9 @@ def serve(
         mmspec serve path/to/model --rows 16 --api-key secret --allow-origin http://localhost:3000
     """
     check_installed()
-    from mmspec.serving.app import create_app
+    from mmspec.serving.app import create_app, read_origin
     from mmspec.serving.limits import ServerLimits
     from mmspec.serving.metrics import Metrics
-    from mmspec.serving.origins import read_origin
 
     limits = ServerLimits(
         max_waiting=queue,
@@ -142,8 +141,8 @@ def load_engine(
 ) -> Engine:
     """Load a model and its accelerator; clients name it by the last part of its source."""
     from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
-    from mmspec.serving.batched import why_in_turn
     from mmspec.serving.engine import Engine
+    from mmspec.serving.rows import why_in_turn
 
     choice = None if accelerator is None else parse_choice(accelerator)
     pipe = load_pipeline(MMSpecPipeline, source, how)

@@ -15,6 +15,7 @@ from mmspec.registry import did_you_mean
 from mmspec.validation import given_of
 
 if TYPE_CHECKING:
+    from mmspec.evaluation.contenders import Contender
     from mmspec.evaluation.examples import Example
     from mmspec.pipelines import ImageGenerationPipeline
 
@@ -120,13 +121,11 @@ class Subject:
     settings: dict[str, Any]
     described: dict[str, Any]
 
-    def contender(self, choice: AcceleratorChoice) -> Any:
-        """Set an accelerator up on the pipeline, here and only here: a Contender or ImageContender."""
-        from mmspec.evaluation.image_contender import image_contender
-        from mmspec.evaluation.text_contender import contender
+    def contender(self, choice: AcceleratorChoice) -> Contender:
+        """Set an accelerator up on the pipeline, here and only here."""
+        from mmspec.evaluation.contenders import contender
 
-        set_up = image_contender if self.draws else contender
-        return set_up(self.pipe, choice.name, **choice.options)
+        return contender(self.pipe, choice.name, **choice.options)
 
 
 def load_subject(source: str, asked: Question, how: ModelOptions, defaults: dict[str, Any]) -> Subject:
@@ -141,9 +140,8 @@ def load_subject(source: str, asked: Question, how: ModelOptions, defaults: dict
     Raises:
         InputError: something is asked for that this model does not give.
     """
+    from mmspec.evaluation.contenders import GENERATE, load_images
     from mmspec.evaluation.examples import TASKS, scene_examples
-    from mmspec.evaluation.image_contender import GENERATE
-    from mmspec.evaluation.text_contender import load_images
     from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
 
     if asked.task not in (None, GENERATE, *TASKS):
@@ -186,7 +184,7 @@ def image_subject(
     Raises:
         InputError: images to look at, or a number of tokens, which the size of the image says.
     """
-    from mmspec.evaluation.image_contender import GENERATE, image_examples
+    from mmspec.evaluation.contenders import GENERATE, image_examples
 
     if asked.images:
         raise InputError("--image", list(asked.images), "no images: this model draws them")

@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from mmspec.decoding.draft import Nodes
 from mmspec.decoding.recurrent import RECURRENT_LAYERS, RecurrentLayer, States
-from mmspec.decoding.rows import join_rows, part_of_rows
+from mmspec.decoding.rows import Rows, concat, select
 from mmspec.errors import UnsupportedModelError
 from mmspec.kernels import compact_cache
 
@@ -129,7 +129,7 @@ class RaggedLayer(CacheLayerMixin):
         return self.keys.nbytes + self.values.nbytes if self.is_initialized else 0
 
 
-class RaggedCache(Cache):
+class RaggedCache(Cache, Rows):
     """Static KV buffers with per-row lengths.
 
     Args:
@@ -228,21 +228,15 @@ class RaggedCache(Cache):
                 layer.keys.zero_()
                 layer.values.zero_()
 
-    def part(self, rows: Sequence[int], copies: int) -> Self:
-        """Return the cache of some rows; see `Rows`.
+    def part(self, rows: Sequence[int], count: int | None = None) -> Self:
+        copies = 1 if count is None else self.rows // count
+        return self._mapped(lambda buffer: select(buffer, rows, count), copies * len(rows))
 
-        Args:
-            rows: of the batch.
-            copies: how often the batch stands in the cache, under guidance twice.
-        """
-        return self._mapped(lambda buffer: part_of_rows(buffer, rows, copies), copies * len(rows))
-
-    def joined(self, other: Self, copies: int) -> Self:
-        """Return the cache of these rows followed by those of another; see `Rows`."""
+    def joined(self, other: Self, counts: tuple[int, int]) -> Self:
         for cache in (self, other):
             cache._reserve(max(self.plan.capacity, other.plan.capacity))
         buffers = iter(other._buffers())
-        both = self._mapped(lambda buffer: join_rows(buffer, next(buffers), copies), self.rows + other.rows)
+        both = self._mapped(lambda buffer: concat(buffer, next(buffers), counts), self.rows + other.rows)
         both.longest = max(self.longest, other.longest)
         return both
 

@@ -6,7 +6,6 @@ the last allowed token is cut right there, whatever else was accepted with it.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,8 +18,8 @@ from transformers import StoppingCriteriaList
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.indexing import pick, put, take
 from mmspec.decoding.lockstep import Lockstep
-from mmspec.decoding.rows import join_rows, part_of_list, part_of_rows
-from mmspec.decoding.stats import DecodingStats, merge_stats
+from mmspec.decoding.rows import RowField, Rows, named
+from mmspec.decoding.stats import DecodingStats
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, NumericalError
 from mmspec.validation import is_integer
@@ -33,10 +32,6 @@ MAX_NEW_TOKENS = 1_000_000
 MILLIONTHS = 1_000_000  # total variation travels to the host among integers, to cost no second read
 GROWTH = 512  # least room that is added at a time
 NO_TOKEN = -1
-
-#: What a canvas knows of each row, on the host and on the device.
-ROW_LISTS = ("stopping", "ids", "prompt_lengths", "drafted", "finish_reasons", "errors", "output_lengths")
-ROW_TENSORS = ("_line", "decided", "is_draft", "active", "emitted", "_limits", "_ends")
 
 
 @dataclass(frozen=True)
@@ -114,7 +109,7 @@ class Report(NamedTuple):
         return rows
 
 
-class Canvas:
+class Canvas(Rows):
     """Output of a batch, tokens or (`VectorCanvas`) vectors.
 
     Attributes:
@@ -129,6 +124,12 @@ class Canvas:
         finish_reasons: "eos", "length", "stop" or "error" for rows that ended, else None.
         errors: the NumericalError of rows that ended in one.
     """
+
+    row_fields = named(
+        *("stopping", "ids", "prompt_lengths", "drafted", "finish_reasons", "errors", "output_lengths"),
+        *("stats", "_line", "decided", "is_draft", "active", "emitted", "_limits"),
+        RowField("_ends", NO_TOKEN),
+    )
 
     def __init__(
         self, prompts: Sequence[list[int]], stopping: Stopping, stats: DecodingStats, device: torch.device
@@ -207,29 +208,13 @@ class Canvas:
         """B lists of output tokens, without the prompts."""
         return [ids[length:] for ids, length in zip(self.ids, self.prompt_lengths, strict=True)]
 
-    def part(self, rows: Sequence[int]) -> Self:
-        """Return the canvas of some rows; every round has been read. See `Rows`."""
-        chosen = copy.copy(self)
-        for name in ROW_LISTS:
-            setattr(chosen, name, part_of_list(getattr(self, name), rows))
-        for name in ROW_TENSORS:
-            setattr(chosen, name, part_of_rows(getattr(self, name), rows))
-        chosen.stats = self.stats.part(rows)
-        return chosen
-
-    def joined(self, other: Self) -> Self:
+    def joined(self, other: Self, counts: tuple[int, int]) -> Self:
         """Return the canvas of these rows, followed by those of another; every round has been read."""
         width = max(self.decided.shape[1], other.decided.shape[1])
         for canvas in (self, other):
             if canvas.decided.shape[1] < width:
                 canvas._widen(width - canvas.decided.shape[1])
-        both = copy.copy(self)
-        for name in ROW_LISTS:
-            setattr(both, name, [*getattr(self, name), *getattr(other, name)])
-        for name in ROW_TENSORS:
-            setattr(both, name, join_rows(getattr(self, name), getattr(other, name), fill=NO_TOKEN))
-        both.stats = merge_stats([self.stats, other.stats])
-        return both
+        return super().joined(other, counts)
 
     def decide(self, places: Tensor, tokens: Tensor, which: Tensor, is_draft: Tensor | bool = False) -> None:
         """Write tokens [B, k] at output places [B, k] where `which` [B, k] is true."""
@@ -393,6 +378,42 @@ class Canvas:
                 self.finish_reasons[row] = "stop"
                 return block[:index]
         return block
+
+
+class VectorCanvas(Canvas):
+    """Output of a batch of continuous tokens. The vectors stay on the device; the host is told their number.
+
+    Args:
+        size: d of a vector.
+        dtype: of its numbers.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[list[int]],
+        stopping: Stopping,
+        stats: DecodingStats,
+        device: torch.device,
+        size: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(prompts, stopping, stats, device)
+        self._lay_out(torch.zeros(len(prompts), size, dtype=dtype, device=device))  # a prompt ends in an id
+
+    def outputs(self) -> list[Any]:
+        """B tensors [N, d] of output vectors."""
+        return [row[:count] for row, count in zip(self.tokens, self.output_lengths, strict=True)]
+
+    def _are_ends(self, tokens: Tensor) -> Tensor:
+        return torch.zeros_like(tokens[..., 0], dtype=torch.bool)
+
+    def _readable(self, tokens: Tensor) -> list[Tensor]:
+        return []
+
+    def _extend(self, row: int, count: int, block: list[int], reason: str | None) -> Any:
+        start = self.output_lengths[row]
+        self.finish_reasons[row] = reason
+        return self.tokens[row, start : start + count]
 
 
 def measured_variation(verdict: Verdict, rows: int) -> Tensor:

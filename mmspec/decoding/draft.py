@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from mmspec.decoding.annealing import StepAnnealing
 from mmspec.decoding.distribution import Distribution
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
-from mmspec.decoding.rows import join_rows, part_of_rows
+from mmspec.decoding.rows import Rows, named
 from mmspec.errors import InputError
 from mmspec.kernels import deepest_node, tree_children, tree_paths
 
 if TYPE_CHECKING:
+    from mmspec.decoding.denoising import StepAnnealing
     from mmspec.decoding.verdict import Verdict
-
-ROW_TENSORS = ("tokens", "parents", "valid", "faulty")
 
 
 class DraftKind(enum.Enum):
@@ -102,7 +100,7 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Draft:
+class Draft(Rows):
     """Candidates for one round, for every row of the batch.
 
     Node 0 is the root: the newest emitted token, whose keys and values are not cached yet. Its
@@ -134,6 +132,7 @@ class Draft:
     progress: Progress | None = field(default=None, kw_only=True)
 
     moves: ClassVar[bool] = True
+    row_fields = named("tokens", "parents", "valid", "q", "faulty")
 
     @classmethod
     def chain(
@@ -187,18 +186,6 @@ class Draft:
         valid = self.valid.clone()
         valid[list(rows), 1:] = False
         return replace(self, valid=valid)
-
-    def part(self, rows: Sequence[int]) -> Self:
-        """Return the candidates of some rows, without their q; see `Rows`."""
-        chosen: dict[str, Any] = {name: part_of_rows(getattr(self, name), rows) for name in ROW_TENSORS}
-        return replace(self, q=None, **chosen)
-
-    def joined(self, other: Self) -> Self:
-        """Return these rows followed by those of a draft of the same shape, without their q; see `Rows`."""
-        both: dict[str, Any] = {
-            name: join_rows(getattr(self, name), getattr(other, name)) for name in ROW_TENSORS
-        }
-        return replace(self, q=None, **both)
 
     @property
     def is_chain(self) -> bool:

@@ -5,7 +5,6 @@ Knows nothing of models. Tokens are codebook indices; syntax tokens are numbered
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mmspec.decoding.rows import join_rows, part_of_rows
+from mmspec.decoding.rows import RowField, Rows, named
 from mmspec.errors import InputError
 
 FREE = -1
@@ -79,7 +78,7 @@ class ImageGrid:
         return [token for token, forced in zip(output, self.forced, strict=False) if forced == FREE]
 
 
-class Grammar:
+class Grammar(Rows):
     """Syntax tokens of a batch of images, on the device.
 
     Args:
@@ -91,23 +90,12 @@ class Grammar:
             stands for all places beyond the image, where a draft may end up.
     """
 
+    row_fields = named(RowField("forced", FREE))
+
     def __init__(self, grids: Sequence[ImageGrid | None], device: torch.device) -> None:
         length = 1 + max((grid.length for grid in grids if grid is not None), default=0)
         rows = [() if grid is None else grid.forced for grid in grids]
         self.forced = torch.tensor([[*row, *[FREE] * (length - len(row))] for row in rows], device=device)
-
-    def part(self, rows: Sequence[int], copies: int = 1) -> Grammar:
-        """Return the grammar of some rows; see `Rows`."""
-        return self._with(part_of_rows(self.forced, rows, copies))
-
-    def joined(self, other: Grammar, copies: int = 1) -> Grammar:
-        """Return the grammar of these rows followed by those of another; see `Rows`."""
-        return self._with(join_rows(self.forced, other.forced, copies, FREE))
-
-    def _with(self, forced: Tensor) -> Grammar:
-        changed = copy.copy(self)
-        changed.forced = forced
-        return changed
 
     def at(self, place: Tensor) -> Tensor:
         """[B, n] the syntax token at output places [B, n], or FREE."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.rows import Rows
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
@@ -94,16 +95,10 @@ class PromptOutput:
 
 
 class TargetState(Protocol):
-    """State that a target keeps of a batch between rounds: its KV cache and more."""
+    """State that a target keeps of a batch between rounds: its KV cache and more. `Rows` where they move."""
 
     def tighten(self, emitted: Sequence[int]) -> None:
         """Tell the state how many tokens each of the B requests has emitted at most, as the host knows it."""
-
-    def part(self, rows: Sequence[int], copies: int) -> Self:
-        """Return the state of some requests, each of which stands `copies` times in it; see `Rows`."""
-
-    def joined(self, other: Self, copies: int) -> Self:
-        """Return the state of these requests followed by those of another; see `Rows`."""
 
     def nbytes(self) -> int:
         """Bytes of cached state."""
@@ -162,8 +157,8 @@ class Target(Protocol[State]):
         ...
 
 
-class DraftSession(ABC):
-    """State of a drafter for one batch.
+class DraftSession(Rows, ABC):
+    """State of a drafter for one batch. Rows enter and leave it after a round, if at all.
 
     Attributes:
         passes: forwards so far of a model of the drafter's own, its prefill not counted.
@@ -181,14 +176,6 @@ class DraftSession(ABC):
             size: one of the drafter's `sizes`.
         """
         raise NotImplementedError(f"drafts of {type(self).__name__} have one size")
-
-    def part(self, rows: Sequence[int]) -> Self:
-        """Return the session of some rows, after a round; see `Rows`."""
-        raise NotImplementedError(f"rows of {type(self).__name__} stay together until all have ended")
-
-    def joined(self, other: Self) -> Self:
-        """Return the session of these rows followed by those of another, each after a round; see `Rows`."""
-        raise NotImplementedError(f"rows of {type(self).__name__} stay together until all have ended")
 
     def open(self, canvas: Canvas) -> Draft:
         """Prepare a canvas for its first token; return the draft that the prompts' own logits are of."""
@@ -217,7 +204,7 @@ class Drafter(ABC):
         proposes: "tokens", "vectors", or "any" of them.
         runs_ahead: whether sessions propose from what is on the device, so that the host may read each round
             when the next is on its way, and one more than it needs.
-        rows_move: whether rows may enter and leave its sessions between rounds (`part` and `joined`).
+        rows_move: whether rows may enter and leave its sessions between rounds (`Rows`).
     """
 
     kind: DraftKind

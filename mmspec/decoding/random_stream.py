@@ -16,7 +16,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from mmspec.decoding.rows import join_rows, part_of_rows
+from mmspec.decoding.rows import Rows, named
 from mmspec.errors import InputError
 from mmspec.kernels import philox4x32, philox_gumbel, philox_uniform
 from mmspec.validation import is_integer, plain_numbers
@@ -38,7 +38,7 @@ class Purpose(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class RandomStream:
+class RandomStream(Rows):
     """Random numbers of a batch.
 
     Attributes:
@@ -48,6 +48,8 @@ class RandomStream:
             window are; [B, 1] where rows differ. A place is judged once, so acceptance rules need no step;
             the target's own noise never has one.
     """
+
+    row_fields = named("keys")
 
     keys: Tensor
     step: int | Tensor = 0
@@ -85,14 +87,6 @@ class RandomStream:
     def during(self, round: int) -> RandomStream:
         """Return the stream of the same rows in a round."""
         return replace(self, round=round)
-
-    def part(self, rows: Sequence[int]) -> RandomStream:
-        """Return the stream of some rows, as it begins."""
-        return RandomStream(part_of_rows(self.keys, rows))
-
-    def joined(self, other: RandomStream) -> RandomStream:
-        """Return the stream of these rows followed by those of another."""
-        return RandomStream(join_rows(self.keys, other.keys))
 
     def at(self, step: int | Tensor) -> RandomStream:
         """Return the stream of the same rows at another step."""

@@ -6,20 +6,19 @@ is not the distribution of its token: `part_ties` comes before the draw, and pai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmspec.decoding.rows import join_rows, part_of_rows
+from mmspec.decoding.rows import Rows, named
 
 TOKEN_BYTES, SHARE_BYTES = 4, 4
 
 
 @dataclass(frozen=True)
-class SparseDistribution:
+class SparseDistribution(Rows):
     """Distributions in which at most k tokens have mass.
 
     Attributes:
@@ -27,6 +26,8 @@ class SparseDistribution:
         shares: [..., k] their probabilities.
         vocabulary: V.
     """
+
+    row_fields = named("tokens", "shares")
 
     tokens: Tensor
     shares: Tensor
@@ -51,6 +52,11 @@ class SparseDistribution:
         """Return the dense distributions, [..., V]."""
         zeros = self.shares.new_zeros(*self.shares.shape[:-1], self.vocabulary)
         return zeros.scatter_add(-1, self.tokens.long(), self.shares)  # rows of a smaller k end in zeros
+
+    def with_pairs(self, count: int) -> SparseDistribution:
+        """Return the same distributions as `count` pairs, of which the last have no mass."""
+        room = (0, count - self.tokens.shape[-1])
+        return replace(self, tokens=pad(self.tokens, room), shares=pad(self.shares, room))
 
     def nbytes(self) -> int:
         return self.tokens.nbytes + self.shares.nbytes
@@ -79,26 +85,11 @@ def unpack(distribution: Tensor | SparseDistribution) -> Tensor:
     return distribution.dense() if isinstance(distribution, SparseDistribution) else distribution
 
 
-def part_of_packed(
-    distribution: Tensor | SparseDistribution, rows: Sequence[int]
-) -> Tensor | SparseDistribution:
-    """Select rows of distributions, [B, n, V] or packed."""
-    if isinstance(distribution, SparseDistribution):
-        tokens, shares = (part_of_rows(each, rows) for each in (distribution.tokens, distribution.shares))
-        return SparseDistribution(tokens, shares, distribution.vocabulary)
-    return part_of_rows(distribution, rows)
-
-
-def join_packed(
-    distribution: Tensor | SparseDistribution, other: Tensor | SparseDistribution
-) -> Tensor | SparseDistribution:
-    """Join the rows of distributions: packed if both are, with the larger k."""
-    if not isinstance(distribution, SparseDistribution) or not isinstance(other, SparseDistribution):
-        return join_rows(unpack(distribution), unpack(other))
-    count = max(distribution.tokens.shape[-1], other.tokens.shape[-1])
-    pairs = [
-        [pad(values, (0, count - values.shape[-1])) for values in (each.tokens, each.shares)]
-        for each in (distribution, other)
-    ]
-    tokens, shares = (join_rows(*values) for values in zip(*pairs, strict=True))
-    return SparseDistribution(tokens, shares, distribution.vocabulary)
+def packed_alike(
+    one: Tensor | SparseDistribution, other: Tensor | SparseDistribution
+) -> tuple[Tensor | SparseDistribution, Tensor | SparseDistribution]:
+    """Return two distributions in one form: packed with the larger k if both are packed, else as tensors."""
+    if not isinstance(one, SparseDistribution) or not isinstance(other, SparseDistribution):
+        return unpack(one), unpack(other)
+    most = max(one.tokens.shape[-1], other.tokens.shape[-1])
+    return one.with_pairs(most), other.with_pairs(most)

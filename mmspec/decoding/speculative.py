@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Generic, Self
 
@@ -27,9 +27,10 @@ from mmspec.decoding.interfaces import (
     Target,
     list_prompts,
 )
-from mmspec.decoding.laps import Laps
 from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.rows import Rows, named
 from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.stats import Laps
 from mmspec.decoding.verdict import Verdict
 
 # A generous max_new_tokens must not cost memory that is never used: beyond this the cache grows in blocks.
@@ -37,7 +38,7 @@ PREALLOCATED_TOKENS = 2048
 
 
 @dataclass
-class Batch(Generic[State]):
+class Batch(Rows, Generic[State]):
     """Requests that are decoded together, and all that is kept of them between rounds.
 
     Attributes:
@@ -51,6 +52,8 @@ class Batch(Generic[State]):
         round: forwards so far.
     """
 
+    row_fields = named("sampler", "canvas", "random", "state", "session")
+
     target: Target[State]
     rule: AcceptanceRule
     sampler: Any
@@ -61,36 +64,16 @@ class Batch(Generic[State]):
     laps: Laps
     round: int
 
-    @property
-    def copies(self) -> int:
-        """How often the target reads each request: twice under guidance."""
-        return 2 if self.sampler.is_guided else 1
+    def part(self, rows: Sequence[int], count: int | None = None) -> Self:
+        """Return the batch of some rows, between rounds."""
+        return super().part(rows, len(self.canvas.ids))
 
-    def part(self, rows: Sequence[int]) -> Self:
-        """Return the batch of some rows, between rounds; see `Rows`."""
-        canvas = self.canvas.part(rows)
-        return replace(
-            self,
-            sampler=self.sampler.part(rows),
-            canvas=canvas,
-            random=self.random.part(rows),
-            state=self.state.part(rows, self.copies),
-            session=self.session.part(rows),
-            laps=Laps(canvas.stats, self.target.device),
-        )
+    def joined(self, other: Self, counts: tuple[int, int] | None = None) -> Self:
+        """Return these rows followed by those of another batch, each after a round."""
+        return super().joined(other, (len(self.canvas.ids), len(other.canvas.ids)))
 
-    def joined(self, other: Self) -> Self:
-        """Return these rows followed by those of another batch, each after a round; see `Rows`."""
-        canvas = self.canvas.joined(other.canvas)
-        return replace(
-            self,
-            sampler=self.sampler.joined(other.sampler, len(self.canvas.ids), len(other.canvas.ids)),
-            canvas=canvas,
-            random=self.random.joined(other.random),
-            state=self.state.joined(other.state, self.copies),
-            session=self.session.joined(other.session),
-            laps=Laps(canvas.stats, self.target.device),
-        )
+    def rows_changed(self) -> None:
+        self.laps = Laps(self.canvas.stats, self.target.device)
 
     def decode_round(self) -> tuple[Draft, Tensor, Any, Verdict]:
         """Propose, score, verify, commit; the canvas sends its report to the host, which does not wait."""

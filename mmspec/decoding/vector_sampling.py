@@ -13,11 +13,12 @@ from transformers import LogitsProcessorList
 from mmspec.decoding.denoising import Denoising, DenoisingSource, with_steps
 from mmspec.decoding.distribution import Gaussian
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.row_settings import RowSettings, check_setting, read_setting
+from mmspec.decoding.rows import named
+from mmspec.decoding.sampling import RowSettings, check_setting, read_setting
 from mmspec.errors import InputError
 from mmspec.kernels.sampling import widen
 from mmspec.registry import did_you_mean
-from mmspec.validation import is_list, require_number
+from mmspec.validation import require_number
 
 __all__ = ["DenoisingSampler", "GaussianSampler"]
 
@@ -75,6 +76,8 @@ class DenoisingSampler(RowSettings):
         InputError: a value outside its range.
     """
 
+    row_fields = named("guidance_scale")
+
     source: DenoisingSource
     schedule: Any
     temperature: float | Sequence[float] = 1.0
@@ -97,13 +100,6 @@ class DenoisingSampler(RowSettings):
     def is_guided(self) -> bool:
         """True if any row is, so that the unconditional prompts are read as well."""
         return self.guidance_scale != 1.0
-
-    def part(self, rows: Sequence[int]) -> Self:
-        """Return the settings of some rows of the batch."""
-        named = {name: getattr(self, name) for name in ("temperature", "guidance_scale")}
-        lists = {name: values for name, values in named.items() if is_list(values)}
-        part: dict[str, Any] = {name: [values[row] for row in rows] for name, values in lists.items()}
-        return replace(self, **part)
 
     def of_model(self, model: Any) -> Self:
         """The same settings for another model behind the Target interface, with its own head."""

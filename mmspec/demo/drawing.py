@@ -13,7 +13,7 @@ from PIL import Image
 from mmspec.accelerators import ACCELERATORS, find_preset
 from mmspec.demo.commit_map import CommitMap
 from mmspec.errors import MMSpecError
-from mmspec.evaluation.image_contender import describe_accelerator
+from mmspec.evaluation.contenders import describe_accelerator
 from mmspec.pipelines import ContinuousImagePipeline, ImageGenerationPipeline
 
 if TYPE_CHECKING:

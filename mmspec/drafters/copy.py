@@ -7,7 +7,6 @@ and no second model.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +15,7 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.rows import part_of_list
+from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.length import half_lengths
 from mmspec.errors import InputError
@@ -130,20 +129,12 @@ class CopySession(DraftSession):
         num_draft_tokens: the longest continuation to propose next.
     """
 
+    row_fields = named("automata")
+
     def __init__(self, drafter: CopyDrafter, rows: int) -> None:
         self.drafter = drafter
         self.num_draft_tokens = drafter.num_draft_tokens
         self.automata = [SuffixAutomaton() for _ in range(rows)]
-
-    def part(self, rows: Sequence[int]) -> CopySession:
-        chosen = copy.copy(self)
-        chosen.automata = part_of_list(self.automata, rows)
-        return chosen
-
-    def joined(self, other: CopySession) -> CopySession:
-        both = copy.copy(self)
-        both.automata = [*self.automata, *other.automata]
-        return both
 
     def resize(self, size: int) -> None:
         self.num_draft_tokens = size

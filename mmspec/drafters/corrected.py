@@ -30,8 +30,7 @@ from mmspec.drafters.jacobi_session import MAX_WINDOW, Candidates, Window
 from mmspec.drafters.window import LastDraft, draw_coupled, ranked_candidates
 from mmspec.drafters.window_states import StateWindowDrafter, StateWindowSession
 from mmspec.errors import InputError
-from mmspec.models.cjd import CorrectorHead
-from mmspec.models.cjd.modeling import EXCLUDED, Memory, Tables
+from mmspec.models.cjd import EXCLUDED, CorrectorHead, Memory, Tables
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.steps import CompiledForward
 from mmspec.validation import is_integer

@@ -7,8 +7,7 @@ judged exactly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, Nodes
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import TargetOutput
-from mmspec.decoding.rows import join_rows, part_of_rows
+from mmspec.decoding.rows import named
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafters.heads import HeadBatch, HeadDrafter, HeadSession
 from mmspec.drafters.tree import TreeGrowth, TreeShape
@@ -42,6 +41,8 @@ class BlockSession(HeadSession):
         has_read: whether the head has read them.
     """
 
+    row_fields = named("state", "context", "fresh")
+
     head: DFlashHead
     drafter: DFlashDrafter
 
@@ -61,7 +62,7 @@ class BlockSession(HeadSession):
         # the newest token counts, as its row follows
         self.state = CacheState(cache, offset, [length + 1 for length in lengths])
         self.context = torch.cat([rows[:, :0] for rows in known])
-        self.fresh = torch.zeros(self.rows, dtype=torch.long, device=device)
+        self.fresh = torch.zeros(len(batch.requests), dtype=torch.long, device=device)
         self.has_read = False
 
     def propose(self, canvas: Canvas) -> Draft:
@@ -96,20 +97,6 @@ class BlockSession(HeadSession):
         longer = pad(self.context, (0, 0, 0, rows.shape[1]))
         self.context = longer.scatter(1, places[..., None].expand_as(rows), rows)
         self.fresh = self.fresh + count
-
-    def part(self, rows: Sequence[int]) -> Self:
-        chosen = super().part(rows)
-        chosen.state = self.state.part(rows, self.copies)
-        chosen.context = part_of_rows(self.context, rows, self.copies)
-        chosen.fresh = part_of_rows(self.fresh, rows)
-        return chosen
-
-    def joined(self, other: Self) -> Self:
-        both = super().joined(other)
-        both.state = self.state.joined(other.state, self.copies)
-        both.context = join_rows(self.context, other.context, self.copies)
-        both.fresh = join_rows(self.fresh, other.fresh)
-        return both
 
     def _denoise(self, canvas: Canvas) -> Tensor:
         """Read the rows that are new and denoise a block behind them: its states [R, n, d]."""

@@ -18,7 +18,7 @@ from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.rows import join_rows, part_of_rows
+from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafters.length import half_lengths
@@ -103,6 +103,8 @@ class DraftModelSession(DraftSession):
         unread: rounds since the last chain.
     """
 
+    row_fields = named("sampler", "random", "state", "prompt_lengths")
+
     def __init__(
         self,
         drafter: DraftModelDrafter,
@@ -123,21 +125,6 @@ class DraftModelSession(DraftSession):
         ]
         self.state, _ = drafter.model.prefill(prompts, max(p["input_ids"].shape[1] for p in prompts))
         self.prompt_lengths = self.state.cache.lengths.clone()
-
-    def part(self, rows: Sequence[int]) -> DraftModelSession:
-        chosen = copy.copy(self)
-        chosen.sampler, chosen.random = self.sampler.part(rows), self.random.part(rows)
-        chosen.state = self.state.part(rows, 1)
-        chosen.prompt_lengths = part_of_rows(self.prompt_lengths, rows)
-        return chosen
-
-    def joined(self, other: DraftModelSession) -> DraftModelSession:
-        both, counts = copy.copy(self), [len(each.prompt_lengths) for each in (self, other)]
-        both.sampler = self.sampler.joined(other.sampler, *counts)
-        both.random = self.random.joined(other.random)
-        both.state = self.state.joined(other.state, 1)
-        both.prompt_lengths = join_rows(self.prompt_lengths, other.prompt_lengths)
-        return both
 
     def propose(self, canvas: Canvas) -> Draft:
         # Reading the last two tokens anew, whatever was accepted, keeps one shape for every row: the token

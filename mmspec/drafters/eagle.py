@@ -11,7 +11,6 @@ and judges them by recursive rejection; ours are picked without chance, for whic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -21,11 +20,11 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import Grammar, exclude
 from mmspec.decoding.indexing import pick
+from mmspec.decoding.rows import named
 from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
 from mmspec.drafters.heads import HeadBatch
 from mmspec.drafters.tree import TreeGrowth
-from mmspec.models.eagle3 import Eagle3Head
-from mmspec.models.eagle3.parallel import ParallelHead
+from mmspec.models.eagle3 import Eagle3Head, ParallelHead
 from mmspec.visual_tokens.spans import find_images
 from mmspec.visual_tokens.splice import PromptRows
 
@@ -35,24 +34,14 @@ __all__ = ["Eagle3Drafter", "EagleDrafter", "MtpDrafter"]
 class EagleSession(FeatureSession):
     """A head that grows a tree by one pass a level."""
 
+    row_fields = named("grammar")
+
     def __init__(self, drafter: FeatureDrafter, batch: HeadBatch) -> None:
         super().__init__(drafter, batch)
         grids = [request.grid for request in batch.requests if request.grid is not None]
         self.names = self.head.draft_tokens
         self.grammar = Grammar(grids, batch.target.device) if grids else None
         self.codes = grids[0].codebook_size if grids else 0
-
-    def part(self, rows: Sequence[int]) -> Self:
-        chosen = super().part(rows)
-        if self.grammar is not None:
-            chosen.grammar = self.grammar.part(rows)
-        return chosen
-
-    def joined(self, other: Self) -> Self:
-        both = super().joined(other)
-        if self.grammar is not None and other.grammar is not None:
-            both.grammar = self.grammar.joined(other.grammar)
-        return both
 
     def propose(self, canvas: Canvas) -> Draft:
         growth = TreeGrowth(self.shape, canvas.root, self.names)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind, Nodes
 from mmspec.decoding.indexing import pick, take
 from mmspec.decoding.interfaces import TargetOutput
-from mmspec.decoding.rows import join_rows, part_of_rows
+from mmspec.decoding.rows import named
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafters.heads import HeadBatch, HeadDrafter, HeadSession
 from mmspec.models.feature_head import EMBEDDINGS, FeatureHead, Prompts
@@ -67,6 +67,8 @@ class FeatureSession(HeadSession):
         summary: [R, s] what the head keeps of the prompts' images; None if nothing.
     """
 
+    row_fields = named("state", "tokens", "accepted", "features", "summary")
+
     head: FeatureHead
 
     def __init__(self, drafter: FeatureDrafter, batch: HeadBatch) -> None:
@@ -98,25 +100,6 @@ class FeatureSession(HeadSession):
         after = self._copied(places + 1)[..., None].expand_as(features)
         self.features = pad(self.features, (0, 0, 0, more)).scatter(1, after, features)
         self.accepted = self.accepted + 1 + verdict.accepted
-
-    def part(self, rows: Sequence[int]) -> Self:
-        chosen = super().part(rows)
-        chosen.state = self.state.part(rows, self.copies)
-        chosen.tokens, chosen.accepted = (part_of_rows(each, rows) for each in (self.tokens, self.accepted))
-        chosen.features = part_of_rows(self.features, rows, self.copies)
-        if self.summary is not None:
-            chosen.summary = part_of_rows(self.summary, rows, self.copies)
-        return chosen
-
-    def joined(self, other: Self) -> Self:
-        both = super().joined(other)
-        both.state = self.state.joined(other.state, self.copies)
-        both.tokens = join_rows(self.tokens, other.tokens)
-        both.accepted = join_rows(self.accepted, other.accepted)
-        both.features = join_rows(self.features, other.features, self.copies)
-        if self.summary is not None and other.summary is not None:
-            both.summary = join_rows(self.summary, other.summary, self.copies)
-        return both
 
     def _read_prompts(
         self,

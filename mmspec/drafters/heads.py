@@ -26,7 +26,7 @@ from mmspec.decoding.interfaces import (
     list_prompts,
 )
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.rows import join_rows, part_of_rows
+from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafters.tree import DynamicTree, TreeShape, choose_tree
@@ -161,22 +161,12 @@ class HeadSession(DraftSession):
         copies: how often the target reads each request: R = copies x B rows, 2B under guidance.
     """
 
+    row_fields = named("sampler")
+
     def __init__(self, drafter: HeadDrafter, batch: HeadBatch) -> None:
         self.drafter, self.head, self.shape = drafter, drafter.model, drafter.shape
         self.target, self.sampler = batch.target, batch.sampler
-        self.rows = len(batch.requests)
-        self.copies = len(batch.prompts) // self.rows
-
-    def part(self, rows: Sequence[int]) -> Self:
-        chosen = copy.copy(self)
-        chosen.rows, chosen.sampler = len(rows), self.sampler.part(rows)
-        return chosen
-
-    def joined(self, other: Self) -> Self:
-        both = copy.copy(self)
-        both.rows = self.rows + other.rows
-        both.sampler = self.sampler.joined(other.sampler, self.rows, other.rows)
-        return both
+        self.copies = len(batch.prompts) // len(batch.requests)
 
     def resize(self, size: TreeShape) -> None:
         self.shape = size
@@ -204,19 +194,11 @@ class StateSession(HeadSession):
         hidden: [R, d].
     """
 
+    row_fields = named("hidden")
+
     def __init__(self, drafter: HeadDrafter, batch: HeadBatch) -> None:
         super().__init__(drafter, batch)
         self.hidden = torch.cat([hidden[:, -1] for hidden in batch.prefill.taps[HIDDEN]])
-
-    def part(self, rows: Sequence[int]) -> Self:
-        chosen = super().part(rows)
-        chosen.hidden = part_of_rows(self.hidden, rows, self.copies)
-        return chosen
-
-    def joined(self, other: Self) -> Self:
-        both = super().joined(other)
-        both.hidden = join_rows(self.hidden, other.hidden, self.copies)
-        return both
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         newest = verdict.last

@@ -10,10 +10,9 @@ Commit and redraw are separate decisions with random numbers of their own.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,9 +24,9 @@ from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.rows import join_rows, part_of_list, part_of_rows
+from mmspec.decoding.rows import Rows, named
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sparse_distribution import SparseDistribution, join_packed, part_of_packed, unpack
+from mmspec.decoding.sparse_distribution import SparseDistribution, packed_alike, unpack
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafters.window import (
     KIND_OF_COUPLING,
@@ -111,7 +110,7 @@ class WindowDrafter(Drafter):
 
 
 @dataclass(frozen=True)
-class Observed:
+class Observed(Rows):
     """The last draft of a window, and what became of it.
 
     Attributes:
@@ -122,23 +121,20 @@ class Observed:
         accepted: [B] number of accepted tokens.
     """
 
+    row_fields = named("draft", "q", "p", "finite", "accepted")
+
     draft: Draft
     q: Tensor | SparseDistribution | None
     p: Tensor | SparseDistribution
     finite: Tensor
     accepted: Tensor
 
-    def part(self, rows: Sequence[int]) -> Observed:
-        """Return what became of some rows; see `Rows`."""
-        q = None if self.q is None else part_of_packed(self.q, rows)
-        finite, accepted = (part_of_rows(each, rows) for each in (self.finite, self.accepted))
-        return Observed(self.draft.part(rows), q, part_of_packed(self.p, rows), finite, accepted)
-
-    def joined(self, other: Observed) -> Observed:
-        """Return what became of these rows, followed by others; see `Rows`."""
-        q = None if self.q is None or other.q is None else join_packed(self.q, other.q)
-        finite, accepted = join_rows(self.finite, other.finite), join_rows(self.accepted, other.accepted)
-        return Observed(self.draft.joined(other.draft), q, join_packed(self.p, other.p), finite, accepted)
+    def joined(self, other: Observed, counts: tuple[int, int]) -> Observed:
+        """Return what became of these rows, followed by others; rows with and without top-k may meet."""
+        q = (None, None) if self.q is None or other.q is None else packed_alike(self.q, other.q)
+        p = packed_alike(self.p, other.p)
+        one, two = replace(self, q=q[0], p=p[0]), replace(other, q=q[1], p=p[1])
+        return Rows.joined(one, two, counts)
 
 
 @dataclass(frozen=True)
@@ -194,6 +190,8 @@ class JacobiSession(DraftSession):
             again.
     """
 
+    row_fields = named("grids", "random", "round", "sampler", "observed")
+
     def __init__(
         self,
         drafter: WindowDrafter,
@@ -218,21 +216,8 @@ class JacobiSession(DraftSession):
         scores = sampler(prefill.logits, draft, [request.prompt_tokens for request in requests])
         self._keep(replace(draft, q=Categorical(scores.p)), scores, token[:, 0])
 
-    def part(self, rows: Sequence[int]) -> Self:
-        chosen = copy.copy(self)
-        chosen._lay_out(part_of_list(self.grids, rows))
-        chosen.random, chosen.round = self.random.part(rows), part_of_rows(self.round, rows)
-        chosen.sampler = self.sampler.part(rows)
-        chosen.observed = self.observed.part(rows)
-        return chosen
-
-    def joined(self, other: Self) -> Self:
-        both = copy.copy(self)
-        both._lay_out([*self.grids, *other.grids])
-        both.random, both.round = self.random.joined(other.random), join_rows(self.round, other.round)
-        both.sampler = self.sampler.joined(other.sampler, len(self.round), len(other.round))
-        both.observed = self.observed.joined(other.observed)
-        return both
+    def rows_changed(self) -> None:
+        self._lay_out(self.grids)
 
     def _lay_out(self, grids: Sequence[ImageGrid | None]) -> None:
         """Set the grids of the rows."""

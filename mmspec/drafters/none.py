@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 from mmspec.acceptance.confidence import LowConfidence
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target
 from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters import DRAFTERS
 from mmspec.errors import InputError
@@ -30,6 +31,7 @@ class NoDrafter(Drafter, DraftSession):
     proposes = "any"
     runs_ahead = True
     rows_move = True
+    row_fields = named()
 
     def check(self, target: Target[Any]) -> None:
         if target.vector_size and target.any_order:
@@ -53,12 +55,6 @@ class NoDrafter(Drafter, DraftSession):
         session = DRAFTERS["unmasking"]().start(requests, prefill, sampler, random)
         session.rule = LowConfidence()
         return session
-
-    def part(self, rows: Sequence[int]) -> Self:
-        return self
-
-    def joined(self, other: Self) -> Self:
-        return self
 
     def propose(self, canvas: Canvas) -> Draft:
         return Draft.chain(canvas.root[:, None], self.kind)

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft
@@ -17,7 +16,7 @@ from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.rows import join_rows, part_of_rows
+from mmspec.decoding.rows import RowField, Rows, named
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafters.heads import check_trained_for
@@ -32,7 +31,7 @@ SAMPLED = 16  # numbers of a codebook
 
 
 @dataclass(frozen=True)
-class Read:
+class Read(Rows):
     """Tokens, hidden states and logits of a draft that the target has scored.
 
     Attributes:
@@ -40,6 +39,8 @@ class Read:
         states: [B, n, s] what is kept of the target's.
         logits: [B, n, V] guided, not warped.
     """
+
+    row_fields = named("tokens", "states", "logits")
 
     tokens: Tensor
     states: Tensor
@@ -57,6 +58,12 @@ class StateWindowSession(JacobiSession):
         words: [B, C] those tokens; FREE for the end of the prompt.
         count: [B] how many of the C there are.
     """
+
+    row_fields = named(
+        *("read", "count"),
+        RowField("committed", newest_last=True),
+        RowField("words", FREE, newest_last=True),
+    )
 
     def __init__(
         self,
@@ -90,32 +97,6 @@ class StateWindowSession(JacobiSession):
     def _kept(self, states: Tensor) -> Tensor:
         """Choose what is kept of states [B, n, 2d * taps] of `WindowHead.join`: [B, n, s], here all."""
         return states
-
-    def part(self, rows: Sequence[int]) -> Self:
-        chosen = super().part(rows)
-        read = self.read
-        parts = (part_of_rows(each, rows) for each in (read.tokens, read.states, read.logits))
-        chosen.read = Read(*parts)
-        chosen.committed, chosen.words, chosen.count = (
-            part_of_rows(each, rows) for each in (self.committed, self.words, self.count)
-        )
-        return chosen
-
-    def joined(self, other: Self) -> Self:
-        both = super().joined(other)
-        one, two = self.read, other.read
-        tokens, states = join_rows(one.tokens, two.tokens), join_rows(one.states, two.states)
-        both.read = Read(tokens, states, join_rows(one.logits, two.logits))
-        size = max(self.committed.shape[1], other.committed.shape[1])
-        longer = [each._remembering(size) for each in (self, other)]
-        both.committed, both.words = (join_rows(*pair) for pair in zip(*longer, strict=True))
-        both.count = join_rows(self.count, other.count)
-        return both
-
-    def _remembering(self, size: int) -> tuple[Tensor, Tensor]:
-        """The committed states and tokens, with room for so many; the newest are last."""
-        more = size - self.committed.shape[1]
-        return pad(self.committed, (0, 0, more, 0)), pad(self.words, (more, 0), value=FREE)
 
     def _enter_committed(self) -> None:
         """Let the nodes that were accepted last, and the root before them, be the newest committed ones."""

@@ -13,22 +13,26 @@ import numpy as np
 from PIL import Image
 
 from mmspec.errors import InputError
-from mmspec.reference.scenes import (
+from mmspec.registry import did_you_mean
+from mmspec.scenes import (
     CAPTION_PROMPTS,
     DESCRIPTION_PROMPTS,
     HELD_OUT_SEEDS,
+    IMAGE_TOKENS,
+    caption,
     questions,
     render,
     render_clip,
     sample_clip,
     sample_scene,
 )
-from mmspec.registry import did_you_mean
 
-__all__ = ["TASKS", "Example", "own_examples", "scene_examples"]
+__all__ = ["TASKS", "Example", "held_out_captions", "own_examples", "scene_examples"]
 
 TASKS = ("caption", "describe", "question", "two_images", "clip", "mixed")
 FIRST_SEED = 20_000  # held out, and apart from the scenes that `mmspec evaluate` scores
+FIRST_IMAGE_SEED = 500_000  # held out too, of the captions that image models draw
+OTHER_SEEDS = 1_000_003  # added to seeds for a second sample of the same distribution
 FRAMES = 4
 
 
@@ -115,3 +119,16 @@ def own_examples(prompts: Sequence[str], images: Sequence[str]) -> list[Example]
     return [
         Example((prompt,), (image,), identifier=image) for prompt, image in zip(asked, shown, strict=True)
     ]
+
+
+def held_out_captions(count: int, seed: int = 0) -> list[str]:
+    """Make captions of scenes that training never drew; equal arguments give equal captions.
+
+    Raises:
+        InputError: more than there are.
+    """
+    largest = (HELD_OUT_SEEDS.stop - FIRST_IMAGE_SEED) // 2
+    if not 1 <= count <= largest or not 0 <= seed <= largest:
+        raise InputError("samples", (count, seed), f"1 to {largest} samples, and a seed from 0 to {largest}")
+    start = FIRST_IMAGE_SEED + seed
+    return [caption(sample_scene(start + index, profile=IMAGE_TOKENS)) for index in range(count)]

@@ -16,8 +16,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError
-from mmspec.models.new_folder import new_folder
 from mmspec.models.official_files import MAX_NAMED_KEYS
 
 __all__ = ["convert_chameleon", "is_chameleon"]

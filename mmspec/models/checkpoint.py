@@ -31,13 +31,20 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.utils.import_utils import is_gguf_available
 
 import mmspec.models.emu3_5
 import mmspec.models.llamagen  # noqa: F401  its folders become known to the auto classes
-from mmspec.errors import CheckpointError, UnsupportedModelError
-from mmspec.models.gguf_file import check_gguf
+from mmspec.errors import CheckpointError, MissingDependencyError, UnsupportedModelError
 from mmspec.models.weights import is_finite, stored_weights
 from mmspec.registry import did_you_mean
+
+__all__ = [
+    "check_gguf",
+    "split_gguf",
+]
+
+SUFFIX, MAGIC = ".gguf", b"GGUF"
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +53,33 @@ MAX_INDEX_BYTES = 100_000_000
 MAX_DIMENSION = 10_000_000
 MAX_LAYERS = 10_000
 OWN_CODE = frozenset({"nextstep", "Emu3"})  # published with code, which is not run: this package has its own
+
+
+def split_gguf(source: object) -> tuple[object, dict[str, str]]:
+    """A path of a GGUF file as the folder and the keyword `gguf_file` of transformers; others as they are."""
+    if not isinstance(source, str | Path) or not str(source).endswith(SUFFIX) or Path(source).is_dir():
+        return source, {}
+    path = Path(source)
+    return str(path.parent), {"gguf_file": path.name}
+
+
+def check_gguf(folder: Path, name: str) -> None:
+    """Check a GGUF file of a folder, or of a hub repository, before it is read.
+
+    Raises:
+        CheckpointError: the folder has none of that name, or it is no such file.
+        MissingDependencyError: the package that reads it is not installed.
+    """
+    path = folder / name
+    if folder.is_dir() and not path.is_file():
+        others = ", ".join(sorted(one.name for one in folder.glob(f"*{SUFFIX}"))) or "none"
+        raise CheckpointError("gguf_file", name, f"a file in {folder}; GGUF files there: {others}")
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(MAGIC)) != MAGIC:
+                raise CheckpointError("gguf_file", str(path), "a GGUF file, which begins with its name")
+    if not is_gguf_available():
+        raise MissingDependencyError(f"{path.name} is read by the package gguf: pip install gguf")
 
 
 def check_source(source: object, argument: str = "model") -> str:

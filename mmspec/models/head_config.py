@@ -8,7 +8,15 @@ from typing import Any, Self
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-__all__ = ["HeadConfig", "SizedHeadConfig", "WindowHeadConfig"]
+__all__ = [
+    "MAX_HEADS",
+    "HeadConfig",
+    "LevelHeadsConfig",
+    "SizedHeadConfig",
+    "WindowHeadConfig",
+]
+
+MAX_HEADS = 16
 
 
 @strict
@@ -90,3 +98,35 @@ class WindowHeadConfig(SizedHeadConfig):
         deepest = self.target_layers - 1 if self.target_layers else max(self.taps, default=0)
         if not self.taps or any(not -1 <= tap <= deepest for tap in self.taps):
             raise ValueError(f"taps: got {self.taps}; from -1 to {deepest}")
+
+
+@strict
+class LevelHeadsConfig(SizedHeadConfig):
+    """Config of heads that each predict one level of the tree, which is as deep as there are heads.
+
+    Attributes:
+        num_heads: tokens predicted beyond the root.
+        own_lm_heads: whether each head has an output matrix [V, d] of its own, as published ones do, which is
+            0.5 GB a head at 7 B; else all use the target's.
+        hit_rates: by head and rank, how often the target's own token was found there; measured at the end of
+            the training, for static trees.
+    """
+
+    least_layers = 0  # no field: a bound that each kind has
+
+    num_heads: int = 4
+    num_layers: int = 1
+    own_lm_heads: bool = False
+    hit_rates: list[list[float]] = field(default_factory=list)
+
+    def validate_architecture(self) -> None:
+        """Refuse what cannot be built; called by `strict`."""
+        if not 1 <= self.num_heads <= MAX_HEADS:
+            raise ValueError(f"num_heads: got {self.num_heads}; 1 to {MAX_HEADS}")
+        if self.num_layers < self.least_layers:
+            raise ValueError(f"num_layers: got {self.num_layers}; {self.least_layers} or more")
+
+    @property
+    def depth(self) -> int:
+        """Depth of the tree that is grown where nothing else is asked for."""
+        return self.num_heads

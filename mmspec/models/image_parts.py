@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from mmspec.errors import CheckpointError
-from mmspec.models.chameleon_vq import load_chameleon_vq
+from mmspec.models.autoencoders import load_chameleon_vq
 from mmspec.models.checkpoint import (
     check_source,
     check_vocabulary,

@@ -1,7 +1,8 @@
-"""The server's application: routes, errors, health and metrics."""
+"""The server's application: routes, errors, health, metrics, and the web pages that may read answers."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -10,22 +11,24 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from mmspec import __version__
-from mmspec.errors import MMSpecError
+from mmspec.errors import InputError, MMSpecError
 from mmspec.serving.chat import chat_routes
 from mmspec.serving.engine import Engine
-from mmspec.serving.errors import RequestError, error_response
-from mmspec.serving.field_errors import field_error
+from mmspec.serving.errors import RequestError, error_response, field_error
 from mmspec.serving.guard import Guard
 from mmspec.serving.images import image_routes
 from mmspec.serving.limits import ServerLimits
 from mmspec.serving.metrics import Metrics
 from mmspec.serving.models import Models, model_routes
-from mmspec.serving.origins import allow_origins
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "read_origin"]
+
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*]+")
+USUAL_PORTS = {"http": ":80", "https": ":443"}
 
 
 def create_app(
@@ -91,3 +94,39 @@ def create_app(
         return error_response(error)
 
     return allow_origins(Guard(app, limits, api_key), origins)
+
+
+def allow_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Put an application behind the headers that let pages of some origins read its answers.
+
+    What browsers ask before a request is answered here, before any API key is asked for: they never send one.
+
+    Args:
+        app: the application; returned as it is if no origin may.
+        origins: as `read_origin` returns them.
+    """
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["Retry-After", "X-Request-ID"],
+    )
+
+
+def read_origin(origin: str) -> str:
+    """Return an origin as browsers write it: in lower case, without the usual port.
+
+    Raises:
+        InputError: it is neither * nor a scheme and a host.
+    """
+    written = origin.lower()
+    if written == "*":
+        return written
+    if not ORIGIN.fullmatch(written):
+        allowed = "scheme, host and port of a page, such as http://localhost:3000, without a path; or *"
+        raise InputError("--allow-origin", origin, allowed)
+    scheme = written.partition(":")[0]
+    return written.removesuffix(USUAL_PORTS.get(scheme, ""))

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from anyio import to_thread
@@ -15,16 +15,14 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from mmspec.errors import MMSpecError
 from mmspec.pipelines.settings import DEFAULT_NEW_TOKENS
-from mmspec.serving.admission import Ticket
-from mmspec.serving.chat_settings import chat_names, chat_settings
+from mmspec.serving.chat_settings import chat_names, chat_settings, read_messages
+from mmspec.serving.engine import Ticket
 from mmspec.serving.errors import as_request_error
 from mmspec.serving.limits import ServerLimits
-from mmspec.serving.messages import read_messages
 from mmspec.serving.models import Models
 from mmspec.serving.schemas import ChatRequest
-from mmspec.serving.stop_text import StopText
 
-__all__ = ["chat_routes"]
+__all__ = ["StopText", "chat_routes"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +51,44 @@ def chat_routes(models: Models, limits: ServerLimits) -> APIRouter:
         return JSONResponse(await answer.whole())
 
     return routes
+
+
+class StopText:
+    """Cuts streamed text before the first stop string; holds back what may be the beginning of one.
+
+    Args:
+        stops: none of them empty.
+        keeps: whether the stop string is left standing at the end of the text.
+    """
+
+    def __init__(self, stops: Sequence[str], keeps: bool = False) -> None:
+        self._stops, self._keeps = stops, keeps
+        self._held = ""
+        self.has_ended = False
+
+    def add(self, text: str) -> str:
+        """Add text; return what can be sent."""
+        if self.has_ended:
+            return ""
+        self._held += text
+        found = [(place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if found:
+            self.has_ended = True
+            place, stop = min(found)
+            return self._give(place + len(stop) * self._keeps)
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stops):
+                return self._give(len(self._held) - length)
+        return self._give(len(self._held))
+
+    def finish(self) -> str:
+        """Return what was held back and turned out to be no stop string."""
+        return "" if self.has_ended else self._give(len(self._held))
+
+    def _give(self, count: int) -> str:
+        given, self._held = self._held[:count], self._held[count:]
+        return given
 
 
 class ChatAnswer:

@@ -1,20 +1,86 @@
-"""The fields of a chat as settings of its rows."""
+"""A chat's fields as settings of its rows, and its messages as pipelines take them, images within limits."""
 
 from __future__ import annotations
 
 import secrets
+import urllib.parse
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mmspec.errors import InputError
-from mmspec.serving.errors import CHAT_NAMES
-from mmspec.serving.limits import ServerLimits
-from mmspec.serving.models import check_at_most
-from mmspec.serving.schemas import ChatRequest
-from mmspec.serving.text_rules import TextRules
+from mmspec.media import load_image
+from mmspec.pipelines.text_stream import TextDeltas
+from mmspec.serving.errors import CHAT_NAMES, RequestError
+from mmspec.serving.limits import ServerLimits, check_at_most
+from mmspec.serving.schemas import ChatRequest, ImagePart, Message
 
-__all__ = ["chat_names", "chat_settings"]
+__all__ = ["TextRules", "chat_names", "chat_settings", "read_messages"]
 
 MAX_STOPS = 16
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """Fields of one answer that only a tokenizer can read: words that are not written, tokens that end it.
+
+    Attributes:
+        bad_words: what may not be written, as the tokens that it is alone and after a space.
+        stop_token_ids: ids that end the answer, besides those that end the model's.
+        ignore_eos: whether those of the model do not.
+        shows_stops: whether the text has the token that ended it.
+        skip_special_tokens: whether the text is without special tokens.
+    """
+
+    bad_words: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    shows_stops: bool = False
+    skip_special_tokens: bool = True
+
+    def settings(self, pipe: Any) -> dict[str, Any]:
+        """Settings of a pipeline that keep the rules.
+
+        Raises:
+            InputError: a token that the model does not have, or a word that is none.
+        """
+        size = pipe.model.config.get_text_config(decoder=True).vocab_size
+        for index, token in enumerate(self.stop_token_ids):
+            if token >= size:
+                raise InputError(f"stop_token_ids[{index}]", token, f"below {size}, the model's tokens")
+        banned = [ids for index in range(len(self.bad_words)) for ids in self._spellings(pipe, index)]
+        settings: dict[str, Any] = {"bad_words_ids": banned} if banned else {}
+        if banned or self.stop_token_ids or self.ignore_eos:
+            # transformers lets a banned token pass where it is also one that ends the row
+            settings["eos_token_id"] = [end for end in self._ends(pipe) if [end] not in banned]
+        return settings
+
+    def deltas(self, pipe: Any, before: Sequence[int]) -> TextDeltas:
+        """Make the decoder of the answer's tokens into text.
+
+        Args:
+            pipe: the pipeline.
+            before: last tokens of the prompt, where the answer goes on with their text.
+        """
+        hidden = [] if self.shows_stops else self._ends(pipe)
+        return TextDeltas(pipe.tokenizer, before, hidden, self.skip_special_tokens)
+
+    def _ends(self, pipe: Any) -> list[int]:
+        own = pipe.model.generation_config.eos_token_id
+        own = [] if own is None or self.ignore_eos else own
+        return [*(own if isinstance(own, list) else [own]), *self.stop_token_ids]
+
+    def _spellings(self, pipe: Any, index: int) -> list[list[int]]:
+        """Token ids of a word alone and after a space, as vLLM bans them; none if it cannot be written."""
+        tokenizer, word = pipe.tokenizer, self.bad_words[index].lstrip()
+        if not word:
+            raise InputError(f"bad_words[{index}]", self.bad_words[index], "a word")
+        found = []
+        for text in (word, f" {word}"):
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            if ids and tokenizer.unk_token_id not in ids and ids not in found:
+                found.append(ids)
+        return found
 
 
 def chat_settings(body: ChatRequest, limits: ServerLimits, usual: int) -> list[dict[str, Any]]:
@@ -101,3 +167,52 @@ def turn_settings(body: ChatRequest) -> dict[str, Any]:
     if body.add_generation_prompt is False:
         template["add_generation_prompt"] = False
     return {"continue_final_message": continues, "chat_template_kwargs": template}
+
+
+def read_messages(messages: Sequence[Message], limits: ServerLimits) -> list[dict[str, Any]]:
+    """Load the images of a conversation and put it into the form of `VisionLanguagePipeline`.
+
+    Raises:
+        RequestError: too many images, or a URL that is not allowed.
+        MediaError: an image that cannot be read, or is over a limit.
+    """
+    parts = [part for message in messages if not isinstance(message.content, str) for part in message.content]
+    images = sum(isinstance(part, ImagePart) for part in parts)
+    if images > limits.max_images:
+        text = f"messages: got {images} images; at most {limits.max_images} (max_images)"
+        raise RequestError(400, text, "messages")
+    read = []
+    for turn, message in enumerate(messages):
+        role = "system" if message.role == "developer" else message.role
+        content = message.content
+        given: list[dict[str, Any]] = []
+        if isinstance(content, str):
+            given.append({"type": "text", "text": content})
+        else:
+            for index, part in enumerate(content):
+                if isinstance(part, ImagePart):
+                    where = f"messages[{turn}].content[{index}].image_url.url"
+                    check_url(part.image_url.url, where, limits)
+                    image = load_image(part.image_url.url, argument=where, limits=limits.media)
+                    given.append({"type": "image", "image": image})
+                else:
+                    given.append({"type": "text", "text": part.text})
+        read.append({"role": role, "content": given})
+    return read
+
+
+def check_url(url: str, where: str, limits: ServerLimits) -> None:
+    """Raise RequestError for what is neither a `data:` URL nor a URL of an allowed server."""
+    if url[:5].lower() == "data:":
+        return
+    if not url.lower().startswith(("https://", "http://")):  # above all no path of this machine
+        raise RequestError(400, f"{where}: pass a data: URL, or an https:// or http:// URL", where)
+    if "*" in limits.url_hosts:
+        return
+    try:
+        host = urllib.parse.urlsplit(url).hostname or ""
+    except ValueError:
+        host = ""
+    if host not in limits.url_hosts:
+        text = f"{where}: this server does not fetch from there; pass a data: URL (--allow-url-domain)"
+        raise RequestError(400, text, where)

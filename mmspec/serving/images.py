@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request
 from mmspec.media.data_url import encode_image
 from mmspec.serving.engine import Engine
 from mmspec.serving.errors import RequestError
-from mmspec.serving.limits import ServerLimits
-from mmspec.serving.models import Models, check_at_most
+from mmspec.serving.limits import ServerLimits, check_at_most
+from mmspec.serving.models import Models
 from mmspec.serving.schemas import ImageRequest
 
 __all__ = ["image_routes"]

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, fields
 
 from mmspec.errors import InputError
 from mmspec.media import MediaLimits
+from mmspec.serving.errors import RequestError
 
-__all__ = ["ServerLimits"]
+__all__ = ["ServerLimits", "check_at_most"]
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,9 @@ class ServerLimits:
                 raise InputError(
                     "--allow-url-domain", host, "the name of a server, such as example.org, or *"
                 )
+
+
+def check_at_most(name: str, value: int, limit: str, most: int) -> None:
+    """Raise RequestError for a field above its limit."""
+    if value > most:
+        raise RequestError(400, f"{name}: got {value:.0f}; at most {most} ({limit})", name)

@@ -8,12 +8,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from mmspec.serving.admission import Ticket
-from mmspec.serving.engine import Engine
+from mmspec.serving.engine import Engine, Ticket
 from mmspec.serving.errors import RequestError
 from mmspec.serving.guard import END
 
-__all__ = ["Models", "check_at_most", "model_routes"]
+__all__ = ["Models", "model_routes"]
 
 
 class Models:
@@ -59,12 +58,6 @@ class Models:
         ticket = engine.submit(prompt, settings, names)
         request.scope[END].callback(engine.cancel, ticket)
         return ticket
-
-
-def check_at_most(name: str, value: int, limit: str, most: int) -> None:
-    """Raise RequestError for a field above its limit."""
-    if value > most:
-        raise RequestError(400, f"{name}: got {value:.0f}; at most {most} ({limit})", name)
 
 
 def model_routes(models: Models) -> APIRouter:

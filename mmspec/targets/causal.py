@@ -19,18 +19,17 @@ from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Draft, DraftKind, Nodes
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
-from mmspec.decoding.rows import join_lists, join_rows, part_of_list, part_of_rows
+from mmspec.decoding.rows import Rows, named
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, UnsupportedModelError
-from mmspec.models.weights import is_offloaded
+from mmspec.models.weights import execution_device, is_offloaded
 from mmspec.targets.admission import check_model
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
+from mmspec.targets.memory import check_draft, measure_states
 from mmspec.targets.mixers import mixers_on_tree
-from mmspec.targets.placement import execution_device
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
 from mmspec.targets.rotary import change_of, find_changing, turned_one_by_one, turned_together
-from mmspec.targets.state_memory import check_draft, measure_states
 from mmspec.targets.steps import CapturedForward, CompiledForward
 from mmspec.transformers_versions import cache_name
 
@@ -38,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class CacheState:
+class CacheState(Rows):
     """Cached rows of a batch, and the positions that follow them.
 
     Attributes:
@@ -48,27 +47,11 @@ class CacheState:
         prompt_lengths: B prompt lengths, 2B under guidance.
     """
 
+    row_fields = named("cache", "offset", "prompt_lengths")
+
     cache: RaggedCache
     offset: Tensor
     prompt_lengths: list[int]
-
-    def part(self, rows: Sequence[int], copies: int) -> Self:
-        """Return the state of some rows; see `Rows`."""
-        return replace(
-            self,
-            cache=self.cache.part(rows, copies),
-            offset=part_of_rows(self.offset, rows, copies),
-            prompt_lengths=part_of_list(self.prompt_lengths, rows, copies),
-        )
-
-    def joined(self, other: Self, copies: int) -> Self:
-        """Return the state of these rows followed by those of another; see `Rows`."""
-        return replace(
-            self,
-            cache=self.cache.joined(other.cache, copies),
-            offset=join_rows(self.offset, other.offset, copies),
-            prompt_lengths=join_lists(self.prompt_lengths, other.prompt_lengths, copies),
-        )
 
     def tighten(self, emitted: Sequence[int]) -> None:
         copies = self.cache.rows // len(emitted)
@@ -98,9 +81,9 @@ class CausalState(CacheState):
     additive: torch.dtype | None
     most_nodes: int = field(default=1, kw_only=True)
 
-    def joined(self, other: Self, copies: int) -> Self:
+    def joined(self, other: Self, counts: tuple[int, int]) -> Self:
         other.close()
-        return replace(super().joined(other, copies), change=min(self.change, other.change))
+        return replace(super().joined(other, counts), change=min(self.change, other.change))
 
     def close(self) -> None:
         self.hidden.close()

@@ -1,7 +1,7 @@
 """Chameleon models that draw, as targets: Anole (2407.06135) and Lumina-mGPT (2408.02657).
 
 Both are `ChameleonForConditionalGeneration` of transformers, which has no decoder of images: theirs is a
-diffusers `VQModel` (`mmspec.models.chameleon_vq`). Tested on random tiny models in transformers' layout (keys
+diffusers `VQModel` (`mmspec.models.autoencoders`). Tested on random tiny models in transformers' layout (keys
 `model.*`, `model.vqmodel.*`, `lm_head`), not on published weights. Files of Lumina-mGPT may store query and
 key norms as [1, head_dim] where transformers has [heads, head_dim]: `mmspec convert` repeats them.
 """
@@ -14,22 +14,28 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mmspec.decoding.image_grid import ImageGrid
-from mmspec.errors import CheckpointError, InputError
+from mmspec.errors import InputError
 from mmspec.models.weights import stored_weight
 from mmspec.targets.image_tokens import CODEBOOK, check_stride
-from mmspec.targets.placement import execution_device
-from mmspec.targets.text_vocabulary import TextVocabularyTarget, code_ids, token_ids
+from mmspec.targets.text_vocabulary import (
+    TextVocabularyTarget,
+    code_ids,
+    plain_ids,
+    special_ids,
+    token_ids,
+)
 
-__all__ = ["BEGIN_OF_IMAGE", "BEGIN_OF_TEXT", "END_OF_TURN", "AnoleTarget", "LuminaTarget", "size_token"]
+__all__ = ["AnoleTarget", "LuminaTarget", "size_token"]
 
 BEGIN_OF_TEXT, BEGIN_OF_IMAGE, END_OF_IMAGE = "<s>", "<racm3:break>", "<eoss>"  # ids 0, 8197, 8196
 END_OF_TURN, END_OF_ROW = "<reserved08706>", "<reserved08799>"  # ids 8710, 8803
 SIZE_STEP = 32  # pixels that a size token of Lumina-mGPT counts
 DEFAULT_LUMINA_SIZE = 768
 MAX_ASPECT = 4
+LUMINA_REQUEST = "Generate an image of {width}x{height} according to the following prompt:\n{text}"
 
 
 def size_token(pixels: int) -> str:
@@ -48,6 +54,9 @@ class AnoleTarget(TextVocabularyTarget):
     Raises:
         CheckpointError: tokenizer, codebook and vocabulary do not fit each other.
     """
+
+    no_vq = "the image tokenizer: transformers' Chameleon has no decoder (see load_chameleon_vq)"
+    published = {"guidance_scale": 3.0, "top_k": 2000}
 
     def __init__(self, model: PreTrainedModel, vq: Any = None, codebook: Tensor | None = None) -> None:
         config = model.config.vq_config
@@ -71,14 +80,16 @@ class AnoleTarget(TextVocabularyTarget):
         """The default grid, and the model ids of its syntax."""
         return square, []
 
-    def decode(self, cells: Tensor) -> Tensor:
-        """Decode codes [B, rows, columns] into images [B, 3, H, W]."""
-        from mmspec.models.llamagen.vq import decode_tokens
+    def prompt_ids(
+        self, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[list[int], list[int]]:
+        """A turn, then begin-of-image; the unconditional prompt is the first and last token alone."""
+        begin, end, image = special_ids(tokenizer, BEGIN_OF_TEXT, END_OF_TURN, BEGIN_OF_IMAGE)
 
-        if self.vq is None:
-            allowed = "the image tokenizer: transformers' Chameleon has no decoder (see load_chameleon_vq)"
-            raise CheckpointError("vq", None, allowed)
-        return decode_tokens(self.vq, cells.to(execution_device(self.vq)))
+        def turn(content: str) -> list[int]:
+            return [begin, *plain_ids(tokenizer, content), end, image]
+
+        return turn(text), [begin, image] if negative is None else turn(negative)
 
 
 class LuminaTarget(AnoleTarget):
@@ -103,6 +114,20 @@ class LuminaTarget(AnoleTarget):
         row_end = square.codebook_size
         grid = ImageGrid(side, side, square.codebook_size, row_end, (row_end + 1,))
         return grid, token_ids(model, [END_OF_ROW, END_OF_IMAGE])
+
+    def prompt_ids(
+        self, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[list[int], list[int]]:
+        """A turn, begin-of-image, two size tokens; the unconditional prompt is these three alone."""
+        height, width = grid.rows * self.stride, grid.columns * self.stride
+        head = special_ids(tokenizer, BEGIN_OF_IMAGE, size_token(height), size_token(width))
+        begin, end = special_ids(tokenizer, BEGIN_OF_TEXT, END_OF_TURN)
+
+        def turn(content: str) -> list[int]:
+            request = LUMINA_REQUEST.format(width=width, height=height, text=content)
+            return [begin, *plain_ids(tokenizer, request), end, *head]
+
+        return turn(text), head if negative is None else turn(negative)
 
     def grid_for(self, height: int, width: int) -> ImageGrid:
         """Grid of an image of no more cells than the default one, in steps of 32 pixels, at most 4 : 1."""

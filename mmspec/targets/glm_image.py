@@ -8,17 +8,16 @@ grids: those of a token of the output are looked up by its index.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from mmspec.decoding.draft import Nodes
 from mmspec.decoding.interfaces import PromptOutput
-from mmspec.decoding.rows import join_rows, part_of_rows
+from mmspec.decoding.rows import RowField, lengthen, named
 from mmspec.errors import InputError
 from mmspec.models.weights import stored_weight
 from mmspec.targets.causal import CausalState, to_device
@@ -39,18 +38,10 @@ class GlmImageState(CausalState):
         starts: [R] prompt lengths.
     """
 
+    row_fields = named(RowField("table", fill=None), "starts")
+
     table: Tensor = field(kw_only=True)
     starts: Tensor = field(kw_only=True)
-
-    def part(self, rows: Sequence[int], copies: int) -> Self:
-        table, starts = (part_of_rows(each, rows, copies) for each in (self.table, self.starts))
-        return replace(super().part(rows, copies), table=table, starts=starts)
-
-    def joined(self, other: Self, copies: int) -> Self:
-        longest = max(self.table.shape[1], other.table.shape[1])
-        table = join_rows(lengthened(self.table, longest), lengthened(other.table, longest), copies)
-        starts = join_rows(self.starts, other.starts, copies)
-        return replace(super().joined(other, copies), table=table, starts=starts)
 
 
 class GlmImageTarget(VisionLanguageTarget):
@@ -79,7 +70,7 @@ class GlmImageTarget(VisionLanguageTarget):
         tables = [self._rope(to_device(prompt, self.device))[1] for prompt in prompts]
         state, output = super().prefill(prompts, capacity, taps)
         longest = max(table.shape[1] for table in tables)
-        table = torch.cat([lengthened(each, longest) for each in tables])
+        table = torch.cat([lengthen(each, longest, fill=None) for each in tables])
         starts = torch.tensor(state.prompt_lengths, device=self.device)
         return GlmImageState(**vars(state), table=table, starts=starts), output
 
@@ -109,8 +100,3 @@ class GlmImageTarget(VisionLanguageTarget):
         # kept on the module until the next prompt is read; a copy belongs to the request
         table: Tensor = module._cached_decode_position_ids
         return positions, table.transpose(1, 2).clone()
-
-
-def lengthened(table: Tensor, length: int) -> Tensor:
-    """Repeat the last position of a table [R, n, 3] up to a length."""
-    return pad(table.mT.float(), (0, length - table.shape[1]), mode="replicate").mT.to(table.dtype)

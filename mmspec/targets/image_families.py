@@ -1,38 +1,82 @@
-"""Table of image-token targets, by the `model_type` of a config or the name of a family."""
+"""Table of the families that draw images: one record for each, by the `model_type` of a config.
+
+A family's prompts, sizes and published settings are on its target. Nothing is imported before it is asked
+for.
+"""
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmspec.registry import Registry
+from mmspec.errors import InputError
+from mmspec.models.denoising import DenoisingHead
+from mmspec.registry import did_you_mean
 from mmspec.targets.image_tokens import ImageTokenTarget
 
-__all__ = ["IMAGE_FAMILIES", "image_target"]
+__all__ = [
+    "CONTINUOUS_FAMILIES",
+    "FAMILIES",
+    "IMAGE_FAMILIES",
+    "Family",
+    "check_same_latents",
+    "continuous_target",
+    "image_target",
+]
 
+TOKENS = "mmspec.pipelines.image_tokens:ImagePipeline"
+VECTORS = "mmspec.pipelines.continuous_images:ContinuousImagePipeline"
 LUMINA_CLASS = "ChameleonXLLMX"
 
-#: Families by name; those of transformers and our own are named as their `model_type`.
-IMAGE_FAMILIES: Registry[type[Any]] = Registry(
-    "family",
-    {
-        "llamagen": "mmspec.targets.llamagen:LlamaGenTarget",
-        "janus": "mmspec.targets.janus:JanusTarget",
-        "emu3": "mmspec.targets.emu3:Emu3Target",
-        "Emu3": "mmspec.targets.emu3_5:Emu3p5Target",  # the published name of Emu3.5's model type
-        "chameleon": "mmspec.targets.chameleon:AnoleTarget",
-        "lumina_mgpt": "mmspec.targets.chameleon:LuminaTarget",
-    },
-)
+
+@dataclass(frozen=True)
+class Family:
+    """Record of a family of models that draw images. Parts are named as "module:attribute".
+
+    Attributes:
+        target: its `Target`.
+        pipeline: the pipeline that draws with it.
+        answers: whether such a model also answers, which is then what it is loaded for.
+        vq_apart: whether its image tokenizer is a model of its own.
+    """
+
+    target: str
+    pipeline: str = TOKENS
+    answers: bool = True
+    vq_apart: bool = False
+
+    def load(self, part: str) -> Any:
+        """Import the part of that name: "target" or "pipeline"."""
+        module, attribute = getattr(self, part).split(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+#: Families of discrete tokens; those of transformers and our own are named as their `model_type`.
+IMAGE_FAMILIES = {
+    "llamagen": Family("mmspec.targets.llamagen:LlamaGenTarget", answers=False, vq_apart=True),
+    "janus": Family("mmspec.targets.janus:JanusTarget"),
+    "emu3": Family("mmspec.targets.emu3:Emu3Target"),
+    "Emu3": Family("mmspec.targets.emu3:Emu3p5Target", vq_apart=True),  # how Emu3.5 names its model type
+    "chameleon": Family("mmspec.targets.chameleon:AnoleTarget", vq_apart=True),
+    "lumina_mgpt": Family("mmspec.targets.chameleon:LuminaTarget", vq_apart=True),
+}
+#: Families whose tokens are vectors.
+CONTINUOUS_FAMILIES = {
+    "nextstep": Family("mmspec.targets.continuous:NextStepTarget", VECTORS, answers=False),
+    "mar": Family("mmspec.targets.mar:MARTarget", VECTORS, answers=False),
+}
+FAMILIES = {**IMAGE_FAMILIES, **CONTINUOUS_FAMILIES}
 
 
 def image_target(
     model: PreTrainedModel, vq: Any = None, *, codebook: Tensor | None = None, family: str | None = None
 ) -> ImageTokenTarget | None:
-    """Build the target that draws images with this model; None if the model draws none.
+    """Build the target that draws images of discrete tokens with this model; None if the model draws none.
 
     Args:
         model: a loaded model.
@@ -46,9 +90,11 @@ def image_target(
         UnsupportedModelError: the model cannot be decoded speculatively.
     """
     name = family_of(model) if family is None else family
-    if family is None and name not in IMAGE_FAMILIES:
-        return None
-    target: ImageTokenTarget = IMAGE_FAMILIES[name](model, vq, codebook)
+    if name not in IMAGE_FAMILIES:
+        if family is None:
+            return None
+        raise InputError("family", name, did_you_mean(name, IMAGE_FAMILIES))
+    target: ImageTokenTarget = IMAGE_FAMILIES[name].load("target")(model, vq, codebook)
     return target
 
 
@@ -60,3 +106,36 @@ def family_of(model: PreTrainedModel) -> str:
         if by_class or "lumina" in Path(config.name_or_path or "").name.lower():
             return "lumina_mgpt"
     return str(config.model_type)
+
+
+def continuous_target(model: PreTrainedModel) -> Any | None:
+    """Build the target that draws continuous tokens with this model; None if the model draws none."""
+    family = CONTINUOUS_FAMILIES.get(str(model.config.model_type))
+    return None if family is None else family.load("target")(model)
+
+
+def check_same_latents(target: Any, draft: Any, scalings: tuple[Any, Any] = (None, None)) -> None:
+    """Raise InputError unless a draft model predicts the tokens that the target predicts.
+
+    Args:
+        target, draft: targets of `CONTINUOUS_FAMILIES`.
+        scalings: factor and shift by which the latents of each are normalised, where both are known.
+    """
+    own, other = (described(each) for each in (target, draft))
+    if None not in scalings:
+        own["scaling and shift of latents"], other["scaling and shift of latents"] = scalings
+    for name, value in own.items():
+        if other[name] != value:
+            allowed = f"a draft model of the target's {name}: {value}"
+            raise InputError("drafter", f"{name}: {other[name]}", allowed)
+
+
+def described(target: Any) -> dict[str, Any]:
+    """Properties that two models must have in common to judge each other's tokens."""
+    head: DenoisingHead = target.denoiser
+    return {
+        "family": target.model.config.model_type,
+        "size of tokens": target.vector_size,
+        "noise schedule": head.config.kind,
+        "image": f"{target.grid.rows} x {target.grid.columns} tokens",
+    }

@@ -2,8 +2,9 @@
 
 Outputs are counted in the compact vocabulary: token t < K is entry t of the codebook, tokens from K on are
 the family's syntax (end of row, end of image, ...). Ids of a prompt come after those, so that no drafter
-takes a prompt for a piece of image: `vocabulary` plus the id that the family's own tokenizer gives. What a
-family adds is how it embeds and reads tokens, which sizes it draws, and its image tokenizer.
+takes a prompt for a piece of image: `vocabulary` plus the id that the family's own tokenizer gives. A family
+adds how it embeds and reads tokens, how its prompts are written, which sizes it draws, and its image
+tokenizer.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,11 +21,15 @@ from transformers import PreTrainedModel
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.image_grid import Grammar, ImageGrid, exclude
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
-from mmspec.decoding.rows import join_rows, part_of_rows
+from mmspec.decoding.rows import named
 from mmspec.errors import CheckpointError, InputError
+from mmspec.models.weights import execution_device
 from mmspec.targets.causal import CausalState, CausalTarget
 
-__all__ = ["CELLS", "CODEBOOK", "ImageState", "ImageTokenTarget", "check_stride"]
+__all__ = ["CELLS", "CODEBOOK", "ImageState", "ImageTokenTarget", "PromptPair", "check_stride"]
+
+#: The model's inputs for a prompt, and for the unconditional one that guidance leads away from.
+PromptPair = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 CELLS = "image_cells"  # of a prompt: [1, 2] rows and columns of its image, where they are not the default
 CODEBOOK = "quantize.embedding.weight"  # of an image tokenizer
@@ -39,17 +44,10 @@ class ImageState(CausalState):
         starts: [rows] prompt lengths.
     """
 
+    row_fields = named("grammar", "starts")
+
     grammar: Grammar
     starts: Tensor
-
-    def part(self, rows: Sequence[int], copies: int) -> Self:
-        grammar, starts = self.grammar.part(rows, copies), part_of_rows(self.starts, rows, copies)
-        return replace(super().part(rows, copies), grammar=grammar, starts=starts)
-
-    def joined(self, other: Self, copies: int) -> Self:
-        grammar = self.grammar.joined(other.grammar, copies)
-        starts = join_rows(self.starts, other.starts, copies)
-        return replace(super().joined(other, copies), grammar=grammar, starts=starts)
 
 
 class ImageTokenTarget(CausalTarget, ABC):
@@ -68,7 +66,11 @@ class ImageTokenTarget(CausalTarget, ABC):
     Attributes:
         vocabulary: K + S.
         grid, stride, codebook: as passed.
+        vq: the image tokenizer; None if there is none at hand.
         only_size: what the default size is, in words, where there is no other.
+        no_vq: what is lacking, in words, where there is no image tokenizer.
+        published: sampling settings of the family's authors.
+        classes: number of classes that images are asked for by; None where they are asked for in words.
 
     Raises:
         CheckpointError: the codebook is not that of the vocabulary.
@@ -76,7 +78,11 @@ class ImageTokenTarget(CausalTarget, ABC):
     """
 
     grid: ImageGrid
+    vq: Any
     only_size: ClassVar[str] = "the only size that this model draws"
+    no_vq: ClassVar[str] = "an image tokenizer, which turns tokens into pixels"
+    published: Mapping[str, Any] = {}
+    classes: int | None = None
 
     def __init__(
         self,
@@ -115,8 +121,31 @@ class ImageTokenTarget(CausalTarget, ABC):
         return self.grid
 
     @abstractmethod
+    def encode_prompt(
+        self, asked: Any, negative: str | None, grid: ImageGrid, tokenizer: Any, text_encoder: Any = None
+    ) -> PromptPair:
+        """Encode a prompt, and the unconditional one.
+
+        Args:
+            asked: a text; for models of classes a label, or None for no class.
+            negative: the text of the unconditional prompt; None is the family's own.
+            grid: of the image.
+            tokenizer, text_encoder: of the prompts, where the family has them.
+
+        Raises:
+            InputError: a part is missing or belongs to another model, or the prompt cannot be read.
+        """
+
     def decode(self, cells: Tensor) -> Tensor:
-        """Decode codes [B, rows, columns] into images [B, 3, H, W], about [-1, 1]."""
+        """Decode codes [B, rows, columns] into images [B, 3, H, W], about [-1, 1], of the tokenizer's dtype.
+
+        By `vq`, a `VQModel` of diffusers, unless a family has an image tokenizer of its own.
+        """
+        from mmspec.models.autoencoders import decode_tokens
+
+        if self.vq is None:
+            raise CheckpointError("vq", None, self.no_vq)
+        return decode_tokens(self.vq, cells.to(execution_device(self.vq)))
 
     @torch.no_grad()
     def decode_tokens(self, codes: Tensor, grid: ImageGrid | None = None) -> Tensor:

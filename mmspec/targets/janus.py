@@ -6,16 +6,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import InputError
-from mmspec.models.weights import stored_weight
+from mmspec.models.weights import execution_device, stored_weight
 from mmspec.targets.image_tokens import CODEBOOK
-from mmspec.targets.placement import execution_device
-from mmspec.targets.text_vocabulary import TextPromptTarget
+from mmspec.targets.text_vocabulary import TextPromptTarget, plain_ids, special_ids
 
 __all__ = ["JanusTarget"]
+
+BEGIN_OF_IMAGE = "<begin_of_image>"
 
 
 class JanusTarget(TextPromptTarget):
@@ -28,6 +29,7 @@ class JanusTarget(TextPromptTarget):
     """
 
     only_size = "the only size that Janus draws"
+    published = {"guidance_scale": 5.0}
 
     def __init__(self, model: PreTrainedModel, vq: Any = None, codebook: Tensor | None = None) -> None:
         if vq is not None:
@@ -39,6 +41,23 @@ class JanusTarget(TextPromptTarget):
             codebook = stored_weight(self.vq, CODEBOOK)
         stride = 2 ** (len(config.channel_multiplier) - 1)
         super().__init__(model, grid, stride=stride, codebook=codebook)
+
+    def prompt_ids(
+        self, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[list[int], list[int]]:
+        """A turn, then begin-of-image; the unconditional prompt is as many visible paddings."""
+        newer = "<|User|>" in tokenizer.get_vocab()
+        user, assistant = ("<|User|>", "<|Assistant|>") if newer else ("User", "Assistant")
+        begin, image = special_ids(tokenizer, tokenizer.bos_token, BEGIN_OF_IMAGE)
+
+        def turn(content: str) -> list[int]:
+            return [begin, *plain_ids(tokenizer, f"{user}: {content}\n\n{assistant}:"), image]
+
+        ids = turn(text)
+        if negative is not None:
+            return ids, turn(negative)
+        (padding,) = special_ids(tokenizer, tokenizer.pad_token)
+        return ids, [token if token in (begin, image) else padding for token in ids]
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed words by the language model's table, and codes by the projected table of codes."""

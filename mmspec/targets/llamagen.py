@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from mmspec.decoding.image_grid import ImageGrid
-from mmspec.errors import CheckpointError
-from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.errors import CheckpointError, InputError
+from mmspec.models.llamagen import (
+    LlamaGenConfig,
+    LlamaGenForCausalLM,
+    caption_prompt,
+    class_prompt,
+    null_caption_prompt,
+)
 from mmspec.targets.batches import EMBEDDINGS
-from mmspec.targets.image_tokens import ImageTokenTarget
-from mmspec.targets.placement import execution_device
+from mmspec.targets.image_tokens import ImageTokenTarget, PromptPair
 
 __all__ = ["LlamaGenTarget"]
 
 STRIDE = 16  # of the tokenizer of every published transformer
+PUBLISHED = {
+    "class": {"guidance_scale": 4.0, "top_k": 2000},
+    "caption": {"guidance_scale": 7.5, "top_k": 1000},
+}
+
+logger = logging.getLogger(__name__)
 
 
 class LlamaGenTarget(ImageTokenTarget):
@@ -34,6 +47,7 @@ class LlamaGenTarget(ImageTokenTarget):
     """
 
     config: LlamaGenConfig
+    model: LlamaGenForCausalLM
     only_size = "which this checkpoint was trained for"  # the rotation of a token depends on it
 
     def __init__(self, model: LlamaGenForCausalLM, vq: Any = None, codebook: Tensor | None = None) -> None:
@@ -50,6 +64,24 @@ class LlamaGenTarget(ImageTokenTarget):
         grid = ImageGrid(config.grid_size, config.grid_size, config.vocab_size)
         super().__init__(model, grid, stride=stride, codebook=codebook)
         self.vq = vq
+        self.published = PUBLISHED[config.condition_type]
+        self.classes = config.num_classes if config.condition_type == "class" else None
+
+    def encode_prompt(
+        self, asked: Any, negative: str | None, grid: ImageGrid, tokenizer: Any, text_encoder: Any = None
+    ) -> PromptPair:
+        """Encode a label or a caption. The null caption is cut to the length of the caption, from its end.
+
+        The official sampler masks both halves alike, so of the null caption those rows alone are seen.
+        """
+        if self.classes is not None:
+            return class_prompt(self.config, [asked]), class_prompt(self.config, [None])
+        if text_encoder is None:
+            raise InputError("text_encoder", None, "the T5 encoder that the model was trained with")
+        inputs = encode_caption(self.config, asked, tokenizer, text_encoder)
+        if negative is not None:
+            return inputs, encode_caption(self.config, negative, tokenizer, text_encoder)
+        return inputs, null_caption_prompt(self.model, inputs["input_ids"].shape[1])
 
     def positions(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
         """Position ids of a prompt, counted back from the image: captions of any length end where it begins.
@@ -69,10 +101,28 @@ class LlamaGenTarget(ImageTokenTarget):
         ids, features = rest.pop("input_ids"), rest.pop("caption_features", None)
         return {**rest, EMBEDDINGS: self.model.model.embed(ids, features)}
 
-    def decode(self, cells: Tensor) -> Tensor:
-        """Decode codes [B, rows, columns] into images [B, 3, H, W] of the tokenizer's dtype."""
-        from mmspec.models.llamagen.vq import decode_tokens
 
-        if self.vq is None:
-            raise CheckpointError("vq", None, "an image tokenizer, which turns tokens into pixels")
-        return decode_tokens(self.vq, cells.to(execution_device(self.vq)))
+@torch.inference_mode()
+def encode_caption(
+    config: LlamaGenConfig, text: str, tokenizer: PreTrainedTokenizerBase, text_encoder: Any
+) -> dict[str, Tensor]:
+    """Encode a caption, alone and without padding; one that is too long is cut, with a warning.
+
+    Lower case and single spaces; the official cleaning of web captions (HTML, addresses) is left out.
+    """
+    text = " ".join(text.lower().split())
+    whole = tokenizer(text).input_ids
+    kept = tokenizer(text, truncation=True, max_length=config.caption_length).input_ids
+    if not kept:
+        raise InputError("prompt", text, "at least one token; give it some text")
+    if len(whole) > len(kept):
+        same = sum(token == own for token, own in zip(whole, kept, strict=False))  # the end token is kept
+        logger.warning(
+            "the text encoder reads %d tokens; this part of the prompt was cut off: %r",
+            config.caption_length,
+            tokenizer.decode(whole[same:], skip_special_tokens=True),
+        )
+    ids = torch.tensor([kept], device=text_encoder.device)
+    output = text_encoder(input_ids=ids, attention_mask=torch.ones_like(ids))
+    features: Tensor = output.last_hidden_state
+    return caption_prompt(config, features)

@@ -17,6 +17,7 @@ from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 from mmspec.models.denoising import DenoisingHead
 from mmspec.models.mar import FeatureCache, FeatureCaching, MARForImageGeneration
+from mmspec.targets.image_tokens import PromptPair
 from mmspec.targets.steps import CompiledForward
 
 __all__ = ["MARState", "MARTarget"]
@@ -69,16 +70,19 @@ class MARTarget:
     Attributes:
         any_order: True; cells are predicted in any order.
         vocabulary, device, grid, codebook, config, mask_token_id, vector_size: as of `Target`.
+        published, classes: as of `ImageTokenTarget`.
     """
 
     any_order: bool = True
     codebook: Tensor | None = None
     mask_token_id: int | None = None
+    published: Mapping[str, Any] = {"guidance_scale": 3.0, "guidance_schedule": "rising"}  # of mar_large
 
     def __init__(self, model: MARForImageGeneration) -> None:
         self.model = model
         self.config: Any = model.config
-        self.vocabulary: int = model.config.num_classes + 1
+        self.classes: int = model.config.num_classes
+        self.vocabulary: int = self.classes + 1
         self.vector_size: int = model.config.token_size
         side: int = model.config.grid_size
         self.grid = ImageGrid(side, side, 1)
@@ -86,6 +90,13 @@ class MARTarget:
         self.dtype: torch.dtype = model.dtype
         self.largest_image: int = self.grid.cells
         self.steps: CompiledForward | None = None
+
+    def encode_prompt(
+        self, asked: Any, negative: str | None, grid: ImageGrid, tokenizer: Any, text_encoder: Any = None
+    ) -> PromptPair:
+        """Encode a label, or None for no class; see `ImageTokenTarget`."""
+        label = self.classes if asked is None else asked
+        return {"input_ids": torch.tensor([[label]])}, {"input_ids": torch.tensor([[self.classes]])}
 
     def compile(self) -> None:
         """Compile the forwards of the transformer, each when it is first met."""

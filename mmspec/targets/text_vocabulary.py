@@ -13,18 +13,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.image_grid import ImageGrid
-from mmspec.errors import CheckpointError
-from mmspec.targets.image_tokens import ImageTokenTarget
+from mmspec.errors import CheckpointError, InputError
+from mmspec.targets.image_tokens import ImageTokenTarget, PromptPair
 
-__all__ = ["TextPromptTarget", "TextVocabularyTarget", "code_ids", "token_ids"]
+__all__ = ["TextPromptTarget", "TextVocabularyTarget", "code_ids", "plain_ids", "special_ids", "token_ids"]
 
 
 class TextPromptTarget(ImageTokenTarget):
     """An image-token target whose decoder is asked for hidden states: embed, layers, head."""
+
+    @abstractmethod
+    def prompt_ids(
+        self, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[list[int], list[int]]:
+        """The tokenizer's ids of a prompt, and of the unconditional one; see `encode_prompt`."""
+
+    def encode_prompt(
+        self, asked: Any, negative: str | None, grid: ImageGrid, tokenizer: Any, text_encoder: Any = None
+    ) -> PromptPair:
+        """Encode a prompt, and the unconditional one; ids are counted from the target's own vocabulary on."""
+        ids, negative_ids = self.prompt_ids(asked, negative, grid, tokenizer)
+        own = self.vocabulary
+        return {"input_ids": torch.tensor([ids]) + own}, {"input_ids": torch.tensor([negative_ids]) + own}
 
     @abstractmethod
     def embed(self, tokens: Tensor) -> Tensor:
@@ -113,3 +127,23 @@ def token_ids(model: PreTrainedModel, names: Sequence[str]) -> list[int]:
     if missing:
         raise CheckpointError("vocabulary_map", f"no {', '.join(missing)}", "the tokens of an image's syntax")
     return [table[name] for name in names]
+
+
+def plain_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of a text without the tokens that a tokenizer puts around them."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+    return ids
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase, *tokens: str | None) -> list[int]:
+    """Find the ids of special tokens.
+
+    Raises:
+        InputError: the tokenizer lacks one; it belongs to another model.
+    """
+    vocabulary: Mapping[Any, int] = tokenizer.get_vocab()
+    for token in tokens:
+        if token not in vocabulary:
+            allowed = f"that of the model, which has a token {token!r}"
+            raise InputError("tokenizer", type(tokenizer).__name__, allowed)
+    return [vocabulary[token] for token in tokens]

@@ -14,12 +14,9 @@ from transformers import AutoConfig, PreTrainedModel
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterData, acceptance_length
 from mmspec.training.data.sources import MakeData, Rows, open_target
-from mmspec.training.environment import flush_subnormals, open_accelerator, prepare_training
 from mmspec.training.methods import METHODS, check_method, written
-from mmspec.training.plan import PlanOptions, TrainingPlan
 from mmspec.training.record import donor, save_trained, training_record
-from mmspec.training.schedule import Budget
-from mmspec.training.stage import Stage, TrainingRun, train_stage
+from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals
 
 __all__ = ["train_drafter", "train_on"]
 
@@ -42,15 +39,14 @@ def train_drafter(
     start: str | Path | None = None,
     accumulate: int = 1,
     log_dir: str | Path | None = None,
-    **how: Unpack[PlanOptions],
+    **how: Unpack[RunOptions],
 ) -> Path:
     """Train a drafter for a target and save it as a folder that `drafter=` takes.
 
     Runs on whatever `accelerate launch` gives it: a CPU, one GPU or several.
 
     Args:
-        target: folder or hub id of a vision-language model, or the folder of an image model that
-            `mmspec train image` wrote.
+        target: folder or hub id of a vision-language model, or the folder of a LlamaGen.
         out: the folder to write.
         method: a name in `METHODS`.
         settings: of the drafter and its loss, such as `{"block": 10}`.
@@ -64,7 +60,7 @@ def train_drafter(
         start: a trained drafter to begin with, instead of random weights; its target may have changed since.
         accumulate: so many batches make a step.
         log_dir: folder for tensorboard: the loss and its parts, the learning rate, the acceptance length.
-        how: see `TrainingPlan`; by default 10 minutes, of 8 sequences at once.
+        how: see `RunOptions`; by default 10 minutes, of 8 sequences at once.
 
     Returns:
         The folder. Its `training.json` records how it was made, and which rows were drawn and skipped by the
@@ -77,25 +73,33 @@ def train_drafter(
     """
     settings = dict(settings or {})
     check_method(method, settings)
-    plan = TrainingPlan.of(how, minutes=DEFAULT_MINUTES, batch_size=8, check_s=120.0)
-    prepare_training(plan.seed, plan.threads)
     out = Path(out)
-    accelerator = open_accelerator(accumulate, None if log_dir is None else (Path(log_dir), out.name))
+    training = Training(
+        out,
+        how,
+        minutes=DEFAULT_MINUTES,
+        batch_size=8,
+        check_s=120.0,
+        accumulate=accumulate,
+        log_dir=None if log_dir is None else Path(log_dir),
+    )
+    accelerator = training.accelerator
     reading: dict[str, Any] = {"dtype": dtype, "max_length": max_length, "regenerate": regenerate}
     reading["image_method"] = method if METHODS[method].record.of_images else None
-    teacher, source = open_target(target, accelerator.device, plan.batch_size, plan.seed, data, **reading)
+    teacher, source = open_target(
+        target, accelerator.device, training.batch_size, training.seed, data, **reading
+    )
     model = METHODS[method].build(teacher, **settings)
-    if not plan.resume:
+    if not how.get("resume"):
         METHODS[method].learner.prepare(model, source)
     before = [] if start is None else take_weights(model, Path(start))
-    run = plan.run(out, accelerator, model)
-    train_on(run, method, teacher, source, plan.budget, settings)
+    train_on(training, model, method, teacher, source, settings)
     if accelerator.is_main_process:
         options = {
             "target": target,
             "method": written(method, settings),
             "out": out,
-            **plan.length,
+            **training.length,
             "data": data if isinstance(data, str | Path) else getattr(data, "file", None),
             "max-length": max_length,
             "regenerate": regenerate or None,
@@ -110,48 +114,42 @@ def train_drafter(
         }
         left_out = getattr(source, "left_out", {})
         about |= {"skipped_rows": left_out} if left_out else {}
-        save_trained(model, out, training_record("drafter", options, plan, run, before, **about))
+        save_trained(
+            model, out, training_record("mmspec train drafter", options, training, model, before, **about)
+        )
     accelerator.wait_for_everyone()
     return out
 
 
 def train_on(
-    run: TrainingRun,
+    training: Training,
+    model: Any,
     method: str,
     target: CausalTarget,
     data: DrafterData,
-    budget: Budget,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Train the model of a run on any data; the trainer's part that knows no folder."""
-    learner, trial = METHODS[method].learn(run.model, target, **settings or {}), data.trial()
+    """Train a model by a method on any data; the trainer's part that knows no folder."""
+    learner, trial = METHODS[method].learn(model, target, **settings or {}), data.trial()
+    device, halved = training.accelerator.device, target.dtype != torch.float32
 
     def make(step: int) -> Any:
-        return learner.make(data, step, run.accelerator.process_index)
+        return learner.make(data, step, training.accelerator.process_index)
 
     def check(module: nn.Module) -> dict[str, float]:
         # as it will be run: in the target's precision
-        model = deepcopy(run.model).to(target.dtype) if run.model.dtype != target.dtype else run.model
-        length = acceptance_length(target, METHODS[method].drafter(model.eval()), trial)
-        run.model.train()
+        checked = deepcopy(model).to(target.dtype) if model.dtype != target.dtype else model
+        length = acceptance_length(target, METHODS[method].drafter(checked.eval()), trial)
+        model.train()
         return {"acceptance": round(length, 3)}
 
-    stage = Stage(
-        method,
-        learner,
-        make,
-        check,
-        slow="head.",
-        slow_factor=RATE,
-        outer=learner.outer,
-        halved=target.dtype != torch.float32,
-    )
-    train_stage(run, stage, budget)
-    unseen = (make(run.step + ahead).to(run.accelerator.device) for ahead in range(MEASURED_BATCHES))
-    with torch.autocast(run.accelerator.device.type, torch.bfloat16, enabled=stage.halved):
+    rates: dict[str, Any] = {"slow": "head.", "slow_factor": RATE, "outer": learner.outer}
+    training.train(Stage(method, learner, make, check, **rates, halved=halved))
+    unseen = (make(training.step + ahead).to(device) for ahead in range(MEASURED_BATCHES))
+    with torch.autocast(device.type, torch.bfloat16, enabled=halved):
         measured = learner.measure(unseen)
     for name, value in measured.items():
-        setattr(run.model.config, name, value)
+        setattr(model.config, name, value)
 
 
 def take_weights(model: PreTrainedModel, folder: Path) -> list[dict[str, Any]]:

@@ -99,7 +99,7 @@ METHODS = {name: Method(name) for name, head in HEADS.items() if head.loss is no
     "msd": Method("eagle", {"visual": "embedded"}),
     "specvlm": Method("eagle", {"compressor": "gate"}),
     "vispec": Method(
-        "eagle", {"visual": "embedded", "compressor": "vispec"}, "mmspec.training.losses.vispec:ViSpecLoss"
+        "eagle", {"visual": "embedded", "compressor": "vispec"}, "mmspec.training.losses.eagle:ViSpecLoss"
     ),
 }
 """By name: that of the head, or of a way to read images that is EAGLE's otherwise."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mmspec.errors import CheckpointError
-from mmspec.training.environment import environment
-from mmspec.training.plan import TrainingPlan
-from mmspec.training.stage import TrainingRun
+from mmspec.training.run import Training
 
 __all__ = ["donor", "half_precision", "read_record", "save_trained", "training_record", "write_record"]
 
@@ -25,24 +24,32 @@ RECORD = "training.json"
 def training_record(
     command: str,
     options: Mapping[str, Any],
-    plan: TrainingPlan,
-    run: TrainingRun,
+    training: Training,
+    model: nn.Module,
     before: Sequence[Mapping[str, Any]] = (),
     **more: Any,
 ) -> dict[str, Any]:
     """The record of a training: its command, seed, batch size, stages, device and versions.
 
     Args:
-        command: the subcommand of `mmspec train`.
+        command: without its options, such as `mmspec train drafter`.
         options: of the command, by name; those that are None are left out.
-        plan, run: of the training.
+        training: that is done.
+        model: whose parameters are counted.
         before: stages of the model that it began with.
         more: entries of the record.
     """
     given = " ".join(f"--{name} {_shown(value)}" for name, value in options.items() if value is not None)
-    made = {"command": f"mmspec train {command} {given}", **more, "seed": plan.seed}
-    made |= {"batch_size": plan.batch_size, "stages": [*before, *run.finished]}
-    return made | environment(run.accelerator, run.model)
+    accelerator = training.accelerator
+    if accelerator.device.type == "cuda":
+        device = f"{accelerator.num_processes} x {torch.cuda.get_device_name()}"
+    else:
+        device = f"CPU ({platform.machine()}), {torch.get_num_threads()} threads"
+    made = {"command": f"{command} {given}", **more, "seed": training.seed}
+    made |= {"batch_size": training.batch_size, "stages": [*before, *training.finished]}
+    made |= {"parameters": sum(each.numel() for each in model.parameters()), "device": device}
+    made |= {"torch": str(torch.__version__)}
+    return made | ({"processes": accelerator.num_processes} if accelerator.num_processes > 1 else {})
 
 
 def save_trained(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -12,79 +14,24 @@ from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.errors import InputError
 from tests.acceptance import relaxed_checks as checks
-from tests.contracts.mutation import PlantedBug
 from tests.decoding.test_rounds import counted_reads
 
 IID = DraftKind.IID
-RELAXATION, GROUPS = "mmspec.acceptance.relaxed_sampling:RelaxedSampling", "mmspec.kernels.groups"
-BUDGET, LANTERN = "mmspec.acceptance.budget:Budget", "mmspec.acceptance.lantern:Lantern"
-BUGS = {
-    "all k neighbours leave, under a bound": PlantedBug(
-        f"{LANTERN}.leaving",
-        (("< count[..., None]", "< 9 + count[..., None]"),),
-        checks.lantern_removes_little,
-    ),
-    "a sum over siblings passes for a distance": PlantedBug(
-        f"{RELAXATION}.verify_tree", ((".clamp_max(1.0)", ""),), checks.trees_report_distances
-    ),
-    "the budget is spent by every sibling": PlantedBug(
-        f"{BUDGET}.remaining",
-        (("allowance - judgement.tv[:, None]", "allowance"),),
-        checks.siblings_share_the_budget,
-    ),
-    "the budget is not scaled to": PlantedBug(
-        f"{BUDGET}.mass", ((".clamp_max(1.0)", ".clamp_min(1.0)"),), checks.budgets_hold
-    ),
-    "the loop goes over the budget": PlantedBug(
-        f"{BUDGET}.mass", ((".clamp_max(1.0)", ".clamp_min(1.0)"),), checks.loops_stay_within_the_budget
-    ),
-    "the residual is p": PlantedBug(
-        f"{RELAXATION}.residual", (("else residual(p, q)", "else p"),), checks.budgets_hold
-    ),
-    "overlapping groups": PlantedBug(
-        f"{GROUPS}:_rank_ratio",
-        (("(0, surplus)).unflatten(-1, (-1, size))", "(0, surplus + size)).unfold(-1, 2 * size, size)"),),
-        checks.groups_accept_at_least_the_exact_mass,
-    ),
-    "excluded tokens count in their group": PlantedBug(
-        f"{GROUPS}:_rank_ratio",
-        ((".where(ordered > 0, 0.0)\n    surplus", "\n    surplus"),),
-        checks.groups_accept_at_least_the_exact_mass,
-    ),
-    "p(x) = 0 accepted by groups": PlantedBug(
-        "mmspec.acceptance.grouped:Grouped.mass",
-        (("rank_ratio(p, q,", "rank_ratio(p + 1e-9, q,"),),
-        checks.excluded_tokens_stay_excluded,
-    ),
-    "p(x) = 0 accepted for its neighbours": PlantedBug(
-        f"{LANTERN}.raised", (("near.where(p > 0, 0.0)", "near"),), checks.excluded_tokens_stay_excluded
-    ),
-    "p(x) = 0 accepted within the budget": PlantedBug(
-        f"{BUDGET}.mass", ((".where(p > 0, 0.0)", ""),), checks.excluded_tokens_stay_excluded
-    ),
-    "half of the variation is reported": PlantedBug(
-        "mmspec.acceptance.relaxed_sampling:RelaxedSampling.judge",
-        (("total_variation(output, p)", "total_variation(output, p) / 2"),),
-        checks.acceptance_is_paid_for,
-    ),
-    "the released rule is measured without what neighbours lend": PlantedBug(
-        f"{LANTERN}.reference_output",
-        (("common * spread", "0 * spread"),),
-        checks.acceptance_is_paid_for,
-    ),
-}
-CHECKS = {planted.check.__name__: planted.check for planted in BUGS.values()}
+CHECKS = [
+    checks.lantern_removes_little,
+    checks.trees_report_distances,
+    checks.siblings_share_the_budget,
+    checks.budgets_hold,
+    checks.loops_stay_within_the_budget,
+    checks.groups_accept_at_least_the_exact_mass,
+    checks.excluded_tokens_stay_excluded,
+    checks.acceptance_is_paid_for,
+]
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_the_real_code_passes(name: str) -> None:
-    CHECKS[name]()
-
-
-@pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_is_caught(name: str) -> None:
-    with BUGS[name].planted(), pytest.raises(AssertionError):
-        BUGS[name].check()
+@pytest.mark.parametrize("check", CHECKS)
+def test_what_must_hold_holds(check: Callable[[], None]) -> None:
+    check()
 
 
 @pytest.mark.parametrize(

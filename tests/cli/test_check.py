@@ -36,7 +36,7 @@ def test_own_images_and_prompts(run_json, tiny_folder, images):
 
 
 def test_an_interrupt_prints_the_comparison_that_is_done(run, tiny_folder, monkeypatch):
-    from mmspec.evaluation.identity.text import IdentityCheck
+    from mmspec.evaluation.identity.checks import IdentityCheck
 
     def interrupted(self):
         raise KeyboardInterrupt

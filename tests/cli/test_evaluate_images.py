@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mmspec.evaluation.examples import held_out_captions
 from mmspec.evaluation.quality.image_folder import real_scenes
-from mmspec.evaluation.quality.image_methods import held_out_captions
 from tests.tiny_models.continuous import folder_of
 from tests.tiny_models.llamagen import GRID, save_llamagen
 

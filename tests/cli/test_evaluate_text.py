@@ -62,9 +62,9 @@ def test_bad_files_and_options_are_refused_in_one_line(
 
 
 def test_an_interruption_prints_the_accelerators_that_are_done(run, tiny_folder, monkeypatch):
-    from mmspec.evaluation import text_contender
+    from mmspec.evaluation import contenders
 
-    decode, called = text_contender.decode_conversations, []
+    decode, called = contenders.decode_conversations, []
 
     def interrupted(*arguments, **options):
         called.append(arguments)
@@ -72,7 +72,7 @@ def test_an_interruption_prints_the_accelerators_that_are_done(run, tiny_folder,
             raise KeyboardInterrupt
         return decode(*arguments, **options)
 
-    monkeypatch.setattr(text_contender, "decode_conversations", interrupted)
+    monkeypatch.setattr(contenders, "decode_conversations", interrupted)
     asked = ("--accelerator", "copy", "--samples", 3, "--max-new-tokens", 4)
     result = run("evaluate", "text", tiny_folder, *asked)
     assert result.exit_code == 130

@@ -7,8 +7,8 @@ import torch
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
-from mmspec.models.eagle3.official import read_official
-from mmspec.models.mtp.official import read_official as read_mtp
+from mmspec.models.published.eagle3 import read_eagle3
+from mmspec.models.published.mtp import read_mtp
 from mmspec.targets import CausalTarget
 from tests.contracts.running import generate
 from tests.drafters.mtp_checks import head_for
@@ -36,7 +36,7 @@ def test_a_head_is_written_and_drafts_as_before(run, tmp_path, head, layout):
     result = run("export", head, out, "--to", layout, "--target", LLAVA, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["taps"] == [3, 4, 5]
-    again = read_official(out, AutoConfig.from_pretrained(LLAVA))
+    again = read_eagle3(out, AutoConfig.from_pretrained(LLAVA))
     stored = Eagle3Head.from_pretrained(head).state_dict()
     assert stored.keys() == again.state_dict().keys()
     assert all(torch.equal(stored[name], weight) for name, weight in again.state_dict().items())

@@ -12,7 +12,6 @@ from mmspec.compressors import COMPRESSORS, Compressor, build_compressor
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.visual_tokens.boxes import nowhere, raster
 from mmspec.visual_tokens.tokens import VisualTokens
-from tests.contracts.mutation import PlantedBug
 
 WIDTH = 8
 # name -> options; a newly registered compressor needs a line here
@@ -230,62 +229,3 @@ def test_options_that_do_not_exist_are_refused() -> None:
         build_compressor("latent", WIDTH, token=3)
     with pytest.raises(UnknownArgumentError, match="no options"):
         build_compressor("none", WIDTH, tokens=3)
-
-
-ROOM = "mmspec.compressors"
-BUGS = {
-    "padding is merged into": PlantedBug(
-        f"{ROOM}.merging:merge_once",
-        (("images.mask[:, 1::2]", "images.mask[:, 1::2] | True"),),
-        padding_changes_nothing,
-    ),
-    "as many pairs are merged as the longest image needs": PlantedBug(
-        f"{ROOM}.merging:merge_once",
-        (
-            (
-                "count = images.mask.sum(-1, keepdim=True)",
-                "count = torch.ones_like(images.mask).sum(-1, keepdim=True)",
-            ),
-        ),
-        padding_changes_nothing,
-    ),
-    "padding takes part in the softmax": PlantedBug(
-        f"{ROOM}.queries:masked_softmax",
-        (('scores.masked_fill(~mask, float("-inf"))', "scores"),),
-        padding_changes_nothing,
-    ),
-    "padding is kept for its score": PlantedBug(
-        f"{ROOM}.pruning:attended_most",
-        (('scores.masked_fill(~images.mask, float("-inf"))', "scores"),),
-        padding_changes_nothing,
-    ),
-    "softmax over images": PlantedBug(
-        f"{ROOM}.queries:masked_softmax", (("softmax(-1)", "softmax(0)"),), images_do_not_mix
-    ),
-    "one mean for all images": PlantedBug(
-        f"{ROOM}.pruning:most_diverse",
-        ((".sum(1)", ".sum(1).mean(0, keepdim=True).expand(rows, -1)"),),
-        padding_changes_nothing,
-    ),
-    "one question for all images": PlantedBug(
-        f"{ROOM}.pruning:attended_most",
-        (("question[..., None]", "question.mean(0)[..., None]"),),
-        images_do_not_mix,
-    ),
-    "the gate's choice has no gradient": PlantedBug(
-        f"{ROOM}.gate:choose_branch", (("(soft - soft.detach())", "0 * soft.detach()"),), gradients_flow
-    ),
-    "fewer tokens where an image is small": PlantedBug(
-        f"{ROOM}.pruning:attended_most",
-        (("missing = (0, tokens - kept)", "missing = (0, 0)"),),
-        shape_is_known_without_looking,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_is_caught(name: str) -> None:
-    bug = BUGS[name]
-    bug.check()
-    with bug.planted(), pytest.raises(AssertionError):
-        bug.check()

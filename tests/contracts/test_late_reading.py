@@ -55,8 +55,10 @@ def same(one: Run, other: Run) -> bool:
     return counted[0] == counted[1] and records[0] == records[1] and one.emissions == other.emissions
 
 
-@pytest.mark.parametrize("end", [(), ENDS], ids=["full length", "end tokens"])
-@pytest.mark.parametrize("name", AHEAD)
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [*((name, ENDS) for name in AHEAD), *((name, ()) for name in ("none", "eagle", "jacobi"))],
+)
 def test_nothing_but_the_time_of_reading_changes(name: str, end: tuple[int, ...], request: Any) -> None:
     at_once = run(name, end=end, max_new_tokens=40)
     request.getfixturevalue("gpu")

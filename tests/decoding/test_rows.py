@@ -11,9 +11,9 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid
-from mmspec.decoding.rows import join_lists, join_rows, part_of_list, part_of_rows
+from mmspec.decoding.rows import concat, select
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sparse_distribution import SparseDistribution, join_packed, part_of_packed, unpack
+from mmspec.decoding.sparse_distribution import SparseDistribution, packed_alike, unpack
 from mmspec.decoding.stats import DecodingStats
 from mmspec.decoding.verdict import Verdict
 
@@ -26,14 +26,15 @@ def test_joined_rows_stand_behind_one_another_in_every_copy(
 ) -> None:
     first = torch.arange(copies * rows * width).view(copies * rows, width) + 1
     second = -torch.arange(copies * others * other_width).view(copies * others, other_width) - 1
-    joined = join_rows(first, second, copies)
-    assert torch.equal(part_of_rows(joined, range(rows), copies)[:, :width], first)
-    behind = part_of_rows(joined, range(rows, rows + others), copies)
+    both, counts = rows + others, (rows, others)
+    joined = concat(first, second, counts)
+    assert torch.equal(select(joined, range(rows), both)[:, :width], first)
+    behind = select(joined, range(rows, both), both)
     assert torch.equal(behind[:, :other_width], second)
     assert not behind[:, other_width:].any()
-    lists = join_lists(first[:, 0].tolist(), second[:, 0].tolist(), copies)
+    lists = concat(first[:, 0].tolist(), second[:, 0].tolist(), counts)
     assert lists == joined[:, 0].tolist()
-    assert part_of_list(lists, [rows, 0], copies) == part_of_rows(joined[:, 0], [rows, 0], copies).tolist()
+    assert select(lists, [rows, 0], both) == select(joined[:, 0], [rows, 0], both).tolist()
 
 
 def test_settings_of_rows_are_joined_and_parted() -> None:
@@ -42,7 +43,7 @@ def test_settings_of_rows_are_joined_and_parted() -> None:
         Sampler(temperature=0.5, top_k=3),
         Sampler(temperature=[0.0, 1.0], processors=[warp, warp]),
     )
-    both = first.joined(second, 2, 2)
+    both = first.joined(second, (2, 2))
     assert both.temperature == (0.5, 0.5, 0.0, 1.0) and both.top_k == (3, 3, 0, 0)
     assert [len(row) for row in both.processors] == [0, 0, 1, 1]
     assert both.part([0, 1]).temperature == 0.5 and both.part([3]).temperature == 1.0
@@ -51,15 +52,16 @@ def test_settings_of_rows_are_joined_and_parted() -> None:
 def test_packed_distributions_of_another_k_keep_the_mass_of_token_0() -> None:
     dense = torch.tensor([[[0.7, 0.3, 0.0, 0.0]]])
     narrow, wide = SparseDistribution.of(dense, 1), SparseDistribution.of(dense, 3)
-    joined = join_packed(narrow, wide)
+    joined = concat(*packed_alike(narrow, wide), (1, 1))
     assert torch.equal(unpack(joined), torch.cat([narrow.dense(), wide.dense()]))
-    assert torch.equal(unpack(part_of_packed(joined, [1])), wide.dense())
-    assert torch.equal(join_packed(narrow, dense), torch.cat([narrow.dense(), dense]))
+    assert torch.equal(unpack(select(joined, [1])), wide.dense())
+    joined = concat(*packed_alike(narrow, dense), (1, 1))
+    assert torch.equal(joined, torch.cat([narrow.dense(), dense]))
 
 
 def test_grammars_of_other_lengths_are_free_behind_their_end() -> None:
     small, large = (Grammar([ImageGrid(side, side, 5, row_end=6)], CPU) for side in (1, 3))
-    joined = small.joined(large)
+    joined = small.joined(large, (1, 1))
     assert joined.forced[0].tolist() == [FREE, 6] + [FREE] * 11
     assert torch.equal(joined.part([1]).forced, large.forced)
 
@@ -83,7 +85,7 @@ def test_each_row_ends_by_conditions_of_its_own(early: int) -> None:
     for _ in range(early // 2 + 1):
         feed(first, [[5, 6]])
     feed(second, [[4, 5]])
-    both = first.joined(second)
+    both = first.joined(second, (1, 1))
     assert both.ids[1] == [2, 3, 4, 5] and both.length_bounds == [early + 2, 2]
     assert feed(both, [[8, 7], [9, 9]]) == [[8, 7], [9, 9]]
     assert both.finish_reasons == [None, "length"]

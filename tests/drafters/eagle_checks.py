@@ -1,15 +1,14 @@
-"""What must hold of the EAGLE drafter, as functions: tests run them on the code, planted bugs on mutants."""
+"""EAGLE heads of random weights, and a drafter whose drafts are compared with a slow way."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmspec.accelerators.accelerator import Accelerator
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
@@ -25,20 +24,18 @@ from mmspec.decoding.interfaces import (
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
-from mmspec.drafters.eagle import EagleDrafter
 from mmspec.drafters.heads import HeadDrafter
 from mmspec.drafters.tree import NAMED_TREES, DynamicTree
 from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
-from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.llamagen import LlamaGenTarget
-from tests.contracts.running import decode, random_prompts
 from tests.drafters.naive_eagle import NaiveEagle, Path
-from tests.targets.image_loop import draw
 from tests.tiny_models import randomise, tiny_lm
 
 WORDS = 16
+#: What makes the slow way of a head, a target, the prompts of one request, and a sampler.
+SlowWay = Callable[[Any, CausalTarget, list[dict[str, Any]], Sampler], Any]
 
 
 def head_for(target: CausalTarget, seed: int = 3, **settings: Any) -> EagleHead:
@@ -94,7 +91,7 @@ class Examined(Drafter, DraftSession):
         self,
         inner: HeadDrafter,
         new_tokens: int,
-        slow_way: type[NaiveEagle] = NaiveEagle,
+        slow_way: SlowWay = NaiveEagle,
         tree: str = "eagle",
     ) -> None:
         self.inner, self.new_tokens, self.slow_way, self.drafts = inner, new_tokens, slow_way, 0
@@ -139,33 +136,3 @@ def paths_of(draft: Draft, row: int) -> set[Path]:
         parent = int(draft.parents[row, node])
         paths.append((*paths[parent], int(draft.tokens[row, node])))
     return {path for node, path in enumerate(paths) if node and bool(draft.valid[row, node])}
-
-
-def drafts_are_those_of_the_slow_way(scale: float = 1.0, tree: str = "dynamic") -> None:
-    """Ragged prompts and accepted paths, in float64: states, positions, masks and scores are right."""
-    target = few_words()
-    sizes = {"num_draft_tokens": 12, "depth": 3, "top_k": 4} if tree == "dynamic" else {}
-    drafter = EagleDrafter(head_for(target), tree=tree, **sizes).fit(target)
-    examined = Examined(drafter, 14)
-    run = decode(
-        target,
-        random_prompts(2, WORDS, longest=6, seed=4),
-        examined,
-        Gullible(),
-        Sampler(1.0, guidance_scale=scale),
-        max_new_tokens=14,
-        negatives=random_prompts(2, WORDS, longest=6, seed=9) if scale != 1 else None,
-    )
-    assert examined.drafts >= 6, "some drafts were compared"
-    assert max(run.stats.accepted_histogram) >= 2, "a path of several candidates was accepted"
-
-
-def images_are_drafted_as_the_slow_way() -> None:
-    """The same on LlamaGen: prompts of one condition slot, positions of a raster, guidance."""
-    target = llamagen()
-    drafter = EagleDrafter(head_for(target), num_draft_tokens=12, depth=2, top_k=6).fit(target)
-    examined = Examined(drafter, 16)
-    requests = image_requests(target, class_labels=[0, 3], guided=True)
-    accelerator = Accelerator("eagle", examined, Gullible())
-    draw(target, accelerator, requests, 3.0, 0.8)
-    assert examined.drafts > 4

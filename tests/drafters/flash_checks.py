@@ -1,4 +1,4 @@
-"""What must hold of the FLASH drafter, as functions: tests run them on the code, planted bugs on mutants."""
+"""FLASH heads of random weights, and answers to prompts with images."""
 
 from __future__ import annotations
 
@@ -10,26 +10,18 @@ import torch
 
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.draft import Draft
 from mmspec.decoding.interfaces import (
     AcceptanceRule,
     Drafter,
-    DraftSession,
-    PromptOutput,
     Request,
-    list_prompts,
 )
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.flash import FlashDrafter
 from mmspec.models.flash import FlashConfig, FlashHead
 from mmspec.targets import VisionLanguageTarget
 from mmspec.targets.causal import CausalTarget
-from tests.contracts.running import decode, random_prompts
-from tests.drafters.eagle_checks import WORDS, Gullible, few_words, paths_of
-from tests.drafters.naive_flash import NaiveFlash
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, encode, tiny_images, user_message
 
 QUESTION = "what is there ?"
@@ -93,67 +85,3 @@ def answer(
     for _ in speculate(target, drafter, rule or SampleAndMatch(), sampler, requests, canvas, random):
         pass
     return canvas
-
-
-class Examined(Drafter, DraftSession):
-    """A FLASH drafter every one of whose drafts is compared with the slow way."""
-
-    def __init__(self, inner: FlashDrafter, new_tokens: int) -> None:
-        self.inner, self.new_tokens, self.drafts = inner, new_tokens, 0
-        self.kind, self.max_nodes, self.taps, self.branches = inner.kind, inner.max_nodes, inner.taps, True
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        assert self.inner.target is not None
-        self.session = self.inner.start(requests, prefill, sampler, random)
-        prompts = list_prompts(requests, sampler)
-        head, target, block = self.inner.model, self.inner.target, self.inner.block
-        self.naive = [
-            NaiveFlash(head, target, [dict(each) for each in prompts[row :: len(requests)]], sampler, block)
-            for row in range(len(requests))
-        ]
-        self.observe = self.session.observe  # type: ignore[method-assign]
-        return self
-
-    def propose(self, canvas: Canvas) -> Draft:
-        draft = self.session.propose(canvas)
-        assert not draft.faulty.any()
-        for row, output in enumerate(canvas.outputs()):
-            if len(output) >= self.new_tokens:
-                continue  # finished: what it drafts does not matter
-            expected = self.naive[row].dynamic(output, self.inner.shape)
-            assert paths_of(draft, row) == expected, f"row {row} after {len(output)} tokens"
-            self.drafts += 1
-        return draft
-
-
-def drafts_are_those_of_the_slow_way(
-    family: str = "llava", block: int = 2, top_k: int = 2, **settings: Any
-) -> None:
-    """Ragged prompts with images and accepted paths, in float64: rows, positions and masks are right."""
-    target = target_of(family, torch.float64)
-    head = head_for(target, **settings)
-    nodes = 5 if top_k == 1 else 9
-    drafter = FlashDrafter(head, nodes, depth=5, top_k=top_k, block=block).fit(target)
-    examined, inputs = Examined(drafter, 10), inputs_of(family, torch.float64)
-    cases = [inputs[case] for case in ("two images", "no image", "several turns")]
-    canvas = answer(target, examined, cases, Sampler(0.9), 10, Gullible())
-    assert examined.drafts >= 6, "some drafts were compared"
-    assert max(canvas.stats.accepted_histogram) >= 3, "a path longer than a block of two was accepted"
-
-
-def guided_drafts_are_those_of_the_slow_way(nodes: int = 8, top_k: int = 3) -> None:
-    target = few_words()
-    drafter = FlashDrafter(head_for(target), nodes, depth=3, top_k=top_k, block=2).fit(target)
-    examined = Examined(drafter, 10)
-    decode(
-        target,
-        random_prompts(2, WORDS, longest=6, seed=4),
-        examined,
-        Gullible(),
-        Sampler(1.0, guidance_scale=3.0),
-        max_new_tokens=10,
-        negatives=random_prompts(2, WORDS, longest=6, seed=9),
-    )
-    assert examined.drafts >= 4

@@ -23,6 +23,7 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.window import WindowLayout
 from mmspec.targets import ImageTokenTarget
+from mmspec.targets.image_tokens import PromptPair
 from tests.contracts.distributions import ALARM, chi_square, reference_distribution
 from tests.contracts.toy import TableState, TableTarget, dirichlet
 
@@ -74,6 +75,9 @@ class ToyImages(ImageTokenTarget):
 
     def grid_for(self, height: int, width: int) -> ImageGrid:
         return replace(self.grid, rows=height // self.stride, columns=width // self.stride)
+
+    def encode_prompt(self, *_: object) -> PromptPair:
+        raise NotImplementedError
 
     def decode(self, cells: Tensor) -> Tensor:
         raise NotImplementedError

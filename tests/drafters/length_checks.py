@@ -20,7 +20,7 @@ from mmspec.drafters.length import CostModel, PacedDrafter
 from tests.contracts import distributions
 from tests.contracts.checks import PROMPTS, joint_of, llama
 from tests.contracts.running import FanOutTarget, decode, random_prompts
-from tests.drafters.eagle_checks import WORDS, Examined, Gullible, few_words, head_for
+from tests.drafters.eagle_checks import WORDS, Examined, Gullible, SlowWay, few_words, head_for
 from tests.drafters.heads_checks import drafter_for
 from tests.drafters.naive_eagle import NaiveEagle
 from tests.drafters.naive_heads import NaiveHydra, NaiveMedusa
@@ -63,7 +63,7 @@ def paced(inner: Any, pace: Iterable[int] = PACE) -> PacedDrafter:
 class Resized(Examined):
     """Compares the drafts of every size with the slow way."""
 
-    def __init__(self, inner: HeadDrafter, new_tokens: int, slow_way: type[NaiveEagle]) -> None:
+    def __init__(self, inner: HeadDrafter, new_tokens: int, slow_way: SlowWay) -> None:
         super().__init__(inner, new_tokens, slow_way)
         self.known = inner.sizes
 

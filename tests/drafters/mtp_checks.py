@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmspec.models.mtp import MtpConfig, MtpHead
-from mmspec.models.mtp.official import BEHIND, PUBLISHED
+from mmspec.models.published.mtp import BEHIND, PUBLISHED
 from mmspec.targets import CausalTarget
 
 

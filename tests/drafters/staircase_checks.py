@@ -26,7 +26,7 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.stats import DecodingStats
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
 from mmspec.targets import ImageTokenTarget
-from mmspec.targets.image_tokens import ImageState
+from mmspec.targets.image_tokens import ImageState, PromptPair
 from mmspec.targets.llamagen import LlamaGenTarget
 from tests.contracts import distributions
 from tests.contracts.checks import joint_of
@@ -61,6 +61,9 @@ class LinedTarget(ImageTokenTarget):
         super().__init__(model, ImageGrid(3, 5, 62, row_end=62, ending=(63,)), syntax=2)
 
     def grid_for(self, height: int, width: int) -> ImageGrid:
+        raise NotImplementedError
+
+    def encode_prompt(self, *_: object) -> PromptPair:
         raise NotImplementedError
 
     def decode(self, cells: Tensor) -> Tensor:

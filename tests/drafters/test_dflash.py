@@ -18,7 +18,6 @@ from mmspec.models.dflash import DFlashHead
 from mmspec.models.head_checkpoint import load_head
 from mmspec.models.official_files import replace_prefix
 from mmspec.targets import CausalTarget
-from tests.contracts.mutation import PlantedBug
 from tests.contracts.running import decode, generate, random_prompts
 from tests.drafters.dflash_checks import KINDS, blocks_are_those_of_each_row_alone, drafter_for, head_for
 from tests.tiny_models import tiny_llama, tiny_qwen3_5
@@ -325,45 +324,3 @@ def test_heads_of_others_are_refused_by_name_and_size(tmp_path: Path) -> None:
     config = config_of(head, "z-lab") | {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}
     with pytest.raises(CheckpointError, match="rope_type: got 'dynamic'"):
         load_head("dflash", publish(tmp_path / "d", head, config), target.config, *where)
-
-
-def with_windows() -> None:
-    blocks_are_those_of_each_row_alone("dflash, windows")
-
-
-SESSION = "mmspec.drafters.dflash:BlockSession"
-BUGS = {
-    "padding of the context is seen": PlantedBug(
-        f"{SESSION}._denoise",
-        (("(slot < fresh[:, None])", "(slot < new)"),),
-        blocks_are_those_of_each_row_alone,
-    ),
-    "the block stands behind the padding": PlantedBug(
-        f"{SESSION}._denoise",
-        (("fresh[:, None] + slot - new", "slot"),),
-        blocks_are_those_of_each_row_alone,
-    ),
-    "slots of causal layers see later ones": PlantedBug(
-        f"{SESSION}._denoise", (("if causal:", "if not causal:"),), with_windows
-    ),
-    "all layers see the same": PlantedBug(
-        f"{SESSION}._denoise", (("masks[causal][kind]", "masks[causal]['full_attention']"),), with_windows
-    ),
-    "padding is kept": PlantedBug(
-        f"{SESSION}._denoise",
-        (("cache.commit(None, fresh)", "cache.commit(None, 0 * fresh + new)"),),
-        blocks_are_those_of_each_row_alone,
-    ),
-    "the root's row is left out": PlantedBug(
-        f"{SESSION}.observe",
-        (("verdict.accepted + 1 ", "verdict.accepted "),),
-        blocks_are_those_of_each_row_alone,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_is_caught(name: str) -> None:
-    bug = BUGS[name]
-    with bug.planted(), pytest.raises(AssertionError):
-        bug.check()

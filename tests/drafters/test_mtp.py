@@ -15,7 +15,7 @@ from transformers.modeling_layers import MtpModel
 from mmspec.drafters.eagle import MtpDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.head_checkpoint import load_head
-from mmspec.models.mtp.official import read_official
+from mmspec.models.published.mtp import read_mtp
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.targets import CausalTarget
 from tests.contracts.running import decode, generate, random_prompts
@@ -33,7 +33,7 @@ def test_it_computes_what_transformers_computes(tmp_path: Path) -> None:
     made = CausalTarget(tiny_qwen3_5())
     save_with_head(made.model, head_for(made), tmp_path)
     model = type(made.model).from_pretrained(tmp_path).eval()
-    head = read_official(tmp_path, model.config)
+    head = read_mtp(tmp_path, model.config)
     assert head is not None
     text = model.config.get_text_config()
     text.num_mtp_layers, text.mtp_layer_types = 1, ["full_attention"]
@@ -56,7 +56,7 @@ def test_published_layouts_are_read(layout: str, tmp_path: Path) -> None:
         file = tmp_path / "model.safetensors"
         more = {f"model.layers.4.{name}.weight": part.weight.clone() for name, part in copies.items()}
         save_file(load_file(file) | more, file, metadata={"format": "pt"})
-    found = read_official(tmp_path, target.config)
+    found = read_mtp(tmp_path, target.config)
     assert found is not None
     assert all(torch.equal(found.state_dict()[name], own) for name, own in head.state_dict().items())
 
@@ -72,13 +72,13 @@ def test_shards_are_found_by_the_index(tmp_path: Path) -> None:
         save_file(part, tmp_path / file, metadata={"format": "pt"})
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
-    assert read_official(tmp_path, target.config) is not None
+    assert read_mtp(tmp_path, target.config) is not None
     index.write_text(json.dumps({"weight_map": {**files, "mtp.fc.weight": "gone.safetensors"}}))
     with pytest.raises(CheckpointError, match=r"gone\.safetensors"):
-        read_official(tmp_path, target.config)
+        read_mtp(tmp_path, target.config)
     index.write_text("{")
     with pytest.raises(CheckpointError, match="complete checkpoint"):
-        read_official(tmp_path, target.config)
+        read_mtp(tmp_path, target.config)
 
 
 def test_a_damaged_layer_is_named(tmp_path: Path) -> None:
@@ -89,10 +89,10 @@ def test_a_damaged_layer_is_named(tmp_path: Path) -> None:
     fusion = tensors.pop("mtp.fc.weight")
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"missing keys: fc\.weight"):
-        read_official(tmp_path, target.config)
+        read_mtp(tmp_path, target.config)
     save_file({**tensors, "mtp.fc.weight": fusion[:, :-1].contiguous()}, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"wrong shapes: fc\.weight"):
-        read_official(tmp_path, target.config)
+        read_mtp(tmp_path, target.config)
 
 
 def test_a_checkpoint_without_one_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -22,7 +23,6 @@ from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import image_target
 from mmspec.targets.llamagen import LlamaGenTarget
 from tests.contracts.checks import precise
-from tests.contracts.mutation import PlantedBug
 from tests.drafters import vertical_checks as checks
 from tests.drafters.test_jacobi import SAMPLER, draw, images, plain
 from tests.drafters.vertical_checks import head_for
@@ -60,53 +60,13 @@ def test_outputs_follow_the_targets_distribution(name: str) -> None:
     checks.check_distribution(sampler, **options)
 
 
-SESSION = "mmspec.drafters.vertical:VerticalSession"
-BUGS = {
-    "q of the edge is reported where the head drew": PlantedBug(
-        "mmspec.drafters.jacobi_session:JacobiSession.propose",
-        (("Window(place, tokens, p, node,", "Window(place, tokens, pick(unpack(old.p), node), node,"),),
-        checks.distribution_of_images,
-    ),
-    "states of a rejected path are kept": PlantedBug(
-        "mmspec.drafters.window_states:StateWindowSession._enter_committed",
-        (
-            (
-                "newest = accepted[:, None] + 1 +",
-                "newest = (accepted[:, None] + 3).clamp_max(self.read.tokens.shape[1]) +",
-            ),
-        ),
-        checks.cells_are_drafted_from_the_states_above,
-    ),
-    "states of the cell before the one above are read": PlantedBug(
-        f"{SESSION}._initial",
-        (("place[:, :1] + size)", "place[:, :1] + size - 1)"),),
-        checks.cells_are_drafted_from_the_states_above,
-    ),
-    "the draw has the random numbers of the verdict": PlantedBug(
-        "mmspec.drafters.jacobi_session:JacobiSession._redraw_noise",
-        (
-            (
-                "self.random.at(self.round).uniform(place, Purpose.REDRAW",
-                "self.random.uniform(place, Purpose.ACCEPT",
-            ),
-        ),
-        checks.distribution_of_images,
-    ),
-}
-CHECKS = {planted.check.__name__: planted.check for planted in BUGS.values()}
+CHECKS = [checks.distribution_of_images, checks.cells_are_drafted_from_the_states_above]
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("check", CHECKS)
 @torch.inference_mode()
-def test_the_real_code_passes(name: str) -> None:
-    CHECKS[name]()
-
-
-@pytest.mark.parametrize("name", BUGS)
-@torch.inference_mode()
-def test_a_planted_bug_is_caught(name: str) -> None:
-    with BUGS[name].planted(), pytest.raises(AssertionError):
-        BUGS[name].check()
+def test_what_must_hold_holds(check: Callable[[], None]) -> None:
+    check()
 
 
 @pytest.mark.parametrize("window", [2, 7, 12, 32])
@@ -159,7 +119,7 @@ def test_rows_with_longer_rows_of_cells_join_a_batch() -> None:
         session._enter_committed()
         sessions.append(session)
     short, long = sessions
-    both = copy.copy(short).joined(long)
+    both = copy.copy(short).joined(long, (1, 1))
     assert both.committed.shape[1] == 7
     assert torch.equal(both.committed[0, -4:], short.committed[0])
     assert torch.equal(both.committed[1], long.committed[0])

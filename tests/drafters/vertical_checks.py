@@ -78,10 +78,6 @@ def distribution_of_images() -> None:
     check_distribution(Sampler(1.0))
 
 
-def distribution_of_trees() -> None:
-    check_distribution(Sampler(1.0), window=4, front=(3, 2), reach=2)
-
-
 def cells_are_drafted_from_the_states_above() -> None:
     """Below a committed cell, by the states that one reading of the image so far gives."""
     target, sampler, compared = small(LARGE), Sampler(1.0), 0

@@ -1,4 +1,4 @@
-"""Checks of EAGLE heads that read images in ways of their own, for tests and planted bugs."""
+"""EAGLE heads that read images in ways of their own, and their slow way."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.eagle import EagleDrafter
 from mmspec.models.feature_head import Prompts
 from mmspec.visual_tokens.spans import find_images
-from tests.drafters.eagle_checks import Examined, Gullible, head_for
-from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.naive_eagle import NaiveEagle
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -35,14 +31,3 @@ class NaiveVisual(NaiveEagle):
         made = self.head.read_prompts(Prompts(taps[0], taps[-1], [taps[0].shape[1]], spans, question))
         places = made.slot if self.head.one_axis else positions[..., made.slot[0]]
         return made.rows, places, made.summary
-
-
-def drafts_are_those_of_the_slow_way(kind: str = "vispec", family: str = "llava") -> None:
-    """Ragged prompts with images and accepted paths, in float64: rows, positions, summaries are right."""
-    target, inputs = target_of(family, torch.float64), inputs_of(family, torch.float64)
-    drafter = EagleDrafter(head_for(target, **KINDS[kind]), 6, depth=3, top_k=2).fit(target)
-    examined = Examined(drafter, 8, NaiveVisual)
-    cases = [inputs[case] for case in ("two images", "no image", "several turns")]
-    canvas = answer(target, examined, cases, Sampler(0.9), 8, Gullible())
-    assert examined.drafts >= 6, "some drafts were compared"
-    assert max(canvas.stats.accepted_histogram) >= 2, "a path of several candidates was accepted"

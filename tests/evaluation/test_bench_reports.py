@@ -12,11 +12,10 @@ from PIL import Image
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.bench_comparison import compare_benches
-from mmspec.evaluation.speed.bench_record import summarise
-from mmspec.evaluation.speed.bootstrap import ratio_interval, speedup_interval
-from mmspec.evaluation.speed.energy import EnergyMeter
 from mmspec.evaluation.speed.html_report import Sample, html_report
+from mmspec.evaluation.speed.record import ratio_interval, speedup_interval, summarise
 from mmspec.evaluation.speed.result_lines import result_lines, write_result_lines
+from mmspec.evaluation.speed.timing import EnergyMeter
 from tests.evaluation.test_speed import run, stats
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from mmspec.accelerators import build_accelerator
 from mmspec.errors import InputError
-from mmspec.evaluation.speed.bench_record import summarise
 from mmspec.evaluation.speed.drafter_table import (
     TASKS,
     as_rows,
@@ -16,6 +15,7 @@ from mmspec.evaluation.speed.drafter_table import (
     task_examples,
     write_rows,
 )
+from mmspec.evaluation.speed.record import summarise
 from tests.drafters.flash_checks import head_for, target_of
 from tests.evaluation.test_report import text
 from tests.evaluation.test_speed import run, stats

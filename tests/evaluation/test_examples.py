@@ -4,7 +4,7 @@ import pytest
 
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import TASKS, own_examples, scene_examples
-from mmspec.reference.scenes import HELD_OUT_SEEDS
+from mmspec.scenes import HELD_OUT_SEEDS
 
 IMAGES = {"two_images": 2, "clip": 4}
 

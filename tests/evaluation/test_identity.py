@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.evaluation.contenders import contender
 from mmspec.evaluation.examples import Example
-from mmspec.evaluation.identity.text import check_identity
-from mmspec.evaluation.text_contender import contender
+from mmspec.evaluation.identity.checks import check_identity
 from mmspec.pipelines import VisionLanguagePipeline
 from tests.evaluation.planted import accept_everything, stale_noise
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_images, tiny_llama, tiny_tokenizer

@@ -14,19 +14,19 @@ from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.cli.evaluate_methods import drawer
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
-from mmspec.evaluation.examples import Example
-from mmspec.evaluation.identity.comparison import IdentityReport
-from mmspec.evaluation.identity.images import ImageCheck
-from mmspec.evaluation.image_contender import (
+from mmspec.evaluation.contenders import (
+    contender,
     decode_images,
     describe_accelerator,
-    image_contender,
     image_examples,
     prepare_images,
 )
+from mmspec.evaluation.examples import Example
+from mmspec.evaluation.identity.checks import ImageCheck
+from mmspec.evaluation.identity.comparison import IdentityReport
 from mmspec.evaluation.quality.variation import VariationMeter
-from mmspec.evaluation.speed.bench_record import BenchRecord, summarise
 from mmspec.evaluation.speed.image_report import REQUIRED, check_context, image_report
+from mmspec.evaluation.speed.record import BenchRecord, summarise
 from mmspec.evaluation.speed.timing import Decoded, TimedRun
 from mmspec.pipelines import MMSpecPipeline
 from tests.drafters.staircase_checks import rasters
@@ -43,7 +43,7 @@ def pipe(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def check(pipe: Any, name: str, samples: int = 4, **options: Any) -> IdentityReport:
-    accelerated, plain = image_contender(pipe, name, **options), image_contender(pipe, "none")
+    accelerated, plain = contender(pipe, name, **options), contender(pipe, "none")
     made = ImageCheck(accelerated, plain, image_examples(pipe, samples), batch_size=3, seed=2)
     calls: list[int] = []
     made = replace(made, on_output=lambda: calls.append(1))
@@ -83,9 +83,9 @@ def test_planted_bugs_are_found(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert not greedy.passed and not distribution.passed and distribution.distribution is not None
     monkeypatch.undo()
     monkeypatch.setattr(SampleAndMatch, "verify", stale_noise)
-    accelerated = image_contender(pipe, "sjd", coupling="exact", window=8)
+    accelerated = contender(pipe, "sjd", coupling="exact", window=8)
     examples = image_examples(pipe, 2)
-    made = ImageCheck(accelerated, image_contender(pipe, "none"), examples)
+    made = ImageCheck(accelerated, contender(pipe, "none"), examples)
     assert made.greedy().passed
     assert not made.sampled().passed
 
@@ -99,7 +99,7 @@ def test_half_precision_ties_are_told_from_bugs(pipe: Any) -> None:
 
 @pytest.mark.parametrize(("window", "nothing"), [(GRID, True), (GRID - 1, False), (1, False)])
 def test_a_staircase_is_measured_against_raster_order(pipe: Any, window: int, nothing: bool) -> None:
-    made = image_contender(pipe, "zipar", zipar_window=window)
+    made = contender(pipe, "zipar", zipar_window=window)
     for scale in (1.0, 2.0):
         found = made.measure_variation(image_examples(pipe, 3), guidance_scale=scale)
         assert found is not None
@@ -109,7 +109,7 @@ def test_a_staircase_is_measured_against_raster_order(pipe: Any, window: int, no
 
 def test_the_variation_is_that_of_the_distributions_used(pipe: Any) -> None:
     """The first row is in raster order; the second begins without the end of the first."""
-    made = image_contender(pipe, "zipar", zipar_window=2)
+    made = contender(pipe, "zipar", zipar_window=2)
     batch = image_examples(pipe, 2)
     meter, call = VariationMeter(), prepare_images(made.enter(), batch, seeds=[0, 1])
     for step in call.rounds():
@@ -119,7 +119,7 @@ def test_the_variation_is_that_of_the_distributions_used(pipe: Any) -> None:
     assert all(len(values) == 2 for values in meter.measured.values())
     assert max(max(meter.measured[cell]) for cell in range(1, GRID)) < 1e-5
     assert min(meter.measured[GRID]) > 1e-3
-    assert image_contender(pipe, "none").measure_variation(batch) is None
+    assert contender(pipe, "none").measure_variation(batch) is None
 
 
 def test_examples_are_classes_in_turn(pipe: Any) -> None:

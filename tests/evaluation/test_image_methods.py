@@ -7,16 +7,15 @@ import torch
 
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
+from mmspec.evaluation.examples import OTHER_SEEDS, held_out_captions
 from mmspec.evaluation.quality.image_methods import (
-    REFERENCE_SEEDS,
     Drawing,
     compare_methods,
     draw_plot,
     find_best,
-    held_out_captions,
     write_records,
 )
-from mmspec.reference.scenes import parse_caption
+from mmspec.scenes import parse_caption
 
 PROMPTS = [f"prompt {index}" for index in range(12)]
 
@@ -82,7 +81,7 @@ def test_the_second_set_has_other_seeds(run):
     warm_up, *drawn = log
     assert warm_up == (PROMPTS[0], 5)
     assert {seed for _, seed in drawn} == {
-        start + index for start in (5, 5 + REFERENCE_SEEDS) for index in range(len(PROMPTS))
+        start + index for start in (5, 5 + OTHER_SEEDS) for index in range(len(PROMPTS))
     }
     assert len(seen) == 4 * len(PROMPTS)
 

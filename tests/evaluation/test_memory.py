@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmspec.evaluation.speed import memory
-from mmspec.evaluation.speed.memory import PeakMemory
+from mmspec.evaluation.speed import timing as memory
+from mmspec.evaluation.speed.timing import PeakMemory
 
 MEGABYTE = 2**20
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # A process of its own: one that has run other tests holds memory that a new tensor may take over unseen.
 WATCH = """
 import torch
-from mmspec.evaluation.speed.memory import PeakMemory
+from mmspec.evaluation.speed.timing import PeakMemory
 
 peak = PeakMemory.start(torch.device("cpu"))
 before = peak.read()

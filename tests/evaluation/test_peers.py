@@ -8,9 +8,8 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
+from mmspec.evaluation.contenders import contender, image_examples, load_images
 from mmspec.evaluation.examples import Example
-from mmspec.evaluation.image_contender import image_contender, image_examples
-from mmspec.evaluation.speed.bench_record import summarise
 from mmspec.evaluation.speed.peers import (
     ASSISTED,
     LOOKUP,
@@ -20,9 +19,9 @@ from mmspec.evaluation.speed.peers import (
     text_peers,
     watched,
 )
+from mmspec.evaluation.speed.record import summarise
 from mmspec.evaluation.speed.report import peer_table
 from mmspec.evaluation.speed.timing import PEER
-from mmspec.evaluation.text_contender import contender, load_images
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
 from tests.evaluation.test_report import text
 from tests.evaluation.test_speed import run
@@ -112,7 +111,7 @@ def test_llamagen_draws_our_images_with_its_own_generate(tmp_path, condition, sc
     peers = image_peers(pipe, batch, **settings)
     assert peers.missing == {}
     decoded = peers.decoders[PEER](batch)
-    ours = image_contender(pipe, "none").decoder(output_type="pt", **settings)(batch)
+    ours = contender(pipe, "none").decoder(output_type="pt", **settings)(batch)
     assert decoded.tokens == ours.tokens
     assert decoded.stats[0].target_forwards == len(ours.tokens[0]) == ours.stats[0].target_forwards
     assert decoded.pixel_seconds > 0
@@ -130,7 +129,7 @@ def test_janus_draws_our_images_with_its_own_generate():
     peers = image_peers(pipe, batch, **settings)
     assert peers.missing == {}
     decoded = peers.decoders[PEER](batch)
-    assert decoded.tokens == image_contender(pipe, "none").decoder(output_type="pt", **settings)(batch).tokens
+    assert decoded.tokens == contender(pipe, "none").decoder(output_type="pt", **settings)(batch).tokens
     assert decoded.stats[0].target_forwards == len(decoded.tokens[0])
 
 

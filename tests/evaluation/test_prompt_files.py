@@ -7,7 +7,7 @@ import pytest
 
 from mmspec.errors import InputError
 from mmspec.evaluation.prompt_files import COCO_PROMPT, read_prompt_file
-from mmspec.evaluation.quality.references import read_references
+from mmspec.evaluation.quality.text_scores import read_references
 
 SHIPPED = Path("assets/prompts")
 

@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from mmspec.decoding.stats import DecodingStats
-from mmspec.evaluation.identity.comparison import Comparison, Difference, IdentityReport
-from mmspec.evaluation.speed.bench_record import summarise
-from mmspec.evaluation.speed.report import bench_report, identity_report
+from mmspec.evaluation.identity.comparison import Comparison, Difference, IdentityReport, identity_report
+from mmspec.evaluation.speed.record import summarise
+from mmspec.evaluation.speed.report import bench_report
 from tests.evaluation.test_speed import run
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmspec.evaluation.identity.samples import energy_test
+from mmspec.evaluation.identity.distribution import energy_test
 
 IMAGES, PLACES, SIZE = 48, 16, 4
 

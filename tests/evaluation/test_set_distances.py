@@ -10,7 +10,7 @@ import torch
 from mmspec.errors import InputError
 from mmspec.evaluation.quality import set_distances
 from mmspec.evaluation.quality.intervals import Estimate, jackknife, proportion, student_quantile
-from mmspec.evaluation.quality.statistics import kernel_distance
+from mmspec.evaluation.quality.set_distances import kernel_distance
 
 N, D = 60, 6
 

@@ -8,7 +8,7 @@ import torch
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
-from mmspec.evaluation.speed.bench_record import merge_stats, summarise
+from mmspec.evaluation.speed.record import merge_stats, summarise
 from mmspec.evaluation.speed.timing import Decoded, TimedRun, batches_of, measure
 
 CPU = torch.device("cpu")

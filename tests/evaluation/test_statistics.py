@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmspec.errors import InputError
-from mmspec.evaluation.quality.statistics import kernel_distance, token_entropy
+from mmspec.evaluation.quality.set_distances import kernel_distance, token_entropy
 
 PROMPTS, WIDTH = 48, 16  # as many prompts as in the table of the README
 

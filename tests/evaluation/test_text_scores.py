@@ -9,9 +9,15 @@ import pytest
 
 from mmspec.errors import InputError, MissingDependencyError
 from mmspec.evaluation.examples import scene_examples
-from mmspec.evaluation.quality.references import read_references, scene_references
-from mmspec.evaluation.quality.text_scores import METRICS, chosen_metrics, first_differences, score_texts
-from mmspec.reference.scenes import caption, sample_scene
+from mmspec.evaluation.quality.text_scores import (
+    METRICS,
+    chosen_metrics,
+    first_differences,
+    read_references,
+    scene_references,
+    score_texts,
+)
+from mmspec.scenes import caption, sample_scene
 
 TEXTS = ["a red ring on the grass", "a blue star left of a big ring", "two small dots", "no idea at all"]
 REFERENCES = [

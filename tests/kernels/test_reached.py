@@ -22,7 +22,7 @@ from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.errors import UnsupportedModelError
 from mmspec.models.head_checkpoint import load_head
 from mmspec.pipelines import MMSpecPipeline
-from mmspec.reference.scenes import render, sample_scene
+from mmspec.scenes import render, sample_scene
 from mmspec.targets import CausalTarget, attention
 from tests.acceptance.codes import fitted
 from tests.contracts.running import decode, random_prompts

@@ -6,8 +6,7 @@ from safetensors.torch import load_file, save_file
 from transformers import ChameleonForConditionalGeneration
 
 from mmspec.errors import CheckpointError
-from mmspec.models.chameleon_vq import load_chameleon_vq
-from mmspec.models.llamagen.vq import decode_tokens
+from mmspec.models.autoencoders import decode_tokens, load_chameleon_vq
 from mmspec.targets import image_target
 from tests.models.naive_vq import attention, convolve, group_norm, residual, swish
 from tests.models.official_layout import fill

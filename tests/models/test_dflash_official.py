@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 
 from mmspec.errors import CheckpointError
 from mmspec.models.dflash import DFlashConfig, DFlashHead
-from mmspec.models.dflash.official import read_dflash
+from mmspec.models.published.dflash import read_dflash
 from tests.drafters.naive_dflash import naive_block
 
 WIDTH, WORDS, LAYERS, BLOCK, NOISE = 16, 24, 3, 4, 7

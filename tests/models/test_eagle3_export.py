@@ -16,8 +16,8 @@ from transformers import LlamaConfig, Qwen2_5_VLConfig, Qwen3VLConfig
 
 from mmspec.errors import InputError
 from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
-from mmspec.models.eagle3.export import LAYOUTS, export_head
-from mmspec.models.eagle3.official import read_official
+from mmspec.models.published.eagle3 import read_eagle3
+from mmspec.models.published.export import LAYOUTS, export_head
 
 TEXT: dict[str, Any] = {
     "hidden_size": 32,
@@ -81,7 +81,7 @@ def test_what_is_written_reads_as_the_same_head(
     target = TARGETS[family]
     head = head_of(target, **settings)
     assert (head.config.mrope_section is None) == (family == "llama")
-    again = read_official(write(tmp_path, *export_head(head, layout, "a/target", target)), target)
+    again = read_eagle3(write(tmp_path, *export_head(head, layout, "a/target", target)), target)
     assert again is not None
     assert again.taps == head.taps == (2, 4, 5)
     assert torch.equal(logits_of(again), logits_of(head))
@@ -115,7 +115,7 @@ def test_layers_are_numbered_as_each_engine_does() -> None:
 def test_norms_that_one_layout_alone_knows(tmp_path: Path, layout: str, settings: dict[str, Any]) -> None:
     target = TARGETS["llama"]
     head = head_of(target, **settings)
-    again = read_official(write(tmp_path, *export_head(head, layout, "a/target", target)), target)
+    again = read_eagle3(write(tmp_path, *export_head(head, layout, "a/target", target)), target)
     assert again is not None and torch.equal(logits_of(again), logits_of(head))
     (other,) = set(LAYOUTS) - {layout}
     with pytest.raises(InputError, match=next(iter(settings))):

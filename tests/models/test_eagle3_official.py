@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from mmspec.drafters.eagle import Eagle3Drafter
 from mmspec.errors import CheckpointError
 from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
-from mmspec.models.eagle3.official import read_official
+from mmspec.models.published.eagle3 import read_eagle3
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS
 from tests.contracts.mutation import PlantedBug
@@ -84,7 +84,7 @@ def heads_say_what_the_release_says(
     folder: Path, layer: str, config: dict[str, Any], file: str, more: dict[str, Tensor] | None = None
 ) -> None:
     weights = published(layer) | (more or {})
-    head = read_official(store(folder, weights, config, file), TARGET)
+    head = read_eagle3(store(folder, weights, config, file), TARGET)
     assert head is not None
     assert head.config.taps == config.get("eagle_aux_hidden_state_layer_ids", [2, 4, 6])
     embeddings, *states = torch.randn(4, 1, 6, WIDTH)
@@ -149,7 +149,7 @@ def test_a_layer_of_qwen3_norms_queries_and_keys(tmp_path: Path) -> None:
     own = {f"layers.0.self_attn.{name}_norm.weight": torch.full((4,), 1.5) for name in "qk"}
     layer = LAYER | {"model_type": "qwen3"}
     folder = store(tmp_path, published("layers.0.") | own, SPECULATORS | {"transformer_layer_config": layer})
-    head = read_official(folder, TARGET)
+    head = read_eagle3(folder, TARGET)
     assert head is not None
     attention = head.decoder.layers[0].self_attn
     rows, turns = torch.randn(1, 6, 2 * WIDTH), head.decoder.rotary_emb(torch.zeros(1), torch.arange(6)[None])
@@ -174,14 +174,14 @@ def test_a_planted_bug_is_caught(tmp_path: Path, old: str, new: str) -> None:
     def check() -> None:
         heads_say_what_the_release_says(tmp_path, "layers.0.", SPECULATORS, "pytorch_model.bin")
 
-    where = "mmspec.models.eagle3.modeling:Eagle3Layer.forward"
+    where = "mmspec.models.eagle3:Eagle3Layer.forward"
     with PlantedBug(where, ((old, new),), check).planted(), pytest.raises(AssertionError):
         check()
 
 
 def test_a_published_head_drafts_and_knows_its_target(tmp_path: Path) -> None:
     target = CausalTarget(tiny_llama(hidden=WIDTH, vocab=WORDS, layers=3))
-    head = read_official(store(tmp_path, published()), target.config)
+    head = read_eagle3(store(tmp_path, published()), target.config)
     assert head is not None
     drafter = Eagle3Drafter(head.eval(), num_draft_tokens=6, top_k=3).fit(target)
     prompts = [[token % WORDS for token in prompt] for prompt in PROMPTS]
@@ -193,9 +193,9 @@ def test_a_table_that_was_left_out_is_made_and_a_full_vocabulary_needs_none(tmp_
     weights = published()
     full = weights | {"lm_head.weight": torch.randn(WORDS, WIDTH)}
     del weights["t2d"]
-    head = read_official(store(tmp_path, weights), TARGET)
+    head = read_eagle3(store(tmp_path, weights), TARGET)
     assert head is not None and head.t2d is not None and torch.equal(head.t2d.nonzero()[:, 0], CHOSEN)
-    head = read_official(store(tmp_path, full), TARGET)
+    head = read_eagle3(store(tmp_path, full), TARGET)
     assert head is not None and head.d2t is None and head.draft_tokens is None
 
 
@@ -219,14 +219,14 @@ def nested(*ids: int, name: str = "eagle_aux_hidden_state_layer_ids") -> dict[st
 def test_nested_ids_are_outputs_of_layers_and_top_level_ids_are_inputs(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
-    head = read_official(store(tmp_path, published(), EAGLE | config), TARGET)
+    head = read_eagle3(store(tmp_path, published(), EAGLE | config), TARGET)
     assert head is not None and head.config.taps == [0, 4, 6]
 
 
 def test_a_head_of_specforge_reads_what_leaves_the_layers_that_it_names(tmp_path: Path) -> None:
     outputs = [1, 3, 5]
     target = CausalTarget(tiny_llama(hidden=WIDTH, vocab=WORDS, layers=LAYERS))
-    head = read_official(store(tmp_path, published(), EAGLE | nested(*outputs)), target.config)
+    head = read_eagle3(store(tmp_path, published(), EAGLE | nested(*outputs)), target.config)
     assert head is not None
     left: dict[int, Tensor] = {}
     for index, layer in enumerate(target.model.model.layers):
@@ -279,11 +279,11 @@ def test_heads_that_do_not_fit_are_refused(
     weights = published()
     change(weights)
     with pytest.raises(CheckpointError, match=named):
-        read_official(store(tmp_path, weights, EAGLE | config), TARGET)
+        read_eagle3(store(tmp_path, weights, EAGLE | config), TARGET)
 
 
 def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     Eagle3Head(Eagle3Config.for_target(TARGET, WORDS)).save_pretrained(tmp_path / "ours")
     tiny_llama().save_pretrained(tmp_path / "llama")
     for name in ("ours", "llama"):
-        assert read_official(tmp_path / name, TARGET) is None
+        assert read_eagle3(tmp_path / name, TARGET) is None

@@ -16,9 +16,9 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.eagle import EagleConfig, EagleHead
-from mmspec.models.eagle.official import read_official
 from mmspec.models.feature_head import Prompts
 from mmspec.models.official_files import replace_prefix
+from mmspec.models.published.eagle import read_eagle
 from mmspec.targets import CausalTarget
 from mmspec.visual_tokens.boxes import raster
 from mmspec.visual_tokens.spans import ImageSpan
@@ -78,7 +78,7 @@ def store(
 
 
 def read(folder: Path, target: PreTrainedConfig = TARGET) -> EagleHead:
-    head = read_official(folder, target)
+    head = read_eagle(folder, target)
     assert head is not None
     return head.eval().requires_grad_(False)
 
@@ -220,7 +220,7 @@ def test_heads_that_do_not_fit_are_refused(
     weights = published()
     change(weights)
     with pytest.raises((CheckpointError, InputError), match=named):
-        read_official(store(tmp_path, weights, config), TARGET)
+        read_eagle(store(tmp_path, weights, config), TARGET)
 
 
 def test_positions_of_another_kind_are_refused(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_positions_of_another_kind_are_refused(tmp_path: Path) -> None:
         text_config=CONFIG | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 0]}}
     )
     with pytest.raises(CheckpointError, match=r"M-RoPE sections are \[1, 1, 0\]"):
-        read_official(store(tmp_path, published()), target)
+        read_eagle(store(tmp_path, published()), target)
 
 
 def test_vispec_of_one_axis_runs_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -245,7 +245,7 @@ def test_vispec_of_one_axis_runs_with_a_warning(tmp_path: Path, caplog: pytest.L
     folder = store(tmp_path / "head", {name: tensor.contiguous() for name, tensor in weights.items()})
     (folder / "config.json").write_text(json.dumps(described))
     with caplog.at_level("WARNING"):
-        head = read_official(folder, target.config)
+        head = read_eagle(folder, target.config)
     assert head is not None and "positions of one axis" in caplog.text
     drafter = EagleDrafter(head.eval(), 8, depth=3, top_k=3).fit(target)
     inputs = inputs_of("qwen2_5_vl")
@@ -326,4 +326,4 @@ def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     EagleHead(EagleConfig.for_target(TARGET, WORDS)).save_pretrained(tmp_path / "ours")
     tiny_llama().save_pretrained(tmp_path / "llama")
     for name in ("ours", "llama"):
-        assert read_official(tmp_path / name, TARGET) is None
+        assert read_eagle(tmp_path / name, TARGET) is None

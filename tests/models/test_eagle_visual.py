@@ -247,7 +247,7 @@ def test_an_unknown_way_to_read_images_is_refused() -> None:
         head(visual="decoupled")
 
 
-READING = "mmspec.models.eagle.modeling:EagleHead.read_prompts"
+READING = "mmspec.models.eagle:EagleHead.read_prompts"
 BUGS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     "visual rows are fused": (
         READING,

@@ -15,7 +15,7 @@ from transformers import AutoModel, LlamaConfig
 
 from mmspec.errors import CheckpointError
 from mmspec.models.hydra import HydraConfig, HydraHead
-from mmspec.models.hydra.official import read_official
+from mmspec.models.published.levels import read_hydra
 from tests.contracts.mutation import PlantedBug
 
 WIDTH, WORDS, HEADS, LAYERS = 8, 13, 3, 3
@@ -75,7 +75,7 @@ def test_a_state_sees_the_past_alone() -> None:
     a_state_sees_the_past_alone()
 
 
-HEAD = "mmspec.models.hydra.modeling:HydraHead"
+HEAD = "mmspec.models.hydra:HydraHead"
 BUGS = {
     "the newest token stands for all": (
         "path.flatten(-2)",
@@ -165,7 +165,7 @@ def store(
 def test_published_heads_are_read(tmp_path: Path, prefix: bool, file: str) -> None:
     weights = published(prefix)
     store(tmp_path, weights, PLUS if prefix else CONFIG, file)
-    read = read_official(tmp_path, TARGET)
+    read = read_hydra(tmp_path, TARGET)
     assert read is not None and read.config.prefix_attention is prefix
     hidden = read(vectors(1, 5), torch.arange(5)[None])[0, -1]
     if prefix:
@@ -219,9 +219,9 @@ def test_published_heads_that_do_not_fit_are_refused(
     change(weights)
     store(tmp_path, weights, config)
     with pytest.raises(CheckpointError, match=named):
-        read_official(tmp_path, TARGET)
+        read_hydra(tmp_path, TARGET)
 
 
 def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     head().save_pretrained(tmp_path)
-    assert read_official(tmp_path, TARGET) is None
+    assert read_hydra(tmp_path, TARGET) is None

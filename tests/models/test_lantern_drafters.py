@@ -17,9 +17,9 @@ from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.interfaces import Request
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.errors import CheckpointError
-from mmspec.models.eagle.official import read_official
 from mmspec.models.llamagen import caption_prompt, null_caption_prompt
 from mmspec.models.official_files import replace_prefix
+from mmspec.models.published.eagle import read_eagle
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import image_target
 from mmspec.targets.llamagen import LlamaGenTarget
@@ -135,7 +135,7 @@ def test_drafts_are_those_of_the_published_forward(condition: str, tmp_path: Pat
     """Both rows of guidance, prompts of slots, positions of the raster, its own embedding: in float64."""
     target = LlamaGenTarget(tiny_llamagen(condition, grid=GRID).double())
     weights = published()
-    head = read_official(store(tmp_path, weights, condition), target.config)
+    head = read_eagle(store(tmp_path, weights, condition), target.config)
     assert head is not None and head.config.layer_config().rms_norm_eps == EPS
     Lantern.weights = weights
     drafter = EagleDrafter(head.double().eval(), num_draft_tokens=6, depth=2, top_k=3).fit(target)
@@ -163,17 +163,17 @@ def test_drafters_that_do_not_fit_are_refused(
 ) -> None:
     config = tiny_llamagen(condition, grid=GRID).config
     with pytest.raises(CheckpointError, match=named):
-        read_official(store(tmp_path, published(), condition, **changes), config)
+        read_eagle(store(tmp_path, published(), condition, **changes), config)
 
 
 def test_one_for_llamagen_is_refused_for_a_llama_and_without_its_embedding(tmp_path: Path) -> None:
     weights = published()
     store(tmp_path, weights, "caption")
     with pytest.raises(CheckpointError, match="a LlamaGen that is conditioned on a caption"):
-        read_official(tmp_path, tiny_llama().config)
+        read_eagle(tmp_path, tiny_llama().config)
     del weights["embed_tokens.weight"]
     with pytest.raises(CheckpointError, match=r"missing keys: embed_tokens\.weight"):
-        read_official(store(tmp_path, weights, "caption"), tiny_llamagen("caption", grid=GRID).config)
+        read_eagle(store(tmp_path, weights, "caption"), tiny_llamagen("caption", grid=GRID).config)
 
 
 def test_one_for_lumina_is_read_with_norms_that_heads_share(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_one_for_lumina_is_read_with_norms_that_heads_share(tmp_path: Path) -> N
     described = model.config.to_dict() | {"num_hidden_layers": 1, "dropout": 0.05, "model_parallel_size": 1}
     (tmp_path / "config.json").write_text(json.dumps(described))
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    head = read_official(tmp_path, model.config)
+    head = read_eagle(tmp_path, model.config)
     assert head is not None and len(shared) == 4
     read = head.state_dict()
     assert all(

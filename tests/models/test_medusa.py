@@ -14,7 +14,7 @@ from transformers import AutoModel, LlamaConfig
 
 from mmspec.errors import CheckpointError
 from mmspec.models.medusa import MedusaConfig, MedusaHead
-from mmspec.models.medusa.official import read_official
+from mmspec.models.published.levels import read_medusa
 from tests.contracts.mutation import PlantedBug
 
 WIDTH, WORDS, HEADS, LAYERS = 8, 13, 3, 2
@@ -79,13 +79,13 @@ def test_no_block_is_shared() -> None:
 
 BUGS = {
     "a block stands for all layers": (
-        "mmspec.models.medusa.modeling:new_blocks",
+        "mmspec.models.medusa:new_blocks",
         "*(ResidualBlock(width) for _ in range(layers))",
         "*[ResidualBlock(width)] * layers",
         no_block_is_shared,
     ),
     "no residual": (
-        "mmspec.models.medusa.modeling:ResidualBlock.forward",
+        "mmspec.models.medusa:ResidualBlock.forward",
         "state + silu",
         "silu",
         heads_are_those_of_the_slow_way,
@@ -155,7 +155,7 @@ def test_published_heads_are_read(tmp_path: Path, file: str, prefix: str) -> Non
         torch.save(weights, tmp_path / file)
     else:
         save_file(weights, tmp_path / file)
-    read = read_official(tmp_path, TARGET)
+    read = read_medusa(tmp_path, TARGET)
     assert read is not None and read.config.num_heads == HEADS
     logits = read.logits(read(states(), HEADS), output)
     for index in range(HEADS):
@@ -183,9 +183,9 @@ def test_published_heads_that_are_not_whole_are_refused(tmp_path: Path, change: 
     change(weights)
     torch.save(weights, tmp_path / "medusa_lm_head.pt")
     with pytest.raises(CheckpointError, match=named):
-        read_official(tmp_path, TARGET)
+        read_medusa(tmp_path, TARGET)
 
 
 def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     head().save_pretrained(tmp_path)
-    assert read_official(tmp_path, TARGET) is None
+    assert read_medusa(tmp_path, TARGET) is None

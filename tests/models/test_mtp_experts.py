@@ -22,7 +22,7 @@ from mmspec.drafters.eagle import MtpDrafter
 from mmspec.errors import CheckpointError
 from mmspec.models.head_checkpoint import load_head
 from mmspec.models.mtp import MtpHead
-from mmspec.models.mtp.official import read_official
+from mmspec.models.published.mtp import read_mtp
 from mmspec.targets import CausalTarget
 from tests.contracts.running import decode, generate
 from tests.drafters.mtp_checks import head_for, one_by_one, published
@@ -80,7 +80,7 @@ def save(tensors: dict[str, Tensor], folder: Path) -> Path:
 
 
 def read(folder: Path, config: PreTrainedConfig) -> MtpHead:
-    head = read_official(folder, config)
+    head = read_mtp(folder, config)
     assert head is not None
     return head
 
@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_named(change: Any, named: str, tmp_path: Path) -> 
     tensors = stored("qwen3_5_moe", head_for(target))
     change(tensors)
     with pytest.raises(CheckpointError, match=named):
-        read_official(save(tensors, tmp_path), target.config)
+        read_mtp(save(tensors, tmp_path), target.config)
 
 
 def test_a_layer_without_experts_is_read_for_a_target_that_has_them(tmp_path: Path) -> None:

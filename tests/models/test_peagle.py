@@ -12,9 +12,9 @@ from torch import Tensor
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import Eagle3Drafter
 from mmspec.errors import CheckpointError
-from mmspec.models.eagle3.official import read_official
-from mmspec.models.eagle3.parallel import ParallelConfig, ParallelHead
+from mmspec.models.eagle3 import ParallelConfig, ParallelHead
 from mmspec.models.head_checkpoint import load_head
+from mmspec.models.published.eagle3 import read_eagle3
 from mmspec.targets import CausalTarget
 from mmspec.visual_tokens.spans import find_images
 from tests.contracts.running import decode, generate, random_prompts
@@ -153,16 +153,16 @@ def test_what_a_mask_needs_is_named(tmp_path: Path) -> None:
         ),
     ):
         with pytest.raises(CheckpointError, match=named):
-            read_official(store(tmp_path, weights, config | changes), target.config)
+            read_eagle3(store(tmp_path, weights, config | changes), target.config)
     del weights["layers.1.mlp.up_proj.weight"]
     with pytest.raises(CheckpointError, match=r"missing keys: decoder\.layers\.1\.mlp\.up_proj"):
-        read_official(store(tmp_path, weights, config), target.config)
+        read_eagle3(store(tmp_path, weights, config), target.config)
 
 
 def test_a_head_without_an_embedding_takes_the_targets(tmp_path: Path) -> None:
     target, weights = target_of(), weights_of()
     del weights["embed_tokens.weight"]
-    head = read_official(store(tmp_path, weights, CONFIGS["speculators"]), target.config)
+    head = read_eagle3(store(tmp_path, weights, CONFIGS["speculators"]), target.config)
     assert isinstance(head, ParallelHead) and head.embed_tokens is None
     head.save_pretrained(tmp_path / "saved")
     again = load_head("eagle3", tmp_path / "saved", target.config, target.dtype, target.device)

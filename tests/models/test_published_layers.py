@@ -15,8 +15,8 @@ from transformers import LlamaConfig
 
 from mmspec.errors import CheckpointError
 from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
-from mmspec.models.eagle3.export import LAYOUTS, export_head
-from mmspec.models.eagle3.official import read_official
+from mmspec.models.published.eagle3 import read_eagle3
+from mmspec.models.published.export import LAYOUTS, export_head
 from tests.drafters.naive_dflash import frequencies, rotated
 from tests.models.naive_llama import feed_forward, rms_norm
 
@@ -116,7 +116,7 @@ def a_published_head_is_the_twin(
 ) -> None:
     theta = 1e4 if "theta" not in str(layer) else 5e5
     head = head_of(**settings)
-    read = read_official(publish(folder, head, layer, layout), TARGET)
+    read = read_eagle3(publish(folder, head, layer, layout), TARGET)
     assert read is not None
     made, due = said(read.double()), naive(head, rotary, window, theta)
     torch.testing.assert_close(made, due, rtol=1e-5, atol=1e-5)  # norms compute in single precision
@@ -211,7 +211,7 @@ def test_what_is_exported_reads_as_the_same_head(
     config, weights = export_head(head, layout, "a/target", TARGET)
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(weights, tmp_path / "model.safetensors")
-    read = read_official(tmp_path, TARGET)
+    read = read_eagle3(tmp_path, TARGET)
     assert read is not None
     torch.testing.assert_close(said(read.double()), said(head), rtol=1e-5, atol=1e-5)  # stored in single
     fields = ("sliding_window", "rotary", "rope_theta", "attention_bias", "mlp_bias")
@@ -248,7 +248,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("named", REFUSED)
 def test_what_cannot_be_obeyed_is_refused_by_name(tmp_path: Path, named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
-        read_official(publish(tmp_path, head_of(), REFUSED[named]), TARGET)
+        read_eagle3(publish(tmp_path, head_of(), REFUSED[named]), TARGET)
 
 
 def test_what_changes_nothing_is_no_reason_to_refuse(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_what_changes_nothing_is_no_reason_to_refuse(tmp_path: Path) -> None:
         "ttt_length": 7,
         "tie_word_embeddings": True,
     }
-    read = read_official(publish(tmp_path, head_of(), left), TARGET)
+    read = read_eagle3(publish(tmp_path, head_of(), left), TARGET)
     assert read is not None
     torch.testing.assert_close(said(read.double()), said(head_of()), rtol=1e-5, atol=1e-5)
 
@@ -272,7 +272,7 @@ def test_fields_beside_the_layer_are_looked_at_too(tmp_path: Path, field: str) -
     config = json.loads((publish(tmp_path, head_of(), {}) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {field: True}))
     with pytest.raises(CheckpointError, match=field):
-        read_official(tmp_path, TARGET)
+        read_eagle3(tmp_path, TARGET)
 
 
 def test_frequencies_stay_in_single_precision_when_a_head_is_cast(tmp_path: Path) -> None:

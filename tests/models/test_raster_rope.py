@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM, class_prompt
-from mmspec.models.llamagen.raster_rope import raster_rotation, rotate_pairs
+from mmspec.models.llamagen.modeling import raster_rotation, rotate_pairs
 from mmspec.transformers_versions import CACHE
 
 CONFIG = LlamaGenConfig.from_size("B", grid_size=16)  # one slot, 32 pairs

@@ -14,12 +14,11 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from mmspec.errors import CheckpointError
-from mmspec.models.dflash.official import read_dflash
-from mmspec.models.eagle.official import read_official as read_eagle
-from mmspec.models.eagle3.official import read_official as read_eagle3
-from mmspec.models.hydra.official import read_official as read_hydra
-from mmspec.models.medusa.official import read_official as read_medusa
 from mmspec.models.official_files import find_file, find_tensors, open_checkpoint, tensor_names
+from mmspec.models.published.dflash import read_dflash
+from mmspec.models.published.eagle import read_eagle
+from mmspec.models.published.eagle3 import read_eagle3
+from mmspec.models.published.levels import read_hydra, read_medusa
 from mmspec.targets import CausalTarget
 from tests.drafters import dflash_checks, test_dflash
 from tests.models import test_eagle3_official, test_eagle_official, test_hydra, test_medusa

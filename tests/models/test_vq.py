@@ -6,8 +6,8 @@ from diffusers import VQModel
 from safetensors.torch import load_file
 
 from mmspec.errors import CheckpointError
+from mmspec.models.autoencoders import decode_tokens, encode_image, vq_from_official
 from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE, convert_checkpoint
-from mmspec.models.llamagen.vq import decode_tokens, encode_image, vq_from_official
 from tests.models.naive_vq import naive_decode, naive_encode
 from tests.models.official_layout import vq_shapes, vq_state
 

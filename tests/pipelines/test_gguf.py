@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmspec.errors import CheckpointError, InputError, MissingDependencyError
-from mmspec.models import gguf_file
+from mmspec.models import checkpoint
 from mmspec.pipelines import MMSpecPipeline, VisionLanguagePipeline
 
 QUESTION = "Repeat this: Zürich, 日本, Zürich, 日本, Zürich."
@@ -46,10 +46,10 @@ def test_smollm2_says_what_generate_says() -> None:
 
 
 def test_a_file_is_the_folder_and_its_name(tmp_path: Path) -> None:
-    assert gguf_file.split_gguf(tmp_path / "x.gguf") == (str(tmp_path), {"gguf_file": "x.gguf"})
-    assert gguf_file.split_gguf("owner/model-gguf") == ("owner/model-gguf", {})
+    assert checkpoint.split_gguf(tmp_path / "x.gguf") == (str(tmp_path), {"gguf_file": "x.gguf"})
+    assert checkpoint.split_gguf("owner/model-gguf") == ("owner/model-gguf", {})
     (tmp_path / "folder.gguf").mkdir()
-    assert gguf_file.split_gguf(tmp_path / "folder.gguf") == (tmp_path / "folder.gguf", {})
+    assert checkpoint.split_gguf(tmp_path / "folder.gguf") == (tmp_path / "folder.gguf", {})
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,9 +63,9 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path, monkeypatch: pyte
     ):
         with pytest.raises(InputError, match=match):
             MMSpecPipeline.from_pretrained(given, **keywords)
-    if gguf_file.is_gguf_available():
+    if checkpoint.is_gguf_available():
         with pytest.raises(CheckpointError, match="no usable config"):
             MMSpecPipeline.from_pretrained(tmp_path / "other.gguf")
-    monkeypatch.setattr(gguf_file, "is_gguf_available", lambda: False)
+    monkeypatch.setattr(checkpoint, "is_gguf_available", lambda: False)
     with pytest.raises(MissingDependencyError, match="pip install gguf"):
         MMSpecPipeline.from_pretrained(tmp_path / "other.gguf")

@@ -12,9 +12,8 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from transformers.utils import logging
 
 from mmspec.errors import CheckpointError
-from mmspec.models.ldm_layout import ldm_name, ldm_shape
+from mmspec.models.autoencoders import decode_tokens, ldm_name, ldm_shape
 from mmspec.models.llamagen.conversion import convert_checkpoint
-from mmspec.models.llamagen.vq import decode_tokens
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
 from tests.models.official_layout import CLASSES, HEADS, fill, transformer_state, vq_state
 from tests.models.test_chameleon_vq import as_anole, decoder_shapes

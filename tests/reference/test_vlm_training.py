@@ -11,23 +11,20 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from mmspec.errors import CheckpointError, InputError
-from mmspec.reference.scenes import HELD_OUT_SEEDS
-from mmspec.reference.scenes.world import CANVAS
-from mmspec.reference.scoring.vlm import score_vlm
-from mmspec.reference.scoring.vlm_card import write_card
-from mmspec.reference.training.vlm import train_vlm
-from mmspec.reference.training.vlm_data import (
+from mmspec.errors import InputError
+from mmspec.scenes import HELD_OUT_SEEDS, training_seeds
+from mmspec.scenes.world import CANVAS
+from reference.vlm import train_vlm
+from reference.vlm_card import write_card
+from reference.vlm_data import (
     QUESTIONS_PER_SCENE,
     conversation_batch,
     patch_batch,
-    training_seeds,
 )
-from mmspec.reference.training.vlm_model import SHAPES_BY_SIZE, ConversationLoss, build_model, exact_answers
-from mmspec.reference.training.vlm_processor import build_hybrid_processor, build_processor
-from mmspec.reference.training.vlm_vision import tower_of
-from mmspec.training.checkpointing import load_state, save_state
-from mmspec.training.schedule import Budget, learning_rate
+from reference.vlm_model import SHAPES_BY_SIZE, ConversationLoss, build_model, exact_answers
+from reference.vlm_processor import build_hybrid_processor, build_processor
+from reference.vlm_scores import score_vlm
+from reference.vlm_vision import tower_of
 
 STEPS = {"size": "tiny", "steps": 40, "batch_size": 4, "tower_share": 0.25}
 
@@ -92,7 +89,7 @@ def test_scores_and_card_come_from_the_folder_alone(trained: tuple[Path, list[tu
     scores = score_vlm(folder, scenes=3, descriptions=False)
     assert scores["captions"] == 0, "a model trained for seconds cannot caption"
     assert 0 <= scores["answers"] <= 1 and scores["questions"] == 12
-    card = write_card(folder, scores, "mmspec evaluate vlm tiny").read_text()
+    card = write_card(folder, scores, "python -m reference evaluate vlm tiny").read_text()
     record = json.loads((folder / "training.json").read_text())
     assert record["stages"][1]["steps"] == 30
     assert "| short captions right to the word | 0.0 % |" in card and record["command"] in card
@@ -112,7 +109,7 @@ def test_a_small_model_can_take_over_a_tower(
 
 @pytest.mark.parametrize("size", ["tiny", "tiny-hybrid"])
 def test_the_loss_is_that_of_the_plain_forward_pass(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmspec.reference.training.vlm_model.MENTION_WEIGHT", 0.0)
+    monkeypatch.setattr("reference.vlm_model.MENTION_WEIGHT", 0.0)
     processor: Any = build_hybrid_processor() if size == "tiny-hybrid" else build_processor()
     model = build_model(SHAPES_BY_SIZE[size], processor).eval()
     visual = tower_of(model, CANVAS).visual_tokens
@@ -143,24 +140,6 @@ def test_batches_depend_on_their_seeds_alone_and_never_hold_held_out_scenes() ->
     assert one.labels.shape == (16, 64, 6)
 
 
-def test_the_learning_rate_warms_up_and_ends_at_five_per_cent() -> None:
-    assert learning_rate(1.0, 0, 0.0) == pytest.approx(1 / 20)
-    assert learning_rate(1.0, 100, 0.0) == 1.0
-    assert learning_rate(1.0, 100, 1.0) == pytest.approx(0.05)
-
-
-def test_a_state_is_whole_or_absent(tmp_path: Path) -> None:
-    path = tmp_path / "state.pt"
-    save_state(path, {"step": 1})
-    assert load_state(path) == {"step": 1}
-    assert [file.name for file in tmp_path.iterdir()] == ["state.pt"]
-    path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(CheckpointError, match="resume"):
-        load_state(path)
-    with pytest.raises(CheckpointError, match="start without resume"):
-        load_state(tmp_path / "absent.pt")
-
-
 @pytest.mark.parametrize(
     ("arguments", "argument"),
     [
@@ -179,8 +158,3 @@ def test_a_bad_argument_of_training_is_named(tmp_path: Path, arguments: dict, ar
 def test_scoring_refuses_scenes_that_training_may_have_seen(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="held-out"):
         score_vlm(tmp_path, scenes=10, seed=HELD_OUT_SEEDS.stop - 5)
-
-
-def test_a_budget_is_shared_between_stages() -> None:
-    assert Budget(steps=100).share(0.2) == Budget(steps=20)
-    assert Budget(seconds=60.0).share(0.5).progress(0, 15.0) == 0.5

@@ -8,9 +8,17 @@ import torch
 from pydantic import ValidationError
 
 from mmspec.pipelines import MMSpecPipeline
-from mmspec.serving.field_errors import field_error
-from mmspec.serving.fields import CHAT_IGNORED, CHAT_REFUSED, MESSAGE_REFUSED
-from mmspec.serving.schemas import ChatRequest, ImageRequest, ImageUrl, Message, StreamOptions
+from mmspec.serving.errors import field_error
+from mmspec.serving.schemas import (
+    CHAT_IGNORED,
+    CHAT_REFUSED,
+    MESSAGE_REFUSED,
+    ChatRequest,
+    ImageRequest,
+    ImageUrl,
+    Message,
+    StreamOptions,
+)
 from tests.serving.conftest import PATIENCE, reference, running
 
 PROMPT = "Describe the picture."

@@ -5,7 +5,7 @@ import http.client
 import pytest
 
 from mmspec.errors import InputError
-from mmspec.serving.origins import read_origin
+from mmspec.serving.app import read_origin
 from tests.serving.conftest import PATIENCE, running
 
 ASKED = {"role": "user", "content": "Describe the picture."}

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmspec.serving.stop_text import StopText
+from mmspec.serving.chat import StopText
 
 words = st.text("ab", max_size=12)
 

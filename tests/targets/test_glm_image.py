@@ -123,10 +123,10 @@ def test_rows_that_move_keep_their_positions() -> None:
     for case in CASES:
         state, _ = made.prefill([CASES[case]], 64)
         batches.append(state)
-    joined = batches[0].joined(batches[1], 1).joined(batches[2], 1)
+    joined = batches[0].joined(batches[1], (1, 1)).joined(batches[2], (2, 1))
     assert joined.table.shape[0] == 3 and accelerator.drafter is not None
     for row, state in enumerate(batches):
-        alone = joined.part([row], 1)
+        alone = joined.part([row])
         kept = state.table.shape[1]
         assert torch.equal(alone.table[:, :kept], state.table)
         assert (alone.table[:, kept:] == state.table[:, -1:]).all()

@@ -6,7 +6,7 @@ from transformers import T5Config, T5EncoderModel
 
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.llamagen.vq import vq_from_official
+from mmspec.models.autoencoders import vq_from_official
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import image_target
 from mmspec.targets.llamagen import LlamaGenTarget

@@ -10,10 +10,8 @@ import torch
 from mmspec.errors import InputError
 from mmspec.models.feature_head import HIDDEN
 from mmspec.training.losses import dflash as dflash_loss
+from mmspec.training.losses.base import Blocks, read
 from mmspec.training.losses.dflash import DFlashLoss, drawn
-from mmspec.training.losses.levels import Blocks
-from mmspec.training.teacher import read
-from tests.contracts.mutation import PlantedBug
 from tests.drafters.dflash_checks import KINDS, alone, head_for
 from tests.drafters.flash_checks import target_of
 from tests.training.own_answers import own_answers
@@ -94,26 +92,3 @@ def test_so_many_blocks_of_each_sequence_are_drawn() -> None:
     for anchors in (0, 1.5, "two"):
         with pytest.raises(InputError, match="anchors"):
             DFlashLoss(head_for(target), target, anchors=anchors)  # type: ignore[arg-type]
-
-
-DENOISE = "mmspec.training.losses.dflash:denoise"
-EDITS = {
-    "blocks see their own token in the context": ("(index < root[..., None])", "(index <= root[..., None])"),
-    "blocks see other blocks": ("torch.eye(count, dtype", "torch.ones(count, count, dtype"),
-    "slots stand at the token before": ("ahead = root[..., None] +", "ahead = root[..., None] - 1 +"),
-}
-
-
-def test_training_without_the_windows_is_caught() -> None:
-    bug = PlantedBug(
-        DENOISE, (("(seen & near)", "seen"),), lambda: training_reads_what_decoding_reads("dflash, windows")
-    )
-    with bug.planted(), pytest.raises(AssertionError):
-        bug.check()
-
-
-@pytest.mark.parametrize("name", EDITS)
-def test_a_planted_bug_is_caught(name: str) -> None:
-    bug = PlantedBug(DENOISE, (EDITS[name],), training_reads_what_decoding_reads)
-    with bug.planted(), pytest.raises(AssertionError):
-        bug.check()

@@ -14,7 +14,6 @@ from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.targets import VisionLanguageTarget
 from mmspec.training.data.conversations import Conversation, ConversationReader, check_written, message
 from mmspec.visual_tokens.spans import find_images
-from tests.contracts.mutation import PlantedBug
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_images
 
 FAMILIES = ["llava", "llava_next", "qwen2_5_vl", "smolvlm"]
@@ -42,7 +41,8 @@ def words(family: str, ids: Sequence[int]) -> str:
     return " ".join(decoded.split())
 
 
-def replies_are_learnt_and_nothing_else(family: str) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_replies_are_learnt_and_nothing_else(family: str) -> None:
     made = reader(family).example(chat())
     ids, learnt = made.inputs["input_ids"][0], made.learnt
     assert words(family, ids[learnt]) == "the first is red and the last is blue no"
@@ -54,11 +54,6 @@ def replies_are_learnt_and_nothing_else(family: str) -> None:
     if closing in ids.tolist():
         assert [int(end) for end in ends] == [closing, closing]
     assert len(find_images(reader(family).target.config, made.inputs)) == 3 or family != "llava"
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_replies_are_learnt_and_nothing_else(family: str) -> None:
-    replies_are_learnt_and_nothing_else(family)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -76,25 +71,6 @@ def test_the_target_reads_a_prompt_as_in_a_pipeline(family: str) -> None:
     start = asked["input_ids"].shape[1]
     assert made.answer == start
     assert torch.equal(made.inputs["input_ids"][:, :start], asked["input_ids"])
-
-
-BUGS = {
-    "the prompt is learnt too": ("learnt[start : start", "learnt[0 : start"),
-    "replies are learnt one token late": ("learnt[start : start", "learnt[start + 1 : start"),
-    "what follows a reply is learnt": (
-        "start + int(closing[0]) + 1 if len(closing) else stop",
-        "len(ids)",
-    ),
-    "only the last reply is learnt": ("in said.replies", "in said.replies[-1:]"),
-}
-
-
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_caught(bug: str) -> None:
-    where = "mmspec.training.data.conversations:ConversationReader.example"
-    planted = PlantedBug(where, (BUGS[bug],), lambda: None)
-    with planted.planted(), pytest.raises(AssertionError):
-        replies_are_learnt_and_nothing_else("qwen2_5_vl")
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])

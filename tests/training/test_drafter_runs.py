@@ -10,21 +10,27 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.sampling import Sampler
-from mmspec.errors import InputError, MissingDependencyError
+from mmspec.errors import CheckpointError, InputError, MissingDependencyError
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample, Trial, acceptance_length
 from mmspec.training.drafter import train_on
-from mmspec.training.environment import open_accelerator
 from mmspec.training.methods import METHODS
-from mmspec.training.schedule import Budget
-from mmspec.training.stage import TrainingRun
-from tests.contracts.mutation import PlantedBug
+from mmspec.training.optimizers import learning_rate
+from mmspec.training.run import (
+    SUBNORMAL,
+    Budget,
+    RunOptions,
+    Training,
+    flush_subnormals,
+    open_accelerator,
+)
 from tests.contracts.running import random_prompts
 from tests.packaging.source_tree import ROOT
 from tests.tiny_models import save_family, tiny_llama
@@ -85,13 +91,11 @@ def train(
             raise Interrupted
 
     head = METHODS["flash"].build(teacher, **SETTINGS)
-    run = TrainingRun(
-        open_accelerator(accumulate), head, folder / "state.pt", 0.0 if stop else 1e9, 1e9, record
-    )
-    if resume:
-        run.restore(torch.load(folder / "state.pt", weights_only=True))
+    options = RunOptions(steps=steps, checkpoint_s=0.0 if stop else 1e9, check_s=1e9)
+    options |= RunOptions(on_step=record, resume=resume)
+    training = Training(folder / "out", options, minutes=1.0, batch_size=rows, accumulate=accumulate)
     with contextlib.suppress(Interrupted):
-        train_on(run, "flash", teacher, Sentences(rows), Budget(steps), SETTINGS)
+        train_on(training, head, "flash", teacher, Sentences(rows), SETTINGS)
     return head.eval(), losses
 
 
@@ -112,32 +116,14 @@ def test_two_hundred_steps_accept_half_a_token_more(tmp_path: Path) -> None:
     assert all(torch.equal(before[name], value) for name, value in target().model.state_dict().items())
 
 
-def a_step_of_several_batches_is_one_of_all_their_rows(folder: Path) -> None:
+def test_a_step_of_several_batches_is_one_of_all_their_rows(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mmspec.training.losses.flash.NOISE", 0.0)
-        whole, losses = train(folder, 3, rows=6)
-        parts, means = train(folder, 3, rows=2, accumulate=3)
+        whole, losses = train(tmp_path, 3, rows=6)
+        parts, means = train(tmp_path, 3, rows=2, accumulate=3)
     assert losses == pytest.approx(means, rel=1e-4) and losses[0] != losses[1]
     for name, ours in parts.state_dict().items():
         assert torch.allclose(ours, whole.state_dict()[name], atol=1e-4), name
-
-
-def test_a_step_of_several_batches_is_one_of_all_their_rows(tmp_path: Path) -> None:
-    a_step_of_several_batches_is_one_of_all_their_rows(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("stage.make(index)", "stage.make(run.step)"),
-        ("accelerator.backward(loss)", "accelerator.backward(loss * (index % count == 0))"),
-        ("/ count", "/ 1"),
-    ],
-)
-def test_a_planted_bug_of_accumulation_is_caught(old: str, new: str, tmp_path: Path) -> None:
-    bug = PlantedBug("mmspec.training.stage:_step", ((old, new),), lambda: None)
-    with bug.planted(), pytest.raises(AssertionError):
-        a_step_of_several_batches_is_one_of_all_their_rows(tmp_path)
 
 
 def test_an_interrupted_run_of_several_batches_a_step_goes_on(tmp_path: Path) -> None:
@@ -149,26 +135,104 @@ def test_an_interrupted_run_of_several_batches_a_step_goes_on(tmp_path: Path) ->
     assert all(torch.equal(ours, theirs[name]) for name, ours in resumed.state_dict().items())
 
 
-def test_no_batches_make_no_step() -> None:
+def training_of(out: Path, **options: Any) -> Training:
+    return Training(out, options, minutes=10.0, batch_size=8, check_s=120.0)  # type: ignore[arg-type]
+
+
+def test_what_is_asked_for_wins_over_a_trainers_defaults(tmp_path: Path) -> None:
+    own, asked = (
+        training_of(tmp_path / "out"),
+        training_of(tmp_path / "out", steps=3, minutes=None, batch_size=2),
+    )
+    assert (own.budget, own.batch_size, own.check_s) == (Budget(seconds=600.0), 8, 120.0)
+    assert own.length == {"minutes": 10, "steps": None} and own.path == tmp_path / "out.training.pt"
+    assert (asked.budget, asked.batch_size) == (Budget(steps=3), 2)
+    assert asked.length == {"minutes": None, "steps": 3}
+
+
+def test_impossible_lengths_are_refused_before_any_work(tmp_path: Path) -> None:
+    for argument, options in (
+        ("steps", {"steps": 1, "minutes": 1.0}),
+        ("steps", {"steps": 0}),
+        ("minutes", {"minutes": -1.0}),
+    ):
+        with pytest.raises(InputError) as caught:
+            training_of(tmp_path, **options)
+        assert caught.value.argument == argument
     with pytest.raises(InputError, match="accumulate"):
         open_accelerator(0)
 
 
+def test_a_budget_is_shared_between_stages() -> None:
+    assert Budget(steps=100).share(0.2) == Budget(steps=20)
+    assert Budget(steps=1).share(0.2) == Budget(steps=1)
+    assert Budget(seconds=60.0).share(0.5).progress(0, 15.0) == 0.5
+
+
+def test_the_learning_rate_warms_up_and_ends_at_five_per_cent() -> None:
+    assert learning_rate(1.0, 0, 0.0) == pytest.approx(1 / 20)
+    assert learning_rate(1.0, 100, 0.0) == 1.0
+    assert learning_rate(1.0, 100, 0.5) == pytest.approx(0.525)
+    assert learning_rate(1.0, 100, 1.0) == pytest.approx(0.05)
+
+
+def test_a_state_that_cannot_be_gone_on_from_is_refused(tmp_path: Path) -> None:
+    """Absent, damaged, of an older mmspec, and of another model; the file of a good one is there alone."""
+    path = tmp_path / "out.training.pt"
+    with pytest.raises(CheckpointError, match="start without resume"):
+        training_of(tmp_path / "out", steps=1, resume=True)
+    older = {
+        "stage": 0,
+        "step": 1,
+        "seconds": 1.0,
+        "finished": [],
+        "model": {},
+        "learner": {},
+        "optimizers": [],
+    }
+    torch.save(older, path)
+    with pytest.raises(CheckpointError, match="this version of mmspec wrote"):
+        training_of(tmp_path / "out", steps=1, resume=True)
+    train(tmp_path, 1)
+    assert [file.name for file in tmp_path.iterdir()] == ["out.training.pt"]
+    other = METHODS["flash"].build(target(), **SETTINGS | {"block": 3})
+    with pytest.raises(CheckpointError, match="of the same model"):
+        train_on(training_of(tmp_path / "out", steps=1, resume=True), other, "flash", target(), Sentences())
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        training_of(tmp_path / "out", steps=1, resume=True)
+
+
+def test_subnormal_numbers_are_flushed_in_a_training_alone() -> None:
+    def is_flushed() -> bool:
+        return bool(torch.tensor(SUBNORMAL) * 1 == 0)
+
+    @flush_subnormals()
+    def train(fails: bool) -> None:
+        assert is_flushed()
+        if fails:
+            raise RuntimeError
+
+    try:
+        for before in (False, True):
+            if not torch.set_flush_denormal(before):
+                pytest.skip("this processor cannot")
+            train(False)
+            assert is_flushed() is before
+            with pytest.raises(RuntimeError):
+                train(True)
+            assert is_flushed() is before
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def test_logs_hold_the_loss_its_parts_and_the_acceptance_length(tmp_path: Path) -> None:
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    torch.manual_seed(0)
-    accelerator = open_accelerator(1, (tmp_path, "mine"))
     losses: list[float] = []
-    run = TrainingRun(
-        accelerator,
-        METHODS["flash"].build(target(), **SETTINGS),
-        tmp_path / "state.pt",
-        1e9,
-        0.0,
-        lambda _, loss: losses.append(loss),
-    )
-    train_on(run, "flash", target(), Sentences(2), Budget(3))
-    accelerator.end_training()
+    options = RunOptions(steps=3, check_s=0.0, on_step=lambda _, loss: losses.append(loss))
+    training = Training(tmp_path / "mine", options, minutes=1.0, batch_size=2, log_dir=tmp_path)
+    train_on(training, METHODS["flash"].build(target(), **SETTINGS), "flash", target(), Sentences(2))
+    training.accelerator.end_training()
     (folder,) = {path.parent for path in (tmp_path / "mine").rglob("*tfevents*")}
     events = reading.EventAccumulator(str(folder)).Reload()
     parts = {"states", "tokens", *(f"agreement/{offset}" for offset in range(4))}

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from torch import nn
 
 from mmspec.decoding.sampling import Sampler
@@ -19,12 +18,8 @@ from mmspec.models.hydra import HydraHead
 from mmspec.models.medusa import MedusaHead
 from mmspec.targets.causal import HiddenStates
 from mmspec.training.drafter import train_on
-from mmspec.training.losses.hydra import HydraLoss
-from mmspec.training.losses.levels import hit_rates
-from mmspec.training.losses.medusa import MedusaLoss
-from mmspec.training.schedule import Budget
-from mmspec.training.stage import TrainingRun
-from tests.contracts.mutation import PlantedBug
+from mmspec.training.losses.levels import HydraLoss, MedusaLoss, hit_rates
+from mmspec.training.run import Training
 from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.heads_checks import drafter_for, hydra_for, medusa_for
 from tests.drafters.naive_heads import NaiveHydra, NaiveMedusa
@@ -43,7 +38,8 @@ def drafter_of(kind: str, dtype: torch.dtype) -> HeadDrafter:
     return drafter_for(kind.removesuffix(", tokens"), target_of("llava", dtype))
 
 
-def the_loss_is_that_of_drafting_the_slow_way(kind: str = "medusa") -> None:
+@pytest.mark.parametrize("kind", LEARNERS)
+def test_the_loss_is_that_of_drafting_the_slow_way(kind: str) -> None:
     """Every root and every head as in drafting: no batch, no padding, no later token."""
     target, drafter = target_of("llava", torch.float64), drafter_of(kind, torch.float64)
     learner, settings = LEARNERS[kind]
@@ -75,54 +71,6 @@ def the_loss_is_that_of_drafting_the_slow_way(kind: str = "medusa") -> None:
     assert float(loss) == pytest.approx(nats / weight, rel=1e-4)
     shares = torch.tensor([sum(each) / len(each) for each in hits])
     assert torch.allclose(figures["agreement"], shares, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", LEARNERS)
-def test_the_loss_is_that_of_drafting_the_slow_way(kind: str) -> None:
-    the_loss_is_that_of_drafting_the_slow_way(kind)
-
-
-LEVELS, HYDRA = "mmspec.training.losses.levels", "mmspec.training.losses.hydra"
-BUGS = {
-    "the state of the root": ("medusa", f"{LEVELS}:Blocks.of", "root - 1", "root"),
-    "targets are one token late": ("medusa", f"{LEVELS}:Blocks.of", "root[:, None] +", "root[:, None] + 1 +"),
-    "heads learn the tokens they stand at": (
-        "medusa, tokens",
-        f"{LEVELS}:LevelLoss.judge",
-        ".roll(-1, 1)",
-        "",
-    ),
-    "all heads weigh the same": ("medusa", f"{LEVELS}:token_loss", "discount **", "1.0 **"),
-    "mean over all tokens": (
-        "medusa",
-        f"{LEVELS}:token_loss",
-        "weights.sum()",
-        "weights.numel() + 0 * weights.sum()",
-    ),
-    "a head sees the token it predicts": (
-        "hydra",
-        f"{HYDRA}:HydraLoss.logits",
-        "self.target.embed(reading.tokens[",
-        "self.target.embed(reading.tokens.roll(-1, 1)[",
-    ),
-    "the prefix layer sees the answer": (
-        "hydra",
-        f"{HYDRA}:HydraLoss.logits",
-        "self.head(states, places)",
-        "self.head(states, places, torch.zeros(len(states), 1, *[states.shape[1]] * 2, dtype=states.dtype))",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_is_caught(name: str) -> None:
-    kind, where, old, new = BUGS[name]
-
-    def check() -> None:
-        the_loss_is_that_of_drafting_the_slow_way(kind)
-
-    with PlantedBug(where, ((old, new),), check).planted(), pytest.raises(AssertionError):
-        check()
 
 
 @pytest.mark.parametrize("kind", ["medusa", "hydra"])
@@ -163,8 +111,8 @@ def test_ranks_are_counted_one_by_one(kind: str) -> None:
 
 def test_training_measures_what_static_trees_are_made_of(tmp_path: Path) -> None:
     model = medusa_for(reference.target(), num_heads=2).requires_grad_(True)
-    run = TrainingRun(Accelerator(cpu=True), model, tmp_path / "state.pt", 60.0, 60.0)
-    train_on(run, "medusa", reference.target(), reference.Sentences(), Budget(steps=3))
+    training = Training(tmp_path / "out", {"steps": 3}, minutes=1.0, batch_size=4)
+    train_on(training, model, "medusa", reference.target(), reference.Sentences())
     rates = model.config.hit_rates
     assert len(rates) == 2 and all(len(each) == 10 and 0 <= sum(each) <= 1.001 for each in rates)
     model.save_pretrained(tmp_path / "head")

@@ -40,7 +40,7 @@ def nearby_mass(p: Tensor, table: Tensor, limit: Tensor | None = None) -> Tensor
     else:
         limit = limit.expand(*p.shape[:-1], -1)[..., :size]
         mass = _prefix_mass(codes, table, limit.reshape(-1, limit.shape[-1]).T)
-    return pad(mass.T.reshape(*p.shape[:-1], size), (0, p.shape[-1] - size))
+    return pad(mass.T.reshape(*p.shape[:-1], size).contiguous(), (0, p.shape[-1] - size))
 
 
 @operator(fake=lambda p, table, x, limit=None: (p.new_empty(x.shape), torch.empty_like(x)))

@@ -18,10 +18,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from mmspec.decoding.stats import DecodingStats
-from mmspec.evaluation.identity.distribution import DistributionTest
-from mmspec.evaluation.identity.samples import SampleTest
+from mmspec.evaluation.identity.distribution import DistributionTest, SampleTest
 
 __all__ = [
     "Comparison",
@@ -30,9 +33,16 @@ __all__ = [
     "compare",
     "explained_ulp",
     "first_difference",
+    "identity_report",
     "ulp",
 ]
 
+COMPARISON_COLUMNS = (
+    *("mode", "reference", "equal", "explained"),
+    *("tokens", "target\nforwards", "accepted", "verdict"),
+)
+DIFFERENCE_COLUMNS = ("prompt", "at token", "expected", "got", "logit gap", "in ulp", "verdict")
+SHOWN_DIFFERENCES = 5
 HALF_PRECISIONS = (torch.float16, torch.bfloat16)
 
 
@@ -206,3 +216,70 @@ def compare(
 
 def _at(tokens: Sequence[int], position: int) -> int | None:
     return tokens[position] if position < len(tokens) else None
+
+
+def identity_report(report: IdentityReport, decode: Any, names: Sequence[str] = ()) -> RenderableType:
+    """Render a losslessness check in words, with the first differences.
+
+    Args:
+        report: the outcome.
+        decode: function from a token id to its text.
+        names: of the examples.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in COMPARISON_COLUMNS:
+        table.add_column(column, justify="left" if column in ("mode", "reference") else "right", no_wrap=True)
+    for comparison in report.comparisons:
+        _add_comparison(table, comparison)
+    parts: list[RenderableType] = [table]
+    for comparison in report.comparisons:
+        if comparison.differences:
+            parts.append(_difference_table(comparison, decode, names))
+    parts += [Text(f"note: {note}", style="dim") for note in report.notes]
+    verdict = "passed" if report.passed else "FAILED"
+    style = "bold green" if report.passed else "bold red"
+    parts.append(
+        Text(
+            f"{verdict}: {report.accelerator} ({report.exactness}), {report.dtype} on {report.device}", style
+        )
+    )
+    return Group(*parts)
+
+
+def _add_comparison(table: Table, comparison: Comparison) -> None:
+    stats, test = comparison.stats, comparison.distribution
+    equal = f"{comparison.equal} of {comparison.examples}"
+    table.add_row(
+        comparison.mode,
+        comparison.reference,
+        equal if test is None else str(test),
+        str(comparison.explained),
+        str(comparison.tokens),
+        str(stats.target_forwards),
+        f"{sum(stats.accepted)} of {sum(stats.drafted)}",
+        Text("passed", "green") if comparison.passed else Text("FAILED", "bold red"),
+    )
+
+
+def _difference_table(comparison: Comparison, decode: Any, names: Sequence[str]) -> Table:
+    hidden = len(comparison.differences) - SHOWN_DIFFERENCES
+    more = f"; {hidden} more are not shown" if hidden > 0 else ""
+    title = f"first differences, {comparison.mode}{more}"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    for column in DIFFERENCE_COLUMNS:
+        table.add_column(column, justify="left" if column == "prompt" else "right")
+    for one in comparison.differences[:SHOWN_DIFFERENCES]:
+        table.add_row(
+            names[one.example] if one.example < len(names) else f"prompt {one.example}",
+            str(one.position),
+            _token(one.expected, decode),
+            _token(one.got, decode),
+            f"{one.gap:.3g}",
+            f"{one.gap_ulp:.3g}",
+            "explained" if one.explained else "wrong",
+        )
+    return table
+
+
+def _token(token: int | None, decode: Any) -> str:
+    return "(end)" if token is None else f"{decode(token)!r} ({token})"

@@ -19,12 +19,12 @@ from PIL import Image
 
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
+from mmspec.evaluation.examples import FIRST_IMAGE_SEED
 from mmspec.evaluation.prompt_files import read_prompt_file
-from mmspec.evaluation.quality.image_methods import FIRST_SEED
 from mmspec.evaluation.quality.npz_files import read_npz
 from mmspec.media import load_image
-from mmspec.reference.scenes import IMAGE_TOKENS, parse_image_prompt, render, sample_scene
-from mmspec.reference.scenes.render import LARGEST_IMAGE
+from mmspec.scenes import IMAGE_TOKENS, parse_image_prompt, render, sample_scene
+from mmspec.scenes.render import LARGEST_IMAGE
 from mmspec.text_file import json_lines, read_text
 from mmspec.validation import is_integer
 
@@ -279,7 +279,9 @@ def real_scenes(
         raise InputError("--against", f"scenes, for images of {size}", allowed)
     return [
         Image.fromarray(
-            render(sample_scene(FIRST_SEED + seed + index, objects=objects, profile=IMAGE_TOKENS), size[0])
+            render(
+                sample_scene(FIRST_IMAGE_SEED + seed + index, objects=objects, profile=IMAGE_TOKENS), size[0]
+            )
         )
         for index in range(count)
     ]

@@ -16,13 +16,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.decoding.stats import DecodingStats
+from mmspec.decoding.stats import DecodingStats, merge_stats
 from mmspec.errors import InputError
-from mmspec.evaluation.plot import check_plot
-from mmspec.evaluation.quality.statistics import kernel_distance, token_entropy
-from mmspec.evaluation.speed.bench_record import merge_stats
+from mmspec.evaluation.examples import OTHER_SEEDS
+from mmspec.evaluation.plots import check_plot
+from mmspec.evaluation.quality.set_distances import kernel_distance, token_entropy
 from mmspec.evaluation.speed.timing import BASELINE
-from mmspec.reference.scenes import HELD_OUT_SEEDS, IMAGE_TOKENS, caption, sample_scene
 
 __all__ = [
     "Drawing",
@@ -32,13 +31,10 @@ __all__ = [
     "compare_methods",
     "draw_plot",
     "find_best",
-    "held_out_captions",
     "write_records",
 ]
 
-FIRST_SEED = 500_000  # held out, and apart from the scenes that other evaluations draw
 MEASURES = ("forwards", "seconds")
-REFERENCE_SEEDS = 1_000_003  # added to the seeds of the second set
 
 
 class ImageReader(Protocol):
@@ -127,19 +123,6 @@ class MethodRecord:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def held_out_captions(count: int, seed: int = 0) -> list[str]:
-    """Make captions of scenes that training never drew; equal arguments give equal captions.
-
-    Raises:
-        InputError: more than there are.
-    """
-    largest = (HELD_OUT_SEEDS.stop - FIRST_SEED) // 2
-    if not 1 <= count <= largest or not 0 <= seed <= largest:
-        raise InputError("samples", (count, seed), f"1 to {largest} samples, and a seed from 0 to {largest}")
-    start = FIRST_SEED + seed
-    return [caption(sample_scene(start + index, profile=IMAGE_TOKENS)) for index in range(count)]
-
-
 @dataclass(frozen=True)
 class Found:
     """The best setting of a method.
@@ -226,7 +209,7 @@ def compare_methods(
         for name in names[first:] + names[:first]:
             drawings[name].append(methods[name](prompt, seed + index))
             on_image(name)
-        reference.append(methods[BASELINE](prompt, seed + index + REFERENCE_SEEDS))
+        reference.append(methods[BASELINE](prompt, seed + index + OTHER_SEEDS))
         on_image(BASELINE)
     features = reader.features(_pixels(reference))
     for name in names:

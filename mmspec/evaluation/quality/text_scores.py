@@ -1,6 +1,6 @@
-"""Figures of texts against references: exact answers, BLEU, ROUGE-L and CIDEr, each with its interval.
+"""Scores of texts against references, each with its interval, and questions with known answers.
 
-The last three are those of sacrebleu, rouge-score and pycocoevalcap.
+Exact answers are counted here; BLEU, ROUGE-L and CIDEr are those of sacrebleu, rouge-score and pycocoevalcap.
 """
 
 from __future__ import annotations
@@ -8,16 +8,100 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mmspec.errors import InputError, MissingDependencyError
+from mmspec.evaluation.examples import FIRST_SEED, Example, scene_examples
 from mmspec.evaluation.identity.comparison import first_difference
+from mmspec.evaluation.prompt_files import read_prompt_file
 from mmspec.evaluation.quality.intervals import Estimate, jackknife, proportion, within
 from mmspec.registry import did_you_mean
+from mmspec.scenes import caption, questions, sample_scene
+from mmspec.text_file import json_lines, read_text
 
-__all__ = ["METRICS", "chosen_metrics", "first_differences", "score_texts"]
+__all__ = [
+    "METRICS",
+    "OWN",
+    "Referenced",
+    "chosen_metrics",
+    "first_differences",
+    "read_references",
+    "scene_references",
+    "score_texts",
+]
+
+OWN = "own"
+
+
+@dataclass(frozen=True)
+class Referenced:
+    """A question, and what it may be answered with.
+
+    Attributes:
+        example: one turn; its category is the task.
+        references: at least one.
+    """
+
+    example: Example
+    references: tuple[str, ...]
+
+
+def scene_references(count: int, seed: int = 0) -> list[Referenced]:
+    """Ask for the caption of each of some held-out scenes, and one question about it.
+
+    Args:
+        count: of scenes.
+        seed: of the first.
+
+    Raises:
+        InputError: more scenes than there are.
+    """
+    captions, asked = (scene_examples(task, count, seed) for task in ("caption", "question"))
+    found = []
+    for index, (described, question) in enumerate(zip(captions, asked, strict=True)):
+        scene = sample_scene(FIRST_SEED + seed + index)
+        answers = questions(scene, np.random.default_rng([scene.seed, 0xBE]), 1)
+        found += [
+            Referenced(described, (caption(scene),)),
+            Referenced(question, (answers[0].answer,)),
+        ]
+    return found
+
+
+def read_references(path: str | Path, count: int | None = None) -> list[Referenced]:
+    """Read questions and references from a JSON-lines file.
+
+    A line is what `read_prompt_file` reads, with one turn, and `references`: a string or a list of them.
+
+    Args:
+        path: the file.
+        count: the first so many; None takes all.
+
+    Raises:
+        InputError: no such file, or a line that cannot be used; the message has its number.
+    """
+    path = Path(path)
+    examples = read_prompt_file(path, count)
+    lines = json_lines(read_text(path, "prompt file"), partial("{}:{}".format, path.name))
+    found = []
+    for example, (where, entry) in zip(examples, lines, strict=False):
+        if len(example.turns) != 1:
+            raise InputError(f"{where}: turns", list(example.turns), "one turn, which the references answer")
+        given = entry.get("references") if isinstance(entry, dict) else None
+        texts = [given] if isinstance(given, str) else given
+        if not isinstance(texts, list) or not texts or not all(isinstance(one, str) for one in texts):
+            raise InputError(f"{where}: references", given, "a string, or a list of at least one")
+        if not all(one.strip() for one in texts):
+            raise InputError(f"{where}: references", given, "texts that are not empty")
+        found.append(Referenced(example, tuple(texts)))
+    return found
+
 
 PACKAGES = {"exact": None, "bleu": "sacrebleu", "rouge": "rouge_score", "cider": "pycocoevalcap"}
 METRICS = tuple(PACKAGES)

@@ -14,8 +14,8 @@ from rich.text import Text
 from mmspec.accelerators.accelerator import Accelerator
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example, scene_examples
-from mmspec.evaluation.plot import check_plot
-from mmspec.evaluation.speed.bench_record import BenchRecord
+from mmspec.evaluation.plots import check_plot
+from mmspec.evaluation.speed.record import BenchRecord
 from mmspec.evaluation.speed.report import PARTS_EXPLAINED, describe_settings
 from mmspec.evaluation.speed.timing import BASELINE
 from mmspec.evaluation.tables import figures

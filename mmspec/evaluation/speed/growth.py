@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.evaluation.plot import check_plot
+from mmspec.evaluation.plots import check_plot
 from mmspec.evaluation.speed.ceilings import Ceilings
 from mmspec.evaluation.speed.rounds import RoundShape, cost_of_round, measure_round
 from mmspec.evaluation.tables import figures

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mmspec.evaluation.speed.bench_record import BenchRecord
+from mmspec.evaluation.speed.record import BenchRecord
 from mmspec.media.data_url import data_url
 
 __all__ = ["Sample", "html_report", "write_html"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 
 from mmspec.errors import InputError
-from mmspec.evaluation.speed.bench_record import BenchRecord
+from mmspec.evaluation.speed.record import BenchRecord
 from mmspec.evaluation.speed.report import (
     PARTS_EXPLAINED,
     WIDE,

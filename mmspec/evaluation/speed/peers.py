@@ -15,13 +15,18 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from mmspec.decoding.laps import Laps
-from mmspec.decoding.stats import DecodingStats
+from mmspec.decoding.stats import DecodingStats, Laps
 from mmspec.errors import InputError
+from mmspec.evaluation.contenders import (
+    DrawingPipeline,
+    TextPipeline,
+    as_list,
+    decode_conversations,
+    encode_prompts,
+    prepare_images,
+)
 from mmspec.evaluation.examples import Example
-from mmspec.evaluation.image_contender import DrawingPipeline, as_list, prepare_images
 from mmspec.evaluation.speed.timing import PEER, Decode, Decoded
-from mmspec.evaluation.text_contender import TextPipeline, decode_conversations, encode_prompts
 
 __all__ = ["ASSISTED", "LOOKUP", "MTP", "Peers", "image_peers", "text_peers", "watched"]
 

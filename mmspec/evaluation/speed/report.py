@@ -1,17 +1,15 @@
-"""Reports for people: tables of figures, and losslessness checks in words."""
+"""Tables of a bench, for people."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mmspec.evaluation.identity.comparison import Comparison, IdentityReport
-from mmspec.evaluation.speed.bench_record import BenchRecord
+from mmspec.evaluation.speed.record import BenchRecord
 from mmspec.evaluation.tables import figures
 
 __all__ = [
@@ -22,13 +20,11 @@ __all__ = [
     "bench_table",
     "describe_settings",
     "framed_table",
-    "identity_report",
     "peer_table",
     "speedup",
     "time_table",
 ]
 
-SHOWN_DIFFERENCES = 5
 PARTS_EXPLAINED = (
     "prompt: the target reads the prompts; target: it scores; draft: the drafter; verify: sampler, rule and "
     "commit; rest: loop, canvas and pipeline"
@@ -63,11 +59,6 @@ COLUMNS: Columns = (
     ("J/token", lambda record: _or_dash(record.joules_per_token), False),
     ("peak\nmemory", lambda record: f"{record.peak_memory_bytes / 1e6:.0f} MB", False),
 )
-COMPARISON_COLUMNS = (
-    *("mode", "reference", "equal", "explained"),
-    *("tokens", "target\nforwards", "accepted", "verdict"),
-)
-DIFFERENCE_COLUMNS = ("prompt", "at token", "expected", "got", "logit gap", "in ulp", "verdict")
 
 
 def bench_report(
@@ -189,70 +180,3 @@ def describe_settings(settings: dict[str, Any], record: BenchRecord) -> str:
         f"torch {settings.get('torch', '')}, transformers {settings.get('transformers', '')}",
     ]
     return " | ".join(shown)
-
-
-def identity_report(report: IdentityReport, decode: Any, names: Sequence[str] = ()) -> RenderableType:
-    """Render a losslessness check in words, with the first differences.
-
-    Args:
-        report: the outcome.
-        decode: function from a token id to its text.
-        names: of the examples.
-    """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in COMPARISON_COLUMNS:
-        table.add_column(column, justify="left" if column in ("mode", "reference") else "right", no_wrap=True)
-    for comparison in report.comparisons:
-        _add_comparison(table, comparison)
-    parts: list[RenderableType] = [table]
-    for comparison in report.comparisons:
-        if comparison.differences:
-            parts.append(_difference_table(comparison, decode, names))
-    parts += [Text(f"note: {note}", style="dim") for note in report.notes]
-    verdict = "passed" if report.passed else "FAILED"
-    style = "bold green" if report.passed else "bold red"
-    parts.append(
-        Text(
-            f"{verdict}: {report.accelerator} ({report.exactness}), {report.dtype} on {report.device}", style
-        )
-    )
-    return Group(*parts)
-
-
-def _add_comparison(table: Table, comparison: Comparison) -> None:
-    stats, test = comparison.stats, comparison.distribution
-    equal = f"{comparison.equal} of {comparison.examples}"
-    table.add_row(
-        comparison.mode,
-        comparison.reference,
-        equal if test is None else str(test),
-        str(comparison.explained),
-        str(comparison.tokens),
-        str(stats.target_forwards),
-        f"{sum(stats.accepted)} of {sum(stats.drafted)}",
-        Text("passed", "green") if comparison.passed else Text("FAILED", "bold red"),
-    )
-
-
-def _difference_table(comparison: Comparison, decode: Any, names: Sequence[str]) -> Table:
-    hidden = len(comparison.differences) - SHOWN_DIFFERENCES
-    more = f"; {hidden} more are not shown" if hidden > 0 else ""
-    title = f"first differences, {comparison.mode}{more}"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    for column in DIFFERENCE_COLUMNS:
-        table.add_column(column, justify="left" if column == "prompt" else "right")
-    for one in comparison.differences[:SHOWN_DIFFERENCES]:
-        table.add_row(
-            names[one.example] if one.example < len(names) else f"prompt {one.example}",
-            str(one.position),
-            _token(one.expected, decode),
-            _token(one.got, decode),
-            f"{one.gap:.3g}",
-            f"{one.gap_ulp:.3g}",
-            "explained" if one.explained else "wrong",
-        )
-    return table
-
-
-def _token(token: int | None, decode: Any) -> str:
-    return "(end)" if token is None else f"{decode(token)!r} ({token})"

@@ -19,9 +19,9 @@ from mmspec.accelerators.accelerator import pair
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request
-from mmspec.decoding.laps import timed_by_device
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.stats import timed_by_device
 from mmspec.evaluation.speed.ceilings import Cost
 from mmspec.targets.memory import cached_bytes
 

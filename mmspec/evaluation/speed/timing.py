@@ -1,4 +1,4 @@
-"""Timing of several accelerators on the same prompts in one run.
+"""Timing of several accelerators on the same prompts in one run, with peak memory and energy.
 
 Every repeat runs all accelerators on one batch before it goes to the next batch, in an order that rotates,
 so that a machine that slows down slows all of them.
@@ -6,19 +6,122 @@ so that a machine that slows down slows all of them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
-from mmspec.evaluation.speed.energy import EnergyMeter
-from mmspec.evaluation.speed.memory import PeakMemory
 
-__all__ = ["BASELINE", "PEER", "Decode", "Decoded", "TimedRun", "batches_of", "measure"]
+__all__ = [
+    "BASELINE",
+    "Decode",
+    "Decoded",
+    "EnergyMeter",
+    "PEER",
+    "PeakMemory",
+    "TimedRun",
+    "batches_of",
+    "measure",
+]
+
+
+@dataclass(frozen=True)
+class EnergyMeter:
+    """Energy of a GPU since this was made, everything that runs on it included.
+
+    Attributes:
+        library: NVML; None where nothing counts.
+        handle: of the device.
+        start_millijoules: what its counter showed.
+    """
+
+    library: Any = None
+    handle: Any = None
+    start_millijoules: int = 0
+
+    @classmethod
+    def start(cls, device: torch.device) -> EnergyMeter:
+        """Start to count the energy of a device; one that nothing counts reads None."""
+        if device.type != "cuda":
+            return cls()
+        try:
+            import pynvml
+        except ImportError:
+            return cls()
+        library: Any = pynvml
+        try:
+            library.nvmlInit()
+            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            handle = library.nvmlDeviceGetHandleByUUID(uuid)
+            return cls(library, handle, library.nvmlDeviceGetTotalEnergyConsumption(handle))
+        except library.NVMLError:  # no driver, or a card without the counter
+            return cls()
+
+    def read(self) -> float | None:
+        """Joules since the start; None where nothing counts."""
+        if self.library is None:
+            return None
+        torch.cuda.synchronize()
+        total: int = self.library.nvmlDeviceGetTotalEnergyConsumption(self.handle)
+        return (total - self.start_millijoules) / 1000
+
+
+CLEAR = Path("/proc/self/clear_refs")
+STATUS = Path("/proc/self/status")
+RESET_PEAK = "5"  # proc(5): resets the peak resident set size (VmHWM) of this process alone
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """Peak memory since this was made.
+
+    Attributes:
+        kind: "cuda allocated", "resident set" (of the process during the work, weights included), or
+            "resident set since start" where the system cannot reset its peak.
+    """
+
+    kind: str
+    device: torch.device
+
+    @classmethod
+    def start(cls, device: torch.device) -> PeakMemory:
+        """Start measuring the memory of a model on `device`."""
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            return cls("cuda allocated", device)
+        try:
+            CLEAR.write_text(RESET_PEAK)
+            STATUS.read_text()
+        except OSError:
+            return cls("resident set since start", device)
+        return cls("resident set", device)
+
+    def read(self) -> int:
+        """Read the peak since the start, in bytes."""
+        if self.kind == "cuda allocated":
+            return torch.cuda.max_memory_allocated(self.device)
+        if self.kind == "resident set":
+            for line in STATUS.read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+        return _peak_since_start()
+
+
+def _peak_since_start() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes there, kilobytes elsewhere
+
 
 BASELINE = "none"
 PEER = "generate"  # transformers' own plain decoding

@@ -10,7 +10,7 @@ import torch
 
 from mmspec.decoding.interfaces import Target
 from mmspec.evaluation.examples import Example
-from mmspec.evaluation.speed.bench_record import BenchRecord, summarise
+from mmspec.evaluation.speed.record import BenchRecord, summarise
 from mmspec.evaluation.speed.timing import BASELINE, Decode, measure
 
 __all__ = ["Trial", "allowed_by", "fastest", "search", "variants"]

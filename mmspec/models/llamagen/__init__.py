@@ -6,8 +6,13 @@ Importing it makes the auto classes of transformers know the folders that `mmspe
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from mmspec.models.llamagen.configuration import SIZES, LlamaGenConfig
-from mmspec.models.llamagen.modeling import LlamaGenForCausalLM, LlamaGenModel
-from mmspec.models.llamagen.prompts import caption_prompt, class_prompt, null_caption_prompt
+from mmspec.models.llamagen.modeling import (
+    LlamaGenForCausalLM,
+    LlamaGenModel,
+    caption_prompt,
+    class_prompt,
+    null_caption_prompt,
+)
 
 __all__ = [
     "SIZES",

@@ -6,24 +6,38 @@ which the file name tells (`c2i_B_256.pt`, `t2i_XL_stage2_512.pt`).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError, InputError
+from mmspec.models.autoencoders import is_vq, vq_from_official
 from mmspec.models.llamagen.configuration import SIZES, LlamaGenConfig
-from mmspec.models.llamagen.lantern_layout import config_from_lantern, is_lantern
 from mmspec.models.llamagen.modeling import LlamaGenForCausalLM
-from mmspec.models.llamagen.vq import is_vq, vq_from_official
-from mmspec.models.new_folder import new_folder
-from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint
+from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint, read_config
 
-__all__ = ["RAW_CODEBOOK_FILE", "convert_checkpoint", "llamagen_from_official"]
+__all__ = [
+    "RAW_CODEBOOK_FILE",
+    "config_from_lantern",
+    "convert_checkpoint",
+    "is_lantern",
+    "llamagen_from_official",
+]
+
+CONDITIONS = {"c2i": "class", "t2i": "caption"}
+# fields that their config has under our names, where it has them
+FIELDS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "rms_norm_eps", "rope_base", "num_classes", "caption_dim"),
+)
 
 CONTAINERS = ("model", "module", "state_dict")
 RAW_CODEBOOK_FILE = "raw_codebook.safetensors"  # key "codebook"; neighbour tables use unnormalised distances
@@ -43,6 +57,30 @@ RENAMES = (
     (r"\.input_layernorm\.", ".attention_norm."),
     (r"\.post_attention_layernorm\.", ".ffn_norm."),
 )
+
+
+def is_lantern(tensors: Mapping[str, Tensor]) -> bool:
+    """True if these are LlamaGen's weights under the names of Llama."""
+    return any(name.startswith(("model.cls_embedding.", "model.layers.0.self_attn.")) for name in tensors)
+
+
+def config_from_lantern(path: Path) -> LlamaGenConfig:
+    """The config that stands beside the weights.
+
+    Raises:
+        CheckpointError: it is not there, not JSON, or does not describe a LlamaGen.
+    """
+    stored = read_config(path.parent)
+    try:
+        grid_size = math.isqrt(stored["block_size"])
+        settings = {name: stored[name] for name in FIELDS if name in stored}
+        condition = CONDITIONS[stored["input_type"]]
+        if condition == "caption":
+            settings["caption_length"] = stored["cls_token_num"]
+        return LlamaGenConfig(condition_type=condition, grid_size=grid_size, **settings)
+    except (KeyError, TypeError, ValueError, ArithmeticError, StrictDataclassError) as error:
+        allowed = f"a LlamaGen config with block_size, input_type (c2i or t2i) and sizes ({error})"
+        raise CheckpointError("checkpoint", str(path.parent / "config.json"), allowed) from error
 
 
 def convert_checkpoint(

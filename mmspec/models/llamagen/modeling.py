@@ -1,11 +1,13 @@
-"""The LlamaGen transformer with the seams of any transformers decoder: Cache, 4-D mask, position_ids.
+"""Prompts of image generation: what comes before the first image token, as arguments of the model.
 
-It differs from Llama in two things: positions are those of a raster (`raster_rope`), and the sequence
-begins with condition slots. Norms, feed-forward, masks and attention kernels are those of transformers.
+A condition is part of `input_ids`, so a prompt has a length like any other: ids from `vocab_size` on are
+condition slots. Under classifier-free guidance the null prompts are the negative ones.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,12 +26,104 @@ from transformers.models.llama.modeling_llama import (
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from mmspec.models.llamagen.conditions import CaptionEmbedding, ClassEmbedding
+from mmspec.errors import InputError
 from mmspec.models.llamagen.configuration import LlamaGenConfig
-from mmspec.models.llamagen.raster_rope import raster_rotation, rotate_pairs
 from mmspec.transformers_versions import CACHE, CACHE_NAMES, takes_cache
+from mmspec.validation import is_integer
 
-__all__ = ["LlamaGenForCausalLM", "LlamaGenModel", "LlamaGenPreTrainedModel"]
+__all__ = [
+    "CaptionEmbedding",
+    "ClassEmbedding",
+    "LlamaGenForCausalLM",
+    "LlamaGenModel",
+    "LlamaGenPreTrainedModel",
+    "caption_prompt",
+    "class_prompt",
+    "null_caption_prompt",
+    "raster_rotation",
+    "rotate_pairs",
+]
+
+
+class ClassEmbedding(nn.Module):
+    """Labels to vectors; the last row is the null class."""
+
+    def __init__(self, config: LlamaGenConfig) -> None:
+        super().__init__()
+        self.embedding_table = nn.Embedding(config.num_classes + 1, config.hidden_size)
+
+    def embed(self, input_ids: Tensor, features: Tensor) -> Tensor:
+        """Refuse features: labels come as ids."""
+        raise InputError("caption_features", features, "None: this checkpoint is conditioned on classes")
+
+
+class CaptionEmbedding(nn.Module):
+    """Text features to vectors, and the features of no caption, which are a buffer in official files."""
+
+    uncond_embedding: Tensor
+
+    def __init__(self, config: LlamaGenConfig) -> None:
+        super().__init__()
+        self.cap_proj = nn.Sequential(
+            OrderedDict(
+                fc1=nn.Linear(config.caption_dim, config.hidden_size, bias=False),
+                act=nn.GELU("tanh"),
+                fc2=nn.Linear(config.hidden_size, config.hidden_size, bias=False),
+            )
+        )
+        self.register_buffer("uncond_embedding", torch.zeros(config.caption_length, config.caption_dim))
+
+    def embed(self, input_ids: Tensor, features: Tensor) -> Tensor:
+        """Vectors [B, n, D] of the features [B, n, caption_dim] of the first n slots.
+
+        Raises:
+            InputError: there are fewer slots in `input_ids` than features, or they have another width.
+        """
+        expected = self.uncond_embedding.shape[1]
+        if features.dim() != 3 or features.shape[2] != expected or features.shape[1] > input_ids.shape[1]:
+            allowed = f"[B, n, {expected}] features of the n slots that input_ids begins with"
+            raise InputError("caption_features", features, allowed)
+        vectors: Tensor = self.cap_proj(features.to(self.uncond_embedding.dtype))
+        return vectors
+
+
+def raster_rotation(position_ids: Tensor, config: LlamaGenConfig) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions (2406.06525, official `precompute_freqs_cis_2d`).
+
+    Position C + k is raster cell k. Condition slots and positions beyond the image have cos = sin = 0,
+    not cos = 1: that makes their queries and keys zero, so every query weighs all the condition slots that
+    it sees alike. Computed afresh in double precision, because a table would be one more buffer for `meta`
+    devices and casts to spoil.
+
+    Args:
+        position_ids: [B, T] places in the sequence, the first condition slot being 0.
+        config: says where the image begins and how wide it is.
+
+    Returns:
+        Two tensors [B, T, head_dim / 2], float64 on devices that have it, else float32.
+    """
+    pairs = config.head_dim // 4  # for the row, and as many for the column
+    dtype = torch.float32 if position_ids.device.type == "mps" else torch.float64
+    exponents = torch.arange(pairs, device=position_ids.device, dtype=dtype) / pairs
+    frequencies = config.rope_base**-exponents
+    cell = position_ids - config.prefix_length
+    inside = ((cell >= 0) & (cell < config.image_tokens))[..., None]
+    row, column = cell // config.grid_size, cell % config.grid_size
+    angles = torch.cat([row[..., None] * frequencies, column[..., None] * frequencies], dim=-1)
+    return angles.cos() * inside, angles.sin() * inside
+
+
+def rotate_pairs(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the adjacent pairs (2m, 2m + 1) of every head, in float32 at least, and cast back.
+
+    Args:
+        states: [B, heads, T, head_dim] queries or keys.
+        cos, sin: [B, T, head_dim / 2].
+    """
+    even, odd = states.to(cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = cos[:, None], sin[:, None]
+    turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
+    return turned.flatten(-2).to(states.dtype)
 
 
 class LlamaGenAttention(LlamaAttention):
@@ -236,3 +330,71 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
         if not is_first_iteration and kwargs.get("use_cache", True):
             inputs.pop("caption_features", None)
         return inputs
+
+
+def class_prompt(config: LlamaGenConfig, labels: Sequence[int | None]) -> dict[str, Tensor]:
+    """Prompts of class labels; None is the null class.
+
+    Returns:
+        `input_ids` [B, 1]: `vocab_size` plus the label.
+
+    Raises:
+        InputError: the model is conditioned on captions, or there is no such label.
+    """
+    if config.condition_type != "class":
+        raise InputError("class_labels", list(labels), "nothing: this checkpoint is conditioned on captions")
+    ids = []
+    for index, label in enumerate(labels):
+        if label is None:
+            label = config.num_classes
+        elif not is_integer(label) or not 0 <= label < config.num_classes:
+            allowed = f"an integer from 0 to {config.num_classes - 1}, or None for no class"
+            raise InputError(f"class_labels[{index}]", label, allowed)
+        ids.append([config.vocab_size + label])
+    return {"input_ids": torch.tensor(ids, dtype=torch.long).reshape(-1, 1)}
+
+
+def caption_prompt(config: LlamaGenConfig, features: Tensor) -> dict[str, Tensor]:
+    """Prompts of text features.
+
+    Args:
+        config: of a model that is conditioned on captions.
+        features: [B, n, caption_dim] of n text tokens, padding left out or masked by the caller (on the
+            left, with a 2-D `attention_mask` of all slots and image tokens).
+
+    Returns:
+        `input_ids` [B, n], all `vocab_size`, and `caption_features`. With fewer than `caption_length`
+        slots the image still begins at position `caption_length`: count positions from the image back.
+
+    Raises:
+        InputError: the model is conditioned on classes, or the features do not fit it.
+    """
+    if config.condition_type != "caption":
+        raise InputError("caption_features", features, "nothing: this checkpoint is conditioned on classes")
+    allowed = f"[B, 1 to {config.caption_length}, {config.caption_dim}] features"
+    if features.dim() != 3 or features.shape[2] != config.caption_dim:
+        raise InputError("caption_features", features, allowed)
+    if not 1 <= features.shape[1] <= config.caption_length:
+        raise InputError("caption_features", features, allowed)
+    ids = torch.full(features.shape[:2], config.vocab_size, dtype=torch.long, device=features.device)
+    return {"input_ids": ids, "caption_features": features}
+
+
+def null_caption_prompt(
+    model: LlamaGenForCausalLM, num_text_tokens: int | None = None, batch: int = 1
+) -> dict[str, Tensor]:
+    """The learned features of no caption.
+
+    Args:
+        model: holds them, in the buffer `uncond_embedding` [caption_length, caption_dim].
+        num_text_tokens: length of the prompt that it is the negative of. The official sampler masks both
+            halves alike, so that only the last rows are seen; None takes all of them.
+        batch: rows.
+    """
+    features = getattr(model.model.cls_embedding, "uncond_embedding", None)
+    if features is None:
+        raise InputError("model", type(model).__name__, "one that is conditioned on captions")
+    count = features.shape[0] if num_text_tokens is None else num_text_tokens
+    if not 1 <= count <= features.shape[0]:
+        raise InputError("num_text_tokens", count, f"an integer from 1 to {features.shape[0]}")
+    return caption_prompt(model.config, features[-count:].expand(batch, -1, -1))

@@ -2,10 +2,9 @@
 
 from transformers import AutoConfig, AutoModel
 
-from mmspec.models.mar.configuration import SIZES, MARConfig
 from mmspec.models.mar.conversion import convert_mar, is_mar, load_mar
 from mmspec.models.mar.feature_cache import FeatureCache, FeatureCaching
-from mmspec.models.mar.modeling import MARForImageGeneration
+from mmspec.models.mar.modeling import SIZES, MARConfig, MARForImageGeneration
 
 __all__ = [
     "SIZES",

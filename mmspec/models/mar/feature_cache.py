@@ -16,8 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mmspec.decoding.indexing import pick, put
 from mmspec.errors import InputError
-from mmspec.models.mar.configuration import MARConfig
-from mmspec.models.mar.modeling import MARForImageGeneration, known_first
+from mmspec.models.mar.modeling import MARConfig, MARForImageGeneration, known_first
 from mmspec.validation import is_integer, require_number
 
 __all__ = ["FeatureCache", "FeatureCaching"]

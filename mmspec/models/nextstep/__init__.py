@@ -2,10 +2,14 @@
 
 from transformers import AutoConfig, AutoModel
 
-from mmspec.models.nextstep.configuration import NextStepConfig
 from mmspec.models.nextstep.loading import load_nextstep, load_nextstep_tokenizer, load_nextstep_vae
-from mmspec.models.nextstep.modeling import NextStepForImageGeneration, normalize_tokens
-from mmspec.models.nextstep.prompts import SPECIAL_TOKENS, prompt_ids
+from mmspec.models.nextstep.modeling import (
+    SPECIAL_TOKENS,
+    NextStepConfig,
+    NextStepForImageGeneration,
+    normalize_tokens,
+    prompt_ids,
+)
 
 __all__ = [
     "SPECIAL_TOKENS",

@@ -15,11 +15,9 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from mmspec.errors import CheckpointError, UnsupportedModelError
+from mmspec.models.autoencoders import autoencoder_from_ldm, load_autoencoder
 from mmspec.models.checkpoint import MAX_INDEX_BYTES, check_weights, first_line, read_json
-from mmspec.models.kl_autoencoder import autoencoder_from_ldm, load_autoencoder
-from mmspec.models.nextstep.configuration import NextStepConfig
-from mmspec.models.nextstep.modeling import NextStepForImageGeneration
-from mmspec.models.nextstep.prompts import IMAGE_AREA
+from mmspec.models.nextstep.modeling import IMAGE_AREA, NextStepConfig, NextStepForImageGeneration
 from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint, read_config
 
 __all__ = ["load_nextstep", "load_nextstep_tokenizer", "load_nextstep_vae"]

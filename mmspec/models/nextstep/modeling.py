@@ -1,4 +1,4 @@
-"""NextStep-1: a Llama over words and continuous image tokens, with a flow for its image head (2508.10711)."""
+"""Prompts of NextStep-1: a caption, the size of the image, and the token that begins it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,90 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
-from transformers import LlamaModel, PreTrainedModel
+from transformers import LlamaConfig, LlamaModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from mmspec.errors import InputError
+from mmspec.errors import CheckpointError, InputError
 from mmspec.models.denoising import DenoisingHead, DenoisingHeadConfig
-from mmspec.models.nextstep.configuration import NextStepConfig
 from mmspec.transformers_versions import CACHE_NAMES
 
-__all__ = ["NextStepForImageGeneration", "normalize_tokens", "place_embeddings"]
+__all__ = [
+    "SPECIAL_TOKENS",
+    "NextStepConfig",
+    "NextStepForImageGeneration",
+    "normalize_tokens",
+    "place_embeddings",
+    "prompt_ids",
+]
 
 MAX_PERIOD = 10_000
+
+IMAGE_AREA, BEGIN_OF_IMAGE = "<|image_area|>", "<|begin_of_image|>"
+#: What was added to the tokenizer (`stepfun-ai/NextStep-1, nextstep/models/tokenization_nextstep.py`).
+SPECIAL_TOKENS = (
+    IMAGE_AREA,
+    BEGIN_OF_IMAGE,
+    "<|end_of_image|>",
+    "<|image_placeholder|>",
+    "<|begin_of_prompt_refinement|>",
+    "<|end_of_prompt_refinement|>",
+    "<|begin_of_thinking|>",
+    "<|end_of_thinking|>",
+)
+
+
+class NextStepConfig(LlamaConfig):
+    """The config of NextStep-1: that of a Llama, with its image tokens and the head that predicts them.
+
+    The published models are decoders of Qwen2.5 (biases of queries, keys and values, none of outputs).
+
+    Attributes:
+        vae_name_or_path: where the image tokenizer was, when it was published.
+        latent_size: latents per side of the images of training.
+        latent_patch_size: latents per side p of a token.
+        latent_channels: channels C of a latent; a token has C * p * p numbers.
+        boi, eoi: ids of the tokens before and after an image.
+        image_placeholder_id: id that stands for an image token in text.
+        pad_token_id_added: id of the token that the authors added for padding.
+        lm_loss_weight, im_loss_weight, fm_head_batch_mul: of training.
+        fm_head_dim, fm_head_layers: width and residual blocks of the head.
+        use_gen_pos_embed: whether an embedding of its place is added to what predicts a token.
+        fm_condition_size: numbers of a condition of the head; None for the hidden size, as published.
+        scaling_factor, shift_factor: of the latents of training, where no autoencoder lies beside the model.
+        gen_pos_grid: places per side of that table, 0 where there is none; no published config names it.
+        o_attention_bias: whether outputs of attention have a bias; None for as `attention_bias`.
+    """
+
+    model_type = "nextstep"
+
+    vae_name_or_path: str | None = None
+    latent_size: int = 32
+    latent_patch_size: int = 2
+    latent_channels: int = 16
+    boi: int | None = None
+    eoi: int | None = None
+    image_placeholder_id: int | None = None
+    pad_token_id_added: int | None = None
+    lm_loss_weight: float = 0.01
+    im_loss_weight: float = 1.0
+    fm_head_dim: int = 1536
+    fm_head_layers: int = 12
+    fm_head_batch_mul: int = 4
+    fm_condition_size: int | None = None
+    scaling_factor: float | None = None
+    shift_factor: float | None = None
+    use_gen_pos_embed: bool = False
+    gen_pos_grid: int = 32
+    o_attention_bias: bool | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.o_attention_bias is None:
+            self.o_attention_bias = self.attention_bias
+        super().__post_init__(**kwargs)
+
+    @property
+    def token_size(self) -> int:
+        """Numbers d of an image token."""
+        return self.latent_channels * self.latent_patch_size**2
 
 
 class NextStepForImageGeneration(PreTrainedModel):
@@ -176,3 +250,35 @@ def place_embeddings(width: int, side: int) -> Tensor:
     columns = along[None, :, :].expand(side, -1, -1)
     rows = along[:, None, :].expand(-1, side, -1)
     return torch.cat([columns, rows], dim=-1).flatten(0, 1).float()
+
+
+def prompt_ids(
+    tokenizer: PreTrainedTokenizerBase, config: NextStepConfig, caption: str, rows: int, columns: int
+) -> Tensor:
+    """The prompt of one image: caption, then its size in words, then the token that begins it.
+
+    Guidance takes a second prompt, of a negative caption, which is empty where nothing is to be avoided
+    (`stepfun-ai/NextStep-1, nextstep/models/pipeline_nextstep.py`).
+
+    Args:
+        tokenizer: of the checkpoint.
+        config: of the model.
+        caption: may be empty.
+        rows, columns: image tokens.
+
+    Returns:
+        [1, L] token ids.
+
+    Raises:
+        InputError: the image has no tokens.
+        CheckpointError: the tokenizer lacks the tokens around images.
+    """
+    if min(rows, columns) < 1:
+        raise InputError("rows, columns", (rows, columns), "at least 1")
+    known = tokenizer.get_vocab()
+    begin = config.boi if config.boi is not None else known.get(BEGIN_OF_IMAGE)
+    if IMAGE_AREA not in known or begin is None:
+        raise CheckpointError("tokenizer", type(tokenizer).__name__, f"one that knows {IMAGE_AREA}")
+    words = tokenizer(caption).input_ids
+    area = tokenizer(f"{IMAGE_AREA}{rows}*{columns}", add_special_tokens=False).input_ids
+    return torch.tensor([[*words, *area, begin]])

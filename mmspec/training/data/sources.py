@@ -17,11 +17,9 @@ from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, VisionLanguageTarget, adapt, image_target
 from mmspec.targets.image_families import IMAGE_FAMILIES
-from mmspec.training.data.conversation_data import ConversationRows
 from mmspec.training.data.conversation_file import read_conversations
-from mmspec.training.data.conversations import ConversationReader, check_written
-from mmspec.training.data.image_file import ImageFile
-from mmspec.training.data.llamagen_images import open_llamagen
+from mmspec.training.data.conversations import ConversationReader, ConversationRows, check_written
+from mmspec.training.data.images import ImageFile, open_llamagen
 from mmspec.training.data.sequences import DrafterData
 
 __all__ = ["MakeData", "Rows", "open_target", "pick_dtype"]
@@ -85,7 +83,7 @@ def open_target(
         raise CheckpointError(
             "target",
             config.model_type,
-            "a vision-language model, or a LlamaGen as `mmspec train image` and `mmspec convert` write it",
+            "a vision-language model, or a LlamaGen as `mmspec convert` writes it",
         )
     processor = load_processor(name, config, argument="target")
     if getattr(processor, "chat_template", None) is None:

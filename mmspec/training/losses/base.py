@@ -1,18 +1,118 @@
-"""Base class of the losses of drafting heads."""
+"""Base of the losses of drafting heads: a frozen target's hidden states on sequences, and blocks of tokens.
+
+The target runs along; nothing is stored.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
+from torch.nn.utils.rnn import pad_sequence
 
-from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
+from mmspec.models.feature_head import EMBEDDINGS, HIDDEN, Prompts
 from mmspec.targets import CausalTarget
-from mmspec.training.data.sequences import DrafterBatch, DrafterData
-from mmspec.training.teacher import Reading, read
+from mmspec.training.data.sequences import DrafterBatch, DrafterData, TrainingExample
+from mmspec.visual_tokens.spans import ImageSpan, find_images
 
-__all__ = ["DrafterLoss"]
+__all__ = ["Blocks", "DrafterLoss", "Reading", "learnt_pairs", "read", "token_loss"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A batch of sequences, padded on the right, where causal attention never looks.
+
+    Attributes:
+        tokens: [B, L] prompts and answers.
+        lengths: B.
+        learnt: [B, L] True at the tokens of answers.
+        spans: B lists of images.
+        taps: layer index -> [B, L, d] hidden states; see `TargetOutput.taps`.
+    """
+
+    tokens: Tensor
+    lengths: list[int]
+    learnt: Tensor
+    spans: list[list[ImageSpan]]
+    taps: dict[int, Tensor]
+
+    def prompts(self, features: Tensor) -> Prompts:
+        """The sequences as a head reads whole prompts, with its features [B, L, d] at the tokens."""
+        questions = (self.learnt.long().argmax(-1) - 1).clamp_min(0)
+        return Prompts(self.taps[EMBEDDINGS], features, self.lengths, self.spans, questions)
+
+
+@torch.no_grad()
+def read(target: CausalTarget, examples: Sequence[TrainingExample], taps: Sequence[int]) -> Reading:
+    """Run the target over sequences, together where they can be batched (`CausalTarget.read`)."""
+    ids = [example.inputs["input_ids"][0] for example in examples]
+    return Reading(
+        pad_sequence(ids, batch_first=True),
+        [len(each) for each in ids],
+        pad_sequence([example.learnt for example in examples], batch_first=True),
+        [find_images(target.config, example.inputs) for example in examples],
+        target.read([example.inputs for example in examples], taps),
+    )
+
+
+def learnt_pairs(learnt: Tensor, block: int) -> Tensor:
+    """The pairs (row t, offset i) that are learnt: [B, L] learnt tokens -> [B, L, K].
+
+    Offset i of row t predicts what follows token t + i. It counts if all of the tokens t + 1 ... t + i + 1
+    are learnt ones, so that a block never reaches past its answer, into the next turn or into padding.
+    """
+    following = pad(learnt, (0, block)).unfold(1, block, 1)[:, 1 : learnt.shape[1] + 1]
+    return following.long().cumprod(-1).bool()
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The roots that a batch can have, and the tokens that K heads learn after each.
+
+    Attributes:
+        row: [m] of the batch.
+        before: [m] place of the token before each root, whose hidden state is read.
+        ahead: [m, K] places of the root and of the tokens after it; head i predicts what follows the i-th.
+        counted: [m, K] which of those are learnt; other places are cut to lie within the batch.
+    """
+
+    row: Tensor
+    before: Tensor
+    ahead: Tensor
+    counted: Tensor
+
+    @classmethod
+    def of(cls, learnt: Tensor, heads: int) -> Blocks:
+        """The blocks of K heads in a batch whose learnt tokens are [B, L]."""
+        counted = learnt_pairs(learnt, heads)
+        counted[:, 0] = False  # no hidden state before it
+        row, root = counted[..., 0].nonzero(as_tuple=True)
+        ahead = root[:, None] + torch.arange(heads, device=root.device)
+        return cls(row, root - 1, ahead.clamp_max(learnt.shape[1] - 1), counted[row, root])
+
+
+def token_loss(logits: Tensor, goal: Tensor, counted: Tensor, discount: float) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of what K heads predict, averaged over the tokens that count.
+
+    Args:
+        logits: [m, K, V].
+        goal: [m, K] tokens, or [m, K, V] the distributions that a teacher has of them.
+        counted: [m, K].
+        discount: weight of head i is discount^i.
+
+    Returns:
+        The loss; and [K] how often each head's likeliest token is the goal's.
+    """
+    heads = counted.shape[1]
+    weights = counted * discount ** torch.arange(heads, device=counted.device)
+    nats = cross_entropy(logits.float().flatten(0, 1), goal.flatten(0, 1), reduction="none")
+    meant = goal if goal.dim() == 2 else goal.argmax(-1)
+    agreement = ((logits.argmax(-1) == meant) & counted).sum(0) / counted.sum(0).clamp_min(1)
+    return (nats.view_as(weights) * weights).sum() / weights.sum().clamp_min(1.0), agreement
 
 
 class DrafterLoss(nn.Module):

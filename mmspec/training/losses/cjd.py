@@ -29,8 +29,7 @@ from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession, StaleW
 from mmspec.drafters.jacobi_session import Candidates, Window
 from mmspec.drafters.window_states import learnt_images
 from mmspec.errors import InputError
-from mmspec.models.cjd import CorrectorHead
-from mmspec.models.cjd.modeling import EXCLUDED
+from mmspec.models.cjd import EXCLUDED, CorrectorHead
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import Trial
 from mmspec.training.losses.base import DrafterLoss

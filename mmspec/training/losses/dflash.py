@@ -11,9 +11,7 @@ from mmspec.models.dflash import DFlashHead
 from mmspec.models.feature_head import HIDDEN
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch
-from mmspec.training.losses.base import DrafterLoss
-from mmspec.training.losses.levels import Blocks, token_loss
-from mmspec.training.teacher import Reading
+from mmspec.training.losses.base import Blocks, DrafterLoss, Reading, token_loss
 from mmspec.validation import is_integer
 
 __all__ = ["DFlashLoss", "denoise"]

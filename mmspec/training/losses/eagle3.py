@@ -19,9 +19,7 @@ from mmspec.models.feature_head import EMBEDDINGS, HIDDEN, FeatureHead
 from mmspec.models.mtp import MtpHead
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, TrainingExample
-from mmspec.training.losses.base import DrafterLoss
-from mmspec.training.losses.levels import Blocks, token_loss
-from mmspec.training.teacher import Reading
+from mmspec.training.losses.base import Blocks, DrafterLoss, Reading, token_loss
 
 __all__ = ["Eagle3Loss", "choose_vocabulary", "unroll"]
 

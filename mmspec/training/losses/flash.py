@@ -10,9 +10,7 @@ from mmspec.models.feature_head import HIDDEN
 from mmspec.models.flash import FlashHead
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch
-from mmspec.training.losses.base import DrafterLoss
-from mmspec.training.losses.levels import token_loss
-from mmspec.training.teacher import Reading, learnt_pairs
+from mmspec.training.losses.base import DrafterLoss, Reading, learnt_pairs, token_loss
 from mmspec.validation import require_number
 from mmspec.visual_tokens.splice import PromptRows
 

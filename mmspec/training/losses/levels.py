@@ -1,68 +1,22 @@
-"""Losses of heads that each predict the token of one level of the tree (Medusa, Hydra); blocks of tokens."""
+"""Losses of heads that each predict the token of one level of the tree: Medusa and Hydra."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from mmspec.models.feature_head import HIDDEN
+from mmspec.models.hydra import HydraHead
+from mmspec.models.medusa import MedusaHead
+from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch
-from mmspec.training.losses.base import DrafterLoss
-from mmspec.training.teacher import Reading, learnt_pairs
+from mmspec.training.losses.base import Blocks, DrafterLoss, Reading, token_loss
 
-__all__ = ["Blocks", "LevelLoss", "hit_rates", "token_loss"]
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The roots that a batch can have, and the tokens that K heads learn after each.
-
-    Attributes:
-        row: [m] of the batch.
-        before: [m] place of the token before each root, whose hidden state is read.
-        ahead: [m, K] places of the root and of the tokens after it; head i predicts what follows the i-th.
-        counted: [m, K] which of those are learnt; other places are cut to lie within the batch.
-    """
-
-    row: Tensor
-    before: Tensor
-    ahead: Tensor
-    counted: Tensor
-
-    @classmethod
-    def of(cls, learnt: Tensor, heads: int) -> Blocks:
-        """The blocks of K heads in a batch whose learnt tokens are [B, L]."""
-        counted = learnt_pairs(learnt, heads)
-        counted[:, 0] = False  # no hidden state before it
-        row, root = counted[..., 0].nonzero(as_tuple=True)
-        ahead = root[:, None] + torch.arange(heads, device=root.device)
-        return cls(row, root - 1, ahead.clamp_max(learnt.shape[1] - 1), counted[row, root])
-
-
-def token_loss(logits: Tensor, goal: Tensor, counted: Tensor, discount: float) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of what K heads predict, averaged over the tokens that count.
-
-    Args:
-        logits: [m, K, V].
-        goal: [m, K] tokens, or [m, K, V] the distributions that a teacher has of them.
-        counted: [m, K].
-        discount: weight of head i is discount^i.
-
-    Returns:
-        The loss; and [K] how often each head's likeliest token is the goal's.
-    """
-    heads = counted.shape[1]
-    weights = counted * discount ** torch.arange(heads, device=counted.device)
-    nats = cross_entropy(logits.float().flatten(0, 1), goal.flatten(0, 1), reduction="none")
-    meant = goal if goal.dim() == 2 else goal.argmax(-1)
-    agreement = ((logits.argmax(-1) == meant) & counted).sum(0) / counted.sum(0).clamp_min(1)
-    return (nats.view_as(weights) * weights).sum() / weights.sum().clamp_min(1.0), agreement
+__all__ = ["HydraLoss", "LevelLoss", "MedusaLoss", "hit_rates"]
 
 
 class LevelLoss(DrafterLoss):
@@ -99,6 +53,47 @@ class LevelLoss(DrafterLoss):
     def measure(self, batches: Iterable[DrafterBatch]) -> dict[str, Any]:
         """Measure how often each rank of each head is right, for static trees."""
         return {"hit_rates": hit_rates(self, batches)}
+
+
+class MedusaLoss(LevelLoss):
+    """The loss of Medusa's heads (Medusa-1: the target is frozen).
+
+    Args:
+        soft: learn what the target would say of each place, not only the token that is there; the release
+            has the tokens.
+        discount: weight of head i is discount^i; 2401.10774, section 3.2 has 0.8.
+    """
+
+    def __init__(
+        self, head: MedusaHead, target: CausalTarget, *, soft: bool = True, discount: float = 0.8
+    ) -> None:
+        super().__init__(head, target)
+        self.soft, self.discount = soft, discount
+
+    def logits(self, reading: Reading, blocks: Blocks) -> Tensor:
+        states = self.head(reading.taps[HIDDEN][blocks.row, blocks.before], blocks.ahead.shape[1])
+        logits: Tensor = self.head.logits(states, self.target.head)
+        return logits
+
+
+class HydraLoss(LevelLoss):
+    """The loss of Hydra's heads (2402.05109, section 4: distillation).
+
+    Args:
+        discount: weight of head i is discount^i; the paper has 1.
+    """
+
+    def __init__(self, head: HydraHead, target: CausalTarget, *, discount: float = 1.0) -> None:
+        super().__init__(head, target)
+        self.discount = discount
+
+    def logits(self, reading: Reading, blocks: Blocks) -> Tensor:
+        states = reading.taps[HIDDEN]
+        places = torch.arange(states.shape[1], device=states.device)[None]
+        hidden = self.head(states, places)[blocks.row, blocks.before]
+        path = self.target.embed(reading.tokens[blocks.row[:, None], blocks.ahead])  # [m, K, d]
+        paths = (path[:, : head + 1] for head in range(path.shape[1]))
+        return torch.stack([self.head.predict(hidden, each, self.target.head) for each in paths], 1)
 
 
 @torch.no_grad()

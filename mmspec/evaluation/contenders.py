@@ -1,0 +1,390 @@
+"""Pipelines under evaluation, with one accelerator after another on the same model.
+
+A pipeline is known by `AnyPipeline` and its two kinds alone: evaluation stands on a floor below pipelines.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.accelerators.accelerator import Accelerator
+from mmspec.errors import InputError, UnsupportedModelError
+from mmspec.evaluation.examples import Example, held_out_captions
+from mmspec.evaluation.quality.variation import VariationMeter, needs_meter
+from mmspec.evaluation.speed.timing import Decode, Decoded
+from mmspec.media import load_image
+from mmspec.scenes import COLOURS, SHAPES
+
+__all__ = [
+    "GENERATE",
+    "AnyPipeline",
+    "Contender",
+    "DrawingPipeline",
+    "TextPipeline",
+    "contender",
+    "decode_conversations",
+    "decode_images",
+    "describe_accelerator",
+    "encode_prompts",
+    "image_examples",
+    "image_subjects",
+    "load_images",
+    "prepare_images",
+    "reference_inputs",
+]
+
+GENERATE = "generate"
+
+
+class AnyPipeline(Protocol):
+    """Interface of every pipeline, as far as evaluation uses it."""
+
+    model: Any
+    target: Any
+    accelerator: Any
+    draft_processor: Any
+
+    def set_accelerator(self, accelerator: str, **options: Any) -> Any:
+        """Swap the accelerator."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the inputs."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of the weights."""
+        ...
+
+
+class TextPipeline(AnyPipeline, Protocol):
+    """Interface of a text pipeline, as far as evaluation uses it."""
+
+    processor: Any
+
+    def __call__(self, prompt: Any, images: Any = None, videos: Any = None, **settings: Any) -> Any:
+        """Generate text."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The processor's tokenizer."""
+        ...
+
+
+class DrawingPipeline(AnyPipeline, Protocol):
+    """Interface of an image pipeline, as far as evaluation uses it."""
+
+    def __call__(self, prompt: Any = None, **settings: Any) -> Any:
+        """Generate images."""
+        ...
+
+    def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> Any:
+        """Set up a call, whose rounds can be watched."""
+        ...
+
+    def latents(self, grid: Any, rows: Sequence[Any]) -> Tensor:
+        """Tokens of images in their places."""
+        ...
+
+    def pixels(self, grid: Any, latents: Tensor) -> Tensor:
+        """Images of tokens in their places."""
+        ...
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An accelerator that was set up once on a pipeline and can be put back there at no cost.
+
+    Attributes:
+        pipe: the pipeline, of text or of images.
+        accelerator, draft_processor: its attributes of these names.
+        steps: of its target: how scoring forwards run, compiled or (None) as they are.
+    """
+
+    pipe: Any
+    accelerator: Any
+    draft_processor: Any
+    steps: Any
+
+    def enter(self) -> Any:
+        """Put this accelerator on the pipeline, and return the pipeline."""
+        self.pipe.accelerator, self.pipe.draft_processor = self.accelerator, self.draft_processor
+        self.pipe.target.steps = self.steps
+        return self.pipe
+
+    def decode(self, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Decoded:
+        """Decode a batch with this accelerator: answer it, or draw it."""
+        decode = decode_images if draws(self.pipe) else decode_conversations
+        return decode(self.enter(), batch, seeds=seeds, **settings)
+
+    def decoder(self, seed: int = 0, **settings: Any) -> Decode:
+        """Make a function that decodes a batch with this accelerator; every example has its own noise."""
+        return lambda batch: self.decode(batch, seeds=seeds_of(batch, seed), **settings)
+
+    def measure_variation(
+        self, batch: Sequence[Example], seed: int = 0, **settings: Any
+    ) -> dict[str, float] | None:
+        """Measure the total variation of a staircase of cells to the target, mean and maximum, on one batch.
+
+        None for all others: what they promise is exact, or their rules measure it themselves.
+        """
+        if not needs_meter(self.accelerator):
+            return None
+        meter = VariationMeter()
+        call = prepare_images(self.enter(), batch, seeds=seeds_of(batch, seed), **settings)
+        for step in call.rounds():
+            meter.watch(step)
+        meter.finish(call.calls[-1])
+        stats = call.calls[-1].stats
+        return None if stats.tv_mean is None else {"mean": stats.tv_mean, "max": stats.tv_max}
+
+
+def contender(pipe: AnyPipeline, name: str, **options: Any) -> Contender:
+    """Set an accelerator up on a pipeline; its draft model, if it has one, is loaded here and only here."""
+    pipe.set_accelerator(name, **options)
+    return Contender(pipe, pipe.accelerator, pipe.draft_processor, pipe.target.steps)
+
+
+def draws(pipe: AnyPipeline) -> bool:
+    """True for a pipeline of images."""
+    return hasattr(pipe, "latents")
+
+
+def seeds_of(batch: Sequence[Example], seed: int) -> list[int]:
+    """Seed of each example, whatever the batch that it is in."""
+    return [seed ^ zlib.crc32(example.identifier.encode()) for example in batch]
+
+
+def load_images(examples: Sequence[Example]) -> list[Example]:
+    """Load the images of examples, so that every decoder gets the same pixels from memory."""
+    loaded = []
+    for example in examples:
+        argument = example.identifier or "images"
+        images = tuple(load_image(image, argument=argument) for image in example.images)
+        loaded.append(replace(example, images=images))
+    return loaded
+
+
+def decode_conversations(
+    pipe: Any, batch: Sequence[Example], *, seeds: Sequence[int] | None = None, **settings: Any
+) -> Decoded:
+    """Decode all conversations of a batch, turn by turn; later turns see the answers to earlier ones.
+
+    Args:
+        pipe: the pipeline, or what is called like one.
+        batch: conversations; row i of the n-th turn is that of the i-th conversation that has one.
+        seeds: one for each conversation, for sampling.
+        settings: of the calls.
+    """
+    conversations = [_Conversation(example, pipe.processor) for example in batch]
+    tokens: list[list[int]] = [[] for _ in batch]
+    stats = []
+    for turn in range(max(len(example.turns) for example in batch)):
+        rows = [row for row, example in enumerate(batch) if turn < len(example.turns)]
+        output = pipe(
+            [conversations[row].add_turn(batch[row].turns[turn]) for row in rows],
+            images=[list(batch[row].images) or None for row in rows],
+            videos=[list(batch[row].videos) or None for row in rows],
+            apply_chat_template=conversations[0].has_template,
+            seed=None if seeds is None else [seeds[row] for row in rows],
+            **settings,
+        )
+        stats.append(output.stats)
+        for row, text, ids in zip(rows, output.text, output.tokens, strict=True):
+            conversations[row].add_answer(text)
+            tokens[row] += ids
+    return Decoded(tokens, stats)
+
+
+def reference_inputs(pipe: TextPipeline, example: Example) -> dict[str, Any]:
+    """Arguments of transformers' `model.generate` for the first turn, made without any code of ours.
+
+    Raises:
+        UnsupportedModelError: the example has videos, for which every family has its own conventions.
+    """
+    if example.videos:
+        raise UnsupportedModelError("the reference is taken for text and images only, not for videos")
+    prompt = _Conversation(example, pipe.processor).add_turn(example.turns[0])
+    return encode_prompts(pipe, [prompt], [list(example.images)])
+
+
+def encode_prompts(
+    pipe: TextPipeline, prompts: Sequence[Any], images: Sequence[Any], **padding: Any
+) -> dict[str, Any]:
+    """Encode prompts as arguments of `model.generate`, by the model's processor alone.
+
+    Args:
+        pipe: holds the processor.
+        prompts: of `_Conversation`: texts, or conversations without their images.
+        images: of each prompt, in their order; or None.
+        padding: of the processor.
+    """
+    processor, how = pipe.processor, {"return_tensors": "pt", **padding}
+    if isinstance(prompts[0], str):
+        shown = {"images": [list(row or ()) for row in images]} if any(images) else {}
+        encoded = processor(text=list(prompts), **shown, **how)
+    else:
+        is_text = processor is pipe.tokenizer
+        conversations = [
+            _with_images(prompt, row, is_text) for prompt, row in zip(prompts, images, strict=True)
+        ]
+        how |= {"tokenize": True, "add_generation_prompt": True, "return_dict": True}
+        encoded = processor.apply_chat_template(conversations, **how)
+    return {
+        name: value.to(pipe.device, pipe.dtype if value.is_floating_point() else value.dtype)
+        for name, value in encoded.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def _with_images(messages: Sequence[Mapping[str, Any]], images: Any, is_text: bool) -> list[dict[str, Any]]:
+    """Chat messages with their images in their places; for models of text alone, with strings as contents."""
+    if is_text:
+        return [{**one, "content": "".join(part["text"] for part in one["content"])} for one in messages]
+    unplaced = iter(images or ())
+    return [
+        {
+            **one,
+            "content": [
+                {**part, "image": next(unplaced)} if part["type"] == "image" else part
+                for part in one["content"]
+            ],
+        }
+        for one in messages
+    ]
+
+
+class _Conversation:
+    """A conversation so far: chat messages, or running text for a model without a chat template."""
+
+    def __init__(self, example: Example, processor: Any) -> None:
+        self.has_template = getattr(processor, "chat_template", None) is not None
+        kinds = ["image"] * len(example.images) + ["video"] * len(example.videos)
+        self._first = [{"type": kind} for kind in kinds]
+        self._messages: list[dict[str, Any]] = []
+        self._text = ""
+        if not self.has_template and self._first:
+            token = getattr(processor, "image_token", None)
+            if token is None or example.videos:
+                allowed = "text alone: the model has no chat template to place them with"
+                raise InputError("images", example.identifier, allowed)
+            self._text = token * len(example.images) + "\n"
+
+    def add_turn(self, turn: str) -> Any:
+        """Add a user turn; return the prompt."""
+        if not self.has_template:
+            self._text += turn
+            return self._text
+        opening = [] if self._messages else self._first
+        self._messages.append({"role": "user", "content": [*opening, {"type": "text", "text": turn}]})
+        return list(self._messages)
+
+    def add_answer(self, answer: str) -> None:
+        """Add the model's answer."""
+        self._text += answer + "\n"
+        self._messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
+
+
+def decode_images(
+    pipe: DrawingPipeline, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any
+) -> Decoded:
+    """Draw all examples of a batch together.
+
+    Args:
+        pipe: the pipeline.
+        batch: prompts; or classes, all of them.
+        seeds: one for each.
+        settings: of the call.
+    """
+    prompt, what = subject_of(batch)
+    output = pipe(prompt, **what, seed=list(seeds), batch_size=len(batch), **settings)
+    return Decoded(list(map(as_list, output.tokens)), [output.stats], output.decode_seconds)
+
+
+def as_list(row: Any) -> list[Any]:
+    """Tokens of an image as a list, of ids or of vectors."""
+    values: list[Any] = row.tolist() if isinstance(row, Tensor) else row
+    return values
+
+
+def prepare_images(
+    pipe: DrawingPipeline, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any
+) -> Any:
+    """Set up what `decode_images` decodes: the call, whose rounds can be watched."""
+    prompt, what = subject_of(batch)
+    return pipe.prepare(prompt, {"seed": list(seeds), "batch_size": len(batch), **settings}, **what)
+
+
+def subject_of(batch: Sequence[Example]) -> tuple[list[str] | None, dict[str, Any]]:
+    """Prompts of a batch, or None and the classes where it has some."""
+    labels = [example.label for example in batch]
+    if None in labels:
+        return [example.turns[0] for example in batch], {}
+    return None, {"class_labels": labels}
+
+
+def image_examples(pipe: DrawingPipeline, count: int, seed: int = 0) -> list[Example]:
+    """Make the default prompts: captions of held-out scenes; or classes in turn, from `seed` on.
+
+    Raises:
+        InputError: more captions than there are.
+    """
+    config = pipe.model.config
+    if getattr(config, "condition_type", None) == "class":
+        labels = [(seed + index) % config.num_classes for index in range(count)]
+        return [
+            Example((f"class {label}",), category=GENERATE, identifier=f"class {label}, {index}", label=label)
+            for index, label in enumerate(labels)
+        ]
+    captions = held_out_captions(count, seed)
+    return [Example((text,), category=GENERATE, identifier=text) for text in captions]
+
+
+def image_subjects(pipe: DrawingPipeline, count: int, seed: int = 0) -> dict[str, dict[str, Any]]:
+    """Captions that a reader of attributes can judge, and what a pipeline is asked for each.
+
+    Held-out captions; or, of a model of scenes by class, the classes in turn from `seed` on: as often as the
+    count asks for, told apart by spaces at the end, which mean nothing.
+
+    Raises:
+        InputError: more than there are.
+    """
+    config = pipe.model.config
+    if getattr(config, "condition_type", None) != "class":
+        return {text: {"prompt": text} for text in held_out_captions(count, seed)}
+    labels = [(seed + index) % config.num_classes for index in range(count)]
+    return {
+        f"a {COLOURS[label // len(SHAPES)]} {SHAPES[label % len(SHAPES)]}{' ' * index}": {
+            "class_labels": label
+        }
+        for index, label in enumerate(labels)
+    }
+
+
+def describe_accelerator(accelerator: Accelerator) -> dict[str, Any]:
+    """Describe an accelerator's window and promise, which a report states beside its figures.
+
+    Args:
+        accelerator: fitted.
+
+    Returns:
+        `window`: nodes that one forward feeds at most.
+        `promise`: "exact", "tv<=x", "approximate", or "lossy" with its bound in words or "no bound".
+        `keeps`: what "exact" refers to, where that has to be said.
+    """
+    drafter, promise = accelerator.drafter, accelerator.exactness
+    bound = accelerator.rule.bound if drafter.exactness == "exact" else None
+    kept = {"keeps": accelerator.keeps} if accelerator.keeps else {}
+    return kept | {
+        "window": drafter.max_nodes,
+        "promise": f"lossy, {bound or 'no bound'}" if promise == "lossy" else promise,
+    }

@@ -1,0 +1,371 @@
+"""Summary of timed runs: one record for each accelerator.
+
+Ratios are to plain decoding in the same process, dtype and batch size; a row that loses is reported like any
+other. Intervals are bootstrapped over prompts, which differ more than repeats do; pairs stay pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean, median, quantiles
+from typing import Any
+
+import numpy as np
+
+from mmspec.decoding.stats import PARTS, merge_stats
+from mmspec.errors import InputError
+from mmspec.evaluation.speed.timing import BASELINE, PEER, TimedRun
+
+__all__ = ["BenchRecord", "merge_stats", "ratio_interval", "speedup_interval", "summarise"]
+
+
+@dataclass(frozen=True)
+class BenchRecord:
+    """Figures of one accelerator on all batches: sums over batches, medians over repeats.
+
+    Attributes:
+        accelerator: as the caller named it, options included.
+        exactness: "exact", "tv<=x" or "lossy".
+        identical: share of outputs that equal those of plain decoding, token for token.
+        samples: conversations in one repeat.
+        new_tokens, target_forwards: of one repeat (the first).
+        acceptance_length: tokens per scoring forward, bonus token included; plain decoding has 1.
+        acceptance_rate: accepted draft tokens / draft tokens.
+        acceptance_by_position: share of rounds that accepted at least 1, 2, ... draft tokens.
+        seconds: median over repeats of the wall-clock for all batches; then its extremes.
+        speedup: median seconds of plain decoding / median seconds; then the extremes of the ratio within a
+            repeat.
+        speedup_interval: 95 % bootstrap interval of `speedup` over prompts (batches), paired; None for fewer
+            than three.
+        acceptance_interval: the same of `acceptance_length`.
+        joules_per_token: median over repeats of the device's energy by new tokens; None where its driver does
+            not tell.
+        decode_speedup: ratio to plain decoding of median seconds per token without reading the prompts: what
+            follows the first token. 1 where nothing does.
+        decode_speedup_mean: mean over prompts (batches) of their own such ratios.
+        tokens_per_second: new_tokens / seconds.
+        time_to_first_token: median over calls of the seconds that reading the prompt took the target.
+        prompt_share, target_share, draft_share, verify_share, rest_share: parts of the seconds, which sum to
+            1: the target's reading of the prompts and its scoring; the drafter; warping, verifying and
+            committing; and the rest, which is the loop, the canvas, and what the pipeline does before and
+            after.
+        draft_passes: forwards of the drafter's own model in a round.
+        nfe_mean, nfe_max: target forwards that a row took part in, the prompt's own included; a guided pair
+            is one.
+        step_compression: tokens per target forward of a row.
+        tv: `mean` and `max` of the measured total variation to the target at judged places; None where
+            nothing was measured, as for exact rules.
+        drift: `mean` and `max` distance of kept candidates to the target's own vectors; None where none was
+            measured.
+        rollbacks: rounds of a row that refused a candidate.
+        state_bytes: keys and values of the target.
+        pixel_seconds: median over repeats of the wall-clock from image tokens to pixels, which `seconds` and
+            `speedup` leave out; 0 for text.
+        speedup_with_pixels: the ratio of medians with them.
+        peak_memory_bytes: the most held during any of its runs; `memory_kind` says what that measures.
+        over_generate: ratio to transformers' plain `generate` of the seconds on the same prompts in the same
+            repeat: `median` of all pairs, `low` and `high` quartile; None where it did not run.
+        category: the group of examples this is about; empty for all of them.
+        settings: of the whole run: model, device, dtype, versions, batch size and so on.
+    """
+
+    accelerator: str
+    exactness: str
+    identical: float
+    samples: int
+    repeats: int
+    new_tokens: int
+    target_forwards: int
+    acceptance_length: float
+    acceptance_rate: float
+    acceptance_by_position: list[float]
+    seconds: float
+    seconds_min: float
+    seconds_max: float
+    speedup: float
+    speedup_min: float
+    speedup_max: float
+    decode_speedup: float
+    decode_speedup_mean: float
+    tokens_per_second: float
+    time_to_first_token: float
+    prompt_share: float
+    target_share: float
+    draft_share: float
+    verify_share: float
+    rest_share: float
+    draft_passes: float
+    nfe_mean: float
+    nfe_max: int
+    step_compression: float
+    tv: dict[str, float] | None
+    drift: dict[str, float] | None
+    rollbacks: int
+    state_bytes: int
+    pixel_seconds: float
+    speedup_with_pixels: float
+    peak_memory_bytes: int
+    memory_kind: str
+    speedup_interval: tuple[float, float] | None = None
+    acceptance_interval: tuple[float, float] | None = None
+    joules_per_token: float | None = None
+    over_generate: dict[str, float] | None = None
+    category: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The parts of the seconds by name."""
+        return {part: getattr(self, f"{part}_share") for part in (*PARTS, "rest")}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The record as a flat mapping for JSON: the settings stand beside the figures."""
+        figures = asdict(self)
+        return {**figures.pop("settings"), **figures}
+
+
+def summarise(
+    runs: Sequence[TimedRun],
+    names: Sequence[str],
+    *,
+    category: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[BenchRecord]:
+    """Summarise timed runs in one record for each accelerator, in the order of `names`.
+
+    Args:
+        runs: outcome of `measure`; of an interrupted measurement only repeats that every accelerator finished
+            are used, or else what all of them finished of the first repeat.
+        names: the accelerators, "none" among them.
+        category: only batches of this category.
+        settings: copied into every record.
+        own: further settings of single accelerators, by name.
+
+    Raises:
+        InputError: not one batch was finished by all accelerators.
+    """
+    cells = _complete_cells([run for run in runs if category in (None, run.category)], names)
+    if not cells:
+        raise InputError("runs", len(runs), "at least one batch that every accelerator finished")
+    table = {
+        name: [
+            [run for run in runs if run.accelerator == name and (run.repeat, run.batch) in cell]
+            for cell in cells
+        ]
+        for name in names
+    }
+    plain = table[BASELINE]
+    records = [
+        _record(name, table[name], plain, category or "", {**(settings or {}), **(own or {}).get(name, {})})
+        for name in names
+    ]
+    if PEER in table:
+        records = [
+            replace(one, over_generate=_paired(table[one.accelerator], table[PEER])) for one in records
+        ]
+    return records
+
+
+def _paired(repeats: list[list[TimedRun]], reference: list[list[TimedRun]]) -> dict[str, float]:
+    """Ratios of the reference's seconds to ours, run by run: their median and quartiles."""
+    pairs = [
+        (theirs.seconds - theirs.decoded.pixel_seconds) / (ours.seconds - ours.decoded.pixel_seconds)
+        for cell, other in zip(repeats, reference, strict=True)
+        for ours, theirs in zip(
+            sorted(cell, key=lambda run: run.batch), sorted(other, key=lambda run: run.batch), strict=True
+        )
+    ]
+    low, _, high = quantiles(pairs, n=4, method="inclusive") if len(pairs) > 1 else pairs * 3
+    return {"median": median(pairs), "low": low, "high": high}
+
+
+def _complete_cells(runs: Sequence[TimedRun], names: Sequence[str]) -> list[set[tuple[int, int]]]:
+    """Find the usable repeats: one set of (repeat, batch) each, with the same batches in every set."""
+    finished: dict[tuple[int, int], set[str]] = {}
+    for run in runs:
+        finished.setdefault((run.repeat, run.batch), set()).add(run.accelerator)
+    whole = {cell for cell, done in finished.items() if done >= set(names)}
+    first = {batch for repeat, batch in whole if repeat == 0}
+    repeats = sorted({repeat for repeat, _ in whole})
+    by_repeat = [{(repeat, batch) for batch in first} for repeat in repeats]
+    return [cell for cell in by_repeat if cell and cell <= whole]
+
+
+def _record(
+    name: str,
+    repeats: list[list[TimedRun]],
+    plain: list[list[TimedRun]],
+    category: str,
+    settings: dict[str, Any],
+) -> BenchRecord:
+    seconds, pixels = _seconds(repeats)
+    plain_seconds, plain_pixels = _seconds(plain)
+    ratios = [theirs / ours for theirs, ours in zip(plain_seconds, seconds, strict=True)]
+    every = [run for cell in repeats for run in cell]
+    once = merge_stats([stats for run in repeats[0] for stats in run.decoded.stats])
+    expected = {(run.repeat, run.batch): run.decoded.tokens for cell in plain for run in cell}
+    same = [
+        ours == theirs
+        for run in every
+        for ours, theirs in zip(run.decoded.tokens, expected[run.repeat, run.batch], strict=True)
+    ]
+    calls = [stats for run in every for stats in run.decoded.stats]
+    judged = sum(once.accepted_histogram.values())
+    rounds = once.target_forwards - sum(len(run.decoded.stats) for run in repeats[0])
+    deepest = max(once.accepted_histogram, default=0)
+    reached = [
+        sum(count for accepted, count in once.accepted_histogram.items() if accepted >= depth)
+        for depth in range(1, deepest + 1)
+    ]
+    new_tokens, middle = sum(once.new_tokens), median(seconds)
+    shares = {
+        f"{part}_share": sum(getattr(stats, f"{part}_seconds") for stats in calls) / sum(seconds)
+        for part in PARTS
+    }
+    return BenchRecord(
+        accelerator=name,
+        exactness=once.exactness,
+        identical=sum(same) / len(same),
+        samples=sum(len(run.decoded.tokens) for run in repeats[0]),
+        repeats=len(repeats),
+        new_tokens=new_tokens,
+        target_forwards=once.target_forwards,
+        acceptance_length=once.acceptance_length,
+        acceptance_rate=once.acceptance_rate,
+        acceptance_by_position=[count / judged for count in reached],
+        seconds=middle,
+        seconds_min=min(seconds),
+        seconds_max=max(seconds),
+        speedup=median(plain_seconds) / middle,
+        speedup_min=min(ratios),
+        speedup_max=max(ratios),
+        decode_speedup=_decode_speedup(repeats, plain),
+        decode_speedup_mean=fmean(map(_decode_speedup, _by_batch(repeats), _by_batch(plain))),
+        tokens_per_second=new_tokens / middle,
+        time_to_first_token=median(stats.prefill_seconds for stats in calls),
+        **shares,
+        rest_share=1 - sum(shares.values()),
+        draft_passes=once.draft_passes / rounds if rounds else 0.0,
+        nfe_mean=once.nfe_mean,
+        nfe_max=once.nfe_max,
+        step_compression=once.step_compression,
+        tv=None if once.tv_mean is None else {"mean": once.tv_mean, "max": once.tv_max},
+        drift=None if once.drift_mean is None else {"mean": once.drift_mean, "max": once.drift_max},
+        rollbacks=once.rollbacks,
+        state_bytes=once.cache_bytes,
+        pixel_seconds=median(pixels),
+        speedup_with_pixels=median(map(sum, zip(plain_seconds, plain_pixels, strict=True)))
+        / median(map(sum, zip(seconds, pixels, strict=True))),
+        peak_memory_bytes=max(run.peak_bytes for run in every),
+        memory_kind=every[0].memory_kind,
+        speedup_interval=speedup_interval(*(_by_prompt(each) for each in (plain, repeats))),
+        acceptance_interval=_acceptance_interval(repeats[0]),
+        joules_per_token=_joules(repeats, new_tokens),
+        category=category,
+        settings=settings,
+    )
+
+
+def _by_prompt(repeats: list[list[TimedRun]]) -> list[list[float]]:
+    """Seconds without pixels [R][B], of the same batch in each column."""
+    ordered = [sorted(cell, key=lambda run: run.batch) for cell in repeats]
+    return [[run.seconds - run.decoded.pixel_seconds for run in cell] for cell in ordered]
+
+
+def _acceptance_interval(runs: list[TimedRun]) -> tuple[float, float] | None:
+    stats = [merge_stats(run.decoded.stats) for run in runs]
+    rounds = [float(sum(one.rounds)) for one in stats]
+    return ratio_interval([one.acceptance_length * n for one, n in zip(stats, rounds, strict=True)], rounds)
+
+
+def _joules(repeats: list[list[TimedRun]], new_tokens: int) -> float | None:
+    """Median over repeats of the energy by new tokens; None where a run has none."""
+    if not new_tokens or any(run.joules is None for cell in repeats for run in cell):
+        return None
+    return median(sum(run.joules or 0.0 for run in cell) for cell in repeats) / new_tokens
+
+
+def _by_batch(repeats: list[list[TimedRun]]) -> list[list[list[TimedRun]]]:
+    """Regroup the runs, one batch after the other."""
+    return [[[run] for run in runs] for runs in zip(*repeats, strict=True)]
+
+
+def _decode_speedup(repeats: list[list[TimedRun]], plain: list[list[TimedRun]]) -> float:
+    """Ratio to plain decoding of the time per token after the first ones; 1 where none follow."""
+    ours, theirs = _seconds_per_token(repeats), _seconds_per_token(plain)
+    return theirs / ours if ours and theirs else 1.0
+
+
+def _seconds_per_token(repeats: list[list[TimedRun]]) -> float:
+    """Seconds per token after the first one of each row, median over repeats; 0 where there are none."""
+    found = []
+    for cell in repeats:
+        calls = [stats for run in cell for stats in run.decoded.stats]
+        tokens = sum(sum(stats.new_tokens) - sum(map(bool, stats.new_tokens)) for stats in calls)
+        seconds = sum(stats.seconds - stats.prefill_seconds for stats in calls)
+        found.append(seconds / tokens if tokens else 0.0)
+    return median(found)
+
+
+def _seconds(repeats: list[list[TimedRun]]) -> tuple[list[float], list[float]]:
+    """Wall-clock seconds of each repeat for tokens, and those from image tokens to pixels."""
+    pixels = [sum(run.decoded.pixel_seconds for run in cell) for cell in repeats]
+    whole = [sum(run.seconds for run in cell) for cell in repeats]
+    return [everything - part for everything, part in zip(whole, pixels, strict=True)], pixels
+
+
+RESAMPLES = 2000
+PERCENTILES = 2.5, 97.5
+FEWEST = 3
+
+
+def speedup_interval(
+    plain: Sequence[Sequence[float]], ours: Sequence[Sequence[float]]
+) -> tuple[float, float] | None:
+    """The 95 % interval of a ratio of medians over repeats of sums over prompts.
+
+    Args:
+        plain, ours: seconds [R][B] of the same prompts in the same repeats.
+
+    Returns:
+        Its ends, which contain the ratio itself; None for fewer than three prompts.
+    """
+    theirs, own = np.asarray(plain, dtype=float), np.asarray(ours, dtype=float)
+    chosen = _choices(theirs.shape[1])
+    if chosen is None:
+        return None
+    medians = [np.median(seconds[:, chosen].sum(-1), axis=0) for seconds in (theirs, own)]
+    estimate = np.median(theirs.sum(-1)) / np.median(own.sum(-1))
+    return _ends(medians[0] / medians[1], float(estimate))
+
+
+def ratio_interval(counts: Sequence[float], per: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval of sum(counts) / sum(per) over prompts, such as tokens per forward.
+
+    Args:
+        counts, per: [B] of each prompt; none of `per` below 0.
+
+    Returns:
+        Its ends, which contain the ratio itself; None for fewer than three prompts, or for no counts.
+    """
+    above, below = np.asarray(counts, dtype=float), np.asarray(per, dtype=float)
+    chosen = _choices(len(above))
+    if chosen is None or not below.sum():
+        return None
+    sums = below[chosen].sum(-1)
+    drawn = above[chosen].sum(-1)[sums > 0] / sums[sums > 0]
+    return _ends(drawn, float(above.sum() / below.sum()))
+
+
+def _choices(prompts: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]] | None:
+    """[RESAMPLES, B] prompts drawn with replacement, the same every time."""
+    if prompts < FEWEST:
+        return None
+    return np.random.default_rng(0).integers(prompts, size=(RESAMPLES, prompts))
+
+
+def _ends(drawn: np.ndarray[tuple[int, ...], np.dtype[np.float64]], estimate: float) -> tuple[float, float]:
+    low, high = np.percentile(drawn, PERCENTILES)
+    return min(float(low), estimate), max(float(high), estimate)

@@ -1,0 +1,291 @@
+"""Image tokenizers and autoencoders in the classes of diffusers, read from the files of their authors.
+
+Two layouts of names are known. LlamaGen's (2406.06525) is of a `VQModel` whose codebook is normalised on
+every use: here it is stored normalised, with which the same indices and images come out of the class as it
+is. That of taming-transformers (2012.09841) and latent diffusion (2112.10752) is of the tokenizers of
+Chameleon and Emu3.5 (`VQModel`; in Meta's `vqgan.ckpt` and, behind `model.vqmodel.`, in checkpoints that
+draw, such as Anole), and of MAR's KL-16 and NextStep-1's tokenizer (`AutoencoderKL`). Chameleon's is tested
+on random files, against the encoder of transformers and another decoder; not on the published weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.models.autoencoders.vq_model import VQModel
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from mmspec.errors import CheckpointError
+from mmspec.models.checkpoint import check_source, load_diffusers_model
+from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint
+
+__all__ = [
+    "autoencoder_from_ldm",
+    "decode_tokens",
+    "encode_image",
+    "is_vq",
+    "ldm_name",
+    "ldm_shape",
+    "load_autoencoder",
+    "load_chameleon_vq",
+    "vq_from_official",
+    "vq_from_taming",
+]
+
+PREFIX = "model.vqmodel."
+CODEBOOK = "quantize.embedding.weight"
+# usage statistics; the discriminator of a training file, and its averages
+NOT_NEEDED = r"quantize\.codebook_used|loss\..*|model_ema\..*"
+
+# diffusers' name of a part -> the published one, in both layouts
+RENAMES = (
+    (r"\.group_norm\.", ".norm."),
+    (r"\.to_([qkv])\.", r".\1."),
+    (r"\.to_out\.0\.", ".proj_out."),
+    (r"\.conv_shortcut\.", ".nin_shortcut."),
+    (r"\.downsamplers\.0\.", ".downsample."),
+    (r"\.upsamplers\.0\.", ".upsample."),
+    (r"\.conv_norm_out\.", ".norm_out."),
+)
+# in LlamaGen's; decoder blocks are in the same order, lowest resolution first
+VQ_RENAMES = (
+    (r"\.(?:down|up)_blocks\.", ".conv_blocks."),
+    (r"\.mid_block\.resnets\.0\.", ".mid.0."),
+    (r"\.mid_block\.attentions\.0\.", ".mid.1."),
+    (r"\.mid_block\.resnets\.1\.", ".mid.2."),
+    (r"\.resnets\.", ".res."),
+    (r"\.attentions\.", ".attn."),
+)
+# in that of latent diffusion, whose decoder levels run the other way
+LDM_RENAMES = (
+    (r"\.down_blocks\.", ".down."),
+    (r"\.mid_block\.resnets\.0\.", ".mid.block_1."),
+    (r"\.mid_block\.attentions\.0\.", ".mid.attn_1."),
+    (r"\.mid_block\.resnets\.1\.", ".mid.block_2."),
+    (r"\.resnets\.", ".block."),
+    (r"\.attentions\.", ".attn."),
+)
+
+
+def is_vq(tensors: Mapping[str, Tensor]) -> bool:
+    """True if this is an image tokenizer of LlamaGen."""
+    return any(name.startswith(("encoder.conv_blocks.", "decoder.conv_blocks.")) for name in tensors)
+
+
+def vq_from_official(path: Path, tensors: Mapping[str, Tensor]) -> tuple[VQModel, Tensor]:
+    """The tokenizer of a state dict of LlamaGen.
+
+    Returns:
+        The model, and the codebook [entries, width] as it was trained: distances between its rows are not
+        those between normalised ones.
+
+    Raises:
+        CheckpointError: keys are missing, unknown, or of another shape.
+    """
+    widths = _widths(path, tensors, r"\w+\.conv_blocks", r"encoder\.conv_blocks\.{}\.res")
+    attends = [level == len(widths) - 1 for level in range(len(widths))]  # the last level alone
+    settings = _vq_settings(path, tensors, widths, attends) | {"layers_per_block": 2}
+    vq: VQModel = _build(VQModel, settings, path, tensors, _vq_name)
+    codebook = tensors[CODEBOOK].clone()
+    vq.load_state_dict({CODEBOOK: normalize(codebook.double(), dim=-1).to(codebook.dtype)}, strict=False)
+    return vq, codebook
+
+
+def load_chameleon_vq(path: str | Path) -> VQModel:
+    """The image tokenizer of a file or folder.
+
+    Args:
+        path: Meta's `vqgan.ckpt`, or a folder of safetensors that holds the tokenizer with its decoder.
+
+    Raises:
+        CheckpointError: there is none, or keys are missing, unknown, or of another shape.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return vq_from_taming(path, _read_shards(path))
+    tensors = find_tensors(path, open_checkpoint(path), ("state_dict",))
+    inner = {n.removeprefix(PREFIX): tensor for n, tensor in tensors.items() if n.startswith(PREFIX)}
+    return vq_from_taming(path, inner or tensors)
+
+
+def vq_from_taming(path: Path, tensors: Mapping[str, Tensor]) -> VQModel:
+    """The tokenizer of a state dict of Chameleon; `path` names the file in messages.
+
+    Raises:
+        CheckpointError: keys are missing, unknown, or of another shape.
+    """
+    widths, attends, layers = _levels(path, tensors)
+    settings = _vq_settings(path, tensors, widths, attends) | {"layers_per_block": layers}
+    vq: VQModel = _build(VQModel, settings, path, tensors, lambda name: ldm_name(name, len(widths)))
+    return vq.requires_grad_(False)
+
+
+def autoencoder_from_ldm(
+    path: Path, tensors: Mapping[str, Tensor], scaling_factor: float, shift_factor: float | None = None
+) -> AutoencoderKL:
+    """The autoencoder of a state dict, its sizes read from the shapes.
+
+    Args:
+        path: names the file in messages.
+        tensors: by their published names.
+        scaling_factor, shift_factor: tokens are (latents - shift) * scaling.
+
+    Raises:
+        CheckpointError: keys are missing, unknown, or of another shape.
+    """
+    widths, attends, layers = _levels(path, tensors)
+    settings = {
+        "down_block_types": tuple(f"{'Attn' * there}DownEncoderBlock2D" for there in attends),
+        "up_block_types": ("UpDecoderBlock2D",) * len(widths),  # levels of the decoder do not attend
+        "block_out_channels": tuple(widths),
+        "layers_per_block": layers,
+        "latent_channels": measure(path, tensors, r"decoder\.conv_in\.weight", axis=1),
+        "use_quant_conv": any(name.startswith("quant_conv.") for name in tensors),
+        "use_post_quant_conv": any(name.startswith("post_quant_conv.") for name in tensors),
+        "scaling_factor": scaling_factor,
+        "shift_factor": shift_factor,
+    }
+    vae: AutoencoderKL = _build(
+        AutoencoderKL, settings, path, tensors, lambda name: ldm_name(name, len(widths))
+    )
+    return vae.requires_grad_(False)
+
+
+def load_autoencoder(source: str | Path, argument: str = "vae", **where: Any) -> AutoencoderKL:
+    """The autoencoder of a folder of diffusers, in single precision.
+
+    Raises:
+        CheckpointError: there is none, or weights are missing, surplus, or not finite.
+    """
+    name = check_source(source, argument)
+    loaded: AutoencoderKL = load_diffusers_model(AutoencoderKL, name, argument, "autoencoder", **where)
+    return loaded.requires_grad_(False)
+
+
+def _build(
+    model_class: type[Any],
+    settings: Mapping[str, Any],
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    source_name: Callable[[str], str],
+) -> Any:
+    """Build an autoencoder of diffusers with copies of the weights of a published state dict.
+
+    Args:
+        model_class: `VQModel` or `AutoencoderKL`.
+        settings: its arguments.
+        path: names the file in messages.
+        tensors: by their published names.
+        source_name: gives the published name of a weight of diffusers.
+
+    Raises:
+        CheckpointError: keys are missing, unknown, or of another shape.
+    """
+    with torch.device("meta"):
+        model = model_class(**settings)
+    sources = {name: source_name(name) for name in model.state_dict()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    expected = {sources[name]: ldm_shape(sources[name], shape) for name, shape in shapes.items()}
+    check_layout(path, tensors, expected, NOT_NEEDED)
+    own = {name: tensors[source].reshape(shapes[name]).clone() for name, source in sources.items()}
+    model.load_state_dict(own, assign=True)
+    return model.eval()
+
+
+def _vq_name(name: str) -> str:
+    """LlamaGen's name of a weight that diffusers calls so."""
+    for pattern, replacement in (*VQ_RENAMES, *RENAMES):
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def ldm_name(name: str, levels: int) -> str:
+    """The name in latent diffusion of a weight of diffusers, of an autoencoder with so many levels."""
+    for pattern, replacement in (*LDM_RENAMES, *RENAMES):
+        name = re.sub(pattern, replacement, name)
+    return re.sub(
+        r"^decoder\.up_blocks\.(\d+)", lambda match: f"decoder.up.{levels - 1 - int(match[1])}", name
+    )
+
+
+def ldm_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The published shape: attention projections are 1x1 convolutions there, linear layers in diffusers."""
+    is_projection = re.search(r"\.(attn(_1|\.\d+)|mid\.1)\.(q|k|v|proj_out)\.weight$", name)
+    return (*shape, 1, 1) if is_projection else shape
+
+
+def _widths(path: Path, tensors: Mapping[str, Tensor], place: str, blocks: str) -> list[int]:
+    """Channels of the levels of an encoder, from patterns of names: of a level, and of its blocks."""
+    levels = [int(match[1]) for name in tensors if (match := re.match(rf"{place}\.(\d+)\.", name))]
+    return [
+        measure(path, tensors, rf"{blocks.format(level)}\.\d+\.conv\d\.(weight|bias)")
+        for level in range(1 + max(levels, default=0))
+    ]
+
+
+def _levels(path: Path, tensors: Mapping[str, Tensor]) -> tuple[list[int], list[bool], int]:
+    """Channels of the levels of latent diffusion's encoder, which of them attend, and blocks of each."""
+    widths = _widths(path, tensors, r"encoder\.down", r"encoder\.down\.{}\.block")
+    attends = [
+        any(name.startswith(f"encoder.down.{level}.attn.") for name in tensors)
+        for level in range(len(widths))
+    ]
+    blocks = [
+        int(match[1]) for name in tensors if (match := re.match(r"encoder\.down\.0\.block\.(\d+)\.", name))
+    ]
+    return widths, attends, 1 + max(blocks, default=0)
+
+
+def _vq_settings(
+    path: Path, tensors: Mapping[str, Tensor], widths: list[int], attends: list[bool]
+) -> dict[str, Any]:
+    """Arguments of `VQModel`; the decoder attends at the levels of the encoder."""
+    return {
+        "down_block_types": tuple(f"{'Attn' * there}DownEncoderBlock2D" for there in attends),
+        "up_block_types": tuple(f"{'Attn' * there}UpDecoderBlock2D" for there in reversed(attends)),
+        "block_out_channels": tuple(widths),
+        "latent_channels": measure(path, tensors, r"(encoder\.conv_out|post_quant_conv)\.(weight|bias)"),
+        "num_vq_embeddings": measure(path, tensors, re.escape(CODEBOOK)),
+        "vq_embed_dim": measure(path, tensors, r"quant_conv\.(weight|bias)"),
+    }
+
+
+def _read_shards(folder: Path) -> dict[str, Tensor]:
+    """The tensors behind `model.vqmodel.` in a folder's safetensors files."""
+    tensors = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as content:
+                names = [name for name in content.keys() if name.startswith(PREFIX)]  # noqa: SIM118
+                tensors.update({name.removeprefix(PREFIX): content.get_tensor(name) for name in names})
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError("vq", str(file), f"a complete safetensors file ({error})") from error
+    if not tensors:
+        raise CheckpointError("vq", str(folder), f"a folder whose safetensors files hold {PREFIX}*")
+    return tensors
+
+
+@torch.no_grad()
+def encode_image(vq: VQModel, pixels: Tensor) -> Tensor:
+    """Tokens [B, H / stride, W / stride] of images [B, 3, H, W] in [-1, 1]: the nearest by angle."""
+    latents = normalize(vq.encode(pixels).latents, dim=1)
+    rows, _, height, width = latents.shape
+    indices: Tensor = vq.quantize(latents)[2][2]
+    return indices.reshape(rows, height, width)
+
+
+@torch.no_grad()
+def decode_tokens(vq: VQModel, tokens: Tensor) -> Tensor:
+    """Images [B, 3, H, W], about [-1, 1], of token grids [B, rows, columns]."""
+    quantizer: Any = vq.quantize
+    shape = (*tokens.shape, quantizer.vq_embed_dim)
+    latents = quantizer.get_codebook_entry(tokens.flatten(), shape)
+    pixels: Tensor = vq.decode(latents, force_not_quantize=True).sample
+    return pixels

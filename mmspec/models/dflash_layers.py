@@ -1,0 +1,125 @@
+"""The layers of DFlash and DSpark: those of Qwen3, whose keys and values are of two kinds of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import Cache, Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, rotate_half
+
+__all__ = [
+    "BlockLayer",
+    "near",
+]
+
+
+class BlockAttention(Qwen3Attention):
+    """Attention of a block to the context before it and to itself.
+
+    Attributes:
+        sinks: [heads] logits beside those of the keys, whose share of the attention goes nowhere; or None.
+    """
+
+    def __init__(self, config: Qwen3Config, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        heads = config.num_attention_heads
+        self.sinks = nn.Parameter(torch.zeros(heads)) if getattr(config, "sinks", False) else None
+
+    def forward(  # type: ignore[override, unused-ignore]  # queries are of some rows alone
+        self,
+        block: Tensor,
+        context: Tensor,
+        turns: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        cache: Cache | None,
+    ) -> Tensor:
+        """Attend.
+
+        Args:
+            block: [B, n, d] rows that ask.
+            context: [B, c, d] rows that are new, before them.
+            turns: cosines and sines of all rows, each [B, c + n, numbers of a head that turn].
+            mask: [B or 1, 1, n, keys], boolean or additive; unused without a block.
+            cache: of the rows before; it keeps those of both kinds.
+
+        Returns:
+            [B, n, d].
+        """
+        rows = torch.cat([context, block], 1)
+        q = self.q_norm(self._heads(self.q_proj(block)))
+        k, v = self.k_norm(self._heads(self.k_proj(rows))), self._heads(self.v_proj(rows))
+        cos, sin = (turn[:, None] for turn in turns)
+        asking = slice(context.shape[1], None)
+        q, k = turned(q, cos[:, :, asking], sin[:, :, asking]), turned(k, cos, sin)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx)
+        if not block.shape[1]:  # the context was read alone
+            return block
+        groups = self.num_key_value_groups
+        if self.sinks is None:
+            settings: dict[str, Any] = {"scale": self.scaling, "enable_gqa": groups > 1}
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **settings)
+        else:
+            k, v = (each.repeat_interleave(groups, 1) for each in (k, v))
+            out = attend_with_sinks(q * self.scaling, k, v, mask, self.sinks)
+        projected: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        return projected
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        """[B, n, heads * head_dim] -> [B, heads, n, head_dim]."""
+        heads: Tensor = rows.unflatten(2, (-1, self.head_dim))
+        return heads.transpose(1, 2)
+
+
+class BlockLayer(Qwen3DecoderLayer):
+    """A layer of Qwen3 that denoises a block."""
+
+    def __init__(self, config: Qwen3Config, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.self_attn = BlockAttention(config, layer_idx)
+
+    def forward(  # type: ignore[override, unused-ignore]  # as of its attention
+        self,
+        block: Tensor,
+        context: Tensor,
+        turns: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        cache: Cache | None,
+    ) -> Tensor:
+        """Denoise a block [B, n, d]; arguments as of `BlockAttention`."""
+        block = block + self.self_attn(self.input_layernorm(block), context, turns, mask, cache)
+        denoised: Tensor = block + self.mlp(self.post_attention_layernorm(block))
+        return denoised
+
+
+def turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Heads [..., head_dim] whose first numbers, as many as the tables have, are turned by them."""
+    turning = heads[..., : cos.shape[-1]]
+    done = turning * cos + rotate_half(turning) * sin
+    return done if done.shape == heads.shape else torch.cat([done, heads[..., cos.shape[-1] :]], -1)
+
+
+def attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor) -> Tensor:
+    """Attention of scaled queries [B, h, n, d] to keys [B, h, m, d], and to one logit [h] without a value."""
+    scores = q @ k.transpose(2, 3)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    aside = sinks[:, None, None].expand(*scores.shape[:3], 1)
+    shares = torch.cat([scores, aside], -1).softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32))
+    return shares[..., :-1].to(v.dtype) @ v
+
+
+def near(asking: Tensor, keys: Tensor, window: int | None, causal: bool) -> Tensor:
+    """Whether rows at positions [..., n] may see those at [..., m]: [..., n, m].
+
+    Args:
+        asking, keys: see above.
+        window: how many of the positions up to its own a row sees; None for all.
+        causal: whether those behind its own are hidden.
+    """
+    distance = asking[..., None] - keys[..., None, :]
+    seen = torch.ones_like(distance, dtype=torch.bool) if window is None else distance < window
+    return seen & (distance >= 0) if causal else seen

@@ -1,0 +1,110 @@
+"""Optimizers of trainings, Muon beside AdamW, and their learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["KernelMuon", "learning_rate", "muon_and_adamw", "orthogonalize"]
+
+MUON_RATE, ADAMW_RATE = 2e-3, 1e-3  # Muon's in AdamW's units: updates have AdamW's root mean square
+WARMUP_STEPS = 20
+FINAL_SHARE = 0.05
+NOT_HIDDEN = ("embed", "shared", "relative_attention_bias", "lm_head", "heads.", "conv1d")
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration (Jordan et al., 2024)
+ITERATIONS = 5
+
+
+def learning_rate(peak: float, step: int, progress: float) -> float:
+    """The learning rate of a step: linear warm-up, and a cosine of the whole progress down to five per cent.
+
+    `transformers.get_scheduler` has none of this kind: there the cosine begins after the warm-up, and counts
+    steps, of which a training by minutes does not know the number.
+    """
+    cosine = 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+    return peak * min(1.0, (step + 1) / WARMUP_STEPS) * (FINAL_SHARE + (1 - FINAL_SHARE) * cosine)
+
+
+def muon_and_adamw(
+    named: Iterable[tuple[str, nn.Parameter]], *, slow: str, slow_factor: float, outer: Sequence[str] = ()
+) -> list[torch.optim.Optimizer]:
+    """Optimizers: Muon for matrices and kernels of hidden layers, AdamW for all other parameters.
+
+    Args:
+        named: parameters with their names; those without gradient are left out.
+        slow: parameters whose name holds this text learn at `slow_factor` times the rate.
+        slow_factor: see `slow`.
+        outer: parts of names of further matrices that AdamW takes.
+    """
+    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
+    for name, parameter in named:
+        if parameter.requires_grad:
+            hidden = parameter.ndim >= 2 and not any(part in name for part in (*NOT_HIDDEN, *outer))
+            kind = "other" if not hidden else "matrix" if parameter.ndim == 2 else "kernel"
+            groups.setdefault((kind, slow in name), []).append(parameter)
+    made: list[torch.optim.Optimizer] = []
+    for kind, peak in (("matrix", MUON_RATE), ("kernel", MUON_RATE), ("other", ADAMW_RATE)):
+        chosen = [
+            {"params": groups[kind, is_slow], "lr": rate, "peak": rate}
+            for is_slow, rate in ((False, peak), (True, peak * slow_factor))
+            if (kind, is_slow) in groups
+        ]
+        if chosen and kind == "matrix":
+            made.append(torch.optim.Muon(chosen, lr=peak, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"))
+        elif chosen and kind == "kernel":
+            made.append(KernelMuon(chosen, lr=peak, weight_decay=0.01))
+        elif chosen:
+            made.append(torch.optim.AdamW(chosen, lr=peak, weight_decay=0.0, betas=(0.9, 0.98)))
+    return made
+
+
+def orthogonalize(matrix: Tensor) -> Tensor:
+    """Approximate the nearest orthogonal matrix in float32: singular values end between 0.7 and 1.2."""
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.float().T if tall else matrix.float()
+    x = x / x.norm().clamp(min=1e-7)
+    a, b, c = COEFFICIENTS
+    for _ in range(ITERATIONS):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if tall else x
+
+
+class KernelMuon(torch.optim.Optimizer):
+    """Muon for convolutions, which `torch.optim.Muon` refuses: each kernel is a matrix of its outputs.
+
+    Args:
+        params: parameters or groups, as in any optimizer.
+        lr: in AdamW's units: an update's root mean square is a fifth of it.
+        momentum: of Nesterov's kind.
+        weight_decay: decoupled, as in AdamW.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.95, weight_decay: float = 0.01
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                buffer = state["momentum_buffer"]
+                buffer.lerp_(parameter.grad, 1 - group["momentum"])
+                ahead = parameter.grad.lerp(buffer, group["momentum"])
+                matrix = ahead.flatten(1)
+                step = 0.2 * group["lr"] * max(matrix.shape) ** 0.5
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(orthogonalize(matrix).view_as(parameter), alpha=-step)
+        return loss

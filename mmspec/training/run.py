@@ -1,0 +1,419 @@
+"""A training of any trainer: its length, its stages, and the state that an interrupted one goes on from.
+
+Knows accelerate, optimizers, learning rates, states and progress; does not know what is learnt.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypedDict, TypeVar
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import DistributedType, broadcast
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import FSDPModule
+from tqdm.auto import tqdm
+
+from mmspec.atomic_file import atomic_file
+from mmspec.errors import CheckpointError, InputError, MissingDependencyError
+from mmspec.training.optimizers import learning_rate, muon_and_adamw
+
+__all__ = [
+    "Budget",
+    "Stage",
+    "Training",
+    "RunOptions",
+    "flush_subnormals",
+    "held_out_figures",
+    "open_accelerator",
+]
+
+MAX_GRADIENT_NORM = 1.0
+SUBNORMAL = 2.0**-149  # the least number of float32
+STATE = {"stage", "step", "seconds", "finished", "weights", "optimizers"}
+OnStep = Callable[[int, float], None]
+M = TypeVar("M", bound=nn.Module)
+
+
+class Batch(Protocol):
+    """Anything that can be moved to a device."""
+
+    def to(self, device: torch.device) -> Batch:
+        """Move all tensors."""
+
+
+class RunOptions(TypedDict, total=False):
+    """Keywords of every trainer.
+
+    Attributes:
+        minutes: length of the training.
+        steps: length in optimizer steps instead; the result is then reproducible.
+        batch_size: examples that a process reads at once.
+        seed: of the weights and of all examples.
+        resume: go on from the state file of an interrupted run.
+        threads: CPU threads; None leaves the number as it is.
+        state: file of the training state; by default `<out>.training.pt` beside the folder.
+        checkpoint_s: seconds of training between two states on disk.
+        check_s: seconds of training between two looks at held-out data.
+        on_step: called with (step, loss) after every step.
+    """
+
+    minutes: float | None
+    steps: int | None
+    batch_size: int
+    seed: int
+    resume: bool
+    threads: int | None
+    state: str | Path | None
+    checkpoint_s: float
+    check_s: float
+    on_step: OnStep | None
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Length of a training in steps or in seconds; exactly one of the two is given."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.seconds is None):
+            raise InputError("steps", self.steps, "either steps or minutes, not both and not neither")
+        if self.steps is not None and self.steps < 1:
+            raise InputError("steps", self.steps, "at least 1")
+        if self.seconds is not None and self.seconds <= 0:
+            raise InputError("minutes", self.seconds / 60, "more than 0")
+
+    def share(self, fraction: float) -> Budget:
+        """A part of this budget, of at least one step."""
+        if self.steps is not None:
+            return Budget(steps=max(1, round(self.steps * fraction)))
+        return Budget(seconds=max(1e-9, (self.seconds or 0.0) * fraction))
+
+    def progress(self, step: int, seconds: float) -> float:
+        """Share of the budget that is used up: 0 at the start, 1 and more at the end."""
+        return step / self.steps if self.steps is not None else seconds / (self.seconds or 1.0)
+
+
+@dataclass
+class Stage:
+    """A stage of training: learner, data, checks on held-out data.
+
+    Args:
+        title: shown on the progress bar.
+        learner: `learner(batch)` returns the loss first.
+        make: the batch of a step; equal steps give equal batches.
+        check: called with the learner now and then, without gradients; returns held-out figures to show.
+        slow: parameters whose names hold this text learn at `slow_factor` times the rate.
+        slow_factor: see `slow`.
+        outer: parts of names of matrices that are not hidden; see `muon_and_adamw`.
+        halved: whether it runs under bfloat16 autocast even where the accelerator has none.
+    """
+
+    title: str
+    learner: nn.Module
+    make: Callable[[int], Batch]
+    check: Callable[[nn.Module], dict[str, float]]
+    slow: str = ""
+    slow_factor: float = 1.0
+    outer: tuple[str, ...] = ()
+    halved: bool = False
+
+
+def held_out_figures(
+    batch: Batch, device: torch.device, digits: int = 3
+) -> Callable[[nn.Module], dict[str, float]]:
+    """Make the check of a learner that returns its figures beside the loss: those of held-out data."""
+
+    def check(module: nn.Module) -> dict[str, float]:
+        _, figures = module(batch.to(device))
+        return {name: round(float(value), digits) for name, value in figures.items()}
+
+    return check
+
+
+class Training:
+    """A training at work: its seed, length and accelerator, and its progress in stages, steps and seconds.
+
+    Making one fixes torch's seed, and the number of threads where one is given.
+
+    Args:
+        out: the folder to be written.
+        options: what the caller asks for.
+        minutes: length if none is asked for.
+        batch_size, checkpoint_s, check_s: unless others are asked for; see `RunOptions`.
+        accumulate, log_dir: see `open_accelerator`; the run is logged under the folder's name.
+
+    Attributes:
+        length: as options of the command line.
+        finished: what stages came to: title, steps, seconds, held-out figures.
+
+    Raises:
+        InputError: not exactly one of `minutes` and `steps`, or no length at all; see `open_accelerator` too.
+        CheckpointError: it is to be resumed, and there is no state that can be read.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        options: RunOptions,
+        *,
+        minutes: float,
+        batch_size: int,
+        checkpoint_s: float = 60.0,
+        check_s: float = 60.0,
+        accumulate: int = 1,
+        log_dir: Path | None = None,
+    ) -> None:
+        steps, asked = options.get("steps"), options.get("minutes")
+        asked = minutes if steps is None and asked is None else asked
+        self.budget = Budget(steps, None if asked is None else asked * 60)
+        self.length: dict[str, float | int | None] = {"minutes": asked, "steps": steps}
+        self.seed, self.batch_size = options.get("seed", 0), options.get("batch_size", batch_size)
+        self.checkpoint_s = options.get("checkpoint_s", checkpoint_s)
+        self.check_s, self.on_step = options.get("check_s", check_s), options.get("on_step")
+        if (threads := options.get("threads")) is not None:
+            torch.set_num_threads(threads)
+        torch.manual_seed(self.seed)
+        self.accelerator = open_accelerator(accumulate, None if log_dir is None else (log_dir, out.name))
+        self.path = Path(options.get("state") or out.with_name(f"{out.name}.training.pt"))
+        self.stage, self.step, self.seconds = 0, 0, 0.0
+        self.finished: list[dict[str, Any]] = []
+        self.restored: dict[str, Any] | None = None
+        if options.get("resume"):
+            self.restored = read_state(self.path)
+            self.stage, self.finished = self.restored["stage"], self.restored["finished"]
+
+    def train(self, stage: Stage, share: float = 1.0) -> None:
+        """Train until a share of the budget is used up; then a state is on disk, and the weights are whole.
+
+        Under FSDP a twin of the learner is sharded and trained. The learner itself stays an ordinary module,
+        and takes over the twin's weights whenever they are looked at, in all processes after the same steps.
+
+        Raises:
+            CheckpointError: the state to go on from is that of another model.
+        """
+        accelerator, budget = self.accelerator, self.budget.share(share)
+        learner = stage.learner.to(accelerator.device)
+        if self.restored is not None:
+            try:
+                learner.load_state_dict(self.restored["weights"])
+            except RuntimeError as error:
+                allowed = "the state of a training of the same model"
+                raise CheckpointError("resume", str(self.path), allowed) from error
+        trained = twin(learner) if accelerator.is_fsdp2 else learner
+        optimizers = muon_and_adamw(
+            trained.named_parameters(), slow=stage.slow, slow_factor=stage.slow_factor, outer=stage.outer
+        )
+        module, *prepared = accelerator.prepare(trained, *optimizers)
+        if isinstance(module, FSDPModule):
+            # a batch without images leaves a compressor without gradients, maybe in one process alone
+            module.set_reduce_scatter_unused_params(True)
+        self._restore(trained, optimizers)
+
+        def gather() -> None:
+            if trained is not learner:
+                learner.load_state_dict(
+                    get_model_state_dict(trained, options=StateDictOptions(full_state_dict=True))
+                )
+
+        bar = tqdm(
+            total=100.0, desc=stage.title, unit="%", mininterval=5, disable=not accelerator.is_main_process
+        )
+        saved_at = checked_at = self.seconds
+        shown: dict[str, float] = {}
+        while (progress := budget.progress(self.step, self.seconds)) < 1:
+            started = time.monotonic()
+            loss, figures = self._step(stage, module, prepared, progress)
+            self.step, self.seconds = self.step + 1, self._agree(self.seconds + time.monotonic() - started)
+            if self.seconds - checked_at >= self.check_s:
+                gather()
+                shown, checked_at = self._check(stage), self.seconds
+            rate = max(float(group["lr"]) for optimizer in prepared for group in optimizer.param_groups)
+            accelerator.log({"loss": loss, "learning_rate": rate, **figures}, step=self.step)
+            if self.seconds - saved_at >= self.checkpoint_s:
+                self._save(trained, optimizers)
+                saved_at = self.seconds
+            bar.set_postfix(step=self.step, loss=f"{loss:.4f}", **shown, refresh=False)
+            bar.update(min(100.0, 100 * budget.progress(self.step, self.seconds)) - bar.n)
+            if self.on_step is not None:
+                self.on_step(self.step, loss)
+        gather()
+        shown = self._check(stage)
+        bar.set_postfix(step=self.step, **shown)
+        bar.close()
+        self._save(trained, optimizers)
+        made = {"stage": stage.title, "steps": self.step, "seconds": round(self.seconds), **shown}
+        self.finished.append(made)
+        accelerator.free_memory()
+
+    def _step(
+        self, stage: Stage, module: nn.Module, optimizers: list[torch.optim.Optimizer], progress: float
+    ) -> tuple[float, dict[str, float]]:
+        """Run a step; returns the mean loss of its batches, and the last one's figures."""
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(group["peak"], self.step, progress)
+        accelerator, total = self.accelerator, 0.0
+        halved = {"device_type": accelerator.device.type, "dtype": torch.bfloat16}
+        count: int = accelerator.gradient_accumulation_steps
+        for index in range(self.step * count, (self.step + 1) * count):
+            batch = stage.make(index).to(accelerator.device)
+            with accelerator.accumulate(module):
+                with torch.autocast(**halved) if stage.halved else nullcontext():
+                    loss, figures = module(batch)
+                accelerator.backward(loss)
+            total += float(loss.detach()) / count
+        accelerator.clip_grad_norm_(module.parameters(), MAX_GRADIENT_NORM)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return total, scalars(figures) if accelerator.trackers else {}
+
+    def _check(self, stage: Stage) -> dict[str, float]:
+        """Log the main process's look at held-out data, and return it; nothing in the others."""
+        if not self.accelerator.is_main_process:
+            return {}
+        with torch.no_grad():
+            shown = stage.check(stage.learner)
+        self.accelerator.log(shown, step=self.step)
+        return shown
+
+    def _agree(self, seconds: float) -> float:
+        """Broadcast the main process's clock, so that all processes end after the same step."""
+        if self.accelerator.num_processes == 1:
+            return seconds
+        clock = torch.tensor(seconds, dtype=torch.float64, device=self.accelerator.device)
+        return float(broadcast(clock))
+
+    def _save(self, trained: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Write the whole state; an interruption keeps the previous one.
+
+        All processes take part, each may hold a part; the main process writes. `Accelerator.save_state` is
+        not used: with FSDP it bears no more optimizers than models, its states cannot be read with another
+        number of processes, and reading them may run code.
+        """
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights, moments = get_state_dict(trained, optimizers, options=options)
+        if self.accelerator.is_main_process:
+            state: dict[str, Any] = {name: getattr(self, name) for name in STATE & vars(self).keys()}
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_file(self.path) as temporary:
+                torch.save(state | {"weights": weights, "optimizers": moments}, temporary)
+
+    def _restore(self, trained: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Begin the stage, or take over optimizers and the place in it from the state to go on from."""
+        self.step, self.seconds = 0, 0.0
+        if self.restored is None:
+            return
+        state, self.restored = self.restored, None
+        moments, some = state["optimizers"], StateDictOptions(full_state_dict=True, strict=False)
+        set_optimizer_state_dict(trained, optimizers, moments, options=some)
+        for name, parameter in trained.named_parameters():
+            if name not in moments["state"]:  # it has had no gradient yet; torch makes states for all
+                for optimizer in optimizers:
+                    optimizer.state.pop(parameter, None)
+        self.step, self.seconds = state["step"], state["seconds"]
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Read a state of tensors and plain values; nothing in the file is executed.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or another version of mmspec wrote it.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        allowed = "no training state is there; start without resume"
+        raise CheckpointError("resume", str(path), allowed) from error
+    except Exception as error:
+        raise CheckpointError("resume", str(path), f"the training state cannot be read ({error})") from error
+    if not isinstance(state, dict) or set(state) != STATE:
+        allowed = "a training state that this version of mmspec wrote; start without resume"
+        raise CheckpointError("resume", str(path), allowed)
+    return state
+
+
+def twin(module: M) -> M:
+    """Copy a module with its weights; plain attributes, such as a frozen target, are shared."""
+    shared = {id(value): value for value in vars(module).values() if not isinstance(value, dict)}
+    return deepcopy(module, shared)
+
+
+def scalars(figures: Any) -> dict[str, float]:
+    """Figures as numbers to log, by name; entries of a vector are named by their index."""
+    if not isinstance(figures, dict):
+        return {}
+    named = {name: value.detach().flatten().tolist() for name, value in figures.items()}
+    return {
+        name if len(values) == 1 else f"{name}/{index}": value
+        for name, values in named.items()
+        for index, value in enumerate(values)
+    }
+
+
+def open_accelerator(accumulate: int = 1, log: tuple[Path, str] | None = None) -> Accelerator:
+    """Open what `accelerate launch` gives, with bfloat16 autocast on a GPU.
+
+    Args:
+        accumulate: batches in a step.
+        log: folder for tensorboard, and the name of the run in it.
+
+    Raises:
+        InputError: no such number of batches, or weights are to be sharded in a way that Muon cannot bear.
+        MissingDependencyError: tensorboard is not installed, or torch is too old for FSDP.
+    """
+    if accumulate < 1:
+        raise InputError("accumulate", accumulate, "at least 1")
+    if log is not None and importlib.util.find_spec("tensorboard") is None:
+        raise MissingDependencyError("writing logs needs tensorboard: pip install 'mmspec[train]'")
+    accelerator = Accelerator(
+        mixed_precision="bf16" if torch.cuda.is_available() else "no",
+        gradient_accumulation_steps=accumulate,
+        log_with=None if log is None else "tensorboard",
+        project_dir=None if log is None else log[0],
+        # a batch without images leaves a compressor without gradients
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+    )
+    kind = accelerator.distributed_type
+    flat = kind == DistributedType.FSDP and not accelerator.is_fsdp2
+    if flat or kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+        allowed = (
+            "several processes with whole weights, or FSDP of version 2 (`--use_fsdp --fsdp_version 2`): the "
+            "optimizer needs matrices, which the others cut into flat pieces"
+        )
+        raise InputError("accelerate launch", f"{kind.value}{', version 1' if flat else ''}", allowed)
+    if accelerator.is_fsdp2 and not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        raise MissingDependencyError("training with FSDP needs torch 2.13: pip install 'torch>=2.13'")
+    if log is not None:
+        accelerator.init_trackers(log[1])
+    return accelerator
+
+
+@contextmanager
+def flush_subnormals() -> Iterator[None]:
+    """Let the processor take subnormal numbers for zero, and leave it as it was.
+
+    Without it, activations that fade to such numbers slow a training on a CPU down several times half-way.
+    """
+    was_flushing = bool(torch.tensor(SUBNORMAL) * 1 == 0)  # torch does not say
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(was_flushing)

@@ -1,0 +1,173 @@
+"""The contract of every head that drafts: answers about images, targets with windows, refusals, faults."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.dflash import DFlashDrafter, DSparkDrafter
+from mmspec.drafters.eagle import Eagle3Drafter, EagleDrafter, MtpDrafter
+from mmspec.drafters.flash import FlashDrafter
+from mmspec.drafters.heads import HeadDrafter
+from mmspec.drafters.level_heads import HydraDrafter, MedusaDrafter
+from mmspec.drafters.none import NoDrafter
+from mmspec.errors import InputError
+from mmspec.heads import HEADS
+from mmspec.models.feature_head import DraftingHead
+from mmspec.targets import CausalTarget
+from tests.contracts.checks import PROMPTS, llama
+from tests.contracts.running import decode, generate
+from tests.drafters import dflash_checks, eagle3_checks, eagle_checks, flash_checks, heads_checks, mtp_checks
+from tests.drafters.flash_checks import MESSAGES, answer, inputs_of, target_of
+from tests.drafters.visual_checks import KINDS as VISUAL
+from tests.targets import loop
+from tests.tiny_models import tiny_llama, tiny_mistral_sliding
+
+FAMILIES = ("llava", "qwen2_5_vl")
+SAMPLER, SEEDS = Sampler(0.8, top_p=0.95), [3, 4, 5, 6]
+Build = Callable[..., DraftingHead]
+SMALL = {"num_draft_tokens": 8, "depth": 3, "top_k": 3}
+#: Class of the drafter, what makes its head of random weights for a target, and the shape of its drafts.
+HEAD: dict[str, tuple[Callable[..., HeadDrafter], Build, dict[str, Any]]] = {
+    "eagle": (EagleDrafter, eagle_checks.head_for, {}),
+    "eagle, static": (EagleDrafter, eagle_checks.head_for, {"tree": "eagle"}),
+    "eagle, chain": (EagleDrafter, eagle_checks.head_for, {"num_draft_tokens": 3, "top_k": 1}),
+    **{
+        name: (EagleDrafter, functools.partial(eagle_checks.head_for, **settings), SMALL)
+        for name, settings in VISUAL.items()
+        if settings
+    },
+    "eagle3": (Eagle3Drafter, eagle3_checks.head_for, {}),
+    "eagle3, some words": (
+        Eagle3Drafter,
+        functools.partial(eagle3_checks.head_for, draft_vocabulary=13),
+        {"num_draft_tokens": 9, "top_k": 3},
+    ),
+    "mtp": (MtpDrafter, mtp_checks.head_for, {}),
+    "flash": (FlashDrafter, flash_checks.head_for, {}),
+    "flash, a token a pass": (FlashDrafter, flash_checks.head_for, {"block": 1}),
+    "flash, blocks in a row": (
+        FlashDrafter,
+        flash_checks.head_for,
+        {"num_draft_tokens": 9, "top_k": 2, "depth": 6, "block": 3},
+    ),
+    "flash, chain": (FlashDrafter, flash_checks.head_for, {"top_k": 1, "depth": 7, "block": 3}),
+    "dflash": (DFlashDrafter, dflash_checks.head_for, {}),
+    "dspark": (DSparkDrafter, functools.partial(dflash_checks.head_for, kind="dspark, rnn"), SMALL),
+    "medusa": (MedusaDrafter, heads_checks.medusa_for, {}),
+    "medusa, static": (MedusaDrafter, heads_checks.medusa_for, {"tree": "medusa"}),
+    "hydra": (HydraDrafter, heads_checks.hydra_for, {}),
+    "hydra, without prefix attention": (
+        HydraDrafter,
+        functools.partial(heads_checks.hydra_for, prefix_attention=False),
+        {"num_draft_tokens": 5, "depth": 2},
+    ),
+}
+KINDS = [name for name in HEAD if "," not in name and name not in VISUAL or name == "eagle"]
+PAIRS = [(name, FAMILIES[index % 2]) for index, name in enumerate(HEAD)]
+
+
+def drafter_for(name: str, target: CausalTarget, **settings: Any) -> HeadDrafter:
+    """A drafter with a head of random weights, not fitted yet."""
+    drafter, build, shape = HEAD[name]
+    return drafter(build(target, **settings), **shape)
+
+
+@functools.cache
+def generated(family: str) -> dict[str, list[int]]:
+    """Greedy answers of transformers by the messages."""
+    target = target_of(family)
+    return {case: loop.generate(target.model, each, 16) for case, each in inputs_of(family).items()}
+
+
+@functools.cache
+def sampled(family: str) -> list[list[int]]:
+    """Sampled answers without a draft to all messages."""
+    target, inputs = target_of(family, torch.float64), inputs_of(family, torch.float64)
+    return answer(target, NoDrafter(), list(inputs.values()), SAMPLER, 16, seed=SEEDS).outputs()
+
+
+def test_every_head_is_tested_here() -> None:
+    others = {"assistant", "cjd", "ssd"}  # of one family of targets; heads of windows
+    assert set(KINDS) == set(HEADS) - others
+
+
+@pytest.mark.parametrize(("name", "family"), PAIRS)
+def test_greedy_answers_about_images_are_those_of_generate(name: str, family: str) -> None:
+    target, inputs, expected = target_of(family), inputs_of(family), generated(family)
+    drafter = drafter_for(name, target).fit(target)
+    for cases in (["one image", "no image", "two images"], ["several turns"]):
+        run = answer(target, drafter, [inputs[case] for case in cases], Sampler(), 16)
+        assert run.outputs() == [expected[case] for case in cases], cases
+
+
+@pytest.mark.parametrize(("name", "other"), PAIRS)
+def test_sampled_answers_about_images_are_bitwise_those_of_plain_decoding(name: str, other: str) -> None:
+    (family,) = set(FAMILIES) - {other}
+    target, inputs = target_of(family, torch.float64), inputs_of(family, torch.float64)
+    drafter, expected = drafter_for(name, target).fit(target), sampled(family)
+    assert answer(target, drafter, list(inputs.values()), SAMPLER, 16, seed=SEEDS).outputs() == expected
+    alone = [inputs[list(MESSAGES)[1]]]
+    assert answer(target, drafter, alone, SAMPLER, 16, seed=SEEDS[1:2]).outputs() == expected[1:2]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_target_with_windows_says_what_generate_says(name: str) -> None:
+    target = CausalTarget(tiny_mistral_sliding())
+    expected = [generate(target.model, prompt, 20) for prompt in PROMPTS]
+    drafter = drafter_for(name, target).fit(target)
+    assert decode(target, PROMPTS, drafter, max_new_tokens=20).outputs == expected
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_another_target_is_refused_and_so_is_none(name: str) -> None:
+    drafter = drafter_for(name, llama())
+    for other, named in (
+        (tiny_llama(layers=3), "layers is 3"),
+        (tiny_llama(vocab=65), "vocabulary is 65"),
+        (tiny_llama(hidden=16), "hidden size is 16"),
+        (tiny_mistral_sliding(), "model type is mistral"),
+    ):
+        with pytest.raises(InputError, match=named):
+            drafter.fit(CausalTarget(other))
+    with pytest.raises(InputError, match="was fitted"):
+        decode(llama(), PROMPTS, drafter)
+
+
+@pytest.mark.parametrize("name", [*KINDS, "flash, chain"])
+def test_a_head_of_nan_costs_its_drafts_and_no_word(name: str) -> None:
+    drafter = drafter_for(name, llama()).fit(llama())
+    for parameter in drafter.model.parameters():
+        parameter.fill_(torch.nan)
+    run = decode(llama(), PROMPTS, drafter, max_new_tokens=12)
+    assert run.outputs == [generate(llama().model, prompt, 12) for prompt in PROMPTS]
+    assert run.stats.draft_faults > 0 and sum(run.stats.drafted) == 0
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_size_out_of_range_is_named(name: str) -> None:
+    drafter, build, _ = HEAD[name]
+    head = build(llama())
+    for argument, value in (
+        ("num_draft_tokens", 0),
+        ("num_draft_tokens", 9999),
+        ("depth", 0),
+        ("top_k", 0),
+        ("top_k", 1.5),
+    ):
+        with pytest.raises(InputError) as caught:
+            drafter(head, **{argument: value})
+        assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_more_children_than_tokens_are_refused_with_the_target(name: str) -> None:
+    target = CausalTarget(tiny_llama(vocab=3))
+    drafter, build, _ = HEAD[name]
+    with pytest.raises(InputError, match="at most 3"):
+        drafter(build(target), num_draft_tokens=4, depth=1, top_k=4).fit(target)
