@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from mmspec.errors import CheckpointError, InputError, MediaError
-from mmspec.reference.training.drafter_data import scene_data
 from mmspec.targets import VisionLanguageTarget
 from mmspec.training.data.conversation_file import read_conversation, read_conversations
 from mmspec.training.data.conversations import TRIAL_ROWS, Conversation, ConversationReader, ConversationRows
+from mmspec.training.data.scenes import scene_data
 from mmspec.training.drafter import train_drafter
 from mmspec.training.methods import METHODS
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, save_family, tiny_image

@@ -15,23 +15,22 @@ from transformers import AutoModel
 
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.errors import CheckpointError, InputError, MediaError
-from mmspec.reference.training import scene_images
-from mmspec.reference.training.drafter_data import scene_data
-from mmspec.reference.training.image_folder import save_image_model
-from mmspec.reference.training.image_model import (
+from mmspec.training.data import images as image_data
+from mmspec.training.data.images import ImageFile
+from mmspec.training.data.scenes import SceneImages, scene_data
+from mmspec.training.drafter import train_drafter
+from mmspec.training.losses.base import read
+from mmspec.training.losses.eagle import positions_of
+from mmspec.training.methods import METHODS
+from reference.image_folder import save_image_model
+from reference.image_model import (
     SHAPES_BY_SIZE,
     build_caption_tokenizer,
     build_text_encoder,
     build_transformer,
 )
-from mmspec.reference.training.vq import save_vq
-from mmspec.reference.training.vq_model import build_vq
-from mmspec.training.data import images as image_data
-from mmspec.training.data.images import ImageFile
-from mmspec.training.drafter import train_drafter
-from mmspec.training.losses.base import read
-from mmspec.training.losses.eagle import positions_of
-from mmspec.training.methods import METHODS
+from reference.vq import save_vq
+from reference.vq_model import build_vq
 from tests.tiny_models import randomise
 from tests.training.own_answers import speaker
 
@@ -150,7 +149,7 @@ def test_images_of_a_file(
 
 def test_examples_of_images_are_prompt_and_codes(image_folders: dict[str, Path]) -> None:
     llamagen = image_data.open_llamagen(image_folders["caption"], torch.device("cpu"))
-    data = scene_images.SceneImages(llamagen, image_folders["caption"], batch_size=24, seed=3)
+    data = SceneImages(llamagen, image_folders["caption"], batch_size=24, seed=3)
     examples = data.batch(5, 0).examples
     assert [e.inputs["input_ids"].tolist() for e in examples] == [
         e.inputs["input_ids"].tolist() for e in data.batch(5, 0).examples
@@ -170,7 +169,7 @@ def test_a_larger_target_learns_from_larger_images(image_folders: dict[str, Path
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"grid_size": 32}))
     llamagen = image_data.open_llamagen(folder, torch.device("cpu"))
-    (example,) = scene_images.SceneImages(llamagen, folder, batch_size=1, seed=0).batch(0, 0).examples
+    (example,) = SceneImages(llamagen, folder, batch_size=1, seed=0).batch(0, 0).examples
     assert example.inputs["input_ids"].shape[1] == example.answer + 32 * 32
 
 
@@ -178,7 +177,7 @@ def test_a_larger_target_learns_from_larger_images(image_folders: dict[str, Path
 def test_the_teacher_reads_a_image_as_decoding_does(condition: str, image_folders: dict[str, Path]) -> None:
     """Prompt first, then its tokens: the same states at the same places, for captions of any length."""
     llamagen = image_data.open_llamagen(image_folders[condition], torch.device("cpu"))
-    data = scene_images.SceneImages(llamagen, image_folders[condition], batch_size=3, seed=0)
+    data = SceneImages(llamagen, image_folders[condition], batch_size=3, seed=0)
     examples = data.batch(0, 0).examples
     reading, positions = read(llamagen, examples, (0, -1)), positions_of(llamagen, examples)
     for row, example in enumerate(examples):

@@ -15,8 +15,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from mmspec.errors import InputError
-from mmspec.reference.training.vq import train_vq
 from mmspec.training.run import open_accelerator
+from reference.vq import train_vq
 from tests.packaging.source_tree import ROOT
 from tests.tiny_models import save_family
 from tests.training.sharded_runs import STEPS, train_head
