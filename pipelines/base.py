@@ -37,13 +37,12 @@ from mmspec.models.checkpoint import (
 )
 from mmspec.models.head_checkpoint import load_head, place_head
 from mmspec.models.llamagen import LlamaGenConfig
-from mmspec.models.weights import is_offloaded
+from mmspec.models.weights import execution_device, is_offloaded
 from mmspec.pipelines.drafter import Drafter, check_accelerator, find_drafter
 from mmspec.pipelines.loading import Checkpoint
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.image_families import FAMILIES
 from mmspec.targets.memory import MemoryPlan
-from mmspec.targets.placement import execution_device
 from mmspec.targets.prefix import PrefixCache
 from mmspec.targets.steps import LEAST_CAPACITY
 from mmspec.validation import given_of, is_integer

@@ -26,13 +26,12 @@ from mmspec.models.nextstep import (
     load_nextstep_tokenizer,
     load_nextstep_vae,
 )
-from mmspec.models.weights import is_offloaded
+from mmspec.models.weights import execution_device, is_offloaded
 from mmspec.pipelines.drafter import Drafter
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
 from mmspec.pipelines.image_settings import ContinuousSettings
 from mmspec.pipelines.loading import Checkpoint
 from mmspec.targets.image_families import CONTINUOUS_FAMILIES, check_same_latents, continuous_target
-from mmspec.targets.placement import execution_device
 from mmspec.validation import is_integer
 
 VAE = "vae"

@@ -7,12 +7,12 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from mmspec.accelerators import DraftToCome, build_accelerator, find_preset
+from mmspec.assets import own_drafters
 from mmspec.errors import InputError
 from mmspec.heads import HEADS
 from mmspec.models.checkpoint import check_source
 from mmspec.models.head_checkpoint import load_head
 from mmspec.pipelines.loading import Checkpoint
-from mmspec.reference.assets import own_drafters
 from mmspec.targets.image_families import CONTINUOUS_FAMILIES
 
 __all__ = ["Drafter", "check_accelerator", "find_drafter"]

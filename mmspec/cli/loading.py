@@ -44,7 +44,7 @@ def reference_model(name: str = REFERENCE) -> str:
     Raises:
         InputError: it is not there; the message says what to do.
     """
-    from mmspec.reference.assets import find_assets, reference_models
+    from mmspec.assets import find_assets, reference_models
 
     folder = reference_models().get(name)
     if folder is None:
@@ -67,7 +67,7 @@ def own_drafters(model: str) -> dict[str, AcceleratorChoice]:
     Raises:
         CheckpointError: its `drafters.json` cannot be used.
     """
-    from mmspec.reference import assets
+    from mmspec import assets
 
     return {
         label: AcceleratorChoice(label, one.accelerator, {"drafter": _shown(one.folder)})
@@ -142,7 +142,7 @@ def default_choices(model: str, drafter: str | None) -> list[AcceleratorChoice]:
 
 def default_choice(model: str, drafter: str | None) -> AcceleratorChoice:
     """The accelerator to use where none is named: the named drafter's, the model's default, or copying."""
-    from mmspec.reference import assets
+    from mmspec import assets
 
     if drafter is not None:
         return default_choices(model, drafter)[-1]
@@ -206,7 +206,7 @@ def _shown(folder: str | Path) -> str:
 
 
 def _is_reference(model: str) -> bool:
-    from mmspec.reference.assets import reference_models
+    from mmspec.assets import reference_models
 
     return Path(model).resolve() in {folder.resolve() for folder in reference_models().values()}
 
