@@ -26,7 +26,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from mmspec.cli.choice import parse_options
-from mmspec.reference.scenes import IMAGE_TOKENS, caption, render, sample_scene
+from mmspec.scenes import IMAGE_TOKENS, caption, render, sample_scene
 
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = ROOT / "assets"

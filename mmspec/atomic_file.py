@@ -31,20 +31,25 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
+def new_folder(out: Path, argument: str = "out", kind: type[InputError] = InputError) -> Iterator[Path]:
     """Yield a temporary folder beside `out`; it takes the name when the block ends well, else it goes.
+
+    Args:
+        out: the folder.
+        argument: what it is called in messages.
+        kind: of the errors.
 
     Raises:
         InputError: `out` is there already and not empty, or cannot be written.
     """
     allowed = "a folder that is new or empty"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError("out", str(out), allowed)
+        raise kind(argument, str(out), allowed)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
-        raise InputError("out", str(out), f"{allowed} ({error.strerror})") from error
+        raise kind(argument, str(out), f"{allowed} ({error.strerror})") from error
     try:
         yield temporary
         temporary.chmod(0o777 & ~_umask())  # mkdtemp makes it private

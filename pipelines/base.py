@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -22,6 +20,7 @@ import mmspec.models.nextstep  # noqa: F401
 from mmspec.accelerators import ACCELERATORS, build_accelerator, find_preset, option_names
 from mmspec.accelerators.accelerator import Accelerator, Call
 from mmspec.accelerators.tuned import AUTO, check_tuned_for, find_tuned
+from mmspec.atomic_file import new_folder
 from mmspec.decoding.canvas import Canvas
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
 from mmspec.heads import HEADS
@@ -38,13 +37,12 @@ from mmspec.models.checkpoint import (
 )
 from mmspec.models.head_checkpoint import load_head, place_head
 from mmspec.models.llamagen import LlamaGenConfig
-from mmspec.models.weights import is_offloaded
-from mmspec.pipelines.loading import Checkpoint, check_accelerator
-from mmspec.reference.assets import own_drafters
+from mmspec.models.weights import execution_device, is_offloaded
+from mmspec.pipelines.drafter import Drafter, check_accelerator, find_drafter
+from mmspec.pipelines.loading import Checkpoint
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.image_families import FAMILIES
 from mmspec.targets.memory import MemoryPlan
-from mmspec.targets.placement import execution_device
 from mmspec.targets.prefix import PrefixCache
 from mmspec.targets.steps import LEAST_CAPACITY
 from mmspec.validation import given_of, is_integer
@@ -97,7 +95,7 @@ class MMSpecPipeline:
         pretrained_model_name_or_path: str | Path,
         *,
         accelerator: str | None = None,
-        drafter: str | Path | PreTrainedModel | None = None,
+        drafter: Drafter | None = None,
         vq: str | Path | None = None,
         text_encoder: str | Path | None = None,
         vae: str | Path | None = None,
@@ -140,7 +138,8 @@ class MMSpecPipeline:
             MissingDependencyError: a package that reads the checkpoint is not installed.
         """
         # all that can be is checked before weights are read: a typo should not cost a load
-        needs = None if accelerator in (None, AUTO) else find_preset(accelerator).needs
+        if accelerator not in (None, AUTO):
+            find_preset(accelerator)
         explicit = given_of(
             dtype=torch_dtype if dtype is None else dtype,
             device_map=device_map,
@@ -152,8 +151,6 @@ class MMSpecPipeline:
             trust_remote_code=trust_remote_code,
         )
         found = Checkpoint.look_at(pretrained_model_name_or_path, {**explicit, **options})
-        if accelerator is not None and drafter is None and needs is not None:
-            drafter = own_drafters(found.folder).source_for(accelerator)
         if found.config is None:
             with found.reading_config() as where:
                 found = replace(found, config=load_config(found.config_source, **where))
@@ -172,7 +169,7 @@ class MMSpecPipeline:
 
     @classmethod
     def _check_accelerator(
-        cls, found: Checkpoint, name: str | None, drafter: str | Path | PreTrainedModel | None
+        cls, found: Checkpoint, name: str | None, drafter: Drafter | None
     ) -> tuple[Checkpoint, Any]:
         """Refuse options of nothing and values out of range before weights are read; see `check_accelerator`.
 
@@ -237,7 +234,7 @@ class MMSpecPipeline:
         self,
         accelerator: str | Accelerator,
         *,
-        drafter: str | Path | PreTrainedModel | None = None,
+        drafter: Drafter | None = None,
         **options: Any,
     ) -> Self:
         """Swap the method on the loaded model.
@@ -276,27 +273,20 @@ class MMSpecPipeline:
         return self
 
     def _build_accelerator(
-        self, name: str, drafter: str | Path | PreTrainedModel | None, options: dict[str, Any]
+        self, name: str, drafter: Drafter | None, options: dict[str, Any]
     ) -> tuple[Accelerator, Any]:
         """Build the accelerator of a name, and the processor of its draft model if that has its own."""
-        preset = find_preset(name)
-        if preset.needs is None:
-            if drafter is not None:
-                raise InputError("drafter", drafter, f"nothing: accelerator {name!r} has no draft model")
+        checkpoint = self.model.name_or_path or None
+        found = find_drafter(name, drafter, folder=self._folder, checkpoint=checkpoint)
+        if found is None:
             return build_accelerator(name, **options), None
-        if drafter is None and self._folder is not None:
-            drafter = own_drafters(self._folder).source_for(name)
-        if drafter is None and name in HEADS and HEADS[name].in_checkpoint:
-            drafter = self.model.name_or_path or None
-        if drafter is None:
-            raise InputError("drafter", None, f"the folder or id of {preset.needs}, which {name!r} needs")
         if name in HEADS:
-            head = load_head(name, drafter, self.target.config, self.target.dtype, self.target.device)
+            head = load_head(name, found, self.target.config, self.target.dtype, self.target.device)
             return build_accelerator(name, model=head, **options), None
-        model, processor = self._load_draft_model(drafter)
+        model, processor = self._load_draft_model(found)
         return build_accelerator(name, model=model, **options), processor
 
-    def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[CausalTarget, Any]:
+    def _load_draft_model(self, drafter: Drafter) -> tuple[CausalTarget, Any]:
         """Load the draft model, and its processor; None if it reads what the target reads."""
         if isinstance(drafter, PreTrainedModel):
             draft = adapt(drafter)
@@ -493,27 +483,12 @@ class MMSpecPipeline:
             CheckpointError: the folder exists and holds files, or cannot be written.
             MissingDependencyError: the model has adapters, and peft is too old for this transformers.
         """
-        target = Path(folder)
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise CheckpointError("folder", str(target), "a folder that does not exist yet or is empty")
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            private = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
-            unfinished = private / target.name  # with the rights of any new folder, which `private` has not
-            unfinished.mkdir()
+            with new_folder(Path(folder), "folder", CheckpointError) as unfinished:
+                self._write(unfinished)
         except OSError as error:
-            raise CheckpointError(
-                "folder", str(target), f"a folder that can be written ({error.strerror})"
-            ) from error
-        try:
-            self._write(unfinished)
-            unfinished.replace(target)
-        except OSError as error:
-            raise CheckpointError(
-                "folder", str(target), f"{bytes_of(self.model)} free bytes ({error.strerror})"
-            ) from error
-        finally:
-            shutil.rmtree(private, ignore_errors=True)
+            allowed = f"{bytes_of(self.model)} free bytes ({error.strerror})"
+            raise CheckpointError("folder", str(folder), allowed) from error
 
     def _write(self, folder: Path) -> None:
         """Write the parts into a folder."""

@@ -26,12 +26,12 @@ from mmspec.models.nextstep import (
     load_nextstep_tokenizer,
     load_nextstep_vae,
 )
-from mmspec.models.weights import is_offloaded
+from mmspec.models.weights import execution_device, is_offloaded
+from mmspec.pipelines.drafter import Drafter
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
 from mmspec.pipelines.image_settings import ContinuousSettings
 from mmspec.pipelines.loading import Checkpoint
 from mmspec.targets.image_families import CONTINUOUS_FAMILIES, check_same_latents, continuous_target
-from mmspec.targets.placement import execution_device
 from mmspec.validation import is_integer
 
 VAE = "vae"
@@ -102,7 +102,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         return target
 
     def _build_accelerator(
-        self, name: str, drafter: str | Path | PreTrainedModel | None, options: dict[str, Any]
+        self, name: str, drafter: Drafter | None, options: dict[str, Any]
     ) -> tuple[Accelerator, Any]:
         if drafter is None and (preset := self._preset(self.model.config, name)) != name:
             return replace(build_accelerator(preset, **options), name=name), None
@@ -113,7 +113,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         is_any_order = config.model_type == MARConfig.model_type
         return MASKED if name == PLAIN and is_any_order else name
 
-    def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[Any, Any]:
+    def _load_draft_model(self, drafter: Drafter) -> tuple[Any, Any]:
         model: Any = drafter
         vae: Any = None
         if not isinstance(drafter, PreTrainedModel):

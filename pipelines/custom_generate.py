@@ -35,6 +35,7 @@ from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError, NumericalError
 from mmspec.heads import HEADS
 from mmspec.models.head_checkpoint import check_head
+from mmspec.pipelines.drafter import find_drafter
 from mmspec.pipelines.generate_inputs import check_inputs, split_rows
 from mmspec.pipelines.generation_fields import arguments_of_generate, check_arguments
 from mmspec.pipelines.token_processors import knows_its_row, row_processors, say_why_plain
@@ -162,12 +163,10 @@ def carry_out(
 
 def build(name: str, drafter: PreTrainedModel | None, options: dict[str, Any]) -> Accelerator:
     """Build the accelerator of a name, with a loaded draft model or head where it needs one."""
-    if find_preset(name).needs is None:
-        if drafter is not None:
-            raise InputError("drafter", type(drafter), f"nothing: {name!r} has no draft model")
-        return build_accelerator(name, **options)
-    if not isinstance(drafter, PreTrainedModel):
+    if find_preset(name).needs is not None and not isinstance(drafter, PreTrainedModel):
         raise InputError("drafter", drafter, f"a loaded draft model, which {name!r} needs")
+    if find_drafter(name, drafter) is None:
+        return build_accelerator(name, **options)
     model = check_head(name, drafter) if name in HEADS else drafter
     return build_accelerator(name, model=model, **options)
 

@@ -16,9 +16,9 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.errors import InputError
 from mmspec.pipelines.prompts import check_special_tokens, check_text
+from mmspec.targets.continuous import NextStepTarget
 from mmspec.targets.image_tokens import CELLS, ImageTokenTarget
 from mmspec.targets.mar import MARTarget
-from mmspec.targets.nextstep import NextStepTarget
 from mmspec.validation import is_integer
 
 __all__ = ["find_grid", "image_requests"]
@@ -108,9 +108,10 @@ def read_labels(class_labels: Any, classes: int) -> list[int | None]:
     allowed = f"an integer from 0 to {classes - 1}, or a list of them"
     if not labels or class_labels is None:
         raise InputError("class_labels", class_labels, allowed)
-    for label in labels:
+    for index, label in enumerate(labels):
         if label is not None and (not is_integer(label) or not 0 <= label < classes):
-            raise InputError("class_labels", class_labels, allowed)
+            one = f"an integer from 0 to {classes - 1}, or None for no class"
+            raise InputError(f"class_labels[{index}]", label, one)
     return labels
 
 

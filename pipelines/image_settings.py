@@ -9,8 +9,7 @@ from typing import Any, Self
 import torch
 
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.row_settings import ROW_SETTINGS, check_rows
-from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sampling import ROW_SETTINGS, Sampler, check_rows
 from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.errors import InputError
 from mmspec.models.denoising import DDPMSchedule, FlowSchedule

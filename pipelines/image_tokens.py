@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.row_settings import ROW_SETTINGS
-from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sampling import ROW_SETTINGS, Sampler
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
 from mmspec.models.checkpoint import check_vocabulary, load_model, load_processor
 from mmspec.models.image_parts import (
@@ -27,12 +26,13 @@ from mmspec.models.image_parts import (
 )
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
+from mmspec.models.weights import execution_device
+from mmspec.pipelines.drafter import Drafter
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
 from mmspec.pipelines.image_settings import ImageSettings
 from mmspec.pipelines.loading import Checkpoint
 from mmspec.targets import CausalTarget, ImageTokenTarget, image_target
 from mmspec.targets.image_families import IMAGE_FAMILIES
-from mmspec.targets.placement import execution_device
 
 UNDRAWN = -1
 
@@ -122,7 +122,7 @@ class ImagePipeline(ImageGenerationPipeline):
             raise no_images_error(type(model).__name__)
         return target
 
-    def _load_draft_model(self, drafter: str | Path | PreTrainedModel) -> tuple[CausalTarget, Any]:
+    def _load_draft_model(self, drafter: Drafter) -> tuple[CausalTarget, Any]:
         # a smaller model would have to read the condition again, of which tokens alone do not tell
         raise InputError("accelerator", "draft_model", "one for images: sjd, or a head that drafts (eagle)")
 

@@ -35,6 +35,7 @@ from mmspec.errors import InputError, MMSpecError, UnsupportedModelError
 from mmspec.heads import HEADS
 from mmspec.models.head_checkpoint import load_head
 from mmspec.pipelines.custom_generate import accelerate, carry_out, decode_plainly, prepare
+from mmspec.pipelines.drafter import find_drafter
 from mmspec.pipelines.generation_fields import arguments_of_generate, check_arguments
 from mmspec.targets import adapt
 
@@ -254,11 +255,8 @@ def loaded(accelerator: str | Accelerator, drafter: Any, model: PreTrainedModel,
     """The draft model or head, loaded where a folder or hub id is given or the checkpoint holds it."""
     if not isinstance(accelerator, str) or accelerator not in HEADS:
         return drafter
-    if drafter is None and HEADS[accelerator].in_checkpoint:
-        drafter = model.name_or_path or None
-    if drafter is None or isinstance(drafter, PreTrainedModel):
-        return drafter
-    return load_head(accelerator, drafter, target.config, target.dtype, target.device)
+    found: Any = find_drafter(accelerator, drafter, checkpoint=model.name_or_path or None)
+    return load_head(accelerator, found, target.config, target.dtype, target.device)
 
 
 def look_for_marks(family: type[PreTrainedModel]) -> None:

@@ -9,24 +9,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedConfig
 from transformers.processing_utils import ImagesKwargs, VideosKwargs
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from mmspec.accelerators import ACCELERATORS, DraftToCome, build_accelerator, find_preset
+from mmspec.accelerators import ACCELERATORS
 from mmspec.errors import CheckpointError, InputError, UnknownArgumentError
-from mmspec.heads import HEADS
 from mmspec.models.adapters import Adapter, base_error, find_adapter
 from mmspec.models.checkpoint import check_source, first_line, load_config, split_gguf
-from mmspec.models.head_checkpoint import load_head
 from mmspec.registry import did_you_mean
-from mmspec.targets.image_families import CONTINUOUS_FAMILIES
 
 __all__ = [
     "Checkpoint",
     "LoadingKeywords",
-    "check_accelerator",
     "config_keywords",
     "processor_keywords",
     "unknown_keyword",
@@ -226,51 +222,6 @@ class Checkpoint:
         if self.adapter is not None and self.adapter.has_reader(self.model_config):
             return str(self.adapter.folder), {}
         return self.source, self.where
-
-
-def check_accelerator(
-    found: Checkpoint,
-    name: str,
-    drafter: str | Path | PreTrainedModel | None,
-    *,
-    preset: str | None = None,
-) -> str | Path | PreTrainedModel | None:
-    """Refuse an accelerator that cannot be right whatever the target's weights are, before they are loaded.
-
-    Args:
-        found: the checkpoint, with the accelerator's options.
-        name: of the accelerator.
-        drafter: what drafts for it; None for what belongs to the checkpoint.
-        preset: the name of what it is run as, where that is another.
-
-    Returns:
-        What drafts for it; a head is loaded by now, since it is small and says more than its folder.
-
-    Raises:
-        InputError: a value out of range, an unsound pairing, or a drafter that is missing or has no use.
-        CheckpointError: the head cannot be loaded.
-    """
-    preset = preset or name
-    needs = find_preset(preset).needs
-    if needs is None:
-        if drafter is not None:
-            raise InputError("drafter", drafter, f"nothing: accelerator {name!r} has no draft model")
-        build_accelerator(preset, **found.options)
-        return None
-    if drafter is None and name in HEADS and HEADS[name].in_checkpoint:
-        drafter = found.source
-    if drafter is None:
-        raise InputError("drafter", None, f"the folder or id of {needs}, which {name!r} needs")
-    if name in HEADS:
-        head = load_head(name, drafter, found.model_config)
-        build_accelerator(name, model=head, **found.options)
-        return head
-    family = found.model_config.model_type
-    if not isinstance(drafter, PreTrainedModel):
-        check_source(drafter, "drafter")
-    to_come = DraftToCome(int(family in CONTINUOUS_FAMILIES), family == "mar")
-    build_accelerator(name, model=to_come, **found.options)
-    return drafter
 
 
 @dataclass(frozen=True)

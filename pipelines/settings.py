@@ -18,8 +18,7 @@ from transformers import (
 )
 
 from mmspec.decoding.canvas import MAX_NEW_TOKENS, Stopping
-from mmspec.decoding.row_settings import check_rows
-from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sampling import Sampler, check_rows
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.pipelines.callbacks import CheckedCriterion, StopTextCriterion, checked
 from mmspec.pipelines.generation_fields import distance, resolve

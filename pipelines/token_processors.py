@@ -31,8 +31,7 @@ from transformers.generation import logits_process
 
 from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.lockstep import Lockstep
-from mmspec.decoding.row_settings import values_of
-from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sampling import Sampler, values_of
 from mmspec.errors import InputError
 from mmspec.pipelines.callbacks import CheckedProcessor, checked
 from mmspec.pipelines.settings import GenerationSettings, are_token_ids

@@ -8,13 +8,12 @@ from time import perf_counter
 from typing import Any
 
 from mmspec.acceptance import ACCEPTANCE_RULES
-from mmspec.decoding.canvas import Canvas, Stopping
+from mmspec.decoding.canvas import Canvas, Stopping, VectorCanvas
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Round, Target
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.row_settings import check_rows
+from mmspec.decoding.sampling import check_rows
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
-from mmspec.decoding.vector_canvas import VectorCanvas
 from mmspec.drafters.length import CostModel, PacedDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError

@@ -7,13 +7,23 @@ or input, 130 interrupted. Torch is imported inside the commands that need it, s
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["main", "run"]
 
 
 def main() -> None:
     """Run the command line and exit."""
     from mmspec.cli.application import app
+
+    run(app)
+
+
+def run(app: typer.Typer) -> None:
+    """Run commands and exit; one line says what was wrong with the input."""
     from mmspec.errors import MMSpecError
 
     try:

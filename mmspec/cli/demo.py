@@ -67,9 +67,9 @@ def caption(
     choice = None if accelerator is None else parse_choice(accelerator)
     source = model or reference_model(REFERENCE)
     with listen(host, port) as listener:  # before the model is loaded, which takes longer
+        from mmspec.assets import find_assets
         from mmspec.demo.captioning import Captioning, picture_examples
         from mmspec.pipelines import VisionLanguagePipeline
-        from mmspec.reference.assets import find_assets
 
         choice = with_drafter(choice or default_choice(source, how.drafter), source, how.drafter)
         pipe = load_pipeline(VisionLanguagePipeline, source, how)

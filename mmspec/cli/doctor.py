@@ -39,8 +39,8 @@ def doctor(
         print_result(found, _model_table(found), as_json)
         raise typer.Exit(0 if found["ok"] else 1)
     from mmspec.accelerators import ACCELERATORS
+    from mmspec.assets import examine_models
     from mmspec.evaluation.machine import examine
-    from mmspec.reference.assets import examine_models
 
     findings = examine(ACCELERATORS) | {"reference_models": examine_models()}
     print_result(findings, _table(findings), as_json)

@@ -242,7 +242,7 @@ def check_image_file(path: Path) -> None:
 
 def samples(pipe: ImageGenerationPipeline, seed: int) -> tuple[list[str] | None, list[int] | None]:
     """Captions of held-out scenes, or the first classes."""
-    from mmspec.reference.scenes import IMAGE_TOKENS, caption, sample_scene
+    from mmspec.scenes import IMAGE_TOKENS, caption, sample_scene
 
     classes = getattr(pipe.model.config, "num_classes", 0)
     if getattr(pipe.model.config, "condition_type", None) == "class":
@@ -259,7 +259,7 @@ def save_images(path: Path, titles: Sequence[str], drawn: dict[str, ImageOutput]
     Raises:
         InputError: the file cannot be written.
     """
-    from mmspec.reference.scenes.contact_sheet import image_sheet
+    from mmspec.scenes.contact_sheet import image_sheet
 
     images, captions = [], []
     for index, title in enumerate(titles):

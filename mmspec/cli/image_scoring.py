@@ -73,10 +73,9 @@ class Session:
     ) -> None:
         import torch
 
+        from mmspec.evaluation.quality.attributes import AttributeJudge, scenes_network
         from mmspec.evaluation.quality.feature_network import load_network
         from mmspec.evaluation.quality.image_scores import Scorer, clip_scorer
-        from mmspec.reference.scoring.attributes import AttributeJudge
-        from mmspec.reference.scoring.scenes_network import scenes_network
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
         if how.device not in (None, "auto"):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from mmspec.cli.choice import AcceleratorChoice, parse_choice, parse_choices
 from mmspec.cli.console import note
 from mmspec.errors import InputError
-from mmspec.heads import HEADS
 from mmspec.registry import did_you_mean
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def reference_model(name: str = REFERENCE) -> str:
     Raises:
         InputError: it is not there; the message says what to do.
     """
-    from mmspec.reference.assets import find_assets, reference_models
+    from mmspec.assets import find_assets, reference_models
 
     folder = reference_models().get(name)
     if folder is None:
@@ -68,7 +67,7 @@ def own_drafters(model: str) -> dict[str, AcceleratorChoice]:
     Raises:
         CheckpointError: its `drafters.json` cannot be used.
     """
-    from mmspec.reference import assets
+    from mmspec import assets
 
     return {
         label: AcceleratorChoice(label, one.accelerator, {"drafter": _shown(one.folder)})
@@ -89,25 +88,16 @@ def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> 
         InputError: it needs a drafter and there is none, or has no use for the one it names.
         CheckpointError: the drafter that the model's folder names for it is not there.
     """
-    from mmspec.reference import assets
+    from mmspec.pipelines.drafter import find_drafter
 
     if (preset := choice.preset) is None:
         return choice
-    named = choice.options.get("drafter")
-    if preset.needs is None:
-        if named is not None:
-            raise InputError("drafter", named, f"nothing: accelerator {choice.name!r} has no draft model")
-        return choice
-    found = named or drafter
-    if found is None and (own := assets.own_drafters(model).source_for(choice.name)) is not None:
-        found = _shown(own)
-    if found is None and choice.name in HEADS and HEADS[choice.name].in_checkpoint:
-        found = model
+    named = choice.options.get("drafter") or (None if preset.needs is None else drafter)
+    found = find_drafter(choice.name, named, folder=model, checkpoint=model, argument="--drafter")
     if found is None:
-        raise InputError(
-            "--drafter", None, f"the folder or hub id of {preset.needs}, which {choice.name!r} needs"
-        )
-    return replace(choice, options={**choice.options, "drafter": found})
+        return choice
+    source = named if named is not None else _shown(str(found))
+    return replace(choice, options={**choice.options, "drafter": source})
 
 
 def absolute_source(source: str) -> str:
@@ -152,7 +142,7 @@ def default_choices(model: str, drafter: str | None) -> list[AcceleratorChoice]:
 
 def default_choice(model: str, drafter: str | None) -> AcceleratorChoice:
     """The accelerator to use where none is named: the named drafter's, the model's default, or copying."""
-    from mmspec.reference import assets
+    from mmspec import assets
 
     if drafter is not None:
         return default_choices(model, drafter)[-1]
@@ -216,7 +206,7 @@ def _shown(folder: str | Path) -> str:
 
 
 def _is_reference(model: str) -> bool:
-    from mmspec.reference.assets import reference_models
+    from mmspec.assets import reference_models
 
     return Path(model).resolve() in {folder.resolve() for folder in reference_models().values()}
 

@@ -25,7 +25,7 @@ def scenes(
         mmspec scenes --out sheet.png --count 12
     """
     from mmspec.errors import InputError
-    from mmspec.reference.scenes import draw_contact_sheet
+    from mmspec.scenes import draw_contact_sheet
 
     try:
         path = draw_contact_sheet(out, seed=seed, count=count)

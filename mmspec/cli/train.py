@@ -1,4 +1,4 @@
-"""`mmspec train`: the reference models, made again or anew, and drafters for any model."""
+"""`mmspec train`: drafters for any model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import typer
 from mmspec.cli.console import note, print_result
 from mmspec.cli.options import AsJson, unpack_options
 
-__all__ = ["train_app"]
+__all__ = ["Start", "TrainingOptions", "train_app"]
 
-Out = Annotated[Path, typer.Option(help="Folder to write.")]
-Size = Annotated[str, typer.Option(help="base or tiny.")]
 Start = Annotated[
     Path | None, typer.Option("--from", help="Trained folder to begin with.", show_default=False)
 ]
@@ -23,9 +21,6 @@ Height = Annotated[
 ]
 Width = Annotated[
     int | None, typer.Option(help="Pixels of images that the target draws.", show_default="the model's own")
-]
-ComparingReader = Annotated[
-    Path | None, typer.Option(help="Trained reader whose features are compared too.", show_default=False)
 ]
 
 train_app = typer.Typer(help="Train models.", no_args_is_help=True)
@@ -66,162 +61,6 @@ class TrainingOptions:
 @train_app.callback()
 def _group() -> None:
     """Train models; several GPUs, also with FSDP 2, through `accelerate launch -m mmspec train ...`."""
-
-
-@train_app.command()
-@unpack_options
-def vlm(
-    out: Out,
-    size: Annotated[
-        str, typer.Option(help="base, small (the draft model), hybrid (layout of Qwen3.5) or tiny.")
-    ] = "base",
-    tower_from: Annotated[
-        Path | None,
-        typer.Option(help="Trained folder whose vision tower is taken over and frozen.", show_default=False),
-    ] = None,
-    *,
-    training: TrainingOptions,
-) -> None:
-    """Train a reference vision-language model on scenes.
-
-    Resumable; writes an ordinary transformers folder. By default it takes
-    56 minutes, 32 examples at once.
-
-    Example:
-        mmspec train vlm --out my-scenes-llava --minutes 40
-        mmspec train vlm --out my-scenes-llava --minutes 40 --resume
-    """
-    from mmspec.reference.training.vlm import train_vlm
-
-    folder = train_vlm(out, size=size, tower_from=tower_from, **training.plan)
-    training.report(folder, "score it: mmspec evaluate vlm", size=size)
-
-
-@train_app.command()
-@unpack_options
-def reader(out: Out, start: Start = None, size: Size = "base", *, training: TrainingOptions) -> None:
-    """Train the reader of attributes that judges drawn images, on real scenes only.
-
-    By default it takes 10 minutes, 64 examples at once.
-
-    Example:
-        mmspec train reader --out my-reader --minutes 18
-    """
-    from mmspec.reference.training.reader import train_reader
-
-    training.report(train_reader(out, start=start, size=size, **training.plan), size=size)
-
-
-@train_app.command()
-@unpack_options
-def vq(
-    out: Out,
-    reader: ComparingReader = None,
-    start: Start = None,
-    size: Size = "base",
-    *,
-    training: TrainingOptions,
-) -> None:
-    """Train an image tokenizer: 64 x 64 pixels to 16 x 16 tokens.
-
-    By default it takes 25 minutes, 16 examples at once.
-
-    Example:
-        mmspec train vq --out my-vq --reader my-reader --minutes 9
-    """
-    from mmspec.reference.training.vq import train_vq
-
-    training.report(train_vq(out, reader=reader, start=start, size=size, **training.plan), size=size)
-
-
-@train_app.command()
-@unpack_options
-def autoencoder(
-    out: Out,
-    reader: ComparingReader = None,
-    start: Start = None,
-    size: Size = "base",
-    *,
-    training: TrainingOptions,
-) -> None:
-    """Train a KL autoencoder: 64 x 64 pixels to 16 x 16 continuous tokens.
-
-    Resumable; writes a folder that diffusers' AutoencoderKL loads. By default
-    it takes 20 minutes, 8 examples at once.
-
-    Example:
-        mmspec train autoencoder --out my-vae --reader my-reader --minutes 20
-        mmspec train autoencoder --out my-vae --reader my-reader --minutes 20 --resume
-    """
-    from mmspec.reference.training.autoencoder import train_autoencoder
-
-    folder = train_autoencoder(out, reader=reader, start=start, size=size, **training.plan)
-    training.report(folder, size=size)
-
-
-@train_app.command()
-@unpack_options
-def latents(
-    out: Out,
-    vae: Annotated[Path, typer.Option(help="Trained autoencoder (mmspec train autoencoder).")],
-    kind: Annotated[str, typer.Option(help="nextstep, given a prompt, or mar, given a class.")] = "nextstep",
-    reader: Annotated[
-        Path | None,
-        typer.Option(help="Trained reader to put beside the model, for evaluation.", show_default=False),
-    ] = None,
-    start: Start = None,
-    size: Size = "base",
-    target: Annotated[
-        Path | None,
-        typer.Option(help="Model that a --size draft drafts for.", show_default=False),
-    ] = None,
-    *,
-    training: TrainingOptions,
-) -> None:
-    """Train a model of continuous image tokens on the latents of scenes: a NextStep or a MAR.
-
-    Writes a folder with the model and its autoencoder.
-    By default it takes 90 minutes, 16 examples at once.
-
-    Example:
-        mmspec train latents --out my-nextstep --vae my-vae --minutes 150
-        mmspec train latents --out my-draft --vae my-vae --size draft --target my-nextstep --minutes 20
-    """
-    from mmspec.reference.training.latent_images import train_latent_model
-
-    own: dict[str, Any] = {"kind": kind, "reader": reader, "start": start, "size": size, "target": target}
-    made = train_latent_model(out, vae, **own, **training.plan)
-    training.report(made, size=size)
-
-
-@train_app.command()
-@unpack_options
-def image(
-    out: Out,
-    vq: Annotated[Path, typer.Option(help="Trained image tokenizer.")],
-    reader: Annotated[
-        Path | None,
-        typer.Option(help="Trained reader to put beside the model, for evaluation.", show_default=False),
-    ] = None,
-    condition: Annotated[str, typer.Option(help="caption, or class (48 labels).")] = "caption",
-    start: Start = None,
-    size: Annotated[str, typer.Option(help="base, long (32 x 32 tokens) or tiny.")] = "base",
-    *,
-    training: TrainingOptions,
-) -> None:
-    """Train a LlamaGen on the tokens of scenes, and its text encoder with it.
-
-    Writes a folder with transformer, text encoder, tokenizer and image tokenizer.
-    By default it takes 75 minutes, 16 examples at once.
-
-    Example:
-        mmspec train image --out my-scenes --vq my-vq --reader my-reader
-        mmspec train image --out my-classes --vq my-vq --condition class --from my-scenes --minutes 8
-    """
-    from mmspec.reference.training.image import train_image
-
-    folder = train_image(out, vq, reader=reader, condition=condition, start=start, size=size, **training.plan)
-    training.report(folder, "score it: mmspec evaluate image", size=size)
 
 
 @train_app.command()
@@ -279,7 +118,7 @@ def drafter(
     from mmspec.cli.choice import parse_options
     from mmspec.errors import InputError
     from mmspec.pipelines.drafter_prompts import ImagePrompts
-    from mmspec.reference.training.drafter_data import scene_data
+    from mmspec.training.data.scenes import scene_data
     from mmspec.training.drafter import train_drafter
     from mmspec.training.methods import METHODS, check_method
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import LinearAttentionLayer
 
-from mmspec.decoding.delta_rule import NodeUpdates, state_after
 from mmspec.decoding.draft import Nodes
 from mmspec.decoding.indexing import pick, take
 from mmspec.errors import UnsupportedModelError
@@ -32,6 +31,41 @@ States = dict[tuple[str, int], Tensor]
 before the prompt; ("recurrent", i) [R, ...] after the last token."""
 
 CONV, STATE = ("conv", 0), ("recurrent", 0)  # the only ones of mixers with a closed form
+
+
+class NodeUpdates(NamedTuple):
+    """Update of a recurrent state of the gated delta rule by each node of a draft.
+
+    `mmspec.kernels.gated_delta_tree` computes what each node adds to the committed state S: its key k and its
+    update u, under the decay G from that state on.
+
+    Attributes:
+        keys: [B, heads, n, d_k].
+        values: [B, heads, n, d_v] u above: a value, less what the state before it recalls for its key.
+        decay: [B, heads, n] log decay G from the committed state to the node, itself included.
+    """
+
+    keys: Tensor
+    values: Tensor
+    decay: Tensor
+
+
+def state_after(state: Tensor, updates: NodeUpdates, path: Tensor, node: Tensor) -> Tensor:
+    """Recurrent state of the gated delta rule after one node of each row, in closed form.
+
+    After node a it is exp(G_a) S + sum_j exp(G_a - G_j) k_j u_j^T, over its ancestors and itself; none is
+    kept for a node.
+
+    Args:
+        state: [B, heads, d_k, d_v] after the last committed token.
+        updates: of all nodes.
+        path: [B, n] True for the node and its ancestors.
+        node: [B].
+    """
+    keys, values, decay = updates
+    last = decay.gather(2, node[:, None, None].expand(-1, decay.shape[1], 1))  # [B, heads, 1]
+    weight = (last - decay).masked_fill(~path[:, None], float("-inf")).exp()
+    return last.exp()[..., None] * state + (keys * weight[..., None]).mT @ values
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ about it. Rows of a batch may have settings of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -16,17 +17,109 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from mmspec.decoding.distribution import Scores
+from mmspec.decoding.distribution import AnyDistribution, Scores
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.lockstep import Lockstep
 from mmspec.decoding.once import once
-from mmspec.decoding.row_settings import ROW_SETTINGS, RowSettings, check_setting, read_setting, values_of
-from mmspec.decoding.rows import named
+from mmspec.decoding.rows import Rows, named
 from mmspec.decoding.sparse_distribution import part_ties
+from mmspec.errors import InputError
 from mmspec.kernels import Warping, warp_logits
 from mmspec.kernels.sampling import of_rows
+from mmspec.validation import is_integer, is_list, plain_numbers, require_number
 
-__all__ = ["Sampler"]
+__all__ = ["ROW_SETTINGS", "RowSettings", "Sampler", "check_rows", "check_setting", "read_setting"]
+
+#: Settings that rows of a batch may have each their own of, and what None stands for there.
+ROW_SETTINGS = {"temperature": None, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "guidance_scale": None}
+
+
+@dataclass(frozen=True)
+class RowSettings(Rows, ABC):
+    """Base of samplers: what turns a target's output into distributions, and its settings.
+
+    Each row of a batch may have its own temperature, and its own of what subclasses add.
+    """
+
+    row_fields = named("temperature")
+
+    temperature: float | Sequence[float] = 0.0
+
+    @property
+    def processors(self) -> Sequence[LogitsProcessorList | Lockstep]:
+        """Logits processors of the rows; none for samplers of vectors."""
+        return ()
+
+    @property
+    def is_guided(self) -> bool:
+        """True if any row is, so that the unconditional prompts are read as well."""
+        return bool(getattr(self, "guidance_scale", 1.0) != 1.0)
+
+    @abstractmethod
+    def __call__(
+        self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
+    ) -> AnyDistribution:
+        """Make distributions of what a target says of the nodes of a draft.
+
+        Args:
+            logits: [B, n, V], or [2B, n, V] under guidance: conditional rows, then unconditional ones. What
+                other targets give in their place: parameters or conditions, [.., n, D].
+            draft: the scored nodes, of T chains.
+            history: B lists of committed token ids, prompt and root included.
+            first: [T] output index that depth 1 competes for.
+        """
+
+    @property
+    def greedy(self) -> bool:
+        """True if all rows are."""
+        return self.temperature == 0.0
+
+    def numbers(self, name: str, like: Tensor) -> float | Tensor:
+        """The number of a setting, or [B, 1, 1] of them beside `like`, where rows differ."""
+        numbers: float | Tensor = of_rows(values_of(getattr(self, name)), like)
+        return numbers
+
+
+def check_setting(name: str, value: Any) -> None:
+    """Raise InputError for a value outside the range of its setting."""
+    if name == "temperature":
+        require_number(name, value, 0.0, 1e4, "0 (greedy) to 10000")
+        if 0.0 < value < 1e-4:
+            raise InputError(name, value, "0 (greedy), or at least 0.0001")
+    elif name == "guidance_scale":
+        require_number(name, value, 0.0, 1e4, "0 to 10000; 1 is off")
+    elif name == "top_k" and value is not None and (not is_integer(value) or value < 0):
+        raise InputError(name, value, "a positive integer, or None or 0 to keep every token")
+    elif name == "top_p" and value is not None:
+        require_number(name, value, 0.0, 1.0, "above 0, at most 1", open_below=True)
+    elif name == "min_p" and value is not None:
+        require_number(name, value, 0.0, 1.0, "0 to 1")
+
+
+def read_setting(name: str, given: Any, check: Callable[[str, Any], None]) -> Any:
+    """Check a value, or one for each row: a tuple without None, or one value where all are equal."""
+    given = plain_numbers(given)
+    values = list(given) if is_list(given) else [given]
+    if not values:
+        raise InputError(name, given, "one value, or one for each row")
+    if len(values) > 1:
+        values = [ROW_SETTINGS[name] if value is None else value for value in values]
+    for value in values:
+        check(name, value)
+    return values[0] if all(value == values[0] for value in values) else tuple(values)
+
+
+def check_rows(settings: object, count: int, rows: str = "rows") -> None:
+    """Raise InputError for a setting that is a list of another length than the batch, or that holds None."""
+    for name in ROW_SETTINGS:
+        values = getattr(settings, name, None)
+        if is_list(values) and (len(values) != count or None in values):
+            raise InputError(name, values, f"one value, or a list with one for each of the {count} {rows}")
+
+
+def values_of(setting: Any) -> tuple[Any, ...]:
+    """The one value of a checked setting, or those of the rows."""
+    return setting if isinstance(setting, tuple) else (setting,)
 
 
 @dataclass(frozen=True)
@@ -61,11 +154,6 @@ class Sampler(RowSettings):
     def __post_init__(self) -> None:
         for name in ROW_SETTINGS:
             object.__setattr__(self, name, read_setting(name, getattr(self, name), check_setting))
-
-    @property
-    def is_guided(self) -> bool:
-        """True if any row is, so that the unconditional prompts are read as well."""
-        return self.guidance_scale != 1.0
 
     @property
     def only_guides(self) -> bool:
@@ -109,14 +197,7 @@ class Sampler(RowSettings):
     def __call__(
         self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
     ) -> Scores:
-        """Make distributions of a target's logits, which are warped once a rule asks for it.
-
-        Args:
-            logits: [B, n, V], or [2B, n, V] under guidance: conditional rows, then unconditional ones.
-            draft: the scored nodes; they give processors their paths.
-            history: B lists of committed token ids, prompt and root included.
-            first: [T] output index that depth 1 competes for, for samplers whose settings depend on it.
-        """
+        """Make distributions of a target's logits, which are warped once a rule asks for it."""
         if self.processors:
             return self.scores(self.processed(self.guided(logits), draft, history), draft.valid.shape)
         return self._scores(logits, self.warping, draft.valid.shape)
@@ -167,6 +248,6 @@ class Sampler(RowSettings):
     def _scores(self, logits: Tensor, warping: Warping, shape: Sequence[int]) -> Scores:
         greedy: bool | Tensor = self.greedy
         if not self.greedy and 0.0 in warping.temperature:
-            rows = self.numbers("temperature", logits) == 0.0
+            rows: Tensor = of_rows(warping.temperature, logits) == 0.0
             greedy = rows.repeat_interleave(shape[0] // len(rows), 0)
         return Scores(logits, greedy, warping, shape)

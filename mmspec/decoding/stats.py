@@ -1,22 +1,30 @@
 """Statistics of decoding: tokens, rounds, acceptance, times and memory.
 
-Acceptance length counts the bonus token (vLLM's convention); plain decoding has 1.0.
+Acceptance length counts the bonus token (vLLM's convention); plain decoding has 1.0. Times of the parts of a
+loop (`Laps`) are by the host's clock; or, where a benchmark asks for it, by events on the GPU, which cost no
+synchronisation until the loop has ended.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
+from time import perf_counter
 from typing import Any
+
+import torch
 
 from mmspec.decoding.rows import Rows, named
 
 #: Parts of a call's time, each with its `<part>_seconds`.
 PARTS = ("prompt", "target", "draft", "verify")
 ROW_COUNTS = ("new_tokens", "rounds", "drafted", "accepted", "accepted_histograms")
+_by_device = ContextVar("by_device", default=False)
 
 
 @dataclass
@@ -100,7 +108,7 @@ class DecodingStats(Rows):
         return merge_stats([self, other])
 
     def of_rows_alone(self) -> DecodingStats:
-        """Return what is known of the rows by themselves, without what is summed with other rows."""
+        """Return statistics with the counts of these rows, and nothing summed with other rows."""
         own: dict[str, Any] = {name: getattr(self, name) for name in ROW_COUNTS}
         own |= {"prompt_forwards": self.prompt_forwards, "target_forwards": self.nfe_max}
         return DecodingStats(self.accelerator, self.exactness, self.keeps, **own)
@@ -193,3 +201,68 @@ def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
             )
         merged.cache_bytes = max(merged.cache_bytes, part.cache_bytes)
     return merged
+
+
+@contextmanager
+def timed_by_device() -> Iterator[None]:
+    """Time the loops that begin in here by events on their device, where it is a GPU.
+
+    The host's clock there says how long work took to submit, not to run.
+    """
+    token = _by_device.set(True)
+    try:
+        yield
+    finally:
+        _by_device.reset(token)
+
+
+class Laps:
+    """Adds the seconds of each part to the `<part>_seconds` of statistics.
+
+    On leaving the block, what the GPU's events say is added; the host waits for them.
+
+    Args:
+        stats: where the seconds go.
+        device: that the parts run on.
+    """
+
+    def __init__(self, stats: DecodingStats, device: torch.device) -> None:
+        self._stats = stats
+        self._by_events = _by_device.get() and device.type == "cuda"
+        self._laps: list[tuple[str, Any, Any]] = []
+        self._last: Any = None
+
+    def __enter__(self) -> Laps:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._laps:
+            torch.cuda.synchronize()
+        for part, begin, end in self._laps:
+            self._add(part, begin.elapsed_time(end) / 1000)
+        self._laps.clear()
+
+    def start(self) -> None:
+        """Begin a part here; what came since the last one belongs to none."""
+        self._last = self._now()
+
+    def end(self, part: str) -> None:
+        """End a part here, and begin the next."""
+        now = self._now()
+        if self._by_events:
+            self._laps.append((part, self._last, now))
+        else:
+            self._add(part, now - self._last)
+        self._last = now
+
+    def _now(self) -> Any:
+        if not self._by_events:
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _add(self, part: str, seconds: float) -> None:
+        name = f"{part}_seconds"
+        setattr(self._stats, name, getattr(self._stats, name) + seconds)

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.annealing import StepAnnealing
 from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.denoising import Denoising
+from mmspec.decoding.denoising import Denoising, StepAnnealing
 from mmspec.decoding.draft import Cells, Draft, DraftKind, Progress
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, list_prompts

@@ -14,8 +14,7 @@ from mmspec.decoding.cache import check_layer_types
 from mmspec.errors import CheckpointError, UnsupportedModelError
 from mmspec.models.checkpoint import check_source, first_line, split_gguf
 from mmspec.targets.admission import check_model
-from mmspec.targets.memory import cached_bytes
-from mmspec.targets.state_memory import measure_states
+from mmspec.targets.memory import cached_bytes, measure_states
 
 __all__ = ["examine_model"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["hooks_of", "is_finite", "is_offloaded", "stored_weight", "stored_weights"]
+__all__ = ["execution_device", "hooks_of", "is_finite", "is_offloaded", "stored_weight", "stored_weights"]
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
@@ -20,6 +20,19 @@ def hooks_of(module: nn.Module) -> list[Any]:
 def is_offloaded(model: nn.Module) -> bool:
     """True if some weights of a model lie elsewhere than where it computes, and come for each forward."""
     return any(getattr(hook, "offload", False) for part in model.modules() for hook in hooks_of(part))
+
+
+def execution_device(*modules: nn.Module) -> torch.device:
+    """Device of the first module that accelerate moves to one; else that of the last module's weights.
+
+    Offloaded weights lie on the CPU, or nowhere, until a hook of accelerate brings them for a forward; such
+    hooks may be on the innermost modules alone.
+    """
+    for module in (*modules, *modules[-1].modules()):
+        for hook in hooks_of(module):
+            if (place := getattr(hook, "execution_device", None)) is not None:
+                return torch.device(place)
+    return next(modules[-1].parameters()).device
 
 
 def stored_weight(model: nn.Module, name: str) -> Tensor:

@@ -22,15 +22,14 @@ from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.rows import Rows, named
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError, UnsupportedModelError
-from mmspec.models.weights import is_offloaded
+from mmspec.models.weights import execution_device, is_offloaded
 from mmspec.targets.admission import check_model
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
+from mmspec.targets.memory import check_draft, measure_states
 from mmspec.targets.mixers import mixers_on_tree
-from mmspec.targets.placement import execution_device
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
 from mmspec.targets.rotary import change_of, find_changing, turned_one_by_one, turned_together
-from mmspec.targets.state_memory import check_draft, measure_states
 from mmspec.targets.steps import CapturedForward, CompiledForward
 from mmspec.transformers_versions import cache_name
 
@@ -410,12 +409,12 @@ class HiddenStates:
         ]
 
     def take(self) -> dict[int, Tensor]:
-        """Return those of the last forward, tap -> [B, n, d], and forget them."""
+        """Return the states of the last forward, tap -> [B, n, d], and forget them."""
         states, self._states = self._states, {}
         return states
 
     def put(self, states: dict[int, Tensor]) -> None:
-        """Give those of a forward in which no hook ran."""
+        """Set the states of a forward that was replayed from a graph, where no hook runs."""
         self._states = states
 
     def close(self) -> None:

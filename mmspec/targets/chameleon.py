@@ -17,10 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mmspec.decoding.image_grid import ImageGrid
-from mmspec.errors import CheckpointError, InputError
+from mmspec.errors import InputError
 from mmspec.models.weights import stored_weight
 from mmspec.targets.image_tokens import CODEBOOK, check_stride
-from mmspec.targets.placement import execution_device
 from mmspec.targets.text_vocabulary import (
     TextVocabularyTarget,
     code_ids,
@@ -56,6 +55,7 @@ class AnoleTarget(TextVocabularyTarget):
         CheckpointError: tokenizer, codebook and vocabulary do not fit each other.
     """
 
+    no_vq = "the image tokenizer: transformers' Chameleon has no decoder (see load_chameleon_vq)"
     published = {"guidance_scale": 3.0, "top_k": 2000}
 
     def __init__(self, model: PreTrainedModel, vq: Any = None, codebook: Tensor | None = None) -> None:
@@ -90,15 +90,6 @@ class AnoleTarget(TextVocabularyTarget):
             return [begin, *plain_ids(tokenizer, content), end, image]
 
         return turn(text), [begin, image] if negative is None else turn(negative)
-
-    def decode(self, cells: Tensor) -> Tensor:
-        """Decode codes [B, rows, columns] into images [B, 3, H, W]."""
-        from mmspec.models.autoencoders import decode_tokens
-
-        if self.vq is None:
-            allowed = "the image tokenizer: transformers' Chameleon has no decoder (see load_chameleon_vq)"
-            raise CheckpointError("vq", None, allowed)
-        return decode_tokens(self.vq, cells.to(execution_device(self.vq)))
 
 
 class LuminaTarget(AnoleTarget):

@@ -1,4 +1,4 @@
-"""Emu3 as a target (Wang et al., 2409.18869): rows that end in a token, and three tokens after the last."""
+"""Emu3 and Emu3.5 as targets: images of any size, whose rows end in a token."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mmspec.decoding.image_grid import ImageGrid
-from mmspec.errors import InputError
-from mmspec.models.weights import stored_weight
-from mmspec.targets.image_tokens import CODEBOOK
-from mmspec.targets.placement import execution_device
+from mmspec.errors import CheckpointError, InputError
+from mmspec.models.weights import execution_device, stored_weight
+from mmspec.targets.image_tokens import CODEBOOK, check_stride
 from mmspec.targets.text_vocabulary import (
     TextVocabularyTarget,
     code_ids,
@@ -21,11 +20,14 @@ from mmspec.targets.text_vocabulary import (
     token_ids,
 )
 
-__all__ = ["AnySizeTarget", "Emu3Target"]
+__all__ = ["AnySizeTarget", "Emu3Target", "Emu3p5Target"]
 
 BEGIN_OF_IMAGE, BEGIN_OF_TOKENS = "<|image start|>", "<|image token|>"  # the size stands between them
 END_OF_ROW, END_OF_FRAME, END_OF_IMAGE = "<|extra_200|>", "<|extra_201|>", "<|image end|>"
 DEFAULT_CELLS = 90  # 720 pixels
+STRIDE_3_5 = 16
+CELLS_3_5 = 64  # 1024 pixels
+TURN = ("<|extra_203|>", "<|extra_100|>")  # of Emu3.5: the begin of a prompt, and of its answer
 NEGATIVE = (
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst "
     "quality, low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
@@ -57,7 +59,9 @@ class AnySizeTarget(TextVocabularyTarget):
 
 
 class Emu3Target(AnySizeTarget):
-    """Adapter from `Emu3ForConditionalGeneration` to the Target interface; the tokenizer is inside the model.
+    """Adapter from `Emu3ForConditionalGeneration` (Wang et al., 2409.18869) to the Target interface.
+
+    Rows end in a token, and the image in three more. The image tokenizer is inside the model.
 
     Args:
         model: a loaded Emu3-Gen.
@@ -99,3 +103,51 @@ class Emu3Target(AnySizeTarget):
         """Decode codes [B, rows, columns] into images [B, 3, H, W]."""
         images: Tensor = self.vq.decode(cells.to(execution_device(self.vq)))
         return images
+
+
+class Emu3p5Target(AnySizeTarget):
+    """Adapter from `Emu3p5ForCausalLM` (Cui et al., 2510.26583) to the Target interface.
+
+    Rows end in a token, the last one in the image's end.
+
+    Args:
+        model: a loaded Emu3.5; its codes are the tokens behind the image's end.
+        vq: its image tokenizer (IBQ), a diffusers `VQModel`; needed for pixels alone.
+        codebook: [K, d]; that of `vq` if None.
+
+    Raises:
+        CheckpointError: tokenizer, codebook and vocabulary do not fit each other.
+    """
+
+    no_vq = "the image tokenizer, which Emu3.5 keeps in a folder of its own"
+    published = {"guidance_scale": 5.0, "top_k": 5120}
+
+    def __init__(self, model: PreTrainedModel, vq: Any = None, codebook: Tensor | None = None) -> None:
+        config: Any = model.config
+        first = config.eoi_token_id + 1
+        codes = range(first, config.vocab_size)
+        if not codes:
+            allowed = f"more than {first} tokens: the codes stand behind the end of an image"
+            raise CheckpointError("vocab_size", config.vocab_size, allowed)
+        row_end, last_row_end = len(codes), len(codes) + 1
+        grid = ImageGrid(CELLS_3_5, CELLS_3_5, len(codes), row_end, last_row_end=last_row_end)
+        if vq is not None:
+            check_stride(vq, STRIDE_3_5)
+            codebook = vq.quantize.embedding.weight if codebook is None else codebook
+        super().__init__(model, grid, codes, [config.eol_token_id, config.eoi_token_id], STRIDE_3_5, codebook)
+        self.vq = vq
+
+    def prompt_ids(
+        self, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[list[int], list[int]]:
+        """A turn, then the grid's size; the unconditional prompt is a turn without task and text."""
+        begin, answer = special_ids(tokenizer, *TURN)
+        config: Any = self.config
+        size = plain_ids(tokenizer, f"{grid.rows}*{grid.columns}")
+
+        def turn(task: str, content: str) -> list[int]:
+            said = plain_ids(tokenizer, f"You are a helpful assistant{task}. USER: {content} ASSISTANT: ")
+            return [begin, *said, answer, config.boi_token_id, *size, config.img_token_id]
+
+        task = " for t2i task"
+        return turn(task, text), turn("", "") if negative is None else turn(task, negative)

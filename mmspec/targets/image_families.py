@@ -61,13 +61,13 @@ IMAGE_FAMILIES = {
     "llamagen": Family("mmspec.targets.llamagen:LlamaGenTarget", answers=False, vq_apart=True),
     "janus": Family("mmspec.targets.janus:JanusTarget"),
     "emu3": Family("mmspec.targets.emu3:Emu3Target"),
-    "Emu3": Family("mmspec.targets.emu3_5:Emu3p5Target", vq_apart=True),  # how Emu3.5 names its model type
+    "Emu3": Family("mmspec.targets.emu3:Emu3p5Target", vq_apart=True),  # how Emu3.5 names its model type
     "chameleon": Family("mmspec.targets.chameleon:AnoleTarget", vq_apart=True),
     "lumina_mgpt": Family("mmspec.targets.chameleon:LuminaTarget", vq_apart=True),
 }
 #: Families whose tokens are vectors.
 CONTINUOUS_FAMILIES = {
-    "nextstep": Family("mmspec.targets.nextstep:NextStepTarget", VECTORS, answers=False),
+    "nextstep": Family("mmspec.targets.continuous:NextStepTarget", VECTORS, answers=False),
     "mar": Family("mmspec.targets.mar:MARTarget", VECTORS, answers=False),
 }
 FAMILIES = {**IMAGE_FAMILIES, **CONTINUOUS_FAMILIES}

@@ -23,6 +23,7 @@ from mmspec.decoding.image_grid import Grammar, ImageGrid, exclude
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.rows import named
 from mmspec.errors import CheckpointError, InputError
+from mmspec.models.weights import execution_device
 from mmspec.targets.causal import CausalState, CausalTarget
 
 __all__ = ["CELLS", "CODEBOOK", "ImageState", "ImageTokenTarget", "PromptPair", "check_stride"]
@@ -65,7 +66,9 @@ class ImageTokenTarget(CausalTarget, ABC):
     Attributes:
         vocabulary: K + S.
         grid, stride, codebook: as passed.
+        vq: the image tokenizer; None if there is none at hand.
         only_size: what the default size is, in words, where there is no other.
+        no_vq: what is lacking, in words, where there is no image tokenizer.
         published: sampling settings of the family's authors.
         classes: number of classes that images are asked for by; None where they are asked for in words.
 
@@ -75,7 +78,9 @@ class ImageTokenTarget(CausalTarget, ABC):
     """
 
     grid: ImageGrid
+    vq: Any
     only_size: ClassVar[str] = "the only size that this model draws"
+    no_vq: ClassVar[str] = "an image tokenizer, which turns tokens into pixels"
     published: Mapping[str, Any] = {}
     classes: int | None = None
 
@@ -131,9 +136,16 @@ class ImageTokenTarget(CausalTarget, ABC):
             InputError: a part is missing or belongs to another model, or the prompt cannot be read.
         """
 
-    @abstractmethod
     def decode(self, cells: Tensor) -> Tensor:
-        """Decode codes [B, rows, columns] into images [B, 3, H, W], about [-1, 1]."""
+        """Decode codes [B, rows, columns] into images [B, 3, H, W], about [-1, 1], of the tokenizer's dtype.
+
+        By `vq`, a `VQModel` of diffusers, unless a family has an image tokenizer of its own.
+        """
+        from mmspec.models.autoencoders import decode_tokens
+
+        if self.vq is None:
+            raise CheckpointError("vq", None, self.no_vq)
+        return decode_tokens(self.vq, cells.to(execution_device(self.vq)))
 
     @torch.no_grad()
     def decode_tokens(self, codes: Tensor, grid: ImageGrid | None = None) -> Tensor:

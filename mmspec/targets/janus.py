@@ -10,9 +10,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import InputError
-from mmspec.models.weights import stored_weight
+from mmspec.models.weights import execution_device, stored_weight
 from mmspec.targets.image_tokens import CODEBOOK
-from mmspec.targets.placement import execution_device
 from mmspec.targets.text_vocabulary import TextPromptTarget, plain_ids, special_ids
 
 __all__ = ["JanusTarget"]

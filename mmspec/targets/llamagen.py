@@ -21,7 +21,6 @@ from mmspec.models.llamagen import (
 )
 from mmspec.targets.batches import EMBEDDINGS
 from mmspec.targets.image_tokens import ImageTokenTarget, PromptPair
-from mmspec.targets.placement import execution_device
 
 __all__ = ["LlamaGenTarget"]
 
@@ -101,14 +100,6 @@ class LlamaGenTarget(ImageTokenTarget):
         rest = dict(inputs)
         ids, features = rest.pop("input_ids"), rest.pop("caption_features", None)
         return {**rest, EMBEDDINGS: self.model.model.embed(ids, features)}
-
-    def decode(self, cells: Tensor) -> Tensor:
-        """Decode codes [B, rows, columns] into images [B, 3, H, W] of the tokenizer's dtype."""
-        from mmspec.models.autoencoders import decode_tokens
-
-        if self.vq is None:
-            raise CheckpointError("vq", None, "an image tokenizer, which turns tokens into pixels")
-        return decode_tokens(self.vq, cells.to(execution_device(self.vq)))
 
 
 @torch.inference_mode()

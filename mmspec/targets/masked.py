@@ -17,9 +17,9 @@ from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
+from mmspec.models.weights import execution_device
 from mmspec.targets.admission import check_length, check_model, length_limit, refusal
 from mmspec.targets.attention import mask_dtype
-from mmspec.targets.placement import execution_device
 from mmspec.targets.steps import CompiledForward
 from mmspec.validation import is_integer
 

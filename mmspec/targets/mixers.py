@@ -24,7 +24,6 @@ from mmspec.decoding.cache import RaggedCache, check_layer_types
 from mmspec.decoding.draft import Nodes
 from mmspec.decoding.recurrent import RECURRENT_LAYERS, Paths, RecurrentLayer
 from mmspec.errors import UnsupportedModelError
-from mmspec.targets.replacing import replaced_forward
 from mmspec.transformers_versions import cache_name
 
 __all__ = ["CLOSED_FORMS", "find_mixers", "mixers_on_tree"]
@@ -141,6 +140,29 @@ def keeps_state(module: nn.Module) -> bool:
         return False
     needed = [name for name, one in forward.items() if one.default is one.empty and one.kind in POSITIONAL]
     return len(needed) == 2  # self and the input
+
+
+@contextmanager
+def replaced_forward(
+    module: nn.Module, replacement: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Let a module compute something else, until the context is left.
+
+    Args:
+        module: of a target.
+        replacement: makes the other forward of the module's own.
+    """
+    # accelerate's hooks (device_map, offloading) stand at `forward`, and call the module's own by this name
+    name = "_old_forward" if hasattr(module, "_hf_hook") else "forward"
+    kept = vars(module).get(name)
+    setattr(module, name, replacement(getattr(module, name)))
+    try:
+        yield
+    finally:
+        if kept is None:
+            delattr(module, name)
+        else:
+            setattr(module, name, kept)
 
 
 @contextmanager

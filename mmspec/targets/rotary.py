@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmspec.targets.replacing import replaced_forward
+from mmspec.targets.mixers import replaced_forward
 
 __all__ = ["change_of", "find_changing", "turned_one_by_one", "turned_together"]
 

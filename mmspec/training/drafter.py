@@ -46,8 +46,7 @@ def train_drafter(
     Runs on whatever `accelerate launch` gives it: a CPU, one GPU or several.
 
     Args:
-        target: folder or hub id of a vision-language model, or the folder of an image model that
-            `mmspec train image` wrote.
+        target: folder or hub id of a vision-language model, or the folder of a LlamaGen.
         out: the folder to write.
         method: a name in `METHODS`.
         settings: of the drafter and its loss, such as `{"block": 10}`.
@@ -115,7 +114,9 @@ def train_drafter(
         }
         left_out = getattr(source, "left_out", {})
         about |= {"skipped_rows": left_out} if left_out else {}
-        save_trained(model, out, training_record("drafter", options, training, model, before, **about))
+        save_trained(
+            model, out, training_record("mmspec train drafter", options, training, model, before, **about)
+        )
     accelerator.wait_for_everyone()
     return out
 

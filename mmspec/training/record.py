@@ -32,7 +32,7 @@ def training_record(
     """The record of a training: its command, seed, batch size, stages, device and versions.
 
     Args:
-        command: the subcommand of `mmspec train`.
+        command: without its options, such as `mmspec train drafter`.
         options: of the command, by name; those that are None are left out.
         training: that is done.
         model: whose parameters are counted.
@@ -45,7 +45,7 @@ def training_record(
         device = f"{accelerator.num_processes} x {torch.cuda.get_device_name()}"
     else:
         device = f"CPU ({platform.machine()}), {torch.get_num_threads()} threads"
-    made = {"command": f"mmspec train {command} {given}", **more, "seed": training.seed}
+    made = {"command": f"{command} {given}", **more, "seed": training.seed}
     made |= {"batch_size": training.batch_size, "stages": [*before, *training.finished]}
     made |= {"parameters": sum(each.numel() for each in model.parameters()), "device": device}
     made |= {"torch": str(torch.__version__)}

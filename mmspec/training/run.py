@@ -22,7 +22,6 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_state_dict,
-    set_model_state_dict,
     set_optimizer_state_dict,
 )
 from torch.distributed.fsdp import FSDPModule
@@ -210,6 +209,12 @@ class Training:
         """
         accelerator, budget = self.accelerator, self.budget.share(share)
         learner = stage.learner.to(accelerator.device)
+        if self.restored is not None:
+            try:
+                learner.load_state_dict(self.restored["weights"])
+            except RuntimeError as error:
+                allowed = "the state of a training of the same model"
+                raise CheckpointError("resume", str(self.path), allowed) from error
         trained = twin(learner) if accelerator.is_fsdp2 else learner
         optimizers = muon_and_adamw(
             trained.named_parameters(), slow=stage.slow, slow_factor=stage.slow_factor, outer=stage.outer
@@ -311,18 +316,13 @@ class Training:
                 torch.save(state | {"weights": weights, "optimizers": moments}, temporary)
 
     def _restore(self, trained: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Begin the stage, or take over the state to go on from: weights, optimizers, the place in it."""
+        """Begin the stage, or take over optimizers and the place in it from the state to go on from."""
         self.step, self.seconds = 0, 0.0
         if self.restored is None:
             return
         state, self.restored = self.restored, None
         moments, some = state["optimizers"], StateDictOptions(full_state_dict=True, strict=False)
-        try:
-            set_model_state_dict(trained, state["weights"], options=StateDictOptions(full_state_dict=True))
-            set_optimizer_state_dict(trained, optimizers, moments, options=some)
-        except (KeyError, RuntimeError) as error:
-            allowed = "the state of a training of the same model"
-            raise CheckpointError("resume", str(self.path), allowed) from error
+        set_optimizer_state_dict(trained, optimizers, moments, options=some)
         for name, parameter in trained.named_parameters():
             if name not in moments["state"]:  # it has had no gradient yet; torch makes states for all
                 for optimizer in optimizers:
@@ -350,9 +350,9 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def twin(module: M) -> M:
-    """Copy a module with its weights; plain attributes, such as a frozen target, are shared."""
-    shared = {id(value): value for value in vars(module).values() if not isinstance(value, dict)}
-    return deepcopy(module, shared)
+    """Copy a module with its weights; the frozen target of a drafter's loss, a plain attribute, is shared."""
+    target = vars(module).get("target")
+    return deepcopy(module, {id(target): target})
 
 
 def scalars(figures: Any) -> dict[str, float]:

@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.canvas import Stopping
+from mmspec.decoding.canvas import Stopping, VectorCanvas
 from mmspec.decoding.denoising import DenoisingProcess
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
-from mmspec.decoding.vector_canvas import VectorCanvas
 from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.drafters.cell_order import CellOrderDrafter
 from mmspec.targets.mar import MARTarget

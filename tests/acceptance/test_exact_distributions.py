@@ -91,7 +91,7 @@ def test_without_replacement_accepts_most_and_every_further_sibling_helps() -> N
 def test_equal_distributions_never_divide_by_zero(dtype: torch.dtype) -> None:
     """transformers' `_speculative_sampling` gives NaN here."""
     p = torch.tensor([[0.1, 0.2, 0.7], [1.0, 0.0, 0.0]], dtype=dtype)
-    from mmspec.kernels.residual import residual
+    from mmspec.kernels.chain import residual
 
     assert torch.equal(residual(p, p.clone()), p)
     assert residual(p, p.roll(1, 0)).sum(-1).allclose(torch.ones(2, dtype=dtype))

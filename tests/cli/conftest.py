@@ -84,7 +84,7 @@ def run_json(run) -> Callable[..., object]:
 
 @pytest.fixture
 def no_reference_models(monkeypatch) -> None:
-    monkeypatch.setattr("mmspec.reference.assets.reference_models", dict)
+    monkeypatch.setattr("mmspec.assets.reference_models", dict)
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from tests.packaging.source_tree import ROOT
         (["check", "/no/such/folder"], "folder that holds a checkpoint"),
         (["check", "x", "--dtype", "bfloat"], "did you mean 'bfloat16'"),
         (["scenes", "--out", "/proc/none/x.png"], "--out"),
-        (["train", "vlm", "--out", "x", "--size", "bas"], "did you mean 'base'"),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_2(fails, arguments, message):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mmspec.reference.assets import reference_models
+from mmspec.assets import reference_models
 
 pytestmark = pytest.mark.skipif(
     len(reference_models()) < 2, reason="the reference models are not in assets/ (yet)"
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_with_nothing_named_a_scene_is_captioned_in_fewer_forwards(run_json):
-    from mmspec.reference.scenes import caption, sample_scene
+    from mmspec.scenes import caption, sample_scene
 
     (record,) = run_json("caption", "--compare", "--seed", 1)
     assert record["identical"] is True

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.decoding import delta_rule
+from mmspec.decoding import recurrent
 from mmspec.decoding.cache import WritePlan
-from mmspec.decoding.delta_rule import NodeUpdates
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.recurrent import CONV, STATE, Paths, RecurrentLayer
+from mmspec.decoding.recurrent import CONV, STATE, NodeUpdates, Paths, RecurrentLayer
 from mmspec.kernels import gated_delta
 from tests.contracts.mutation import PlantedBug
 from tests.oracles import ragged_tree
@@ -83,7 +82,7 @@ def test_the_state_after_any_node() -> None:
     updates = updates_of(parts, state, draft)
     for node in range(NODES):
         at = torch.full((ROWS,), node)
-        after = delta_rule.state_after(state, updates, draft.ancestors[:, node], at)
+        after = recurrent.state_after(state, updates, draft.ancestors[:, node], at)
         for row, _, path in paths_of(draft)[node::NODES]:
             _, expected = read_token_by_token(parts, state, row, path)
             assert (after[row] - expected).abs().max() < TOLERANCE, f"row {row}, path {path}"
@@ -98,7 +97,7 @@ def test_decay_that_leaves_nothing_is_no_overflow() -> None:
     )
     assert out.isfinite().all()
     assert (
-        delta_rule.state_after(
+        recurrent.state_after(
             state.float(), NodeUpdates(*updates), draft.ancestors[:, -1], torch.full((ROWS,), NODES - 1)
         )
         .isfinite()
@@ -157,7 +156,7 @@ def test_a_commit_leaves_what_reading_the_path_leaves() -> None:
             assert (layer.committed[STATE][row] - expected).abs().max() < TOLERANCE, f"row {row}, path {path}"
 
 
-RULE, AFTER = "mmspec.kernels.gated_delta:tree_delta_rule", "mmspec.decoding.delta_rule:state_after"
+RULE, AFTER = "mmspec.kernels.gated_delta:tree_delta_rule", "mmspec.decoding.recurrent:state_after"
 LAYER, SCORED = "mmspec.decoding.recurrent:RecurrentLayer", "mmspec.decoding.recurrent:ScoredPaths"
 BUGS = {
     "a node is its own ancestor": PlantedBug(

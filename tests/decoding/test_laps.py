@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from mmspec.decoding import laps
-from mmspec.decoding.laps import Laps, timed_by_device
-from mmspec.decoding.stats import PARTS, DecodingStats, merge_stats
+from mmspec.decoding import stats
+from mmspec.decoding.stats import PARTS, DecodingStats, Laps, merge_stats, timed_by_device
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts.running import decode
@@ -30,7 +29,7 @@ def slowed(clock, function, seconds):
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(laps, "perf_counter", made)
+    monkeypatch.setattr(stats, "perf_counter", made)
     return made
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.decoding.annealing import StepAnnealing
+from mmspec.decoding.denoising import StepAnnealing
 from mmspec.decoding.draft import Draft, DraftKind, Progress
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.vector_sampling import DenoisingSampler

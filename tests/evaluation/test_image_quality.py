@@ -9,8 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
+from mmspec.assets import reference_models
 from mmspec.errors import CheckpointError, InputError, MediaError
 from mmspec.evaluation.examples import held_out_captions
+from mmspec.evaluation.quality.attributes import AttributeJudge, scenes_network
 from mmspec.evaluation.quality.feature_network import FeatureNetwork, check_network_name, load_network
 from mmspec.evaluation.quality.image_folder import ImageSet, read_images, read_prompts, real_scenes
 from mmspec.evaluation.quality.image_scores import (
@@ -27,9 +29,6 @@ from mmspec.evaluation.quality.image_scores import (
 from mmspec.evaluation.quality.intervals import student_quantile
 from mmspec.evaluation.quality.reference_statistics import read_published, read_statistics, reference_of
 from mmspec.evaluation.quality.set_distances import token_entropy
-from mmspec.reference.assets import reference_models
-from mmspec.reference.scoring.attributes import AttributeJudge
-from mmspec.reference.scoring.scenes_network import scenes_network
 from tests.tiny_models.clip import save_clip
 
 COUNT = 24

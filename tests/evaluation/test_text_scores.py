@@ -17,7 +17,7 @@ from mmspec.evaluation.quality.text_scores import (
     scene_references,
     score_texts,
 )
-from mmspec.reference.scenes import caption, sample_scene
+from mmspec.scenes import caption, sample_scene
 
 TEXTS = ["a red ring on the grass", "a blue star left of a big ring", "two small dots", "no idea at all"]
 REFERENCES = [

@@ -17,10 +17,9 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from mmspec.accelerators.tuned import fingerprint
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.weights import is_finite
+from mmspec.models.weights import execution_device, is_finite
 from mmspec.pipelines import ContinuousImagePipeline, ImagePipeline, MMSpecPipeline
 from mmspec.targets import VisionLanguageTarget
-from mmspec.targets.placement import execution_device
 from tests.drafters import flash_checks
 from tests.drafters.heads_checks import medusa_for
 from tests.tiny_models import tiny_emu3, tiny_image, tiny_janus, tiny_llama

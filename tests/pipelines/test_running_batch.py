@@ -11,7 +11,7 @@ import torch
 
 from mmspec.errors import InputError, NoRoomError, NumericalError, PipelineBusyError
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline, VisionLanguagePipeline
-from mmspec.reference.scenes import render, sample_scene
+from mmspec.scenes import render, sample_scene
 from tests.tiny_models import tiny_images, tiny_qwen3_5_vl
 
 ASSETS = Path(__file__).parents[2] / "assets"

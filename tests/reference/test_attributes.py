@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.reference.attribute_reader import AttributeReader, ImageReading
-from mmspec.reference.scenes import (
+from mmspec.evaluation.quality.attributes import AttributeJudge, facts_present
+from mmspec.scenes import (
     IMAGE_TOKENS,
     ImagePrompt,
     caption,
@@ -18,10 +18,11 @@ from mmspec.reference.scenes import (
     render,
     sample_scene,
 )
-from mmspec.reference.scoring.attributes import AttributeJudge, facts_present
-from mmspec.reference.training.image_data import IMAGE_SIZE, READER_PATCH, image_scenes
-from mmspec.reference.training.reader import build_reader
-from mmspec.reference.training.vlm_data import PATCH_CLASSES, image_pixels, patch_labels
+from mmspec.scenes.reader import AttributeReader, ImageReading
+from mmspec.training.data.scenes import image_pixels
+from reference.image_data import IMAGE_SIZE, READER_PATCH
+from reference.reader import build_reader
+from reference.vlm_data import PATCH_CLASSES, patch_labels
 
 RING = ("small", "red", "plain", "ring")
 STAR = ("large", "blue", "dotted", "star")
@@ -85,7 +86,7 @@ class Oracle(AttributeReader):
 
 
 def test_dense_labels_give_back_every_fact_of_a_scene() -> None:
-    scenes = image_scenes(np.arange(40))
+    scenes = [sample_scene(seed, profile=IMAGE_TOKENS) for seed in range(40)]
     oracle = Oracle(build_reader("tiny").config)
     oracle.labels = torch.from_numpy(
         np.stack([patch_labels(scene, READER_PATCH, IMAGE_SIZE) for scene in scenes])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmspec.reference.scenes.contact_sheet import MARGIN, image_sheet
+from mmspec.scenes.contact_sheet import MARGIN, image_sheet
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 

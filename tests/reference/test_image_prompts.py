@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmspec.errors import InputError
-from mmspec.reference.scenes import (
+from mmspec.scenes import (
     IMAGE_TOKENS,
     caption,
     object_masks,
@@ -15,7 +15,7 @@ from mmspec.reference.scenes import (
     sample_image_prompt,
     sample_scene,
 )
-from mmspec.reference.scenes.world import GENERAL
+from mmspec.scenes.world import GENERAL
 
 SEEDS = st.integers(min_value=0, max_value=2**62)
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from mmspec.cli.application import app
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
-from mmspec.reference.scoring.image import ImageModel, _distributions, score_image_model
-from mmspec.reference.scoring.image_card import write_card
-from mmspec.reference.training.image import train_image
-from mmspec.reference.training.reader import train_reader
-from mmspec.reference.training.vq import train_vq
+from reference.__main__ import app
+from reference.image import train_image
+from reference.image_card import write_card
+from reference.image_scores import ImageModel, _distributions, score_image_model
+from reference.reader import train_reader
+from reference.vq import train_vq
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,8 @@ def test_scores_and_card(folders: dict[str, Path], condition: str) -> None:
     # An untrained model of 64 codes: near log 64 nats, and hardly any context.
     assert scores["nats"] == pytest.approx(np.log(64), abs=0.3)
     assert 0 < scores["neighbour_tv"] < 0.5 and 0 <= scores["redraw_tv"] < 0.5
-    card = write_card(folder, scores, "mmspec evaluate image tiny").read_text()
-    assert "guidance 4 (default)" in card and "mmspec evaluate image tiny" in card
+    card = write_card(folder, scores, "python -m reference evaluate image tiny").read_text()
+    assert "guidance 4 (default)" in card and "python -m reference evaluate image tiny" in card
     assert json.loads((folder / "training.json").read_text())["command"] in card
     assert json.loads((folder / "vq" / "training.json").read_text())["command"] in card
 

@@ -16,20 +16,22 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, T5EncoderModel
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.autoencoders import decode_tokens, encode_image
 from mmspec.models.llamagen import caption_prompt, null_caption_prompt
-from mmspec.reference.attribute_reader import AttributeReader
-from mmspec.reference.training.image import train_image
-from mmspec.reference.training.image_data import CAPTION_LENGTH, image_batch, image_scenes, pixel_batch
-from mmspec.reference.training.image_model import (
+from mmspec.scenes import IMAGE_TOKENS, sample_scene
+from mmspec.scenes.reader import AttributeReader
+from mmspec.training.data.scenes import CAPTION_LENGTH
+from mmspec.training.optimizers import KernelMuon, orthogonalize
+from reference.image import train_image
+from reference.image_data import image_batch, pixel_batch
+from reference.image_model import (
     SHAPES_BY_SIZE,
     ImageLoss,
     build_caption_tokenizer,
     build_text_encoder,
     build_transformer,
 )
-from mmspec.reference.training.reader import train_reader
-from mmspec.reference.training.vq import train_vq
-from mmspec.reference.training.vq_model import Reconstruction, build_vq
-from mmspec.training.optimizers import KernelMuon, orthogonalize
+from reference.reader import train_reader
+from reference.vq import train_vq
+from reference.vq_model import Reconstruction, build_vq
 
 TINY = SHAPES_BY_SIZE["tiny"]
 
@@ -140,7 +142,7 @@ def test_a_trained_folder_loads_part_by_part_as_any_other(trained: Trained) -> N
 
 def test_the_record_says_how_it_was_made(trained: Trained) -> None:
     record = json.loads((trained.image / "training.json").read_text())
-    assert record["command"].startswith("mmspec train image --out ")
+    assert record["command"].startswith("python -m reference train image --out ")
     assert record["stages"][0]["steps"] == 12 and record["seed"] == 0
 
 
@@ -206,7 +208,7 @@ def test_prompts_without_images_are_there_for_the_text_encoder_alone() -> None:
 
 def test_images_and_labels_are_those_of_the_scenes() -> None:
     batch = image_batch(np.arange(6), build_caption_tokenizer(), dropped=0.0)
-    scenes = image_scenes(np.arange(6))
+    scenes = [sample_scene(seed, profile=IMAGE_TOKENS) for seed in range(6)]
     assert torch.equal(batch.pixels, pixel_batch(np.arange(6)).pixels)
     assert batch.class_labels.tolist() == [scene.class_label for scene in scenes]
     covered = (batch.place_labels[..., 0] > 0).float().mean(1)

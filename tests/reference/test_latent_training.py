@@ -13,10 +13,10 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.models.autoencoders import load_autoencoder
 from mmspec.models.mar import MARForImageGeneration
 from mmspec.models.nextstep import NextStepForImageGeneration
-from mmspec.reference.training.autoencoder import train_autoencoder
-from mmspec.reference.training.image_data import image_batch
-from mmspec.reference.training.latent_images import encode_latents, train_latent_model
-from mmspec.reference.training.latent_model import LatentBatch, build_latent_tokenizer
+from reference.autoencoder import train_autoencoder
+from reference.image_data import image_batch
+from reference.latent_images import encode_latents, train_latent_model
+from reference.latent_model import LatentBatch, build_latent_tokenizer
 
 CLASSES = {"nextstep": NextStepForImageGeneration, "mar": MARForImageGeneration}
 
@@ -44,7 +44,7 @@ def test_a_training_saves_what_can_be_loaded(kind: str, vae: Path, tmp_path: Pat
     assert all(weight.isfinite().all() for weight in model.parameters())
     assert load_autoencoder(folder / "vae").config.latent_channels == 8
     record = json.loads((folder / "training.json").read_text())
-    assert "mmspec train latents" in record["command"] and f"--kind {kind}" in record["command"]
+    assert "python -m reference train latents" in record["command"] and f"--kind {kind}" in record["command"]
 
 
 def test_latents_stand_in_raster_order(vae: Path) -> None:

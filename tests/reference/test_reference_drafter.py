@@ -22,9 +22,9 @@ from mmspec.models.cjd import CorrectorHead
 from mmspec.models.eagle import EagleHead
 from mmspec.models.ssd import VerticalHead
 from mmspec.pipelines import MMSpecPipeline
-from mmspec.reference.training.scene_images import SceneImages
 from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.training.data.images import open_llamagen
+from mmspec.training.data.scenes import SceneImages
 from mmspec.training.data.sequences import Trial, acceptance_length
 from tests.contracts.mutation import PlantedBug
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from mmspec import MMSpecPipeline
-from mmspec.reference.scenes import render, sample_scene
+from mmspec.scenes import render, sample_scene
 
 ASSETS = Path(__file__).parents[2] / "assets"
 RUN_BY = {

@@ -11,11 +11,11 @@ from transformers import AutoConfig, AutoTokenizer
 
 from mmspec import MMSpecPipeline
 from mmspec.decoding.sampling import Sampler
+from mmspec.evaluation.quality.attributes import AttributeJudge
 from mmspec.models.autoencoders import encode_image
 from mmspec.models.image_parts import load_vq
-from mmspec.reference.scenes import IMAGE_TOKENS, caption, render, sample_scene
-from mmspec.reference.scoring.attributes import AttributeJudge
-from mmspec.reference.scoring.image import ImageModel
+from mmspec.scenes import IMAGE_TOKENS, caption, render, sample_scene
+from reference.image_scores import ImageModel
 
 ASSETS = Path(__file__).parents[2] / "assets"
 CAPTIONS = ASSETS / "scenes-llamagen"
@@ -28,8 +28,8 @@ def test_the_reference_image_model_is_small_and_carries_its_card() -> None:
     assert not [path for path in files if path.suffix in (".bin", ".pt", ".pkl")], "safetensors only"
     card = (CAPTIONS / "README.md").read_text()
     for figure in (
-        "mmspec train image",
-        "mmspec evaluate image",
+        "python -m reference train image",
+        "python -m reference evaluate image",
         "entropy of the conditionals",
         "TV after a redraw",
     ):
@@ -47,7 +47,7 @@ def test_it_draws_in_the_tokens_of_its_tokenizer() -> None:
 def test_the_long_model_draws_four_times_the_tokens_of_the_same_tokenizer() -> None:
     files = [path for path in LONG.iterdir() if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 6_000_000
-    assert "mmspec train image" in (LONG / "README.md").read_text()
+    assert "python -m reference train image" in (LONG / "README.md").read_text()
     assert (LONG / "vq").resolve() == (CAPTIONS / "vq").resolve()
     pipe: Any = MMSpecPipeline.from_pretrained(LONG, accelerator="none")
     assert pipe.dtype == torch.float32, "float8 on disk only"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoProcessor
 
-from mmspec.reference.scoring.vlm import score_vlm
+from reference.vlm_scores import score_vlm
 
 ASSETS = Path(__file__).parents[2] / "assets"
 NAMES = ["scenes-llava", "scenes-llava-small"]
@@ -17,7 +17,7 @@ def test_a_reference_model_is_small_and_carries_its_card(name: str) -> None:
     files = [path for path in (ASSETS / name).iterdir() if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 10_000_000
     card = (ASSETS / name / "README.md").read_text()
-    assert "short captions right to the word" in card and "mmspec evaluate vlm" in card
+    assert "short captions right to the word" in card and "python -m reference evaluate vlm" in card
     assert not [path for path in files if path.suffix in (".bin", ".pt", ".pkl")], "safetensors only"
 
 

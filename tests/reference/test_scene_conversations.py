@@ -11,14 +11,13 @@ import torch
 from transformers import AutoModel
 
 from mmspec.models.flash import FlashHead
-from mmspec.reference.training.drafter_data import scene_data
-from mmspec.reference.training.scene_conversations import SHARES, SceneTalk, scene_talk
-from mmspec.reference.training.vlm_model import SHAPES_BY_SIZE, build_model
-from mmspec.reference.training.vlm_processor import build_processor
 from mmspec.targets import VisionLanguageTarget
 from mmspec.training.data.conversations import ConversationReader
+from mmspec.training.data.scenes import SHARES, SceneTalk, scene_data, scene_talk
 from mmspec.training.drafter import train_drafter
 from mmspec.visual_tokens.spans import find_images
+from reference.vlm_model import SHAPES_BY_SIZE, build_model
+from reference.vlm_processor import build_processor
 
 
 @functools.cache

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mmspec.accelerators import ACCELERATORS
+from mmspec.assets import find_assets
 from mmspec.pipelines import MMSpecPipeline
-from mmspec.reference.assets import find_assets
 from tests.decoding.test_rounds import counted_copies, counted_reads
 
 TEXT = ("none", "copy", "draft_model", "eagle", "eagle3", "flash", "medusa", "hydra")

@@ -2,11 +2,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmspec.reference.scenes import COLOURS, SHAPES, questions, sample_scene
-from mmspec.reference.scenes.language import NUMBERS
-from mmspec.reference.training.vlm_data import conversation_batch
-from mmspec.reference.training.vlm_mentions import IGNORED, MENTION_CLASSES, mentions
-from mmspec.reference.training.vlm_processor import build_processor
+from mmspec.scenes import COLOURS, SHAPES, questions, sample_scene
+from mmspec.scenes.language import NUMBERS
+from reference.vlm_data import conversation_batch
+from reference.vlm_mentions import IGNORED, MENTION_CLASSES, mentions
+from reference.vlm_processor import build_processor
 
 NAMES = list(MENTION_CLASSES)
 

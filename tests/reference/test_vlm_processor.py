@@ -9,9 +9,9 @@ from PIL import Image
 from transformers import AutoProcessor, LlavaProcessor
 
 from mmspec.models.checkpoint import load_processor
-from mmspec.reference.scenes import CAPTION_PROMPTS, caption, describe, questions, render, sample_scene
-from mmspec.reference.training.vlm_model import SHAPES_BY_SIZE, build_model
-from mmspec.reference.training.vlm_processor import build_hybrid_processor, build_processor
+from mmspec.scenes import CAPTION_PROMPTS, caption, describe, questions, render, sample_scene
+from reference.vlm_model import SHAPES_BY_SIZE, build_model
+from reference.vlm_processor import build_hybrid_processor, build_processor
 
 IMAGE = {"type": "image"}
 

@@ -12,20 +12,19 @@ from torch.nn import functional as F
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmspec.errors import InputError
-from mmspec.reference.scenes import HELD_OUT_SEEDS
-from mmspec.reference.scenes.world import CANVAS
-from mmspec.reference.scoring.vlm import score_vlm
-from mmspec.reference.scoring.vlm_card import write_card
-from mmspec.reference.training.vlm import train_vlm
-from mmspec.reference.training.vlm_data import (
+from mmspec.scenes import HELD_OUT_SEEDS, training_seeds
+from mmspec.scenes.world import CANVAS
+from reference.vlm import train_vlm
+from reference.vlm_card import write_card
+from reference.vlm_data import (
     QUESTIONS_PER_SCENE,
     conversation_batch,
     patch_batch,
-    training_seeds,
 )
-from mmspec.reference.training.vlm_model import SHAPES_BY_SIZE, ConversationLoss, build_model, exact_answers
-from mmspec.reference.training.vlm_processor import build_hybrid_processor, build_processor
-from mmspec.reference.training.vlm_vision import tower_of
+from reference.vlm_model import SHAPES_BY_SIZE, ConversationLoss, build_model, exact_answers
+from reference.vlm_processor import build_hybrid_processor, build_processor
+from reference.vlm_scores import score_vlm
+from reference.vlm_vision import tower_of
 
 STEPS = {"size": "tiny", "steps": 40, "batch_size": 4, "tower_share": 0.25}
 
@@ -90,7 +89,7 @@ def test_scores_and_card_come_from_the_folder_alone(trained: tuple[Path, list[tu
     scores = score_vlm(folder, scenes=3, descriptions=False)
     assert scores["captions"] == 0, "a model trained for seconds cannot caption"
     assert 0 <= scores["answers"] <= 1 and scores["questions"] == 12
-    card = write_card(folder, scores, "mmspec evaluate vlm tiny").read_text()
+    card = write_card(folder, scores, "python -m reference evaluate vlm tiny").read_text()
     record = json.loads((folder / "training.json").read_text())
     assert record["stages"][1]["steps"] == 30
     assert "| short captions right to the word | 0.0 % |" in card and record["command"] in card
@@ -110,7 +109,7 @@ def test_a_small_model_can_take_over_a_tower(
 
 @pytest.mark.parametrize("size", ["tiny", "tiny-hybrid"])
 def test_the_loss_is_that_of_the_plain_forward_pass(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmspec.reference.training.vlm_model.MENTION_WEIGHT", 0.0)
+    monkeypatch.setattr("reference.vlm_model.MENTION_WEIGHT", 0.0)
     processor: Any = build_hybrid_processor() if size == "tiny-hybrid" else build_processor()
     model = build_model(SHAPES_BY_SIZE[size], processor).eval()
     visual = tower_of(model, CANVAS).visual_tokens

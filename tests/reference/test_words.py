@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmspec.errors import InputError
-from mmspec.reference.scenes import (
+from mmspec.scenes import (
     CAPTION_PROMPTS,
     DESCRIPTION_PROMPTS,
     KINDS,
@@ -20,9 +20,9 @@ from mmspec.reference.scenes import (
     sample_clip,
     sample_scene,
 )
-from mmspec.reference.scenes.language import NUMBERS
-from mmspec.reference.scenes.questions import PLURALS
-from mmspec.reference.scenes.vocabulary import DIGITS, PUNCTUATION, words
+from mmspec.scenes.language import NUMBERS
+from mmspec.scenes.questions import PLURALS
+from reference.vocabulary import DIGITS, PUNCTUATION, words
 
 SEEDS = st.integers(min_value=0, max_value=2**62)
 

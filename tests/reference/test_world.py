@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mmspec.errors import InputError
-from mmspec.reference.scenes import (
+from mmspec.scenes import (
     CANVAS,
     COLUMNS,
     ROWS,
@@ -25,7 +25,7 @@ from mmspec.reference.scenes import (
     sample_clip,
     sample_scene,
 )
-from mmspec.reference.scenes.world import pairs
+from mmspec.scenes.world import pairs
 
 SEEDS = st.integers(min_value=0, max_value=2**62)
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def test_a_fresh_process_makes_the_same_pixels_and_words() -> None:
 
 
 def test_scenes_import_no_torch() -> None:
-    code = "import sys, mmspec.reference.scenes; sys.exit('torch' in sys.modules)"
+    code = "import sys, mmspec.scenes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

@@ -107,7 +107,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def scene() -> Image.Image:
-    from mmspec.reference.scenes import render, sample_scene
+    from mmspec.scenes import render, sample_scene
 
     return Image.fromarray(render(sample_scene(5)))
 

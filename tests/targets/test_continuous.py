@@ -15,12 +15,11 @@ from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding import cache as cache_module
 from mmspec.decoding import distribution
-from mmspec.decoding.canvas import Stopping
+from mmspec.decoding.canvas import Stopping, VectorCanvas
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter, PromptOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
-from mmspec.decoding.vector_canvas import VectorCanvas
 from mmspec.decoding.vector_sampling import GaussianSampler
 from mmspec.drafters.none import NoDrafter
 from mmspec.drafters.vectors import VectorModelDrafter

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.canvas import Stopping
+from mmspec.decoding.canvas import Stopping, VectorCanvas
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
-from mmspec.decoding.vector_canvas import VectorCanvas
 from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.drafters.cell_order import CellOrderDrafter
 from mmspec.errors import InputError

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from mmspec.acceptance.denoising import SharedNoise
 from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.canvas import Stopping
+from mmspec.decoding.canvas import Stopping, VectorCanvas
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
-from mmspec.decoding.vector_canvas import VectorCanvas
 from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.drafters.cell_order import CellOrderDrafter, cells_by_forward
 from mmspec.drafters.none import NoDrafter
@@ -26,8 +25,8 @@ from mmspec.errors import InputError
 from mmspec.models.denoising import DDPMSchedule, FlowSchedule
 from mmspec.models.mar import MARConfig, MARForImageGeneration
 from mmspec.models.nextstep import NextStepConfig, NextStepForImageGeneration
+from mmspec.targets.continuous import NextStepTarget
 from mmspec.targets.mar import MARTarget
-from mmspec.targets.nextstep import NextStepTarget
 
 SIDE, SIZE = 3, 4
 FLOW, DDPM = FlowSchedule(steps=4), DDPMSchedule(steps=4, last_step_noise=True)

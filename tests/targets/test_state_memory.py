@@ -11,9 +11,9 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.errors import InputError
 from mmspec.evaluation.model_support import examine_model
-from mmspec.targets import CausalTarget, state_memory
+from mmspec.targets import CausalTarget, memory
+from mmspec.targets.memory import measure_states
 from mmspec.targets.mixers import find_mixers
-from mmspec.targets.state_memory import measure_states
 from tests.contracts.running import decode
 from tests.tiny_models import HYBRID_TEXT_MODELS, STEPPED_MODELS, TEXT_MODELS, tiny_falcon_h1, tiny_qwen3_5
 
@@ -49,7 +49,7 @@ def test_a_draft_that_does_not_fit_is_refused_with_the_number_that_would(
 ) -> None:
     target, free = CausalTarget(tiny_qwen3_5()), 0
     free = 7 * ROWS * target.node_bytes
-    monkeypatch.setattr(state_memory, "free_bytes", lambda device: free)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free)
     state, _ = target.prefill([{"input_ids": torch.tensor([[1, 2]])}] * ROWS, 16)
 
     def score(count: int) -> Any:
@@ -67,11 +67,11 @@ def test_a_draft_that_does_not_fit_is_refused_with_the_number_that_would(
 
 
 def test_free_memory_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 0 < state_memory.free_bytes(torch.device("cpu")) < 2**50
+    assert 0 < memory.free_bytes(torch.device("cpu")) < 2**50
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20)
-    assert state_memory.free_bytes(torch.device("cuda")) == 130
+    assert memory.free_bytes(torch.device("cuda")) == 130
 
 
 def test_published_sizes_are_told_without_weights(tmp_path: Any) -> None:

@@ -12,7 +12,7 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
 from mmspec.models.mar import MARConfig, MARForImageGeneration
 from mmspec.models.nextstep import SPECIAL_TOKENS, NextStepConfig, NextStepForImageGeneration
-from mmspec.reference.training.latent_model import build_latent_tokenizer
+from reference.latent_model import build_latent_tokenizer
 
 SIDE, SIZE, CLASSES = 4, 4, 5
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
-from mmspec.reference.training.vlm import train_vlm
 from mmspec.training.drafter import train_drafter
+from reference.vlm import train_vlm
 
 STEPS = 6
 

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from mmspec.errors import CheckpointError, InputError, MediaError
-from mmspec.reference.training.drafter_data import scene_data
 from mmspec.targets import VisionLanguageTarget
 from mmspec.training.data.conversation_file import read_conversation, read_conversations
 from mmspec.training.data.conversations import TRIAL_ROWS, Conversation, ConversationReader, ConversationRows
+from mmspec.training.data.scenes import scene_data
 from mmspec.training.drafter import train_drafter
 from mmspec.training.methods import METHODS
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, save_family, tiny_image
@@ -129,10 +129,9 @@ def test_skipped_rows_are_in_the_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "method"),
     [
-        (family, name)
-        for family in ("llava", "qwen2_5_vl")
-        for name in METHODS
-        if not METHODS[name].record.of_images
+        *(("llava", name) for name in METHODS if not METHODS[name].record.of_images),
+        ("qwen2_5_vl", "eagle3"),
+        ("qwen2_5_vl", "vispec"),
     ],
 )
 def test_heads_are_trained_on_a_file(family: str, method: str, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from mmspec.acceptance.denoising import SharedNoise
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.interfaces import Round
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.row_settings import values_of
+from mmspec.decoding.sampling import values_of
 from mmspec.decoding.stats import DecodingStats, merge_stats
 from mmspec.drafters.cell_order import CellModelDrafter
 from mmspec.evaluation.contenders import (

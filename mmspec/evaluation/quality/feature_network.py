@@ -1,6 +1,6 @@
 """Networks that turn images into features for distances between sets: Inception, DINOv2, CLIP, or any other.
 
-The network trained on scenes is `scenes_network` of `mmspec.reference.scoring.scenes_network`.
+The network trained on scenes is `scenes_network` of `mmspec.evaluation.quality.attributes`.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from mmspec.evaluation.examples import FIRST_IMAGE_SEED
 from mmspec.evaluation.prompt_files import read_prompt_file
 from mmspec.evaluation.quality.npz_files import read_npz
 from mmspec.media import load_image
-from mmspec.reference.scenes import IMAGE_TOKENS, parse_image_prompt, render, sample_scene
-from mmspec.reference.scenes.render import LARGEST_IMAGE
+from mmspec.scenes import IMAGE_TOKENS, parse_image_prompt, render, sample_scene
+from mmspec.scenes.render import LARGEST_IMAGE
 from mmspec.text_file import json_lines, read_text
 from mmspec.validation import is_integer
 

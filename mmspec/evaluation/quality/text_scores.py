@@ -21,8 +21,8 @@ from mmspec.evaluation.examples import FIRST_SEED, Example, scene_examples
 from mmspec.evaluation.identity.comparison import first_difference
 from mmspec.evaluation.prompt_files import read_prompt_file
 from mmspec.evaluation.quality.intervals import Estimate, jackknife, proportion, within
-from mmspec.reference.scenes import caption, questions, sample_scene
 from mmspec.registry import did_you_mean
+from mmspec.scenes import caption, questions, sample_scene
 from mmspec.text_file import json_lines, read_text
 
 __all__ = [

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from mmspec.decoding.laps import Laps
-from mmspec.decoding.stats import DecodingStats
+from mmspec.decoding.stats import DecodingStats, Laps
 from mmspec.errors import InputError
 from mmspec.evaluation.contenders import (
     DrawingPipeline,

@@ -83,7 +83,7 @@ def open_target(
         raise CheckpointError(
             "target",
             config.model_type,
-            "a vision-language model, or a LlamaGen as `mmspec train image` and `mmspec convert` write it",
+            "a vision-language model, or a LlamaGen as `mmspec convert` writes it",
         )
     processor = load_processor(name, config, argument="target")
     if getattr(processor, "chat_template", None) is None:

@@ -1,0 +1,96 @@
+"""The reference models in the repository's assets/ folder, and the drafters that belong to models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mmspec.accelerators import ACCELERATORS
+from mmspec.models.drafters_file import OwnDrafters, read_drafters
+
+__all__ = ["examine_models", "find_assets", "own_drafters", "reference_models"]
+
+REFERENCE_MODELS = {  # name -> what it is, and what makes it
+    "scenes-llava": ("vision-language", "python -m reference train vlm"),
+    "scenes-llava-small": ("draft of scenes-llava", "python -m reference train vlm --size small"),
+    **{
+        f"scenes-llava-{name}": (
+            "head that drafts for scenes-llava",
+            f"mmspec train drafter --target assets/scenes-llava --method {name}",
+        )
+        for name in ("eagle", "eagle3", "medusa", "hydra", "vispec", "flash")
+    },
+    "scenes-hybrid": (
+        "vision-language, recurrent layers, with an MTP layer",
+        "python -m reference train vlm --size hybrid",
+    ),
+    **{
+        f"scenes-hybrid-{name}": (
+            "head that drafts for scenes-hybrid",
+            f"mmspec train drafter --target assets/scenes-hybrid --method {name}:block=8",
+        )
+        for name in ("dflash", "dspark")
+    },
+    "scenes-llamagen": ("text to image", "python -m reference train image"),
+    "scenes-nextstep": ("text to image, continuous tokens", "python -m reference train latents"),
+    "scenes-nextstep-draft": (
+        "draft of scenes-nextstep",
+        "python -m reference train latents --size draft --target assets/scenes-nextstep",
+    ),
+    "scenes-mar": ("class to image, continuous tokens", "python -m reference train latents --kind mar"),
+    "scenes-mar-half": ("draft of scenes-mar", "python -m reference train latents --kind mar --size half"),
+    **{
+        f"scenes-llamagen-{name}": (
+            "head that drafts for scenes-llamagen",
+            f"mmspec train drafter --target assets/scenes-llamagen --method {name}",
+        )
+        for name in ("cjd", "eagle", "ssd")
+    },
+    "scenes-llamagen-long": ("class to image, 32 x 32 tokens", "python -m reference train image --size long"),
+    "scenes-llamagen-long-cjd": (
+        "head that drafts for scenes-llamagen-long",
+        "mmspec train drafter --target assets/scenes-llamagen-long --method cjd",
+    ),
+}
+
+
+def find_assets() -> Path | None:
+    """The folder of reference models beside the package in a clone, or None in a plain installation."""
+    folder = Path(__file__).resolve().parents[1] / "assets"
+    return folder if folder.is_dir() else None
+
+
+def reference_models() -> dict[str, Path]:
+    """The reference models that are here, by name."""
+    assets = find_assets()
+    if assets is None:
+        return {}
+    return {name: assets / name for name in REFERENCE_MODELS if (assets / name / "config.json").is_file()}
+
+
+def own_drafters(model: str | Path) -> OwnDrafters:
+    """The drafters that a model's folder names; those that are not beside it may be reference models.
+
+    Raises:
+        CheckpointError: its `drafters.json` cannot be used.
+    """
+    accelerators = {name: preset.needs is not None for name, preset in ACCELERATORS.items()}
+    return read_drafters(model, accelerators, reference_models())
+
+
+def examine_models() -> list[dict[str, Any]]:
+    """The reference models, with what is wrong with those that cannot be used."""
+    return [_model(name, *about) for name, about in REFERENCE_MODELS.items()]
+
+
+def _model(name: str, role: str, recipe: str) -> dict[str, Any]:
+    folder, assets = reference_models().get(name), find_assets()
+    if folder is None:
+        detail = f"not in {assets}; train it with {recipe}"
+        if assets is None:
+            detail = "no assets/ folder beside the package: install from a clone with pip install -e ."
+        return {"name": name, "ok": False, "detail": detail}
+    size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    if size < 10_000:  # what a Git LFS pointer weighs
+        return {"name": name, "ok": False, "detail": f"{folder}: weights missing (run git lfs pull)"}
+    return {"name": name, "ok": True, "detail": f"{role}; {folder}, {size / 1e6:.1f} MB"}

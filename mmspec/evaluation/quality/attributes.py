@@ -1,0 +1,207 @@
+"""Attribute accuracy of generated images, judged by a reader that has seen real scenes only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations
+from pathlib import Path
+
+import numpy as np
+import torch
+from einops import rearrange
+from PIL import Image
+from torch import Tensor
+
+from mmspec.assets import reference_models
+from mmspec.errors import InputError
+from mmspec.evaluation.quality.feature_network import SCENES, FeatureNetwork, weights_digest
+from mmspec.scenes import ImagePrompt, parse_image_prompt
+from mmspec.scenes.reader import AttributeReader, ImageReading, load_reader
+
+__all__ = ["AttributeJudge", "AttributeScores", "facts_present", "scenes_network"]
+
+Images = Tensor | Sequence[Image.Image]
+BATCH = 64
+BACKGROUND = "background"
+READER, HAS_READER = "reader", "scenes-llamagen"
+
+
+@dataclass(frozen=True)
+class AttributeScores:
+    """Shares of the prompted attributes that images show.
+
+    Attributes:
+        share: of all facts asked for: size, colour, pattern and shape of every object, and the background.
+        by_attribute: the same for each of them.
+        exact: share of images in which all of it is there, and no object more.
+        count: share of images with as many objects as were named.
+    """
+
+    share: float
+    by_attribute: dict[str, float]
+    exact: float
+    count: float
+
+
+class AttributeJudge:
+    """Reads images and compares them with their prompts.
+
+    Images are PIL images of any size, or a tensor [n, 3, H, W] in [0, 1].
+
+    Args:
+        reader: trained by `python -m reference train reader`.
+    """
+
+    def __init__(self, reader: AttributeReader) -> None:
+        self.reader = reader.eval()
+        self.size = int(reader.config.vision["image_size"])
+
+    @classmethod
+    def of_model(cls, folder: str | Path) -> AttributeJudge:
+        """Load the judge of a model: the reader in its folder, or else that of the reference models.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        own, reference = Path(folder) / READER, reference_models().get(HAS_READER)
+        return cls.from_folder(own if own.is_dir() or reference is None else reference / READER)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> AttributeJudge:
+        """Load the judge with the reader in a folder.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        return cls(load_reader(folder))
+
+    def read(self, images: Images) -> list[ImageReading]:
+        """Read the objects and the background of each image."""
+        return [reading for pixels in self._batches(images) for reading in self.reader.read(pixels)]
+
+    def features(self, images: Images) -> Tensor:
+        """One vector [n, width] of each image, for distances between sets of images."""
+        return torch.cat([self.reader.features(pixels) for pixels in self._batches(images)])
+
+    def classify(self, images: Images) -> Tensor:
+        """Logits [n, classes] of the first object's colour and shape, for the inception score."""
+        return torch.cat([self.reader.classify(pixels) for pixels in self._batches(images)])
+
+    def attribute_accuracy(self, images: Images, captions: Sequence[str]) -> float:
+        """Share of the facts in the captions that the images show (`facts_present`); errors as of `score`."""
+        return self.score(images, captions).share
+
+    def facts(self, images: Images, captions: Sequence[str]) -> list[list[tuple[str, bool]]]:
+        """Facts that each caption names, and whether its image shows them; errors as of `score`."""
+        return [facts_present(*pair) for pair in self._prompted(images, captions)]
+
+    def score(self, images: Images, captions: Sequence[str]) -> AttributeScores:
+        """Shares of the facts in the captions that the images show, in all and by kind.
+
+        Raises:
+            InputError: a caption names no object, or there are as many captions as images not.
+        """
+        prompted = self._prompted(images, captions)
+        facts = [facts_present(*pair) for pair in prompted]
+        found: dict[str, list[bool]] = {}
+        for fact, present in (pair for row in facts for pair in row):
+            found.setdefault(fact, []).append(present)
+        counts = [len(reading.objects) == len(prompt.objects) for prompt, reading in prompted]
+        return AttributeScores(
+            share=_share([present for row in facts for _, present in row]),
+            by_attribute={fact: _share(present) for fact, present in found.items()},
+            exact=_share(
+                [right and all(seen for _, seen in row) for right, row in zip(counts, facts, strict=True)]
+            ),
+            count=_share(counts),
+        )
+
+    def _prompted(self, images: Images, captions: Sequence[str]) -> list[tuple[ImagePrompt, ImageReading]]:
+        """The parsed caption and the reading of each image."""
+        if len(images) != len(captions) or not captions:
+            raise InputError("captions", len(captions), f"one for each of the {len(images)} images")
+        prompts = [_parse(text, index) for index, text in enumerate(captions)]
+        return [*zip(prompts, self.read(images), strict=True)]
+
+    def _batches(self, images: Images) -> Iterator[Tensor]:
+        for start in range(0, len(images), BATCH):
+            chosen = images[start : start + BATCH]
+            yield self._pixels(chosen).to(self.reader.device, self.reader.dtype)
+
+    def _pixels(self, images: Images) -> Tensor:
+        """Images [n, 3, size, size] in [-1, 1]."""
+        if not isinstance(images, Tensor):
+            arrays = [np.asarray(image.convert("RGB")) for image in self._resized(images)]
+            images = rearrange(torch.from_numpy(np.stack(arrays)), "n h w c -> n c h w") / 255
+        if images.dim() != 4 or images.shape[1] != 3:
+            raise InputError("images", tuple(images.shape), "images [n, 3, H, W] in [0, 1]")
+        if images.shape[2:] != (self.size, self.size):
+            images = torch.nn.functional.interpolate(
+                images, (self.size, self.size), mode="bilinear", antialias=True
+            )
+        return images * 2 - 1
+
+    def _resized(self, images: Sequence[Image.Image]) -> list[Image.Image]:
+        size = (self.size, self.size)
+        return [image if image.size == size else image.resize(size) for image in images]
+
+
+def facts_present(prompt: ImagePrompt, reading: ImageReading) -> list[tuple[str, bool]]:
+    """List the facts that a prompt asks for, by name, and whether the image shows each.
+
+    The objects asked for are laid on those that were read in the way that makes most of them right: from
+    left to right where the prompt says which is left, else in any order. One that is left over is not there.
+    """
+    fewer = min(len(prompt.objects), len(reading.objects))
+    arrange = combinations if prompt.ordered else permutations
+    best = max(
+        (
+            [*_object_facts(prompt.objects, dict(zip(some, others, strict=True)))]
+            for some in combinations(range(len(prompt.objects)), fewer)
+            for others in arrange(reading.objects, fewer)
+        ),
+        key=lambda facts: sum(seen for _, seen in facts),
+    )
+    if prompt.background is not None:
+        best.append((BACKGROUND, reading.background == prompt.background))
+    return best
+
+
+def _object_facts(
+    objects: Sequence[tuple[str | None, ...]], seen: Mapping[int, tuple[str, ...]]
+) -> Iterator[tuple[str, bool]]:
+    """Facts of the objects asked for, given what each of them was laid on."""
+    names = ("size", "colour", "pattern", "shape")
+    for index, wanted in enumerate(objects):
+        others = seen.get(index, (None,) * len(names))
+        for name, value, other in zip(names, wanted, others, strict=True):
+            if value is not None:
+                yield name, value == other
+
+
+def _parse(text: str, index: int) -> ImagePrompt:
+    prompt = parse_image_prompt(text)
+    if prompt is None:
+        raise InputError(f"captions[{index}]", text, "a text that names an object, such as 'a red ring'")
+    return prompt
+
+
+def _share(right: Sequence[bool]) -> float:
+    return round(float(np.mean(right)), 4) if len(right) else 0.0
+
+
+def scenes_network(judge: AttributeJudge) -> FeatureNetwork:
+    """Features and classes of a judge: the mean state of all patches; colour and shape of the first object.
+
+    The network knows nothing but scenes, and has few features: its figures are to be compared with one
+    another, never with those of Inception.
+    """
+    return FeatureNetwork(
+        name=SCENES,
+        width=int(judge.reader.config.vision["hidden_size"]),
+        identity=weights_digest(judge.reader),
+        preprocessing=f"{judge.size} x {judge.size}, bicubic where sizes differ, 2 x - 1",
+        features=lambda images: judge.features(images).float().cpu(),
+        classify=lambda images: judge.classify(images).float().cpu(),
+    )

@@ -1,1 +1,0 @@
-"""Scores of the reference models, and their cards."""

@@ -1,0 +1,95 @@
+"""Resolution of the drafter of an accelerator: for pipelines, `enable`, `accelerate` and the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from mmspec.accelerators import DraftToCome, build_accelerator, find_preset
+from mmspec.assets import own_drafters
+from mmspec.errors import InputError
+from mmspec.heads import HEADS
+from mmspec.models.checkpoint import check_source
+from mmspec.models.head_checkpoint import load_head
+from mmspec.pipelines.loading import Checkpoint
+from mmspec.targets.image_families import CONTINUOUS_FAMILIES
+
+__all__ = ["Drafter", "check_accelerator", "find_drafter"]
+
+#: Folder or hub id of a draft model or head, or a loaded one.
+Drafter = str | Path | PreTrainedModel
+
+
+def find_drafter(
+    name: str,
+    given: Drafter | None,
+    *,
+    folder: str | Path | None = None,
+    checkpoint: str | None = None,
+    argument: str = "drafter",
+) -> Drafter | None:
+    """Find what drafts for an accelerator: what is given, or else belongs to the model.
+
+    Args:
+        name: of the accelerator.
+        given: what the caller names.
+        folder: of the model; its `drafters.json` comes next.
+        checkpoint: folder or hub id of the model's weights; it comes last, for heads that are part of it.
+        argument: how the caller names it, for messages.
+
+    Returns:
+        None for an accelerator that has no draft model.
+
+    Raises:
+        InputError: something is given that has no use, or nothing was found.
+        CheckpointError: what `drafters.json` names is not there.
+    """
+    needs = find_preset(name).needs
+    if needs is None:
+        if given is not None:
+            shown = type(given) if isinstance(given, PreTrainedModel) else given
+            raise InputError("drafter", shown, f"nothing: accelerator {name!r} has no draft model")
+        return None
+    found = given
+    if found is None and folder is not None:
+        found = own_drafters(folder).source_for(name)
+    if found is None and name in HEADS and HEADS[name].in_checkpoint:
+        found = checkpoint
+    if found is None:
+        raise InputError(argument, None, f"the folder or id of {needs}, which {name!r} needs")
+    return found
+
+
+def check_accelerator(
+    found: Checkpoint, name: str, drafter: Drafter | None, *, preset: str | None = None
+) -> Drafter | None:
+    """Refuse an accelerator that cannot be right whatever the target's weights are, before they are loaded.
+
+    Args:
+        found: the checkpoint, with the accelerator's options.
+        name: of the accelerator.
+        drafter: what drafts for it; None for what belongs to the checkpoint.
+        preset: the name of what it is run as, where that is another.
+
+    Returns:
+        What drafts for it; a head is loaded by now, since it is small and says more than its folder.
+
+    Raises:
+        InputError: a value out of range, an unsound pairing, or a drafter that is missing or has no use.
+        CheckpointError: the head cannot be loaded.
+    """
+    drafter = find_drafter(name, drafter, folder=found.folder, checkpoint=found.source)
+    if drafter is None:
+        build_accelerator(preset or name, **found.options)
+        return None
+    if name in HEADS:
+        head = load_head(name, drafter, found.model_config)
+        build_accelerator(name, model=head, **found.options)
+        return head
+    family = found.model_config.model_type
+    if not isinstance(drafter, PreTrainedModel):
+        check_source(drafter, "drafter")
+    to_come = DraftToCome(int(family in CONTINUOUS_FAMILIES), family == "mar")
+    build_accelerator(name, model=to_come, **found.options)
+    return drafter

@@ -1,0 +1,134 @@
+"""`python -m reference evaluate`: scores of the reference models on held-out scenes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mmspec.cli.console import print_result
+from mmspec.cli.loading import REFERENCE_IMAGE, reference_model
+from mmspec.cli.options import AsJson, Model
+from mmspec.errors import InputError
+
+__all__ = ["evaluate_app"]
+
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the first scene.")]
+Card = Annotated[bool, typer.Option("--card", help="Write the model card with the figures.")]
+
+evaluate_app = typer.Typer(help="Score models.", no_args_is_help=True)
+
+
+@evaluate_app.command()
+def vlm(
+    model: Model = None,
+    scenes: Annotated[int, typer.Option(min=1, help="Held-out scenes to ask about.")] = 500,
+    seed: Seed = 10_000,
+    descriptions: Annotated[bool, typer.Option(help="Ask for long descriptions too (slow).")] = True,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts in one call of generate.")] = 50,
+    card: Card = False,
+    as_json: AsJson = False,
+) -> None:
+    """Score a vision-language model on held-out scenes.
+
+    Every caption, answer and description is either right or wrong.
+
+    Example:
+        python -m reference evaluate vlm assets/scenes-llava --scenes 500
+    """
+    from mmspec.models.checkpoint import load_config
+    from reference.vlm_scores import score_vlm
+
+    source = model or reference_model()
+    load_config(source)  # refuses what is no checkpoint, in one line
+    scores = score_vlm(source, scenes, seed, descriptions=descriptions, batch_size=batch_size)
+    if card:
+        from reference.vlm_card import write_card
+
+        write_card(
+            source, scores, f"python -m reference evaluate vlm {source} --scenes {scenes} --seed {seed}"
+        )
+    rows = []
+    for name, value in scores.items():
+        if isinstance(value, float) and name != "seconds":
+            rows.append((name, f"{value:.1%}"))
+        elif isinstance(value, dict):
+            name = name.removesuffix("_by_kind")
+            rows += [(f"  {name}: {part}", f"{share:.1%}") for part, share in value.items()]
+    _report(source, scores, as_json, ("greedy", "right"), rows)
+
+
+@evaluate_app.command()
+def image(
+    model: Model = None,
+    scenes: Annotated[int, typer.Option(min=1, help="Held-out scenes to draw.")] = 200,
+    seed: Seed = 20_000,
+    guidance_scales: Annotated[str, typer.Option(help="Guidance scales to try.")] = "1,2,3,4,5",
+    batch_size: Annotated[int, typer.Option(min=1, help="Images drawn together.")] = 32,
+    card: Card = False,
+    as_json: AsJson = False,
+) -> None:
+    """Score an image model of scenes on held-out prompts.
+
+    A network that has seen real scenes only says what the images show.
+    Entropy and context sensitivity say how hard the model is to speed up.
+
+    Example:
+        python -m reference evaluate image assets/scenes-llamagen --scenes 200
+    """
+    from mmspec.models.official_files import read_config
+    from mmspec.targets.image_families import CONTINUOUS_FAMILIES
+    from reference.image_scores import score_image_model
+    from reference.latent_scores import score_latent_model
+
+    source = model or reference_model(REFERENCE_IMAGE)
+    is_continuous = read_config(Path(source)).get("model_type") in CONTINUOUS_FAMILIES
+    try:
+        scales = [float(part) for part in guidance_scales.split(",")]
+    except ValueError as error:
+        raise InputError(
+            "--guidance-scales", guidance_scales, "numbers with commas, such as 1,3,5"
+        ) from error
+    score: Any = score_latent_model if is_continuous else score_image_model
+    scores = score(source, scenes, seed, guidance_scales=scales, batch_size=batch_size)
+    if card:
+        from reference import image_card, latent_card
+
+        write_card: Any = latent_card.write_card if is_continuous else image_card.write_card
+
+        command = f"python -m reference evaluate image {source} --scenes {scenes} --seed {seed}"
+        write_card(source, scores, f"{command} --guidance-scales {guidance_scales}")
+    names = list(scores["real"]["by_attribute"])
+    found = {f"guidance {scale}": one for scale, one in scores["guidance"].items()}
+    found |= {name: scores[name] for name in ("prompts", "reconstructed", "real") if name in scores}
+    rows = []
+    for label, one in found.items():
+        shares = [one["share"], *map(one["by_attribute"].get, names), one["exact"]]
+        rows.append([label, *("" if share is None else f"{share:.1%}" for share in shares)])
+    caption = "kernel distance to real images: " + ", ".join(
+        f"{one['kernel_distance']:.3g} +- {one['margin']:.2g} at guidance {scale}"
+        for scale, one in scores["guidance"].items()
+        if "kernel_distance" in one
+    )
+    if not is_continuous:
+        caption = (
+            f"entropy {scores['entropy_mean']:.2f} nats (median {scores['entropy_median']:.2f}), "
+            f"TV of neighbours {scores['neighbour_tv']:.2f}, after a redraw {scores['redraw_tv']:.2f}"
+        )
+    _report(source, scores, as_json, ("", "all facts", *names, "all right"), rows, caption=caption)
+
+
+def _report(
+    source: str,
+    scores: dict[str, Any],
+    as_json: bool,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    **settings: Any,
+) -> None:
+    from mmspec.evaluation.tables import figures
+
+    title = f"{scores['scenes']} scenes from seed {scores['seed']}, {scores['device']}, {scores['seconds']} s"
+    print_result({"model": source, **scores}, figures(columns, rows, title=title, **settings), as_json)

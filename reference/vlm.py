@@ -1,0 +1,147 @@
+"""Training of the reference vision-language models: the tower on dense labels, then all on conversations.
+
+Dense labels that hold each object's rank in reading order teach the binding of attributes to objects in
+minutes, which captions alone take far longer to teach. Every batch is made of new scenes, so nothing can be
+memorised.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AutoModelForImageTextToText, ProcessorMixin
+
+from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
+from mmspec.scenes import training_seeds
+from mmspec.scenes.world import CANVAS
+from mmspec.training.record import save_trained, training_record
+from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals, held_out_figures
+from reference import TRAIN
+from reference.vlm_data import WEIGHTS, ConversationBatch, PatchBatch, conversation_batch, patch_batch
+from reference.vlm_model import (
+    SHAPES_BY_SIZE,
+    ConversationLoss,
+    PatchLoss,
+    build_model,
+    exact_answers,
+)
+from reference.vlm_processor import build_hybrid_processor, build_processor
+from reference.vlm_vision import ReferenceVLM, tower_of
+
+__all__ = ["train_vlm"]
+
+TOWER, CONVERSATIONS = 0, 1
+TOWER_FACTOR = 0.3  # the tower has learnt what it needs before the decoder starts
+CHECK_SCENES = 64
+DEFAULT_MINUTES = 56.0
+
+
+@flush_subnormals()
+def train_vlm(
+    out: str | Path,
+    *,
+    size: str = "base",
+    tower_share: float | None = None,
+    tower_from: str | Path | None = None,
+    **how: Unpack[RunOptions],
+) -> Path:
+    """Train a reference vision-language model and save it as a standard transformers folder.
+
+    Runs on whatever `accelerate launch` gives it: a CPU, one GPU or several.
+
+    Args:
+        out: the folder to write.
+        size: "base", "small" (the draft), "hybrid" (a Qwen3.5), "tiny" or "tiny-hybrid" (for tests).
+        tower_share: part of the training that goes to the vision tower alone; None is what its size needs.
+        tower_from: a trained folder whose tower is taken over and frozen; the tower is then not trained.
+        how: see `RunOptions`; by default 56 minutes, the schedule included, of 32 scenes a step and
+            process; twice as many for the tower, half as many with descriptions.
+
+    Returns:
+        The folder. Its `training.json` records how it was made.
+    """
+    if size not in SHAPES_BY_SIZE:
+        raise InputError("size", size, did_you_mean(size, SHAPES_BY_SIZE))
+    shape = SHAPES_BY_SIZE[size]
+    if tower_share is None:
+        # a tower that stays as it is afterwards has to learn all at once
+        tower_share = 0.33 if shape.hybrid else 0.2
+    training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=32)
+    out = Path(out)
+    accelerator = training.accelerator
+    processor = build_hybrid_processor() if shape.hybrid else build_processor()
+    model = build_model(shape, processor)
+    if tower_from is not None:
+        _take_tower(model, Path(tower_from))
+        tower_share, training.stage = 0.0, CONVERSATIONS
+    if training.stage == TOWER:
+        training.train(_tower_stage(training, model), tower_share)
+        training.stage = CONVERSATIONS
+    # the hybrid's merger learns with the decoder, so that its tower can stay as it is
+    frozen = tower_from is not None or shape.hybrid
+    stage = _conversation_stage(training, model, processor, frozen_tower=frozen)
+    training.train(stage, 1 - tower_share)
+    if accelerator.is_main_process:
+        options = {"out": out, "size": size, **training.length, "tower-from": tower_from}
+        record = training_record(f"{TRAIN} vlm", options, training, model, size=size)
+        save_trained(model, out, record, parts=("vision_config", "text_config"))
+        processor.save_pretrained(out)
+    accelerator.wait_for_everyone()
+    return out
+
+
+def _tower_stage(training: Training, model: ReferenceVLM) -> Stage:
+    tower = tower_of(model, CANVAS)
+
+    def make(step: int) -> PatchBatch:
+        process, count = training.accelerator.process_index, training.batch_size
+        halves = (2 * step, 2 * step + 1)
+        seeds = [training_seeds(training.seed, TOWER, half, process, count) for half in halves]
+        return patch_batch(np.concatenate(seeds), tower.patch)
+
+    check = held_out_figures(patch_batch(np.arange(CHECK_SCENES), tower.patch), training.accelerator.device)
+    return Stage("tower", PatchLoss(tower.module, tower.width), make, check)
+
+
+def _conversation_stage(
+    training: Training,
+    model: ReferenceVLM,
+    processor: ProcessorMixin,
+    *,
+    frozen_tower: bool,
+) -> Stage:
+    tokenizer, tower = processor.tokenizer, tower_of(model, CANVAS)
+    visual = tower.visual_tokens
+    held_out = conversation_batch(np.arange(CHECK_SCENES), tokenizer, visual, with_description=True)
+
+    def make(step: int) -> ConversationBatch:
+        describes = step % 4 == 3
+        # Descriptions make a conversation twice as long: half as many keep the steps equally long.
+        process, count = training.accelerator.process_index, training.batch_size
+        seeds = training_seeds(training.seed, CONVERSATIONS, step, process, count)
+        seeds = seeds[: max(1, count // 2)] if describes else seeds
+        return conversation_batch(seeds, tokenizer, visual, with_description=describes)
+
+    def check(module: nn.Module) -> dict[str, float]:
+        batch = held_out.to(training.accelerator.device)
+        exact = exact_answers(batch, module(batch)[1])
+        return {
+            kind: round(float(exact[batch.kinds == index].float().mean()), 3)
+            for index, kind in enumerate(WEIGHTS)
+        }
+
+    learner = ConversationLoss(model, frozen_tower=frozen_tower)
+    return Stage("conversations", learner, make, check, slow=tower.name, slow_factor=TOWER_FACTOR)
+
+
+def _take_tower(model: ReferenceVLM, folder: Path) -> None:
+    donor: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    try:
+        tower_of(model, CANVAS).module.load_state_dict(tower_of(donor, CANVAS).module.state_dict())
+    except (AttributeError, RuntimeError) as error:
+        raise InputError("tower_from", str(folder), "a model whose tower has the new one's shape") from error

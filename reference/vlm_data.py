@@ -1,0 +1,206 @@
+"""Batches of scenes: dense labels for the vision tower, and packed conversations for the whole model.
+
+Every batch is new and depends on its seeds alone, so a resumed run sees what an uninterrupted one would have
+seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Self
+
+import numpy as np
+import torch
+from einops import rearrange
+from transformers import PreTrainedTokenizerBase
+
+from mmspec.scenes import (
+    BACKGROUNDS,
+    CANVAS,
+    CAPTION_PROMPTS,
+    DESCRIPTION_PROMPTS,
+    GENERAL,
+    MAX_OBJECTS,
+    Scene,
+    SceneProfile,
+    caption,
+    describe,
+    object_masks,
+    questions,
+    sample_scene,
+)
+from mmspec.training.data.scenes import image_pixels
+from reference.vlm_mentions import ATTRIBUTES, MENTION_CLASSES, attribute_labels, mentions
+from reference.vlm_processor import ASSISTANT, BOS, EOS, IMAGE, USER
+
+__all__ = [
+    "PATCH_CLASSES",
+    "ConversationBatch",
+    "PatchBatch",
+    "conversation_batch",
+    "patch_batch",
+    "patch_labels",
+]
+
+PATCH_CLASSES = {
+    **{name: 1 + len(values) for name, values in ATTRIBUTES.items()},
+    "rank": 1 + MAX_OBJECTS,
+    "background": len(BACKGROUNDS),
+}
+"""Number of classes of each dense label; class 0 means that no object covers the patch."""
+
+COVERED = 0.2  # of a patch's pixels, from which on it belongs to an object
+QUESTIONS_PER_SCENE = 12  # answers about objects named by an attribute are the slowest thing to learn
+WEIGHTS = {"caption": 1.0, "question": 4.0, "description": 0.5}
+"""Weight of a learnt token: answers are short and lag behind captions, descriptions repeat themselves."""
+
+
+@dataclass
+class Movable:
+    def to(self, device: torch.device) -> Self:
+        """Move every tensor to a device, in place."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name).to(device))
+        return self
+
+
+@dataclass
+class PatchBatch(Movable):
+    """Images `[B, 3, size, size]` in [-1, 1], and labels `[B, patches, len(PATCH_CLASSES)]`."""
+
+    pixels: torch.Tensor
+    labels: torch.Tensor
+
+
+@dataclass
+class ConversationBatch(Movable):
+    """Images `[B, 3, 96, 96]`, tokens `[B, L]`, and what is learnt of them.
+
+    `weights` is 0 where the token is not part of an answer; `turns` numbers the answers of the whole batch
+    from 0 (-1 elsewhere), and `kinds[turn]` is the index of the turn's kind in `WEIGHTS`. Padding is on the
+    right, where causal attention never looks. `mention_at` holds row and position of each mention of objects
+    in a question, and `mention_labels` its labels `[mentions, len(MENTION_CLASSES)]`.
+    """
+
+    pixels: torch.Tensor
+    tokens: torch.Tensor
+    weights: torch.Tensor
+    turns: torch.Tensor
+    kinds: torch.Tensor
+    mention_at: torch.Tensor
+    mention_labels: torch.Tensor
+
+
+@dataclass
+class _Part:
+    """A stretch of a conversation: a prompt (`kind` None) with its mentions, or an answer of some kind."""
+
+    row: int
+    text: str
+    kind: str | None = None
+    mentions: list[tuple[int, list[int]]] = field(default_factory=list)
+
+
+def patch_batch(
+    seeds: np.ndarray, patch: int, *, size: int = CANVAS, profile: SceneProfile = GENERAL
+) -> PatchBatch:
+    """Scenes with the shape, colour, size, pattern and reading-order rank of the object on each patch.
+
+    Args:
+        seeds: of the scenes.
+        patch: side of a patch in pixels.
+        size: side of the images in pixels.
+        profile: of the scenes.
+    """
+    scenes = [sample_scene(int(seed), profile=profile) for seed in seeds]
+    labels = np.stack([patch_labels(scene, patch, size) for scene in scenes])
+    return PatchBatch(image_pixels(scenes, size), torch.from_numpy(labels))
+
+
+def conversation_batch(
+    seeds: np.ndarray, tokenizer: PreTrainedTokenizerBase, visual_tokens: int, *, with_description: bool
+) -> ConversationBatch:
+    """One image and one conversation for each seed: a caption, questions and, if asked, a description."""
+    scenes = [sample_scene(int(seed)) for seed in seeds]
+    parts: list[_Part] = []
+    for row, (seed, scene) in enumerate(zip(seeds, scenes, strict=True)):
+        rng = np.random.default_rng([int(seed), 0x7A1C])
+        for index, (kind, prompt, answer) in enumerate(_turns(scene, rng, with_description)):
+            named = mentions(scene, prompt) if kind == "question" else []
+            if index == 0:
+                opening = _opening(row, prompt, named, visual_tokens, image_last=rng.random() < 0.1)
+            else:
+                opening = _Part(row, USER + prompt + ASSISTANT, None, _moved(named, 1))
+            parts += [opening, _Part(row, answer + EOS, kind)]
+    encoded = tokenizer([part.text for part in parts], add_special_tokens=False)["input_ids"]
+    return _pack(image_pixels(scenes, CANVAS), encoded, parts, int(tokenizer.pad_token_id))
+
+
+def _opening(
+    row: int, prompt: str, named: list[tuple[int, list[int]]], visual_tokens: int, *, image_last: bool
+) -> _Part:
+    image = IMAGE * visual_tokens
+    if image_last:  # nothing is known of an object before the image is seen
+        return _Part(row, BOS + USER + prompt + image + ASSISTANT)
+    return _Part(row, BOS + USER + image + prompt + ASSISTANT, None, _moved(named, 2 + visual_tokens))
+
+
+def _moved(named: list[tuple[int, list[int]]], tokens: int) -> list[tuple[int, list[int]]]:
+    return [(position + tokens, labels) for position, labels in named]
+
+
+def _turns(scene: Scene, rng: np.random.Generator, with_description: bool) -> list[tuple[str, str, str]]:
+    turns = [("caption", str(rng.choice(CAPTION_PROMPTS)), caption(scene))]
+    turns += [("question", asked.text, asked.answer) for asked in questions(scene, rng, QUESTIONS_PER_SCENE)]
+    if with_description:
+        turns.append(("description", str(rng.choice(DESCRIPTION_PROMPTS)), describe(scene)))
+    shuffled = [turns[index] for index in rng.permutation(len(turns))]
+    # People forget the full stop; the model should not mind.
+    return [
+        (kind, prompt[:-1] if rng.random() < 0.15 else prompt, answer) for kind, prompt, answer in shuffled
+    ]
+
+
+def _pack(pixels: torch.Tensor, encoded: list[list[int]], parts: list[_Part], pad: int) -> ConversationBatch:
+    lengths = [0] * len(pixels)
+    for part, ids in zip(parts, encoded, strict=True):
+        lengths[part.row] += len(ids)
+    shape = (len(pixels), max(lengths))
+    tokens, weights, turns = torch.full(shape, pad), torch.zeros(shape), torch.full(shape, -1)
+    kinds: list[int] = []
+    position = [0] * len(pixels)
+    named: list[tuple[int, int]] = []
+    labels: list[list[int]] = []
+    for part, ids in zip(parts, encoded, strict=True):
+        start = position[part.row]
+        window = slice(start, start + len(ids))
+        tokens[part.row, window] = torch.tensor(ids)
+        if part.kind is not None:
+            weights[part.row, window] = WEIGHTS[part.kind]
+            turns[part.row, window] = len(kinds)
+            kinds.append(list(WEIGHTS).index(part.kind))
+        named += [(part.row, start + token) for token, _ in part.mentions]
+        labels += [label for _, label in part.mentions]
+        position[part.row] += len(ids)
+    return ConversationBatch(
+        pixels,
+        tokens,
+        weights,
+        turns,
+        torch.tensor(kinds),
+        torch.tensor(named, dtype=torch.long).reshape(-1, 2),
+        torch.tensor(labels, dtype=torch.long).reshape(-1, len(MENTION_CLASSES)),
+    )
+
+
+def patch_labels(scene: Scene, patch: int, size: int = CANVAS) -> np.ndarray:
+    """Labels of all patches in raster order: int64 `[patches, len(PATCH_CLASSES)]`."""
+    masks = object_masks(scene, size)
+    pixels = rearrange(masks, "n (rows y) (columns x) -> n (rows columns) (y x)", y=patch, x=patch)
+    shares = pixels.mean(axis=-1)
+    owner = np.where(shares.max(0) >= COVERED, shares.argmax(0) + 1, 0)
+    table = np.zeros((1 + len(scene.objects), len(PATCH_CLASSES)), dtype=np.int64)
+    for rank, thing in enumerate(scene.objects, start=1):
+        table[rank, :5] = [*(1 + label for label in attribute_labels(thing)), rank]
+    table[:, 5] = BACKGROUNDS.index(scene.background)
+    return table[owner]

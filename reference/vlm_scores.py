@@ -1,0 +1,161 @@
+"""Scores of a vision-language model on held-out scenes, where every answer is right or wrong.
+
+Uses plain transformers `generate`, so that any model of the family can be scored, ours or not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tqdm.auto import tqdm
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from mmspec.errors import InputError
+from mmspec.models.checkpoint import with_own_tokenizer
+from mmspec.scenes import (
+    HELD_OUT_SEEDS,
+    Question,
+    Scene,
+    caption,
+    describe,
+    parse_caption,
+    questions,
+    render,
+    sample_scene,
+)
+
+__all__ = ["FIRST_SEED", "score_vlm"]
+
+FIRST_SEED = 10_000
+CAPTION_PROMPT = "describe the picture."
+DESCRIPTION_PROMPT = "describe the picture in detail."
+QUESTIONS_PER_SCENE = 4
+MAX_NEW_TOKENS = {"caption": 64, "question": 12, "description": 320}
+ATTRIBUTES = ("size", "colour", "pattern", "shape")
+
+
+def score_vlm(
+    model_folder: str | Path,
+    scenes: int = 500,
+    seed: int = FIRST_SEED,
+    *,
+    descriptions: bool = True,
+    batch_size: int = 50,
+    device: str | torch.device | None = None,
+) -> dict[str, Any]:
+    """Ask a model for a caption, four answers and a description of each of many held-out scenes, greedily.
+
+    Args:
+        model_folder: what `from_pretrained` takes.
+        scenes: how many scenes; they have the seeds `seed`, `seed + 1`, and so on.
+        seed: first seed, within `HELD_OUT_SEEDS`.
+        descriptions: whether to ask for descriptions too, which takes most of the time.
+        batch_size: prompts in one `generate` call.
+        device: a GPU where there is one by default, else the CPU.
+
+    Returns:
+        Shares between 0 and 1: `captions` and `descriptions` that are right to the word, `answers`,
+        `answers_by_kind`, `attributes` (of all objects, as read from the captions), `count`, `background`;
+        then `scenes`, `questions`, `seed`, `device` and `seconds`.
+    """
+    if scenes < 1 or seed not in HELD_OUT_SEEDS or seed + scenes - 1 not in HELD_OUT_SEEDS:
+        allowed = f"scenes within the held-out seeds 0 to {HELD_OUT_SEEDS.stop - 1}"
+        raise InputError("seed", (seed, scenes), allowed)
+    started = time.monotonic()
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    reader = _Reader(model_folder, device, batch_size)
+    drawn = [sample_scene(seed + index) for index in range(scenes)]
+    captions = reader.read("caption", [(scene, CAPTION_PROMPT) for scene in drawn])
+    asked = [(scene, question) for scene in drawn for question in _held_out_questions(scene)]
+    answers = reader.read("question", [(scene, question.text) for scene, question in asked])
+    kinds = np.array([question.kind for _, question in asked])
+    right = np.array([said == question.answer for said, (_, question) in zip(answers, asked, strict=True)])
+    scores: dict[str, Any] = {
+        "captions": _share([said == caption(scene) for said, scene in zip(captions, drawn, strict=True)]),
+        "answers": _share(right),
+        "answers_by_kind": {str(kind): _share(right[kinds == kind]) for kind in np.unique(kinds)},
+        **_score_parts(captions, drawn),
+    }
+    if descriptions:
+        said = reader.read("description", [(scene, DESCRIPTION_PROMPT) for scene in drawn])
+        scores["descriptions"] = _share(
+            [one == describe(scene) for one, scene in zip(said, drawn, strict=True)]
+        )
+    return scores | {
+        "scenes": scenes,
+        "questions": len(asked),
+        "seed": seed,
+        "device": str(device),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+class _Reader:
+    """A loaded model that replies to prompts about scenes, in batches of one kind."""
+
+    def __init__(self, folder: str | Path, device: torch.device, batch_size: int) -> None:
+        self.processor = with_own_tokenizer(AutoProcessor.from_pretrained(folder), str(folder))
+        self.processor.tokenizer.padding_side = "left"
+        model: Any = AutoModelForImageTextToText.from_pretrained(folder)
+        self.model = model.to(device).eval()
+        self.batch_size = batch_size
+
+    def read(self, kind: str, tasks: Sequence[tuple[Scene, str]]) -> list[str]:
+        """The model's replies to scenes with their prompts, as text."""
+        replies: list[str] = []
+        with tqdm(total=len(tasks), desc=f"{kind}s") as bar:
+            for start in range(0, len(tasks), self.batch_size):
+                batch = tasks[start : start + self.batch_size]
+                replies += self._reply(batch, MAX_NEW_TOKENS[kind])
+                bar.update(len(batch))
+        return replies
+
+    @torch.inference_mode()
+    def _reply(self, batch: Sequence[tuple[Scene, str]], new_tokens: int) -> list[str]:
+        prompts = [
+            self.processor.apply_chat_template(
+                [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}],
+                add_generation_prompt=True,
+            )
+            for _, prompt in batch
+        ]
+        images = [Image.fromarray(render(scene)) for scene, _ in batch]
+        inputs = self.processor(text=prompts, images=images, padding=True, return_tensors="pt")
+        inputs = inputs.to(self.model.device, self.model.dtype)
+        tokens = self.model.generate(**inputs, do_sample=False, max_new_tokens=new_tokens)
+        new = tokens[:, inputs["input_ids"].shape[1] :]
+        return [text.strip() for text in self.processor.batch_decode(new, skip_special_tokens=True)]
+
+
+def _held_out_questions(scene: Scene) -> list[Question]:
+    return questions(scene, np.random.default_rng([scene.seed, 0xA5]), QUESTIONS_PER_SCENE)
+
+
+def _score_parts(captions: list[str], scenes: list[Scene]) -> dict[str, Any]:
+    """Score the single facts of captions; one that cannot be parsed is wrong in all of them."""
+    counts, backgrounds = [], []
+    attributes: dict[str, list[bool]] = {name: [] for name in ATTRIBUTES}
+    for text, scene in zip(captions, scenes, strict=True):
+        reading = parse_caption(text)
+        said = reading.objects if reading is not None else ()
+        counts.append(len(said) == len(scene.objects))
+        backgrounds.append(reading is not None and reading.background == scene.background)
+        for index, thing in enumerate(scene.objects):
+            for attribute, value in enumerate(thing.attributes):
+                matches = index < len(said) and said[index][attribute] == value
+                attributes[ATTRIBUTES[attribute]].append(matches)
+    return {
+        "attributes": {name: _share(found) for name, found in attributes.items()},
+        "count": _share(counts),
+        "background": _share(backgrounds),
+    }
+
+
+def _share(right: list[bool] | np.ndarray) -> float:
+    return round(float(np.mean(right)), 4)
