@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.distribution import Distribution, draw
+from mmspec.decoding.distribution import AnyDistribution, Distribution, draw
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
@@ -25,7 +25,7 @@ def last_purpose(draft: Draft) -> Tensor:
     return torch.where(proposed, Purpose.RESIDUAL, Purpose.TARGET)
 
 
-def sampled_distribution(draft: Draft) -> Any:
+def sampled_distribution(draft: Draft) -> AnyDistribution:
     """Return the draft's q, a distribution of the kind that the target's are.
 
     Raises:

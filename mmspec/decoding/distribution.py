@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Analytic",
+    "AnyDistribution",
     "Categorical",
     "Continuous",
     "Distribution",
@@ -34,6 +35,12 @@ __all__ = [
     "keep_first",
 ]
 
+AnyDistribution: TypeAlias = Any
+"""A `Distribution` of the kind that target, drafter and rule share: `Categorical`, `Denoising` or `Analytic`.
+
+That they share one is checked when an accelerator is built, so that each rule names its own kind.
+"""
+
 PROPOSALS = 8  # of a residual that is drawn by rejection, in each round
 
 
@@ -43,19 +50,19 @@ class Distribution(ABC):
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """Number format, in which uniforms are compared with."""
+        """Number format of the uniforms that densities are compared with."""
 
     @abstractmethod
     def __getitem__(self, nodes: slice) -> Self:
-        """Those at a range of nodes."""
+        """Return the distributions at a range of nodes."""
 
     @abstractmethod
     def at(self, node: Tensor) -> Self:
-        """Those at one node [T] of each row."""
+        """Return the distributions at one node [T] of each row, as [T]."""
 
     @abstractmethod
     def flat(self) -> Self:
-        """Those of n nodes of T rows as those of T * n rows, one after another."""
+        """Return distributions [T, n] as [T * n], the nodes of each row one after another."""
 
     @classmethod
     @abstractmethod
@@ -83,7 +90,13 @@ class Distribution(ABC):
 
     @abstractmethod
     def verify_chain(
-        self, q: Any, draft: Draft, u: Tensor, random: RandomStream, emitted: Tensor, purpose: Tensor
+        self,
+        q: AnyDistribution,
+        draft: Draft,
+        u: Tensor,
+        random: RandomStream,
+        emitted: Tensor,
+        purpose: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Judge a chain by min(1, p(x) / q(x)), and draw what follows (2211.17192, algorithm 1); self is p.
 
@@ -100,7 +113,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def is_finite(self) -> Tensor:
-        """False where the numbers are NaN or infinite, so that nothing can be drawn."""
+        """Return where a value can be drawn: False where numbers are NaN or infinite."""
 
 
 class Categorical(Distribution):
@@ -234,7 +247,7 @@ class Continuous(Distribution):
     """Distributions of vectors."""
 
     @abstractmethod
-    def judge(self, x: Tensor, q: Any, u: Tensor) -> tuple[Tensor, Tensor]:
+    def judge(self, x: Tensor, q: AnyDistribution, u: Tensor) -> tuple[Tensor, Tensor]:
         """Judge candidates by min(1, p(x) / q(x)) (2211.17192, algorithm 1); self is p.
 
         Args:
@@ -248,7 +261,7 @@ class Continuous(Distribution):
 
     @abstractmethod
     def finish(
-        self, q: Any, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor
+        self, q: AnyDistribution, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Draw what follows the last accepted node; self is p [T].
 
@@ -263,7 +276,13 @@ class Continuous(Distribution):
         """
 
     def verify_chain(
-        self, q: Any, draft: Draft, u: Tensor, random: RandomStream, emitted: Tensor, purpose: Tensor
+        self,
+        q: AnyDistribution,
+        draft: Draft,
+        u: Tensor,
+        random: RandomStream,
+        emitted: Tensor,
+        purpose: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         known, passes = self[:-1].judge(draft.tokens[:, 1:], q[1:], u)
         drawn = draft.valid[:, 1:] & known
@@ -337,7 +356,7 @@ class Analytic(Continuous):
     def refill(
         self, q: Self, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor, proposals: int
     ) -> tuple[Tensor, Tensor]:
-        """As `finish`, with a number of proposals."""
+        """Do as `finish`, with another number of proposals."""
         plain = self.sample(random, place, purpose)
         u = random.uniform(place[:, None], Purpose.RETRY, proposals * (self.uniforms + 1), self.dtype)
         u = u.view(len(place), proposals, -1)

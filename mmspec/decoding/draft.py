@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from mmspec.decoding.distribution import Distribution
+from mmspec.decoding.distribution import AnyDistribution, Distribution
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
 from mmspec.decoding.rows import Rows, named
@@ -125,7 +125,7 @@ class Draft(Rows):
     parents: Tensor
     valid: Tensor
     kind: DraftKind
-    q: Any | None
+    q: AnyDistribution | None
     max_depth: int
     max_children: int
     faulty: Tensor
@@ -245,7 +245,7 @@ class Draft(Rows):
         return emitted
 
     def deepest(self, passes: Tensor) -> Tensor:
-        """[B] the deepest node on whose path all pass [B, n]; the root always does."""
+        """[B] the deepest node whose whole path is True in `passes` [B, n]; the root, where no child is."""
         return deepest_node(passes, *self.paths)
 
     def may_follow(self, verdict: Verdict) -> Tensor:
@@ -253,7 +253,7 @@ class Draft(Rows):
         return torch.ones_like(verdict.filled)
 
     def roll_back(self, verdict: Verdict) -> Verdict:
-        """Leave the chains open whose candidates were drafted behind one that is not in the output now."""
+        """Refuse the chains that were drafted behind a candidate which this round refused."""
         return verdict
 
 

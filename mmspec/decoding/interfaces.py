@@ -10,13 +10,15 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.canvas import Canvas, Emission, Stopping
-from mmspec.decoding.distribution import Scores
+from mmspec.decoding.distribution import AnyDistribution, Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import Rows
-from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sampling import RowSettings, Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 
@@ -43,9 +45,11 @@ class Request:
     grid: ImageGrid | None = None
     continues: bool = False
 
-    @property
+    @once
     def prompt_tokens(self) -> list[int]:
-        return self.inputs["input_ids"][0].tolist()
+        """Token ids of the prompt on the host, read from the tensor once."""
+        tokens: list[int] = self.inputs["input_ids"][0].tolist()
+        return tokens
 
     @property
     def text_before(self) -> list[int]:
@@ -53,7 +57,7 @@ class Request:
         return self.prompt_tokens[-SPACING:] if self.continues else []
 
 
-def list_prompts(requests: Sequence[Request], sampler: Sampler) -> list[Mapping[str, Tensor]]:
+def list_prompts(requests: Sequence[Request], sampler: RowSettings) -> list[Mapping[str, Tensor]]:
     """Prompts of a batch for the target: B, under guidance of any row followed by B unconditional ones."""
     prompts = [request.inputs for request in requests]
     if sampler.is_guided:
@@ -91,7 +95,7 @@ class PromptOutput:
     taps: dict[int, list[Tensor]] = field(default_factory=dict)
     cached_tokens: int = 0
     forwards: int = 1
-    cache: Any = None
+    cache: RaggedCache | None = None
 
 
 class TargetState(Protocol):
@@ -217,7 +221,7 @@ class Drafter(ABC):
     runs_ahead: bool = False
     rows_move: ClassVar[bool] = False
 
-    def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         """Raise InputError for a batch that this drafter cannot decode, before anything of it is read."""
         return None
 
@@ -306,12 +310,12 @@ class AcceptanceRule(ABC):
         return self
 
     @abstractmethod
-    def verify(self, draft: Draft, scores: Any, random: RandomStream, emitted: Tensor) -> Verdict:
+    def verify(self, draft: Draft, scores: AnyDistribution, random: RandomStream, emitted: Tensor) -> Verdict:
         """Verify a draft: decide which nodes are accepted, and choose the token after them.
 
         Args:
             draft: the candidates.
-            scores: the target's distribution after every node; rules for codebooks take `Scores`.
+            scores: the target's distribution after every node, of the kind that the rule `judges`.
             random: the rows' random numbers.
             emitted: [B] tokens emitted so far, root included: the output index that depth 1 competes for.
         """
@@ -331,6 +335,6 @@ class Round:
 
     draft: Draft
     first: Tensor
-    scores: Scores
+    scores: AnyDistribution
     verdict: Verdict
     emission: Emission

@@ -8,6 +8,7 @@ about it. Rows of a batch may have settings of their own.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from mmspec.decoding.distribution import Scores
+from mmspec.decoding.distribution import AnyDistribution, Scores
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.lockstep import Lockstep
 from mmspec.decoding.once import once
@@ -34,21 +35,49 @@ ROW_SETTINGS = {"temperature": None, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "gu
 
 
 @dataclass(frozen=True)
-class RowSettings(Rows):
-    """Settings of which each row of a batch may have its own: the temperature, and what subclasses add."""
+class RowSettings(Rows, ABC):
+    """Base of samplers: what turns a target's output into distributions, and its settings.
+
+    Each row of a batch may have its own temperature, and its own of what subclasses add.
+    """
 
     row_fields = named("temperature")
 
     temperature: float | Sequence[float] = 0.0
 
     @property
+    def processors(self) -> Sequence[LogitsProcessorList | Lockstep]:
+        """Logits processors of the rows; none for samplers of vectors."""
+        return ()
+
+    @property
+    def is_guided(self) -> bool:
+        """True if any row is, so that the unconditional prompts are read as well."""
+        return bool(getattr(self, "guidance_scale", 1.0) != 1.0)
+
+    @abstractmethod
+    def __call__(
+        self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
+    ) -> AnyDistribution:
+        """Make distributions of what a target says of the nodes of a draft.
+
+        Args:
+            logits: [B, n, V], or [2B, n, V] under guidance: conditional rows, then unconditional ones. What
+                other targets give in their place: parameters or conditions, [.., n, D].
+            draft: the scored nodes, of T chains.
+            history: B lists of committed token ids, prompt and root included.
+            first: [T] output index that depth 1 competes for.
+        """
+
+    @property
     def greedy(self) -> bool:
         """True if all rows are."""
         return self.temperature == 0.0
 
-    def numbers(self, name: str, like: Tensor) -> Any:
+    def numbers(self, name: str, like: Tensor) -> float | Tensor:
         """The number of a setting, or [B, 1, 1] of them beside `like`, where rows differ."""
-        return of_rows(values_of(getattr(self, name)), like)
+        numbers: float | Tensor = of_rows(values_of(getattr(self, name)), like)
+        return numbers
 
 
 def check_setting(name: str, value: Any) -> None:
@@ -127,11 +156,6 @@ class Sampler(RowSettings):
             object.__setattr__(self, name, read_setting(name, getattr(self, name), check_setting))
 
     @property
-    def is_guided(self) -> bool:
-        """True if any row is, so that the unconditional prompts are read as well."""
-        return self.guidance_scale != 1.0
-
-    @property
     def only_guides(self) -> bool:
         """True if guidance is all that is done to a model's logits."""
         return not self.processors and self._unguided.is_identity
@@ -173,14 +197,7 @@ class Sampler(RowSettings):
     def __call__(
         self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
     ) -> Scores:
-        """Make distributions of a target's logits, which are warped once a rule asks for it.
-
-        Args:
-            logits: [B, n, V], or [2B, n, V] under guidance: conditional rows, then unconditional ones.
-            draft: the scored nodes; they give processors their paths.
-            history: B lists of committed token ids, prompt and root included.
-            first: [T] output index that depth 1 competes for, for samplers whose settings depend on it.
-        """
+        """Make distributions of a target's logits, which are warped once a rule asks for it."""
         if self.processors:
             return self.scores(self.processed(self.guided(logits), draft, history), draft.valid.shape)
         return self._scores(logits, self.warping, draft.valid.shape)
@@ -231,6 +248,6 @@ class Sampler(RowSettings):
     def _scores(self, logits: Tensor, warping: Warping, shape: Sequence[int]) -> Scores:
         greedy: bool | Tensor = self.greedy
         if not self.greedy and 0.0 in warping.temperature:
-            rows = self.numbers("temperature", logits) == 0.0
+            rows: Tensor = of_rows(warping.temperature, logits) == 0.0
             greedy = rows.repeat_interleave(shape[0] // len(rows), 0)
         return Scores(logits, greedy, warping, shape)

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Generic, Self
+from typing import Generic, Self
 
 import torch
 from torch import Tensor
 
 from mmspec.decoding.canvas import Canvas, Emission
+from mmspec.decoding.distribution import AnyDistribution
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.interfaces import (
     AcceptanceRule,
@@ -29,7 +30,7 @@ from mmspec.decoding.interfaces import (
 )
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import Rows, named
-from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sampling import RowSettings, Sampler
 from mmspec.decoding.stats import Laps
 from mmspec.decoding.verdict import Verdict
 
@@ -56,7 +57,7 @@ class Batch(Rows, Generic[State]):
 
     target: Target[State]
     rule: AcceptanceRule
-    sampler: Any
+    sampler: RowSettings
     canvas: Canvas
     random: RandomStream
     state: State
@@ -75,7 +76,7 @@ class Batch(Rows, Generic[State]):
     def rows_changed(self) -> None:
         self.laps = Laps(self.canvas.stats, self.target.device)
 
-    def decode_round(self) -> tuple[Draft, Tensor, Any, Verdict]:
+    def decode_round(self) -> tuple[Draft, Tensor, AnyDistribution, Verdict]:
         """Propose, score, verify, commit; the canvas sends its report to the host, which does not wait."""
         canvas, laps = self.canvas, self.laps
         laps.start()
@@ -185,7 +186,7 @@ def speculate(
         criteria = any(stopping.criteria for stopping in canvas.stopping)
         decides = criteria or canvas.in_step or sampler.processors or not drafter.runs_ahead
         late = 1 if runs_by_itself(target.device) and not decides else 0
-        rounds: deque[tuple[Draft, Tensor, Any, Verdict]] = deque()
+        rounds: deque[tuple[Draft, Tensor, AnyDistribution, Verdict]] = deque()
         while not canvas.finished:
             rounds.append(batch.decode_round())
             emission = batch.read_round() if canvas.unread > late else None

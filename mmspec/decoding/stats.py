@@ -108,7 +108,7 @@ class DecodingStats(Rows):
         return merge_stats([self, other])
 
     def of_rows_alone(self) -> DecodingStats:
-        """Return what is known of the rows by themselves, without what is summed with other rows."""
+        """Return statistics with the counts of these rows, and nothing summed with other rows."""
         own: dict[str, Any] = {name: getattr(self, name) for name in ROW_COUNTS}
         own |= {"prompt_forwards": self.prompt_forwards, "target_forwards": self.nfe_max}
         return DecodingStats(self.accelerator, self.exactness, self.keeps, **own)

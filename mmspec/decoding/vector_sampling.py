@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from torch import Tensor
-from transformers import LogitsProcessorList
 
 from mmspec.decoding.denoising import Denoising, DenoisingSource, with_steps
 from mmspec.decoding.distribution import Gaussian
@@ -37,8 +36,6 @@ class GaussianSampler(RowSettings):
     """
 
     temperature: float | Sequence[float] = 1.0
-    is_guided: ClassVar[bool] = False
-    processors: ClassVar[tuple[LogitsProcessorList, ...]] = ()
 
     def __post_init__(self) -> None:
         check = partial(require_number, low=0.0, high=1e4, allowed="0 (the mean) to 10000")
@@ -85,7 +82,6 @@ class DenoisingSampler(RowSettings):
     guidance_schedule: str = "constant"
     normalize: bool = False
     length: int = 0
-    processors: ClassVar[tuple[LogitsProcessorList, ...]] = ()
 
     def __post_init__(self) -> None:
         noisy = partial(require_number, low=0.0, high=1e4, allowed="above 0", open_below=True)
@@ -96,11 +92,6 @@ class DenoisingSampler(RowSettings):
             known = did_you_mean(self.guidance_schedule, GUIDANCE_SCHEDULES)
             raise InputError("guidance_schedule", self.guidance_schedule, known)
 
-    @property
-    def is_guided(self) -> bool:
-        """True if any row is, so that the unconditional prompts are read as well."""
-        return self.guidance_scale != 1.0
-
     def of_model(self, model: Any) -> Self:
         """The same settings for another model behind the Target interface, with its own head."""
         return replace(self, source=model.denoiser)
@@ -108,14 +99,7 @@ class DenoisingSampler(RowSettings):
     def __call__(
         self, conditions: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
     ) -> Denoising:
-        """Make distributions of a model's conditions.
-
-        Args:
-            conditions: [B, n, D], or [2B, n, D] under guidance: conditional rows, then unconditional ones.
-            draft: the scored nodes, of T chains.
-            history: not used.
-            first: [T] output index that depth 1 competes for.
-        """
+        """Make distributions of a model's conditions, [B, n, D] or [2B, n, D] under guidance."""
         nodes = conditions.view(1 + self.is_guided, *draft.valid.shape, conditions.shape[-1])
         schedule, progress = self.schedule, draft.progress
         if progress is not None and progress.annealing is not None:
@@ -133,8 +117,8 @@ class DenoisingSampler(RowSettings):
             self.source, schedule, nodes[0], unconditional, scale, temperature, normalize=self.normalize
         )
 
-    def _of_nodes(self, name: str, nodes: Tensor) -> Any:
-        """The number of a setting, or [T, n, 1] where rows differ; nodes: [T, n, D]."""
+    def _of_nodes(self, name: str, nodes: Tensor) -> float | Tensor:
+        """Return a setting at nodes [T, n, D]: a number, or [T, n, 1] where rows differ."""
         numbers = self.numbers(name, nodes)
         if not isinstance(numbers, Tensor):
             return numbers
@@ -142,7 +126,11 @@ class DenoisingSampler(RowSettings):
         return numbers.repeat_interleave(lanes, 0).expand(*nodes.shape[:2], 1)
 
     def _share(self, draft: Draft, first: Tensor | None, nodes: Tensor) -> Any:
-        """Share of the full scale at every node, [T, n, 1] or a number: of what is decided, or is not yet."""
+        """Share of the guidance scale that the schedule gives each node: a number, or [T, n, 1].
+
+        A rising schedule gives the share of the image that is decided after this round, a falling one the
+        share that is not decided before it.
+        """
         before: Any
         if draft.progress is not None:
             before, after = draft.progress.before, draft.progress.after

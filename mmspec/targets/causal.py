@@ -409,12 +409,12 @@ class HiddenStates:
         ]
 
     def take(self) -> dict[int, Tensor]:
-        """Return those of the last forward, tap -> [B, n, d], and forget them."""
+        """Return the states of the last forward, tap -> [B, n, d], and forget them."""
         states, self._states = self._states, {}
         return states
 
     def put(self, states: dict[int, Tensor]) -> None:
-        """Give those of a forward in which no hook ran."""
+        """Set the states of a forward that was replayed from a graph, where no hook runs."""
         self._states = states
 
     def close(self) -> None:

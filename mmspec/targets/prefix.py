@@ -110,7 +110,7 @@ class Prefix:
         return Prefix(self.prompt, length, states, taps, self.recurrent)
 
     def replaces(self, other: Prefix) -> bool:
-        """True if nothing could be taken over from the other that this one does not have.
+        """True if this prefill has all that prompts could take over from another.
 
         With fewer images the other fits prompts that this one does not.
         """

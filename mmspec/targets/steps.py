@@ -63,11 +63,11 @@ class Taps(Protocol):
     """Hidden states that hooks read in a forward."""
 
     def take(self) -> dict[int, Tensor]:
-        """Return those of the last forward, and forget them."""
+        """Return the states of the last forward, tap -> [B, n, d], and forget them."""
         ...
 
     def put(self, states: dict[int, Tensor]) -> None:
-        """Give those of a forward in which no hook ran."""
+        """Set the states of a forward that was replayed from a graph, where no hook runs."""
         ...
 
 
@@ -162,7 +162,7 @@ class StaticCaches:
         self._owners: dict[int, weakref.ref[Any]] = {}
 
     def take(self, config: PreTrainedConfig, rows: int, capacity: int, device: torch.device) -> RaggedCache:
-        """Return an empty cache that nobody decodes in: one of the pool, or a new one; arguments as of it."""
+        """Return an empty cache that nobody decodes in, of the pool or new; arguments as of `RaggedCache`."""
         capacity = mask_width(max(capacity, LEAST_CAPACITY), device)
         for cache in self._caches:
             if cache.rows == rows and cache.plan.capacity >= capacity and self._is_free(cache):
@@ -187,7 +187,7 @@ class StaticCaches:
 
 
 def tensors_of(leaves: list[Any]) -> list[Tensor]:
-    """Those of the leaves that are tensors, in order."""
+    """Return the tensors among leaves, in order."""
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
