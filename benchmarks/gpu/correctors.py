@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.steps import SHAPES
+from benchmarks.rounds import RoundShape, measure_round
 from mmspec.drafters.corrected import CorrectedDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
-from mmspec.evaluation.speed.rounds import RoundShape, measure_round
 from mmspec.models.cjd import CorrectorConfig, CorrectorHead
 
 __all__ = ["time_correctors"]

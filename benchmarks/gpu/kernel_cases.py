@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.ceilings import Cost
 from mmspec import kernels
-from mmspec.evaluation.speed.ceilings import Cost
 
 __all__ = ["CASES", "KernelCase"]
 

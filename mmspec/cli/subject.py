@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mmspec.cli.choice import AcceleratorChoice
-from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, load_pipeline, reference_model
+from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, load_pipeline, own_drafters, reference_model
 from mmspec.cli.options import BatchSize, GuidanceScale, HeadSteps, LastStepNoise, Model, ModelOptions
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
 from mmspec.validation import given_of
 
 if TYPE_CHECKING:
@@ -19,9 +19,36 @@ if TYPE_CHECKING:
     from mmspec.evaluation.examples import Example
     from mmspec.pipelines import ImageGenerationPipeline
 
-__all__ = ["Question", "Subject", "image_accelerators", "load_subject"]
+__all__ = ["Question", "Subject", "image_accelerators", "image_methods", "load_subject"]
 
 SETTINGS = ("max_new_tokens", "temperature", "guidance_scale", "top_k", "top_p", "num_inference_steps")
+
+# Of the published settings of rules that trade quality for speed none is searched for.
+METHODS = (
+    "none,sjd:coupling=fresh:window=8|12|16|24|32,sjd:coupling=gumbel:window=8|12|16|24|32,"
+    "sjd:coupling=exact:window=8|12|16|24|32,sjd:window=8|12|16|24|32,sjd:front=2x2|4x4x4:reach=3:window=16|32,"
+    "sjd:reuse=0.2:window=8|16|32,lantern:delta=0.05:window=16|24|32,lantern:window=16|24|32,"
+    "gsd:window=16|24|32,sjd:acceptance=budget:relaxation=omega:window=16|24|32,"
+    "sjd:acceptance=lantern:window=16|32,sjd:acceptance=lantern++:window=16|32,"
+    "sjd:acceptance=grouped:window=16|32,sjd:acceptance=grouped:partition=codebook:window=16|32,"
+    "cool:window=16|32,sjd:acceptance=suffix:window=16|32,zipar:window=1|4|8,zipar:adaptive=true"
+)
+VECTOR_METHODS = (
+    "none,shared_noise:tolerance=0,shared_noise:tolerance=0.05,shared_noise,shared_noise:tolerance=0.2"
+)
+MASKED_METHODS = (
+    "none,masked:iterations=32,masked:iterations=20,masked:iterations=64:last_steps=5,"
+    "masked:iterations=20:order=checkerboard,masked:iterations=20:order=checkerboard:last_steps=10"
+)
+METHODS_WITH_HEAD = {
+    "cjd": ",cjd:window=24|32:corrected=19:passes=2|3,"
+    "cjd:coupling=exact:window=16|24|32:corrected=15:passes=2,"
+    "cjd:acceptance=budget:relaxation=neighbours|omega:window=24|32:corrected=12:passes=1|2,"
+    "cjd:acceptance=lantern:window=24|32:corrected=12:passes=1|2",
+    "eagle": ",eagle:num_draft_tokens=8|24,eagle:acceptance=budget:num_draft_tokens=8|24,"
+    "eagle:acceptance=lantern:num_draft_tokens=8|24",
+    "ssd": ",ssd:window=16|24|32,ssd:acceptance=budget:window=16|24|32",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +79,8 @@ class Question:
     task: Annotated[
         str | None,
         typer.Option(
-            help="Without prompts of your own: caption, describe, question, two_images, clip or mixed, on "
-            "scenes; or generate, for models that draw."
+            help="Without prompts of your own, on scenes: caption, describe, question, two_images, clip, "
+            "some with commas between, all, or mixed; or generate, for models that draw."
         ),
     ] = None
     samples: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 8
@@ -113,6 +140,8 @@ class Subject:
         examples: what it is asked.
         settings: keywords of every call.
         described: what they come to, for records.
+        others: makes so many other prompts of the kind; None where the prompts are the user's own.
+        form: keyword of calls whose time is taken: the form of images.
     """
 
     pipe: Any
@@ -120,6 +149,8 @@ class Subject:
     examples: list[Example]
     settings: dict[str, Any]
     described: dict[str, Any]
+    others: Callable[[int], list[Example]] | None = None
+    form: dict[str, Any] = field(default_factory=dict)
 
     def contender(self, choice: AcceleratorChoice) -> Contender:
         """Set an accelerator up on the pipeline, here and only here."""
@@ -141,24 +172,31 @@ def load_subject(source: str, asked: Question, how: ModelOptions, defaults: dict
         InputError: something is asked for that this model does not give.
     """
     from mmspec.evaluation.contenders import GENERATE, load_images
-    from mmspec.evaluation.examples import TASKS, scene_examples
+    from mmspec.evaluation.examples import read_tasks, scene_examples
     from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
 
-    if asked.task not in (None, GENERATE, *TASKS):
-        raise InputError("task", asked.task, did_you_mean(asked.task, (*TASKS, GENERATE)))
+    tasks = () if asked.task in (None, GENERATE) else read_tasks(str(asked.task), GENERATE)
     examples = asked.examples()  # a file that cannot be used should not cost a load
     pipe = load_pipeline(ImageGenerationPipeline if asked.task == GENERATE else MMSpecPipeline, source, how)
     if isinstance(pipe, ImageGenerationPipeline):
-        if asked.task not in (None, GENERATE):
+        if tasks:
             raise InputError("task", asked.task, f"{GENERATE}: this model draws images")
         return image_subject(pipe, asked, examples, how.seed)
     settings = defaults | asked.settings
     task = settings.pop("task")
-    if not examples:
-        examples = scene_examples(asked.task or task, asked.samples, how.seed)
-        if getattr(pipe.processor, "image_processor", None) is None:  # a model of text alone
-            examples = [replace(example, images=()) for example in examples]
-    return Subject(pipe, False, load_images(examples), settings, {"task": asked.title or task, **settings})
+    is_text = getattr(pipe.processor, "image_processor", None) is None
+
+    def of_scenes(count: int, seed: int) -> list[Example]:
+        found = [one for each in tasks or (task,) for one in scene_examples(each, count, seed)]
+        return [replace(one, images=()) for one in found] if is_text else load_images(found)
+
+    def others(count: int) -> list[Example]:
+        return of_scenes(count, how.seed + asked.samples)
+
+    described = {"task": asked.title or task, **settings}
+    if examples:
+        return Subject(pipe, False, load_images(examples), settings, described)
+    return Subject(pipe, False, of_scenes(asked.samples, how.seed), settings, described, others)
 
 
 def image_accelerators(target: Any) -> list[str]:
@@ -168,6 +206,16 @@ def image_accelerators(target: Any) -> list[str]:
     if target.any_order:
         return ["masked:iterations=20:order=checkerboard", "masked:iterations=32"]
     return ["shared_noise", "shared_noise:tolerance=0"]
+
+
+def image_methods(target: Any, source: str, drafter: str | None) -> str:
+    """All ways of decoding images with this model, each with the settings that its best is searched among."""
+    from mmspec.models.head_checkpoint import head_of
+
+    if target.vector_size:
+        return MASKED_METHODS if target.any_order else VECTOR_METHODS
+    heads = set(own_drafters(source)) if drafter is None else {head_of(drafter)}
+    return METHODS + "".join(methods for name, methods in METHODS_WITH_HEAD.items() if name in heads)
 
 
 def image_subject(
@@ -194,5 +242,11 @@ def image_subject(
     described = {"task": asked.title or GENERATE} | pipe.sampling(asked.settings)
     attention = pipe.model.config._attn_implementation
     described["baseline"] = f"plain decoding through the same loop, {attention} attention"
-    examples = examples or image_examples(pipe, asked.samples, seed)
-    return Subject(pipe, True, examples, asked.settings, described)
+    if examples:
+        return Subject(pipe, True, examples, asked.settings, described)
+    found = image_examples(pipe, asked.samples, seed)
+
+    def others(count: int) -> list[Example]:
+        return image_examples(pipe, count, seed + asked.samples)
+
+    return Subject(pipe, True, found, asked.settings, described, others)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.ceilings import Ceilings
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu.commands import drafter_commands, reference_commands, run_all
 from benchmarks.gpu.commands import test_commands as commands_of_tests
@@ -19,7 +20,6 @@ from benchmarks.gpu.kernel_cases import CASES
 from benchmarks.gpu.kernel_times import time_kernels
 from benchmarks.gpu.steps import SHAPES, StepShape, time_steps
 from mmspec.errors import InputError
-from mmspec.evaluation.speed.ceilings import Ceilings
 
 CPU = torch.device("cpu")
 CEILINGS = Ceilings(1e9, 1e10)

@@ -45,8 +45,8 @@ class Compared:
         return asdict(self)
 
 
-def read_bench(path: Path) -> dict[str, dict[str, Any]]:
-    """Records of a bench by accelerator.
+def read_bench(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Settings of a bench, and its records of all prompts by accelerator.
 
     Raises:
         InputError: no file of `mmspec bench --json`.
@@ -55,8 +55,9 @@ def read_bench(path: Path) -> dict[str, dict[str, Any]]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError("too large")
-        records = json.loads(read_text(path, "bench", allowed))
-        found = {str(one["accelerator"]): one for one in records}
+        bench = json.loads(read_text(path, "bench", allowed))
+        settings = dict(bench["settings"])
+        found = {str(one["accelerator"]): one for one in bench["records"] if not one.get("category")}
         for one in found.values():
             if not all(float(one[name]) > 0 for name in ("speedup", "seconds")):
                 raise ValueError("speedup and seconds are numbers above 0")
@@ -66,7 +67,7 @@ def read_bench(path: Path) -> dict[str, dict[str, Any]]:
         raise InputError("bench", str(path), f"{allowed} ({type(error).__name__}: {error})") from error
     if not found:
         raise InputError("bench", str(path), f"{allowed}; it has no record")
-    return found
+    return {**settings, "samples": next(iter(found.values())).get("samples")}, found
 
 
 def compare_benches(before: Path, after: Path) -> tuple[list[Compared], list[str]]:
@@ -78,17 +79,17 @@ def compare_benches(before: Path, after: Path) -> tuple[list[Compared], list[str
     Raises:
         InputError: a file that cannot be used, other prompts or settings, or no accelerator in both.
     """
-    old, new = read_bench(before), read_bench(after)
+    (old_settings, old), (new_settings, new) = read_bench(before), read_bench(after)
     shared = [name for name in new if name in old]
     if not shared:
         raise InputError("bench", f"{list(old)} and {list(new)}", "benches with an accelerator in common")
     for name in SAME:
-        ours, theirs = (next(iter(one.values())).get(name) for one in (new, old))
+        ours, theirs = new_settings.get(name), old_settings.get(name)
         if ours != theirs:
             raise InputError(name, f"{theirs!r} and {ours!r}", "benches of the same prompts and settings")
     told = []
     for name in TOLD:
-        theirs, ours = (next(iter(one.values())).get(name) for one in (old, new))
+        theirs, ours = old_settings.get(name), new_settings.get(name)
         if ours != theirs:
             told.append(f"{name}: {theirs} and {ours}")
     told += [

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.ceilings import Cost
 from mmspec.accelerators.accelerator import pair
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.draft import Draft, DraftKind
@@ -22,7 +23,6 @@ from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Requ
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.stats import timed_by_device
-from mmspec.evaluation.speed.ceilings import Cost
 from mmspec.targets.memory import cached_bytes
 
 __all__ = ["RoundShape", "RoundTime", "cost_of_round", "measure_round", "random_requests"]

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
+from benchmarks import growth as growing
+from benchmarks.ceilings import Ceilings, Cost, measure_ceilings, seconds_of
+from benchmarks.growth import GrowthRow, exponents, growth_report, random_llama, values_of
+from benchmarks.rounds import FixedDrafter, RoundShape, cost_of_round, measure_round
 from mmspec.errors import InputError
-from mmspec.evaluation.speed import growth as growing
-from mmspec.evaluation.speed.ceilings import Ceilings, Cost, measure_ceilings, seconds_of
-from mmspec.evaluation.speed.growth import GrowthRow, exponents, growth_report, random_llama, values_of
-from mmspec.evaluation.speed.rounds import FixedDrafter, RoundShape, cost_of_round, measure_round
-from tests.evaluation.test_report import text
+from tests.evaluation.test_bench_reports import text
 
 CPU = torch.device("cpu")
 
@@ -86,27 +86,19 @@ def test_the_table_has_the_exponents_and_the_ratio_to_the_floor():
         assert part in shown
 
 
-def test_the_command_writes_rows_exponents_and_a_plot(tmp_path, monkeypatch):
-    from typer.testing import CliRunner
-
-    from mmspec.cli.application import app
-
+def test_the_command_writes_rows_exponents_and_a_plot(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(
-        "mmspec.evaluation.speed.ceilings.measure_ceilings", lambda *given: Ceilings(1e9, 1e10)
-    )
+    monkeypatch.setattr(growing, "measure_ceilings", lambda *given: Ceilings(1e9, 1e10))
     out, plot = tmp_path / "growth.json", tmp_path / "growth.png"
-    asked = ["--size", "tiny", "--device", "cpu", "--context", 256, "--nodes", 4, "--batch", 2]
-    asked += ["--vocabulary", 1000, "--rounds", 2, "--out", out, "--plot", plot]
-    result = CliRunner().invoke(app, ["evaluate", "growth", *map(str, asked), "--json"])
-    assert result.exit_code == 0, result.stderr
+    asked = {"size": "tiny", "device": "cpu", "context": 256, "nodes": 4, "batch": 2, "vocabulary": 1000}
+    growing.main(**asked, rounds=2, out=out, plot=plot, as_json=True)
     record = json.loads(out.read_text())
-    assert record == json.loads(result.stdout)
+    assert record == json.loads(capsys.readouterr().out)
     assert [(row["axis"], row["value"]) for row in record["rows"]] == [
         *[("context", 256), ("nodes", 1), ("nodes", 4), ("batch", 1), ("batch", 2), ("vocabulary", 1000)]
     ]
     assert set(record["exponents"]) == {"context", "nodes", "batch", "vocabulary"}
     assert record["settings"]["copy_gb_per_second"] == 1.0
     assert plot.stat().st_size > 5000
-    refused = CliRunner().invoke(app, ["evaluate", "growth", "--size", "huge"])
-    assert isinstance(refused.exception, InputError)
+    with pytest.raises(InputError, match="--size"):
+        growing.main(size="huge")

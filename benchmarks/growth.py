@@ -1,35 +1,35 @@
-"""Time of a round as context, nodes, batch and vocabulary grow, beside the floor of bytes moved."""
+"""Time of a round as context, nodes, batch and vocabulary grow, beside the floor of bytes moved.
+
+python -m benchmarks.growth --out growth.json --plot growth.png
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from rich.console import Group
-from rich.table import Table
+from rich.table import Table as Shown
 from rich.text import Text
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.ceilings import Ceilings, measure_ceilings
+from benchmarks.rounds import RoundShape, cost_of_round, measure_round
+from mmspec.cli.console import Interruptible, note, print_result, progress
+from mmspec.cli.loading import read_dtype
+from mmspec.cli.options import AsJson, Plot, Table
+from mmspec.errors import InputError
+from mmspec.evaluation.machine import environment
 from mmspec.evaluation.plots import check_plot
-from mmspec.evaluation.speed.ceilings import Ceilings
-from mmspec.evaluation.speed.rounds import RoundShape, cost_of_round, measure_round
 from mmspec.evaluation.tables import figures
+from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, adapt
-
-__all__ = [
-    "AXES",
-    "SIZES",
-    "GrowthRow",
-    "draw_growth",
-    "exponents",
-    "growth_report",
-    "measure_growth",
-    "random_llama",
-]
 
 #: Largest value of each axis where nothing else is asked for; each begins at the base and grows fourfold.
 AXES = {"context": 16_384, "nodes": 64, "batch": 16, "vocabulary": 150_000}
@@ -163,7 +163,7 @@ def growth_report(rows: Sequence[GrowthRow], described: Mapping[str, Any]) -> Gr
     return Group(*parts, Text(explained, style="dim"))
 
 
-def _axis_table(axis: str, rows: Sequence[GrowthRow]) -> Table:
+def _axis_table(axis: str, rows: Sequence[GrowthRow]) -> Shown:
     columns = (axis, "round", "target", "verify", "rest", "floor", "round /\nfloor")
     cells = [
         (
@@ -201,3 +201,76 @@ def draw_growth(path: str | Path, rows: Sequence[GrowthRow]) -> Path:
     panels[0].legend(fontsize=7)
     figure.savefig(path, dpi=130)
     return path
+
+
+def main(
+    size: Annotated[
+        str | None,
+        typer.Option(help="Of the target: tiny, small, 1b or 7b.", show_default="small; 7b on a GPU"),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(min=256, help="Most tokens before a draft.", show_default="1024; 16384 on a GPU"),
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Most nodes of a draft.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Most rows.")] = 16,
+    vocabulary: Annotated[int, typer.Option(min=1000, help="Largest vocabulary.")] = 150_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each shape that are timed.")] = 10,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; the GPU if there is one.")] = None,
+    dtype: Annotated[str, typer.Option(help="Of the weights.", show_default="float32; bfloat16 on a GPU")] = (
+        "auto"
+    ),
+    out: Table = None,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time rounds of a random target as context, nodes, batch and vocabulary grow.
+
+    Beside each time stands the floor of the bytes that a round must move, by the
+    measured bandwidth of the device, and below the exponents of growth: nothing in
+    a round should grow faster than its floor.
+
+    Example:
+        python -m benchmarks.growth
+        python -m benchmarks.growth --size 7b --device cuda --out growth.json --plot growth.png
+    """
+    if plot is not None:
+        check_plot(plot)
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    on_gpu = where.type == "cuda"
+    size = size or ("7b" if on_gpu else "small")
+    if size not in SIZES:
+        raise InputError("--size", size, did_you_mean(size, SIZES))
+    weights = read_dtype(dtype) or (torch.bfloat16 if on_gpu else torch.float32)
+    asked = {"context": context or (AXES["context"] if on_gpu else 1024), "nodes": nodes}
+    asked |= {"batch": batch, "vocabulary": vocabulary}
+    total = sum(len(values_of(axis, last)) for axis, last in asked.items())
+    rows: list[GrowthRow] = []
+    with Interruptible() as block, progress(quiet=as_json) as bar:
+        work = bar.add_task("ceilings", total=total)
+        ceilings = measure_ceilings(where, weights)
+        for row in measure_growth(size, where, weights, ceilings, asked, rounds):
+            rows.append(row)
+            bar.update(work, advance=1, description=f"{row.axis} {row.value}")
+    if not rows:
+        note("nothing was measured")
+        block.finish()
+    described: dict[str, Any] = {"size": size, "rounds": rounds, **environment(where, weights)}
+    described |= {"copy_gb_per_second": round(ceilings.bytes_per_second / 1e9, 1)}
+    described |= {"matmul_tflops": round(ceilings.flops_per_second / 1e12, 3)}
+    powers = {
+        axis: {name: exponents(of_axis, name) for name in (*MEASURED, "floor")}
+        for axis, of_axis in by_axis(rows).items()
+    }
+    value = {"settings": described, "rows": list(map(asdict, rows)), "exponents": powers}
+    if out is not None:
+        out.write_text(json.dumps(value, indent=1) + "\n")
+        note(f"written: {out}")
+    if plot is not None:
+        note(f"written: {draw_growth(plot, rows)}")
+    print_result(value, growth_report(rows, described), as_json)
+    block.finish()
+
+
+if __name__ == "__main__":
+    typer.run(main)
