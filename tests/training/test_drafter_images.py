@@ -1,9 +1,7 @@
-"""Training drafters: what is learnt and what is not touched, on targets of a few thousand parameters."""
+"""Drafters of images: data of files and of scenes, and the way to a head."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
 import shutil
 from dataclasses import replace
@@ -16,21 +14,14 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.eagle import EagleDrafter
 from mmspec.errors import CheckpointError, InputError, MediaError
-from mmspec.models.eagle import EagleConfig, EagleHead
-from mmspec.targets import CausalTarget
 from mmspec.training.data import images as image_data
 from mmspec.training.data.images import ImageFile
 from mmspec.training.data.scenes import SceneImages, scene_data
-from mmspec.training.data.sequences import DrafterBatch, TrainingExample, Trial, acceptance_length
-from mmspec.training.drafter import train_drafter, train_on
+from mmspec.training.drafter import train_drafter
 from mmspec.training.losses.base import read
-from mmspec.training.losses.eagle import EagleLoss, positions_of
+from mmspec.training.losses.eagle import positions_of
 from mmspec.training.methods import METHODS
-from mmspec.training.run import RunOptions, Training
 from reference.image_folder import save_image_model
 from reference.image_model import (
     SHAPES_BY_SIZE,
@@ -40,132 +31,8 @@ from reference.image_model import (
 )
 from reference.vq import save_vq
 from reference.vq_model import build_vq
-from tests.contracts.running import random_prompts
-from tests.tiny_models import randomise, tiny_llama
-
-WORDS, LENGTH, POOL = 12, 24, 24
-
-
-@functools.cache
-def target() -> CausalTarget:
-    return CausalTarget(tiny_llama(vocab=WORDS))
-
-
-@functools.cache
-def sentences() -> list[tuple[list[int], int]]:
-    """What the target says after random prompts, and where that begins."""
-    said = []
-    for prompt in random_prompts(POOL, WORDS, longest=4, seed=1):
-        tokens = list(prompt)
-        for _ in range(LENGTH):
-            tokens.append(int(target().model(torch.tensor([tokens])).logits[0, -1].argmax()))
-        said.append((tokens, len(prompt)))
-    return said
-
-
-class Sentences:
-    """Data of the target's own words, four a step; the last four are held out."""
-
-    def batch(self, step: int, process: int) -> DrafterBatch:
-        rows = [sentences()[(4 * step + row) % (POOL - 4)] for row in range(4)]
-        examples = [TrainingExample({"input_ids": torch.tensor([tokens])}, start) for tokens, start in rows]
-        return DrafterBatch(tuple(examples), step)
-
-    def trial(self) -> Trial:
-        prompts = [tokens[:start] for tokens, start in sentences()[-4:]]
-        requests = [Request({"input_ids": torch.tensor([prompt])}) for prompt in prompts]
-        return Trial(requests, Sampler(), LENGTH)
-
-
-class Interrupted(Exception):
-    pass
-
-
-def train(
-    state: Path, steps: int, *, resume: bool = False, interrupt: int = 0
-) -> tuple[EagleHead, list[float]]:
-    sentences()  # made before the seed is set: making them draws random numbers
-    torch.manual_seed(0)
-    losses: list[float] = []
-
-    def record(step: int, loss: float) -> None:
-        losses.append(loss)
-        if step == interrupt:
-            raise Interrupted
-
-    head = METHODS["eagle"].build(target())
-    assert isinstance(head, EagleHead)
-    options = RunOptions(steps=steps, state=state, checkpoint_s=0.0 if interrupt else 1e9, check_s=1e9)
-    options |= RunOptions(on_step=record, resume=resume)
-    training = Training(state.parent, options, minutes=1.0, batch_size=4)
-    with contextlib.suppress(Interrupted):
-        train_on(training, head, "eagle", target(), Sentences())
-    return head.eval(), losses
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[EagleHead, list[float]]:
-    return train(tmp_path_factory.mktemp("eagle") / "state.pt", 80)
-
-
-def accepted(head: EagleHead) -> float:
-    drafter = EagleDrafter(head, num_draft_tokens=4, top_k=1)
-    return acceptance_length(target(), drafter, Sentences().trial())
-
-
-def test_the_loss_falls_and_more_is_accepted(trained: tuple[EagleHead, list[float]]) -> None:
-    head, losses = trained
-    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
-    untrained = EagleHead(head.config).eval()
-    assert accepted(head) > accepted(untrained) + 0.5
-
-
-def test_the_target_gets_no_gradient_and_stays_as_it_is(trained: tuple[EagleHead, list[float]]) -> None:
-    model = tiny_llama(vocab=WORDS).requires_grad_(True)
-    teacher = CausalTarget(model)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    learner = EagleLoss(EagleHead(EagleConfig.for_target(model.config, WORDS)), teacher)
-    names = {name for name, _ in learner.named_parameters()}
-    assert names and all(name.startswith("head.") for name in names)
-    learner.target.model.requires_grad_(False)
-    learner(Sentences().batch(0, 0))[0].backward()
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert all(parameter.grad is not None for parameter in learner.parameters())
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def test_the_parts_of_the_loss_have_their_weights(trained: tuple[EagleHead, list[float]]) -> None:
-    loss, figures = EagleLoss(trained[0], target())(Sentences().batch(3, 0))
-    assert torch.allclose(loss, figures["states"] + 0.1 * figures["tokens"])
-    assert 0 < figures["agreement"] <= 1
-
-
-def test_padding_and_prompts_do_not_count(trained: tuple[EagleHead, list[float]]) -> None:
-    """The loss of two sequences of different lengths is the mean over their answers' tokens."""
-    learner = EagleLoss(trained[0], target())
-    long, short = Sentences().batch(0, 0).examples[0], Sentences().batch(0, 0).examples[1]
-    short = replace(short, inputs={"input_ids": short.inputs["input_ids"][:, : short.answer + 9]})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mmspec.training.losses.eagle.NOISE", 0.0)
-        both, first, second = (
-            learner(DrafterBatch(rows, 0))[0] for rows in ((long, short), (long,), (short,))
-        )
-    # the first token of an answer is the target's own: the head predicts those after it, from position 2 on
-    counts = [
-        sum(index >= max(row.answer, 2) for index in range(row.inputs["input_ids"].shape[1]))
-        for row in (long, short)
-    ]
-    assert torch.allclose(both * sum(counts), first * counts[0] + second * counts[1])
-
-
-def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
-    whole, losses = train(tmp_path / "whole.pt", 12)
-    _, begun = train(tmp_path / "parts.pt", 12, interrupt=7)
-    # the state on disk is that of the step before the interruption
-    resumed, rest = train(tmp_path / "parts.pt", 12, resume=True)
-    assert begun[: 12 - len(rest)] + rest == losses
-    ours, theirs = resumed.state_dict(), whole.state_dict()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+from tests.tiny_models import randomise
+from tests.training.own_answers import speaker
 
 
 @pytest.fixture(scope="module")
@@ -188,10 +55,6 @@ def image_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten(monkeypatch)
-
-
-def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decode six tokens of a prompt alone."""
     images = image_data.LlamaGenImages
     whole = images.trial_of
@@ -199,17 +62,19 @@ def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("condition", "method"), [("caption", "eagle"), *(("class", name) for name in METHODS)]
+    ("condition", "method"),
+    [
+        ("caption", "eagle"),
+        *(("class", name) for name in ("dflash", "eagle3", "flash", "hydra", "cjd")),
+    ],
 )
 def test_a_drafter_of_images(
     condition: str,
     method: str,
     image_folders: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
+    short_trials: None,
     tmp_path: Path,
 ) -> None:
-    if method != "ssd":  # which learns from whole images
-        shorten(monkeypatch)
     losses: list[float] = []
     out = train_drafter(
         image_folders[condition],
@@ -329,23 +194,12 @@ def test_the_teacher_reads_a_image_as_decoding_does(condition: str, image_folder
         assert reading.learnt[row].nonzero()[:, 0].tolist() == list(range(start, ids.shape[1]))
 
 
-@pytest.mark.parametrize(
-    ("argument", "settings", "error"),
-    [
-        ("method", {"method": "eagel", "steps": 1}, InputError),
-        ("steps", {"steps": 1, "minutes": 1.0}, InputError),
-        ("target", {"target": "nowhere", "steps": 1}, CheckpointError),
-    ],
-)
-def test_what_cannot_be_trained_is_named(
-    argument: str, settings: dict[str, object], error: type[InputError], tmp_path: Path
-) -> None:
-    with pytest.raises(error) as caught:
-        train_drafter(**({"target": tmp_path, "out": tmp_path / "out", "data": scene_data} | settings))  # type: ignore[arg-type]
-    assert caught.value.argument == argument
-
-
-def test_a_target_without_data_is_refused(tmp_path: Path) -> None:
-    target().model.save_pretrained(tmp_path / "llama")
+def test_what_cannot_be_trained_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match="method: got 'eagel'"):
+        train_drafter(tmp_path, out, scene_data, method="eagel", steps=1)
+    with pytest.raises(CheckpointError, match="target: got 'nowhere'"):
+        train_drafter("nowhere", out, scene_data, steps=1)
+    speaker().model.save_pretrained(tmp_path / "llama")
     with pytest.raises(CheckpointError, match="llama"):
         train_drafter(tmp_path / "llama", tmp_path / "out", scene_data, steps=1)
