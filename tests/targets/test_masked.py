@@ -24,8 +24,7 @@ from mmspec.decoding.draft import Cells, Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.none import NoDrafter
-from mmspec.drafters.unmasking import UnmaskingDrafter
+from mmspec.drafters.none import NoDrafter, UnmaskingDrafter
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.targets import CausalTarget, MaskedTarget
 from tests.contracts.mutation import PlantedBug
@@ -337,7 +336,7 @@ LOGITS = "mmspec.targets.masked:MaskedTarget._logits"
 SCORE, MASKS = "mmspec.targets.masked:MaskedTarget.score", "mmspec.targets.masked:MaskedTarget._mask"
 VERIFY, PROPOSE = (
     "mmspec.acceptance.confidence:LowConfidence.verify",
-    "mmspec.drafters.unmasking:UnmaskingSession.propose",
+    "mmspec.drafters.none:UnmaskingSession.propose",
 )
 BUGS = {
     "causal mask": (
