@@ -1,4 +1,4 @@
-"""Forwards saved on images of several sizes: a plot of tables of `mmspec evaluate methods`.
+"""Forwards saved on images of several sizes: a plot of records of `mmspec bench --task generate`.
 
 python benchmarks/image_sizes.py 16x16=a.json 32x32=b.json --out sizes.png
 """
@@ -21,8 +21,8 @@ def main(
     saved: dict[str, dict[str, float]] = {}
     sizes = [table.partition("=")[0] for table in tables]
     for size, table in zip(sizes, tables, strict=True):
-        for row in json.loads(Path(table.partition("=")[2]).read_text())["methods"]:
-            saved.setdefault(f"{row['method']} ({row['promise']})", {})[size] = row["step_compression"]
+        for row in json.loads(Path(table.partition("=")[2]).read_text())["records"]:
+            saved.setdefault(f"{row['accelerator']} ({row['exactness']})", {})[size] = row["step_compression"]
     figure = Figure(figsize=(6, 6), layout="constrained")
     axes = figure.subplots()
     for method, by_size in saved.items():

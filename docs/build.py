@@ -29,7 +29,7 @@ FAMILIES = {
     "nextstep-methods-cpu": "scenes-nextstep, 200 captions",
     "mar-methods-cpu": "scenes-mar, 100 scenes",
 }
-#: Records of `mmspec evaluate drafters`, and the reference model of each.
+#: Records of `mmspec bench --task all`, and the reference model of each.
 DRAFTERS = {"drafters-cpu": "scenes-llava", "hybrid-drafters-cpu": "scenes-hybrid"}
 
 
@@ -65,21 +65,18 @@ def front() -> str:
     """The table of the front page."""
     lines = ["| | accelerator | tokens a pass | speed-up | output |", "|---|---|---|---|---|"]
     for task, record, name, kind in FRONT:
-        stored = recorded(record)
-        rows = stored["rows" if kind else "methods"]
         row = next(
             one
-            for one in rows
-            if one.get("drafter", one.get("method")) == name and kind in (None, one.get("task"))
+            for one in recorded(record)
+            if one["accelerator"] == name and kind in (None, one.get("category"))
         )
         tokens = row["acceptance_length"] if kind else row["step_compression"]
-        promise = row["exactness"] if kind else row["promise"]
-        lines.append(f"| {task} | `{name}` | {tokens:.1f} | {row['speedup']:.2f}x | {promise} |")
+        lines.append(f"| {task} | `{name}` | {tokens:.1f} | {row['speedup']:.2f}x | {row['exactness']} |")
     told = "Small reference models of a toy world, kinder than real data; one CPU core, batch 1, end to end."
     return "\n".join([*lines, "", f"{told} [All figures](docs/benchmarks.md)."])
 
 
-#: Records of `mmspec evaluate methods` under other sampling, and on images of two sizes.
+#: Records of `mmspec bench --quality` under other sampling, and on images of two sizes.
 SAMPLINGS = {
     "guidance 1": "image-guidance1-cpu",
     "guidance 2.5": "image-guidance2.5-cpu",
@@ -105,29 +102,34 @@ def image_tables() -> str:
 
 
 def methods_table(name: str) -> str:
-    """A record of `mmspec evaluate methods`; a star marks settings that were not searched for."""
+    """A record of `mmspec bench --quality`; a star marks settings that were not searched for."""
     columns = ("method", "promise", "passes", "times fewer", "wall clock")
     rows = [
         (
-            f"`{row['method']}`" + ("" if row["searched"] or row["method"] == "none" else " *"),
-            row["promise"],
+            f"`{row['accelerator']}`" + ("" if "searched" in row or row["accelerator"] == "none" else " *"),
+            row["exactness"],
             f"{row['nfe_mean']:.1f}",
             fewer(row),
             f"{row['speedup']:.2f}x",
-            "-" if row["tv_mean"] is None else f"{row['tv_mean']:.3f}",
-            f"{row['attribute_accuracy']:.1%}",
-            f"{row['feature_distance']:.1f} ± {row['feature_margin']:.1f}",
+            "-" if row["tv"] is None else f"{row['tv']['mean']:.3f}",
+            f"{row['quality']['attributes']['value']:.1%}",
+            distance(row["quality"]["kid"]),
         )
-        for row in recorded(name)["methods"]
+        for row in recorded(name)
     ]
     return table((*columns, "measured TV", "attributes", "distance (95 %)"), rows)
 
 
+def distance(kid: dict[str, float]) -> str:
+    """A kernel distance with half the width of its interval."""
+    return f"{kid['value']:.1f} ± {(kid['high'] - kid['low']) / 2:.1f}"
+
+
 def side_by_side(names: Mapping[str, str], shown: Callable[[dict[str, Any]], str]) -> str:
     """Records of the same methods as columns of one table."""
-    found = [{row["method"]: row for row in recorded(name)["methods"]} for name in names.values()]
+    found = [{row["accelerator"]: row for row in recorded(name)} for name in names.values()]
     rows = [
-        (f"`{method}`", row["promise"], *(shown(rows[method]) for rows in found))
+        (f"`{method}`", row["exactness"], *(shown(rows[method]) for rows in found))
         for method, row in found[0].items()
         if method != "none"
     ]
@@ -141,7 +143,7 @@ def fewer(row: dict[str, Any]) -> str:
 
 def outcome(row: dict[str, Any]) -> str:
     """Passes saved, wall clock, and total variation of a method."""
-    variation = "" if row["tv_mean"] is None else f", {row['tv_mean']:.3f}"
+    variation = "" if row["tv"] is None else f", {row['tv']['mean']:.3f}"
     return f"{fewer(row)}, {row['speedup']:.2f}x{variation}"
 
 
@@ -161,17 +163,20 @@ def batch_table(name: str) -> str:
 
 
 def parts_table(name: str) -> str:
-    """A record of `mmspec evaluate methods` with settings of one method: passes and time alone."""
+    """A record of `mmspec bench --quality` with settings of one method: passes and time alone."""
     rows = [
-        (f"`{row['method']}`", f"{row['nfe_mean']:.1f}", f"{row['speedup']:.2f}x")
-        for row in recorded(name)["methods"]
+        (f"`{row['accelerator']}`", f"{row['nfe_mean']:.1f}", f"{row['speedup']:.2f}x")
+        for row in recorded(name)
     ]
     return table(("setting", "passes of the model", "wall clock"), rows)
 
 
-def recorded(name: str) -> Any:
-    """A record of assets/benchmarks."""
-    return json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+def recorded(name: str) -> list[dict[str, Any]]:
+    """The records of a file of assets/benchmarks, as `mmspec bench --json` writes them."""
+    found: list[dict[str, Any]] = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))[
+        "records"
+    ]
+    return found
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -207,13 +212,14 @@ def draw_figures() -> None:
 def compared(name: str) -> tuple[str, dict[str, float]] | None:
     """Tokens a forward of all methods in the first record that has this one, and its subject."""
     for record, model in DRAFTERS.items():
-        rows = recorded(record)["rows"]
-        found = {row["drafter"]: row["acceptance_length"] for row in rows if row["task"] == "describe"}
+        rows = recorded(record)
+        found = {
+            row["accelerator"]: row["acceptance_length"] for row in rows if row["category"] == "describe"
+        }
         if any(label.split(":")[0] == name for label in found):
             return f"{model}, descriptions", found
     for record, subject in FAMILIES.items():
-        rows = recorded(record)["methods"]
-        found = {row["method"]: row["step_compression"] for row in rows}
+        found = {row["accelerator"]: row["step_compression"] for row in recorded(record)}
         if any(label.split(":")[0] == name for label in found):
             return subject, found
     return None
@@ -276,17 +282,19 @@ def options(preset: Any) -> str:
 def figures(name: str) -> Iterator[str]:
     """Rows of an accelerator in the records."""
     for record, model in DRAFTERS.items():
-        for row in recorded(record)["rows"]:
-            if row["drafter"].split(":")[0] == name and row["task"] in ("caption", "describe"):
+        for row in recorded(record):
+            if row["accelerator"].split(":")[0] == name and row["category"] in ("caption", "describe"):
                 ratio = f"{row['decode_speedup']:.2f}x decoding, {row['speedup']:.2f}x end to end"
                 told = f"{row['acceptance_length']:.2f} | {ratio} | {row['exactness']}"
-                yield f"| `{row['drafter']}` | {model}, {row['task']} | {told} |"
+                yield f"| `{row['accelerator']}` | {model}, {row['category']} | {told} |"
     for record, subject in FAMILIES.items():
-        for row in recorded(record)["methods"]:
-            if row["method"].split(":")[0] == name:
-                variation = "" if row.get("tv_mean") is None else f" (measured TV {row['tv_mean']:.3f})"
-                told = f"{row['step_compression']:.2f} | {row['speedup']:.2f}x | {row['promise']}{variation}"
-                yield f"| `{row['method']}` | {subject} | {told} |"
+        for row in recorded(record):
+            if row["accelerator"].split(":")[0] == name:
+                variation = "" if row["tv"] is None else f" (measured TV {row['tv']['mean']:.3f})"
+                told = (
+                    f"{row['step_compression']:.2f} | {row['speedup']:.2f}x | {row['exactness']}{variation}"
+                )
+                yield f"| `{row['accelerator']}` | {subject} | {told} |"
 
 
 def commands() -> str:

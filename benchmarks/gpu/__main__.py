@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.ceilings import Ceilings, measure_ceilings
 from benchmarks.gpu import commands, plots
 from benchmarks.gpu.correctors import time_correctors
 from benchmarks.gpu.kernel_times import time_kernels
 from benchmarks.gpu.steps import SHAPES, time_steps
 from mmspec.errors import InputError, MissingDependencyError, MMSpecError
 from mmspec.evaluation.machine import environment
-from mmspec.evaluation.speed.ceilings import Ceilings, measure_ceilings
 
 __all__ = ["main"]
 

@@ -54,7 +54,7 @@ def reference_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
         *("--accelerators", "none,copy,draft_model,eagle,flash", "--samples", samples, "--device", device),
     ]
     yield [
-        *("-m", "mmspec", "evaluate", "drafters", "assets/scenes-llava", "--samples", "8"),
+        *("-m", "mmspec", "bench", "assets/scenes-llava", "--task", "all", "--max-new-tokens", "256"),
         *("--device", device, "--out", str(out / "drafters.json")),
     ]
 
@@ -75,7 +75,8 @@ def drafter_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
             *head,
         ]
     yield [
-        *("-m", "mmspec", "evaluate", "drafters", folder, "--samples", "1" if tiny else "20"),
+        *("-m", "mmspec", "bench", folder, "--task", "all", "--samples", "1" if tiny else "20"),
+        *("--max-new-tokens", "256"),
         *("--accelerators", ",".join(["none", "copy", *named]), "--out", str(out / "drafters-large.json")),
     ]
 

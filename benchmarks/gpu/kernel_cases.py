@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.ceilings import Cost
 from mmspec import kernels
-from mmspec.evaluation.speed.ceilings import Cost
 
 __all__ = ["CASES", "KernelCase"]
 
@@ -179,12 +179,6 @@ def _two(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def _token(shape: Shape, device: torch.device) -> Tensor:
     return torch.arange(shape["rows"], device=device)[:, None] % shape["vocabulary"]
-
-
-def _clusters(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    members, size = torch.arange(shape["vocabulary"], device=device), 16
-    starts = torch.arange(0, shape["vocabulary"] + size, size, device=device).clamp_max(shape["vocabulary"])
-    return *_two(shape, device), members // size, members, starts.unique()
 
 
 def _images(shape: Shape, device: torch.device) -> tuple[Any, ...]:
@@ -458,26 +452,6 @@ CASES = (
         shapes=({"rows": 32, "vocabulary": 16_384}, {"rows": 96, "vocabulary": 65_536}),
         tiny=FEW,
         make=lambda shape, device: (*_two(shape, device), _token(shape, device), 14),
-        cost=lambda shape: Cost(4 * shape["rows"] * (shape["vocabulary"] + 1)),
-        floor="rows x vocabulary x 4 bytes: p",
-    ),
-    KernelCase(
-        op="cluster_ratio",
-        shapes=({"rows": 32, "vocabulary": 16_384},),
-        tiny=FEW,
-        make=_clusters,
-        cost=lambda shape: Cost(12 * shape["rows"] * shape["vocabulary"]),
-        floor="rows x vocabulary x 12 bytes: p, q and ratios",
-    ),
-    KernelCase(
-        op="window_ratio",
-        shapes=({"rows": 32, "vocabulary": 16_384}, {"rows": 96, "vocabulary": 65_536}),
-        tiny=FEW,
-        make=lambda shape, device: (
-            *_two(shape, device),
-            torch.randn(shape["vocabulary"], 8, device=device),
-            _token(shape, device),
-        ),
         cost=lambda shape: Cost(4 * shape["rows"] * (shape["vocabulary"] + 1)),
         floor="rows x vocabulary x 4 bytes: p",
     ),

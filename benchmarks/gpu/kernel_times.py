@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.ceilings import Ceilings, seconds_of
 from benchmarks.gpu.kernel_cases import CASES, KernelCase
-from mmspec.evaluation.speed.ceilings import Ceilings, seconds_of
 
 __all__ = ["in_graph", "time_kernels"]
 

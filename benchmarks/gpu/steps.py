@@ -12,9 +12,9 @@ import torch
 from transformers import LlavaConfig, LlavaForConditionalGeneration, Qwen2_5_VLConfig
 from transformers import Qwen2_5_VLForConditionalGeneration as QwenVL
 
+from benchmarks.ceilings import Ceilings
+from benchmarks.rounds import RoundShape, cost_of_round, measure_round, random_requests
 from mmspec.decoding.sampling import Sampler
-from mmspec.evaluation.speed.ceilings import Ceilings
-from mmspec.evaluation.speed.rounds import RoundShape, cost_of_round, measure_round, random_requests
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
 from mmspec.targets import adapt
 from mmspec.targets.llamagen import LlamaGenTarget

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +18,16 @@ from mmspec.acceptance.neighbours import BLOCK_ELEMENTS, NOT_FITTED, codebook_of
 from mmspec.acceptance.relaxed_sampling import RelaxedSampling, check_group_size
 from mmspec.decoding.interfaces import Target
 from mmspec.errors import InputError
-from mmspec.kernels import cluster_ratio, rank_ratio, rank_ratio_at, window_ratio
+from mmspec.kernels import rank_ratio, rank_ratio_at
+from mmspec.kernels.groups import bounded_ratio
+from mmspec.kernels.ordering import sort_stably
 from mmspec.registry import did_you_mean
 
 PARTITIONS = ("rank", "codebook")
 CLUSTERING_ROUNDS = 20
+# of GSD's released code
+RANKS_BELOW, RANKS_ABOVE = 7, 6
+LARGEST_DIFFERENCE, LARGEST_SQUARED_DISTANCE = 0.15, 0.5
 
 
 def cluster_codes(codebook: Tensor, count: int) -> Tensor:
@@ -42,32 +47,67 @@ def cluster_codes(codebook: Tensor, count: int) -> Tensor:
     return cluster
 
 
-class Clusters(NamedTuple):
-    """Clusters of the K codes, as `mmspec.kernels.cluster_ratio` reads them.
+def cluster_ratio(p: Tensor, q: Tensor, cluster: Tensor) -> Tensor:
+    """Ratios min(1, P(C) / Q(C)) of fixed clusters C of the K codes; a syntax token is alone.
 
-    Attributes:
-        cluster: [K] int64, the cluster of each code.
-        members: [K] int64, the codes by cluster.
-        starts: [clusters + 1] int64, where in `members` each cluster begins, and K.
+    Args:
+        p, q: [..., V] distributions of target and draft.
+        cluster: [K] int64, the cluster of each code, below K.
+
+    Returns:
+        [..., V] the ratio of each token's cluster; zero for tokens that p excludes.
     """
+    index = torch.arange(p.shape[-1], device=p.device)  # syntax tokens are clusters of their own
+    index[: len(cluster)] = cluster
+    index = index.expand(p.shape)
+    # CUDA adds in any order, which float64 rounds away
+    zeros = torch.zeros_like(p, dtype=torch.float64 if p.is_cuda else p.dtype)
+    masses = p.to(zeros.dtype), q.where(p > 0, 0.0).to(zeros.dtype)
+    ratio = bounded_ratio(*(zeros.scatter_add(-1, index, mass).to(p.dtype) for mass in masses))
+    return ratio.gather(-1, index).where(p > 0, 0.0)
 
-    cluster: Tensor
-    members: Tensor
-    starts: Tensor
 
-    @classmethod
-    def sorted(cls, cluster: Tensor, count: int) -> Clusters:
-        """Sort the codes by cluster, [K] from 0 to count - 1; those of a cluster stay in order."""
-        sizes = torch.bincount(cluster, minlength=count)
-        return cls(cluster, cluster.argsort(stable=True), pad(sizes.cumsum(0), (1, 0)))
+def window_ratio(p: Tensor, q: Tensor, codebook: Tensor, x: Tensor | None = None) -> Tensor:
+    """Ratios min(1, P / Q) over the window of ranks around a token, as GSD was released.
+
+    Ascending ranks r - 7 to r + 6, of which those near in probability and in vector space; the exact ratio
+    where r < 7, where the released code raises and falls back. Windows overlap: no partition. Of equally
+    likely tokens the lower index has the lower rank.
+
+    Args:
+        p, q: [..., V] distributions of target and draft.
+        codebook: [K, d] vectors of the codes; syntax tokens have none, and are far from all.
+        x: [..., m] int64 tokens; all tokens if None.
+
+    Returns:
+        [..., m], or [..., V].
+    """
+    vocabulary, codes = p.shape[-1], len(codebook)
+    if x is None:
+        x = torch.arange(vocabulary, device=p.device).expand(p.shape)
+    vectors = pad(codebook.to(p.dtype), (0, 0, 0, vocabulary - codes), value=float("inf"))  # syntax is far
+    _, order = sort_stably(p)
+    rank = order.argsort(dim=-1).gather(-1, x)
+    p_x, q_x = p.gather(-1, x), q.gather(-1, x)
+    target_mass, draft_mass = p_x, q_x
+    for offset in (*range(-RANKS_BELOW, 0), *range(1, RANKS_ABOVE + 1)):
+        other = order.gather(-1, (rank + offset).clamp(0, vocabulary - 1))
+        p_other = p.gather(-1, other)
+        gap = (vectors[x] - vectors[other]).square().sum(-1)
+        near = ((p_other - p_x).abs() < LARGEST_DIFFERENCE) & (gap < LARGEST_SQUARED_DISTANCE)
+        near = near & (rank + offset < vocabulary)
+        target_mass = target_mass + p_other.where(near, 0.0)
+        draft_mass = draft_mass + q.gather(-1, other).where(near, 0.0)
+    exact = rank < RANKS_BELOW
+    return bounded_ratio(torch.where(exact, p_x, target_mass), torch.where(exact, q_x, draft_mass))
 
 
 @dataclass
 class Grouped(RelaxedSampling):
     """Accept x with probability min(1, P(C) / Q(C)) for the group C of x, else draw from norm((p - q)+).
 
-    Grouped speculative decoding (2508.07747). For a true partition the
-    acceptance is at least the exact one. No bound is known; the total variation is measured at every place.
+    Grouped speculative decoding (2508.07747). For a true partition the acceptance is at least the exact one.
+    No bound is known; the total variation is measured at every place.
     `budget` with relaxation="groups" spends a bounded one on the same groups.
 
     Args:
@@ -89,7 +129,7 @@ class Grouped(RelaxedSampling):
     partition: str = "rank"
     reference: bool = False
     codebook: Tensor | None = field(default=None, init=False, repr=False)
-    clusters: Clusters | None = field(default=None, init=False, repr=False)
+    clusters: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_group_size(self.group_size)
@@ -104,8 +144,7 @@ class Grouped(RelaxedSampling):
         if self.reference:
             fitted.codebook = codebook
         else:
-            count = -(-len(codebook) // self.group_size)
-            fitted.clusters = Clusters.sorted(cluster_codes(codebook, count), count)
+            fitted.clusters = cluster_codes(codebook, -(-len(codebook) // self.group_size))
         return fitted
 
     @property
@@ -121,7 +160,7 @@ class Grouped(RelaxedSampling):
             return q * rank_ratio(p, q, self.group_size)
         if self.clusters is None:
             raise TypeError(NOT_FITTED)
-        return q * cluster_ratio(p, q, *self.clusters)
+        return q * cluster_ratio(p, q, self.clusters)
 
     def mass_at(self, p: Tensor, q: Tensor, x: Tensor, allowance: Tensor) -> Tensor:
         if self.reference:

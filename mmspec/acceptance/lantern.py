@@ -18,7 +18,7 @@ from mmspec.decoding.interfaces import Target
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Verdict
 from mmspec.kernels import nearby_mass, nearby_prefix
-from mmspec.kernels.residual import normalise
+from mmspec.kernels.chain import normalise
 from mmspec.validation import require_number
 
 

@@ -23,7 +23,7 @@ from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Verdict
 from mmspec.kernels import reject_tree
-from mmspec.kernels.residual import normalise
+from mmspec.kernels.chain import normalise
 
 __all__ = ["KSequential", "RecursiveRejection", "SpeculativeSampling"]
 

@@ -23,7 +23,7 @@ from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
-from mmspec.kernels.residual import normalise, residual
+from mmspec.kernels.chain import normalise, residual
 from mmspec.validation import is_integer
 
 

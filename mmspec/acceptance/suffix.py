@@ -14,7 +14,7 @@ from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.verdict import Verdict
-from mmspec.kernels.residual import residual
+from mmspec.kernels.chain import residual
 from mmspec.validation import require_number
 
 

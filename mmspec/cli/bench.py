@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,18 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mmspec.cli.choice import AcceleratorChoice, parse_choices
+from mmspec.cli.choice import AcceleratorChoice
+from mmspec.cli.compared import ALL, Search, default_groups, find_best, groups_of
 from mmspec.cli.console import Interruptible, line_width, note, print_result, progress
-from mmspec.cli.loading import compared_choices, default_choices, own_drafters
-from mmspec.cli.options import AsJson, ModelOptions, TopK, TopP, unpack_options
-from mmspec.cli.subject import Question, Subject, image_accelerators, load_subject
+from mmspec.cli.loading import own_drafters
+from mmspec.cli.options import AsJson, ModelOptions, Plot, Table, TopK, TopP, unpack_options
+from mmspec.cli.subject import Question, Subject, load_subject
 from mmspec.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mmspec.evaluation.contenders import Contender
     from mmspec.evaluation.examples import Example
+    from mmspec.evaluation.quality.image_scores import Scorer
     from mmspec.evaluation.speed.html_report import Sample
     from mmspec.evaluation.speed.peers import Peers
-    from mmspec.evaluation.speed.record import BenchRecord
+    from mmspec.evaluation.speed.record import Record
     from mmspec.evaluation.speed.timing import TimedRun
 
 __all__ = ["bench_app"]
@@ -39,17 +45,61 @@ class BenchQuestion(Question):
     top_p: TopP = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """The files that a bench writes."""
+
+    out: Table = None
+    plot: Plot = None
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write a report with plots and samples, in one HTML file.", show_default=False),
+    ] = None
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for result lines as Spec-Bench and MMSpec have them, a file for each accelerator.",
+            show_default=False,
+        ),
+    ] = None
+
+    def check(self, batch_size: int) -> None:
+        """Check what is to be written before anything is measured.
+
+        Raises:
+            InputError: a folder that is not there, or results of batches.
+            MissingDependencyError: matplotlib, which the report and the plot need, is not installed.
+        """
+        from mmspec.evaluation.tables import check_plot
+
+        for name, path in (("--html", self.html), ("--plot", self.plot)):
+            if path is not None and not check_plot(path).parent.is_dir():
+                raise InputError(name, str(path), "a file in a folder that exists")
+        if self.results is not None and batch_size != 1:
+            allowed = "--batch-size 1: lines have a time for each prompt"
+            raise InputError("--results", str(self.results), allowed)
+
+
 @unpack_options
 def bench(
     accelerators: Annotated[
         str | None,
         typer.Option(
             help="Names with commas between, options as in draft_model:num_draft_tokens=8 or "
-            "flash:drafter=path/to/head; none always runs.",
+            "flash:drafter=path/to/head; with several values, as in sjd:window=8|16, the best of them on "
+            "other prompts is compared. none always runs; all takes every method, of images at its best.",
             show_default="none, copy and every drafter that the model names; none,sjd,gsd,... for images",
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Times that every accelerator runs.")] = 3,
+    quality: Annotated[
+        bool,
+        typer.Option(
+            "--quality",
+            help="Read the images too: attributes, and distance to plain decoding's, by the network in "
+            "reader/ of the model's folder or that of assets/scenes-llamagen, which has seen scenes only.",
+        ),
+    ] = False,
     peers: Annotated[
         bool,
         typer.Option(
@@ -60,119 +110,220 @@ def bench(
         bool,
         typer.Option("--compile", help="Time every accelerator with compiled steps as well (pipe.compile)."),
     ] = False,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Write a report with plots and samples, in one HTML file.", show_default=False),
-    ] = None,
-    results: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for result lines as Spec-Bench and MMSpec have them, a file for each accelerator.",
-            show_default=False,
-        ),
-    ] = None,
     *,
     asked: BenchQuestion,
+    searched: Search,
+    files: Files,
     how: ModelOptions,
 ) -> None:
     """Time accelerators against plain decoding on the same prompts, in turns.
 
     Reports target forwards, acceptance length, the ratio of medians to plain
     decoding, the share of outputs that are the same, memory, where the time goes,
-    and more; of images also the measured distance to the target's distribution. Rows
-    that lose stay in. `mmspec bench compare` compares two results of --json.
+    and more, for several tasks also by task; of images also the measured distance to
+    the target's distribution, and with --quality what they show. Rows that lose stay
+    in. `mmspec bench compare` compares two results of --json.
 
     Example:
         mmspec bench --accelerators none,copy,draft_model --task caption
         mmspec bench --accelerators eagle,eagle:length=cost,eagle:length=confidence
-        mmspec bench --accelerators none,sjd,zipar --task generate
+        mmspec bench --task all --out drafters.json --plot drafters.png
+        mmspec bench --task generate --accelerators 'none,sjd:window=8|16,zipar' --samples 16 --quality
         mmspec bench --accelerators none,copy,draft_model,flash --peers --compile
         mmspec bench --prompt-file assets/prompts/mmspec/mmspec.jsonl --html report.html --results lines
         mmspec bench path/to/model --prompt-file prompts.jsonl --batch-size 4 --json
     """
     from mmspec.decoding.stats import timed_by_device
-    from mmspec.evaluation.contenders import describe_accelerator
+    from mmspec.evaluation.contenders import count_parameters, describe_accelerator
     from mmspec.evaluation.machine import environment
+    from mmspec.evaluation.speed.record import as_json
     from mmspec.evaluation.speed.timing import batches_of, measure
+    from mmspec.evaluation.tables import draw_bench
 
-    check_files(html, results, asked.batch_size)
+    files.check(asked.batch_size)
     source = asked.source
-    choices = None if accelerators is None else compared_choices(accelerators, source, how.drafter)
+    if accelerators not in (None, ALL):
+        groups_of(str(accelerators), source, how.drafter)  # errors should not cost a load
     subject = load_subject(source, asked, how, TEXT_DEFAULTS)
-    if choices is None and subject.draws:
-        choices = parse_choices(",".join(["none", *image_accelerators(subject.pipe.target)]))
-    choices = choices or default_choices(source, how.drafter)
+    scorer = load_scorer(subject, source) if quality else None
+    if subject.draws:
+        subject = replace(subject, form={"output_type": "pil" if quality else "pt"})
+    if accelerators in (None, ALL):
+        groups = default_groups(accelerators, subject, source, how.drafter)
+    else:
+        groups = groups_of(str(accelerators), source, how.drafter)
+    choices, tried = find_best(groups, subject, searched, asked.batch_size, how)
     batches = batches_of(subject.examples, asked.batch_size)
     contenders = {choice.label: subject.contender(choice) for choice in choices}
-    drafters = {choice.label: choice.options.get("drafter") for choice in choices}
+    own: dict[str, dict[str, Any]] = {}
+    for choice in choices:
+        accelerator, others = contenders[choice.label].accelerator, tried.get(choice.label)
+        about = {"drafter": choice.options.get("drafter"), "parameters": count_parameters(accelerator)}
+        about |= describe_accelerator(accelerator) if subject.draws else {}
+        own[choice.label] = about | ({"searched": len(others)} if others else {})
     if compiled:
         subject.pipe.compile((asked.batch_size,))
         for choice in choices:
             label = f"{choice.label}, compiled"
-            contenders[label], drafters[label] = subject.contender(choice), drafters[choice.label]
-    form = {"output_type": "pt"} if subject.draws else {}
-    decoders = {
-        label: contender.decoder(seed=how.seed, **subject.settings, **form)
-        for label, contender in contenders.items()
-    }
-    others: Peers | None = None
+            contenders[label], own[label] = subject.contender(choice), own[choice.label]
+    settings = {**subject.settings, **subject.form}
+    decoders = {label: one.decoder(seed=how.seed, **settings) for label, one in contenders.items()}
+    described = {"model": source, "batch_size": asked.batch_size, "seed": how.seed, **subject.described}
+    described |= environment(subject.pipe.device, subject.pipe.dtype)
+    if tried:
+        figures = {label: one for each in tried.values() for label, one in each.items()}
+        described |= {**vars(searched), "tried": figures}
     if peers:
-        others = _peers(subject, batches[0], source, choices, contenders)
-        decoders |= others.decoders
+        ways = find_peers(subject, batches[0], source, choices, contenders)
+        decoders |= ways.decoders
+        described["peers_missing"] = ways.missing
+        idle = {"drafter": None, "parameters": 0, "window": 1, "promise": "exact"}
+        own |= {name: dict(idle) for name in ways.decoders}
     runs: list[TimedRun] = []
     with Interruptible() as block, progress(quiet=how.as_json) as bar, timed_by_device():
         work = bar.add_task("warm-up", total=len(decoders) * len(batches) * repeats)
         for run in measure(decoders, batches, repeats, subject.pipe.device):
-            runs.append(run)
+            is_read = quality and run.repeat == 0
+            runs.append(run if is_read else replace(run, decoded=replace(run.decoded, images=())))
             bar.update(work, advance=1, description=f"repeat {run.repeat + 1}: {run.accelerator}")
-    described = {"model": source, "batch_size": asked.batch_size, "seed": how.seed, **subject.described}
-    described |= environment(subject.pipe.device, subject.pipe.dtype)
-    own: dict[str, dict[str, Any]] = {label: {"drafter": drafter} for label, drafter in drafters.items()}
-    if others is not None:
-        described["peers_missing"] = others.missing
-        own |= {name: {"drafter": None, "window": 1, "promise": "exact"} for name in others.decoders}
-    variation = {}
+    records, parts = summarised(runs, own, described, block)
+    if not records:
+        note("nothing was finished by all accelerators")
+        block.finish()
     if subject.draws:
-        for label, one in contenders.items():
-            own[label] |= describe_accelerator(one.accelerator)
-            variation[label] = one.measure_variation(batches[0], how.seed, **subject.settings)
-    records = _print(runs, own, variation, described, how.as_json, block)
-    if records and html is not None:
+        seen = batches if quality else batches[:1]
+        found = {label: one.watch(seen, how.seed, **subject.settings) for label, one in contenders.items()}
+        records = [replace(one, **found.get(one.accelerator, {})) for one in records]
+    if scorer is not None and not block.interrupted:
+        records = with_quality(records, runs, batches, subject, contenders, scorer, how.seed)
+    value = as_json([*records, *parts])
+    print_result(value, shown(records, parts, subject.draws), how.as_json)
+    if files.out is not None:
+        files.out.write_text(json.dumps(value, indent=1) + "\n")
+        note(f"written: {files.out}")
+    if files.plot is not None:
+        note(f"written: {draw_bench(files.plot, records, parts)}")
+    if files.html is not None:
         from mmspec.evaluation.speed.html_report import write_html
 
-        write_html(html, records, samples_of(subject, contenders, runs, batches, how.seed))
-        note(f"report: {html}")
-    if records and results is not None:
-        from mmspec.evaluation.speed.result_lines import write_result_lines
+        write_html(files.html, records, samples_of(subject, contenders, runs, batches, how.seed))
+        note(f"report: {files.html}")
+    if files.results is not None:
+        from mmspec.evaluation.speed.bench_files import write_result_lines
 
         decode = (
             (lambda tokens: "")
             if subject.draws
             else partial(subject.pipe.tokenizer.decode, skip_special_tokens=True)
         )
-        write_result_lines(results, list(own), runs, batches, decode)
-        note(f"result lines: {results}")
+        write_result_lines(files.results, list(own), runs, batches, decode)
+        note(f"result lines: {files.results}")
     block.finish()
 
 
-def check_files(html: Path | None, results: Path | None, batch_size: int) -> None:
-    """Check what is to be written before anything is measured.
+def find_peers(
+    subject: Subject,
+    batch: Sequence[Example],
+    source: str,
+    choices: Sequence[AcceleratorChoice],
+    contenders: Mapping[str, Contender],
+) -> Peers:
+    """Ways of transformers; their assistant is the draft model that is timed, or the model's own."""
+    from mmspec.evaluation.speed.peers import image_peers, text_peers
+
+    if subject.draws:
+        return image_peers(subject.pipe, batch, **subject.settings)
+    drafting = [contenders[one.label] for one in choices if one.name == "draft_model"]
+    named = [one for one in own_drafters(source).values() if one.name == "draft_model"]
+    drafting += [subject.contender(one) for one in named[: not drafting]]
+    assistant = drafting[0].accelerator.drafter.model.model if drafting else None
+    return text_peers(subject.pipe, batch, assistant, **subject.settings)
+
+
+def summarised(
+    runs: Sequence[TimedRun],
+    own: dict[str, dict[str, Any]],
+    settings: dict[str, Any],
+    block: Interruptible,
+) -> tuple[list[Record], list[Record]]:
+    """Records of all prompts, and of each category where there are several; none if interrupted early."""
+    from mmspec.evaluation.speed.record import summarise
+
+    how: dict[str, Any] = {"settings": settings, "own": own}
+    try:
+        records = summarise(runs, list(own), **how)
+    except InputError:
+        if not block.interrupted:
+            raise
+        return [], []
+    categories = list(dict.fromkeys(run.category for run in runs))
+    if len(categories) == 1 or block.interrupted:
+        return records, []
+    return records, [one for name in categories for one in summarise(runs, list(own), category=name, **how)]
+
+
+def load_scorer(subject: Subject, source: str) -> Scorer:
+    """The network that reads images of scenes, with which they are scored.
 
     Raises:
-        InputError: a folder that is not there, or results of batches.
-        MissingDependencyError: matplotlib, which the report needs, is not installed.
+        InputError: the model does not draw, or draws fewer images than an interval needs.
+        CheckpointError: there is no such network.
     """
-    from mmspec.evaluation.plots import check_plot
+    from mmspec.evaluation.quality.attributes import AttributeJudge, scenes_network
+    from mmspec.evaluation.quality.image_scores import Scorer
+    from mmspec.evaluation.quality.set_distances import check_torchmetrics
 
-    if html is not None and not check_plot(html).parent.is_dir():
-        raise InputError("--html", str(html), "a file in a folder that exists")
-    if results is not None and batch_size != 1:
-        raise InputError("--results", str(results), "--batch-size 1: lines have a time for each prompt")
+    if not subject.draws:
+        raise InputError("--quality", True, "a model that draws; mmspec evaluate text scores answers")
+    if len(subject.examples) < 3:
+        raise InputError("--samples", len(subject.examples), "at least 3 with --quality, for an interval")
+    check_torchmetrics()
+    judge = AttributeJudge.of_model(source)
+    return Scorer(scenes_network(judge), judge)
+
+
+def with_quality(
+    records: Sequence[Record],
+    runs: Sequence[TimedRun],
+    batches: Sequence[Sequence[Example]],
+    subject: Subject,
+    contenders: Mapping[str, Contender],
+    scorer: Scorer,
+    seed: int,
+) -> list[Record]:
+    """The records with scores of the images of the first repeat; plain decoding draws once more for them."""
+    from mmspec.evaluation.examples import OTHER_SEEDS
+    from mmspec.evaluation.quality.image_scores import score_drawings
+    from mmspec.evaluation.quality.intervals import jsonable
+
+    firsts = sorted((run for run in runs if run.repeat == 0), key=lambda run: run.batch)
+    drawn = {name: [run.decoded for run in firsts if run.accelerator == name] for name in contenders}
+    decode = contenders["none"].decoder(seed=seed + OTHER_SEEDS, **subject.settings, **subject.form)
+    prompts = [example.turns[0] for batch in batches for example in batch]
+    target = subject.pipe.target
+    codes = None if target.vector_size else target.grid.codes
+    found = score_drawings(drawn, list(map(decode, batches)), prompts, codes, scorer)
+    return [
+        replace(one, quality=jsonable(found[one.accelerator])) if one.accelerator in found else one
+        for one in records
+    ]
+
+
+def shown(records: Sequence[Record], parts: Sequence[Record], draws: bool) -> RenderableType:
+    """The records as tables."""
+    from rich.console import Group
+
+    from mmspec.evaluation.speed.report import bench_report, image_report, peer_table
+
+    width = line_width()
+    table = image_report(records, width=width) if draws else bench_report(records, parts, width=width)
+    missing = records[0].settings.get("peers_missing")
+    return table if missing is None else Group(table, peer_table(records, missing))
 
 
 def samples_of(
     subject: Subject,
-    contenders: Mapping[str, Any],
+    contenders: Mapping[str, Contender],
     runs: Sequence[TimedRun],
     batches: Sequence[Sequence[Example]],
     seed: int,
@@ -210,7 +361,7 @@ def compare(
         mmspec bench --json > before.json
         mmspec bench compare before.json after.json
     """
-    from mmspec.evaluation.speed.bench_comparison import compare_benches
+    from mmspec.evaluation.speed.bench_files import compare_benches
     from mmspec.evaluation.speed.html_report import with_interval
     from mmspec.evaluation.tables import figures
 
@@ -247,62 +398,3 @@ class WithDefault(TyperGroup):
 bench_app = typer.Typer(cls=WithDefault, help="Time accelerators, and compare results.")
 bench_app.command("run")(bench)
 bench_app.command("compare")(compare)
-
-
-def _peers(
-    subject: Subject,
-    batch: Sequence[Example],
-    source: str,
-    choices: Sequence[AcceleratorChoice],
-    contenders: Mapping[str, Any],
-) -> Peers:
-    """Ways of transformers; their assistant is the draft model that is timed, or the model's own."""
-    from mmspec.evaluation.speed.peers import image_peers, text_peers
-
-    if subject.draws:
-        return image_peers(subject.pipe, batch, **subject.settings)
-    drafting = [contenders[one.label] for one in choices if one.name == "draft_model"]
-    named = [one for one in own_drafters(source).values() if one.name == "draft_model"]
-    drafting += [subject.contender(one) for one in named[: not drafting]]
-    assistant = drafting[0].accelerator.drafter.model.model if drafting else None
-    return text_peers(subject.pipe, batch, assistant, **subject.settings)
-
-
-def _print(
-    runs: Sequence[TimedRun],
-    own: dict[str, dict[str, Any]],
-    variation: dict[str, dict[str, float] | None],
-    settings: dict[str, Any],
-    as_json: bool,
-    block: Interruptible,
-) -> list[BenchRecord]:
-    """Print the records of all accelerators, and return them; none where nothing was finished."""
-    from rich.console import Group
-
-    from mmspec.evaluation.speed.image_report import image_report
-    from mmspec.evaluation.speed.record import summarise
-    from mmspec.evaluation.speed.report import bench_report, peer_table
-
-    names = list(own)
-    try:
-        records = summarise(runs, names, settings=settings, own=own)
-    except InputError:
-        if not block.interrupted:
-            raise
-        note("nothing was finished by all accelerators")
-        return []
-    categories = list(dict.fromkeys(run.category for run in runs))
-    parts: list[BenchRecord] = []
-    if len(categories) > 1 and not block.interrupted:
-        parts = [record for name in categories for record in summarise(runs, names, category=name)]
-    missing = settings.get("peers_missing")
-    if variation:
-        records = [replace(one, tv=variation.get(one.accelerator) or one.tv) for one in records]
-    by_name = {name: [part.as_dict() for part in parts if part.accelerator == name] for name in names}
-    value = [{**record.as_dict(), "categories": by_name[record.accelerator]} for record in records]
-    width = line_width()
-    shown = image_report(records, width=width) if variation else bench_report(records, parts, width=width)
-    if missing is not None:
-        shown = Group(shown, peer_table(records, missing))
-    print_result(value, shown, as_json)
-    return records

@@ -217,10 +217,13 @@ def with_prompts(images: ImageSet, prompts: list[str] | None, *, first: bool) ->
 
 def subjects_of(pipe: Any, prompts: list[str] | None, n: int | None, seed: int) -> list[Asked]:
     """Prompts of the images: the user's, in turn, or captions or classes of scenes."""
-    from mmspec.evaluation.contenders import image_subjects
+    from mmspec.evaluation.contenders import image_examples
 
     if prompts is None:
-        return list(image_subjects(pipe, n or SAMPLES, seed).items())
+        return [
+            (one.turns[0], {"prompt": one.turns[0]} if one.label is None else {"class_labels": one.label})
+            for one in image_examples(pipe, n or SAMPLES, seed)
+        ]
     return [
         (prompts[i % len(prompts)], {"prompt": prompts[i % len(prompts)]}) for i in range(n or len(prompts))
     ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,6 @@ from mmspec.cli.choice import AcceleratorChoice
 from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, load_pipeline, reference_model
 from mmspec.cli.options import BatchSize, GuidanceScale, HeadSteps, LastStepNoise, Model, ModelOptions
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
 from mmspec.validation import given_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mmspec.evaluation.examples import Example
     from mmspec.pipelines import ImageGenerationPipeline
 
-__all__ = ["Question", "Subject", "image_accelerators", "load_subject"]
+__all__ = ["Question", "Subject", "load_subject"]
 
 SETTINGS = ("max_new_tokens", "temperature", "guidance_scale", "top_k", "top_p", "num_inference_steps")
 
@@ -52,8 +52,8 @@ class Question:
     task: Annotated[
         str | None,
         typer.Option(
-            help="Without prompts of your own: caption, describe, question, two_images, clip or mixed, on "
-            "scenes; or generate, for models that draw."
+            help="Without prompts of your own, on scenes: caption, describe, question, two_images, clip, "
+            "some with commas between, all, or mixed; or generate, for models that draw."
         ),
     ] = None
     samples: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 8
@@ -113,6 +113,8 @@ class Subject:
         examples: what it is asked.
         settings: keywords of every call.
         described: what they come to, for records.
+        others: makes so many other prompts of the kind; None where the prompts are the user's own.
+        form: keyword of calls whose time is taken: the form of images.
     """
 
     pipe: Any
@@ -120,6 +122,8 @@ class Subject:
     examples: list[Example]
     settings: dict[str, Any]
     described: dict[str, Any]
+    others: Callable[[int], list[Example]] | None = None
+    form: dict[str, Any] = field(default_factory=dict)
 
     def contender(self, choice: AcceleratorChoice) -> Contender:
         """Set an accelerator up on the pipeline, here and only here."""
@@ -141,33 +145,31 @@ def load_subject(source: str, asked: Question, how: ModelOptions, defaults: dict
         InputError: something is asked for that this model does not give.
     """
     from mmspec.evaluation.contenders import GENERATE, load_images
-    from mmspec.evaluation.examples import TASKS, scene_examples
+    from mmspec.evaluation.examples import read_tasks, scene_examples
     from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
 
-    if asked.task not in (None, GENERATE, *TASKS):
-        raise InputError("task", asked.task, did_you_mean(asked.task, (*TASKS, GENERATE)))
+    tasks = () if asked.task in (None, GENERATE) else read_tasks(str(asked.task), GENERATE)
     examples = asked.examples()  # a file that cannot be used should not cost a load
     pipe = load_pipeline(ImageGenerationPipeline if asked.task == GENERATE else MMSpecPipeline, source, how)
     if isinstance(pipe, ImageGenerationPipeline):
-        if asked.task not in (None, GENERATE):
+        if tasks:
             raise InputError("task", asked.task, f"{GENERATE}: this model draws images")
         return image_subject(pipe, asked, examples, how.seed)
     settings = defaults | asked.settings
     task = settings.pop("task")
-    if not examples:
-        examples = scene_examples(asked.task or task, asked.samples, how.seed)
-        if getattr(pipe.processor, "image_processor", None) is None:  # a model of text alone
-            examples = [replace(example, images=()) for example in examples]
-    return Subject(pipe, False, load_images(examples), settings, {"task": asked.title or task, **settings})
+    is_text = getattr(pipe.processor, "image_processor", None) is None
 
+    def of_scenes(count: int, seed: int) -> list[Example]:
+        found = [one for each in tasks or (task,) for one in scene_examples(each, count, seed)]
+        return [replace(one, images=()) for one in found] if is_text else load_images(found)
 
-def image_accelerators(target: Any) -> list[str]:
-    """Accelerators of images to compare where none are named, as on the command line; the first leads."""
-    if not target.vector_size:
-        return ["sjd", "gsd", "lantern", "zipar"]
-    if target.any_order:
-        return ["masked:iterations=20:order=checkerboard", "masked:iterations=32"]
-    return ["shared_noise", "shared_noise:tolerance=0"]
+    def others(count: int) -> list[Example]:
+        return of_scenes(count, how.seed + asked.samples)
+
+    described = {"task": asked.title or task, **settings}
+    if examples:
+        return Subject(pipe, False, load_images(examples), settings, described)
+    return Subject(pipe, False, of_scenes(asked.samples, how.seed), settings, described, others)
 
 
 def image_subject(
@@ -194,5 +196,11 @@ def image_subject(
     described = {"task": asked.title or GENERATE} | pipe.sampling(asked.settings)
     attention = pipe.model.config._attn_implementation
     described["baseline"] = f"plain decoding through the same loop, {attention} attention"
-    examples = examples or image_examples(pipe, asked.samples, seed)
-    return Subject(pipe, True, examples, asked.settings, described)
+    if examples:
+        return Subject(pipe, True, examples, asked.settings, described)
+    found = image_examples(pipe, asked.samples, seed)
+
+    def others(count: int) -> list[Example]:
+        return image_examples(pipe, count, seed + asked.samples)
+
+    return Subject(pipe, True, found, asked.settings, described, others)

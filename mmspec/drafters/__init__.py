@@ -18,7 +18,7 @@ DRAFTERS: Registry[type[Drafter]] = Registry(
         "vector_model": "mmspec.drafters.vectors:VectorModelDrafter",
         "vector_window": "mmspec.drafters.vectors:VectorWindowDrafter",
         "cell_order": "mmspec.drafters.cell_order:CellOrderDrafter",
-        "unmasking": "mmspec.drafters.unmasking:UnmaskingDrafter",
+        "unmasking": "mmspec.drafters.none:UnmaskingDrafter",
         **{name: head.drafter for name, head in HEADS.items()},
     },
 )

@@ -141,8 +141,10 @@ class CopySession(DraftSession):
 
     def propose(self, canvas: Canvas) -> Draft:
         found = [self._continuation(row, tokens) for row, tokens in enumerate(canvas.ids)]
-        # Two shapes only: a round in which no row has anything to copy is a plain one.
-        nodes = self.num_draft_tokens + 1 if any(found) else 1
+        nodes = 1 + max(map(len, found))
+        if canvas.device.type == "cuda" and nodes > 1:  # few sizes, as a forward is captured for each
+            sizes = half_lengths(self.num_draft_tokens)
+            nodes = 1 + min(size for size in sizes if size + 1 >= nodes)
         chains = [[0, *copied] + [NOTHING] * (nodes - 1 - len(copied)) for copied in found]
         tokens = torch.tensor(chains, device=canvas.device)  # the one copy to the device in a round
         tokens[:, 0] = canvas.root

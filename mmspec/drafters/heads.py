@@ -31,10 +31,10 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
 from mmspec.drafters.tree import DynamicTree, TreeShape, choose_tree
 from mmspec.errors import InputError
-from mmspec.models.feature_head import HIDDEN, DraftingHead
+from mmspec.models.feature_head import HIDDEN, DraftingHead, WindowHead
 from mmspec.targets.causal import CausalTarget
 
-__all__ = ["HeadBatch", "HeadDrafter", "HeadSession", "StateSession", "check_trained_for"]
+__all__ = ["HeadBatch", "HeadDrafter", "HeadSession", "StateSession", "TrainedDrafter"]
 
 
 @dataclass(frozen=True)
@@ -52,24 +52,53 @@ class HeadBatch:
         return list_prompts(self.requests, self.sampler)
 
 
-def check_trained_for(config: Any, target: Target[Any], title: str) -> None:
-    """Raise an InputError unless the head with this config was trained for a target of this kind and size."""
-    if target.config is None:
-        raise InputError("drafter", title, "a target that is a transformers model")
-    text = target.config.get_text_config(decoder=True)
-    wanted = {
-        "model type": (config.target_type, text.model_type),
-        "hidden size": (config.hidden_size, text.hidden_size),
-        "layers": (config.target_layers, text.num_hidden_layers),
-        "vocabulary": (config.vocabulary, target.vocabulary),
-    }
-    for name, (trained, given) in wanted.items():
-        if trained and trained != given:  # published heads do not tell all
-            allowed = f"a head that was trained for this target, whose {name} is {given}"
-            raise InputError("drafter", f"a head for a target whose {name} is {trained}", allowed)
+class TrainedDrafter(Drafter):
+    """Base of drafters that run a head trained for one target.
+
+    Attributes:
+        model: the trained head.
+        title: of such heads, for messages.
+        target: whose embedding and output matrix it uses; None until it is fitted.
+    """
+
+    model: DraftingHead | WindowHead
+    title: ClassVar[str]
+    target: CausalTarget | None = None
+
+    def check(self, target: Target[Any]) -> None:
+        """Raise an InputError unless the head was trained for a target of this kind and size."""
+        config: Any = self.model.config
+        if target.config is None:
+            raise InputError("drafter", self.title, "a target that is a transformers model")
+        text = target.config.get_text_config(decoder=True)
+        wanted = {
+            "model type": (config.target_type, text.model_type),
+            "hidden size": (config.hidden_size, text.hidden_size),
+            "layers": (config.target_layers, text.num_hidden_layers),
+            "vocabulary": (config.vocabulary, target.vocabulary),
+        }
+        for name, (trained, given) in wanted.items():
+            if trained and trained != given:  # published heads do not tell all
+                allowed = f"a head that was trained for this target, whose {name} is {given}"
+                raise InputError("drafter", f"a head for a target whose {name} is {trained}", allowed)
+
+    def to(self, *args: Any, **kwargs: Any) -> None:
+        self.model.to(*args, **kwargs)
+
+    def fit(self, target: Target[Any]) -> Self:
+        self.check(target)
+        fitted = copy.copy(self)
+        fitted.target = target  # type: ignore[assignment]  # checked
+        return fitted
+
+    @property
+    def fitted_target(self) -> CausalTarget:
+        if self.target is None:
+            raise InputError("drafter", type(self).__name__, "one that was fitted: `drafter.fit(target)`")
+        return self.target
 
 
-class HeadDrafter(Drafter):
+class HeadDrafter(TrainedDrafter):
     """A tree of the likeliest continuations by a head that reads its target's hidden states.
 
     Args:
@@ -84,7 +113,6 @@ class HeadDrafter(Drafter):
         InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
 
     Attributes:
-        title: of its heads, for messages.
         session: what proposes for a batch.
         more_taps: hidden states of the target that it reads beside the head's.
     """
@@ -92,7 +120,7 @@ class HeadDrafter(Drafter):
     kind = DraftKind.POINT
     runs_ahead = True
     rows_move = True
-    title: ClassVar[str]
+    model: DraftingHead
     session: Callable[..., HeadSession]
     more_taps: ClassVar[tuple[int, ...]] = ()
 
@@ -110,37 +138,22 @@ class HeadDrafter(Drafter):
         self.taps = (*self.more_taps, *model.taps)
         self.max_nodes = self.shape.num_draft_tokens + 1
         self.branches = self.shape.max_children > 1
-        self.target: CausalTarget | None = None
 
     def _choose_tree(self, **asked: Any) -> TreeShape:
         """The tree that the constructor's arguments ask for."""
         return choose_tree(self.model.config, **asked)
 
     def check(self, target: Target[Any]) -> None:
-        """Raise an InputError unless the head was trained for a target of this kind and size."""
-        check_trained_for(self.model.config, target, self.title)
+        super().check(target)
         known = self.model.draft_tokens
         most = target.vocabulary if known is None else len(known)
         if max(self.shape.branch(level) for level in range(1, self.shape.depth + 1)) > most:
             raise InputError("top_k", self.shape.max_children, f"at most {most}, the vocabulary")
 
-    def to(self, *args: Any, **kwargs: Any) -> None:
-        self.model.to(*args, **kwargs)
-
-    def fit(self, target: Target[Any]) -> Self:
-        """This drafter with the target's embedding and output matrix."""
-        self.check(target)
-        fitted = copy.copy(self)
-        fitted.target = target  # type: ignore[assignment]  # checked
-        return fitted
-
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
     ) -> DraftSession:
-        if self.target is None:
-            name = type(self).__name__
-            raise InputError("drafter", name, "one that was fitted: `drafter.fit(target)`")
-        return self.session(self, HeadBatch(self.target, requests, prefill, sampler))
+        return self.session(self, HeadBatch(self.fitted_target, requests, prefill, sampler))
 
     @property
     def sizes(self) -> tuple[TreeShape, ...]:

@@ -1,4 +1,4 @@
-"""Drafter that proposes nothing: plain decoding through the same loop, and every benchmark's baseline.
+"""Plain decoding through the same loop, every benchmark's baseline; and masked models, places at a time.
 
 A model that predicts the next token gives one a forward. A masked one has no next token: a forward decides
 one place of the whole output, that which the model is surest of (LLaDA, 2502.09992, as many steps as places).
@@ -10,15 +10,21 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from mmspec.acceptance.confidence import LowConfidence
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.canvas import MAX_NEW_TOKENS, Canvas, Stopping
+from mmspec.decoding.draft import Cells, Draft, DraftKind
+from mmspec.decoding.image_grid import FREE
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters import DRAFTERS
 from mmspec.errors import InputError
+from mmspec.validation import is_integer
+
+__all__ = ["NoDrafter", "UnmaskingDrafter"]
 
 ONE_PLACE = "one place a forward, the surest first"
 
@@ -52,9 +58,89 @@ class NoDrafter(Drafter, DraftSession):
         if sampler.processors:
             allowed = "none: places of a masked model are not decoded in order"
             raise InputError("logits_processor", len(sampler.processors), allowed)
-        session = DRAFTERS["unmasking"]().start(requests, prefill, sampler, random)
+        session = UnmaskingDrafter().start(requests, prefill, sampler, random)
         session.rule = LowConfidence()
         return session
 
     def propose(self, canvas: Canvas) -> Draft:
         return Draft.chain(canvas.root[:, None], self.kind)
+
+
+class UnmaskingDrafter(Drafter):
+    """Proposes every masked place of the current block of each row (LLaDA, 2502.09992, section 2.4).
+
+    The output has `max_new_tokens` places from the start, and the target sees all of them. A row is in the
+    block of its first place that is not decided. Which of its places a round decides is up to the rule.
+
+    "exact" of a drafter: nodes see all that the model was trained to see, every decided place and every mask.
+    What is lost, is lost by the rule: see `LowConfidence`.
+
+    Args:
+        block: places of a block (semi-autoregressive decoding); None is one block, any order.
+
+    Raises:
+        InputError: a block that is not a positive integer.
+    """
+
+    kind = DraftKind.MASKED
+    max_nodes = 0  # beside the places of the output
+    mask_token_id: int = FREE  # the target's own, which it takes FREE for as well
+
+    def __init__(self, block: int | None = None) -> None:
+        if block is not None and (not is_integer(block) or block < 1):
+            raise InputError("block", block, "a positive integer, or None for a single block")
+        self.block = block
+
+    def fit(self, target: Target[Any]) -> UnmaskingDrafter:
+        if target.mask_token_id is None:
+            raise InputError(
+                "accelerator", "unmasking", "a masked model: others predict the next token alone"
+            )
+        fitted = copy.copy(self)
+        fitted.mask_token_id = target.mask_token_id
+        return fitted
+
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
+        if sampler.processors:
+            allowed = "none: places are not decoded in order"
+            raise InputError("logits_processor", len(sampler.processors), allowed)
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        return UnmaskingSession(self.block or MAX_NEW_TOKENS, self.mask_token_id)
+
+
+class UnmaskingSession(DraftSession):
+    """Blocks of a batch; which places are open is the canvas's to know."""
+
+    def __init__(self, block: int, mask_token_id: int) -> None:
+        self.block, self.mask_token_id = block, mask_token_id
+
+    def open(self, canvas: Canvas) -> Draft:
+        """Make room for the output; return a draft of no place, for a masked model reads no prompt alone."""
+        length = canvas.stopping[0].max_new_tokens
+        canvas.reserve(length + min(self.block, length))
+        return self._cells(canvas.tokens[:, :0], canvas.decided[:, :0])
+
+    def propose(self, canvas: Canvas) -> Draft:
+        length = canvas.stopping[0].max_new_tokens
+        is_open = ~canvas.decided[:, :length]
+        tokens = canvas.tokens[:, :length].masked_fill(is_open, self.mask_token_id)
+        # all before the first open place is emitted
+        end = (canvas.emitted // self.block + 1) * self.block
+        place = torch.arange(length, device=canvas.device)
+        return self._cells(tokens, is_open & (place < end[:, None]))
+
+    def _cells(self, tokens: Tensor, follows: Tensor) -> Cells:
+        """Each place alone in a chain that predicts it: tokens and whether it may be decided, both [B, L]."""
+        place = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        return Cells.of(
+            Draft.chain(tokens.reshape(-1, 1), DraftKind.MASKED),
+            slots=place.reshape(-1, 1),
+            depths=place,
+            starts=place.reshape(-1),
+            visible=torch.ones_like(follows)[:, None].expand(-1, tokens.shape[1], -1),
+            follows=follows.reshape(-1, 1),
+            completes=min(self.block, tokens.shape[1]),
+        )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import RowField, Rows, named
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
-from mmspec.drafters.heads import check_trained_for
+from mmspec.drafters.heads import TrainedDrafter
 from mmspec.drafters.jacobi_session import JacobiSession, WindowDrafter
 from mmspec.errors import InputError
 from mmspec.models.feature_head import WindowHead
@@ -107,54 +106,39 @@ class StateWindowSession(JacobiSession):
         self.count = (self.count + accepted + 1).clamp_max(size)
 
 
-class StateWindowDrafter(WindowDrafter):
+class StateWindowDrafter(TrainedDrafter, WindowDrafter):
     """Base of drafters that fill a Jacobi window with the help of a head on the target's hidden states.
 
     Attributes:
-        model: the trained head.
-        title: of its heads, for messages.
         session: what proposes for a batch.
     """
 
-    title: ClassVar[str]
     session: ClassVar[Callable[..., StateWindowSession]]
     model: WindowHead
-    target: CausalTarget | None = None
 
     def _hold(self, model: WindowHead) -> None:
         """Set the head, and what it reads."""
         self.model, self.taps = model, model.taps
 
     def check(self, target: Target[Any]) -> None:
+        WindowDrafter.check(self, target)
         super().check(target)
-        check_trained_for(self.model.config, target, self.title)
         learnt = self.model.config.codebook
         if learnt and not torch.allclose(codebook_sample(target), torch.tensor(learnt), 0.02, 1e-3):
             given = f"{self.title} for images of another codebook"
             raise InputError("drafter", given, "a head that was trained for this target's image tokenizer")
 
-    def to(self, *args: Any, **kwargs: Any) -> None:
-        self.model.to(*args, **kwargs)
-
-    def fit(self, target: Target[Any]) -> Self:
-        """This drafter with the target's embedding and output matrix."""
-        self.check(target)
-        fitted = copy.copy(self)
-        fitted.target = target  # type: ignore[assignment]  # checked
-        return fitted
-
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
     ) -> DraftSession:
-        if self.target is None:
-            raise InputError("drafter", type(self).__name__, "one that was fitted: `drafter.fit(target)`")
+        target = self.fitted_target
         if sampler.is_guided and not self.model.config.guided:
             allowed = "1, or a head that was trained under guidance: this one knows conditional states alone"
             raise InputError("guidance_scale", sampler.guidance_scale, allowed)
         for request in requests:
             self.require_room(request.grid, prefill.logits.shape[-1])
             self._check_grid(request.grid)
-        return self.session(self, self.target, requests, prefill, sampler, random)
+        return self.session(self, target, requests, prefill, sampler, random)
 
     def _check_grid(self, grid: ImageGrid | None) -> None:
         """Raise InputError unless the rows of an image are as long as the head knows them."""

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.accelerators.accelerator import Accelerator
+from mmspec.decoding.stats import merge_stats
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.evaluation.examples import Example, held_out_captions
-from mmspec.evaluation.quality.variation import VariationMeter, needs_meter
+from mmspec.evaluation.quality.variation import OverlapMeter, VariationMeter, needs_meter
 from mmspec.evaluation.speed.timing import Decode, Decoded
 from mmspec.media import load_image
 from mmspec.scenes import COLOURS, SHAPES
@@ -28,12 +29,12 @@ __all__ = [
     "DrawingPipeline",
     "TextPipeline",
     "contender",
+    "count_parameters",
     "decode_conversations",
     "decode_images",
     "describe_accelerator",
     "encode_prompts",
     "image_examples",
-    "image_subjects",
     "load_images",
     "prepare_images",
     "reference_inputs",
@@ -130,22 +131,36 @@ class Contender:
         """Make a function that decodes a batch with this accelerator; every example has its own noise."""
         return lambda batch: self.decode(batch, seeds=seeds_of(batch, seed), **settings)
 
-    def measure_variation(
-        self, batch: Sequence[Example], seed: int = 0, **settings: Any
-    ) -> dict[str, float] | None:
-        """Measure the total variation of a staircase of cells to the target, mean and maximum, on one batch.
+    def watch(
+        self, batches: Sequence[Sequence[Example]], seed: int = 0, **settings: Any
+    ) -> dict[str, dict[str, float] | float]:
+        """Draw once more, and measure what neither rules nor `decode` do; nothing where that is known.
 
-        None for all others: what they promise is exact, or their rules measure it themselves.
+        Returns:
+            `tv`, of a staircase of cells: its total variation to the target, mean and maximum; `overlap`, of
+            a draft model of vectors: 1 minus the total variation between its chains and the target's.
         """
-        if not needs_meter(self.accelerator):
-            return None
-        meter = VariationMeter()
-        call = prepare_images(self.enter(), batch, seeds=seeds_of(batch, seed), **settings)
-        for step in call.rounds():
-            meter.watch(step)
-        meter.finish(call.calls[-1])
-        stats = call.calls[-1].stats
-        return None if stats.tv_mean is None else {"mean": stats.tv_mean, "max": stats.tv_max}
+        is_lossy, is_vectors = needs_meter(self.accelerator), bool(self.pipe.target.vector_size)
+        if not is_lossy and not (is_vectors and count_parameters(self.accelerator)):
+            return {}
+        overlap, finished = OverlapMeter(), []
+        for batch in batches:
+            variation = VariationMeter()
+            call = prepare_images(self.enter(), batch, seeds=seeds_of(batch, seed), **settings)
+            for step in call.rounds():
+                overlap.watch(step)
+                if is_lossy:
+                    variation.watch(step)
+            if is_lossy:
+                variation.finish(call.calls[-1])
+            finished.append(call.calls[-1].stats)
+        stats = merge_stats(finished)
+        found: dict[str, dict[str, float] | float] = {}
+        if is_lossy and stats.tv_mean is not None:
+            found["tv"] = {"mean": stats.tv_mean, "max": stats.tv_max}
+        if overlap.mean is not None:
+            found["overlap"] = overlap.mean
+        return found
 
 
 def contender(pipe: AnyPipeline, name: str, **options: Any) -> Contender:
@@ -307,7 +322,7 @@ def decode_images(
     """
     prompt, what = subject_of(batch)
     output = pipe(prompt, **what, seed=list(seeds), batch_size=len(batch), **settings)
-    return Decoded(list(map(as_list, output.tokens)), [output.stats], output.decode_seconds)
+    return Decoded(list(map(as_list, output.tokens)), [output.stats], output.decode_seconds, output.images)
 
 
 def as_list(row: Any) -> list[Any]:
@@ -335,39 +350,32 @@ def subject_of(batch: Sequence[Example]) -> tuple[list[str] | None, dict[str, An
 def image_examples(pipe: DrawingPipeline, count: int, seed: int = 0) -> list[Example]:
     """Make the default prompts: captions of held-out scenes; or classes in turn, from `seed` on.
 
+    Classes of scenes have a caption that a reader of attributes can judge.
+
     Raises:
         InputError: more captions than there are.
     """
     config = pipe.model.config
-    if getattr(config, "condition_type", None) == "class":
-        labels = [(seed + index) % config.num_classes for index in range(count)]
-        return [
-            Example((f"class {label}",), category=GENERATE, identifier=f"class {label}, {index}", label=label)
-            for index, label in enumerate(labels)
-        ]
-    captions = held_out_captions(count, seed)
-    return [Example((text,), category=GENERATE, identifier=text) for text in captions]
-
-
-def image_subjects(pipe: DrawingPipeline, count: int, seed: int = 0) -> dict[str, dict[str, Any]]:
-    """Captions that a reader of attributes can judge, and what a pipeline is asked for each.
-
-    Held-out captions; or, of a model of scenes by class, the classes in turn from `seed` on: as often as the
-    count asks for, told apart by spaces at the end, which mean nothing.
-
-    Raises:
-        InputError: more than there are.
-    """
-    config = pipe.model.config
     if getattr(config, "condition_type", None) != "class":
-        return {text: {"prompt": text} for text in held_out_captions(count, seed)}
+        captions = held_out_captions(count, seed)
+        return [Example((text,), category=GENERATE, identifier=text) for text in captions]
     labels = [(seed + index) % config.num_classes for index in range(count)]
-    return {
-        f"a {COLOURS[label // len(SHAPES)]} {SHAPES[label % len(SHAPES)]}{' ' * index}": {
-            "class_labels": label
-        }
-        for index, label in enumerate(labels)
-    }
+    are_scenes = config.num_classes <= len(COLOURS) * len(SHAPES)
+    found = []
+    for index, label in enumerate(labels):
+        colour, shape = divmod(label, len(SHAPES))
+        text = f"a {COLOURS[colour]} {SHAPES[shape]}" if are_scenes else f"class {label}"
+        name = f"class {label}, {index}"
+        found.append(Example((text,), category=GENERATE, identifier=name, label=label))
+    return found
+
+
+def count_parameters(accelerator: Accelerator) -> int:
+    """Count the weights of a drafter's own model; 0 for one that has no model."""
+    model = getattr(accelerator.drafter, "model", None)
+    if model is not None and not isinstance(model, nn.Module):
+        model = model.model  # of a target
+    return 0 if model is None else sum(weights.numel() for weights in model.parameters())
 
 
 def describe_accelerator(accelerator: Accelerator) -> dict[str, Any]:

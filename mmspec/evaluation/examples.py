@@ -27,7 +27,7 @@ from mmspec.scenes import (
     sample_scene,
 )
 
-__all__ = ["TASKS", "Example", "held_out_captions", "own_examples", "scene_examples"]
+__all__ = ["TASKS", "Example", "held_out_captions", "own_examples", "read_tasks", "scene_examples"]
 
 TASKS = ("caption", "describe", "question", "two_images", "clip", "mixed")
 FIRST_SEED = 20_000  # held out, and apart from the scenes that `mmspec evaluate` scores
@@ -79,6 +79,25 @@ def scene_examples(task: str, count: int, seed: int = 0) -> list[Example]:
     return [
         _scene_example(kinds[index % len(kinds)], FIRST_SEED + seed + index, index) for index in range(count)
     ]
+
+
+def read_tasks(text: str, *others: str) -> tuple[str, ...]:
+    """Read tasks with commas between; "all" is every single one.
+
+    Args:
+        text: as the command line has it.
+        others: further names that an error may suggest.
+
+    Raises:
+        InputError: no such task.
+    """
+    if text == "all":
+        return tuple(task for task in TASKS if task != "mixed")
+    asked = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    for task in asked:
+        if task not in TASKS:
+            raise InputError("task", task, did_you_mean(task, (*TASKS, "all", *others)))
+    return asked
 
 
 def _scene_example(task: str, seed: int, index: int) -> Example:

@@ -350,9 +350,9 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def twin(module: M) -> M:
-    """Copy a module with its weights; plain attributes, such as a frozen target, are shared."""
-    shared = {id(value): value for value in vars(module).values() if not isinstance(value, dict)}
-    return deepcopy(module, shared)
+    """Copy a module with its weights; the frozen target of a drafter's loss, a plain attribute, is shared."""
+    target = vars(module).get("target")
+    return deepcopy(module, {id(target): target})
 
 
 def scalars(figures: Any) -> dict[str, float]:

@@ -96,7 +96,7 @@ def joint_distribution_holds(seed: int = 0, rule: AcceptanceRule | None = None) 
         assert found < alarm, name
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_joint_distribution_is_that_of_plain_decoding(seed: int) -> None:
     joint_distribution_holds(seed)
 
@@ -376,7 +376,7 @@ def test_what_exact_refers_to_is_named_as_forwards_of_several_cells_and_of_one_d
     assert reference_of(build_accelerator("masked"), 9) == "none"
 
 
-def refused(name: str) -> Any:
+def test_what_cannot_be_is_refused() -> None:
     llama: Any = CausalTarget(tiny_llama())
     chain, nothing = Draft.chain(torch.zeros(1, 3, 1), DraftKind.IID), cast(Any, None)
     cases: dict[str, Any] = {
@@ -392,15 +392,7 @@ def refused(name: str) -> Any:
         ),
         "rollback": lambda: CSpD(rollback=False).verify(chain, around(0.0), nothing, nothing),
     }
-    return cases[name]
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["temperature", "variance_factor", "max_tries", "prefill", "num_draft_tokens", "accelerator"]
-    + ["drafter", "schedule", "rollback"],
-)
-def test_what_cannot_be_is_refused(name: str) -> None:
-    with pytest.raises(InputError) as caught:
-        refused(name)()
-    assert name in str(caught.value)
+    for name, case in cases.items():
+        with pytest.raises(InputError) as caught:
+            case()
+        assert name in str(caught.value)

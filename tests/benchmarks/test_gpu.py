@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.ceilings import Ceilings
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu.commands import drafter_commands, reference_commands, run_all
 from benchmarks.gpu.commands import test_commands as commands_of_tests
@@ -18,9 +19,7 @@ from benchmarks.gpu.correctors import time_correctors
 from benchmarks.gpu.kernel_cases import CASES
 from benchmarks.gpu.kernel_times import time_kernels
 from benchmarks.gpu.steps import SHAPES, StepShape, time_steps
-from mmspec import kernels
 from mmspec.errors import InputError
-from mmspec.evaluation.speed.ceilings import Ceilings
 
 CPU = torch.device("cpu")
 CEILINGS = Ceilings(1e9, 1e10)
@@ -28,22 +27,15 @@ ROOT = Path(__file__).resolve().parents[2]
 MISSING = ("diffusers", "gradio", "decord", "av", "num2words", "tensorboard")
 
 
-def test_every_op_has_a_case():
-    missing = {*kernels.OPS} - {case.op for case in CASES}
-    assert not missing, f"benchmarks/gpu/kernel_cases.py: add a KernelCase for {sorted(missing)}"
-    assert {case.op for case in CASES} <= {*kernels.OPS}
-
-
-@pytest.mark.parametrize("case", CASES, ids=[case.op for case in CASES])
-def test_a_case_makes_arguments_of_its_op_and_its_peer_gives_as_much(case):
-    arguments = case.make(case.tiny, CPU)
-    made = case.function(*arguments)
-    if case.peer is not None:
-        assert case.peer(*arguments).shape == made.shape
-    written = tree_leaves(made)
-    assert case.cost(case.tiny).bytes >= sum(each.nbytes for each in written if each is not None)
-    for shape in case.shapes:
-        assert shape.keys() == case.tiny.keys()
+def test_a_case_makes_arguments_of_its_op_and_its_peer_gives_as_much():
+    for case in CASES:
+        arguments = case.make(case.tiny, CPU)
+        made = case.function(*arguments)
+        if case.peer is not None:
+            assert case.peer(*arguments).shape == made.shape, case.op
+        written = tree_leaves(made)
+        assert case.cost(case.tiny).bytes >= sum(each.nbytes for each in written if each is not None), case.op
+        assert all(shape.keys() == case.tiny.keys() for shape in case.shapes), case.op
 
 
 def test_kernels_are_timed_beside_their_floor_and_one_that_fails_costs_no_other():
@@ -80,7 +72,7 @@ def test_correctors_are_timed_beside_their_target():
     assert [(row["batch"], row["method"]) for row in rows[:3]] == [
         *((1, name) for name in ("sjd", "cjd, passes=1", "cjd, passes=2"))
     ]
-    assert len(rows) == 10 and rows[4]["method"] == "cjd, passes=2, compiled"
+    assert len(rows) == 8
     for row in rows:
         assert row["ms"] > 0 and row["draft_over_target"] == pytest.approx(row["draft"] / row["target"]), row
 
@@ -136,10 +128,11 @@ def test_the_commands_name_files_and_options_that_there_are(tmp_path):
     from typer.main import get_command
 
     from mmspec.cli.application import app
+    from reference.__main__ import app as reference
 
     commands = [*reference_commands(tmp_path, False), *drafter_commands(tmp_path, False)]
     for command in commands:
-        group = get_command(app)
+        group = get_command({"mmspec": app, "reference": reference}[command[1]])
         words = command[2:]
         while hasattr(group, "commands"):
             named = words[0] in group.commands  # else its first one, as of bench

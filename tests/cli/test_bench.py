@@ -2,62 +2,57 @@
 
 import json
 import shutil
+from dataclasses import fields
 
 import pytest
 
-PROMISED = {
-    *("accelerator", "new_tokens", "target_forwards", "acceptance_length", "seconds", "speedup", "identical"),
-    *("exactness", "acceptance_rate", "acceptance_by_position", "speedup_min", "speedup_max", "categories"),
-    *(
-        "tokens_per_second",
-        "time_to_first_token",
-        *("prompt_share", "target_share", "draft_share", "verify_share", "rest_share"),
-        "peak_memory_bytes",
-        "memory_kind",
-        "device",
-    ),
-    *("device_name", "torch", "transformers", "mmspec", "batch_size", "dtype", "samples", "repeats"),
-    *("model", "drafter", "task", "max_new_tokens", "temperature", "seed"),
+from mmspec.errors import InputError
+from mmspec.evaluation.speed.record import Record
+
+FIELDS = {field.name for field in fields(Record)} - {"own", "settings"}
+SETTINGS = {
+    *("device", "device_name", "torch", "transformers", "mmspec", "batch_size", "dtype"),
+    *("model", "task", "max_new_tokens", "temperature", "seed"),
 }
 FAST = ["--samples", 2, "--repeats", 2, "--max-new-tokens", 12]
 
 
-def test_records_have_all_fields(run_json, tiny_folder):
-    records = run_json(
-        "bench",
-        tiny_folder,
-        "--accelerators",
-        "copy,draft_model:num_draft_tokens=3",
-        "--drafter",
-        tiny_folder,
-        *FAST,
-    )
+@pytest.fixture
+def bench(run_json):
+    """`bench(...)`: the records of the command."""
+    return lambda *arguments: run_json("bench", *arguments)["records"]
+
+
+def test_records_have_all_fields(run_json, tiny_folder, tmp_path):
+    asked = ("--accelerators", "copy,draft_model:num_draft_tokens=3", "--drafter", tiny_folder)
+    table = run_json("bench", tiny_folder, *asked, *FAST, "--out", tmp_path / "bench.json")
+    assert json.loads((tmp_path / "bench.json").read_text()) == table
+    assert set(table["settings"]) >= SETTINGS
+    records = table["records"]
     assert [record["accelerator"] for record in records] == ["none", "copy", "draft_model:num_draft_tokens=3"]
     for record in records:
-        assert set(record) >= PROMISED
+        assert set(record) == FIELDS | {"drafter", "parameters"}
         assert record["identical"] == 1.0
         assert record["exactness"] == "exact"
         assert record["new_tokens"] == 24
         assert record["seconds"] > 0
         assert record["peak_memory_bytes"] > 10_000_000
         assert record["speedup_min"] <= record["speedup"] <= record["speedup_max"]
-        shares = [record[f"{part}_share"] for part in ("prompt", "target", "draft", "verify", "rest")]
-        assert min(shares) > 0
-        assert sum(shares) == pytest.approx(1.0)
+        assert min(record["time"].values()) > 0 and sum(record["time"].values()) == pytest.approx(1.0)
     plain, _, drafted = records
     assert plain["speedup"] == plain["speedup_min"] == plain["speedup_max"] == 1.0
     assert plain["acceptance_length"] == 1.0
     assert plain["target_forwards"] == 24
     assert drafted["target_forwards"] < 24 / 1.5
-    assert drafted["drafter"] == str(tiny_folder)
+    assert drafted["drafter"] == str(tiny_folder) and drafted["parameters"] > plain["parameters"] == 0
 
 
-def test_sampling_gives_the_same_tokens_too(run_json, tiny_folder):
-    records = run_json("bench", tiny_folder, "--accelerators", "copy", "--temperature", "0.7", *FAST)
+def test_sampling_gives_the_same_tokens_too(bench, tiny_folder):
+    records = bench(tiny_folder, "--accelerators", "copy", "--temperature", "0.7", *FAST)
     assert [record["identical"] for record in records] == [1.0, 1.0]
 
 
-def test_a_file_of_the_mmspec_benchmark_in_batches(run_json, tiny_folder, images, tmp_path):
+def test_a_file_of_the_mmspec_benchmark_in_batches(bench, tiny_folder, images, tmp_path):
     lines = [
         {"id": "a", "image": images[0], "turns": ["what is there ?", "how many ?"], "category": "chart"},
         {"id": "b", "image": images[1], "turns": ["what is there ?"], "category": "chart"},
@@ -65,18 +60,18 @@ def test_a_file_of_the_mmspec_benchmark_in_batches(run_json, tiny_folder, images
     ]
     path = tmp_path / "bench.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
-    records = run_json(
-        "bench", tiny_folder, "--accelerators", "copy", "--prompt-file", path, "--batch-size", 2, *FAST[2:]
+    records = bench(
+        tiny_folder, "--accelerators", "copy", "--prompt-file", path, "--batch-size", 2, *FAST[2:]
     )
-    for record in records:
-        assert record["samples"] == 3
-        assert record["new_tokens"] == 4 * 12
-        assert record["identical"] == 1.0
-        assert [part["category"] for part in record["categories"]] == ["chart", "table"]
-        assert [part["samples"] for part in record["categories"]] == [2, 1]
+    assert [(one["category"], one["accelerator"], one["samples"]) for one in records] == [
+        *[("", "none", 3), ("", "copy", 3), ("chart", "none", 2), ("chart", "copy", 2)],
+        *[("table", "none", 1), ("table", "copy", 1)],
+    ]
+    assert [one["new_tokens"] for one in records[:2]] == [4 * 12] * 2
+    assert all(one["identical"] == 1.0 for one in records)
 
 
-def test_the_mmspec_benchmark_as_it_is_published(run_json, fails, tiny_folder, images, tmp_path):
+def test_the_mmspec_benchmark_as_it_is_published(bench, fails, tiny_folder, images, tmp_path):
     data = tmp_path / "testmini"
     (data / "images").mkdir(parents=True)
     shutil.copy(images[0], data / "images" / "gqa_1.png")
@@ -84,7 +79,7 @@ def test_the_mmspec_benchmark_as_it_is_published(run_json, fails, tiny_folder, i
     line = {"id": "1", "image": "gqa_1.png", "turns": turns, "category": "a", "topic": "general vqa"}
     path = data / "mmspec.jsonl"
     path.write_text(json.dumps(line))
-    for record in run_json("bench", tiny_folder, "--accelerators", "copy", "--prompt-file", path, *FAST):
+    for record in bench(tiny_folder, "--accelerators", "copy", "--prompt-file", path, *FAST):
         assert record["new_tokens"] == 2 * 12
         assert record["identical"] == 1.0
     path.write_text("\n" + json.dumps({**line, "image": "gqa_2.png"}))
@@ -103,13 +98,14 @@ def test_a_losing_row_stays_in_the_table(run, tiny_folder):
 def test_peers_run_beside_our_accelerators(run, run_json, fails, tiny_folder, with_drafters):
     model = with_drafters({"draft_model": ("draft_model", tiny_folder)})
     asked = ["--prompt", "what is there ?", "--prompt", "how many ?", *FAST[2:]]
-    records = run_json("bench", model, "--accelerators", "copy", "--peers", *asked)
+    table = run_json("bench", model, "--accelerators", "copy", "--peers", *asked)
+    records = table["records"]
+    assert list(table["settings"]["peers_missing"]) == ["generate MTP"]
     names = ["none", "copy", "generate", "generate look-up", "generate assisted"]
     assert [record["accelerator"] for record in records] == names
     for record in records:
         assert record["identical"] == 1.0
         assert set(record["over_generate"]) == {"median", "low", "high"}
-        assert list(record["peers_missing"]) == ["generate MTP"]
     shown = run("bench", tiny_folder, "--accelerators", "copy", "--peers", *asked).stdout
     assert "generate assisted did not run: the model's folder names no draft model" in shown
     assert "--temperature" in fails("bench", tiny_folder, "--peers", "--temperature", 1, *FAST)
@@ -129,13 +125,13 @@ def test_an_interrupt_reports_what_was_measured(run, tiny_folder, monkeypatch):
     monkeypatch.setattr(timing, "measure", interrupted)
     result = run("bench", tiny_folder, "--accelerators", "copy", *FAST, "--json")
     assert result.exit_code == 130
-    assert [record["samples"] for record in json.loads(result.stdout)] == [1, 1]
+    assert [record["samples"] for record in json.loads(result.stdout)["records"]] == [1, 1]
 
 
-def test_every_accelerator_has_a_drafter_of_its_own(run_json, tiny_folder, heads):
+def test_every_accelerator_has_a_drafter_of_its_own(bench, tiny_folder, heads):
     flash = f"drafter={heads['flash']}"
     named = f"flash:{flash},draft_model:num_draft_tokens=2,flash:block=1:{flash}"
-    records = run_json("bench", tiny_folder, "--accelerators", named, "--drafter", tiny_folder, *FAST)
+    records = bench(tiny_folder, "--accelerators", named, "--drafter", tiny_folder, *FAST)
     assert [record["drafter"] for record in records] == [
         None,
         str(heads["flash"]),
@@ -146,11 +142,11 @@ def test_every_accelerator_has_a_drafter_of_its_own(run_json, tiny_folder, heads
 
 
 def test_a_model_whose_folder_names_its_drafters_needs_no_more_than_its_name(
-    run_json, fails, tiny_folder, heads, with_drafters
+    bench, fails, tiny_folder, heads, with_drafters
 ):
     named = {"draft_model": ("draft_model", tiny_folder)} | {name: (name, heads[name]) for name in heads}
     model = with_drafters({**named, "medusa": ("medusa", tiny_folder.parent / "no-such-head")})
-    by_name = run_json("bench", model, "--accelerators", "none,copy,draft_model,eagle,flash", *FAST)
+    by_name = bench(model, "--accelerators", "none,copy,draft_model,eagle,flash", *FAST)
     assert [record["drafter"] for record in by_name] == [
         None,
         None,
@@ -159,7 +155,7 @@ def test_a_model_whose_folder_names_its_drafters_needs_no_more_than_its_name(
         str(heads["flash"]),
     ]
     assert [record["identical"] for record in by_name] == [1.0] * 5
-    by_default = run_json("bench", model, *FAST)
+    by_default = bench(model, *FAST)
     assert [one["accelerator"] for one in by_default] == [one["accelerator"] for one in by_name]
     assert "no-such-head is not" in fails("bench", model, "--accelerators", "medusa")
 
@@ -184,3 +180,40 @@ def test_a_report_result_lines_and_a_comparison(run, run_json, fails, tiny_folde
     assert [one["ratio"] for one in compared["compared"]] == [1.0, 1.0] and not compared["differs"]
     assert "--batch-size 1" in fails(*asked, "--batch-size", 2, "--results", lines)
     assert "--html" in fails(*asked, "--html", tmp_path / "none" / "page.html")
+
+
+def test_tasks_with_a_search_and_a_plot(run, run_json, tiny_folder, heads, tmp_path):
+    pytest.importorskip("matplotlib")
+    plot, named = tmp_path / "tasks.png", "flash:block=1|2,copy"
+    asked = ("--task", "two_images, caption", "--accelerators", named, "--drafter", heads["flash"])
+    quick = ("--samples", 1, "--repeats", 1, "--max-new-tokens", 6)
+    table = run_json(
+        "bench", tiny_folder, *asked, *quick, "--search", 1, "--best", "forwards", "--plot", plot
+    )
+    best = table["records"][1]["accelerator"]
+    assert set(table["settings"]["tried"]) == {"flash:block=1", "flash:block=2"}
+    assert [one.get("searched") for one in table["records"][:3]] == [None, 2, None]
+    assert [(one["category"], one["accelerator"]) for one in table["records"]] == [
+        (task, name) for task in ("", "two_images", "caption") for name in ("none", best, "copy")
+    ]
+    assert plot.stat().st_size > 5_000
+    with pytest.raises(InputError, match="one setting of each"):
+        run("bench", tiny_folder, *asked[2:], *quick, "--prompt", "what is there ?")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "captions"], "did you mean 'caption'"),
+        (["--best", "luck", "--accelerators", "copy"], "seconds or forwards"),
+        (["--quality"], "a model that draws"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(run, tiny_folder, arguments, message):
+    with pytest.raises(InputError, match=message):
+        run("bench", tiny_folder, *arguments)
+
+
+def test_a_plot_without_matplotlib_is_refused_before_the_model_is_loaded(fails, hide):
+    hide("matplotlib")
+    assert "mmspec[eval]" in fails("bench", "no such folder", "--plot", "plot.png")

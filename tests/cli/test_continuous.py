@@ -41,9 +41,10 @@ def test_a_window_of_vectors_by_an_option(run: Run, run_json: Run, tmp_path: Pat
 def test_bench_compares_what_the_model_has(run: Run, run_json: Run, kind: str) -> None:
     options = ("--samples", 2, "--repeats", 1, *STEPS)
     accelerators = ("--accelerators", "none,masked:iterations=4") if kind == "mar" else ()
-    plain, *others = run_json("bench", folder_of(kind), *options, *accelerators)
+    table = run_json("bench", folder_of(kind), *options, *accelerators)
+    plain, *others = table["records"]
     assert plain["accelerator"] == "none" and plain["nfe_mean"] == 16
-    assert plain["num_inference_steps"] == 3 and plain["promise"] == "exact"
+    assert table["settings"]["num_inference_steps"] == 3 and plain["promise"] == "exact"
     assert others and {one["promise"] for one in others} <= {"exact", "approximate"}
     assert all(one["drift"] is not None for one in others if one["accelerator"] == "shared_noise")
     assert "steps of the head" in run("bench", folder_of(kind), *options, *accelerators).stdout
@@ -74,26 +75,26 @@ def test_check_knows_what_is_promised(
     assert [one["reference"] for one in report["comparisons"]] == [reference]
 
 
-def test_methods_are_compared_on_classes_and_captions(run: Run, tmp_path: Path) -> None:
-    for kind, methods in (("nextstep", "shared_noise:tolerance=9"), ("mar", "masked:iterations=4")):
-        out = tmp_path / f"{kind}.json"
-        options = ("--samples", 3, "--accelerators", methods, *STEPS, "--out", out)
-        run("evaluate", "methods", folder_of(kind), *options)
-        plain, fast = json.loads(out.read_text())["methods"]
-        assert plain["method"] == "none" and plain["entropy"] is None
-        assert fast["promise"] == "approximate" and fast["step_compression"] > 1
-        assert (fast["drift_mean"] is None) == (kind == "mar")
+@pytest.mark.parametrize(
+    ("kind", "method"), [("nextstep", "shared_noise:tolerance=9"), ("mar", "masked:iterations=4")]
+)
+def test_images_are_read_beside_plain_decoding(run_json: Run, kind: str, method: str) -> None:
+    pytest.importorskip("torchmetrics")
+    options = ("--samples", 3, "--repeats", 1, "--accelerators", method, *STEPS, "--quality")
+    plain, fast = run_json("bench", folder_of(kind), *options)["records"]
+    assert set(plain["quality"]) >= {"kid", "diversity"} and "entropy_tokens" not in plain["quality"]
+    assert fast["exactness"] == "approximate" and fast["step_compression"] > 1
+    assert fast["quality"]["kid"] != plain["quality"]["kid"]
+    assert (fast["drift"] is None) == (kind == "mar")
 
 
-def test_exact_drafts_are_shown_beside_the_optimum(run: Run, tmp_path: Path) -> None:
+def test_exact_drafts_are_shown_beside_the_optimum(run_json: Run) -> None:
     overlaps = {}
     for draft in ("nextstep", "nextstep-draft"):
-        out = tmp_path / f"{draft}.json"
         methods = f"draft_model:drafter={folder_of(draft)}:num_draft_tokens=2"
-        options = ("--samples", 3, "--accelerators", methods, *STEPS, "--last-step-noise", "--out", out)
-        run("evaluate", "methods", folder_of("nextstep"), *options)
-        _, drafted = json.loads(out.read_text())["methods"]
-        assert drafted["promise"] == "exact"
+        options = ("--samples", 3, "--repeats", 1, "--accelerators", methods, *STEPS, "--last-step-noise")
+        _, drafted = run_json("bench", folder_of("nextstep"), *options)["records"]
+        assert drafted["exactness"] == "exact"
         overlaps[draft] = drafted["overlap"]
     assert overlaps["nextstep"] > 0.99, "a model has everything in common with itself"
     assert overlaps["nextstep-draft"] < 0.9 and drafted["rollbacks"] > 0

@@ -19,26 +19,19 @@ COMMANDS = [
     ["tune"],
     ["serve"],
     ["train", "drafter"],
-    ["evaluate", "drafters"],
-    ["evaluate", "growth"],
     ["evaluate", "images"],
     ["evaluate", "text"],
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_has_an_example_and_json(run, command):
-    result = run(*command, "--help")
-    assert result.exit_code == 0
-    assert "Example" in result.stdout
-    assert f"mmspec {' '.join(command)}" in result.stdout
-    assert "--json" in result.stdout
-
-
-def test_all_commands_are_listed(run):
-    result = run("--help")
+def test_every_command_is_listed_and_has_an_example_and_json(run):
+    listed = run("--help").stdout
     for command in COMMANDS:
-        assert re.search(rf"\b{command[0]}\b", result.stdout)
+        assert re.search(rf"\b{command[0]}\b", listed), command
+        result = run(*command, "--help")
+        assert result.exit_code == 0
+        for part in ("Example", f"mmspec {' '.join(command)}", "--json"):
+            assert part in result.stdout, (command, part)
 
 
 def test_version(run):
@@ -72,18 +65,20 @@ def every_example():
     return list(walk(get_command(app)))
 
 
-@pytest.mark.parametrize("example", every_example())
-def test_examples_name_commands_options_and_files_that_there_are(example):
+def test_examples_name_commands_options_and_files_that_there_are():
     from typer.main import get_command
 
     from mmspec.cli.application import app
 
-    command, words = get_command(app), shlex.split(example.split(" > ")[0])[1:]
-    while hasattr(command, "commands"):
-        named = words[0] in command.commands
-        command = command.commands[words[0] if named else next(iter(command.commands))]
-        words = words[named:]
-    known = {option for parameter in command.params for option in parameter.opts}
-    assert {word for word in words if word.startswith("--")} <= known
-    for word in words:
-        assert not word.startswith("assets/") or Path(word).exists(), word
+    examples = every_example()
+    assert len(examples) > 40
+    for example in examples:
+        command, words = get_command(app), shlex.split(example.split(" > ")[0])[1:]
+        while hasattr(command, "commands"):
+            named = words[0] in command.commands
+            command = command.commands[words[0] if named else next(iter(command.commands))]
+            words = words[named:]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known, example
+        for word in words:
+            assert not word.startswith("assets/") or Path(word).exists(), word

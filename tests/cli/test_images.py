@@ -21,15 +21,16 @@ def captions(tmp_path_factory) -> Path:
 
 
 def test_bench_records_have_the_figures_of_images(run_json, classes):
-    records = run_json(
+    table = run_json(
         "bench", classes, "--accelerators", "sjd:coupling=exact:window=8,zipar:zipar_window=2",
         "--samples", 2, "--repeats", 1, "--guidance", 1.5, "--batch-size", 2,
     )  # fmt: skip
-    plain, exact, zipar = records
+    plain, exact, zipar = records = table["records"]
+    settings = table["settings"]
+    assert settings["task"] == "generate" and settings["batch_size"] == 2
+    assert (settings["guidance_scale"], settings["temperature"], settings["top_k"]) == (1.5, 1.0, 0)
+    assert settings["baseline"].startswith("plain decoding")
     for record in records:
-        assert record["task"] == "generate" and record["batch_size"] == 2
-        assert (record["guidance_scale"], record["temperature"], record["top_k"]) == (1.5, 1.0, 0)
-        assert record["baseline"].startswith("plain decoding")
         assert record["new_tokens"] == 2 * CELLS
         assert record["state_bytes"] > 0 and record["pixel_seconds"] > 0
     assert (plain["nfe_mean"], plain["nfe_max"], plain["step_compression"]) == (CELLS, CELLS, 1.0)

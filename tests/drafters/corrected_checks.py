@@ -74,10 +74,6 @@ def check_distribution(sampler: Sampler, rows: int = 12_000, **options: object) 
     distributions.check_outputs(run, joint_of(target, PROMPT, LENGTH, sampler), options)
 
 
-def distribution_of_corrected_windows() -> None:
-    check_distribution(Sampler(1.0))
-
-
 def distribution_of_many_rows() -> None:
     check_distribution(Sampler(1.0), rows=40_000)
 

@@ -154,22 +154,6 @@ def check_distribution(drafter: JacobiDrafter, sampler: Sampler, rows: int = ROW
     assert forwards.min() >= -(-GRID.length // drafter.window) and forwards.max() <= GRID.length
 
 
-def maximal_distribution() -> None:
-    check_distribution(JacobiDrafter(4), Sampler(1.0), rows=40_000)
-
-
-def maximal_distribution_at_low_temperature() -> None:
-    check_distribution(JacobiDrafter(4), Sampler(0.6))
-
-
-def repeated_cells_are_scored_as_they_are() -> None:
-    check_distribution(JacobiDrafter(4, init="repeat"), Sampler(1.0))
-
-
-def distribution_of_a_tree() -> None:
-    check_distribution(JacobiDrafter(4, front="3x3"), Sampler(1.0))
-
-
 def flat_target(sensitivity: float = 0.43) -> ImageTable:
     """Flat distributions of 64 codes, 8 x 16 cells, a total variation of 0.24 between contexts."""
     generator = torch.Generator().manual_seed(0)

@@ -100,6 +100,12 @@ def test_a_continuation_may_run_into_the_text_that_it_continues() -> None:
     assert copied[:3] == [5, 6, 5]
 
 
+def test_a_draft_has_as_many_nodes_as_the_row_that_copies_most() -> None:
+    draft = propose([1, 7, 8, 1], [5, 4, 5], num_draft_tokens=10, min_match=1)
+    assert draft.tokens.tolist() == [[1, 7, 8, 1], [5, 4, 5, 0]]
+    assert draft.valid.tolist() == [[True] * 4, [True] * 3 + [False]]
+
+
 def test_rows_copy_from_their_own_text_alone() -> None:
     draft = propose([1, 7, 8, 1], [2, 3], num_draft_tokens=2, min_match=1)
     assert draft.tokens.tolist() == [[1, 7, 8], [3, 0, 0]]

@@ -24,8 +24,7 @@ from tests.drafters.length_checks import Device, paced
 LENGTHS = [{"length": "confidence", "stop_below": 0.05}, {"length": "cost"}]
 
 
-@pytest.mark.parametrize(("rate", "best"), [(0.95, 3), (0.7, 2), (0.45, 1)])
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(("rate", "best", "rows"), [(0.95, 3, 1), (0.7, 2, 4), (0.7, 2, 1), (0.45, 1, 4)])
 def test_the_size_that_pays_best_is_taken(rate, best, rows):
     """S = tau / (1 + c_draft * passes + c_verify(n)), with costs in plain rounds of 10 ms."""
     draft, passes, verify, depths = 0.12, (0, 1, 3, 9), (0.0, 0.05, 0.2, 0.5), (0, 1, 3, 9)
@@ -95,9 +94,19 @@ def test_a_round_lasts_from_one_proposal_to_the_next_and_gives_what_a_row_grew_b
     assert run.stats.draft_passes > 0
 
 
-@pytest.mark.parametrize(("temperature", "batch"), [(0.0, 1), (0.0, 3), (0.9, 3)])
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-@pytest.mark.parametrize("name", ["eagle", "flash", "draft_model", "copy"])
+@pytest.mark.parametrize(
+    ("name", "family", "temperature", "batch"),
+    [
+        ("eagle", "llava", 0.0, 1),
+        ("eagle", "qwen2_5_vl", 0.9, 3),
+        ("flash", "llava", 0.9, 3),
+        ("flash", "qwen2_5_vl", 0.0, 1),
+        ("draft_model", "llava", 0.0, 3),
+        ("draft_model", "qwen2_5_vl", 0.9, 3),
+        ("copy", "llava", 0.9, 3),
+        ("copy", "qwen2_5_vl", 0.0, 1),
+    ],
+)
 def test_no_output_depends_on_the_size_of_drafts(name, family, temperature, batch):
     target, sampler = target_of(family), Sampler(temperature)
     inputs = list(inputs_of(family).values())[:batch]

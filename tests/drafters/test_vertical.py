@@ -9,26 +9,17 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mmspec.accelerators import build_accelerator
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.none import NoDrafter
 from mmspec.drafters.vertical import VerticalDrafter, VerticalSession
-from mmspec.drafters.window import KIND_OF_COUPLING
 from mmspec.errors import InputError
 from mmspec.models.ssd import VerticalConfig
-from mmspec.pipelines.image_prompts import image_requests
-from mmspec.targets import image_target
-from mmspec.targets.llamagen import LlamaGenTarget
 from tests.contracts.checks import precise
 from tests.drafters import vertical_checks as checks
-from tests.drafters.test_jacobi import SAMPLER, draw, images, plain
+from tests.drafters.test_jacobi import draw, images
 from tests.drafters.vertical_checks import head_for
-from tests.targets.image_loop import draw as draw_images
-from tests.tiny_models import tiny_emu3, tiny_emu3_5
-from tests.tiny_models.llamagen import tiny_llamagen
 
 
 def drafter(
@@ -39,13 +30,9 @@ def drafter(
 
 
 DISTRIBUTIONS: dict[str, tuple[Sampler, dict[str, Any]]] = {
-    "plain": (Sampler(1.0), {}),
     "cold, top-k": (Sampler(0.7, top_k=5), {}),
     "within a row": (Sampler(1.0), {"window": 2}),
-    "two rows": (Sampler(1.0), {"window": 4}),
-    "fresh draws": (Sampler(1.0), {"coupling": "fresh"}),
     "shared noise": (Sampler(1.0), {"coupling": "gumbel"}),
-    "a tree": (Sampler(1.0), {"front": "3x2"}),
     "a tree of short chains": (Sampler(1.0), {"window": 4, "front": "2x2", "reach": 2}),
 }
 QUICK = ("cold, top-k",)
@@ -67,45 +54,6 @@ CHECKS = [checks.distribution_of_images, checks.cells_are_drafted_from_the_state
 @torch.inference_mode()
 def test_what_must_hold_holds(check: Callable[[], None]) -> None:
     check()
-
-
-@pytest.mark.parametrize("window", [2, 7, 12, 32])
-def test_the_targets_own_noise_gives_the_images_of_plain_decoding(window: int) -> None:
-    """Bitwise, with row ends, in batches of one and of three, guided or not, as chains and trees."""
-    for sampler in (SAMPLER, Sampler(0.9, guidance_scale=2.0)):
-        expected = draw(NoDrafter(), sampler=sampler)[0]
-        for front in ((), (3, 2)[: window - 1]):
-            made = drafter(window, "exact", front)
-            assert draw(made, sampler=sampler)[0] == expected
-            assert draw(made, [window % 3], sampler=sampler)[0] == [expected[window % 3]]
-
-
-@pytest.mark.parametrize("coupling", KIND_OF_COUPLING)
-def test_greedy_images_are_those_of_plain_decoding(coupling: str) -> None:
-    assert draw(drafter(10, coupling), sampler=Sampler())[0] == plain(Sampler())
-
-
-@pytest.mark.parametrize("front", [(), (3, 2)])
-def test_a_row_of_a_batch_is_drawn_as_it_is_alone(front: tuple[int, ...]) -> None:
-    made = drafter(11, front=front)
-    together = draw(made, [2, 0, 1])[0]
-    assert [draw(made, [row])[0][0] for row in (2, 0, 1)] == together
-
-
-@pytest.mark.parametrize("family", ["llamagen", "emu3", "emu3_5"])
-def test_families_draw_the_images_of_plain_decoding(family: str) -> None:
-    if family == "llamagen":
-        target: Any = LlamaGenTarget(tiny_llamagen("class"))
-        requests = image_requests(target, class_labels=[0, 3], guided=True)
-    else:
-        model, tokenizer = (tiny_emu3 if family == "emu3" else tiny_emu3_5)()
-        target = image_target(model)
-        size = {"height": 4 * target.stride, "width": 3 * target.stride}
-        requests = image_requests(target, ["a red circle", "blue"], guided=True, tokenizer=tokenizer, **size)
-    expected, _ = draw_images(target, build_accelerator("none"), requests, 3.0, 0.9)
-    window = min(8, requests[0].grid.length)
-    fast = build_accelerator("ssd", model=head_for(target), window=window, coupling="exact")
-    assert draw_images(target, fast.fit(target), requests, 3.0, 0.9)[0] == expected
 
 
 def test_rows_with_longer_rows_of_cells_join_a_batch() -> None:

@@ -1,21 +1,27 @@
-"""Intervals, energy, HTML reports, result lines and comparisons of benches."""
+"""Tables, plots, HTML reports, result lines and comparisons of benches; intervals and energy."""
 
 import json
 import sys
 import types
+from dataclasses import replace
+from io import StringIO
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
+from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
-from mmspec.evaluation.speed.bench_comparison import compare_benches
+from mmspec.evaluation.identity.comparison import Comparison, Difference, IdentityReport, identity_report
+from mmspec.evaluation.speed.bench_files import compare_benches, result_lines, write_result_lines
 from mmspec.evaluation.speed.html_report import Sample, html_report
-from mmspec.evaluation.speed.record import ratio_interval, speedup_interval, summarise
-from mmspec.evaluation.speed.result_lines import result_lines, write_result_lines
+from mmspec.evaluation.speed.record import as_json, ratio_interval, speedup_interval, summarise
+from mmspec.evaluation.speed.report import REQUIRED, bench_report, image_report
 from mmspec.evaluation.speed.timing import EnergyMeter
+from mmspec.evaluation.tables import draw_bench
 from tests.evaluation.test_speed import run, stats
 
 
@@ -111,7 +117,11 @@ def written(tmp_path):
     def write(name, **changes):
         _, found = records()
         path = tmp_path / name
-        path.write_text(json.dumps([one.as_dict() | changes for one in found]))
+        value = as_json(found)
+        value["settings"] |= {key: one for key, one in changes.items() if key in ("torch", "batch_size")}
+        for one in value["records"]:
+            one |= {key: new for key, new in changes.items() if key in one}
+        path.write_text(json.dumps(value))
         return path
 
     return write
@@ -131,7 +141,11 @@ def test_benches_are_compared_by_their_ratios(written):
 
 @pytest.mark.parametrize(
     ("content", "named"),
-    [("", "JSONDecodeError"), ("[]", "no record"), ('[{"accelerator": "x"}]', "speedup")],
+    [
+        ("", "JSONDecodeError"),
+        ('{"settings": {}, "records": []}', "no record"),
+        ('{"settings": {}, "records": [{"accelerator": "x"}]}', "speedup"),
+    ],
 )
 def test_what_is_no_bench_is_refused(written, tmp_path, content, named):
     path = tmp_path / "bad.json"
@@ -145,3 +159,76 @@ def test_benches_of_other_prompts_are_refused(written):
         compare_benches(written("a.json"), written("b.json", batch_size=4))
     with pytest.raises(InputError, match="in common"):
         compare_benches(written("a.json"), written("b.json", accelerator="other"))
+
+
+def text(renderable, width=160) -> str:
+    console = Console(file=StringIO(), width=width, markup=False)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 149, 150])
+def test_a_table_fits_its_screen(width):
+    name = "draft_model:num_draft_tokens=7"
+    runs = [run("none", 0, 2.0), run(name, 0, 4.0)]
+    records = summarise(runs, ["none", name], settings={"model": "m", "batch_size": 1})
+    shown = text(bench_report(records, records, width=width), width)
+    assert "…" not in shown
+    assert "0.50x" in shown  # the losing row
+    assert ("left out on a narrow screen" in shown) == (width < 150)
+
+
+def test_differences_are_shown_and_counted():
+    differences = [Difference(i, 3, 5, None, 0.25, 4.0, False) for i in range(7)]
+    comparison = Comparison("greedy", "model.generate", 8, 64, differences, DecodingStats())
+    report = IdentityReport("copy", "exact", "bfloat16", "cpu", [comparison], ["[a note]"])
+    shown = text(identity_report(report, lambda token: f"[word {token}]", ["[first]"]))
+    for part in ("FAILED", "1 of 8", "'[word 5]' (5)", "(end)", "[first]", "prompt 1", "2 more", "[a note]"):
+        assert part in shown
+
+
+@pytest.fixture(scope="module")
+def by_task():
+    runs = []
+    for batch, task in enumerate(("caption", "clip")):
+        plain = stats(11, 10, seconds=6.0, prefill_seconds=1.0, prompt_seconds=1.0, target_seconds=4.0)
+        fast = stats(
+            11, 2, accepted=8, histogram={4: 2}, draft_passes=4,
+            seconds=2.0 + batch, prefill_seconds=1.0, prompt_seconds=0.75, target_seconds=0.5,
+            draft_seconds=0.25, verify_seconds=0.125,
+        )  # fmt: skip
+        runs.append(run("none", 0, 8.0, batch=batch, category=task, of=plain))
+        runs.append(run("flash", 0, 4.0, batch=batch, category=task, of=fast))
+    names, own = ["none", "flash"], {"flash": {"parameters": 1_500_000}}
+    whole = summarise(runs, names, own=own)
+    return whole, [
+        one for task in ("caption", "clip") for one in summarise(runs, names, category=task, own=own)
+    ]
+
+
+def test_each_task_has_its_rows_and_its_panel(by_task, tmp_path):
+    whole, parts = by_task
+    shown = text(bench_report(whole, parts))
+    for part in ("caption", "clip", "1.50 M", "5.00x", "2.50x", "2.00x (2.00-2.00)"):
+        assert part in shown
+    pytest.importorskip("matplotlib")
+    alone = draw_bench(tmp_path / "whole.png", whole).stat().st_size
+    assert draw_bench(tmp_path / "parts.png", whole, parts).stat().st_size > alone > 5_000
+
+
+def test_images_that_were_read_are_shown_with_what_they_are_of(tmp_path):
+    runs = [run("none", 0, 4.0, of=stats(16, 15)), run("dark", 0, 1.0, of=stats(16, 3, exactness="tv<=0.1"))]
+    context = {name: 1 for name in REQUIRED} | {"top_k": 0, "top_p": 1.0, "min_p": None}
+    quality = {
+        "kid": {"value": 3.0, "low": -1.0, "high": 7.0},
+        "attributes": {"value": 0.5, "low": 0.2, "high": 0.8},
+    }
+    found = [
+        replace(one, quality=quality, own={"promise": "exact", "window": 1})
+        for one in summarise(runs, ["none", "dark"], settings=context)
+    ]
+    shown = text(image_report(found))
+    for part in ("4.00x", "3 (-1 to 7)", "0.5 (0.2 to 0.8)", "dark *"):
+        assert part in shown
+    pytest.importorskip("matplotlib")
+    assert draw_bench(tmp_path / "images.png", found).stat().st_size > 5_000

@@ -3,8 +3,8 @@
 import pytest
 
 from mmspec.errors import InputError
-from mmspec.evaluation.examples import TASKS, own_examples, scene_examples
-from mmspec.scenes import HELD_OUT_SEEDS
+from mmspec.evaluation.examples import TASKS, held_out_captions, own_examples, read_tasks, scene_examples
+from mmspec.scenes import HELD_OUT_SEEDS, parse_caption
 
 IMAGES = {"two_images": 2, "clip": 4}
 
@@ -44,3 +44,18 @@ def test_prompts_and_images_are_paired():
     assert [(e.turns[0], e.images) for e in own_examples(["p"], [])] == [("p", ())]
     with pytest.raises(InputError, match="2 prompts for 3 images"):
         own_examples(["p", "q"], ["a", "b", "c"])
+
+
+def test_captions_are_the_same_every_time():
+    captions = held_out_captions(20, seed=3)
+    assert captions == held_out_captions(40, seed=3)[:20] != held_out_captions(20)
+    assert all(parse_caption(text) is not None for text in captions)
+    with pytest.raises(InputError):
+        held_out_captions(10**7)
+
+
+def test_tasks_are_read_from_a_list():
+    assert read_tasks("caption, clip,caption") == ("caption", "clip")
+    assert set(read_tasks("all")) == set(TASKS) - {"mixed"}
+    with pytest.raises(InputError, match="did you mean 'clip'"):
+        read_tasks("caption,clips")

@@ -11,7 +11,6 @@ import pytest
 from mmspec.accelerators import build_accelerator
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.cli.evaluate_methods import drawer
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.contenders import (
@@ -25,13 +24,13 @@ from mmspec.evaluation.examples import Example
 from mmspec.evaluation.identity.checks import ImageCheck
 from mmspec.evaluation.identity.comparison import IdentityReport
 from mmspec.evaluation.quality.variation import VariationMeter
-from mmspec.evaluation.speed.image_report import REQUIRED, check_context, image_report
-from mmspec.evaluation.speed.record import BenchRecord, summarise
+from mmspec.evaluation.speed.record import Record, summarise
+from mmspec.evaluation.speed.report import REQUIRED, check_context, image_report
 from mmspec.evaluation.speed.timing import Decoded, TimedRun
 from mmspec.pipelines import MMSpecPipeline
 from tests.drafters.staircase_checks import rasters
 from tests.evaluation.planted import accept_everything, stale_noise
-from tests.evaluation.test_report import text
+from tests.evaluation.test_bench_reports import text
 from tests.tiny_models.llamagen import GRID, save_llamagen
 
 
@@ -101,8 +100,7 @@ def test_half_precision_ties_are_told_from_bugs(pipe: Any) -> None:
 def test_a_staircase_is_measured_against_raster_order(pipe: Any, window: int, nothing: bool) -> None:
     made = contender(pipe, "zipar", zipar_window=window)
     for scale in (1.0, 2.0):
-        found = made.measure_variation(image_examples(pipe, 3), guidance_scale=scale)
-        assert found is not None
+        found = made.watch([image_examples(pipe, 3)], guidance_scale=scale)["tv"]
         assert (found["max"] < 1e-5) == nothing
         assert found["mean"] <= found["max"] <= 1
 
@@ -119,7 +117,7 @@ def test_the_variation_is_that_of_the_distributions_used(pipe: Any) -> None:
     assert all(len(values) == 2 for values in meter.measured.values())
     assert max(max(meter.measured[cell]) for cell in range(1, GRID)) < 1e-5
     assert min(meter.measured[GRID]) > 1e-3
-    assert contender(pipe, "none").measure_variation(batch) is None
+    assert contender(pipe, "none").watch([batch]) == {}
 
 
 def test_examples_are_classes_in_turn(pipe: Any) -> None:
@@ -147,7 +145,7 @@ OWN = {
 }
 
 
-def records(**changed: Any) -> list[BenchRecord]:
+def records(**changed: Any) -> list[Record]:
     runs = []
     for name, forwards, seconds in (("none", 16, 5.0), ("zipar", 8, 3.0), ("gsd", 4, 2.0)):
         stats = DecodingStats(name, new_tokens=[16], rounds=[forwards - 1], target_forwards=forwards)
@@ -167,7 +165,7 @@ def test_a_record_has_ratios_with_and_without_pixels() -> None:
     assert (gsd.seconds, gsd.pixel_seconds, gsd.state_bytes) == (1.0, 1.0, 1000)
     assert plain.tv is None and zipar.tv is None
     assert gsd.tv == {"mean": pytest.approx(0.05), "max": 0.2}
-    assert gsd.as_dict()["promise"] == "tv<=0.1"
+    assert gsd.own["promise"] == "tv<=0.1"
 
 
 @pytest.mark.parametrize("width", [80, 160])
@@ -179,18 +177,17 @@ def test_the_table_says_what_was_measured(width: int) -> None:
     assert ("left out on a narrow screen" in shown) == (width == 80)
 
 
-@pytest.mark.parametrize("name", REQUIRED)
-def test_no_speed_up_without_what_it_depends_on(name: str) -> None:
-    record = records()[1]
-    silent = replace(record, settings={key: value for key, value in record.settings.items() if key != name})
-    with pytest.raises(InputError, match=name):
-        image_report([records()[0], silent])
-
-
-@pytest.mark.parametrize("promise", ["lossy", "", "nearly exact", None])
-def test_no_speed_up_without_a_promise(promise: object) -> None:
-    with pytest.raises(InputError, match="promise"):
-        check_context(records(zipar={"promise": promise})[1])
+def test_no_speed_up_without_what_it_depends_on() -> None:
+    first, record, _ = records()
+    for name in REQUIRED:
+        silent = {part: {**getattr(record, part)} for part in ("settings", "own")}
+        for kept in silent.values():
+            kept.pop(name, None)
+        with pytest.raises(InputError, match=name):
+            image_report([first, replace(record, **silent)])
+    for promise in ("lossy", "", "nearly exact", None):
+        with pytest.raises(InputError, match="promise"):
+            check_context(records(zipar={"promise": promise})[1])
 
 
 def test_no_speed_up_without_forwards() -> None:
@@ -204,14 +201,3 @@ def test_prompts_are_drawn_as_they_are_written(tmp_path: Path) -> None:
     drawn = decode_images(pipe, [Example(("a red circle",))], seeds=[3], output_type="latent")
     assert drawn.tokens == pipe("a red circle", seed=3, output_type="latent").tokens
     assert len(image_examples(pipe, 2)) == 2
-
-
-def test_the_table_of_methods_holds_a_staircases_variation(tmp_path: Path) -> None:
-    pipe: Any = MMSpecPipeline.from_pretrained(save_llamagen(tmp_path / "captions", "caption"))
-    pipe.set_progress_bar_config(disable=True)
-    for window, places in ((2, GRID**2 - 1), (GRID, GRID**2 - 1)):
-        asked = {"a red circle": {"prompt": "a red circle"}}
-        stats = drawer(pipe, "zipar", {"zipar_window": window}, asked, {})("a red circle", 0).stats
-        assert stats.tv_places == places and stats.tv_mean is not None
-        assert (stats.tv_max < 1e-5) == (window == GRID)
-        assert stats.target_forwards == GRID + (GRID - 1) * window

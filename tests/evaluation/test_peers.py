@@ -23,7 +23,7 @@ from mmspec.evaluation.speed.record import summarise
 from mmspec.evaluation.speed.report import peer_table
 from mmspec.evaluation.speed.timing import PEER
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
-from tests.evaluation.test_report import text
+from tests.evaluation.test_bench_reports import text
 from tests.evaluation.test_speed import run
 from tests.tiny_models import save_family, tiny_images, tiny_janus, tiny_lm
 from tests.tiny_models.llamagen import save_llamagen

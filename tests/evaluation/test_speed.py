@@ -5,11 +5,12 @@ from collections import Counter
 import pytest
 import torch
 
-from mmspec.decoding.stats import DecodingStats
+from mmspec.decoding.stats import DecodingStats, merge_stats
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
-from mmspec.evaluation.speed.record import merge_stats, summarise
+from mmspec.evaluation.speed.record import as_json, summarise
 from mmspec.evaluation.speed.timing import Decoded, TimedRun, batches_of, measure
+from mmspec.evaluation.speed.tuning import best_of
 
 CPU = torch.device("cpu")
 
@@ -76,7 +77,6 @@ def test_the_ratio_is_of_medians_and_its_range_is_of_repeats():
     assert record.seconds == 3.0
     assert record.speedup == pytest.approx(2 / 3)  # one slow repeat of plain decoding does not make us fast
     assert (record.speedup_min, record.speedup_max) == (0.5, 3.0)
-    assert (record.seconds_min, record.seconds_max) == (1.0, 4.0)
     assert baseline.speedup == baseline.speedup_min == baseline.speedup_max == 1.0
 
 
@@ -97,17 +97,20 @@ def test_figures_come_from_one_repeat_and_times_from_all():
         10, 4, accepted=5, drafted=8, histogram={0: 1, 1: 1, 2: 2}, prefill_seconds=0.25, draft_seconds=0.5
     )
     runs = [run("none", r, 2.0) for r in range(2)] + [run("copy", r, 2.0, of=of) for r in range(2)]
-    record = summarise(runs, ["none", "copy"], settings={"model": "m"})[1]
+    settings, own = {"model": "m"}, {"copy": {"parameters": 3}}
+    found = summarise(runs, ["none", "copy"], settings=settings, own=own)
+    record = found[1]
     assert (record.new_tokens, record.target_forwards) == (10, 5)
     assert record.acceptance_length == 9 / 4
     assert record.acceptance_rate == 5 / 8
     assert record.acceptance_by_position == [0.75, 0.5]
     assert record.tokens_per_second == 5.0
     assert record.time_to_first_token == 0.25
-    assert record.draft_share == 0.25
-    flat = record.as_dict()
-    assert flat["model"] == "m"
-    assert "settings" not in flat
+    assert record.time["draft"] == 0.25
+    assert record.step_compression == 10 / 5  # forwards of plain decoding over its own
+    value = as_json(found)
+    assert value["settings"] == settings and [one.get("parameters") for one in value["records"]] == [None, 3]
+    assert "settings" not in value["records"][1] and "own" not in value["records"][1]
 
 
 def test_categories_are_told_apart():
@@ -161,19 +164,47 @@ def test_decoding_is_timed_without_the_prompts():
     runs += [timed("copy", 0, 0, 2.0, 11), timed("copy", 0, 1, 90.0, 91), timed("copy", 0, 2, 0.0, 1)]
     plain, record = summarise(runs, ["none", "copy"])
     assert record.decode_speedup == pytest.approx(100 / 92)  # long answers dominate
-    assert record.decode_speedup_mean == pytest.approx(
-        (5 + 1 + 1) / 3
-    )  # nothing follows the third one's first
     assert record.speedup == pytest.approx((100 + 15) / (92 + 15))
-    assert (plain.decode_speedup, plain.decode_speedup_mean) == (1.0, 1.0)
+    assert plain.decode_speedup == 1.0
 
 
 def test_the_parts_of_the_time_and_the_passes_of_the_drafter():
     parts = {"prompt_seconds": 2.0, "draft_seconds": 1.0, "target_seconds": 4.0, "verify_seconds": 0.5}
     runs = [run("none", 0, 10.0), run("copy", 0, 10.0, of=stats(10, 3, draft_passes=12, **parts))]
     _, record = summarise(runs, ["none", "copy"])
-    assert record.shares == pytest.approx(
+    assert record.time == pytest.approx(
         {"prompt": 0.2, "target": 0.4, "draft": 0.1, "verify": 0.05, "rest": 0.25}
     )
-    assert sum(record.shares.values()) == pytest.approx(1.0)
     assert record.draft_passes == 4.0  # in each of three rounds
+
+
+def searched(by):
+    clock, log = Clock(), []
+    times = {"none": 8.0, "few": 2.0, "quick": 1.0, "slow": 3.0, "only": 0.5}
+    made = decoders(clock, log, **times)
+
+    def of(name, forwards):
+        def decode(batch):
+            made[name](batch)
+            return Decoded([[1] for _ in batch], [stats(10, forwards - 1)])
+
+        return decode
+
+    forwards = {"none": 10, "few": 3, "quick": 5, "slow": 9, "only": 2}
+    groups = [["none"], ["few", "quick", "slow"], ["only"]]
+    batches = [[Example((name,), identifier=name)] for name in "ab"]
+    named = {name: of(name, count) for name, count in forwards.items()}
+    return best_of(groups, named, batches, CPU, by, clock={"clock": clock}), log
+
+
+@pytest.mark.parametrize(("by", "best"), [("seconds", "quick"), ("forwards", "few")])
+def test_the_best_of_several_settings_is_found_and_a_single_one_is_not_searched(by, best):
+    found, log = searched(by)
+    assert list(found) == ["none", best, "only"]
+    assert found["only"] == {} and found[best]["slow"] == {"seconds": 3.0, "forwards": 9.0}
+    assert {name for name, _ in log} == {"none", "few", "quick", "slow"}
+
+
+def test_a_search_by_anything_else_is_refused():
+    with pytest.raises(InputError, match="best"):
+        searched("luck")

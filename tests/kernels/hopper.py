@@ -19,8 +19,10 @@ class Kernel(NamedTuple):
     Attributes:
         module: of mmspec.kernels, without the package.
         name: of the kernel.
-        types: of the arguments that are not constants: "*fp32", "*bf16", "*i64", "i32", "fp32", ...
+        types: of arguments that are not constants ("*bf16", "*i64", "fp32", ...), where a pointer is not
+            "*fp32", or a number not "i32".
         constants: values of the constexpr arguments; None for a pointer that is absent.
+        holds: words that the assembly must hold.
         aligned: arguments divisible by 16; all pointers are.
         warps, stages: as the launcher passes them.
     """
@@ -29,6 +31,7 @@ class Kernel(NamedTuple):
     name: str
     types: Mapping[str, str]
     constants: Mapping[str, object]
+    holds: Sequence[str] = ()
     aligned: Sequence[str] = ()
     warps: int = 4
     stages: int = 3
@@ -53,11 +56,12 @@ from triton.compiler import ASTSource, compile
 
 tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 found = []
-for module, name, types, constants, aligned, warps, stages in json.load(sys.stdin):
+for module, name, types, constants, _, aligned, warps, stages in json.load(sys.stdin):
     kernel = getattr(importlib.import_module("mmspec.kernels." + module), name)
     names = list(kernel.arg_names)
-    signature = {each: types.get(each, "constexpr") for each in names}
-    wide = [each for each in names if types.get(each, "").startswith("*") or each in aligned]
+    default = {each: "*fp32" if each.endswith("_ptr") else "i32" for each in names}
+    signature = {each: "constexpr" if each in constants else types.get(each, default[each]) for each in names}
+    wide = [each for each in names if signature[each].startswith("*") or each in aligned]
     source = ASTSource(
         kernel,
         signature,

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from mmspec.kernels import philox_gumbel, verify_chain
-from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
 from tests.kernels.planting import plant
 from tests.kernels.trees import guarded
 
@@ -143,39 +142,12 @@ DETERMINISTIC = {
 
 @pytest.mark.parametrize("name", [*BUGS, *DETERMINISTIC])
 def test_a_bug_planted_in_the_kernel_is_seen(name, both, device, tmp_path, monkeypatch):
-    plant(monkeypatch, tmp_path, "chain_triton", *(BUGS | DETERMINISTIC)[name])
+    plant(monkeypatch, tmp_path, "chain", *(BUGS | DETERMINISTIC)[name])
     with pytest.raises(AssertionError):
         for shape in SHAPES[2:5]:
             assert_same(*both(verify_chain, *Case(*shape, 0, device).arguments(name in DETERMINISTIC)))
 
 
-def test_they_compile_for_hopper_without_spills():
-    types = dict.fromkeys(("p_ptr", "q_ptr", "u_ptr", "best_ptr"), "*fp32")
-    types |= dict.fromkeys(
-        ("tokens_ptr", "key_ptr", "place_ptr", "stream_ptr", "step_ptr", "node_ptr"), "*i64"
-    )
-    types |= {"valid_ptr": "*i1", "choice_ptr": "*i32"} | dict.fromkeys(
-        ("nodes", "vocabulary", "tiles"), "i32"
-    )
-    kernels = []
-    for nodes, tile, aligned in ((2, 16, ()), (8, 1024, ("vocabulary",)), (128, 1024, ())):
-        for q in ({}, {"q_ptr": None}):
-            given = {name: kind for name, kind in types.items() if name not in q}
-            flags = {"NODES": nodes, "TILE": tile, **q}
-            kernels.append(Kernel("chain_triton", "_tile_kernel", given, flags, aligned, 4))
-    choice = {"best_ptr": "*fp32", "choice_ptr": "*i32", "token_ptr": "*i64", "tiles": "i32"}
-    kernels += [Kernel("chain_triton", "_choice_kernel", choice, {"TILES": size}, (), 1) for size in (1, 256)]
-    made = compile_for_hopper(kernels)
-    for each in made:
-        assert each.spilled == 0 and each.shared <= SHARED_MEMORY
-    assert "ld.global.v4" in made[2].ptx, "whole rows are read in 16 bytes"
-
-
 def test_it_is_an_op_of_torch():
     for deterministic in (False, True):
         torch.library.opcheck(verify_chain.op, Case(*SHAPES[3]).arguments(deterministic))
-
-
-def test_it_compiles_into_one_graph():
-    arguments = Case(*SHAPES[3]).arguments()
-    assert_same(torch.compile(verify_chain, fullgraph=True)(*arguments), verify_chain(*arguments))

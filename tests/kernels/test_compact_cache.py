@@ -1,15 +1,12 @@
-"""Compaction of caches: against a loop over places, the kernel against torch, and planted bugs."""
+"""Compaction of caches: against a loop over places, the kernel against torch."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from mmspec.kernels import compact_cache
-from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
-from tests.kernels.planting import plant
 
 GUARD = 3  # poisoned places on both sides of a buffer
 # rows, capacity, nodes of the path, tokens' shapes, dtype
@@ -108,48 +105,3 @@ def test_buffers_of_different_capacity_are_refused(monkeypatch):
     for other in (torch.zeros(3, 41, 2), torch.zeros(3, 40, 4)[..., ::2]):
         with pytest.raises(ValueError, match=r"contiguous \[3, 40, ...\]"):
             compact_cache([torch.zeros(3, 40, 2), other], made.path, made.lengths, made.counts)
-
-
-BUGS = {
-    "padding moves": (" & (step < tl.load(counts_ptr + row))", ""),
-    "one node too few": ("(step < tl.load(counts_ptr + row))", "(step < tl.load(counts_ptr + row) - 1)"),
-    "beyond the width": ("(column < width)[None, :]", "(column < width + 1)[None, :]"),
-    "last columns stay": ("(column < width)[None, :]", "(column < width - 1)[None, :]"),
-    "lengths ignored": ("row * capacity + tl.load(lengths_ptr + row)", "row * capacity"),
-    "rows of another capacity": ("row * capacity", "row * (capacity - 1)"),
-    "source and destination swapped": ("begin + source[:, None]", "begin + step[:, None].to(tl.int64)"),
-    "first buffer only": ("buffer = tl.program_id(0)", "buffer = 0 * tl.program_id(0)"),
-    "half of the words": ("size // word for", "size // word // 2 for"),
-}
-
-
-@pytest.mark.parametrize("name", BUGS)
-def test_a_bug_planted_in_the_kernel_is_seen(name: str, both, device, tmp_path: Path, monkeypatch):
-    plant(monkeypatch, tmp_path, "compact_cache_triton", *BUGS[name])
-    with pytest.raises(AssertionError):
-        for case in CASES[2:5]:
-            assert_same(*both(Case(*case, device).run))
-
-
-def test_it_compiles_for_hopper_without_spills():
-    types = dict.fromkeys(("table_ptr", "path_ptr", "lengths_ptr", "counts_ptr"), "*i64")
-    types |= {"nodes": "i32", "capacity": "i32"}
-    kernels = [
-        Kernel("compact_cache_triton", "_compact_kernel", types, {"PATH": path, "BLOCK": block, "WORD": word})
-        for path, block, word in ((8, 256, 4), (8, 256, 1), (64, 32, 4), (512, 16, 4))
-    ]
-    for made in compile_for_hopper(kernels):
-        assert made.spilled == 0 and made.shared <= SHARED_MEMORY
-        assert "bar.sync" in made.ptx, "all loads come before the stores"
-
-
-def test_it_is_an_op_of_torch():
-    made = Case(*CASES[2])
-    buffers = [each.view(-1, *each.shape[1:])[: 3 * 40].view(3, 40, *each.shape[1:]) for each in made.memory]
-    torch.library.opcheck(compact_cache.op, (buffers, made.path, made.lengths, made.counts))
-
-
-def test_it_compiles_into_one_graph():
-    made = Case(*CASES[2])
-    compiled = torch.compile(compact_cache, fullgraph=True)
-    assert_same(made.run(compiled), made.run())

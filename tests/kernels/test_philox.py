@@ -105,7 +105,7 @@ def test_uniforms_stay_inside_the_open_interval_where_rounding_would_leave_it(mo
     # Words whose upper 24 bits are all ones come up once in 16 million draws; here they always do.
     def always(word: int) -> None:
         words = torch.full((1, 1, 1, 4), word)
-        monkeypatch.setattr("mmspec.kernels.philox_host.encrypt_on_host", lambda counters, key: words)
+        monkeypatch.setattr("mmspec.kernels.philox.encrypt_on_host", lambda counters, key: words)
 
     always(ONES)
     for dtype in (torch.float32, torch.float64):

@@ -22,10 +22,7 @@ SCHEDULES = {
     "ddpm": DDPMSchedule(12, clip_sample_range=3.0),
     "flow": FlowSchedule(12, last_step_noise=True),
 }
-LAUNCHERS = {
-    "residual_block_triton": ("modulated_linear_triton", "gated_linear_triton"),
-    "denoising_update_triton": ("denoising_update_triton",),
-}
+LAUNCHERS = {"modulated_linear", "gated_linear", "denoising_update"}
 
 
 class Chain:
@@ -54,29 +51,12 @@ def error(one: Tensor, other: Tensor) -> float:
     return float((one.double() - other.double()).norm() / other.double().norm())
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the launchers that were called."""
-    found: list[str] = []
-    for name, launchers in LAUNCHERS.items():
-        module = pytest.importorskip(f"mmspec.kernels.{name}")
-        for launcher in launchers:
-            original = getattr(module, launcher)
-
-            def call(*args: Any, original: Any = original) -> Any:
-                found.append(original.__name__)
-                return original(*args)
-
-            monkeypatch.setattr(module, launcher, call)
-    return found
-
-
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_whole_chains_of_the_kernels_stay_near_those_of_float64(name, both, launched):
     kernel, twin = both(Chain(name, torch.float32).run)
     exact = Chain(name, torch.float64).run()
     steps = SCHEDULES[name].steps
-    assert len(launched) == steps * (2 * DEPTH + 2)
+    assert sum(launched[name] for name in LAUNCHERS) == steps * (2 * DEPTH + 2)
     assert kernel.dtype == torch.float32 and error(kernel, exact) < 1e-4
     assert error(kernel, exact) < 3 * error(twin, exact) + 1e-6
 
@@ -141,5 +121,5 @@ def test_an_image_reaches_the_kernels_and_is_that_of_torch(kind, asked, both, la
         return latents
 
     kernel, twin = both(image)
-    assert set(launched) == {name for names in LAUNCHERS.values() for name in names}
+    assert set(launched) >= LAUNCHERS
     assert error(kernel, twin) < 1e-4

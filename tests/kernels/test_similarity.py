@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from mmspec.kernels import merge_vectors, most_similar
-from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
-from tests.kernels.planting import plant
 
 Both = Callable[..., tuple[Any, Any]]
 
@@ -128,95 +125,3 @@ def test_gradients_reach_what_was_merged(monkeypatch: pytest.MonkeyPatch) -> Non
     single = values.detach().float().requires_grad_()
     merge_vectors(single, weights, target, 3)[0].sum().backward()
     assert single.grad is not None and not single.grad[:, 3].any()
-
-
-BUGS = {
-    "of equally similar ones the last": ("better = highest > best", "better = highest >= best"),
-    "of equally similar ones in a block the last": (
-        "first_of = tl.min(tl.where(",
-        "first_of = tl.max(tl.where(",
-    ),
-    "what does not exist is chosen": (
-        "tl.where(exists[None, :], ",
-        "tl.where(exists[None, :] == exists[None, :], ",
-    ),
-    "b is not normalised": ("product / tl.maximum(tl.sqrt(b_square), EPSILON)[None, :]", "product"),
-    "a is not normalised": ("best / tl.maximum(tl.sqrt(a_square), EPSILON)", "best"),
-    "the norm of a is that of all blocks": (
-        "        a_square = tl.zeros([ROWS], dtype=tl.float32)\n        for first",
-        "        for first",
-    ),
-    "the tail of the width is not masked": ("(depth < width)[None, :]", "(depth < width + 1)[None, :]"),
-}
-
-
-@pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_is_caught(
-    name: str, both: Both, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(monkeypatch, tmp_path, "similarity_triton", *BUGS[name])
-    with pytest.raises(AssertionError):
-        ties_go_to_the_lowest(both, device)
-        most_similar_is_right(both, device, PAIRS[-1:])
-
-
-MERGE_BUGS = {
-    "one too few is merged": ("tl.load(starts + 1))", "tl.load(starts + 1) - 1)"),
-    "those of no target are merged, too": (
-        "range(tl.load(starts),",
-        "range(tl.load(starts) * (slot > 0),",
-    ),
-    "weights are left out": ("mean += weight * tl.load", "mean += tl.load"),
-    "empty ones are divided by zero": ("tl.where(total > 0, total, 1.0)", "total"),
-}
-
-
-@pytest.mark.parametrize("name", MERGE_BUGS)
-def test_a_planted_bug_of_merging_is_caught(
-    name: str, both: Both, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(monkeypatch, tmp_path, "similarity_triton", *MERGE_BUGS[name])
-    with pytest.raises(AssertionError):
-        merges_agree(both, device)
-
-
-def test_ops_are_whole_under_the_compiler() -> None:
-    cpu = torch.device("cpu")
-    a, b, mask = pairs(2, 5, 3, 8, cpu, torch.float32)
-    values, *rest = merged(2, 9, 5, 4, cpu)
-    calls: list[tuple[Any, tuple[object, ...]]] = [
-        (most_similar, (a, b, mask)),
-        (merge_vectors, (values.nan_to_num(), *rest)),
-    ]
-    for op, arguments in calls:
-        torch.library.opcheck(op.op, arguments)
-        compiled = torch.compile(op, fullgraph=True)(*arguments)
-        assert all(map(torch.equal, compiled, op(*arguments)))
-
-
-def shipped() -> list[Kernel]:
-    """Features of 16 and of 32 bits."""
-    kernels = []
-    longs = dict.fromkeys(("index_ptr", "order_ptr", "starts_ptr"), "*i64")
-    floats = dict.fromkeys(("similarity_ptr", "weights_ptr", "total_ptr"), "*fp32")
-    integers = "rows columns width a_set_stride a_row_stride b_set_stride b_row_stride members count"
-    strides = ("width", "a_set_stride", "a_row_stride", "b_set_stride", "b_row_stride")
-    strides += ("set_stride", "member_stride")
-    types = longs | floats | dict.fromkeys([*integers.split(), *strides], "i32") | {"mask_ptr": "*i1"}
-    for dtype, block, depth in (("bf16", 64, 64), ("fp16", 64, 64), ("fp32", 32, 32)):
-        vectors = dict.fromkeys(("a_ptr", "b_ptr", "values_ptr", "mean_ptr"), f"*{dtype}")
-        sizes: dict[str, object] = {"ROWS": block, "COLUMNS": block, "DEPTH": depth, "UPCAST": False}
-        module = "similarity_triton"
-        kernels.append(Kernel(module, "_most_similar_kernel", types | vectors, sizes, strides))
-        kernels.append(Kernel(module, "_merge_kernel", types | vectors, {"WIDTH": 256}, strides))
-    return kernels
-
-
-def test_kernels_compile_for_hopper_without_spills() -> None:
-    pytest.importorskip("triton")
-    for kernel, compiled in zip(shipped(), compile_for_hopper(shipped()), strict=True):
-        assert compiled.spilled == 0, (kernel.name, compiled[:3])
-        assert compiled.shared <= SHARED_MEMORY and "atom" not in compiled.ptx
-        if kernel.name == "_most_similar_kernel":
-            assert "cp.async" in compiled.ptx
-            assert ("wgmma" in compiled.ptx) == (kernel.types["a_ptr"] != "*fp32")

@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from mmspec.kernels import tree_attention, tree_paths
-from mmspec.kernels.tree_attention_triton import configuration, parts_of
-from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
-from tests.kernels.planting import plant
+from mmspec.kernels.tree_attention import parts_of
 
 NAN = float("nan")
 CLOSE = {
@@ -160,118 +158,7 @@ def test_parts_follow_from_shapes_and_fill_the_device():
     assert parts_of(300, 4096) == 1
 
 
-BUGS = {
-    "the last committed token is left out": ("committed = (slot < 0)", "committed = (slot < -1)"),
-    "a slot too far is seen": (
-        "visible_ptr + (sight[:, None] + slot",
-        "visible_ptr + (sight[:, None] + 1 + slot",
-    ),
-    "the window is one token longer": ("column[None, :] >= first", "column[None, :] + 1 >= first"),
-    "windows end where the first one does": (
-        "highest = tl.minimum(tl.max(first)",
-        "highest = tl.minimum(lowest",
-    ),
-    "blocks before the window of all": ("tl.min(tl.where(inside, first, width))", "tl.max(first) + 40"),
-    "windows behind the committed tokens skip the draft": (
-        "lowest = tl.minimum(tl.min(tl.where(inside, first, width)), length)",
-        "lowest = tl.min(tl.where(inside, first, width))",
-    ),
-    "a draft in the block of committed tokens": (
-        "whole = tl.maximum(start, tl.minimum(stop, length) // COLUMNS * COLUMNS)",
-        "whole = tl.maximum(start, tl.cdiv(tl.minimum(stop, length), COLUMNS) * COLUMNS)",
-    ),
-    "stale values leak": ("exists = (tl.max(seen.to(tl.int32), 0) > 0)[:, None]", "exists = exists"),
-    "groups are interleaved": ("key_head * GROUP + query % GROUP", "key_head + query % GROUP * KEY_HEADS"),
-    "the sums do not fade": ("mass = mass * fade + tl.sum(p, 1)", "mass = mass + tl.sum(p, 1)"),
-    "parts are not weighted": ("total = tl.sum(weight * mass)", "total = tl.sum(mass)"),
-    "parts that saw nothing": ("mask=filled[:, None] & (d < D)", "mask=d < D"),
-}
-EXPOSING = [
-    CASES[name] for name in list(CASES) if name not in ("heads of 9", "more slots than committed tokens")
-]
-
-
-@pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_found(both, monkeypatch, tmp_path, bug):
-    plant(monkeypatch, tmp_path, "tree_attention_triton", *BUGS[bug])
-    # what parts leave unwritten is whatever the memory held
-    monkeypatch.setattr(torch, "empty", lambda *size, **kwargs: torch.full(_size(size), NAN, **kwargs))
-    assert any(_differs(both, arguments) for arguments in EXPOSING)
-
-
-def _size(size):
-    return size[0] if len(size) == 1 and not isinstance(size[0], int) else size
-
-
-def _differs(both, case) -> bool:
-    kernel, torch_form = both(tree_attention, *inputs(**case))
-    return not distance(kernel, torch_form) < CLOSE[torch.float32]
-
-
 TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
-STRIDES = ("q_row", "q_head", "q_node", "k_row", "k_head", "k_column", "v_row", "v_head", "v_column")
-INTEGERS = (
-    *("first_row", "first_node", "length_row", "visible_row", "visible_node"),
-    *("nodes", "width", "slots", "part"),
-)
-
-
-def compiled_kernel(queries: int, dim: int, dtype: torch.dtype, split: bool) -> Kernel:
-    """The kernel as it is launched for so many queries that share keys."""
-    tile, type_ = configuration(queries, dim, dtype), TYPES[dtype]
-    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), type_) | dict.fromkeys((*STRIDES, *INTEGERS), "i32")
-    types |= dict.fromkeys(("first_ptr", "length_ptr", "visible_ptr"), "*i32") | dict(scale="fp32")
-    constants = dict(
-        KEY_HEADS=4, GROUP=7, D=dim, BLOCK_D=1 << (dim - 1).bit_length(), SPLIT=split, UPCAST=False
-    )
-    constants |= dict(QUERIES=tile.queries, COLUMNS=tile.columns, EDGE=tile.edge)
-    if split:
-        types |= dict.fromkeys(("out_ptr", "peak_ptr", "mass_ptr"), "*fp32")
-    else:
-        types |= dict(out_ptr=type_)
-        constants |= dict(peak_ptr=None, mass_ptr=None)
-    aligned = (*STRIDES, "part")
-    name = "_attend_kernel"
-    return Kernel("tree_attention_triton", name, types, constants, aligned, tile.warps, tile.stages)
-
-
-def check_compiled(shapes):
-    kernels = [compiled_kernel(*shape) for shape in shapes]
-    for shape, kernel, found in zip(shapes, kernels, compile_for_hopper(kernels), strict=True):
-        assert found.spilled == 0, shape
-        assert found.shared <= SHARED_MEMORY, shape
-        assert "cp.async" in found.ptx, shape
-        assert ("wgmma" in found.ptx) == (kernel.constants["QUERIES"] >= 64), shape
-
-
-def test_common_shapes_compile_for_hopper():
-    check_compiled([(7, 128, torch.bfloat16, True), (448, 128, torch.bfloat16, True)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("split", [True, False])
-def test_every_shape_compiles_for_hopper(split):
-    half = [(n, d, torch.bfloat16, split) for n in (7, 64, 65) for d in (32, 64, 80, 128, 256)]
-    check_compiled(
-        [*half, (65, 128, torch.float16, split), *((64, d, torch.float32, split) for d in (32, 64, 128))]
-    )
-    if split:
-        pointers = dict.fromkeys(("acc_ptr", "peak_ptr", "mass_ptr"), "*fp32") | dict(
-            out_ptr="*bf16", lines="i32"
-        )
-        merge = [
-            Kernel("tree_attention_triton", "_merge_kernel", pointers, dict(D=d, BLOCK_D=d, PARTS=64))
-            for d in (64, 128, 256)
-        ]
-        assert all(found.spilled == 0 for found in compile_for_hopper(merge))
-
-
-def test_torch_knows_the_op():
-    arguments = inputs([3, 40])
-    arguments = [x.nan_to_num() if isinstance(x, torch.Tensor) else x for x in arguments]
-    torch.library.opcheck(tree_attention.op, arguments)
-    whole = torch.compile(lambda *args: tree_attention(*args) * 2, fullgraph=True)
-    assert torch.allclose(whole(*arguments), tree_attention(*arguments) * 2)
 
 
 @pytest.mark.gpu

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from mmspec.kernels import reject_tree, tree_children
-from tests.kernels.hopper import SHARED_MEMORY, Kernel, compile_for_hopper
 from tests.kernels.planting import plant
 from tests.kernels.trees import guarded, random_tree
 
@@ -106,37 +105,8 @@ BUGS = {
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_planted_in_the_kernel_is_seen(name, both, device, tmp_path, monkeypatch):
-    plant(monkeypatch, tmp_path, "tree_rejection_triton", *BUGS[name])
+    plant(monkeypatch, tmp_path, "tree_rejection", *BUGS[name])
     with pytest.raises(AssertionError):
         for seed in range(3):
             for shape in ((40, 7, 4), *SHAPES[2:4]):
                 assert_close(*both(reject_tree, *Case(*shape, seed, device).arguments(True)))
-
-
-def test_it_compiles_for_hopper_without_spills():
-    names = ("p_ptr", "q_ptr", "u_ptr", "final_ptr", "rest_ptr")
-    types = dict.fromkeys(names, "*fp32")
-    types |= dict.fromkeys(("tokens_ptr", "children_ptr", "node_ptr"), "*i64")
-    types |= dict.fromkeys(("nodes", "vocabulary", "levels", "siblings"), "i32")
-    plain = {name: kind for name, kind in types.items() if name != "rest_ptr"}
-    kernels = []
-    for block in (64, 4096):
-        for aligned in ((), ("vocabulary",)):
-            flags = {"WITHOUT_REPLACEMENT": True, "BLOCK": block}
-            kernels.append(Kernel("tree_rejection_triton", "_reject_kernel", types, flags, aligned, 8))
-            flags = {"WITHOUT_REPLACEMENT": False, "BLOCK": block, "rest_ptr": None}
-            kernels.append(Kernel("tree_rejection_triton", "_reject_kernel", plain, flags, aligned, 8))
-    for made in compile_for_hopper(kernels):
-        assert made.spilled == 0 and made.shared <= SHARED_MEMORY
-        assert "bar.sync" in made.ptx, "what one thread wrote, others read"
-    assert "ld.global.v4" in made.ptx
-
-
-def test_it_is_an_op_of_torch():
-    torch.library.opcheck(reject_tree.op, Case(*SHAPES[2]).arguments(True))
-
-
-def test_it_compiles_into_one_graph():
-    arguments = Case(*SHAPES[2]).arguments(True)
-    compiled = torch.compile(reject_tree, fullgraph=True)
-    assert_close(compiled(*arguments), reject_tree(*arguments))

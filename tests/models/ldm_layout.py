@@ -91,12 +91,12 @@ def naive_means(state: State, levels: int, pixels: Tensor) -> Tensor:
     return maybe(state, "quant_conv", convolve(state, "encoder.conv_out", x)).chunk(2, dim=1)[0]
 
 
-def naive_pixels(state: State, levels: int, latents: Tensor) -> Tensor:
+def naive_pixels(state: State, levels: int, latents: Tensor, blocks: int = 2) -> Tensor:
     """Images [B, 3, H, W] of latents [B, latents, h, w]."""
     x = convolve(state, "decoder.conv_in", maybe(state, "post_quant_conv", latents))
     x = middle(state, "decoder", x)
     for level in reversed(range(levels)):
-        for index in range(3):
+        for index in range(blocks + 1):
             x = residual(state, f"decoder.up.{level}.block.{index}", x)
         if level:
             doubled = x.repeat_interleave(2, 2).repeat_interleave(2, 3)

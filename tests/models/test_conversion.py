@@ -1,20 +1,24 @@
-"""Official files: every container and wrapper is read, and whatever does not fit is named."""
+"""Official files of LlamaGen and LANTERN: every container is read, and whatever does not fit is named."""
 
 import argparse
+import json
+import math
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
-from mmspec.models.llamagen.conversion import convert_checkpoint, llamagen_from_official
+from mmspec.models.llamagen.conversion import _infer_config, convert_checkpoint, llamagen_from_official
 from tests.models.converted import convert_and_load, same_weights
 from tests.models.official_layout import (
     CAPTIONS,
     CLASSES,
+    GRID,
     HEADS,
     IMAGE_SIZE,
     transformer_shapes,
@@ -44,9 +48,15 @@ PUBLISHED = [
 ]
 
 
-@pytest.mark.parametrize("condition", CONDITIONS)
-@pytest.mark.parametrize("container", [None, "model", "module", "state_dict"])
-@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
+@pytest.mark.parametrize(
+    ("condition", "container", "prefix"),
+    [
+        ("c2i", None, "module._orig_mod."),
+        ("t2i", "model", "module."),
+        ("c2i", "module", ""),
+        ("t2i", "state_dict", "_orig_mod."),
+    ],
+)
 def test_every_container_and_wrapper_gives_the_same_weights(tmp_path, condition, container, prefix):
     state = transformer_state(**CONDITIONS[condition])
     stored = {**state, "freqs_cis": torch.zeros(3), "layers.0.attention.kv_cache.k_cache": torch.zeros(2)}
@@ -58,32 +68,27 @@ def test_every_container_and_wrapper_gives_the_same_weights(tmp_path, condition,
     assert same_weights(convert_and_load(tmp_path, content), state)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_the_grid_is_that_of_the_file_name(tmp_path, name):
-    state = transformer_state(**CONDITIONS[name[:3]])
-    model = convert_and_load(tmp_path, state, name=name)
-    assert model.config.grid_size == FILES[name]
-    assert model.config.condition_type == {"c2i": "class", "t2i": "caption"}[name[:3]]
+def test_the_grid_is_that_of_the_file_name():
+    for name, grid in FILES.items():
+        config = llamagen_from_official(
+            Path(name), transformer_state(**CONDITIONS[name[:3]]), None, HEADS
+        ).config
+        assert config.grid_size == grid, name
+        assert config.condition_type == {"c2i": "class", "t2i": "caption"}[name[:3]], name
 
 
-@pytest.mark.parametrize(("size", "hidden", "millions"), PUBLISHED)
-def test_published_sizes_are_known_by_their_shapes(size, hidden, millions):
-    preset = LlamaGenConfig.from_size(size)
-    assert preset.intermediate_size == hidden
-    shapes = transformer_shapes(
-        layers=preset.num_hidden_layers,
-        width=preset.hidden_size,
-        heads=preset.num_attention_heads,
-        hidden=hidden,
-        vocabulary=16384,
-        classes=1000,
-    )
-    assert len(shapes) == 4 + 7 * preset.num_hidden_layers
-    tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    model = llamagen_from_official(Path("c2i_384.pt"), tensors)
-    assert model.config.num_attention_heads == preset.num_attention_heads
-    assert model.config.num_key_value_heads == preset.num_attention_heads
-    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == millions
+def test_published_sizes_are_known_by_their_shapes():
+    for size, hidden, millions in PUBLISHED:
+        preset = LlamaGenConfig.from_size(size)
+        assert preset.intermediate_size == hidden
+        heads, depth = preset.num_attention_heads, preset.num_hidden_layers
+        settings = {"width": preset.hidden_size, "heads": heads, "vocabulary": 16384, "classes": 1000}
+        shapes = transformer_shapes(layers=depth, hidden=hidden, **settings)
+        assert len(shapes) == 4 + 7 * depth
+        assert round(sum(math.prod(shape) for shape in shapes.values()) / 1e6, 1) == millions
+        tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        config = _infer_config(Path("c2i_384.pt"), tensors, 24, None)
+        assert (config.num_attention_heads, config.num_key_value_heads) == (heads, heads)
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -168,19 +173,17 @@ def damaged(path: Path, how: str) -> None:
         path.unlink()
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 @pytest.mark.parametrize("how", ["cut", "empty", "text", "list", "no tensors", "another model", "gone"])
-def test_other_files_are_refused(tmp_path, how, suffix):
-    path = tmp_path / f"checkpoint{suffix}"
+def test_other_files_are_refused(tmp_path, how):
+    path = tmp_path / ("checkpoint.safetensors" if how in ("text", "gone") else "checkpoint.pt")
     damaged(path, how)
     with pytest.raises(CheckpointError, match=r"^checkpoint: got '"):
         convert_checkpoint(path, tmp_path / "out", image_size=IMAGE_SIZE)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "named"),
-    [
+def test_settings_that_contradict_the_file_are_refused(tmp_path):
+    for name, settings, named in (
         ("tiny.pt", {}, "image-size"),
         ("tiny.pt", {"image_size": 100}, "multiple of 16"),
         ("tiny.pt", {"image_size": 0}, "multiple of 16"),
@@ -188,12 +191,10 @@ def test_other_files_are_refused(tmp_path, how, suffix):
         ("c2i_B_256.pt", {"num_heads": None}, "--heads"),
         ("c2i_B_256.pt", {"num_heads": 5}, "num_heads"),
         ("c2i_B_256.pt", {"num_heads": 0}, "num_heads"),
-    ],
-)
-def test_settings_that_contradict_the_file_are_refused(tmp_path, name, settings, named):
-    torch.save(transformer_state(**CLASSES), tmp_path / name)
-    with pytest.raises(InputError, match=named):
-        convert_checkpoint(tmp_path / name, tmp_path / "out", **{"num_heads": HEADS, **settings})
+    ):
+        torch.save(transformer_state(**CLASSES), tmp_path / name)
+        with pytest.raises(InputError, match=named):
+            convert_checkpoint(tmp_path / name, tmp_path / "out", **{"num_heads": HEADS, **settings})
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path):
@@ -216,3 +217,99 @@ def test_a_conversion_that_fails_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         convert_checkpoint(tmp_path / "tiny.pt", tmp_path / "out", image_size=IMAGE_SIZE, num_heads=HEADS)
     assert os.listdir(tmp_path) == ["tiny.pt"]
+
+
+LANTERN = {"c2i": (CLASSES, 1), "t2i": (CAPTIONS, 6)}
+PARTS = {
+    "attention.wo": "self_attn.o_proj",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w3": "mlp.up_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+
+
+def lantern_tensors(state):
+    tensors = {"lm_head.weight": state["output.weight"]}
+    for name, tensor in state.items():
+        if "wqkv" in name:
+            layer = f"model.{name.removesuffix('attention.wqkv.weight')}self_attn."
+            for part, rows in zip("qkv", tensor.chunk(3), strict=True):
+                tensors[f"{layer}{part}_proj.weight"] = rows.clone()
+        elif name != "output.weight":
+            for official, theirs in PARTS.items():
+                name = name.replace(f".{official}.", f".{theirs}.")
+            tensors[f"model.{name.replace('tok_embeddings', 'embed_tokens')}"] = tensor
+    return tensors
+
+
+def lantern_folder(folder, condition, tensors=None, **changes):
+    settings, slots = LANTERN[condition]
+    state = transformer_state(**settings)
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 48,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "block_size": GRID**2,
+        "cls_token_num": slots,
+        "input_type": condition,
+        "num_classes": 5,
+        "caption_dim": 12,
+        **changes,
+    }
+    folder.mkdir()
+    save_file(tensors or lantern_tensors(state), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return state
+
+
+@pytest.mark.parametrize("condition", LANTERN)
+def test_the_weights_and_settings_of_lantern_are_kept(tmp_path, condition):
+    state = lantern_folder(tmp_path / "in", condition)
+    written = convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    model = LlamaGenForCausalLM.from_pretrained(tmp_path / "out")
+    assert same_weights(model, state)
+    assert written["grid_size"] == model.config.grid_size == GRID
+    assert model.config.prefix_length == LANTERN[condition][1]
+    assert model.config.rms_norm_eps == 1e-6
+
+
+def test_keys_of_lantern_are_named_as_in_the_file(tmp_path):
+    tensors = lantern_tensors(transformer_state(**CLASSES))
+    tensors["model.layers.0.self_attn.z_proj.weight"] = tensors.pop("model.layers.0.self_attn.q_proj.weight")
+    tensors["lm_head.weight"] = torch.zeros(47, 32)
+    lantern_folder(tmp_path / "in", "c2i", tensors)
+    with pytest.raises(CheckpointError) as caught:
+        convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    for named in ("missing keys: model.layers.0.self_attn.q_proj", "unknown keys: model", "shapes: lm_head"):
+        assert named in str(caught.value)
+
+
+def test_configs_of_lantern_that_describe_no_llamagen_are_refused(tmp_path):
+    for changes, named in (
+        ({"input_type": "x2i"}, "LlamaGen config"),
+        ({"block_size": "many"}, "LlamaGen config"),
+        ({"hidden_size": 33}, "LlamaGen config"),
+        ({"num_attention_heads": 0}, "LlamaGen config"),
+        ({"num_hidden_layers": 10**9}, "1000000000 layers"),
+    ):
+        folder = tmp_path / f"{next(iter(changes))}"
+        lantern_folder(folder, "c2i", **changes)
+        with pytest.raises(CheckpointError, match=named):
+            convert_checkpoint(folder, tmp_path / "out")
+
+
+def test_weights_of_lantern_without_their_config_and_other_image_sizes_are_refused(tmp_path):
+    lantern_folder(tmp_path / "in", "c2i")
+    with pytest.raises(InputError, match="64, which this checkpoint"):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out", image_size=256)
+    (tmp_path / "in" / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="config of the weights"):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out")

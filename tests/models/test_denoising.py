@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.distributions import MultivariateNormal, Normal, kl_divergence
+from torch.distributions import Normal, kl_divergence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmspec.errors import InputError
@@ -40,8 +40,8 @@ def random(*shape: int, seed: int = 1, dtype: torch.dtype = DOUBLE) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=DOUBLE).to(dtype)
 
 
-@pytest.mark.parametrize("outputs", [TOKEN, 2 * TOKEN])
-def test_weights_have_the_published_names_and_start_closed(outputs):
+def test_weights_have_the_published_names_and_start_closed():
+    outputs = 2 * TOKEN
     net = DenoisingNet(TOKEN, CONDITION, WIDTH, DEPTH, outputs)
     own = {name: tuple(weight.shape) for name, weight in net.state_dict().items()}
     assert own == net_shapes(TOKEN, CONDITION, WIDTH, DEPTH, outputs)
@@ -79,15 +79,16 @@ def test_the_network_is_what_the_formulas_say():
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (DOUBLE, 1e-12)])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"), [("ddpm", torch.float32, 1e-5), ("flow", DOUBLE, 1e-12)]
+)
 def test_a_step_with_ready_modulations_equals_the_network(name, dtype, tolerance):
     net, times = head(name, dtype).net, SCHEDULES[name].to(CPU, dtype).times
     x, condition = random(4, TOKEN, dtype=dtype), random(4, CONDITION, seed=2, dtype=dtype)
     tables = net.modulations(times, condition)
     for step, time in enumerate(times):
         expected = net(x, time.expand(4), condition)
-        assert float((net.step(x, tables, step) - expected).detach().abs().max()) < tolerance
+        assert float((net.run(x, tables.at(step)) - expected).detach().abs().max()) < tolerance
 
 
 def respaced(steps: int) -> tuple[list[int], list[float], list[float]]:
@@ -105,7 +106,7 @@ def respaced(steps: int) -> tuple[list[int], list[float], list[float]]:
     return indices, kept, [1.0, *kept[:-1]]
 
 
-@pytest.mark.parametrize("steps", [5, 10, 25, 50, 64, 100, 1000])
+@pytest.mark.parametrize("steps", [5, 64, 1000])
 def test_ddpm_tables_are_those_of_the_closed_forms(steps):
     indices, kept, before = respaced(steps)
     schedule = DDPMSchedule(steps, last_step_noise=True).to(CPU, DOUBLE)
@@ -210,25 +211,6 @@ def known_chain(steps: int, rows: int, size: int = 2) -> tuple[DenoisingProcess,
     return process, torch.tensor(means, dtype=DOUBLE), torch.tensor(variances, dtype=DOUBLE)
 
 
-def test_the_log_probability_of_a_path_is_that_of_its_joint_distribution():
-    steps = 12
-    process, means, variances = known_chain(steps, rows=3, size=1)
-    states = means + variances.sqrt() * random(3, steps + 1, seed=4)
-    mean, std = process.transitions(states[:, :-1, None])
-    chain = Normal(mean[..., 0], std[..., 0]).log_prob(states[:, 1:]).sum(1)
-    chain = chain + Normal(0.0, 1.0).log_prob(states[:, 0])
-    # the joint distribution: covariances shrink with the product of the slopes
-    at_zero, at_one = (process.transitions(torch.full((3, steps, 1), at, dtype=DOUBLE))[0] for at in (0, 1))
-    gains = (at_one - at_zero)[0, :, 0]
-    covariance = torch.diag(variances)
-    for first in range(steps):
-        for second in range(first + 1, steps + 1):
-            entry = variances[first] * gains[first:second].prod()
-            covariance[first, second] = covariance[second, first] = entry
-    joint = MultivariateNormal(means, covariance).log_prob(states)
-    torch.testing.assert_close(chain, joint, rtol=1e-6, atol=1e-6)
-
-
 def test_samples_have_the_moments_of_the_closed_form_and_nearly_those_of_the_data():
     rows, steps = 20_000, 25
     process, means, variances = known_chain(steps, rows)
@@ -277,7 +259,7 @@ def test_guidance_and_temperature_are_those_of_the_formulas(kind):
         torch.testing.assert_close(own_std, 0.8 * std, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("kind", ["ddpm", "flow"])
 def test_rows_with_a_scale_of_one_equal_rows_without_guidance(kind):
     scale = torch.tensor([[1.0], [2.0], [1.0], [3.0]])
     guided, plain = process_of(kind, scale=scale), process_of(kind, unconditional=None, scale=7.0)
@@ -287,8 +269,7 @@ def test_rows_with_a_scale_of_one_equal_rows_without_guidance(kind):
             torch.testing.assert_close(own[::2], other[::2], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
-@pytest.mark.parametrize("guided", [True, False])
+@pytest.mark.parametrize(("kind", "guided"), [("ddpm", True), ("noisy", False), ("flow", True)])
 def test_a_whole_path_gives_the_transitions_of_its_steps(kind, guided):
     process = process_of(kind) if guided else process_of(kind, unconditional=None)
     states = random(4, process.steps, TOKEN, seed=8)
@@ -321,7 +302,7 @@ def test_a_sample_is_the_chain_of_its_transitions(kind):
     assert torch.equal(process.sample(noises), x)
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("kind", ["ddpm", "flow"])
 def test_arithmetic_is_in_single_precision_for_a_network_in_half(kind):
     process = process_of(kind, dtype=torch.bfloat16)
     mean, std = process.transition(random(4, TOKEN, dtype=torch.float32), 0)
@@ -346,7 +327,7 @@ class Spy(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("kind", ["ddpm", "flow"])
 def test_nothing_passes_between_host_and_device_inside_a_chain(kind):
     process = process_of(kind, dtype=torch.bfloat16)
     noises = random(4, process.steps + 1, TOKEN, dtype=torch.float32)
@@ -410,31 +391,30 @@ def test_the_bound_trains_the_variance_alone():
 
 
 @pytest.mark.parametrize("kind", ["ddpm", "flow"])
-def test_training_learns_the_data_and_repeats_itself(kind):
-    made, generator = head(kind, torch.float32), torch.Generator()
+def test_a_loss_repeats_itself(kind):
+    made, generator, tokens = head(kind), torch.Generator(), random(9, TOKEN)
+    first, again = (made.loss(tokens, random(9, CONDITION), generator.manual_seed(0)) for _ in range(2))
+    assert first.shape == (9,) and torch.equal(first, again)
+
+
+def test_training_learns_the_data():
+    made, generator = head("flow", torch.float32), torch.Generator().manual_seed(0)
     condition = torch.zeros(256, CONDITION)
     tokens = 0.3 * random(256, TOKEN, dtype=torch.float32) + torch.tensor([1.0, -1.0, 0.5])
-    first = made.loss(tokens, condition, generator.manual_seed(0))
-    assert first.shape == (256,)
-    assert torch.equal(first, made.loss(tokens, condition, generator.manual_seed(0)))
     optimizer = torch.optim.Adam(made.parameters(), lr=3e-3)
     for _ in range(300):
         optimizer.zero_grad()
         made.loss(tokens, condition, generator).mean().backward()
         optimizer.step()
     with torch.no_grad():
-        assert made.loss(tokens, condition, generator.manual_seed(0)).mean() < 0.4 * first.mean()
-        if kind == "ddpm":  # its first step needs a noise that is known to 1e-4, and so longer training
-            return
         process = made.process(condition, None, 1.0, 1.0, FlowSchedule(25))
         samples = process.sample(random(256, 26, TOKEN, seed=9))
     assert float((samples.mean(0) - tokens.mean(0)).abs().max()) < 0.2
     assert float((samples.std(0) - tokens.std(0)).abs().max()) < 0.2
 
 
-@pytest.mark.parametrize(
-    ("made", "named"),
-    [
+def test_impossible_settings_are_refused():
+    for made, named in (
         (lambda: DDPMSchedule(1), "steps: got 1"),
         (lambda: DDPMSchedule(1001), "at most 1000"),
         (lambda: FlowSchedule(1), "steps: got 1"),
@@ -442,11 +422,9 @@ def test_training_learns_the_data_and_repeats_itself(kind):
         (lambda: FlowSchedule(last_step_size=1.0), "last_step_size"),
         (lambda: DenoisingHeadConfig(1, 1, 1, 1, "score"), "'ddpm' or 'flow'"),
         (lambda: process_of("ddpm", schedule=FlowSchedule()), "one for heads of kind 'ddpm'"),
-    ],
-)
-def test_impossible_settings_are_refused(made, named):
-    with pytest.raises(InputError, match=named):
-        made()
+    ):
+        with pytest.raises(InputError, match=named):
+            made()
 
 
 def test_schedules_are_values_that_share_their_tables():

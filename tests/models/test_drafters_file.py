@@ -77,9 +77,8 @@ def test_what_is_no_folder_names_none(source: str) -> None:
     assert read_drafters(source, ACCELERATORS, {}).entries == {}
 
 
-@pytest.mark.parametrize(
-    ("content", "named", "allowed"),
-    [
+def test_a_file_that_cannot_be_used_is_named_with_what_is_allowed(model: Path) -> None:
+    cases: list[Any] = [
         ("{", "drafters.json", "valid JSON"),
         ([], "drafters.json", "an object of labels"),
         ({"flash": "../flash"}, "drafters.json: flash", "keys 'accelerator' and 'drafter'"),
@@ -101,13 +100,9 @@ def test_what_is_no_folder_names_none(source: str) -> None:
         ({"copy": entry("flash", "../flash")}, "drafters.json: copy", "no accelerator's name"),
         ({"default": "flahs", "flash": entry("flash", "a")}, "drafters.json: default", "mean 'flash'?"),
         ({"default": ["flash"], "flash": entry("flash", "a")}, "drafters.json: default", "flash"),
-    ],
-    ids=str,
-)
-def test_a_file_that_cannot_be_used_is_named_with_what_is_allowed(
-    model: Path, content: Any, named: str, allowed: str
-) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        written(model, content)
-    assert caught.value.argument == str(model / named)
-    assert allowed in str(caught.value)
+    ]
+    for content, named, allowed in cases:
+        with pytest.raises(CheckpointError) as caught:
+            written(model, content)
+        assert caught.value.argument == str(model / named)
+        assert allowed in str(caught.value)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, LlamaConfig, PreTrainedConfig, Qwen2_5_VLConfig
 
@@ -62,18 +61,10 @@ def with_adaptor(queries: int = 2) -> dict[str, Tensor]:
     return made | {f"imadpt.{name}_proj.weight": torch.randn(WIDTH, WIDTH) for name in "kvo"}
 
 
-def store(
-    folder: Path,
-    weights: dict[str, Tensor],
-    config: dict[str, Any] | None = None,
-    file: str = "pytorch_model.bin",
-) -> Path:
+def store(folder: Path, weights: dict[str, Tensor], config: dict[str, Any] | None = None) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | (config or {})))
-    if file.endswith(".bin"):
-        torch.save(weights, folder / file)
-    else:
-        save_file(weights, folder / file, metadata={"format": "pt"})
+    torch.save(weights, folder / "pytorch_model.bin")
     return folder
 
 
@@ -95,14 +86,12 @@ def fused(weights: dict[str, Tensor], embeddings: Tensor, features: Tensor) -> T
     return torch.cat([embeddings, features], -1) @ weights["fc.weight"].T + weights.get("fc.bias", 0.0)
 
 
-@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("norm", [True, False])
-def test_eagle_is_read(tmp_path: Path, file: str, bias: bool, norm: bool) -> None:
+@pytest.mark.parametrize(("bias", "norm"), [(True, False), (False, True)])
+def test_eagle_is_read(tmp_path: Path, bias: bool, norm: bool) -> None:
     weights = published(bias)
     if norm:
         weights["layers.0.input_layernorm.weight"] = torch.rand(WIDTH) + 0.5
-    head = read(store(tmp_path, weights, file=file))
+    head = read(store(tmp_path, weights))
     assert (head.config.bias, head.config.input_norm, head.config.vocabulary) == (bias, norm, WORDS)
     embeddings, features = torch.randn(2, 1, 6, WIDTH)
     state = head(head.fuse(embeddings, features), torch.arange(6)[None])[0]
@@ -160,9 +149,8 @@ def test_msd_is_known_by_its_name_or_its_config(
     torch.testing.assert_close(made.rows[0], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("queries", [2, 3])
-def test_vispec_is_read(tmp_path: Path, queries: int) -> None:
-    weights = with_adaptor(queries)
+def test_vispec_is_read(tmp_path: Path) -> None:
+    weights = with_adaptor(3)
     head = read(store(tmp_path, weights))
     embeddings, features = torch.randn(2, 1, 8, WIDTH)
     spans = [[ImageSpan(2, raster(2, 2))]]
@@ -188,9 +176,8 @@ def test_vispec_is_read(tmp_path: Path, queries: int) -> None:
     torch.testing.assert_close(made.summary[0], summary, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("change", "config", "named"),
-    [
+def test_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    cases: list[Any] = [
         (
             lambda weights: weights.pop("layers.0.mlp.up_proj.weight"),
             {},
@@ -205,22 +192,15 @@ def test_vispec_is_read(tmp_path: Path, queries: int) -> None:
         (lambda weights: None, {"num_key_value_heads": 2}, r"k_proj\.weight is \(4, 8\)"),
         (lambda weights: None, {"model_type": "none"}, r"the config of a target"),
         (lambda weights: None, {"visual": "blind"}, "visual"),
-        (
-            lambda weights: weights.update({"imadpt.q": torch.ones(2, 3, 5)}),
-            {},
-            "heads: got 3",
-        ),
+        (lambda weights: weights.update({"imadpt.q": torch.ones(2, 3, 5)}), {}, "heads: got 3"),
         (lambda weights: weights.update({"midlayer.hidden_norm.weight": torch.ones(2)}), {}, "eagle3"),
         (lambda weights: weights.update({"layers.ar_proj.0.weight": torch.ones(2)}), {}, "FLASH"),
-    ],
-)
-def test_heads_that_do_not_fit_are_refused(
-    tmp_path: Path, change: Any, config: dict[str, Any], named: str
-) -> None:
-    weights = published()
-    change(weights)
-    with pytest.raises((CheckpointError, InputError), match=named):
-        read_eagle(store(tmp_path, weights, config), TARGET)
+    ]
+    for change, config, named in cases:
+        weights = published()
+        change(weights)
+        with pytest.raises((CheckpointError, InputError), match=named):
+            read_eagle(store(tmp_path, weights, config), TARGET)
 
 
 def test_positions_of_another_kind_are_refused(tmp_path: Path) -> None:
@@ -296,7 +276,6 @@ def test_vispec_for_qwen2_5_vl_counts_tokens(tmp_path: Path, caplog: pytest.LogC
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
-        ("llava", {}),
         ("llava_next", {}),
         ("qwen2_vl", {"rope_theta": 5e5, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 0]}}),
     ],
@@ -320,10 +299,3 @@ def test_a_flat_config_of_a_model_with_images_is_that_of_its_words(
     assert (layer.hidden_size, layer.rms_norm_eps, layer.num_attention_heads) == (WIDTH, 0.02, HEADS)
     assert layer.model_type == target.get_text_config().model_type
     assert layer.rope_parameters["rope_theta"] == more.get("rope_theta", 1e4)
-
-
-def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
-    EagleHead(EagleConfig.for_target(TARGET, WORDS)).save_pretrained(tmp_path / "ours")
-    tiny_llama().save_pretrained(tmp_path / "llama")
-    for name in ("ours", "llama"):
-        assert read_eagle(tmp_path / name, TARGET) is None

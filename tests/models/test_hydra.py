@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModel, LlamaConfig
 
 from mmspec.errors import CheckpointError
 from mmspec.models.hydra import HydraConfig, HydraHead
 from mmspec.models.published.levels import read_hydra
-from tests.contracts.mutation import PlantedBug
 
 WIDTH, WORDS, HEADS, LAYERS = 8, 13, 3, 3
 TARGET = LlamaConfig(hidden_size=8, vocab_size=13, num_attention_heads=2, head_dim=4, rms_norm_eps=1e-6)
@@ -43,7 +41,7 @@ def output(hidden: Tensor) -> Tensor:
     return hidden @ torch.randn(WIDTH, WORDS, generator=torch.Generator().manual_seed(3))
 
 
-def a_head_sees_the_state_and_its_own_tokens() -> None:
+def test_a_head_sees_the_state_and_its_own_tokens() -> None:
     """Head i: the state and i + 1 embeddings, each of them, in their order."""
     model, hidden, path = head(), vectors(), vectors(HEADS, seed=5)
     for index in range(HEADS):
@@ -58,39 +56,13 @@ def a_head_sees_the_state_and_its_own_tokens() -> None:
             assert not torch.allclose(before, model.predict(hidden, seen.flip(0), output)), "their order"
 
 
-def a_state_sees_the_past_alone() -> None:
+def test_a_state_sees_the_past_alone() -> None:
     model, rows, places = head(), vectors(2, 6), torch.arange(6)[None]
     changed = rows.clone()
     changed[:, 3] += 1
     before, after = model(rows, places), model(changed, places)
     assert torch.equal(before[:, :3], after[:, :3])
     assert not any(torch.allclose(before[:, place], after[:, place]) for place in range(3, 6))
-
-
-def test_a_head_sees_the_state_and_its_own_tokens() -> None:
-    a_head_sees_the_state_and_its_own_tokens()
-
-
-def test_a_state_sees_the_past_alone() -> None:
-    a_state_sees_the_past_alone()
-
-
-HEAD = "mmspec.models.hydra:HydraHead"
-BUGS = {
-    "the newest token stands for all": (
-        "path.flatten(-2)",
-        "path[..., -1:, :].expand_as(path).flatten(-2)",
-        a_head_sees_the_state_and_its_own_tokens,
-    ),
-    "no state": ("cat([hidden, ", "cat([0 * hidden, ", a_head_sees_the_state_and_its_own_tokens),
-}
-
-
-@pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_is_caught(name: str) -> None:
-    old, new, check = BUGS[name]
-    with PlantedBug(f"{HEAD}.predict", ((old, new),), check).planted(), pytest.raises(AssertionError):
-        check()
 
 
 def test_no_layer_is_shared() -> None:
@@ -104,7 +76,7 @@ def test_without_prefix_attention_the_state_is_the_targets() -> None:
     assert not any("decoder" in name for name, _ in model.named_parameters())
 
 
-@pytest.mark.parametrize("settings", [{}, {"own_lm_heads": True}, {"prefix_attention": False}])
+@pytest.mark.parametrize("settings", [{"own_lm_heads": True}, {"prefix_attention": False}])
 def test_heads_come_back_from_their_folder(tmp_path: Path, settings: dict[str, bool]) -> None:
     saved, places = head(**settings), torch.arange(4)[None]
     saved.save_pretrained(tmp_path)
@@ -115,12 +87,11 @@ def test_heads_come_back_from_their_folder(tmp_path: Path, settings: dict[str, b
     torch.testing.assert_close(*said, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"), [({"num_heads": 0}, "num_heads"), ({"num_layers": 0}, "num_layers")]
-)
-def test_shapes_that_cannot_be_are_refused(settings: dict[str, int], named: str) -> None:
-    with pytest.raises((ValueError, StrictDataclassClassValidationError), match=named):
-        head(**settings)
+def test_shapes_that_cannot_be_are_refused() -> None:
+    for settings in ({"num_heads": 0}, {"num_layers": 0}):
+        named = next(iter(settings))
+        with pytest.raises((ValueError, StrictDataclassClassValidationError), match=named):
+            head(**settings)
 
 
 CONFIG = {"hydra_num_heads": HEADS, "hydra_num_layers": LAYERS, "grounded_heads": True}
@@ -150,21 +121,15 @@ def published(prefix: bool) -> dict[str, Tensor]:
     return made
 
 
-def store(
-    folder: Path, weights: dict[str, Tensor], config: dict[str, Any], file: str = "hydra_lm_head.pt"
-) -> None:
+def store(folder: Path, weights: dict[str, Tensor], config: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(config))
-    if file.endswith(".pt"):
-        torch.save(weights, folder / file)
-    else:
-        save_file(weights, folder / file)
+    torch.save(weights, folder / "hydra_lm_head.pt")
 
 
-@pytest.mark.parametrize("file", ["hydra_lm_head.pt", "hydra_lm_head.safetensors"])
 @pytest.mark.parametrize("prefix", [False, True])
-def test_published_heads_are_read(tmp_path: Path, prefix: bool, file: str) -> None:
+def test_published_heads_are_read(tmp_path: Path, prefix: bool) -> None:
     weights = published(prefix)
-    store(tmp_path, weights, PLUS if prefix else CONFIG, file)
+    store(tmp_path, weights, PLUS if prefix else CONFIG)
     read = read_hydra(tmp_path, TARGET)
     assert read is not None and read.config.prefix_attention is prefix
     hidden = read(vectors(1, 5), torch.arange(5)[None])[0, -1]
@@ -196,9 +161,8 @@ def test_published_heads_are_read(tmp_path: Path, prefix: bool, file: str) -> No
         )
 
 
-@pytest.mark.parametrize(
-    ("change", "config", "named"),
-    [
+def test_published_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    cases: list[Any] = [
         (lambda weights: weights.pop(f"{PREFIX}norm.weight"), PLUS, r"missing keys: decoder\.norm\.weight"),
         (lambda weights: weights.pop("hydra_mlp.1.1.res_connection.bias"), PLUS, r"mlps\.1\.shortcut\.bias"),
         (lambda weights: weights.update(other=torch.ones(2)), PLUS, "unknown keys: other"),
@@ -210,18 +174,10 @@ def test_published_heads_are_read(tmp_path: Path, prefix: bool, file: str) -> No
         (lambda weights: None, PLUS | {"grounded_heads": False}, "grounded_heads"),
         (lambda weights: None, PLUS | {"hydra_head_arch": "eagle-attn"}, "hydra_head_arch"),
         (lambda weights: None, PLUS | {"hidden_state_offset": 1}, "hidden_state_offset"),
-    ],
-)
-def test_published_heads_that_do_not_fit_are_refused(
-    tmp_path: Path, change: Any, config: dict[str, Any], named: str
-) -> None:
-    weights = published(prefix=True)
-    change(weights)
-    store(tmp_path, weights, config)
-    with pytest.raises(CheckpointError, match=named):
-        read_hydra(tmp_path, TARGET)
-
-
-def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
-    head().save_pretrained(tmp_path)
-    assert read_hydra(tmp_path, TARGET) is None
+    ]
+    for change, config, named in cases:
+        weights = published(prefix=True)
+        change(weights)
+        store(tmp_path, weights, config)
+        with pytest.raises(CheckpointError, match=named):
+            read_hydra(tmp_path, TARGET)

@@ -148,22 +148,18 @@ def test_drafts_are_those_of_the_published_forward(condition: str, tmp_path: Pat
     assert stats.draft_passes > 0
 
 
-@pytest.mark.parametrize(
-    ("condition", "changes", "named"),
-    [
+def test_drafters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    cases: list[Any] = [
         ("class", {"input_type": "t2i"}, "input_type 't2i': for a LlamaGen that is conditioned on a caption"),
         ("caption", {"input_type": "c2i"}, "conditioned on a class"),
         ("caption", {"hidden_size": 64}, "wrong shapes: "),
         ("caption", {"intermediate_size": 41}, "wrong shapes: decoder.layers.0.mlp"),
         ("caption", {"num_attention_heads": 3}, "heads"),
-    ],
-)
-def test_drafters_that_do_not_fit_are_refused(
-    condition: str, changes: dict[str, Any], named: str, tmp_path: Path
-) -> None:
-    config = tiny_llamagen(condition, grid=GRID).config
-    with pytest.raises(CheckpointError, match=named):
-        read_eagle(store(tmp_path, published(), condition, **changes), config)
+    ]
+    for condition, changes, named in cases:
+        config = tiny_llamagen(condition, grid=GRID).config
+        with pytest.raises(CheckpointError, match=named):
+            read_eagle(store(tmp_path, published(), condition, **changes), config)
 
 
 def test_one_for_llamagen_is_refused_for_a_llama_and_without_its_embedding(tmp_path: Path) -> None:

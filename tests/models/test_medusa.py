@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModel, LlamaConfig
 
 from mmspec.errors import CheckpointError
 from mmspec.models.medusa import MedusaConfig, MedusaHead
 from mmspec.models.published.levels import read_medusa
-from tests.contracts.mutation import PlantedBug
 
 WIDTH, WORDS, HEADS, LAYERS = 8, 13, 3, 2
 TARGET = LlamaConfig(hidden_size=8, vocab_size=13, num_attention_heads=2, head_dim=4, rms_norm_eps=1e-6)
@@ -41,7 +39,7 @@ def output(hidden: Tensor) -> Tensor:
     return hidden @ torch.randn(WIDTH, WORDS, generator=torch.Generator().manual_seed(3))
 
 
-def heads_are_those_of_the_slow_way() -> None:
+def test_heads_are_those_of_the_slow_way() -> None:
     model, hidden = head(), states()
     predicted = model(hidden, HEADS)
     assert predicted.shape == (5, HEADS, WIDTH)
@@ -55,7 +53,7 @@ def heads_are_those_of_the_slow_way() -> None:
         torch.testing.assert_close(predicted[:, index], state, rtol=1e-4, atol=1e-4)
 
 
-def no_block_is_shared() -> None:
+def test_no_block_is_shared() -> None:
     model, hidden = head(), states()
     parts = [block.weight for blocks in model.blocks for block in blocks]  # type: ignore[union-attr]
     assert len({part.data_ptr() for part in parts}) == HEADS * LAYERS
@@ -67,37 +65,6 @@ def no_block_is_shared() -> None:
             moved = ~torch.isclose(model(hidden, HEADS), before).all(-1).all(0)
             assert moved.tolist() == [other == index for other in range(HEADS)]
             weight -= 1.0
-
-
-def test_heads_are_those_of_the_slow_way() -> None:
-    heads_are_those_of_the_slow_way()
-
-
-def test_no_block_is_shared() -> None:
-    no_block_is_shared()
-
-
-BUGS = {
-    "a block stands for all layers": (
-        "mmspec.models.medusa:new_blocks",
-        "*(ResidualBlock(width) for _ in range(layers))",
-        "*[ResidualBlock(width)] * layers",
-        no_block_is_shared,
-    ),
-    "no residual": (
-        "mmspec.models.medusa:ResidualBlock.forward",
-        "state + silu",
-        "silu",
-        heads_are_those_of_the_slow_way,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_is_caught(name: str) -> None:
-    where, old, new, check = BUGS[name]
-    with PlantedBug(where, ((old, new),), check).planted(), pytest.raises(AssertionError):
-        check()
 
 
 def test_new_blocks_change_nothing_and_learn() -> None:
@@ -128,12 +95,11 @@ def test_heads_come_back_from_their_folder(tmp_path: Path, own: bool) -> None:
     assert torch.equal(again(states(), HEADS), saved(states(), HEADS))
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"), [({"num_heads": 0}, "num_heads"), ({"num_layers": -1}, "num_layers")]
-)
-def test_shapes_that_cannot_be_are_refused(settings: dict[str, int], named: str) -> None:
-    with pytest.raises((ValueError, StrictDataclassClassValidationError), match=named):
-        head(**settings)
+def test_shapes_that_cannot_be_are_refused() -> None:
+    for settings in ({"num_heads": 0}, {"num_layers": -1}):
+        named = next(iter(settings))
+        with pytest.raises((ValueError, StrictDataclassClassValidationError), match=named):
+            head(**settings)
 
 
 def published(prefix: str = "") -> dict[str, Tensor]:
@@ -148,13 +114,9 @@ def published(prefix: str = "") -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("prefix", ["", "medusa_head."])
-@pytest.mark.parametrize("file", ["medusa_lm_head.pt", "medusa_lm_head.safetensors"])
-def test_published_heads_are_read(tmp_path: Path, file: str, prefix: str) -> None:
+def test_published_heads_are_read(tmp_path: Path, prefix: str) -> None:
     weights = published(prefix)
-    if file.endswith(".pt"):
-        torch.save(weights, tmp_path / file)
-    else:
-        save_file(weights, tmp_path / file)
+    torch.save(weights, tmp_path / "medusa_lm_head.pt")
     read = read_medusa(tmp_path, TARGET)
     assert read is not None and read.config.num_heads == HEADS
     logits = read.logits(read(states(), HEADS), output)
@@ -168,24 +130,17 @@ def test_published_heads_are_read(tmp_path: Path, file: str, prefix: str) -> Non
         torch.testing.assert_close(logits[:, index], state @ weights[f"{prefix}{index}.{LAYERS}.weight"].T)
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
+def test_published_heads_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+    cases: list[Any] = [
         (lambda weights: weights.pop("1.0.linear.bias"), r"missing keys: blocks\.1\.0\.bias"),
         (lambda weights: weights.update(other=torch.ones(2)), "unknown keys: other"),
         (lambda weights: weights.update({"2.2.weight": torch.ones(WORDS + 1, WIDTH)}), r"lm_heads\.2"),
         (lambda weights: weights.update({"0.1.linear.weight": torch.ones(WIDTH, 4)}), r"blocks\.0\.1"),
         (lambda weights: weights.clear(), "holds nothing"),
-    ],
-)
-def test_published_heads_that_are_not_whole_are_refused(tmp_path: Path, change: Any, named: str) -> None:
-    weights = published()
-    change(weights)
-    torch.save(weights, tmp_path / "medusa_lm_head.pt")
-    with pytest.raises(CheckpointError, match=named):
-        read_medusa(tmp_path, TARGET)
-
-
-def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
-    head().save_pretrained(tmp_path)
-    assert read_medusa(tmp_path, TARGET) is None
+    ]
+    for change, named in cases:
+        weights = published()
+        change(weights)
+        torch.save(weights, tmp_path / "medusa_lm_head.pt")
+        with pytest.raises(CheckpointError, match=named):
+            read_medusa(tmp_path, TARGET)

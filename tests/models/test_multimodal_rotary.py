@@ -10,7 +10,7 @@ from mmspec.models.head_layers import MultimodalRotary
 PLACES = torch.stack([torch.full((2, 7), 5), torch.arange(14).view(2, 7), 20 - torch.arange(14).view(2, 7)])
 
 
-@pytest.mark.parametrize("section", [[24, 20, 20], [2, 1, 1], [1, 1, 2]])
+@pytest.mark.parametrize("section", [[24, 20, 20], [1, 1, 2]])
 def test_interleaved_axes_are_those_of_qwen3_vl(section: list[int]) -> None:
     width = 2 * sum(section)
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": section, "mrope_interleaved": True}
@@ -22,7 +22,7 @@ def test_interleaved_axes_are_those_of_qwen3_vl(section: list[int]) -> None:
             torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("section", [[16, 24, 24], [2, 1, 1], [1, 1, 2]])
+@pytest.mark.parametrize("section", [[16, 24, 24], [1, 1, 2]])
 def test_axes_that_follow_one_another_are_those_of_the_sections(section: list[int]) -> None:
     width = 2 * sum(section)
     cosines, sines = MultimodalRotary(width, 1e4, section, interleaved=False)(torch.zeros(1), PLACES)

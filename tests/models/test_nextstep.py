@@ -16,11 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from mmspec.decoding.cache import RaggedCache
-from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.verdict import Verdict
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
-from mmspec.models.denoising import FlowSchedule
 from mmspec.models.nextstep import (
     SPECIAL_TOKENS,
     NextStepConfig,
@@ -31,8 +27,6 @@ from mmspec.models.nextstep import (
     normalize_tokens,
     prompt_ids,
 )
-from mmspec.targets.causal import CausalTarget
-from mmspec.transformers_versions import CACHE
 from tests.models.denoising_layout import net_shapes
 from tests.models.ldm_layout import ldm_shapes, naive_means, naive_pixels, random_numbers
 from tests.models.official_layout import fill
@@ -131,9 +125,8 @@ def model(tmp_path_factory) -> NextStepForImageGeneration:
     return load_nextstep(publish(tmp_path_factory.mktemp("nextstep")))
 
 
-@pytest.mark.parametrize("sharded", [True, False])
-def test_a_published_folder_gives_its_weights(tmp_path, sharded):
-    loaded = load_nextstep(publish(tmp_path, sharded=sharded))
+def test_a_published_folder_gives_its_weights(tmp_path):
+    loaded = load_nextstep(publish(tmp_path))
     own = loaded.state_dict()
     assert {name: tuple(tensor.shape) for name, tensor in own.items()} == shapes()
     assert all(torch.equal(own[name], tensor) for name, tensor in weights().items())
@@ -229,7 +222,7 @@ def test_damaged_folders_are_refused(tmp_path):
         load_nextstep(folder)
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"norm.weight": "../../secret.safetensors"}}))
-    with pytest.raises(CheckpointError, match="same folder"):
+    with pytest.raises(CheckpointError, match="no name of a file beside it"):
         load_nextstep(folder)
 
 
@@ -241,50 +234,6 @@ def test_copies_and_conversions_keep_the_decoder_and_its_parts_together(model):
     other = torch.nn.Embedding(VOCABULARY, WIDTH).double()
     double.set_input_embeddings(other)
     assert double.get_input_embeddings() is double.get_decoder().embed_tokens is other
-
-
-class Target(CausalTarget):
-    """Use the model as any target of continuous tokens does."""
-
-    def forward(
-        self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False
-    ) -> Tensor:
-        rest = {name: value for name, value in inputs.items() if name != "input_ids"}
-        conditions: Tensor = self.model(inputs["input_ids"], **rest, **{CACHE: cache}, use_cache=True)
-        return conditions[:, -keep:]
-
-
-def whole(model: NextStepForImageGeneration, prompt: Tensor, tokens: Tensor) -> Tensor:
-    """Conditions after every token of prompt [L] and image [n, d], read at once."""
-    embedded = torch.cat([model.embed(prompt[None]), model.embed(tokens[None])], dim=1)
-    hidden = model.get_decoder()(inputs_embeds=embedded, use_cache=False).last_hidden_state
-    return model.image_out_projector(hidden)[0]
-
-
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
-def test_a_ragged_batch_in_pieces_equals_a_forward_of_each_row(model, backend):
-    model.set_attn_implementation(backend)
-    target = Target(model)
-    prompts = [torch.tensor([3, 4, 5, 33]), torch.tensor([6, 33])]
-    tokens = random_numbers(2, 6, TOKEN)
-    with torch.no_grad():
-        state, output = target.prefill([{"input_ids": prompt[None]} for prompt in prompts], 6, taps=(0, -1))
-        assert set(output.taps) == {0, -1}
-        seen = [[output.logits[row]] for row in range(2)]
-        kept = torch.tensor([1, 3])  # rejected vectors are overwritten by those of the second piece
-        for begin in (torch.tensor([0, 0]), kept):
-            piece = torch.stack([tokens[row, start : start + 3] for row, start in enumerate(begin.tolist())])
-            draft = Draft.chain(piece, DraftKind.POINT)
-            scored = target.score(state, draft).logits
-            verdict = Verdict.at(draft, kept - 1, piece[:, 0])
-            target.commit(state, draft, verdict, torch.ones(2, dtype=torch.bool))
-            for row in range(2):
-                seen[row].append(scored[row, : kept[row]])
-        for row, prompt in enumerate(prompts):
-            expected = whole(model, prompt, tokens[row, : 2 * kept[row]])[len(prompt) - 1 :]
-            torch.testing.assert_close(torch.cat(seen[row]), expected, rtol=1e-5, atol=1e-5)
-    state.close()
-    model.set_attn_implementation("sdpa")
 
 
 def test_places_are_added_before_the_projection(tmp_path):
@@ -335,15 +284,6 @@ def test_image_tokens_are_patches_by_rows_with_their_channels_first(model):
     normal = normalize_tokens(5 * tokens + 1)
     torch.testing.assert_close(normal.mean(-1), torch.zeros(2, 6), rtol=0, atol=1e-5)
     torch.testing.assert_close(normal.var(-1, correction=0), torch.ones(2, 6), rtol=1e-3, atol=1e-3)
-
-
-def test_conditions_drive_the_head(model):
-    with torch.no_grad():
-        conditions = model(torch.tensor([[1, 33], [2, 33]]))[:, -1]
-        process = model.image_head.process(conditions, conditions.flip(0), 2.0, 1.0, FlowSchedule(4))
-        tokens = process.sample(random_numbers(2, 5, TOKEN))
-    assert tokens.shape == (2, TOKEN)
-    assert model.embed(tokens[:, None]).shape == (2, 1, WIDTH)
 
 
 def tokenizer(special: tuple[str, ...] = SPECIAL_TOKENS) -> PreTrainedTokenizerFast:

@@ -112,9 +112,15 @@ def target_of(dtype: torch.dtype = torch.float32) -> CausalTarget:
     return CausalTarget(tiny_llama(hidden=WIDTH, vocab=WORDS, layers=4).to(dtype))
 
 
-@pytest.mark.parametrize("layout", CONFIGS)
-@pytest.mark.parametrize("shape", [{}, {"num_draft_tokens": 8, "depth": 3, "top_k": 2}])
-@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(
+    ("layout", "shape", "window"),
+    [
+        ("speculators", {}, 5),
+        ("specforge", {}, None),
+        ("speculators", {"num_draft_tokens": 8, "depth": 3, "top_k": 2}, None),
+        ("specforge", {"num_draft_tokens": 8, "depth": 3, "top_k": 2}, 5),
+    ],
+)
 def test_drafts_are_those_of_the_release(
     layout: str, shape: dict[str, int], window: int | None, tmp_path: Path
 ) -> None:

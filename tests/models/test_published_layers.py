@@ -126,11 +126,9 @@ def a_published_head_is_the_twin(
 
 WINDOWS: dict[str, tuple[dict[str, Any], int | None]] = {
     "as speculators trains": (SLIDES, 4),
-    "without use_sliding_window": ({key: SLIDES[key] for key in ("layer_types", "sliding_window")}, 4),
     "without layer_types": ({"sliding_window": 4, "use_sliding_window": True}, 4),
     "a number that is not used": ({"sliding_window": 4, "use_sliding_window": False}, None),
     "a number alone": ({"sliding_window": 4}, None),
-    "null": ({"sliding_window": None, "layer_types": ["full_attention"]}, None),
 }
 
 
@@ -140,25 +138,17 @@ def test_windows_are_obeyed(tmp_path: Path, name: str) -> None:
     a_published_head_is_the_twin(tmp_path, layer, {}, window)
 
 
-def test_a_layer_of_qwen3_with_a_window(tmp_path: Path) -> None:
-    a_published_head_is_the_twin(tmp_path, {"model_type": "qwen3", **SLIDES}, {}, 4, qk_norm=True)
-
-
 NEW, OLD = "rope_parameters", "rope_scaling"
 ROPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "llama3": ({NEW: LLAMA3 | {"rope_theta": 5e5}}, LLAMA3),
     "llama3, as it was spelled": ({OLD: LLAMA3, "rope_theta": 5e5}, LLAMA3),
-    "yarn": ({NEW: YARN | {"rope_theta": 5e5}}, YARN),
     "yarn with a factor of attention": (
         {OLD: YARN | {"attention_factor": 1.5}},
         YARN | {"attention_factor": 1.5},
     ),
     "yarn of DeepSeek": ({OLD: {"type": "yarn", **DEEPSEEK}}, DEEPSEEK),
     "linear": ({OLD: {"type": "linear", "factor": 4.0}}, {"rope_type": "linear", "factor": 4.0}),
-    "a part": ({NEW: {"rope_type": "default", "rope_theta": 5e5, **PART}}, PART),
     "a part, at the top": ({"rope_theta": 5e5, **PART}, PART),
     "a part, scaled": ({NEW: YARN | {"rope_theta": 5e5, **PART}}, YARN | PART),
-    "all of it": ({NEW: {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 1.0}}, {}),
     "one for each type of layers": (
         {
             NEW: {
@@ -189,10 +179,9 @@ def test_positions_of_several_axes_turn_a_part_of_each_head() -> None:
         head_of(mrope_section=[2, 1, 1], rotary=YARN)
 
 
-@pytest.mark.parametrize("part", [{}, PART])
-def test_biases_are_obeyed(tmp_path: Path, part: dict[str, Any]) -> None:
-    layer = {"attention_bias": True, "mlp_bias": True, **part}
-    a_published_head_is_the_twin(tmp_path, layer, part, attention_bias=True, mlp_bias=True)
+def test_biases_are_obeyed(tmp_path: Path) -> None:
+    layer = {"attention_bias": True, "mlp_bias": True, **PART}
+    a_published_head_is_the_twin(tmp_path, layer, PART, attention_bias=True, mlp_bias=True)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -200,8 +189,7 @@ def test_biases_are_obeyed(tmp_path: Path, part: dict[str, Any]) -> None:
     "settings",
     [
         {"sliding_window": 4, "rotary": YARN | PART, "qk_norm": True},
-        {"sliding_window": 4, "rotary": PART, "attention_bias": True, "mlp_bias": True},
-        {"rotary": LLAMA3},
+        {"rotary": PART, "attention_bias": True, "mlp_bias": True},
     ],
 )
 def test_what_is_exported_reads_as_the_same_head(
@@ -245,10 +233,10 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("named", REFUSED)
-def test_what_cannot_be_obeyed_is_refused_by_name(tmp_path: Path, named: str) -> None:
-    with pytest.raises(CheckpointError, match=named):
-        read_eagle3(publish(tmp_path, head_of(), REFUSED[named]), TARGET)
+def test_what_cannot_be_obeyed_is_refused_by_name(tmp_path: Path) -> None:
+    for named, layer in REFUSED.items():
+        with pytest.raises(CheckpointError, match=named):
+            read_eagle3(publish(tmp_path, head_of(), layer), TARGET)
 
 
 def test_what_changes_nothing_is_no_reason_to_refuse(tmp_path: Path) -> None:
@@ -266,12 +254,11 @@ def test_what_changes_nothing_is_no_reason_to_refuse(tmp_path: Path) -> None:
     torch.testing.assert_close(said(read.double()), said(head_of()), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("field", ["embed_requires_grad", "causal_offset"])
-def test_fields_beside_the_layer_are_looked_at_too(tmp_path: Path, field: str) -> None:
+def test_fields_beside_the_layer_are_looked_at_too(tmp_path: Path) -> None:
     """A head with embeddings of its own would be run with the target's."""
     config = json.loads((publish(tmp_path, head_of(), {}) / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {field: True}))
-    with pytest.raises(CheckpointError, match=field):
+    (tmp_path / "config.json").write_text(json.dumps(config | {"embed_requires_grad": True}))
+    with pytest.raises(CheckpointError, match="embed_requires_grad"):
         read_eagle3(tmp_path, TARGET)
 
 

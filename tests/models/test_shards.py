@@ -119,9 +119,8 @@ def damage(folder: Path, kind: str) -> None:
         index.write_text(json.dumps(table))
 
 
-@pytest.mark.parametrize(
-    ("kind", "match"),
-    [
+def test_damaged_shards_are_named(tmp_path: Path) -> None:
+    cases: list[Any] = [
         ("missing", r"index\.json: got 'model-00001-of-00002\.safetensors'; .*this one is not"),
         ("cut", r"a complete checkpoint \(model-00001-of-00002\.safetensors: "),
         ("without an index", r"model\.safetensors\.index\.json beside it"),
@@ -130,14 +129,13 @@ def damage(folder: Path, kind: str) -> None:
         ("elsewhere", r"index\.json: got .*'\.\./model\.safetensors' is no name of a file beside it"),
         ("not there", r"model-00001-of-00002\.safetensors: got .* a shard that has (fc|norm)\.weight"),
         ("left out", r"missing keys: fc\.weight"),
-    ],
-)
-def test_damaged_shards_are_named(kind: str, match: str, tmp_path: Path) -> None:
-    head = published("eagle3")
-    folder = store(tmp_path / "head", head, "shards")
-    damage(folder, kind)
-    with pytest.raises(CheckpointError, match=match):
-        head.read(folder, head.target)
+    ]
+    for kind, match in cases:
+        head = published("eagle3")
+        folder = store(tmp_path / kind, head, "shards")
+        damage(folder, kind)
+        with pytest.raises(CheckpointError, match=match):
+            head.read(folder, head.target)
 
 
 def test_names_that_would_become_one_keep_their_prefixes(tmp_path: Path) -> None:
@@ -149,3 +147,15 @@ def test_names_that_would_become_one_keep_their_prefixes(tmp_path: Path) -> None
     bare = {"model.fc.weight": torch.zeros(1), "lm_head.weight": torch.ones(1)}
     assert find_tensors(path, bare).keys() == {"fc.weight", "lm_head.weight"}
     assert find_tensors(path, bare, parts=False).keys() == bare.keys()
+
+
+def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+    """Of ours, whose names of tensors are others; and of a model that is no head."""
+    tiny_llama().save_pretrained(tmp_path / "llama")
+    for name in ("eagle", "eagle3", "dflash", "medusa", "hydra"):
+        head = published(name)
+        own = head.read(store(tmp_path / name, head, "whole"), head.target)
+        assert own is not None
+        own.save_pretrained(tmp_path / f"our {name}")
+        assert head.read(tmp_path / f"our {name}", head.target) is None, name
+        assert head.read(tmp_path / "llama", head.target) is None, name

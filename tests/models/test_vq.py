@@ -53,15 +53,6 @@ def test_the_codebook_is_stored_normalised_and_as_it_was_trained(case):
     assert torch.equal(load_file(folder / RAW_CODEBOOK_FILE)["codebook"], state[BOOK])
 
 
-@torch.no_grad()
-def test_images_do_not_depend_on_the_length_of_codebook_rows(tmp_path):
-    state = vq_state(STRIDES[8])
-    scaled = {**state, BOOK: state[BOOK] * torch.linspace(0.1, 9, 64)[:, None]}
-    tokens = torch.arange(4).reshape(1, 2, 2)
-    images = [decode_tokens(vq_from_official(tmp_path, one)[0], tokens) for one in (state, scaled)]
-    torch.testing.assert_close(*images, rtol=1e-4, atol=1e-5)
-
-
 def test_averaged_weights_come_before_the_last_ones(tmp_path):
     averaged = vq_state(STRIDES[8], seed=1)
     torch.save({"model": vq_state(STRIDES[8]), "ema": averaged}, tmp_path / "vq.pt")
@@ -69,27 +60,23 @@ def test_averaged_weights_come_before_the_last_ones(tmp_path):
     assert torch.equal(load_file(tmp_path / "out" / RAW_CODEBOOK_FILE)["codebook"], averaged[BOOK])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_missing_and_misshapen_keys_are_named(tmp_path):
+    state = vq_state(STRIDES[8])
+    for name in (
         BOOK,
         "quant_conv.weight",
-        "encoder.conv_in.bias",
         "encoder.conv_blocks.1.res.0.nin_shortcut.weight",
         "encoder.conv_blocks.3.attn.1.q.weight",
         "decoder.conv_blocks.0.upsample.conv.weight",
         "decoder.mid.1.proj_out.bias",
-    ],
-)
-def test_missing_and_misshapen_keys_are_named(tmp_path, name):
-    state = vq_state(STRIDES[8])
-    tensor = state.pop(name)
-    with pytest.raises(CheckpointError, match="missing keys") as caught:
-        vq_from_official(tmp_path, state)
-    assert name in str(caught.value).replace("\\", "")
-    if name != BOOK:
-        with pytest.raises(CheckpointError, match="wrong shapes"):
-            vq_from_official(tmp_path, {**state, name: tensor[:-1]})
+    ):
+        others = {other: tensor for other, tensor in state.items() if other != name}
+        with pytest.raises(CheckpointError, match="missing keys") as caught:
+            vq_from_official(tmp_path, others)
+        assert name in str(caught.value).replace("\\", "")
+        if name != BOOK:
+            with pytest.raises(CheckpointError, match="wrong shapes"):
+                vq_from_official(tmp_path, {**state, name: state[name][:-1]})
 
 
 def test_unknown_keys_are_named(tmp_path):

@@ -58,19 +58,22 @@ BODIES = {ChatRequest: {"messages": [ASKED]}, ImageRequest: {"prompt": "a"}, Mes
 BODIES |= {ImageUrl: {"url": "data:"}, StreamOptions: {}}
 
 
-@pytest.mark.parametrize("model", BODIES, ids=lambda model: model.__name__)
-def test_no_field_is_taken_without_a_meaning(model):
-    body = BODIES[model]
-    optional = {*model.model_fields, *model.ignored, *model.refused} - set(body)
-    assert param(model, {**body, **dict.fromkeys(optional)}) is None  # null asks for nothing
-    for name, neutral in model.refused.items():
-        assert name not in model.model_fields
-        assert param(model, {**body, name: {"not": "neutral"}}) == name
-        assert [param(model, {**body, name: value}) for value in neutral] == [None] * len(neutral)
-    assert {param(model, {**body, name: "any"}) for name in model.ignored} <= {None}
-    assert param(model, {**body, "not_a_field": 1}) == "not_a_field"
-    for name in set(model.model_fields) - {"model", "negative_prompt", "prompt"}:
-        assert param(model, {**body, name: {"wrong": object()}}) is not None or name == "chat_template_kwargs"
+def test_no_field_is_taken_without_a_meaning():
+    for model in BODIES:
+        body = BODIES[model]
+        optional = {*model.model_fields, *model.ignored, *model.refused} - set(body)
+        assert param(model, {**body, **dict.fromkeys(optional)}) is None  # null asks for nothing
+        for name, neutral in model.refused.items():
+            assert name not in model.model_fields
+            assert param(model, {**body, name: {"not": "neutral"}}) == name
+            assert [param(model, {**body, name: value}) for value in neutral] == [None] * len(neutral)
+        assert {param(model, {**body, name: "any"}) for name in model.ignored} <= {None}
+        assert param(model, {**body, "not_a_field": 1}) == "not_a_field"
+        for name in set(model.model_fields) - {"model", "negative_prompt", "prompt"}:
+            assert (
+                param(model, {**body, name: {"wrong": object()}}) is not None
+                or name == "chat_template_kwargs"
+            )
 
 
 def test_a_field_that_is_nearly_another_is_told_so(server):
@@ -88,28 +91,27 @@ def test_a_field_that_is_nearly_another_is_told_so(server):
 PART = {"type": "text", "text": "a"}
 
 
-@pytest.mark.parametrize(
-    ("content", "path"),
-    [
-        ([PART, {"type": "image_url", "image_url": {"url": 3}}], "content[1].image_url.url"),
-        ([PART, {"type": "image_url", "image_url": {}}], "content[1].image_url.url"),
-        ([{"type": "image_url", "image_url": "data:"}], "content[0].image_url"),
-        ([{"type": "image_url", "image_url": {"url": "x", "detail": "low"}}], "content[0].image_url.detail"),
-        ([{"type": "image_url", "image_url": {"url": "/a", "detail": None}}], "content[0].image_url.url"),
-        ([{"type": "text"}], "content[0].text"),
-        ([{"type": "text", "text": None}], "content[0].text"),
-        ([{"type": "video_url", "video_url": {"url": "x"}}], "content[0].type"),
-        ([{"text": "a"}], "content[0].type"),
-        ([PART, "a"], "content[1]"),
-        (3, "content"),
-        (None, "content"),
-    ],
-    ids=str,
-)
-def test_a_field_inside_a_message_is_named_by_its_path(server, content, path):
-    status, got = answer(server, messages=[ASKED, {"role": "assistant"}, {**ASKED, "content": content}])
-    assert (status, got["error"]["param"]) == (400, f"messages[2].{path}")
-    assert got["error"]["message"].startswith(f"messages[2].{path}: ")
+PATHS = [
+    ([PART, {"type": "image_url", "image_url": {"url": 3}}], "content[1].image_url.url"),
+    ([PART, {"type": "image_url", "image_url": {}}], "content[1].image_url.url"),
+    ([{"type": "image_url", "image_url": "data:"}], "content[0].image_url"),
+    ([{"type": "image_url", "image_url": {"url": "x", "detail": "low"}}], "content[0].image_url.detail"),
+    ([{"type": "image_url", "image_url": {"url": "/a", "detail": None}}], "content[0].image_url.url"),
+    ([{"type": "text"}], "content[0].text"),
+    ([{"type": "text", "text": None}], "content[0].text"),
+    ([{"type": "video_url", "video_url": {"url": "x"}}], "content[0].type"),
+    ([{"text": "a"}], "content[0].type"),
+    ([PART, "a"], "content[1]"),
+    (3, "content"),
+    (None, "content"),
+]
+
+
+def test_a_field_inside_a_message_is_named_by_its_path(server):
+    for content, path in PATHS:
+        status, got = answer(server, messages=[ASKED, {"role": "assistant"}, {**ASKED, "content": content}])
+        assert (status, got["error"]["param"]) == (400, f"messages[2].{path}")
+        assert got["error"]["message"].startswith(f"messages[2].{path}: ")
 
 
 def test_history_as_clients_send_it_is_taken(server):
@@ -190,34 +192,33 @@ def test_a_prefilled_turn_is_continued(server, in_turn, kind):
     assert text(server, messages=said) == expected != text(server, **prefilled)
 
 
-@pytest.mark.parametrize(
-    ("body", "name"),
-    [
-        ({"continue_final_message": True}, "continue_final_message"),
-        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
-        ({"min_tokens": 25}, "min_tokens"),
-        ({"min_tokens": 2, "stop": "a"}, "min_tokens"),
-        ({"max_tokens": None, "min_tokens": 321}, "min_tokens"),
-        ({"stop_token_ids": [418]}, "stop_token_ids[0]"),
-        ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]"),
-        ({"stop_token_ids": "a"}, "stop_token_ids"),
-        ({"bad_words": ["red", " "]}, "bad_words[1]"),
-        ({"bad_words": [""]}, "bad_words[0]"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"top_k": -2}, "top_k"),
-        ({"ignore_eos": "yes"}, "ignore_eos"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
-        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
-        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),
-        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
-    ],
-    ids=str,
-)
-def test_values_that_cannot_be_used_are_refused_by_name(server, body, name):
-    status, got = answer(server, **body)
-    assert (status, got["error"]["param"]) == (400, name)
-    assert got["error"]["message"].startswith(name)
+UNUSABLE = [
+    ({"continue_final_message": True}, "continue_final_message"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+    ({"min_tokens": 25}, "min_tokens"),
+    ({"min_tokens": 2, "stop": "a"}, "min_tokens"),
+    ({"max_tokens": None, "min_tokens": 321}, "min_tokens"),
+    ({"stop_token_ids": [418]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]"),
+    ({"stop_token_ids": "a"}, "stop_token_ids"),
+    ({"bad_words": ["red", " "]}, "bad_words[1]"),
+    ({"bad_words": [""]}, "bad_words[0]"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"top_k": -2}, "top_k"),
+    ({"ignore_eos": "yes"}, "ignore_eos"),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
+    ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
+    ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+]
+
+
+def test_values_that_cannot_be_used_are_refused_by_name(server):
+    for body, name in UNUSABLE:
+        status, got = answer(server, **body)
+        assert (status, got["error"]["param"]) == (400, name)
+        assert got["error"]["message"].startswith(name)
 
 
 def test_values_that_ask_for_nothing_change_nothing(server):

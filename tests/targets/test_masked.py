@@ -24,8 +24,7 @@ from mmspec.decoding.draft import Cells, Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.none import NoDrafter
-from mmspec.drafters.unmasking import UnmaskingDrafter
+from mmspec.drafters.none import NoDrafter, UnmaskingDrafter
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.targets import CausalTarget, MaskedTarget
 from tests.contracts.running import Run, as_request, decode

@@ -1,4 +1,4 @@
-"""Training data of drafters in these tests: conversations with images that a tiny target goes on with."""
+"""Training data of drafters in these tests: what tiny targets say themselves, about images and without."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import functools
 
 import torch
 
-from mmspec.training.data.sequences import DrafterBatch, TrainingExample
+from mmspec.decoding.interfaces import Request
+from mmspec.decoding.sampling import Sampler
+from mmspec.targets import CausalTarget
+from mmspec.training.data.sequences import DrafterBatch, TrainingExample, Trial
+from tests.contracts.running import random_prompts
 from tests.drafters.flash_checks import inputs_of, target_of
 from tests.targets import loop
+from tests.tiny_models import tiny_llama
 
+WORDS, LENGTH, POOL = 12, 24, 200
 CASES = ("two images", "no image", "several turns")
 
 
@@ -29,3 +35,38 @@ def own_answers(
             inputs["mm_token_type_ids"] = torch.cat([kinds, kinds.new_zeros(1, len(reply))], 1)
         examples.append(TrainingExample(inputs, start))
     return DrafterBatch(tuple(examples), seed=1)
+
+
+@functools.cache
+def speaker() -> CausalTarget:
+    return CausalTarget(tiny_llama(vocab=WORDS).requires_grad_(False))
+
+
+@functools.cache
+def sentences() -> torch.Tensor:
+    """[POOL, 3 + LENGTH] random prompts and what the target says after them."""
+    tokens = torch.tensor(
+        [(*prompt, 1, 2, 3)[:3] for prompt in random_prompts(POOL, WORDS, longest=4, seed=1)]
+    )
+    for _ in range(LENGTH):
+        said = speaker().model(tokens).logits[:, -1].argmax(-1)
+        tokens = torch.cat([tokens, said[:, None]], 1)
+    return tokens
+
+
+class Sentences:
+    """Data of the target's own words; the last four are held out.
+
+    Args:
+        rows: a step and process; of every `rows * per` the step's part, so that steps can be cut in several.
+    """
+
+    def __init__(self, rows: int = 4) -> None:
+        self.rows = rows
+
+    def batch(self, step: int, process: int) -> DrafterBatch:
+        places = [(self.rows * step + row) % (POOL - 4) for row in range(self.rows)]
+        return DrafterBatch(tuple(TrainingExample({"input_ids": sentences()[[row]]}, 3) for row in places), 7)
+
+    def trial(self) -> Trial:
+        return Trial([Request({"input_ids": row[None, :3]}) for row in sentences()[-4:]], Sampler(), LENGTH)

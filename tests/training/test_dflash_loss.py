@@ -17,8 +17,9 @@ from tests.drafters.flash_checks import target_of
 from tests.training.own_answers import own_answers
 
 
-def training_reads_what_decoding_reads(kind: str = "dflash", family: str = "llava") -> None:
-    """Every block of a padded batch with images."""
+@pytest.mark.parametrize(("kind", "family"), [*((kind, "llava") for kind in KINDS), ("dspark", "qwen2_5_vl")])
+def test_training_reads_what_decoding_reads(kind: str, family: str) -> None:
+    """Every block of a padded batch with images, also where positions have three axes."""
     target = target_of(family, torch.float64)
     head, given = head_for(target, kind), own_answers(family)
     reading = read(target, given.examples, (0, *head.taps, HIDDEN))
@@ -34,15 +35,6 @@ def training_reads_what_decoding_reads(kind: str = "dflash", family: str = "llav
             inputs["mm_token_type_ids"] = inputs["mm_token_type_ids"][:, :root]
         due = alone(head, target, inputs, tokens)[first:]
         assert (hidden[index] - due).abs().max() < 1e-6, (row, root)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_training_reads_what_decoding_reads(kind: str) -> None:
-    training_reads_what_decoding_reads(kind)
-
-
-def test_training_reads_what_decoding_reads_of_three_axes() -> None:
-    training_reads_what_decoding_reads("dspark", "qwen2_5_vl")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,7 +16,7 @@ from mmspec.training.data.conversations import Conversation, ConversationReader,
 from mmspec.visual_tokens.spans import find_images
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_images
 
-FAMILIES = ["llava", "llava_next", "qwen2_5_vl", "smolvlm"]
+FAMILIES = ["llava", "qwen2_5_vl", "smolvlm"]
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import subprocess
@@ -15,11 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError, MissingDependencyError
-from mmspec.targets import CausalTarget
-from mmspec.training.data.sequences import DrafterBatch, TrainingExample, Trial, acceptance_length
+from mmspec.training.data.sequences import acceptance_length
 from mmspec.training.drafter import train_on
 from mmspec.training.methods import METHODS
 from mmspec.training.optimizers import learning_rate
@@ -31,47 +27,11 @@ from mmspec.training.run import (
     flush_subnormals,
     open_accelerator,
 )
-from tests.contracts.running import random_prompts
 from tests.packaging.source_tree import ROOT
-from tests.tiny_models import save_family, tiny_llama
+from tests.tiny_models import save_family
+from tests.training.own_answers import Sentences, speaker
 
-WORDS, LENGTH, POOL = 12, 24, 200
 SETTINGS = {"block": 4, "offset_size": 32, "bias_rank": 8, "own_guesses": 0.0}
-
-
-@functools.cache
-def target() -> CausalTarget:
-    return CausalTarget(tiny_llama(vocab=WORDS).requires_grad_(False))
-
-
-@functools.cache
-def sentences() -> torch.Tensor:
-    """[POOL, 3 + LENGTH] random prompts and what the target says after them."""
-    tokens = torch.tensor(
-        [(*prompt, 1, 2, 3)[:3] for prompt in random_prompts(POOL, WORDS, longest=4, seed=1)]
-    )
-    for _ in range(LENGTH):
-        said = target().model(tokens).logits[:, -1].argmax(-1)
-        tokens = torch.cat([tokens, said[:, None]], 1)
-    return tokens
-
-
-class Sentences:
-    """Data of the target's own words; the last four are held out.
-
-    Args:
-        rows: a step and process; of every `rows * per` the step's part, so that steps can be cut in several.
-    """
-
-    def __init__(self, rows: int = 4) -> None:
-        self.rows = rows
-
-    def batch(self, step: int, process: int) -> DrafterBatch:
-        places = [(self.rows * step + row) % (POOL - 4) for row in range(self.rows)]
-        return DrafterBatch(tuple(TrainingExample({"input_ids": sentences()[[row]]}, 3) for row in places), 7)
-
-    def trial(self) -> Trial:
-        return Trial([Request({"input_ids": row[None, :3]}) for row in sentences()[-4:]], Sampler(), LENGTH)
 
 
 class Interrupted(Exception):
@@ -82,7 +42,7 @@ def train(
     folder: Path, steps: int, rows: int = 4, *, accumulate: int = 1, resume: bool = False, stop: int = 0
 ):
     """A FLASH head's weights and the losses of its steps."""
-    teacher, losses = target(), []  # made first: it draws random weights, too
+    teacher, losses = speaker(), []  # made first: it draws random weights, too
     torch.manual_seed(0)
 
     def record(step: int, loss: float) -> None:
@@ -102,18 +62,18 @@ def train(
 @pytest.mark.slow
 def test_two_hundred_steps_accept_half_a_token_more(tmp_path: Path) -> None:
     """A trained head drafts more than an untrained one; and not one bit of the target has changed."""
-    before = {name: value.clone() for name, value in target().model.state_dict().items()}
+    before = {name: value.clone() for name, value in speaker().model.state_dict().items()}
     torch.manual_seed(0)
-    untrained = METHODS["flash"].drafter(METHODS["flash"].build(target(), **SETTINGS).eval())
+    untrained = METHODS["flash"].drafter(METHODS["flash"].build(speaker(), **SETTINGS).eval())
     head, losses = train(tmp_path, 200)
     trial = Sentences().trial()
-    gained = acceptance_length(target(), METHODS["flash"].drafter(head), trial) - acceptance_length(
-        target(), untrained, trial
+    gained = acceptance_length(speaker(), METHODS["flash"].drafter(head), trial) - acceptance_length(
+        speaker(), untrained, trial
     )
     assert gained >= 0.5 and sum(losses[-10:]) < 0.8 * sum(losses[:10])
-    assert not target().model.training
-    assert all(parameter.grad is None for parameter in target().model.parameters())
-    assert all(torch.equal(before[name], value) for name, value in target().model.state_dict().items())
+    assert not speaker().model.training
+    assert all(parameter.grad is None for parameter in speaker().model.parameters())
+    assert all(torch.equal(before[name], value) for name, value in speaker().model.state_dict().items())
 
 
 def test_a_step_of_several_batches_is_one_of_all_their_rows(tmp_path: Path) -> None:
@@ -195,9 +155,9 @@ def test_a_state_that_cannot_be_gone_on_from_is_refused(tmp_path: Path) -> None:
         training_of(tmp_path / "out", steps=1, resume=True)
     train(tmp_path, 1)
     assert [file.name for file in tmp_path.iterdir()] == ["out.training.pt"]
-    other = METHODS["flash"].build(target(), **SETTINGS | {"block": 3})
+    other = METHODS["flash"].build(speaker(), **SETTINGS | {"block": 3})
     with pytest.raises(CheckpointError, match="of the same model"):
-        train_on(training_of(tmp_path / "out", steps=1, resume=True), other, "flash", target(), Sentences())
+        train_on(training_of(tmp_path / "out", steps=1, resume=True), other, "flash", speaker(), Sentences())
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(CheckpointError, match="cannot be read"):
         training_of(tmp_path / "out", steps=1, resume=True)
@@ -231,7 +191,7 @@ def test_logs_hold_the_loss_its_parts_and_the_acceptance_length(tmp_path: Path) 
     losses: list[float] = []
     options = RunOptions(steps=3, check_s=0.0, on_step=lambda _, loss: losses.append(loss))
     training = Training(tmp_path / "mine", options, minutes=1.0, batch_size=2, log_dir=tmp_path)
-    train_on(training, METHODS["flash"].build(target(), **SETTINGS), "flash", target(), Sentences(2))
+    train_on(training, METHODS["flash"].build(speaker(), **SETTINGS), "flash", speaker(), Sentences(2))
     training.accelerator.end_training()
     (folder,) = {path.parent for path in (tmp_path / "mine").rglob("*tfevents*")}
     events = reading.EventAccumulator(str(folder)).Reload()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -20,14 +17,13 @@ from mmspec.targets import VisionLanguageTarget
 from mmspec.training.data.sequences import TrainingExample
 from mmspec.training.losses.base import read
 from mmspec.training.losses.eagle import EagleLoss, ViSpecLoss, positions_of, ranking
-from mmspec.training.methods import METHODS
 from tests.drafters.eagle_checks import head_for
 from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.naive_eagle import read_whole
 from tests.drafters.visual_checks import KINDS, NaiveVisual
 from tests.training.own_answers import CASES, own_answers
 
-FAMILIES = ["llava", "qwen2_5_vl"]
+PAIRS = [*((kind, "llava") for kind in KINDS), ("vispec", "qwen2_5_vl"), ("hivis", "qwen2_5_vl")]
 
 
 def predicted_the_slow_way(
@@ -85,8 +81,7 @@ def the_loss_is_that_of_drafting_the_slow_way(kind: str, family: str = "llava", 
     assert torch.allclose(loss.double(), total.double(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "family"), PAIRS)
 def test_training_reads_what_decoding_reads(kind: str, family: str) -> None:
     """The states that a session has at its roots are those that the loss has at the same tokens."""
     target, given, new_tokens = target_of(family, torch.float64), own_answers(family), 5
@@ -126,14 +121,12 @@ def ranks_one_by_one(distribution: Tensor, logits: Tensor) -> Tensor:
     return total
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "family"), PAIRS)
 def test_the_loss_is_that_of_drafting_the_slow_way(kind: str, family: str) -> None:
     the_loss_is_that_of_drafting_the_slow_way(kind, family)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", ["vispec", "msd"])
+@pytest.mark.parametrize(("kind", "family"), [("vispec", "llava"), ("msd", "qwen2_5_vl")])
 def test_two_depths_are_those_of_drafting_the_slow_way(kind: str, family: str) -> None:
     the_loss_is_that_of_drafting_the_slow_way(kind, family, depths=2)
 
@@ -188,36 +181,3 @@ def test_positions_of_prompts_with_and_without_images() -> None:
         due = target.positions(example.inputs)[0]
         assert torch.equal(made[:, row, :length], due.expand(3, 1, -1)[:, 0])
     assert positions_of(target, examples[1:2]).dim() == 2
-
-
-@pytest.mark.parametrize("method", ["msd", "specvlm", "vispec"])
-def test_the_head_learns_and_the_target_does_not(method: str) -> None:
-    target, given = target_of("llava"), own_answers(dtype=torch.float32, new_tokens=24)
-    torch.manual_seed(0)
-    model: Any = METHODS[method].build(target).train()
-    learner = METHODS[method].learn(model, target)
-    before = {name: value.clone() for name, value in target.model.named_parameters()}
-    for examples in (given.examples, given.examples[1:2]):
-        model.zero_grad()
-        learner(replace(given, examples=examples))[0].backward()
-        missed = {name for name, value in model.named_parameters() if value.grad is None}
-        assert not missed, "several processes wait for every gradient, images or not"
-    prompts = [inputs_of("llava")[case] for case in CASES]
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-
-    def acceptance() -> float:
-        model.eval()
-        drafter = METHODS[method].drafter(model).fit(target)
-        assert isinstance(drafter, EagleDrafter)
-        length = answer(target, drafter, prompts, Sampler(), 24).stats.acceptance_length
-        model.train()
-        return length
-
-    untrained = acceptance()
-    for _ in range(20):
-        optimizer.zero_grad()
-        learner(given)[0].backward()
-        optimizer.step()
-    assert acceptance() > untrained + 0.5
-    assert all(torch.equal(value, before[name]) for name, value in target.model.named_parameters())
-    assert all(value.grad is None for value in target.model.parameters())

@@ -9,7 +9,7 @@ from .chain import verify_chain
 from .compact_cache import compact_cache
 from .denoising_update import denoising_update
 from .gated_delta import gated_delta_tree
-from .groups import cluster_ratio, rank_ratio, rank_ratio_at
+from .groups import rank_ratio, rank_ratio_at
 from .neighbours import nearby_mass, nearby_prefix
 from .philox import philox4x32, philox_gumbel, philox_uniform
 from .redraw import redraw
@@ -20,12 +20,10 @@ from .tree import tree_children, tree_paths
 from .tree_attention import tree_attention
 from .tree_path import deepest_node, match_path, path_to
 from .tree_rejection import reject_tree
-from .windows import window_ratio
 
 __all__ = [
     "Warping",
     "best",
-    "cluster_ratio",
     "compact_cache",
     "deepest_node",
     "denoising_update",
@@ -51,7 +49,6 @@ __all__ = [
     "tree_paths",
     "verify_chain",
     "warp_logits",
-    "window_ratio",
 ]
 
 OPS = [name for name in __all__ if name != "Warping"]  # which is an argument of two of them

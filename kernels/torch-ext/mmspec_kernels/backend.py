@@ -1,4 +1,4 @@
-"""Choice of the implementation of an op, and its registration with torch."""
+"""Triton where it can run, the choice of an op's implementation, and the registration of ops with torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 NAMESPACE = __package__.replace(".", "_")
 """Namespace of the ops in `torch.ops`: a copy from the Hub beside the installed one has its own."""
@@ -25,15 +26,30 @@ class Op(Protocol[P, R_co]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
 
-@functools.cache
-def has_triton() -> bool:
-    """Return whether Triton is installed; it has no wheels outside Linux."""
-    return importlib.util.find_spec("triton") is not None
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # it has no wheels outside Linux
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether kernels run in Triton's interpreter, on CPU tensors. Triton asks where a kernel is defined."""
 
 
-def is_interpreted() -> bool:
-    """Return whether Triton kernels run in Triton's interpreter, which takes tensors on the CPU."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+class _NoTriton:
+    """Stands for Triton where nothing can run its kernels: they stay Python functions that nobody calls."""
+
+    @staticmethod
+    def jit(function: Any = None, **options: Any) -> Any:
+        return (lambda function: function) if function is None else function
+
+    @staticmethod
+    def constexpr(value: Any) -> Any:
+        return value
+
+
+triton: Any = _NoTriton
+tl: Any = _NoTriton
+if HAS_TRITON and (INTERPRETED or torch.version.cuda or torch.version.hip):
+    import triton as installed
+    from triton import language
+
+    triton, tl = installed, language
 
 
 def use_triton(device: torch.device) -> bool:
@@ -47,12 +63,33 @@ def use_triton(device: torch.device) -> bool:
     """
     wanted = os.environ.get("MMSPEC_BACKEND")
     if wanted is None:  # first, for every call of every op asks
-        return device.type == "cuda" and has_triton()
+        return device.type == "cuda" and HAS_TRITON
     if wanted not in ("torch", "triton"):
         raise ValueError(f"MMSPEC_BACKEND: got {wanted!r}; allowed: torch, triton")
-    if wanted == "torch" or not has_triton():
+    if wanted == "torch" or not HAS_TRITON:
         return False
-    return device.type == "cuda" or (device.type == "cpu" and is_interpreted())
+    return device.type == "cuda" or (device.type == "cpu" and INTERPRETED)
+
+
+def use_triton_without_gradient(x: Tensor, *others: Tensor) -> bool:
+    """`use_triton` for an op whose kernel has no gradient: not where one of its arguments wants one."""
+    # the cheapest first: to ask the environment costs as much as a small op
+    if (x.is_cpu and not INTERPRETED) or not use_triton(x.device):
+        return False
+    return not (torch.is_grad_enabled() and any(each.requires_grad for each in (x, *others)))
+
+
+def rows_together(x: Tensor) -> Tensor:
+    """The same numbers [..., V] with those of each row side by side; rows may be parts of longer ones."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def planes(rows: Tensor) -> Tensor:
+    """View [..., V] as [batch, places, V] with adjacent elements; copied where two strides do not suffice.
+
+    A slice of the places of a batch (`p[:, :-1]`) is a view; as [batch * places, V] it would be copied.
+    """
+    return rows_together(rows.reshape(-1, *rows.shape[-2:]) if rows.dim() > 1 else rows[None, None])
 
 
 def explain_backend(device: torch.device) -> tuple[str, str]:
@@ -66,7 +103,7 @@ def explain_backend(device: torch.device) -> tuple[str, str]:
         return "triton", "a CUDA device" if device.type == "cuda" else "MMSPEC_BACKEND=triton, interpreted"
     if wanted == "torch":
         return "torch", "MMSPEC_BACKEND=torch"
-    if not has_triton():
+    if not HAS_TRITON:
         return "torch", "Triton is not installed"
     return "torch", f"Triton has no kernels for {device.type}"
 

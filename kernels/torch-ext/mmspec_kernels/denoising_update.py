@@ -1,7 +1,8 @@
 """A step of denoising chains around their network: guidance, the distribution of the next state, its draw.
 
 Every schedule is a table of coefficients: the mean is linear in the state and in the prediction, and the
-logarithm of the deviation is linear in what the network says of the variance.
+logarithm of the deviation is linear in what the network says of the variance. The kernel computes all that
+follows the network in one launch.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .backend import is_interpreted, operator, use_triton
+from .backend import operator, rows_together, tl, triton, use_triton_without_gradient
 
-INTERPRETED = is_interpreted()  # kernels read it once as well; asking again would cost as much as an op
+BLOCK = 128
 
 
 def denoising_transition(
@@ -70,17 +71,81 @@ def denoising_update(
     Returns:
         [M, d].
     """
-    if _use_triton(x, output):
-        from .denoising_update_triton import denoising_update_triton
-
+    if x.dtype == torch.float32 and use_triton_without_gradient(x, output):
         return denoising_update_triton(x, output, noise, coefficients, scale, temperature)
     mean, std = denoising_transition(x, output.to(x.dtype), coefficients, scale, temperature)
     return mean + std * noise
 
 
-def _use_triton(x: Tensor, output: Tensor) -> bool:
-    """Return whether the kernel computes this: it has no gradient and no float64."""
-    if (x.is_cpu and not INTERPRETED) or not use_triton(x.device):
-        return False
-    wants_gradient = torch.is_grad_enabled() and (x.requires_grad or output.requires_grad)
-    return x.dtype == torch.float32 and not wants_gradient
+def denoising_update_triton(
+    x: Tensor, output: Tensor, noise: Tensor, coefficients: Tensor, scale: Tensor, temperature: Tensor
+) -> Tensor:
+    """Launch `denoising_update`; arguments as there."""
+    rows, size = x.shape
+    out = torch.empty(rows, size, dtype=torch.float32, device=x.device)
+    x, noise = rows_together(x), rows_together(noise)
+    if out.numel():
+        _update_kernel[(triton.cdiv(rows * size, BLOCK),)](
+            x,
+            output.contiguous(),
+            noise,
+            coefficients.contiguous(),
+            scale.contiguous(),
+            temperature.contiguous(),
+            out,
+            rows,
+            x.stride(0),
+            noise.stride(0),
+            SIZE=size,
+            GUIDED=len(output) == 2,
+            LEARNED=output.shape[-1] > size,
+            CLIPPED=len(coefficients) > 4,
+            BLOCK=BLOCK,
+        )
+    return out
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _update_kernel(
+    x_ptr,  # [rows, SIZE], as `noise_ptr`: rows may be parts of longer ones
+    output_ptr,  # [branches, rows, SIZE or 2 SIZE]
+    noise_ptr,
+    coefficients_ptr,  # [4 or 7]
+    scale_ptr,  # [rows]
+    temperature_ptr,  # [rows]
+    out_ptr,  # [rows, SIZE]
+    rows,
+    x_stride,
+    noise_stride,
+    SIZE: tl.constexpr,
+    GUIDED: tl.constexpr,
+    LEARNED: tl.constexpr,
+    CLIPPED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    WIDTH: tl.constexpr = 2 * SIZE if LEARNED else SIZE  # of a row of `output`
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, column = element // SIZE, element % SIZE
+    exists = row < rows
+    x = tl.load(x_ptr + row * x_stride + column, mask=exists, other=0.0)
+    noise = tl.load(noise_ptr + row * noise_stride + column, mask=exists, other=0.0)
+    output_ptr += row * WIDTH + column
+    predicted = tl.load(output_ptr, mask=exists, other=0.0).to(tl.float32)
+    if GUIDED:
+        scale = tl.load(scale_ptr + row, mask=exists, other=0.0)
+        other = tl.load(output_ptr + rows * WIDTH, mask=exists, other=0.0).to(tl.float32)
+        apart = predicted - other
+        # as torch.lerp, exact at both ends
+        predicted = tl.where(tl.abs(scale) < 0.5, other + scale * apart, predicted - apart * (1 - scale))
+    if CLIPPED:
+        token = tl.load(coefficients_ptr + 4) * x + tl.load(coefficients_ptr + 5) * predicted
+        limit = tl.load(coefficients_ptr + 6)
+        # a NaN stays one, as in torch.clamp
+        predicted = tl.where(token > limit, limit, tl.where(token < -limit, -limit, token))
+    mean = tl.load(coefficients_ptr) * x + tl.load(coefficients_ptr + 1) * predicted
+    std = tl.load(coefficients_ptr + 2)
+    if LEARNED:
+        value = tl.load(output_ptr + SIZE, mask=exists, other=0.0).to(tl.float32)
+        std = tl.exp(std + tl.load(coefficients_ptr + 3) * value)
+    std *= tl.load(temperature_ptr + row, mask=exists, other=0.0)
+    tl.store(out_ptr + element, mean + std * noise, mask=exists)

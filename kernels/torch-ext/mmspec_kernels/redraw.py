@@ -1,18 +1,22 @@
-"""Redraw of tokens from new distributions, coupled with the old tokens: maximal coupling (MC-SJD)."""
+"""Redraw of tokens from new distributions, coupled with the old tokens: maximal coupling (MC-SJD).
+
+One launch of the kernel, with a program for each place. Keeping a token reads two numbers. Drawing one reads
+p and q twice: for the sum, and up to where the cumulative sum passes the target. Sums are in float64, as in
+torch: the uniforms have 48 bits.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from .backend import operator, use_triton
+from .backend import operator, tl, triton, use_triton
+
+BLOCK = 2048  # tokens that a program holds at once
+WARPS = 8
 
 
-def _fake_redraw(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tensor, u: Tensor) -> Tensor:
-    return tokens.new_empty(old.shape)
-
-
-@operator(fake=_fake_redraw)
+@operator(fake=lambda p, q, tokens, valid, old, u: tokens.new_empty(old.shape))
 def redraw(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tensor, u: Tensor) -> Tensor:
     """Draw a token from p at each place, and keep the place's old one with the largest probability possible.
 
@@ -31,13 +35,12 @@ def redraw(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tensor, u: 
         [B, W] tokens.
     """
     if use_triton(p.device) and p.dtype == torch.float32:
-        from .redraw_triton import redraw_triton
-
         return redraw_triton(p, q, tokens, valid, old, u)
     return _redraw(p, q, tokens, valid, old, u)
 
 
 def _redraw(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tensor, u: Tensor) -> Tensor:
+    """`redraw` in torch."""
     x, q = tokens.gather(1, old), q.gather(1, old[:, :, None].expand_as(p))
     p_x, q_x = (values.gather(-1, x[:, :, None])[..., 0] for values in (p, q))
     tried = (old > 0) & valid.gather(1, old)
@@ -58,3 +61,77 @@ def invert(p: Tensor, u: Tensor) -> Tensor:
     cumulative = p.double().cumsum(-1)
     target = (u[..., :1] + (u[..., 1:] - 0.5) * 2**-24) * cumulative[..., -1:]
     return torch.searchsorted(cumulative, target, right=True)[..., 0].clamp_max(p.shape[-1] - 1)
+
+
+def redraw_triton(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tensor, u: Tensor) -> Tensor:
+    """Launch `redraw`: p [B, W, V], q [B, n, V], tokens, valid [B, n], old [B, W], u [B, W, 3] -> [B, W]."""
+    rows, places, vocabulary = p.shape
+    out = tokens.new_empty(rows, places)
+    if out.numel():
+        _redraw_kernel[(rows * places,)](
+            *(each.contiguous() for each in (p, q, tokens, valid, old, u)),
+            out,
+            places,
+            tokens.shape[1],
+            vocabulary,
+            BLOCK=min(BLOCK, triton.next_power_of_2(vocabulary)),
+            num_warps=WARPS,
+        )
+    return out
+
+
+@triton.jit
+def _left(p_ptr, q_ptr, token, vocabulary, taken):
+    """What q leaves of p, where all of q is taken away (`taken` is the vocabulary) or none (0)."""
+    p = tl.load(p_ptr + token, mask=token < vocabulary, other=0.0).to(tl.float32)
+    q = tl.load(q_ptr + token, mask=token < taken, other=0.0).to(tl.float32)
+    return tl.maximum(p - q, 0.0).to(tl.float64)
+
+
+@triton.jit
+def _redraw_kernel(
+    p_ptr,
+    q_ptr,
+    tokens_ptr,
+    valid_ptr,
+    old_ptr,
+    u_ptr,
+    out_ptr,
+    places,
+    nodes,
+    vocabulary,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64)
+    old = tl.load(old_ptr + place)
+    node = place // places * nodes + old
+    p_ptr += place * vocabulary
+    q_ptr += node * vocabulary
+    tried = (old > 0) & (tl.load(valid_ptr + node) != 0)
+    x = tl.load(tokens_ptr + node)
+    p_x, q_x = tl.load(p_ptr + x).to(tl.float32), tl.load(q_ptr + x).to(tl.float32)
+    keep = tried & (tl.load(u_ptr + place * 3) * q_x.to(tl.float64) <= p_x.to(tl.float64)) & (p_x > 0)
+    if not keep:
+        taken = tl.where(tried, vocabulary, 0)
+        index = tl.arange(0, BLOCK)
+        sums = tl.zeros([BLOCK], tl.float64)
+        for start in range(0, vocabulary, BLOCK):
+            sums += _left(p_ptr, q_ptr, start + index, vocabulary, taken)
+        total = tl.sum(sums)
+        if total == 0:  # q = p up to rounding: p is drawn from
+            taken = 0
+            for start in range(0, vocabulary, BLOCK):
+                sums += _left(p_ptr, q_ptr, start + index, vocabulary, taken)
+            total = tl.sum(sums)
+        high, low = tl.load(u_ptr + place * 3 + 1), tl.load(u_ptr + place * 3 + 2)
+        target = (high + (low - 0.5) * 5.9604644775390625e-08) * total  # 2^-24
+        below = tl.zeros([], tl.float64)
+        passed = tl.zeros([BLOCK], tl.int32)  # tokens up to which the sum does not exceed the target
+        for start in range(0, vocabulary, BLOCK):
+            if below <= target:
+                token = start + index
+                left = _left(p_ptr, q_ptr, token, vocabulary, taken)
+                passed += ((below + tl.cumsum(left, 0) <= target) & (token < vocabulary)).to(tl.int32)
+                below += tl.sum(left)
+        x = tl.minimum(tl.sum(passed), vocabulary - 1).to(tl.int64)
+    tl.store(out_ptr + place, x)

@@ -10,12 +10,11 @@ import functools
 import math
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from .philox_triton import encrypt
-from .sampling import Warping
+from .backend import rows_together, tl, triton
+from .philox import gumbel_tile
+from .sampling import CACHED_SETTINGS, Warping, held
 
 RESIDENT = 8192  # longest row that one program holds; 16,384 would spill registers
 TILE = 4096  # of longer rows
@@ -36,23 +35,6 @@ def _ordered(x):
 def _float_of(ordered):
     bits = ordered.to(tl.int32, bitcast=True)
     return (bits ^ (~(bits >> 31) | -2147483648)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _gumbel(word):
-    """Standard Gumbel noise of `philox_gumbel`: -log(-log1p(-u)), without log1p."""
-    u = (word >> 8).to(tl.float32) * 5.9604644775390625e-08 + 2.98023223876953125e-08  # 2^-24, 2^-25
-    u = tl.minimum(u, 0.999999940395355224609375)  # 1 - 2^-24: the sum may have rounded to 1
-    series = u * (1 + u * (0.5 + u * (1 / 3 + u * (0.25 + u * (0.2 + u * (1 / 6))))))
-    return -tl.log(tl.where(u < 0.05, series, -tl.log(1 - u)))
-
-
-@triton.jit
-def gumbel_tile(key_ptr, position, stream, step, start, SIZE: tl.constexpr):
-    """Noise of the elements start, start + 1, ..., four to a counter; start is a multiple of 4."""
-    counter = start // 4 + tl.arange(0, SIZE // 4)
-    w0, w1, w2, w3 = encrypt(key_ptr, counter, position, stream, step)
-    return _gumbel(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
 
 
 @triton.jit
@@ -438,11 +420,10 @@ def _launch(
     finite: Tensor | None,
 ) -> None:
     """Launch for warped logits (`finite` is None) or for tokens."""
-    if logits.stride(-1) != 1:
-        logits = logits.contiguous()
+    logits = rows_together(logits)
     rows, size = logits.shape[1:]
     batch = len(logits) // (1 + warping.is_guided)
-    settings = _numbers(warping, logits.device)
+    settings = held(_numbers(warping, logits.device))
     strides, counts = logits.stride()[:2], (settings.shape[1], out.shape[1], 1)
     if place is not None:
         counts = (settings.shape[1], out.shape[1], place.shape[1])
@@ -500,9 +481,7 @@ def row_warps(block: int) -> int:
     return max(1, min(16, block // 512))
 
 
-# Without bound: a CUDA graph may hold the address of any. Each is 20 bytes a row (at least 512 on a device),
-# and there is one for each combination of settings that was asked for.
-@functools.cache
+@functools.lru_cache(CACHED_SETTINGS)
 def _numbers(warping: Warping, device: torch.device) -> Tensor:
     """[5, 1 or B] guidance scale, temperature, k, 1 - top_p and log min_p; what is off keeps all."""
     count = max(map(len, warping))

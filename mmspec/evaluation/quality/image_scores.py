@@ -6,7 +6,7 @@ part of every result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from mmspec.evaluation.quality.feature_network import BATCH, FeatureNetwork
 from mmspec.evaluation.quality.image_folder import ImageSet, names_objects
 from mmspec.evaluation.quality.intervals import Estimate, as_share, jackknife, within
 from mmspec.evaluation.quality.reference_statistics import Reference
+from mmspec.evaluation.speed.timing import Decoded
 from mmspec.registry import did_you_mean
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "chosen_metrics",
     "clip_scorer",
     "missing_for",
+    "score_drawings",
     "score_images",
 ]
 
@@ -253,3 +255,42 @@ def clip_scorer(model: str, device: str | torch.device = "cpu") -> ClipScore:
         return scores
 
     return score
+
+
+def score_drawings(
+    drawn: Mapping[str, Sequence[Decoded]],
+    others: Sequence[Decoded],
+    prompts: Sequence[str],
+    codes: Callable[[Sequence[int]], list[int]] | None,
+    scorer: Scorer,
+) -> dict[str, dict[str, Estimate]]:
+    """Score what accelerators drew, against images of plain decoding with other seeds.
+
+    Plain decoding is scored alike, which says how far apart two samples of one distribution are.
+
+    Args:
+        drawn: by accelerator, its batches with images.
+        others: batches of plain decoding with other seeds.
+        prompts: of the images, in their order.
+        codes: turns tokens into codebook indices; None for vectors.
+        scorer: with a judge of attributes.
+
+    Raises:
+        InputError: fewer than three images, or prompts that name no objects.
+    """
+    if len(prompts) < 3:
+        raise InputError("samples", len(prompts), "at least 3, to have an interval")
+    metrics = ["kid", *(["attributes"] if names_objects(prompts) else [])]
+    plain = [image for batch in others for image in batch.images]
+    reference = Reference("plain decoding, other seeds", scorer.network.features(plain), plain[0].size)
+    found = {}
+    for name, batches in drawn.items():
+        tokens = [row for batch in batches for row in batch.tokens]
+        images = ImageSet(
+            name,
+            [image for batch in batches for image in batch.images],
+            list(prompts),
+            None if codes is None else list(map(codes, tokens)),
+        )
+        found[name] = score_images(images, reference, metrics, scorer)
+    return found

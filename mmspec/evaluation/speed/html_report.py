@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mmspec.evaluation.speed.record import BenchRecord
-from mmspec.media.data_url import data_url
+from mmspec.evaluation.speed.record import Record
+from mmspec.media.images import data_url
 
 __all__ = ["Sample", "html_report", "write_html"]
 
@@ -29,7 +29,7 @@ dt { font-weight: 600; } .settings { opacity: .75; }
 """
 COLUMNS = (
     ("accelerator", lambda one: one.accelerator),
-    ("promise", lambda one: str(one.settings.get("promise", one.exactness))),
+    ("promise", lambda one: str(one.own.get("promise", one.exactness))),
     ("identical", lambda one: f"{one.identical:.0%}"),
     ("target forwards", lambda one: str(one.target_forwards)),
     ("tokens/forward", lambda one: with_interval(one.acceptance_length, one.acceptance_interval)),
@@ -62,12 +62,12 @@ def with_interval(value: float, ends: tuple[float, float] | None, unit: str = ""
     return f"{value:.2f}{unit}" + ("" if ends is None else f" [{ends[0]:.2f}, {ends[1]:.2f}]")
 
 
-def write_html(path: Path, records: Sequence[BenchRecord], samples: Sequence[Sample]) -> None:
+def write_html(path: Path, records: Sequence[Record], samples: Sequence[Sample]) -> None:
     """Write the report of a bench to a file."""
     path.write_text(html_report(records, samples), encoding="utf-8")
 
 
-def html_report(records: Sequence[BenchRecord], samples: Sequence[Sample]) -> str:
+def html_report(records: Sequence[Record], samples: Sequence[Sample]) -> str:
     """Make the report of a bench.
 
     Args:
@@ -76,7 +76,7 @@ def html_report(records: Sequence[BenchRecord], samples: Sequence[Sample]) -> st
     """
     settings = records[0].settings
     title = f"mmspec bench: {settings.get('model', '')}"
-    listed = ", ".join(f"{name} {value}" for name, value in settings.items() if name != "promise")
+    listed = ", ".join(f"{name} {value}" for name, value in settings.items())
     head = "".join(f"<th>{escape(name)}</th>" for name, _ in COLUMNS)
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(show(one))}</td>" for _, show in COLUMNS) + "</tr>" for one in records
@@ -112,7 +112,7 @@ def sample_html(sample: Sample) -> str:
     return f"<section><h3>{escape(sample.prompt)}</h3>{given}{outputs}</section>"
 
 
-def draw_plots(records: Sequence[BenchRecord]) -> dict[str, str]:
+def draw_plots(records: Sequence[Record]) -> dict[str, str]:
     """Draw speed-ups with intervals, acceptance by depth, and parts of the time, as data URLs by title."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -155,8 +155,8 @@ def draw_plots(records: Sequence[BenchRecord]) -> dict[str, str]:
     figure = Figure((8, height), layout="constrained")
     axes = figure.subplots()
     left = [0.0] * len(records)
-    for part in records[0].shares:
-        shares = [one.shares[part] * one.seconds for one in records]
+    for part in records[0].time:
+        shares = [one.time[part] * one.seconds for one in records]
         axes.barh(names, shares, left=left, label=part)
         left = [sum(pair) for pair in zip(left, shares, strict=True)]
     axes.invert_yaxis()

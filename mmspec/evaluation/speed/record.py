@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from statistics import fmean, median, quantiles
+from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,11 @@ from mmspec.decoding.stats import PARTS, merge_stats
 from mmspec.errors import InputError
 from mmspec.evaluation.speed.timing import BASELINE, PEER, TimedRun
 
-__all__ = ["BenchRecord", "merge_stats", "ratio_interval", "speedup_interval", "summarise"]
+__all__ = ["Record", "as_json", "ratio_interval", "speedup_interval", "summarise"]
 
 
 @dataclass(frozen=True)
-class BenchRecord:
+class Record:
     """Figures of one accelerator on all batches: sums over batches, medians over repeats.
 
     Attributes:
@@ -33,7 +33,7 @@ class BenchRecord:
         acceptance_length: tokens per scoring forward, bonus token included; plain decoding has 1.
         acceptance_rate: accepted draft tokens / draft tokens.
         acceptance_by_position: share of rounds that accepted at least 1, 2, ... draft tokens.
-        seconds: median over repeats of the wall-clock for all batches; then its extremes.
+        seconds: median over repeats of the wall-clock for all batches.
         speedup: median seconds of plain decoding / median seconds; then the extremes of the ratio within a
             repeat.
         speedup_interval: 95 % bootstrap interval of `speedup` over prompts (batches), paired; None for fewer
@@ -43,21 +43,21 @@ class BenchRecord:
             not tell.
         decode_speedup: ratio to plain decoding of median seconds per token without reading the prompts: what
             follows the first token. 1 where nothing does.
-        decode_speedup_mean: mean over prompts (batches) of their own such ratios.
         tokens_per_second: new_tokens / seconds.
         time_to_first_token: median over calls of the seconds that reading the prompt took the target.
-        prompt_share, target_share, draft_share, verify_share, rest_share: parts of the seconds, which sum to
-            1: the target's reading of the prompts and its scoring; the drafter; warping, verifying and
-            committing; and the rest, which is the loop, the canvas, and what the pipeline does before and
-            after.
+        time: parts of the seconds, which sum to 1: `prompt` and `target`, the target's reading of the prompts
+            and its scoring; `draft`, the drafter; `verify`, warping, verifying and committing; and `rest`:
+            the loop, the canvas, and what the pipeline does before and after.
         draft_passes: forwards of the drafter's own model in a round.
         nfe_mean, nfe_max: target forwards that a row took part in, the prompt's own included; a guided pair
             is one.
-        step_compression: tokens per target forward of a row.
+        step_compression: times fewer target forwards than plain decoding took: its nfe_mean / nfe_mean.
         tv: `mean` and `max` of the measured total variation to the target at judged places; None where
             nothing was measured, as for exact rules.
         drift: `mean` and `max` distance of kept candidates to the target's own vectors; None where none was
             measured.
+        overlap: 1 minus the total variation between the chains of draft and target, which no rule that judges
+            whole chains can accept more of; None where chains have no density.
         rollbacks: rounds of a row that refused a candidate.
         state_bytes: keys and values of the target.
         pixel_seconds: median over repeats of the wall-clock from image tokens to pixels, which `seconds` and
@@ -66,7 +66,10 @@ class BenchRecord:
         peak_memory_bytes: the most held during any of its runs; `memory_kind` says what that measures.
         over_generate: ratio to transformers' plain `generate` of the seconds on the same prompts in the same
             repeat: `median` of all pairs, `low` and `high` quartile; None where it did not run.
+        quality: scores of the images that were drawn (`score_images`) by name, each as `value`, `low` and
+            `high`; distances are to images of plain decoding with other seeds. None where they were not read.
         category: the group of examples this is about; empty for all of them.
+        own: settings of this accelerator alone: its drafter, window, promise and so on.
         settings: of the whole run: model, device, dtype, versions, batch size and so on.
     """
 
@@ -81,20 +84,13 @@ class BenchRecord:
     acceptance_rate: float
     acceptance_by_position: list[float]
     seconds: float
-    seconds_min: float
-    seconds_max: float
     speedup: float
     speedup_min: float
     speedup_max: float
     decode_speedup: float
-    decode_speedup_mean: float
     tokens_per_second: float
     time_to_first_token: float
-    prompt_share: float
-    target_share: float
-    draft_share: float
-    verify_share: float
-    rest_share: float
+    time: dict[str, float]
     draft_passes: float
     nfe_mean: float
     nfe_max: int
@@ -111,18 +107,21 @@ class BenchRecord:
     acceptance_interval: tuple[float, float] | None = None
     joules_per_token: float | None = None
     over_generate: dict[str, float] | None = None
+    overlap: float | None = None
+    quality: dict[str, dict[str, float]] | None = None
     category: str = ""
+    own: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def shares(self) -> dict[str, float]:
-        """The parts of the seconds by name."""
-        return {part: getattr(self, f"{part}_share") for part in (*PARTS, "rest")}
 
-    def as_dict(self) -> dict[str, Any]:
-        """The record as a flat mapping for JSON: the settings stand beside the figures."""
-        figures = asdict(self)
-        return {**figures.pop("settings"), **figures}
+def as_json(records: Sequence[Record]) -> dict[str, Any]:
+    """Records of one run for JSON: the run's settings once, then each record beside its own settings."""
+    rows = []
+    for record in records:
+        figures = asdict(record)
+        del figures["settings"]
+        rows.append({**figures.pop("own"), **figures})
+    return {"settings": records[0].settings, "records": rows}
 
 
 def summarise(
@@ -132,7 +131,7 @@ def summarise(
     category: str | None = None,
     settings: Mapping[str, Any] | None = None,
     own: Mapping[str, Mapping[str, Any]] | None = None,
-) -> list[BenchRecord]:
+) -> list[Record]:
     """Summarise timed runs in one record for each accelerator, in the order of `names`.
 
     Args:
@@ -140,8 +139,8 @@ def summarise(
             are used, or else what all of them finished of the first repeat.
         names: the accelerators, "none" among them.
         category: only batches of this category.
-        settings: copied into every record.
-        own: further settings of single accelerators, by name.
+        settings: of the run, in every record.
+        own: settings of single accelerators, by name.
 
     Raises:
         InputError: not one batch was finished by all accelerators.
@@ -158,7 +157,12 @@ def summarise(
     }
     plain = table[BASELINE]
     records = [
-        _record(name, table[name], plain, category or "", {**(settings or {}), **(own or {}).get(name, {})})
+        replace(
+            _record(name, table[name], plain),
+            category=category or "",
+            own=dict((own or {}).get(name, {})),
+            settings=dict(settings or {}),
+        )
         for name in names
     ]
     if PEER in table:
@@ -193,13 +197,7 @@ def _complete_cells(runs: Sequence[TimedRun], names: Sequence[str]) -> list[set[
     return [cell for cell in by_repeat if cell and cell <= whole]
 
 
-def _record(
-    name: str,
-    repeats: list[list[TimedRun]],
-    plain: list[list[TimedRun]],
-    category: str,
-    settings: dict[str, Any],
-) -> BenchRecord:
+def _record(name: str, repeats: list[list[TimedRun]], plain: list[list[TimedRun]]) -> Record:
     seconds, pixels = _seconds(repeats)
     plain_seconds, plain_pixels = _seconds(plain)
     ratios = [theirs / ours for theirs, ours in zip(plain_seconds, seconds, strict=True)]
@@ -220,11 +218,9 @@ def _record(
         for depth in range(1, deepest + 1)
     ]
     new_tokens, middle = sum(once.new_tokens), median(seconds)
-    shares = {
-        f"{part}_share": sum(getattr(stats, f"{part}_seconds") for stats in calls) / sum(seconds)
-        for part in PARTS
-    }
-    return BenchRecord(
+    time = {part: sum(getattr(stats, f"{part}_seconds") for stats in calls) / sum(seconds) for part in PARTS}
+    plain_nfe = merge_stats([stats for run in plain[0] for stats in run.decoded.stats]).nfe_mean
+    return Record(
         accelerator=name,
         exactness=once.exactness,
         identical=sum(same) / len(same),
@@ -236,21 +232,17 @@ def _record(
         acceptance_rate=once.acceptance_rate,
         acceptance_by_position=[count / judged for count in reached],
         seconds=middle,
-        seconds_min=min(seconds),
-        seconds_max=max(seconds),
         speedup=median(plain_seconds) / middle,
         speedup_min=min(ratios),
         speedup_max=max(ratios),
         decode_speedup=_decode_speedup(repeats, plain),
-        decode_speedup_mean=fmean(map(_decode_speedup, _by_batch(repeats), _by_batch(plain))),
         tokens_per_second=new_tokens / middle,
         time_to_first_token=median(stats.prefill_seconds for stats in calls),
-        **shares,
-        rest_share=1 - sum(shares.values()),
+        time={**time, "rest": 1 - sum(time.values())},
         draft_passes=once.draft_passes / rounds if rounds else 0.0,
         nfe_mean=once.nfe_mean,
         nfe_max=once.nfe_max,
-        step_compression=once.step_compression,
+        step_compression=plain_nfe / once.nfe_mean if once.nfe_mean else 1.0,
         tv=None if once.tv_mean is None else {"mean": once.tv_mean, "max": once.tv_max},
         drift=None if once.drift_mean is None else {"mean": once.drift_mean, "max": once.drift_max},
         rollbacks=once.rollbacks,
@@ -263,8 +255,6 @@ def _record(
         speedup_interval=speedup_interval(*(_by_prompt(each) for each in (plain, repeats))),
         acceptance_interval=_acceptance_interval(repeats[0]),
         joules_per_token=_joules(repeats, new_tokens),
-        category=category,
-        settings=settings,
     )
 
 
@@ -285,11 +275,6 @@ def _joules(repeats: list[list[TimedRun]], new_tokens: int) -> float | None:
     if not new_tokens or any(run.joules is None for cell in repeats for run in cell):
         return None
     return median(sum(run.joules or 0.0 for run in cell) for cell in repeats) / new_tokens
-
-
-def _by_batch(repeats: list[list[TimedRun]]) -> list[list[list[TimedRun]]]:
-    """Regroup the runs, one batch after the other."""
-    return [[[run] for run in runs] for runs in zip(*repeats, strict=True)]
 
 
 def _decode_speedup(repeats: list[list[TimedRun]], plain: list[list[TimedRun]]) -> float:

@@ -135,11 +135,13 @@ class Decoded:
         tokens: one list of output ids per conversation, all its turns in a row.
         stats: what happened, one entry per pipeline call (a call per turn).
         pixel_seconds: wall-clock from image tokens to pixels; 0 where there are none.
+        images: that were drawn, in the form that the pipeline was asked for; () where none were.
     """
 
     tokens: list[list[int]]
     stats: list[DecodingStats]
     pixel_seconds: float = 0.0
+    images: Sequence[Any] = ()
 
 
 Decode = Callable[[Sequence[Example]], Decoded]

@@ -1,4 +1,4 @@
-"""Search for the fastest accelerator of a model: many on a few prompts, the best of them on more."""
+"""Searches: for the best of several settings of a method, and for the fastest accelerator of a model."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from mmspec.decoding.interfaces import Target
+from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
-from mmspec.evaluation.speed.record import BenchRecord, summarise
+from mmspec.evaluation.speed.record import Record, summarise
 from mmspec.evaluation.speed.timing import BASELINE, Decode, measure
 
-__all__ = ["Trial", "allowed_by", "fastest", "search", "variants"]
+__all__ = ["MEASURES", "Trial", "allowed_by", "best_of", "fastest", "search", "variants"]
 
+MEASURES = ("seconds", "forwards")
 STAGES = ((2, 1, 0.34), (4, 2, 0.5))  # prompts, repeats, and the share that goes on
 FEWEST = 3  # that go on, if there are so many
 
@@ -31,7 +33,7 @@ class Trial:
 
     label: str
     stage: int
-    record: BenchRecord
+    record: Record
 
     def as_dict(self) -> dict[str, Any]:
         """Figures for JSON."""
@@ -134,3 +136,51 @@ def fastest(trials: Sequence[Trial]) -> Trial:
 
 def _ranked(trials: Iterable[Trial]) -> list[Trial]:
     return sorted(trials, key=lambda trial: -trial.record.speedup)
+
+
+def best_of(
+    groups: Sequence[Sequence[str]],
+    decoders: Mapping[str, Decode],
+    batches: Sequence[Sequence[Example]],
+    device: torch.device,
+    by: str = "seconds",
+    on_run: Callable[[str], None] = lambda label: None,
+    clock: Mapping[str, Any] | None = None,
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Find the best of several settings of each method; a single one is not decoded.
+
+    Args:
+        groups: labels of the settings of each method.
+        decoders: by label, plain decoding ("none") among them.
+        batches: other prompts than those that methods are compared on.
+        device: of the model.
+        by: one of `MEASURES`.
+        on_run: told after every run.
+        clock: another clock for `measure`, in tests.
+
+    Returns:
+        For the best setting of each method, `seconds` and `forwards` of a prompt by every setting that was
+        tried; {} where there was one.
+
+    Raises:
+        InputError: no such measure.
+    """
+    if by not in MEASURES:
+        raise InputError("best", by, " or ".join(MEASURES))
+    tried = [BASELINE, *(label for group in groups if len(group) > 1 for label in group)]
+    figures: dict[str, dict[str, float]] = {}
+    if len(tried) > 1:
+        runs = []
+        for run in measure({label: decoders[label] for label in tried}, batches, 1, device, **(clock or {})):
+            runs.append(run)
+            on_run(run.accelerator)
+        figures = {
+            one.accelerator: {"seconds": one.seconds / one.samples, "forwards": one.nfe_mean}
+            for one in summarise(runs, tried)
+        }
+    return {
+        min(group, key=lambda label: figures[label][by] if len(group) > 1 else 0.0): {
+            label: figures[label] for label in group if len(group) > 1
+        }
+        for group in groups
+    }

@@ -52,7 +52,7 @@ class DenoisingNet(nn.Module):
     """Residual MLP with adaptive LayerNorm, from a noisy token, a time and a condition.
 
     `forward` is the plain definition. Nothing but the token changes along a chain, so `modulations` computes
-    the rest for all steps at once, with one matrix product per layer, and `step` does what is left.
+    the rest for all steps at once, with one matrix product per layer, and `run` does what is left.
 
     Args:
         input_size: d of a token.
@@ -136,10 +136,6 @@ class DenoisingNet(nn.Module):
         y = silu(embedded + self.cond_embed(condition))
         blocks = tuple(block.modulation(y) for block in self.res_blocks)
         return Modulations(blocks, self.final_layer.modulation(y))
-
-    def step(self, x: Tensor, tables: Modulations, i: int) -> Tensor:
-        """Equal to `forward` at step i, for tokens [..., d] that broadcast with the conditions."""
-        return self.run(x, tables.at(i))
 
     def run(self, x: Tensor, tables: Modulations) -> Tensor:
         """Equal to `forward` where each token [..., d] has its modulation [..., 3 w], of whatever step."""

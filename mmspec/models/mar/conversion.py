@@ -10,18 +10,19 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from torch import Tensor
 
 from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.autoencoders import autoencoder_from_ldm, load_autoencoder
 from mmspec.models.checkpoint import check_folder, check_weights, first_line
 from mmspec.models.mar.modeling import SIZES, MARConfig, MARForImageGeneration
 from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint
+
+if TYPE_CHECKING:  # diffusers takes seconds, and no model needs it
+    from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
 __all__ = ["convert_mar", "is_mar", "load_mar", "mar_from_official"]
 
@@ -157,6 +158,8 @@ def _official_file(path: Path) -> Path:
 def _open_vae(source: str | Path | None) -> AutoencoderKL | None:
     if source is None:
         return None
+    from mmspec.models.autoencoders import autoencoder_from_ldm, load_autoencoder
+
     path = Path(source)
     if path.is_dir():
         return load_autoencoder(path)

@@ -1,0 +1,166 @@
+"""Training of the reference models of continuous image tokens, on the latents of scenes.
+
+A NextStep reads prompts that say all or part of a scene; a MAR is told the colour and shape of the one object
+of an image. Every batch is made of new scenes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from torch import nn
+from transformers import GenerationConfig
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.models.autoencoders import load_autoencoder
+from mmspec.models.nextstep import load_nextstep
+from mmspec.registry import did_you_mean
+from mmspec.scenes import training_seeds
+from mmspec.scenes.reader import load_reader
+from mmspec.training.record import donor, save_trained, training_record
+from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals, held_out_figures
+from reference import TRAIN
+from reference.image import READER
+from reference.image_data import GRID, IMAGE_SIZE, image_batch
+from reference.latent_model import (
+    LATENT_CHANNELS,
+    LATENT_SHAPES,
+    LatentBatch,
+    MARLoss,
+    NextStepDraftLoss,
+    NextStepLoss,
+    build_latent_tokenizer,
+    build_mar,
+    build_nextstep,
+)
+
+__all__ = ["encode_latents", "train_latent_model"]
+
+#: Settings of generation that go into the folder of a model.
+GENERATION: dict[str, dict[str, Any]] = {
+    "nextstep": {"guidance_scale": 3.0},
+    "mar": {"guidance_scale": 3.0, "guidance_schedule": "rising", "clip_sample_range": 4.0},
+}
+DRAFT = "draft"
+DRAFTS = (DRAFT, "half")
+VAE = "vae"  # the autoencoder's folder inside the model's
+CHECK_SCENES = 64
+DEFAULT_MINUTES = 90.0
+STAGE = 10
+PROMPTS_PER_IMAGE = 3  # prompts without image, in the batches of a NextStep
+
+
+@flush_subnormals()
+def train_latent_model(
+    out: str | Path,
+    vae: str | Path,
+    *,
+    kind: str = "nextstep",
+    reader: str | Path | None = None,
+    start: str | Path | None = None,
+    size: str = "base",
+    target: str | Path | None = None,
+    **how: Unpack[RunOptions],
+) -> Path:
+    """Train a reference model of continuous tokens and save it as one folder, with its autoencoder.
+
+    Args:
+        out: the folder to write.
+        vae: a trained autoencoder (`train_autoencoder`), which stays as it is and goes into the folder.
+        kind: "nextstep", given a prompt, or "mar", given a class.
+        reader: a trained reader that goes into the folder too, for evaluation; the training needs none.
+        start: a trained model of the same kind and size to begin with, instead of random weights.
+        size: "base", "half" (a MAR that drafts), "draft" (a NextStep that drafts for `target`, and learns its
+            chains), or "tiny" (for tests).
+        target: a trained NextStep. Drafts have no autoencoder or reader of their own.
+        how: see `RunOptions`; by default 90 minutes, of 16 images a step and process.
+
+    Returns:
+        The folder. Its `training.json` records how it was made.
+
+    Raises:
+        InputError: an unknown kind or size.
+        CheckpointError: the autoencoder is none of 4 x 4 pixels and 8 channels.
+    """
+    if kind not in LATENT_SHAPES:
+        raise InputError("kind", kind, did_you_mean(kind, LATENT_SHAPES))
+    if size not in LATENT_SHAPES[kind]:
+        raise InputError("size", size, did_you_mean(size, LATENT_SHAPES[kind]))
+    if (size == DRAFT) != (target is not None):
+        allowed = "the model that it drafts for" if size == DRAFT else f"nothing, or size={DRAFT!r}"
+        raise InputError("target", target, allowed)
+    out, vae = Path(out), Path(vae)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
+    accelerator = training.accelerator
+    images = load_autoencoder(vae).requires_grad_(False).to(accelerator.device)
+    _check_vae(vae, images)
+    if reader is not None:
+        load_reader(reader)  # refuses what is none, before the work
+    tokenizer, shape = build_latent_tokenizer(), LATENT_SHAPES[kind][size]
+    learner: nn.Module
+    if kind == "nextstep":
+        model: Any = build_nextstep(shape, tokenizer)
+        learner, objects, only_prompts = NextStepLoss(model, tokenizer), None, PROMPTS_PER_IMAGE
+        if target is not None:
+            drafted_for = load_nextstep(target, dtype=torch.float32).to(accelerator.device)
+            learner, only_prompts = NextStepDraftLoss(model, drafted_for, tokenizer), 0
+    else:
+        model = build_mar(shape)
+        learner, objects, only_prompts = MARLoss(model), 1, 0
+    before = [] if start is None else _take_weights(model, Path(start))
+
+    def batch_of(seeds: np.ndarray, **which: Any) -> LatentBatch:
+        batch = image_batch(seeds, tokenizer, objects=objects, **which).to(accelerator.device)
+        return LatentBatch.of(batch, encode_latents(images, batch.pixels))
+
+    def make(step: int) -> LatentBatch:
+        count = (1 + only_prompts) * training.batch_size
+        seeds = training_seeds(training.seed, STAGE, step, accelerator.process_index, count)
+        return batch_of(seeds, only_prompts=count - training.batch_size)
+
+    held_out = batch_of(np.arange(CHECK_SCENES), dropped=0.0)
+    check = held_out_figures(held_out, accelerator.device)
+    training.train(Stage(f"latents, {kind}", learner, make, check))
+    if accelerator.is_main_process:
+        options = {"out": out, "vae": vae, "kind": kind, "size": size, **training.length}
+        options |= {"from": start, "reader": reader, "target": target}
+        model.config.scaling_factor = images.config.scaling_factor
+        save_trained(model, out, training_record(f"{TRAIN} latents", options, training, model, before))
+        if kind == "nextstep":
+            tokenizer.save_pretrained(out)
+        GenerationConfig(**GENERATION[kind]).save_pretrained(out)
+        if size not in DRAFTS:
+            shutil.copytree(vae, out / VAE, dirs_exist_ok=True)
+        if reader is not None:
+            shutil.copytree(reader, out / READER, dirs_exist_ok=True)
+    accelerator.wait_for_everyone()
+    return out
+
+
+@torch.no_grad()
+def encode_latents(vae: AutoencoderKL, pixels: torch.Tensor) -> torch.Tensor:
+    """Scaled latents [B, C, rows, columns], of about unit deviation, of images [B, 3, H, W] in [-1, 1]."""
+    config: Any = vae.config
+    latents: torch.Tensor = vae.encode(pixels).latent_dist.mean
+    scaled: torch.Tensor = (latents - (config.shift_factor or 0.0)) * config.scaling_factor
+    return scaled
+
+
+def _check_vae(folder: Path, vae: AutoencoderKL) -> None:
+    config: Any = vae.config
+    channels, stride = config.latent_channels, 2 ** (len(config.block_out_channels) - 1)
+    if channels != LATENT_CHANNELS or stride * GRID != IMAGE_SIZE:
+        wanted = IMAGE_SIZE // GRID
+        allowed = f"an autoencoder of {wanted} x {wanted} pixels with {LATENT_CHANNELS} channels"
+        raise CheckpointError("vae", str(folder), f"{allowed}; it has {stride} x {stride} and {channels}")
+
+
+def _take_weights(model: Any, folder: Path) -> list[dict[str, Any]]:
+    with donor(folder, f"a folder that train_latent_model wrote, of a {type(model).__name__}") as before:
+        model.load_state_dict(type(model).from_pretrained(folder, dtype=torch.float32).state_dict())
+    return before

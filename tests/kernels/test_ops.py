@@ -1,0 +1,47 @@
+"""Every op of `mmspec.kernels`, on the arguments on which `benchmarks/gpu` times it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_map
+
+from benchmarks.gpu.kernel_cases import CASES, KernelCase
+from mmspec import kernels
+
+OPS = {case.op: case for case in CASES}
+
+
+def called(case: KernelCase, function: Any = None) -> Any:
+    """What an op gives, and its arguments afterwards: some are written to."""
+    torch.manual_seed(0)
+    arguments = case.make(case.tiny, torch.device("cpu"))
+    return (function or case.function)(*arguments), arguments
+
+
+def test_every_op_has_a_case() -> None:
+    missing = {*kernels.OPS} - set(OPS)
+    assert not missing, f"benchmarks/gpu/kernel_cases.py: add a KernelCase for {sorted(missing)}"
+    assert set(OPS) <= {*kernels.OPS} and len(OPS) == len(CASES)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_it_is_registered_as_torch_wants_it_and_stays_whole_under_the_compiler(op: str) -> None:
+    case = OPS[op]
+    torch.manual_seed(0)
+    if hasattr(case.function, "op"):  # else it calls one that is
+        torch.library.opcheck(case.function.op, copy.deepcopy(case.make(case.tiny, torch.device("cpu"))))
+    compiled = torch.compile(case.function, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(called(case, compiled), called(case), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_kernel_and_twin_have_one_dtype_and_shape(op: str, both: Any) -> None:
+    kernel, twin = both(called, OPS[op])
+    shapes = [
+        tree_map(lambda x: (x.shape, x.dtype) if torch.is_tensor(x) else x, each) for each in (kernel, twin)
+    ]
+    assert shapes[0][0] == shapes[1][0]
