@@ -53,7 +53,7 @@ class DecodingStats(Rows):
         prompt_seconds, target_seconds, draft_seconds, verify_seconds: its parts: the target's reading of the
             prompts and its scoring; the drafter's reading, proposing and observing; and warping, verifying
             and committing. The rest is the loop's own: the canvas, and waiting for the device. By the host's
-            clock, or the device's (`laps.timed_by_device`).
+            clock, or the device's (`timed_by_device`).
         cache_bytes: size of the target's KV cache.
         cached_prompt_tokens: tokens of the prompts, all rows together, that were found in the prefix cache.
     """
