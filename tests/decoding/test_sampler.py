@@ -60,9 +60,10 @@ def test_the_distribution_is_that_of_transformers_warpers(
 @given(seed=st.integers(0, 2**32), scale=st.floats(0.0, 20.0))
 def test_guidance_is_u_plus_s_times_c_minus_u(seed: int, scale: float) -> None:
     logits = torch.randn(2, 1, 9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    logits = logits if scale != 1.0 else logits[:1]  # where guidance is off, one prompt is read
     sampler = Sampler(0.7, top_k=5, guidance_scale=scale)
     distribution = sampler(logits, ROOT, [[0]]).p[0, 0]
-    expected = reference_distribution(logits if scale != 1.0 else logits[:1], sampler)[0]
+    expected = reference_distribution(logits, sampler)[0]
     assert torch.allclose(distribution, expected, rtol=0, atol=1e-12)
 
 
