@@ -131,9 +131,7 @@ class Contender:
         """Make a function that decodes a batch with this accelerator; every example has its own noise."""
         return lambda batch: self.decode(batch, seeds=seeds_of(batch, seed), **settings)
 
-    def watch(
-        self, batches: Sequence[Sequence[Example]], seed: int = 0, **settings: Any
-    ) -> dict[str, Any]:
+    def watch(self, batches: Sequence[Sequence[Example]], seed: int = 0, **settings: Any) -> dict[str, Any]:
         """Draw once more, and measure what neither rules nor `decode` do; nothing where that is known.
 
         Returns:
