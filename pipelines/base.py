@@ -171,7 +171,7 @@ class MMSpecPipeline:
     def _check_accelerator(
         cls, found: Checkpoint, name: str | None, drafter: Drafter | None
     ) -> tuple[Checkpoint, Any]:
-        """Refuse options of nothing and values out of range before weights are read; see `check_accelerator`.
+        """Check the accelerator and its options before weights are read; see `check_accelerator`.
 
         Returns:
             The checkpoint with its options sorted, and what drafts for it.
@@ -199,7 +199,7 @@ class MMSpecPipeline:
 
     @classmethod
     def _kind_for(cls, config: PreTrainedConfig) -> type[MMSpecPipeline]:
-        """Choose the class for a model: this one, unless it is what others have in common."""
+        """Choose the class for a model: this one, unless it is a base class."""
         return pipeline_for(config) if cls is MMSpecPipeline else cls
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -16,12 +17,8 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
-    MinPLogitsWarper,
     PreTrainedModel,
     StoppingCriteriaList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
 )
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -32,19 +29,27 @@ from mmspec.decoding.canvas import NOT_FINITE, Canvas, Stopping
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.stats import DecodingStats
-from mmspec.errors import InputError, NumericalError
+from mmspec.errors import InputError, NumericalError, UnsupportedModelError
 from mmspec.heads import HEADS
 from mmspec.models.head_checkpoint import check_head
 from mmspec.pipelines.drafter import find_drafter
 from mmspec.pipelines.generate_inputs import check_inputs, split_rows
 from mmspec.pipelines.generation_fields import arguments_of_generate, check_arguments
-from mmspec.pipelines.token_processors import knows_its_row, row_processors, say_why_plain
+from mmspec.pipelines.token_processors import (
+    WARPERS,
+    knows_its_row,
+    row_processors,
+    say_why_plain,
+    split_warpers,
+)
 from mmspec.targets import adapt
 from mmspec.targets.admission import check_reach
 
-__all__ = ["Steps", "decode_plainly"]
+__all__ = ["accelerate", "build", "make_loop"]
 
-WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
+logger = logging.getLogger(__name__)
+
+NAMES: dict[type, str] = dict(zip(WARPERS, ("temperature", "top_k", "top_p", "min_p"), strict=True))
 
 
 def accelerate(
@@ -77,29 +82,54 @@ def accelerate(
     """
     method = accelerator if isinstance(accelerator, Accelerator) else build(accelerator, drafter, options)
 
-    def decode(
-        model: PreTrainedModel,
+    def keep(stats: DecodingStats) -> None:
+        decode.stats = stats  # type: ignore[attr-defined]
+
+    decode = make_loop(method, seed, keep)
+    decode.accelerator = method  # type: ignore[attr-defined]
+    return decode
+
+
+def make_loop(
+    method: Accelerator, seed: int | None, keep: Callable[[DecodingStats], None], *, passes_on: bool = False
+) -> Callable[..., Any]:
+    """Make a loop that `generate` calls when all is prepared.
+
+    Args:
+        method, seed: how it decodes.
+        keep: is given the statistics of each call.
+        passes_on: whether transformers' own loop decodes what would not act here; else that is an error.
+    """
+
+    def loop(
+        model: Any,
         input_ids: Tensor,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         streamer: BaseStreamer | None = None,
         **model_kwargs: Any,
-    ) -> Tensor | GenerateDecoderOnlyOutput:
+    ) -> Any:
         given = arguments_of_generate()
         streamer = streamer or given.get("streamer")
-        check_arguments(model, generation_config, given)
+        if not passes_on:
+            check_arguments(model, generation_config, given)
         asked = logits_processor, stopping_criteria, generation_config
         if plain := decode_plainly(model, input_ids, *asked, streamer, seed, model_kwargs):
-            output, decode.stats = plain  # type: ignore[attr-defined]
-            return output
-        call = prepare(method, seed, model, input_ids, *asked, model_kwargs, given)
-        output = carry_out(call, input_ids, generation_config, streamer)
-        decode.stats = call.stats  # type: ignore[attr-defined]
+            output, stats = plain
+        else:
+            try:
+                call = prepare(method, seed, model, input_ids, *asked, model_kwargs, given)
+            except (InputError, UnsupportedModelError) as error:
+                if not passes_on:
+                    raise
+                logger.info("passed on to transformers: %s", error)
+                return type(model)._sample(model, input_ids, *asked, streamer=streamer, **model_kwargs)
+            output, stats = carry_out(call, input_ids, generation_config, streamer), call.stats
+        keep(stats)
         return output
 
-    decode.accelerator = method  # type: ignore[attr-defined]
-    return decode
+    return loop
 
 
 def prepare(
@@ -165,31 +195,21 @@ def build(name: str, drafter: PreTrainedModel | None, options: dict[str, Any]) -
     """Build the accelerator of a name, with a loaded draft model or head where it needs one."""
     if find_preset(name).needs is not None and not isinstance(drafter, PreTrainedModel):
         raise InputError("drafter", drafter, f"a loaded draft model, which {name!r} needs")
-    if find_drafter(name, drafter) is None:
+    found: Any = find_drafter(name, drafter)
+    if found is None:
         return build_accelerator(name, **options)
-    model = check_head(name, drafter) if name in HEADS else drafter
+    model = check_head(name, found) if name in HEADS else found
     return build_accelerator(name, model=model, **options)
 
 
 def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows: int) -> Sampler:
     """Convert generate's prepared processors into a Sampler, which warps all nodes at once."""
-    warpers = [item for item in processors if type(item) in WARPERS]
-    others = LogitsProcessorList(item for item in processors if item not in warpers)
+    others, warpers = split_warpers(processors)
     per_row = [row_processors(others, row) for row in range(rows)] if others else []
     if not config.do_sample:
         return Sampler(processors=per_row)
-    order = [WARPERS.index(type(item)) for item in warpers]
-    if order != sorted(set(order)) or list(processors[len(others) :]) != warpers:
-        # doubled, or with truncations of another kind between them: keep the order, processor by processor
-        return Sampler(temperature=1.0, processors=[row_processors(processors, row) for row in range(rows)])
-    found: dict[type, Any] = {type(item): item for item in warpers}
-    return Sampler(
-        temperature=float(getattr(found.get(TemperatureLogitsWarper), "temperature", 1.0)),
-        top_k=getattr(found.get(TopKLogitsWarper), "top_k", None),
-        top_p=getattr(found.get(TopPLogitsWarper), "top_p", None),
-        min_p=getattr(found.get(MinPLogitsWarper), "min_p", None),
-        processors=per_row,
-    )
+    told = {NAMES[type(item)]: getattr(item, NAMES[type(item)]) for item in warpers or ()}
+    return Sampler(**{"temperature": 1.0, **told}, processors=per_row)
 
 
 def read_stopping(config: GenerationConfig, criteria: StoppingCriteriaList, prompt_length: int) -> Stopping:
@@ -219,14 +239,6 @@ def filler_of(config: GenerationConfig) -> int:
     if config.pad_token_id is not None:
         return int(config.pad_token_id)
     return int(config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id or 0)
-
-
-def strangers_of(processors: LogitsProcessorList, criteria: StoppingCriteriaList, rows: int) -> list[Any]:
-    """Processors that may keep a state or know the batch; of several rows, criteria too.
-
-    A criterion of one row is asked after each token of it, as by `generate`.
-    """
-    return [item for item in (*processors, *(criteria if rows > 1 else ())) if not knows_its_row(item)]
 
 
 class Usable(LogitsProcessor):
@@ -268,7 +280,9 @@ def decode_plainly(
     Raises:
         NumericalError: a row's logits are no numbers.
     """
-    strangers = strangers_of(processors, criteria, len(input_ids))
+    # a criterion of one row is asked after each token of it, as by `generate`
+    asked = (*processors, *(criteria if len(input_ids) > 1 else ()))
+    strangers = [item for item in asked if not knows_its_row(item)]
     if not strangers:
         return None
     for item in strangers:

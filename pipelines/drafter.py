@@ -1,4 +1,4 @@
-"""Resolution of the drafter of an accelerator: for pipelines, `enable`, `accelerate` and the command line."""
+"""Finding the drafter of an accelerator, for pipelines, `enable`, `accelerate` and the command line."""
 
 from __future__ import annotations
 

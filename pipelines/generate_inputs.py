@@ -90,7 +90,7 @@ def check_cache(model_kwargs: Mapping[str, Any]) -> None:
 
 
 def check_mask(model: PreTrainedModel, input_ids: Tensor, mask: Tensor | None) -> Tensor:
-    """Which tokens of the prompts are read, [B, L].
+    """Check the mask of the prompts; return the tokens that are read, [B, L] of booleans.
 
     Raises:
         InputError: the mask is of other tokens, weighs them, hides the last one, or has holes that would be
@@ -268,7 +268,7 @@ def rows_of(config: PreTrainedConfig, input_ids: Tensor, shared: Mapping[str, An
 
 
 def shares(config: PreTrainedConfig, kind: str, input_ids: Tensor, sizes: Sequence[int]) -> list[range]:
-    """Which of the encoded images, of so many tokens each, belong to each row [B, L], in their order.
+    """Share out encoded images, of so many tokens each, among the rows [B, L] in their order.
 
     Raises:
         InputError: the placeholders in the rows are not as many as the images' tokens.
@@ -292,7 +292,7 @@ def shares(config: PreTrainedConfig, kind: str, input_ids: Tensor, sizes: Sequen
 
 
 def chosen_of(output: Any, chosen: range) -> Any:
-    """What an encoder made of some images alone."""
+    """The part of an encoder's output that belongs to some of the images."""
     own, part = copy.copy(output), slice(chosen.start, chosen.stop)
     own.pooler_output = output.pooler_output[part]
     if (levels := getattr(output, "deepstack_features", None)) is not None:

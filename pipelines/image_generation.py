@@ -145,38 +145,29 @@ class ImageGenerationPipeline(MMSpecPipeline):
                     break
         call.check()
 
-    def prepare(
-        self,
-        prompt: Any,
-        keywords: dict[str, Any],
-        *,
-        class_labels: Any = None,
-        negative_prompt: Any = None,
-        height: Any = None,
-        width: Any = None,
-    ) -> ImageCall:
+    def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> ImageCall:
         """Check all arguments and encode the prompts; nothing heavy has happened when this raises.
 
         Args:
-            prompt, class_labels, negative_prompt, height, width: as of a call.
+            prompt: as of a call.
             keywords: its settings.
+            what: class_labels, negative_prompt, height and width.
 
         Returns:
             The call, whose rounds can be watched as they are decoded.
         """
         settings = self.settings.from_keywords(self.target, keywords)
-        class_labels, height, width = plain_numbers([class_labels, height, width])
-        given = class_labels if prompt is None else prompt
+        what = plain_numbers(what)
+        grid = self._find_grid(what.pop("height", None), what.pop("width", None))
+        given = what.get("class_labels") if prompt is None else prompt
         prompts = len(given) if isinstance(given, list | tuple) else 1
-        grid = self._find_grid(height, width)
         sampler = self._sampler(settings, prompts, grid)
         self.accelerator.check(sampler)
         random = settings.random(prompts, self.device)
         requests = image_requests(
             self.target,
             prompt,
-            class_labels=class_labels,
-            negative_prompt=negative_prompt,
+            **what,
             grid=grid,
             guided=sampler.is_guided,
             num_images_per_prompt=settings.num_images_per_prompt,

@@ -17,13 +17,12 @@ import logging
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     GenerationConfig,
     GenerationMixin,
-    LogitsProcessorList,
     PreTrainedModel,
     StoppingCriteriaList,
     StopStringCriteria,
@@ -31,15 +30,15 @@ from transformers import (
 
 from mmspec.accelerators.accelerator import Accelerator
 from mmspec.decoding.stats import DecodingStats
-from mmspec.errors import InputError, MMSpecError, UnsupportedModelError
+from mmspec.errors import InputError, MMSpecError
 from mmspec.heads import HEADS
 from mmspec.models.head_checkpoint import load_head
-from mmspec.pipelines.custom_generate import accelerate, carry_out, decode_plainly, prepare
+from mmspec.pipelines.custom_generate import build, make_loop
 from mmspec.pipelines.drafter import find_drafter
-from mmspec.pipelines.generation_fields import arguments_of_generate, check_arguments
+from mmspec.pipelines.generation_fields import check_arguments
 from mmspec.targets import adapt
 
-__all__ = ["METHOD", "Summary", "decode_or_pass", "disable", "enable", "summary"]
+__all__ = ["Summary", "disable", "enable", "summary"]
 
 Accelerated = TypeVar("Accelerated")
 MARK = "_mmspec_enabled"  # the attribute of models that are accelerated
@@ -167,7 +166,7 @@ def enable(
             refused[name] = str(error)
             continue
         head = loaded(accelerator, drafter, model, target)
-        method: Accelerator = accelerate(accelerator, drafter=head, seed=seed, **options).accelerator  # type: ignore[attr-defined]
+        method = accelerator if isinstance(accelerator, Accelerator) else build(accelerator, head, options)
         fitted = method.fit(target)
         account = Summary(name, fitted.name, fitted.exactness)
         prepared[name] = model, Enabled(account, method, seed, vars(model).get(METHOD))
@@ -283,26 +282,10 @@ def restore(model: PreTrainedModel) -> None:
         vars(model).setdefault(METHOD, enabled.before)
 
 
-class Mark(Protocol):
-    """An enabled model's accelerator, and the account of its calls."""
-
-    @property
-    def method(self) -> Accelerator: ...
-
-    @property
-    def seed(self) -> int | None: ...
-
-    @property
-    def before(self) -> Callable[..., Any] | None: ...
-
-    def count(self, stats: DecodingStats) -> None:
-        """Add a call to the account."""
-
-
 def decode_or_pass(
     model: PreTrainedModel,
     plain: Callable[..., Any],
-    mark: Mark,
+    mark: Enabled,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
@@ -328,7 +311,7 @@ def decode_or_pass(
 def with_loop(
     model: PreTrainedModel,
     call: Callable[..., Any],
-    mark: Mark,
+    mark: Enabled,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -345,7 +328,7 @@ def with_loop(
         return args, kwargs
     except ValueError:  # for transformers to say
         return args, kwargs
-    return own[0], own[1] | {LOOP: loop_of(mark)}
+    return own[0], own[1] | {LOOP: make_loop(mark.method, mark.seed, mark.count, passes_on=True)}
 
 
 def bound(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
@@ -363,35 +346,6 @@ def bound(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     arguments = arguments.pop("kwargs", {}) | arguments
     arguments.pop("self", None)
     return arguments
-
-
-def loop_of(mark: Mark) -> Callable[..., Any]:
-    """The loop for one call, which `generate` calls when all is prepared."""
-
-    def loop(
-        model: Any,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        **model_kwargs: Any,
-    ) -> Any:
-        given = arguments_of_generate()
-        asked = logits_processor, stopping_criteria, generation_config
-        streamer = model_kwargs.pop("streamer", None) or given.get("streamer")
-        if plain := decode_plainly(model, input_ids, *asked, streamer, mark.seed, model_kwargs):
-            mark.count(plain[1])
-            return plain[0]
-        try:
-            call = prepare(mark.method, mark.seed, model, input_ids, *asked, model_kwargs, given)
-        except (InputError, UnsupportedModelError) as error:
-            logger.info("passed on to transformers: %s", error)
-            return type(model)._sample(model, input_ids, *asked, streamer=streamer, **model_kwargs)
-        output = carry_out(call, input_ids, generation_config, streamer)
-        mark.count(call.stats)
-        return output
-
-    return loop
 
 
 def config_of(model: Any, given: Mapping[str, Any]) -> GenerationConfig:

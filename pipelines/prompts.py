@@ -6,6 +6,7 @@ address checks hold for images inside messages too. The chat template makes the 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -56,11 +57,11 @@ def read_prompts(
     images: object,
     videos: object,
     *,
-    num_frames: int | None,
+    num_frames: int | None = None,
     fps: float | None = None,
     limits: MediaLimits,
     tokenizer: PreTrainedTokenizerBase,
-    apply_chat_template: bool,
+    apply_chat_template: bool = True,
     placeholders: Mapping[str, str],
     continue_final_message: bool | None = None,
 ) -> list[Prompt]:
@@ -122,6 +123,37 @@ def read_prompts(
                     raise InputError(f"{where}[{len(row) - 1}]", row[-1], allowed)
                 read[-1].continues = True
     return read
+
+
+class ReadOnce:
+    """Stands for the part of a processor that reads media; it reads once, and then repeats what it gave.
+
+    Args:
+        part: reads images or videos.
+    """
+
+    def __init__(self, part: Any) -> None:
+        self._part = part
+        self._first: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._first is None:
+            self._first = self._part(*args, **kwargs)
+        return copy.copy(self._first)  # processors take out of it what they need alone
+
+
+def read_once(processor: Any) -> Any:
+    """A copy of a processor that reads the media of one prompt once, however many texts stand around them."""
+    parts = [name for name in ("image_processor", "video_processor") if getattr(processor, name, None)]
+    if not parts:
+        return processor
+    copied = copy.copy(processor)
+    for name in parts:
+        setattr(copied, name, ReadOnce(getattr(processor, name)))
+    return copied
 
 
 def read_negatives(

@@ -33,7 +33,7 @@ MOVING = ("none", "copy", "draft_model", "eagle", "flash", "sjd")
 
 @dataclass(frozen=True)
 class RowUpdate:
-    """What a round brought to one request.
+    """Update of one request after a round.
 
     Attributes:
         handle: of the request.

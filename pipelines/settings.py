@@ -245,7 +245,7 @@ class GenerationSettings:
 
 
 def read_keywords(settings: type[Any], keywords: Mapping[str, Any], others: set[str]) -> dict[str, Any]:
-    """Those of a call's keywords that are given.
+    """Check the names of a call's keywords; return those that are not None.
 
     Args:
         settings: a dataclass, whose fields they name.

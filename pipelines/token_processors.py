@@ -81,6 +81,13 @@ OF_PATH = frozenset(
     }
 )
 OF_ROWS = frozenset({EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria})
+#: Processors that do what a `Sampler` does, in the order of transformers.
+WARPERS = (
+    logits_process.TemperatureLogitsWarper,
+    logits_process.TopKLogitsWarper,
+    logits_process.TopPLogitsWarper,
+    logits_process.MinPLogitsWarper,
+)
 #: Tensors of theirs that hold a row for each prompt.
 ROWS_HELD = ("prompt_ignore_length", "encoder_input_ids")
 #: Settings of processors, with the values that make none, besides None.
@@ -248,10 +255,7 @@ def with_processors(
         return sampler, stopping
 
     shaping = check_shaping(shaping, model.config.get_text_config(decoder=True).vocab_size)
-    # draws are truncated by what our sampler lacks, or marked at the end: processors do all, in order
-    last = bool(truncating) or (not sampler.greedy and "watermarking_config" in shaping)
-    kept = truncations(sampler, len(prompts)) if last else [{}] * len(prompts)
-    bare = without_truncation(sampler, len(prompts)) if last else sampler
+    kept = truncations(sampler, len(prompts))
     mine = {id(item.callback): item for item in user}
     own = LogitsProcessorList([item.callback for item in user])
 
@@ -266,12 +270,17 @@ def with_processors(
         return LogitsProcessorList([mine.get(id(item), item) for item in processors])
 
     rows = [build([ids], row) for row, ids in enumerate(prompts)]
+    split = [split_warpers(each) for each in rows]
+    # the sampler truncates, where that comes last and is not the caller's own; else processors do all
+    ours = all(each is not None and not any(id(item) in mine for item in each) for _, each in split)
+    bare = sampler if ours else without_truncation(sampler, len(prompts))
     strangers = [item for item in rows[0] if not knows_its_row(item)] + strangers
     if not strangers:
-        processors = [wrapped(row_processors(each, row)) for row, each in enumerate(rows)]
+        chosen = [others for others, _ in split] if ours else rows
+        processors = [wrapped(row_processors(each, row)) for row, each in enumerate(chosen)]
         return replace(bare, processors=processors if any(processors) else ()), stopping
 
-    if any(values != kept[0] for values in kept):
+    if not ours and any(values != kept[0] for values in kept):
         allowed = "one value for all prompts, beside truncation by processors in lock step"
         raise InputError("temperature, top_k, top_p, min_p", "values that differ by prompt", allowed)
     for item in strangers:
@@ -280,10 +289,27 @@ def with_processors(
     padded = [[filler] * (longest - len(ids)) + ids for ids in prompts]
     mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]
     together = build(padded, 0, mask if any(len(ids) < longest for ids in prompts) else None)
+    together = split_warpers(together)[0] if ours else together
     lengths = tuple(map(len, prompts))
     lockstep = Lockstep(wrapped(together), stopping.criteria, lengths, filler)
     stopping = replace(stopping, criteria=StoppingCriteriaList(), lockstep=lockstep)
     return replace(bare, processors=[lockstep] * len(prompts)), stopping
+
+
+def split_warpers(processors: Iterable[Any]) -> tuple[LogitsProcessorList, list[Any] | None]:
+    """Split off temperature and truncation, which a `Sampler` does for all nodes of a draft at once.
+
+    Returns:
+        The processors before them, and them; all processors and None, where they are doubled, or others stand
+        between or behind them, so that all have to be called in their order.
+    """
+    items = list(processors)
+    warpers = [item for item in items if type(item) in WARPERS]
+    others = items[: len(items) - len(warpers)]
+    order = [WARPERS.index(type(item)) for item in warpers]
+    if order != sorted(set(order)) or items[len(others) :] != warpers:
+        return LogitsProcessorList(items), None
+    return LogitsProcessorList(others), warpers
 
 
 def truncations(sampler: Sampler, rows: int) -> list[dict[str, Any]]:

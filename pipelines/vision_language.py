@@ -18,7 +18,14 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.errors import InputError
 from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
 from mmspec.pipelines.outputs import TextOutput
-from mmspec.pipelines.prompts import Prompt, apply_template, read_negatives, read_prompts, template_variables
+from mmspec.pipelines.prompts import (
+    Prompt,
+    apply_template,
+    read_negatives,
+    read_once,
+    read_prompts,
+    template_variables,
+)
 from mmspec.pipelines.settings import OF_CALLS, GenerationSettings
 from mmspec.pipelines.text_stream import TextDeltas, decode
 from mmspec.pipelines.token_processors import with_processors
@@ -113,37 +120,13 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 raise error
         return output if return_dict else (output.text,)
 
-    def stream(
-        self,
-        prompt: Any,
-        images: Any = None,
-        videos: Any = None,
-        *,
-        num_frames: int | None = None,
-        fps: float | None = None,
-        apply_chat_template: bool = True,
-        continue_final_message: bool | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        generation_config: Any = None,
-        **settings: Any,
-    ) -> Iterator[str]:
+    def stream(self, prompt: Any, images: Any = None, videos: Any = None, **arguments: Any) -> Iterator[str]:
         """Generate for one prompt, yielding text as it comes; the pieces join to the whole text.
 
-        Closing the iterator ends the work. Arguments as in `__call__`.
+        Closing the iterator ends the work. Arguments as of `__call__`, without `streamer` and `return_dict`.
         """
         with self._busy():
-            call = self._prepare(
-                prompt,
-                settings,
-                images=images,
-                videos=videos,
-                num_frames=num_frames,
-                fps=fps,
-                apply_chat_template=apply_chat_template,
-                continue_final_message=continue_final_message,
-                chat_template_kwargs=chat_template_kwargs,
-                generation_config=generation_config,
-            )
+            call, _ = self._prepare_request(prompt, {"images": images, "videos": videos, **arguments})
             if len(call.requests) != 1:
                 raise InputError(
                     "prompt", f"{len(call.requests)} prompts", "one prompt; call the pipeline for several"
@@ -182,24 +165,22 @@ class VisionLanguagePipeline(MMSpecPipeline):
         *,
         images: Any = None,
         videos: Any = None,
-        num_frames: int | None = None,
-        fps: float | None = None,
-        apply_chat_template: bool = True,
-        continue_final_message: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         generation_config: Any = None,
+        **reading: Any,
     ) -> Call:
-        """Check all arguments and tokenise; nothing heavy has happened when this raises."""
+        """Check all arguments and tokenise; nothing heavy has happened when this raises.
+
+        Args:
+            prompt, images, videos, chat_template_kwargs, generation_config: as of `__call__`.
+            keywords: settings.
+            reading: further arguments of `__call__`, for `read_prompts`.
+        """
         settings = GenerationSettings.from_keywords(self.model.generation_config, keywords, generation_config)
-        placeholders = self._placeholders()
-        reading = {
-            "num_frames": num_frames,
-            "fps": fps,
+        reading |= {
             "limits": self.media_limits,
             "tokenizer": self.tokenizer,
-            "apply_chat_template": apply_chat_template,
-            "placeholders": placeholders,
-            "continue_final_message": continue_final_message,
+            "placeholders": self._placeholders(),
         }
         variables = {} if chat_template_kwargs is None else chat_template_kwargs
         self._check_media(images, videos)  # before anything is fetched
@@ -209,15 +190,13 @@ class VisionLanguagePipeline(MMSpecPipeline):
         negatives: list[Prompt] = []
         if sampler.is_guided:
             negatives = read_negatives(settings.negative_prompt, prompts, self.tokenizer)
-        requests = [
-            Request(
-                self._encode(row, self.processor, variables),
-                self._draft_inputs(row, variables),
-                self._encode(negatives[index], self.processor, variables) if negatives else None,
-                continues=row.continues,
-            )
-            for index, row in enumerate(prompts)
-        ]
+        requests = []
+        for index, row in enumerate(prompts):
+            processor = read_once(self.processor) if negatives else self.processor
+            inputs = self._encode(row, processor, variables)
+            draft_inputs = self._draft_inputs(row, inputs, variables)
+            negative = self._encode(negatives[index], processor, variables) if negatives else None
+            requests.append(Request(inputs, draft_inputs, negative, continues=row.continues))
         prompted = [row for request in requests for row in (request.inputs, request.negative_inputs) if row]
         lengths = [inputs["input_ids"].shape[1] for inputs in prompted]
         if 0 in lengths:
@@ -288,7 +267,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
         found = next((one for one in ids if one is not None), 0)
         return int(found[0] if isinstance(found, list | tuple) else found)
 
-    def _draft_inputs(self, prompt: Prompt, variables: Mapping[str, Any]) -> dict[str, Tensor] | None:
+    def _draft_inputs(
+        self, prompt: Prompt, inputs: Mapping[str, Tensor], variables: Mapping[str, Any]
+    ) -> dict[str, Tensor] | None:
         """Inputs of a draft model: its own view of the prompt, or the text alone if it takes no images."""
         if self.accelerator.drafter.reader is None or self.draft_processor is None:
             return None
@@ -296,7 +277,6 @@ class VisionLanguagePipeline(MMSpecPipeline):
             read = template_variables(self.draft_processor) if variables else set()  # it parses the template
             own = {name: value for name, value in variables.items() if name in read}
             return self._encode(prompt, self.draft_processor, own)
-        inputs = self._encode(prompt, self.processor, variables)
         tokens = inputs["input_ids"]
         seen = torch.ones_like(tokens, dtype=torch.bool)
         for token in self._placeholders().values():

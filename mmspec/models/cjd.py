@@ -1,11 +1,11 @@
 """The head of corrected Jacobi decoding: a small autoregressive model over a window of stale states.
 
-In a Jacobi window the target has said something about every place ahead, but given drafts that have changed
-since. The head reads, place by place, the token that stands there now, the one that stood there, and the
-target's hidden states from then; and corrects the distribution of the next place.
+In a Jacobi window the target has predicted every place ahead, but from drafts that have changed since. For
+each place the head reads the token that stands there now, the token that stood there when the target read
+it, and the target's hidden states from then; it corrects the distribution of the next place.
 
-It passes over the window several times in a round, so that each pass is kept short: all that does not depend
-on the tokens drawn in this round is computed once, and places are told apart by learned vectors.
+The head passes over the window several times in a round. A pass is short, because all that does not depend on
+the tokens drawn in this round is computed once. Places are told apart by learned vectors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ __all__ = [
 
 NARROW, SHARE = 96, 8  # a head is as wide as an eighth of its target, but no narrower than this
 
-SAME, CHANGED, UNKNOWN = range(3)  # of a place: its token stands, was replaced, or the target has not read it
+# of a place: its token stands, it was replaced, or the target has not read it
+SAME, CHANGED, UNKNOWN = range(3)
 EXCLUDED = -1e4  # in place of -inf, which has no gradient; its probability is 0 all the same
 
 Memory = list[tuple[Tensor, Tensor]]
@@ -76,12 +77,12 @@ class CorrectorConfig(WindowHeadConfig):
 
 
 class LayerWeights(NamedTuple):
-    """Matrices of a layer as rows are multiplied by them, [in, out]; what its norms scale by is in them.
+    """Weights of a layer, transposed to [in, out], with the scales of its norms multiplied into them.
 
     Attributes:
         qkv: [w, 3w] of attention.
         out: [w, w] of attention.
-        up: [w, 2i] of the gate, then of what it lets through.
+        up: [w, 2i] of the feed-forward's gate and of the values that it gates, side by side.
         down: [i, w].
     """
 
@@ -121,7 +122,7 @@ class Layer(nn.Module):
 
 
 def scale_of(norm: nn.RMSNorm) -> Tensor:
-    """[w] what a row of length one is multiplied by to be what the norm makes of it."""
+    """Scale [w] by which a row of length one is multiplied to equal the norm's output."""
     scale: Tensor = norm.weight * norm.weight.shape[0] ** 0.5
     return scale
 
@@ -149,7 +150,8 @@ class Tables(NamedTuple):
     Attributes:
         new, old: [V + 1, w] parts of rows, by the token now and before; zeros at V, for no token.
         layers: weights of each.
-        outputs: [w, V] what a state adds to each logit: by the target's output matrix, and by its own.
+        outputs: [w, V] matrix from states to corrections of logits, through the target's output matrix and
+            through the head's own.
     """
 
     new: Tensor
@@ -215,7 +217,7 @@ class CorrectorHead(WindowHead):
         return Tables(new, old, [cast(Layer, layer).weights() for layer in self.layers], outputs)
 
     def rows(self, states: Tensor, old: Tensor, is_known: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
-        """Make the rows of consecutive places as far as they are known before any token is drawn.
+        """Make the rows of consecutive places without the parts of the tokens that are still to be drawn.
 
         Args:
             states: [B, n, w] of `of_states`; anything where the target's are unknown.
@@ -224,8 +226,8 @@ class CorrectorHead(WindowHead):
             tables: of the target.
 
         Returns:
-            [B, n, w] where the token stays, and where another comes in its place; the new token's part is
-            still to be added.
+            Two tensors [B, n, w], for places whose token stays and for places whose token is replaced; the
+            part of the new token is still to be added to either.
         """
         known = states - tables.of_old(old)
         known = known.where(is_known[..., None], 0.0) + self.places.weight[: states.shape[1]]

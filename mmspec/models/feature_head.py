@@ -1,7 +1,7 @@
 """Models that draft from their target's hidden states.
 
-One layer reads a row for every token: what the token is, and what the target made of the token before it. A
-head says how such rows come about, of whole prompts (images may be compressed there) and of later tokens.
+One layer reads a row for every token, made of the token's embedding and of the target's hidden state at the
+token before it. A head makes such rows of whole prompts, whose images it may compress, and of later tokens.
 It knows no target: whoever runs it hands over what the target computed.
 """
 

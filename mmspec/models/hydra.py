@@ -64,7 +64,7 @@ class HydraMLP(nn.Module):
 
 
 class HydraHead(FeatureHead):
-    """Predicts the hidden states that say the tokens after the root (Hydra, 2402.05109, section 3).
+    """Predicts each token after the root from the tokens before it (Hydra, 2402.05109, section 3).
 
     Row t of `forward` is the target's final hidden state at t - 1. Head i reads the state at the row of the
     root, token t, and the embeddings of the root and of the i tokens after it; it predicts token t + 1 + i.
@@ -87,7 +87,7 @@ class HydraHead(FeatureHead):
         self.post_init()
 
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
-        return features  # what the token is, the heads are told
+        return features  # the heads read the embeddings of tokens themselves
 
     def forward(self, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Run the prefix layer; without one, states are the rows as they are."""

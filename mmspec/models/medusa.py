@@ -48,7 +48,7 @@ class ResidualBlock(nn.Module):
 
 
 class MedusaHead(DraftingHead):
-    """Predicts the hidden states that say the tokens after the root (Medusa, 2401.10774, section 3.1).
+    """Predicts a hidden state for each token after the root (Medusa, 2401.10774, section 3.1).
 
     Head i reads the target's final hidden state at t and predicts token t + 2 + i; token t + 1, the root, is
     the target's own. Where heads share the target's output matrix, each has a linear map in front of it: x +

@@ -1,7 +1,7 @@
 """The head of vertical drafts (SSD, 2606.20543): from the target's states at a cell to the token below it.
 
-Two linear layers and what the target has: its states are read, and its output matrix reads out. Both prompts'
-states are read side by side and give the guided distribution at once.
+Two linear layers lead from the target's states to its output matrix. The states of the conditional and of the
+unconditional prompt are read together, so that the output is the guided distribution.
 """
 
 from __future__ import annotations

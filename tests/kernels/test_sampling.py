@@ -136,6 +136,20 @@ def test_nodes_of_a_tree_share_the_noise_of_their_depth(both, device, path):
         assert torch.equal(tokens[:, :2], sample_tokens(logits[:, :2], Warping(), key, place, 0)[0])
 
 
+def test_settings_of_ever_new_requests_do_not_pile_up(both):
+    pytest.importorskip("mmspec.kernels.sampling_triton")
+    caches = sampling._column, sys.modules["mmspec.kernels.sampling_triton"]._numbers
+    logits = torch.tensor([[[0.0, 1.0]], [[1.0, 0.0]]])
+    for cache in caches:
+        cache.cache_clear()
+    for request in range(sampling.CACHED_SETTINGS + 10):
+        sampling.of_rows((1.0, 2.0 + request), logits)
+        caches[1](Warping((1.0, 2.0 + request)), logits.device)
+    assert [cache.cache_info().currsize for cache in caches] == [sampling.CACHED_SETTINGS] * 2
+    kernel, twin = both(warp_logits, logits, Warping((1.0, 2.0)))  # the first to go
+    assert torch.equal(kernel, twin) and torch.equal(twin[1], logits[1] / 2)
+
+
 def test_tokens_are_drawn_from_the_warped_distribution():
     logits = torch.tensor([[[0.0, 1.0, -1.0, 2.0, 0.5, -math.inf]]])
     warping = Warping((0.8,), (4,), (0.97,))

@@ -134,17 +134,14 @@ def call_of(more: dict[str, Any]) -> dict[str, Any]:
     return {"input_ids": IDS, "max_new_tokens": NEW, "do_sample": False, **more}
 
 
-@pytest.mark.parametrize("what", INPUTS)
-def test_what_would_be_lost_is_refused_by_name_and_passed_on_in_place(
-    model: PreTrainedModel, what: str
-) -> None:
-    make, name = INPUTS[what]
-    refused(model, lambda: call_of(make(model)), name)
+def test_what_would_be_lost_is_refused_by_name_and_passed_on_in_place(model: PreTrainedModel) -> None:
+    for make, name in INPUTS.values():
+        refused(model, lambda: call_of(make(model)), name)  # noqa: B023
 
 
-@pytest.mark.parametrize("what", SAYS_NOTHING)
-def test_what_says_nothing_new_is_accelerated(model: PreTrainedModel, what: str) -> None:
-    as_before(model, lambda: call_of(SAYS_NOTHING[what]), calls=1)
+def test_what_says_nothing_new_is_accelerated(model: PreTrainedModel) -> None:
+    for more in SAYS_NOTHING.values():
+        as_before(model, lambda: call_of(more), calls=1)  # noqa: B023
 
 
 def test_a_checkpoint_that_training_left_without_a_cache_is_accelerated(model: PreTrainedModel) -> None:
@@ -266,8 +263,7 @@ class Rows:
         self.got.append([])
 
 
-@pytest.mark.parametrize("name", ["none", "copy"])
-def test_a_streamer_of_several_rows_gets_what_generate_gives_it(model: PreTrainedModel, name: str) -> None:
+def test_a_streamer_of_several_rows_gets_what_generate_gives_it(model: PreTrainedModel) -> None:
     """One of the rows ends early; the drafts of another are accepted more often."""
     padded = {"input_ids": TWO, "attention_mask": torch.tensor([[1] * 8, [0] * 3 + [1] * 5])}
     free = model.generate(**padded, max_new_tokens=NEW, do_sample=False)[:, TWO.shape[1] :]
@@ -280,10 +276,10 @@ def test_a_streamer_of_several_rows_gets_what_generate_gives_it(model: PreTraine
         call = {**padded, "max_new_tokens": NEW, "do_sample": False, "top_k": 1, **more}
         plain, fast = Rows(), Rows()
         output = model.generate(**call, streamer=plain)
-        got = model.generate(**call, streamer=fast, custom_generate=mmspec.accelerate(name))
+        got = model.generate(**call, streamer=fast, custom_generate=mmspec.accelerate("copy"))
         assert torch.equal(got, output) and fast.got == plain.got and len(fast.got[1]) == len(output)
         both = Rows()
-        mmspec.enable(model, name).generate(**call, streamer=both)
+        mmspec.enable(model, "copy").generate(**call, streamer=both)
         mmspec.disable(model)
         assert both.got == plain.got
 

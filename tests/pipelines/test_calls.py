@@ -163,8 +163,9 @@ PROMPTS = ["describe the picture", "red", "what colour is the large circle", "a 
 IMAGES = [IMAGE, None, [tiny_image(1), tiny_image(2)], tiny_image(3)]
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    ("family", "sampling"), [("llava", {}), ("qwen2_5_vl", {"temperature": 0.8, "top_p": 0.9})]
+)
 def test_rows_of_a_batch_equal_their_single_calls_in_any_order(family: str, sampling: Any) -> None:
     model, processor = VISION_LANGUAGE_FAMILIES[family]()
     pipe = VisionLanguagePipeline(model.double(), processor)
@@ -216,3 +217,26 @@ def test_unknown_words_and_media_that_do_not_fit_are_refused(llava: VisionLangua
         llava("red", videos=tiny_clip())
     wanted = llava("red", **SHORT).tokens[0]
     assert llava(["red", "red"], images=[None, []], videos=[None, []], **SHORT).tokens == [wanted] * 2
+
+
+@pytest.mark.parametrize(
+    ("family", "asked"),
+    [("llava", {}), ("qwen2_5_vl", {"guidance_scale": 2.0, "negative_prompt": "blue"})],
+)
+def test_images_of_a_prompt_are_processed_once(
+    family: str, asked: dict[str, Any], checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe: Any = MMSpecPipeline.from_pretrained(checkpoints / family, accelerator="none")
+    call: dict[str, Any] = {"images": [IMAGE, IMAGE], **SHORT, **asked}
+    wanted = pipe("red", **call)
+    # without the copy that remembers, each text would have its images processed anew
+    monkeypatch.setattr("mmspec.pipelines.vision_language.read_once", lambda processor: processor)
+    assert pipe("red", **call).tokens == wanted.tokens
+    monkeypatch.undo()
+    calls = []
+    kind = type(pipe.processor.image_processor)
+    process = kind.__call__
+    monkeypatch.setattr(kind, "__call__", lambda *args, **kwargs: calls.append(1) or process(*args, **kwargs))
+    pipe.set_accelerator("draft_model", drafter=checkpoints / "draft")  # it reads the text alone
+    assert pipe("red", **call).tokens == wanted.tokens
+    assert calls == [1]

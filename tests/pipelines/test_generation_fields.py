@@ -138,34 +138,28 @@ def test_lengths_count_the_prompt_and_lose_to_new_tokens_of_the_same_place(
     assert list(map(len, batch.tokens)) == [7, 7]  # as in a padded batch
 
 
-@pytest.mark.parametrize(
-    "truncation",
-    [
+def test_draws_are_from_the_distribution_of_generate(pipe: Any, model: PreTrainedModel) -> None:
+    def keep(model: Any, input_ids: Tensor, logits_processor: Any, **others: Any) -> Tensor:
+        scores.append(logits_processor(input_ids, model(input_ids).logits[:, -1]))
+        return input_ids
+
+    for truncation in (
         {"typical_p": 0.3},
         {"epsilon_cutoff": 0.02},
         {"eta_cutoff": 0.1},
         {"top_h": 0.9, "temperature": 3.0},
         {"watermarking_config": WatermarkingConfig(bias=4.0), "top_k": 7},
         {"typical_p": 0.8, "suppress_tokens": [3], "temperature": 2.5, "top_p": 0.9, "min_p": 0.01},
-    ],
-    ids=lambda settings: "+".join(settings),
-)
-def test_draws_are_from_the_distribution_of_generate(
-    truncation: dict[str, Any], pipe: Any, model: PreTrainedModel
-) -> None:
-    scores: list[Tensor] = []
-
-    def keep(model: Any, input_ids: Tensor, logits_processor: Any, **others: Any) -> Tensor:
-        scores.append(logits_processor(input_ids, model(input_ids).logits[:, -1]))
-        return input_ids
-
-    how = {"do_sample": True, "max_new_tokens": NEW, **truncation}
-    generated(model, **how, custom_generate=keep)
-    call = pipe._prepare_request(PROMPT, {**how, "apply_chat_template": False, "seed": 1})[0]
-    prompts = next(call.rounds())
-    assert (scores[0][0].softmax(-1) > 0.0).sum() > 1
-    assert torch.allclose(prompts.scores.p[0, 0], scores[0][0].softmax(-1), atol=1e-12)
-    assert emitted(pipe, **how, seed=3) == emitted(pipe.set_accelerator("none"), **how, seed=3)
+    ):
+        scores: list[Tensor] = []
+        how: dict[str, Any] = {"do_sample": True, "max_new_tokens": NEW, **truncation}
+        generated(model, **how, custom_generate=keep)
+        pipe.set_accelerator("copy")
+        call = pipe._prepare_request(PROMPT, {**how, "apply_chat_template": False, "seed": 1})[0]
+        prompts = next(call.rounds())
+        assert (scores[0][0].softmax(-1) > 0.0).sum() > 1
+        assert torch.allclose(prompts.scores.p[0, 0], scores[0][0].softmax(-1), atol=1e-12)
+        assert emitted(pipe, **how, seed=3) == emitted(pipe.set_accelerator("none"), **how, seed=3)
 
 
 def test_rows_that_draw_and_rows_that_do_not_keep_their_own_truncation(pipe: Any) -> None:
@@ -182,31 +176,33 @@ def test_every_field_of_the_installed_transformers_is_decided_about() -> None:
     assert set(SHAPING) | set(TRUNCATING) <= SERVED
 
 
-@pytest.mark.parametrize("name", [*REFUSED, *REFUSED_OF_CALLERS, "a_field_of_tomorrow"])
 def test_what_is_not_served_is_refused_by_name_wherever_it_is_set(
-    name: str, pipe: Any, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+    pipe: Any, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name not in installed_fields():
-        known = installed_fields() | {name}
-        monkeypatch.setattr("mmspec.pipelines.generation_fields.installed_fields", lambda: known)
-        unserved.cache_clear()
-    value = "quantized" if name == "cache_implementation" else 2
-    config = copy.deepcopy(model.generation_config)
-    setattr(config, name, value)
-    with no_forward():
-        with pytest.raises(InputError, match=rf"^{name}: got"):
-            emitted(pipe, **{name: value})
-        with pytest.raises(InputError, match=rf"^generation_config\.{name}: got"):
-            emitted(pipe, generation_config=config)
-    model.generation_config = config
-    if name in REFUSED_OF_CALLERS:  # a checkpoint may say so: no token of ours depends on it
-        assert len(emitted(pipe, max_new_tokens=3)) == 3
-    else:
-        with pytest.raises(InputError, match=rf"^generation_config\.{name}: got"), no_forward():
-            emitted(pipe)
-    harmless, _ = {**REFUSED, **REFUSED_OF_CALLERS}.get(name, ((), ""))
-    for value in (*harmless[:1], False):  # said for the call, it goes before what the checkpoint says
-        assert len(emitted(pipe, max_new_tokens=3, **{name: value})) == 3
+    own, tables = model.generation_config, {**REFUSED, **REFUSED_OF_CALLERS}
+    names = [*tables, "a_field_of_tomorrow"]
+    known = installed_fields() | set(names)
+    monkeypatch.setattr("mmspec.pipelines.generation_fields.installed_fields", lambda: known)
+    unserved.cache_clear()
+    for name in names:
+        value: Any = "quantized" if name == "cache_implementation" else 2
+        config = copy.deepcopy(own)
+        setattr(config, name, value)
+        model.generation_config = own
+        with no_forward():
+            with pytest.raises(InputError, match=rf"^{name}: got"):
+                emitted(pipe, **{name: value})
+            with pytest.raises(InputError, match=rf"^generation_config\.{name}: got"):
+                emitted(pipe, generation_config=config)
+        model.generation_config = config
+        if name in REFUSED_OF_CALLERS:  # a checkpoint may say so: no token of ours depends on it
+            assert len(emitted(pipe, max_new_tokens=3)) == 3
+        else:
+            with pytest.raises(InputError, match=rf"^generation_config\.{name}: got"), no_forward():
+                emitted(pipe)
+        harmless, _ = tables.get(name, ((), ""))
+        for value in (*harmless[:1], False):  # said for the call, it goes before what the checkpoint says
+            assert len(emitted(pipe, max_new_tokens=3, **{name: value})) == 3
     unserved.cache_clear()
 
 

@@ -9,7 +9,7 @@ import pytest
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline, VisionLanguagePipeline
 from tests.tiny_models import tiny_llama, tiny_tokenizer
-from tests.tiny_models.llamagen import save_llamagen, tiny_llamagen, tiny_vq
+from tests.tiny_models.llamagen import save_llamagen
 
 
 def test_a_model_that_only_draws_does_not_answer(tmp_path: Path) -> None:
@@ -32,11 +32,3 @@ def test_a_model_of_classes_takes_no_text_encoder(tmp_path: Path) -> None:
     folder = save_llamagen(tmp_path / "class", "class")
     with pytest.raises(InputError, match="text_encoder: got .*no such part"):
         MMSpecPipeline.from_pretrained(folder, text_encoder=folder)
-
-
-def test_a_refused_accelerator_leaves_the_old_one() -> None:
-    pipe = ImagePipeline(tiny_llamagen("class"), vq=tiny_vq())
-    before = pipe.accelerator
-    with pytest.raises(InputError):
-        pipe.set_accelerator("sjd", window=0)
-    assert pipe.accelerator is before

@@ -49,8 +49,7 @@ def batch(processor: Any) -> dict[str, Any]:
     return dict(encode(processor, *asked, user_message("which colour is the circle ?", images[2:])))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("accelerator", ["none", "copy"])
+@pytest.mark.parametrize(("family", "accelerator"), [("llava", "none"), ("qwen3_5", "copy")])
 def test_a_model_says_the_same_words(family: str, accelerator: str) -> None:
     model, processor = FAMILIES[family]()
     inputs = batch(processor)
@@ -135,18 +134,17 @@ def drawing() -> Any:
 
 
 def test_a_pipeline_of_diffusers_draws_the_same_images(drawing: Any) -> None:
-    """A prompt, and two at once; bitwise as plain decoding by the same numbers."""
-    cases: list[dict[str, Any]] = [{}, {"prompt": ["a red circle", "the small blue square on green"]}]
+    """Two at once; bitwise as plain decoding by the same numbers."""
+    two = {"prompt": ["a red circle", "the small blue square on green"]}
     encoder = drawing.vision_language_encoder
     kept, untouched = dict(vars(encoder)), draw(drawing)
     mmspec.enable(drawing, "none")
-    plain = [draw(drawing, **case) for case in cases]
+    plain = draw(drawing, **two)
     mmspec.enable(drawing, "sjd", window=8, coupling="exact")
-    for case, due in zip(cases, plain, strict=True):
-        assert np.array_equal(draw(drawing, **case), due)
+    assert np.array_equal(draw(drawing, **two), plain)
     (told,) = mmspec.summary(drawing)
-    assert told.name == "vision_language_encoder" and told.calls == 2 and told.exactness == "exact"
-    assert not np.array_equal(draw(drawing, seed=4), plain[0])
+    assert told.name == "vision_language_encoder" and told.calls == 1 and told.exactness == "exact"
+    assert not np.array_equal(draw(drawing, seed=4, **two), plain)
     mmspec.disable(drawing)
     assert {name: value for name, value in vars(encoder).items() if value is not kept.get(name)} == {}
     assert np.array_equal(draw(drawing), untouched)
@@ -363,7 +361,7 @@ class Wrapper(torch.nn.Module):
         self.module = module
 
 
-@pytest.mark.parametrize("wrap", [Wrapper, torch.compile, lambda model: Wrapper(torch.compile(model))])
+@pytest.mark.parametrize("wrap", [Wrapper, lambda model: Wrapper(torch.compile(model))])
 def test_the_model_in_a_wrapper_is_found(wrap: Any) -> None:
     model = tiny_llama()
     wanted, wrapped = words(model), wrap(model)
@@ -411,7 +409,7 @@ def test_a_model_with_adapters_is_enabled() -> None:
     mmspec.disable(merged)
 
 
-@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig"])
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
 def test_prompts_and_prefixes_of_adapters_count(kind: str) -> None:
     peft = pytest.importorskip("peft")
     model = tiny_llama()

@@ -32,8 +32,9 @@ def calls_alone(settings: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("accelerator", ["none", "copy", "draft_model"])
-@pytest.mark.parametrize("settings", [SETTINGS, GUIDED])
+@pytest.mark.parametrize(
+    ("accelerator", "settings"), [("none", SETTINGS), ("copy", GUIDED), ("draft_model", GUIDED)]
+)
 def test_text(accelerator: str, settings: dict[str, list[Any]], text: Any, checkpoints: Path) -> None:
     options: dict[str, Any] = {}
     if accelerator == "draft_model":

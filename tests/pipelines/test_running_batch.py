@@ -21,8 +21,8 @@ PROMPTS = [
     "Describe the image.",
     "How many objects are there?",
 ]
-TEXT = ["none", "copy", "draft_model", "eagle", "eagle3", "flash", "medusa", "hydra"]
-IMAGES = ["none", "sjd", "gsd", "lantern", "eagle"]
+TEXT = ["none", "copy", "draft_model", "eagle3", "medusa"]  # the contracts have all
+IMAGES = ["sjd", "lantern", "eagle"]
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +82,8 @@ def test_text_of_each_request_is_that_of_a_call(text: VisionLanguagePipeline, na
         assert outputs[index].stats.acceptance_length == single.stats.acceptance_length
 
 
-@pytest.mark.parametrize("name", ["none", "copy"])
-def test_recurrent_states_go_with_their_rows(name: str) -> None:
-    pipe = VisionLanguagePipeline(*tiny_qwen3_5_vl(), accelerator=name)
+def test_recurrent_states_go_with_their_rows() -> None:
+    pipe = VisionLanguagePipeline(*tiny_qwen3_5_vl(), accelerator="copy")
     requests = [("what is it", {"images": image, "max_new_tokens": 20}) for image in tiny_images()]
     requests.append(("which colour", {"max_new_tokens": 30}))
     alone = [pipe(prompt, **arguments) for prompt, arguments in requests]

@@ -73,7 +73,7 @@ class DenoisingHead(nn.Module):
         temperature: float | Tensor,
         schedule: DenoisingSchedule,
     ) -> DenoisingProcess:
-        """The chains of M tokens, with all that does not depend on their states computed.
+        """Make the denoising chains of M tokens.
 
         Args:
             condition: [M, D].

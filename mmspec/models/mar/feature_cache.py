@@ -72,7 +72,7 @@ class FeatureCaching:
 
 
 class Choice(NamedTuple):
-    """Tokens that a forward computes to the end, of those that it is given.
+    """Tokens that a forward computes through all blocks, chosen from those that it is given.
 
     Attributes:
         required: [B, n] those that are computed in any case.

@@ -16,14 +16,22 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from mmspec.errors import CheckpointError, UnsupportedModelError
 from mmspec.models.autoencoders import autoencoder_from_ldm, load_autoencoder
-from mmspec.models.checkpoint import MAX_INDEX_BYTES, check_weights, first_line, read_json
+from mmspec.models.checkpoint import check_weights, first_line
 from mmspec.models.nextstep.modeling import IMAGE_AREA, NextStepConfig, NextStepForImageGeneration
-from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint, read_config
+from mmspec.models.official_files import (
+    INDEX,
+    check_layout,
+    find_file,
+    find_tensors,
+    measure,
+    open_checkpoint,
+    read_config,
+    read_index,
+)
 
 __all__ = ["load_nextstep", "load_nextstep_tokenizer", "load_nextstep_vae"]
 
-INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
-VAE_WEIGHTS = "checkpoint.pt"
+WEIGHTS, VAE_WEIGHTS = "model.safetensors", "checkpoint.pt"
 # the config of NextStep-1.1 calls them otherwise
 LATER_NAMES = {
     "image_size": "latent_size",
@@ -187,9 +195,10 @@ def _stored_shapes(folder: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: a file is missing or damaged.
     """
+    path = find_file(folder, [WEIGHTS]) or folder / WEIGHTS
+    names = {*read_index(path).values()} if path.name.endswith(INDEX) else {path.name}
     tensors = {}
-    for name in _files(folder):
-        path = folder / name
+    for path in (folder / name for name in sorted(names)):
         try:
             with safe_open(path, framework="pt") as content:
                 for key in content.keys():  # noqa: SIM118
@@ -197,17 +206,3 @@ def _stored_shapes(folder: Path) -> dict[str, Tensor]:
         except (OSError, SafetensorError) as error:
             raise CheckpointError("model", str(path), f"a complete safetensors file ({error})") from error
     return tensors
-
-
-def _files(folder: Path) -> list[str]:
-    """Names of the files that hold the weights."""
-    if not (folder / INDEX).is_file():
-        return [WEIGHTS]
-    table = read_json(folder / INDEX, MAX_INDEX_BYTES)
-    shards = table.get("weight_map") if isinstance(table, dict) else None
-    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
-        raise CheckpointError("model", str(folder / INDEX), "a JSON object with the key 'weight_map'")
-    names = sorted(set(shards.values()))
-    if strange := [name for name in names if Path(name).name != name]:
-        raise CheckpointError("model", strange[0], "names of files in the same folder")
-    return names

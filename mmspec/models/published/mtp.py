@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from transformers import PreTrainedConfig
 
 from mmspec.errors import CheckpointError
 from mmspec.models.mtp import MtpConfig, MtpHead, with_experts
-from mmspec.models.official_files import fill, replace_prefix
+from mmspec.models.official_files import fill, read_index, replace_prefix
 
 __all__ = [
     "PUBLISHED",
@@ -210,16 +209,15 @@ def weight_files(folder: Path) -> dict[str, Path]:
         CheckpointError: the index or the file is damaged.
     """
     index, single = folder / INDEX, folder / WEIGHTS
+    if index.is_file():
+        return {name: folder / file for name, file in read_index(index).items()}
+    if not single.is_file():
+        return {}
     try:
-        if index.is_file():
-            table: dict[str, Any] = json.loads(index.read_text())["weight_map"]
-            return {name: folder / str(file) for name, file in table.items()}
-        if not single.is_file():
-            return {}
         with safe_open(single, framework="pt") as weights:
             return dict.fromkeys(weights.keys(), single)
-    except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
-        raise CheckpointError("drafter", str(folder), f"a complete checkpoint ({error})") from error
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError("drafter", str(single), f"a complete checkpoint ({error})") from error
 
 
 def read_tensors(files: Mapping[str, Path], names: Mapping[str, str]) -> dict[str, Tensor]:
