@@ -9,8 +9,8 @@ import time
 import pytest
 
 from mmspec.errors import InputError
+from mmspec.many.pool import PipelineWorker
 from mmspec.many.work import Item, Work, finished, open_folder, result_file
-from mmspec.many.worker import PipelineWorker
 
 PROMPTS = ["a red ring", "a blue star on grass", "a small green cross", "a large white square"]
 

@@ -16,13 +16,12 @@ from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.identity.comparison import Comparison, Difference, IdentityReport, identity_report
-from mmspec.evaluation.plots import draw_bench
-from mmspec.evaluation.speed.bench_comparison import compare_benches
+from mmspec.evaluation.speed.bench_files import compare_benches, result_lines, write_result_lines
 from mmspec.evaluation.speed.html_report import Sample, html_report
 from mmspec.evaluation.speed.record import as_json, ratio_interval, speedup_interval, summarise
 from mmspec.evaluation.speed.report import REQUIRED, bench_report, image_report
-from mmspec.evaluation.speed.result_lines import result_lines, write_result_lines
 from mmspec.evaluation.speed.timing import EnergyMeter
+from mmspec.evaluation.tables import draw_bench
 from tests.evaluation.test_speed import run, stats
 
 

@@ -16,8 +16,8 @@ from mmspec.training.data.conversations import ConversationReader
 from mmspec.training.data.scenes import SHARES, SceneTalk, scene_data, scene_talk
 from mmspec.training.drafter import train_drafter
 from mmspec.visual_tokens.spans import find_images
+from reference.processors import build_processor
 from reference.vlm_model import SHAPES_BY_SIZE, build_model
-from reference.vlm_processor import build_processor
 
 
 @functools.cache

@@ -20,9 +20,8 @@ from mmspec.scenes import (
     sample_clip,
     sample_scene,
 )
-from mmspec.scenes.language import NUMBERS
-from mmspec.scenes.questions import PLURALS
-from reference.vocabulary import DIGITS, PUNCTUATION, words
+from mmspec.scenes.language import NUMBERS, PLURALS
+from reference.processors import DIGITS, PUNCTUATION, words
 
 SEEDS = st.integers(min_value=0, max_value=2**62)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ M = TypeVar("M", bound=nn.Module)
 Inputs = dict[str, Tensor]
 
 
-class LlamaGenImages:
+class LlamaGenImages(ABC):
     """Base of image data: prompts and images as tokens of a LlamaGen.
 
     Args:
@@ -80,9 +81,9 @@ class LlamaGenImages:
             examples.append(TrainingExample(inputs, prompt["input_ids"].shape[1]))
         return tuple(examples)
 
+    @abstractmethod
     def prompts(self, step: int, process: int) -> Trial:
         """Prompts of a step for images that the target is to draw itself."""
-        raise NotImplementedError
 
     def trial_of(self, held_out: Sequence[Tensor | int]) -> Trial:
         """A trial of whole images from held-out captions or labels, with the model's generation settings."""
