@@ -26,8 +26,7 @@ from mmspec.cli.loading import read_dtype
 from mmspec.cli.options import AsJson, Plot, Table
 from mmspec.errors import InputError
 from mmspec.evaluation.machine import environment
-from mmspec.evaluation.plots import check_plot
-from mmspec.evaluation.tables import figures
+from mmspec.evaluation.tables import check_plot, figures
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, adapt
 

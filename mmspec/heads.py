@@ -23,7 +23,7 @@ class Head:
         loss: the `DrafterLoss` that trains it; None if it comes trained.
         summary: what it does, for tables.
         source: the paper's arXiv id.
-        published: the function that reads a folder as the method's authors publish it; None if they do not.
+        published: reads a folder as the method's authors publish it, for a target; None if they do not.
         of_images: whether it drafts image tokens alone.
         in_checkpoint: whether `published` reads the target's own checkpoint, which then needs no other.
         image_settings: settings of its config where the target draws images and nothing else is asked for.

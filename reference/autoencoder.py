@@ -24,7 +24,7 @@ from mmspec.training.record import donor, half_precision, training_record, write
 from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals, held_out_figures
 from reference import TRAIN
 from reference.image_data import GRID, IMAGE_SIZE, PixelBatch, pixel_batch
-from reference.image_error import ImageError
+from reference.vq import ImageError
 
 __all__ = [
     "AUTOENCODER_SHAPES",
@@ -139,8 +139,8 @@ def train_autoencoder(
     """
     if size not in AUTOENCODER_SHAPES:
         raise InputError("size", size, did_you_mean(size, AUTOENCODER_SHAPES))
-    training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=8)
     out = Path(out)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=8)
     judge = None if reader is None else load_reader(reader)
     accelerator = training.accelerator
     vae, before = build_autoencoder(size), []

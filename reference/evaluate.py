@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -45,11 +44,10 @@ def vlm(
     load_config(source)  # refuses what is no checkpoint, in one line
     scores = score_vlm(source, scenes, seed, descriptions=descriptions, batch_size=batch_size)
     if card:
-        from reference.vlm_card import write_card
+        from reference.cards import write_vlm_card
 
-        write_card(
-            source, scores, f"python -m reference evaluate vlm {source} --scenes {scenes} --seed {seed}"
-        )
+        command = f"python -m reference evaluate vlm {source} --scenes {scenes} --seed {seed}"
+        write_vlm_card(source, scores, command)
     rows = []
     for name, value in scores.items():
         if isinstance(value, float) and name != "seconds":
@@ -63,7 +61,7 @@ def vlm(
 @evaluate_app.command()
 def image(
     model: Model = None,
-    scenes: Annotated[int, typer.Option(min=1, help="Held-out scenes to draw.")] = 200,
+    scenes: Annotated[int, typer.Option(min=3, help="Held-out scenes to draw.")] = 200,
     seed: Seed = 20_000,
     guidance_scales: Annotated[str, typer.Option(help="Guidance scales to try.")] = "1,2,3,4,5",
     batch_size: Annotated[int, typer.Option(min=1, help="Images drawn together.")] = 32,
@@ -78,28 +76,21 @@ def image(
     Example:
         python -m reference evaluate image assets/scenes-llamagen --scenes 200
     """
-    from mmspec.models.official_files import read_config
-    from mmspec.targets.image_families import CONTINUOUS_FAMILIES
     from reference.image_scores import score_image_model
-    from reference.latent_scores import score_latent_model
 
     source = model or reference_model(REFERENCE_IMAGE)
-    is_continuous = read_config(Path(source)).get("model_type") in CONTINUOUS_FAMILIES
     try:
         scales = [float(part) for part in guidance_scales.split(",")]
     except ValueError as error:
         raise InputError(
             "--guidance-scales", guidance_scales, "numbers with commas, such as 1,3,5"
         ) from error
-    score: Any = score_latent_model if is_continuous else score_image_model
-    scores = score(source, scenes, seed, guidance_scales=scales, batch_size=batch_size)
+    scores = score_image_model(source, scenes, seed, guidance_scales=scales, batch_size=batch_size)
     if card:
-        from reference import image_card, latent_card
-
-        write_card: Any = latent_card.write_card if is_continuous else image_card.write_card
+        from reference.cards import write_image_card
 
         command = f"python -m reference evaluate image {source} --scenes {scenes} --seed {seed}"
-        write_card(source, scores, f"{command} --guidance-scales {guidance_scales}")
+        write_image_card(source, scores, f"{command} --guidance-scales {guidance_scales}")
     names = list(scores["real"]["by_attribute"])
     found = {f"guidance {scale}": one for scale, one in scores["guidance"].items()}
     found |= {name: scores[name] for name in ("prompts", "reconstructed", "real") if name in scores}
@@ -107,15 +98,15 @@ def image(
     for label, one in found.items():
         shares = [one["share"], *map(one["by_attribute"].get, names), one["exact"]]
         rows.append([label, *("" if share is None else f"{share:.1%}" for share in shares)])
-    caption = "kernel distance to real images: " + ", ".join(
-        f"{one['kernel_distance']:.3g} +- {one['margin']:.2g} at guidance {scale}"
-        for scale, one in scores["guidance"].items()
-        if "kernel_distance" in one
-    )
-    if not is_continuous:
+    if "nats" in scores:
         caption = (
             f"entropy {scores['entropy_mean']:.2f} nats (median {scores['entropy_median']:.2f}), "
             f"TV of neighbours {scores['neighbour_tv']:.2f}, after a redraw {scores['redraw_tv']:.2f}"
+        )
+    else:
+        caption = "kernel distance to real images: " + ", ".join(
+            f"{one['kernel_distance']:.3g} +- {one['margin']:.2g} at guidance {scale}"
+            for scale, one in scores["guidance"].items()
         )
     _report(source, scores, as_json, ("", "all facts", *names, "all right"), rows, caption=caption)
 

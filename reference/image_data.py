@@ -21,8 +21,7 @@ from mmspec.scenes import (
 )
 from mmspec.training.data.images import DROPPED
 from mmspec.training.data.scenes import PromptedScenes, image_pixels
-from reference.vlm_data import Movable, patch_labels
-from reference.vlm_mentions import IGNORED
+from reference.vlm_data import IGNORED, Movable, patch_labels
 
 __all__ = [
     "CAPTION_CLASSES",

@@ -15,10 +15,9 @@ from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
 from mmspec.scenes.reader import label_heads
 from mmspec.training.data.scenes import CAPTION_LENGTH
 from reference.image_data import CAPTION_CLASSES, CLASSES, GRID, ImageBatch
-from reference.vlm_data import PATCH_CLASSES
-from reference.vlm_mentions import IGNORED
+from reference.processors import build_tokenizer
+from reference.vlm_data import IGNORED, PATCH_CLASSES
 from reference.vlm_model import label_loss
-from reference.vlm_processor import build_tokenizer
 
 __all__ = [
     "BESIDE_OBJECT",

@@ -19,8 +19,7 @@ from reference.image_model import (
     build_caption_tokenizer,
     place_loss,
 )
-from reference.vlm_data import PATCH_CLASSES
-from reference.vlm_mentions import IGNORED
+from reference.vlm_data import IGNORED, PATCH_CLASSES
 from reference.vlm_model import label_loss
 
 __all__ = [

@@ -76,8 +76,8 @@ def train_reader(
     Returns:
         The folder. Its `training.json` records how it was made.
     """
-    training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=64)
     out = Path(out)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=64)
     accelerator = training.accelerator
     reader, before = build_reader(size), []
     if start is not None:

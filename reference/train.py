@@ -143,7 +143,7 @@ def latents(
         python -m reference train latents --out my-nextstep --vae my-vae --minutes 150
         python -m reference train latents --out my-draft --vae my-vae --size draft --target my-nextstep
     """
-    from reference.latent_images import train_latent_model
+    from reference.latents import train_latent_model
 
     own: dict[str, Any] = {"kind": kind, "reader": reader, "start": start, "size": size, "target": target}
     made = train_latent_model(out, vae, **own, **training.plan)

@@ -22,16 +22,17 @@ from mmspec.scenes.world import CANVAS
 from mmspec.training.record import save_trained, training_record
 from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals, held_out_figures
 from reference import TRAIN
+from reference.processors import build_hybrid_processor, build_processor
 from reference.vlm_data import WEIGHTS, ConversationBatch, PatchBatch, conversation_batch, patch_batch
 from reference.vlm_model import (
     SHAPES_BY_SIZE,
     ConversationLoss,
     PatchLoss,
+    ReferenceVLM,
     build_model,
     exact_answers,
+    tower_of,
 )
-from reference.vlm_processor import build_hybrid_processor, build_processor
-from reference.vlm_vision import ReferenceVLM, tower_of
 
 __all__ = ["train_vlm"]
 
@@ -71,8 +72,8 @@ def train_vlm(
     if tower_share is None:
         # a tower that stays as it is afterwards has to learn all at once
         tower_share = 0.33 if shape.hybrid else 0.2
-    training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=32)
     out = Path(out)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=32)
     accelerator = training.accelerator
     processor = build_hybrid_processor() if shape.hybrid else build_processor()
     model = build_model(shape, processor)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.steps import WAYS
-from mmspec.evaluation.plots import check_plot
+from mmspec.evaluation.tables import check_plot
 
 __all__ = ["draw_kernels", "draw_steps"]
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mmspec.cli.choice import AcceleratorChoice, alternatives
+from mmspec.cli.choice import AcceleratorChoice
+from mmspec.cli.compared import ALL, Search, default_groups, find_best, groups_of
 from mmspec.cli.console import Interruptible, line_width, note, print_result, progress
-from mmspec.cli.loading import compared_choices, default_choices, own_drafters
+from mmspec.cli.loading import own_drafters
 from mmspec.cli.options import AsJson, ModelOptions, Plot, Table, TopK, TopP, unpack_options
-from mmspec.cli.subject import Question, Subject, image_accelerators, image_methods, load_subject
+from mmspec.cli.subject import Question, Subject, load_subject
 from mmspec.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["bench_app"]
 
-ALL = "all"
 SAMPLES = 3  # in a report
 TEXT_DEFAULTS = {"task": "describe", "max_new_tokens": 128, "temperature": 0.0}
 
@@ -43,16 +43,6 @@ class BenchQuestion(Question):
 
     top_k: TopK = None
     top_p: TopP = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """The options that say how the best of several settings is found."""
-
-    best: Annotated[
-        str, typer.Option(help="What the best of several settings is found by: seconds or forwards.")
-    ] = "seconds"
-    search: Annotated[int, typer.Option(min=1, help="How many other prompts it is found on.")] = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +70,7 @@ class Files:
             InputError: a folder that is not there, or results of batches.
             MissingDependencyError: matplotlib, which the report and the plot need, is not installed.
         """
-        from mmspec.evaluation.plots import check_plot
+        from mmspec.evaluation.tables import check_plot
 
         for name, path in (("--html", self.html), ("--plot", self.plot)):
             if path is not None and not check_plot(path).parent.is_dir():
@@ -146,9 +136,9 @@ def bench(
     from mmspec.decoding.stats import timed_by_device
     from mmspec.evaluation.contenders import count_parameters, describe_accelerator
     from mmspec.evaluation.machine import environment
-    from mmspec.evaluation.plots import draw_bench
     from mmspec.evaluation.speed.record import as_json
     from mmspec.evaluation.speed.timing import batches_of, measure
+    from mmspec.evaluation.tables import draw_bench
 
     files.check(asked.batch_size)
     source = asked.source
@@ -219,7 +209,7 @@ def bench(
         write_html(files.html, records, samples_of(subject, contenders, runs, batches, how.seed))
         note(f"report: {files.html}")
     if files.results is not None:
-        from mmspec.evaluation.speed.result_lines import write_result_lines
+        from mmspec.evaluation.speed.bench_files import write_result_lines
 
         decode = (
             (lambda tokens: "")
@@ -229,76 +219,6 @@ def bench(
         write_result_lines(files.results, list(own), runs, batches, decode)
         note(f"result lines: {files.results}")
     block.finish()
-
-
-def groups_of(accelerators: str, source: str, drafter: str | None) -> list[list[AcceleratorChoice]]:
-    """Settings of each accelerator in a list: one, or several of which the best is compared; "none" leads.
-
-    Raises:
-        InputError: as `compared_choices`.
-    """
-    written = [alternatives(part) for part in accelerators.split(",") if part.strip()]
-    choices = compared_choices(",".join(label for labels in written for label in labels), source, drafter)
-    by_label = {choice.label: choice for choice in choices}
-    groups = [list(dict.fromkeys(label.strip() for label in labels)) for labels in written]
-    groups = groups if ["none"] in groups else [["none"], *groups]
-    return [[by_label[label] for label in labels] for labels in dict.fromkeys(map(tuple, groups))]
-
-
-def default_groups(
-    accelerators: str | None, subject: Subject, source: str, drafter: str | None
-) -> list[list[AcceleratorChoice]]:
-    """The accelerators to compare where none are named, or all of them."""
-    if not subject.draws:
-        return [[choice] for choice in default_choices(source, drafter)]
-    if accelerators == ALL:
-        return groups_of(image_methods(subject.pipe.target, source, drafter), source, drafter)
-    return groups_of(",".join(image_accelerators(subject.pipe.target)), source, drafter)
-
-
-def find_best(
-    groups: Sequence[Sequence[AcceleratorChoice]],
-    subject: Subject,
-    searched: Search,
-    batch_size: int,
-    how: ModelOptions,
-) -> tuple[list[AcceleratorChoice], dict[str, dict[str, dict[str, float]]]]:
-    """The best setting of each accelerator on other prompts, and by it the figures of all that were tried.
-
-    Raises:
-        InputError: several settings, and no other prompts to find the best on; or no such measure.
-    """
-    from mmspec.evaluation.speed.timing import batches_of
-    from mmspec.evaluation.speed.tuning import MEASURES, best_of
-
-    if searched.best not in MEASURES:
-        raise InputError("--best", searched.best, " or ".join(MEASURES))
-    choices = {choice.label: choice for group in groups for choice in group}
-    if len(choices) == len(groups):
-        return list(choices.values()), {}
-    if subject.others is None:
-        written = " or ".join(choice.label for group in groups if len(group) > 1 for choice in group)
-        allowed = "one setting of each: the best is found on other prompts, and these are all of your own"
-        raise InputError("--accelerators", written, allowed)
-    batches = batches_of(subject.others(searched.search), batch_size)
-    settings = {**subject.settings, **subject.form}
-    decoders = {
-        label: subject.contender(choice).decoder(seed=how.seed, **settings)
-        for label, choice in choices.items()
-    }
-    labels = [[choice.label for choice in group] for group in groups]
-    with progress(quiet=how.as_json) as bar:
-        tried = [label for group in labels if len(group) > 1 for label in group]
-        work = bar.add_task("searching", total=(len(tried) + 1) * len(batches))
-        found = best_of(
-            labels,
-            decoders,
-            batches,
-            subject.pipe.device,
-            searched.best,
-            lambda label: bar.update(work, advance=1, description=label),
-        )
-    return [choices[label] for label in found], found
 
 
 def find_peers(
@@ -441,7 +361,7 @@ def compare(
         mmspec bench --json > before.json
         mmspec bench compare before.json after.json
     """
-    from mmspec.evaluation.speed.bench_comparison import compare_benches
+    from mmspec.evaluation.speed.bench_files import compare_benches
     from mmspec.evaluation.speed.html_report import with_interval
     from mmspec.evaluation.tables import figures
 

@@ -173,7 +173,7 @@ def _decode(
 
 def _draw(path: Path, example: Example, output: TextOutput, tokenizer: Any) -> None:
     """Draw the image beside its text, with the tokens of the draft told apart."""
-    from mmspec.evaluation.plots import draw_decoding
+    from mmspec.evaluation.tables import draw_decoding
     from mmspec.media import load_image
     from mmspec.pipelines.text_stream import TextDeltas
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.choice import parse_choice
+from mmspec.cli.compared import image_accelerators
 from mmspec.cli.console import Interruptible, print_result, progress
 from mmspec.cli.loading import default_choice, with_drafter
 from mmspec.cli.options import Accelerator, ModelOptions, unpack_options
-from mmspec.cli.subject import Question, image_accelerators, load_subject
+from mmspec.cli.subject import Question, load_subject
 from mmspec.errors import InputError
 
 if TYPE_CHECKING:

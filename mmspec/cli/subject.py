@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.choice import AcceleratorChoice
-from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, load_pipeline, own_drafters, reference_model
+from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, load_pipeline, reference_model
 from mmspec.cli.options import BatchSize, GuidanceScale, HeadSteps, LastStepNoise, Model, ModelOptions
 from mmspec.errors import InputError
 from mmspec.validation import given_of
@@ -19,36 +19,9 @@ if TYPE_CHECKING:
     from mmspec.evaluation.examples import Example
     from mmspec.pipelines import ImageGenerationPipeline
 
-__all__ = ["Question", "Subject", "image_accelerators", "image_methods", "load_subject"]
+__all__ = ["Question", "Subject", "load_subject"]
 
 SETTINGS = ("max_new_tokens", "temperature", "guidance_scale", "top_k", "top_p", "num_inference_steps")
-
-# Of the published settings of rules that trade quality for speed none is searched for.
-METHODS = (
-    "none,sjd:coupling=fresh:window=8|12|16|24|32,sjd:coupling=gumbel:window=8|12|16|24|32,"
-    "sjd:coupling=exact:window=8|12|16|24|32,sjd:window=8|12|16|24|32,sjd:front=2x2|4x4x4:reach=3:window=16|32,"
-    "sjd:reuse=0.2:window=8|16|32,lantern:delta=0.05:window=16|24|32,lantern:window=16|24|32,"
-    "gsd:window=16|24|32,sjd:acceptance=budget:relaxation=omega:window=16|24|32,"
-    "sjd:acceptance=lantern:window=16|32,sjd:acceptance=lantern++:window=16|32,"
-    "sjd:acceptance=grouped:window=16|32,sjd:acceptance=grouped:partition=codebook:window=16|32,"
-    "cool:window=16|32,sjd:acceptance=suffix:window=16|32,zipar:window=1|4|8,zipar:adaptive=true"
-)
-VECTOR_METHODS = (
-    "none,shared_noise:tolerance=0,shared_noise:tolerance=0.05,shared_noise,shared_noise:tolerance=0.2"
-)
-MASKED_METHODS = (
-    "none,masked:iterations=32,masked:iterations=20,masked:iterations=64:last_steps=5,"
-    "masked:iterations=20:order=checkerboard,masked:iterations=20:order=checkerboard:last_steps=10"
-)
-METHODS_WITH_HEAD = {
-    "cjd": ",cjd:window=24|32:corrected=19:passes=2|3,"
-    "cjd:coupling=exact:window=16|24|32:corrected=15:passes=2,"
-    "cjd:acceptance=budget:relaxation=neighbours|omega:window=24|32:corrected=12:passes=1|2,"
-    "cjd:acceptance=lantern:window=24|32:corrected=12:passes=1|2",
-    "eagle": ",eagle:num_draft_tokens=8|24,eagle:acceptance=budget:num_draft_tokens=8|24,"
-    "eagle:acceptance=lantern:num_draft_tokens=8|24",
-    "ssd": ",ssd:window=16|24|32,ssd:acceptance=budget:window=16|24|32",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,25 +170,6 @@ def load_subject(source: str, asked: Question, how: ModelOptions, defaults: dict
     if examples:
         return Subject(pipe, False, load_images(examples), settings, described)
     return Subject(pipe, False, of_scenes(asked.samples, how.seed), settings, described, others)
-
-
-def image_accelerators(target: Any) -> list[str]:
-    """Accelerators of images to compare where none are named, as on the command line; the first leads."""
-    if not target.vector_size:
-        return ["sjd", "gsd", "lantern", "zipar"]
-    if target.any_order:
-        return ["masked:iterations=20:order=checkerboard", "masked:iterations=32"]
-    return ["shared_noise", "shared_noise:tolerance=0"]
-
-
-def image_methods(target: Any, source: str, drafter: str | None) -> str:
-    """All ways of decoding images with this model, each with the settings that its best is searched among."""
-    from mmspec.models.head_checkpoint import head_of
-
-    if target.vector_size:
-        return MASKED_METHODS if target.any_order else VECTOR_METHODS
-    heads = set(own_drafters(source)) if drafter is None else {head_of(drafter)}
-    return METHODS + "".join(methods for name, methods in METHODS_WITH_HEAD.items() if name in heads)
 
 
 def image_subject(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -98,23 +98,26 @@ class PromptOutput:
     cache: RaggedCache | None = None
 
 
-class TargetState(Protocol):
-    """State that a target keeps of a batch between rounds: its KV cache and more. `Rows` where they move."""
+class TargetState(Rows):
+    """State that a target keeps of a batch between rounds: its KV cache and more; nothing by default."""
 
     def tighten(self, emitted: Sequence[int]) -> None:
         """Tell the state how many tokens each of the B requests has emitted at most, as the host knows it."""
+        return None
 
     def nbytes(self) -> int:
         """Bytes of cached state."""
+        return 0
 
     def close(self) -> None:
         """Leave the model as it was before the prefill."""
+        return None
 
 
 State = TypeVar("State", bound=TargetState)
 
 
-class Target(Protocol[State]):
+class Target(ABC, Generic[State]):
     """Model whose distribution is promised. Holds no state of a request; `prefill` returns it.
 
     Attributes:
@@ -130,13 +133,14 @@ class Target(Protocol[State]):
 
     vocabulary: int
     device: torch.device
-    grid: ImageGrid | None
-    codebook: Tensor | None
-    config: Any
-    mask_token_id: int | None
-    vector_size: int
-    any_order: bool
+    grid: ImageGrid | None = None
+    codebook: Tensor | None = None
+    config: Any = None
+    mask_token_id: int | None = None
+    vector_size: int = 0
+    any_order: bool = False
 
+    @abstractmethod
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[State, PromptOutput]:
@@ -150,15 +154,14 @@ class Target(Protocol[State]):
         Returns:
             The state, and the logits and taps after each prompt.
         """
-        ...
 
+    @abstractmethod
     def score(self, state: State, draft: Draft) -> TargetOutput:
         """Score every node of the draft in one forward; nothing is committed to the cache."""
-        ...
 
+    @abstractmethod
     def commit(self, state: State, draft: Draft, verdict: Verdict, active: Tensor) -> None:
         """Keep the accepted nodes of the rows that are active [B] in the cache, and drop the others."""
-        ...
 
 
 class DraftSession(Rows, ABC):

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gradio as gr
 
-from mmspec.demo.stopping import Stops
 from mmspec.errors import MMSpecError
 
-__all__ = ["MESSAGED", "QUICK", "connect"]
+__all__ = [
+    "MESSAGED",
+    "QUICK",
+    "Stops",
+    "connect",
+]
+
+
+class Stops:
+    """Flags by session. One is fresh from the click that begins, so that waiting work can be stopped too."""
+
+    def __init__(self) -> None:
+        self._flags: dict[str, threading.Event] = {}
+
+    def begin(self, session: str | None) -> None:
+        """Give a session a fresh flag."""
+        self._flags[session or ""] = threading.Event()
+
+    def flag(self, session: str | None) -> threading.Event:
+        """The flag of what the session began last."""
+        return self._flags.setdefault(session or "", threading.Event())
+
+    def stop(self, session: str | None) -> None:
+        """Stop what the session began last; nothing if there is none."""
+        if flag := self._flags.get(session or ""):
+            flag.set()
+
+    def leave(self, session: str | None) -> None:
+        """Stop what the session began last, and forget the session."""
+        self.stop(session)
+        self._flags.pop(session or "", None)
+
 
 PRIVATE: dict[str, Any] = {"api_visibility": "private"}
 #: Keywords of events that may end in a message to the visitor, which only queued ones can send.

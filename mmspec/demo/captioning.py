@@ -12,11 +12,9 @@ from typing import Any, cast
 
 import gradio as gr
 
-from mmspec.demo.buttons import MESSAGED, QUICK, connect
-from mmspec.demo.race import Lane, race
-from mmspec.demo.stopping import Stops
+from mmspec.demo.buttons import MESSAGED, QUICK, Stops, connect
+from mmspec.demo.talk import EMPTY, Lane, race, transcript, turn
 from mmspec.demo.theme import heading, page
-from mmspec.demo.transcript import EMPTY, transcript, turn
 from mmspec.demo.uploads import UPLOAD_LIMITS, Upload, read_upload
 from mmspec.errors import InputError, MMSpecError
 from mmspec.pipelines import VisionLanguagePipeline

@@ -9,10 +9,9 @@ from html import escape
 import numpy as np
 from PIL import Image
 
-from mmspec.demo.commit_map import heat_map
-from mmspec.demo.drawing import Drawing
+from mmspec.demo.drawing import Drawing, heat_map
 from mmspec.demo.theme import figures
-from mmspec.media.data_url import data_url
+from mmspec.media.images import data_url
 
 __all__ = ["NOTHING", "Shown", "gallery"]
 

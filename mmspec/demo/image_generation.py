@@ -11,11 +11,9 @@ from typing import Any, cast
 import gradio as gr
 from PIL import Image
 
-from mmspec.demo.buttons import QUICK, connect
-from mmspec.demo.commit_map import heat_map
-from mmspec.demo.drawing import Drawing, Methods, draw
+from mmspec.demo.buttons import QUICK, Stops, connect
+from mmspec.demo.drawing import Drawing, Methods, draw, heat_map
 from mmspec.demo.gallery import NOTHING, Shown, gallery
-from mmspec.demo.stopping import Stops
 from mmspec.demo.theme import figures, heading, page
 from mmspec.errors import InputError
 from mmspec.pipelines import ImageGenerationPipeline

@@ -1,4 +1,4 @@
-"""A pool of workers through Ray Data: one for each GPU, or for each share of the CPU cores."""
+"""Pool of workers through Ray Data: one pipeline for each GPU, or for each share of the CPU cores."""
 
 from __future__ import annotations
 
@@ -6,16 +6,82 @@ import importlib.util
 import json
 import logging
 import os
+import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-from mmspec.errors import InputError, MissingDependencyError
-from mmspec.many.work import Item, Work, finished, open_folder
+import torch
 
-__all__ = ["check_ray", "run_many"]
+from mmspec.atomic_file import atomic_file
+from mmspec.errors import InputError, MissingDependencyError
+from mmspec.many.work import Item, Work, finished, open_folder, result_file
+from mmspec.pipelines import ImageGenerationPipeline, VisionLanguagePipeline
+
+__all__ = [
+    "PipelineWorker",
+    "check_ray",
+    "run_many",
+]
+
+
+class PipelineWorker:
+    """Loads a pipeline once, then decodes batches; what `ray.data` runs as an actor.
+
+    Every item is a call of its own, so that results are those of one machine whatever batches Ray makes.
+
+    Args:
+        work: what to do.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        torch.set_num_threads(work.threads)
+        device = "cuda" if torch.cuda.is_available() else None
+        kind: Any = ImageGenerationPipeline if work.draws else VisionLanguagePipeline
+        self.pipe: Any = kind.from_pretrained(
+            work.model,
+            accelerator=work.accelerator,
+            dtype=None if work.dtype == "auto" else work.dtype,
+            device_map=device,
+            **work.options,
+        )
+        if work.draws:
+            self.pipe.set_progress_bar_config(disable=True)
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[int]]:
+        """Decode the items of a batch, and write a result for each; returns their indices."""
+        items = [Item(**json.loads(str(text))) for text in batch["item"]]
+        for item in items:
+            self.decode(item)
+        return {"index": [item.index for item in items]}
+
+    def decode(self, item: Item) -> None:
+        """Decode one item; its record is written last."""
+        seed = self.work.seed + item.index
+        record: dict[str, Any] = {"index": item.index, "prompt": item.prompt, "seed": seed}
+        if self.work.draws:
+            what = {"prompt": item.prompt} if item.label is None else {"class_labels": [item.label]}
+            output = self.pipe(**what, seed=[seed], output_type="pil", **self.work.settings)
+            name = f"{item.index:05}.png"
+            with atomic_file(Path(self.work.folder) / name) as temporary:
+                output.images[0].save(temporary, "PNG")
+            record["file"] = name
+            if not self.pipe.target.vector_size:
+                record["codes"] = self.pipe.target.grid.codes(output.tokens[0])
+        else:
+            output = self.pipe(item.prompt, images=list(item.images), seed=seed, **self.work.settings)
+            record |= {"images": list(item.images), "text": output.text[0]}
+            record["finish_reason"] = output.finish_reasons[0]
+        stats = output.stats
+        record |= {"accelerator": stats.accelerator, "promise": stats.exactness}
+        record |= {"new_tokens": sum(stats.new_tokens), "target_forwards": stats.target_forwards}
+        record |= {"seconds": stats.seconds, "worker": f"{socket.gethostname()}:{os.getpid()}"}
+        with atomic_file(result_file(self.work.folder, item.index)) as temporary:
+            temporary.write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 
 def check_ray() -> None:
@@ -72,8 +138,6 @@ def _with_ray(work: Work, left: Sequence[Item], workers: int | None, on_done: Ca
 def _decode(
     ray: Any, work: Work, items: Sequence[Item], workers: int | None, on_done: Callable[[int], None]
 ) -> None:
-    from mmspec.many.worker import PipelineWorker
-
     cluster = ray.cluster_resources()
     gpus, cores = int(cluster.get("GPU", 0)), int(cluster.get("CPU", 1))
     count = workers or gpus or max(1, cores // 2)

@@ -1,4 +1,4 @@
-"""Load images of every usual kind as RGB images; too large ones are refused by their headers.
+"""Load images of every usual kind as RGB images, refuse too large ones by their headers, encode images.
 
 Knows five file formats and no others; transparent places become white, EXIF rotation is applied. Embedded
 colour profiles are ignored, and CMYK is converted by Pillow's plain formula, as every processor of
@@ -7,6 +7,7 @@ transformers expects.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import struct
@@ -15,6 +16,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFile
@@ -29,7 +31,12 @@ from mmspec.media.limits import DEFAULT_LIMITS, Described, MediaLimits, check_si
 from mmspec.media.pixels import is_array, scale_16_bit, to_pixels
 from mmspec.media.source import file_format, read_source
 
-__all__ = ["load_image", "load_images"]
+__all__ = [
+    "data_url",
+    "encode_image",
+    "load_image",
+    "load_images",
+]
 
 # Opened by class, not by Image.open: no other parser can be reached, and no size is judged but by our limit.
 _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
@@ -202,3 +209,21 @@ def _webp_size(data: bytes) -> tuple[int, int]:
     if chunk == b"VP8 ":
         return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
     return 0, 0
+
+
+def data_url(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
+    """Encode an image as a `data:` URL; arguments as of `encode_image`."""
+    return f"data:image/{kind.lower()};base64,{encode_image(image, kind, **options)}"
+
+
+def encode_image(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
+    """Encode an image as the base64 of a file.
+
+    Args:
+        image: any mode that the kind of file takes.
+        kind: Pillow's name of the format.
+        options: of Pillow's `save`, such as `quality`.
+    """
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return base64.b64encode(file.getvalue()).decode()

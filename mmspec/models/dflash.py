@@ -19,7 +19,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEm
 
 from mmspec.models.dflash_layers import BlockLayer, near
 from mmspec.models.eagle3 import three_taps
-from mmspec.models.feature_head import HIDDEN, DraftingHead
+from mmspec.models.feature_head import DraftingHead
+from mmspec.models.head_config import check_taps
 from mmspec.models.head_layers import FULL, SLIDING, PartialRotary, PublishedLayerConfig
 
 __all__ = [
@@ -127,9 +128,7 @@ class DFlashConfig(PublishedLayerConfig):
             )
         if self.markov and self.markov_rank < 1:
             raise ValueError(f"markov_rank: got {self.markov_rank}; 1 or more")
-        deepest = self.target_layers - 1 if self.target_layers else max(self.taps, default=0)
-        if not self.taps or any(not HIDDEN <= tap <= deepest for tap in self.taps):
-            raise ValueError(f"taps: got {self.taps}; from -1 to {deepest}")
+        check_taps(self.taps, self.target_layers)
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:

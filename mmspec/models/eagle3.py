@@ -21,7 +21,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from mmspec.decoding.cache import additive_mask
 from mmspec.errors import InputError
-from mmspec.models.feature_head import HIDDEN, FeatureHead
+from mmspec.models.feature_head import FeatureHead
+from mmspec.models.head_config import check_taps
 from mmspec.models.head_layers import (
     SLIDING,
     MultimodalRotary,
@@ -86,9 +87,7 @@ class Eagle3Config(PublishedLayerConfig):
             raise ValueError(
                 f"draft_vocabulary: got {self.draft_vocabulary}; at most {self.vocabulary}, the vocabulary"
             )
-        deepest = self.target_layers - 1 if self.target_layers else max(self.taps, default=0)
-        if not self.taps or any(not HIDDEN <= tap <= deepest for tap in self.taps):
-            raise ValueError(f"taps: got {self.taps}; from -1 to {deepest}")
+        check_taps(self.taps, self.target_layers)
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("fc_norm: got True; False beside norm_before_fc, which norms the same states")
         section, half = self.mrope_section, self.rotary_dim // 2

@@ -9,6 +9,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 __all__ = [
+    "check_taps",
     "MAX_HEADS",
     "HeadConfig",
     "LevelHeadsConfig",
@@ -95,9 +96,7 @@ class WindowHeadConfig(SizedHeadConfig):
 
     def validate_taps(self) -> None:
         """Refuse layers that the target does not have; called by `strict`."""
-        deepest = self.target_layers - 1 if self.target_layers else max(self.taps, default=0)
-        if not self.taps or any(not -1 <= tap <= deepest for tap in self.taps):
-            raise ValueError(f"taps: got {self.taps}; from -1 to {deepest}")
+        check_taps(self.taps, self.target_layers)
 
 
 @strict
@@ -130,3 +129,10 @@ class LevelHeadsConfig(SizedHeadConfig):
     def depth(self) -> int:
         """Depth of the tree that is grown where nothing else is asked for."""
         return self.num_heads
+
+
+def check_taps(taps: list[int], layers: int) -> None:
+    """Raise ValueError unless there are taps, and a target of so many layers has them; 0 layers for any."""
+    deepest = layers - 1 if layers else max(taps, default=0)
+    if not taps or any(not -1 <= tap <= deepest for tap in taps):
+        raise ValueError(f"taps: got {taps}; from -1 to {deepest}")

@@ -227,7 +227,9 @@ def single_layer(layer: PreTrainedConfig, *, norm: str | None = None) -> PreTrai
 
 
 class MultimodalRotary(nn.Module):
-    """Cosines and sines by which attention turns queries and keys; without state, so that nothing is loaded.
+    """Rotary tables of three axes, time, height and width (M-RoPE; Qwen2-VL, 2409.12191, section 2.1).
+
+    They are computed for each call, so that a checkpoint holds nothing of them.
 
     Args:
         head_dim: how many numbers of each head are turned.

@@ -1,7 +1,6 @@
-"""Reading files as authors publish them: pickles of tensors inside containers and wrappers.
+"""Readers of weights as authors publish them: pickles in containers and wrappers, safetensors, and shards.
 
-It runs no code from a file, and it lets no key pass unexplained. What the keys mean is the business of the
-model's own converter.
+No code of a file is run, and no key passes unexplained. What keys mean is the business of each converter.
 """
 
 from __future__ import annotations

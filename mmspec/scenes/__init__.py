@@ -4,19 +4,21 @@
 `sample_clip` and `render_clip` set it in motion.
 """
 
-from mmspec.scenes.clips import Clip, clip_caption, render_clip, sample_clip
 from mmspec.scenes.contact_sheet import draw_contact_sheet
 from mmspec.scenes.image_prompts import ImagePrompt, parse_image_prompt, sample_image_prompt
-from mmspec.scenes.language import CaptionReading, caption, describe, parse_caption
-from mmspec.scenes.questions import (
+from mmspec.scenes.language import (
     CAPTION_PROMPTS,
     DESCRIPTION_PROMPTS,
     KINDS,
+    CaptionReading,
     Question,
     ask,
+    caption,
+    describe,
+    parse_caption,
     questions,
 )
-from mmspec.scenes.render import object_masks, render
+from mmspec.scenes.render import Clip, clip_caption, object_masks, render, render_clip, sample_clip
 from mmspec.scenes.world import (
     BACKGROUNDS,
     CANVAS,

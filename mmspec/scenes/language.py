@@ -1,4 +1,4 @@
-"""Words for scenes: short captions, long descriptions, and the reader that checks them.
+"""Words for scenes: captions, descriptions, questions with their only right answers, and a caption reader.
 
 Deterministic given the scene, so that a sentence is right or wrong. All text is lower case.
 """
@@ -6,8 +6,14 @@ Deterministic given the scene, so that a sentence is right or wrong. All text is
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
+
+from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
 from mmspec.scenes.world import (
     BACKGROUNDS,
     COLOURS,
@@ -20,7 +26,20 @@ from mmspec.scenes.world import (
     pairs,
 )
 
-__all__ = ["CaptionReading", "caption", "describe", "name", "parse_caption", "vertical_relation"]
+__all__ = [
+    "CAPTION_PROMPTS",
+    "CaptionReading",
+    "DESCRIPTION_PROMPTS",
+    "KINDS",
+    "Question",
+    "ask",
+    "caption",
+    "describe",
+    "name",
+    "parse_caption",
+    "questions",
+    "vertical_relation",
+]
 
 NUMBERS = ("zero", "one", "two", "three")
 ORDINALS = ("first", "second", "third")
@@ -90,3 +109,182 @@ def describe(scene: Scene) -> str:
         "corner to corner."
     )
     return " ".join(sentences)
+
+
+CAPTION_PROMPTS = (
+    "describe the picture.",
+    "describe this image.",
+    "describe the picture in one sentence.",
+    "caption the picture.",
+    "caption this image.",
+    "what is in the picture?",
+    "what is in this image?",
+    "what do you see?",
+)
+DESCRIPTION_PROMPTS = (
+    "describe the picture in detail.",
+    "describe this image in detail.",
+    "describe the image in detail.",
+    "describe everything in the picture.",
+    "write a long description of the picture.",
+    "write a detailed description of this image.",
+)
+PLURALS = {shape: shape + ("es" if shape.endswith("s") else "s") for shape in SHAPES}
+MAX_QUESTIONS = 16
+PLACES = (("",), ("left", "right"), ("left", "middle", "right"))
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question about one scene, its only right answer, and its kind (one of `KINDS`)."""
+
+    kind: str
+    text: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """Words that pick out one object, and the attribute that they give away."""
+
+    text: str
+    reveals: str
+    thing: SceneObject
+
+
+def ask(scene: Scene, kind: str, rng: np.random.Generator) -> Question | None:
+    """Ask a question of one kind; None where the scene allows none (relations need two objects)."""
+    if kind not in _ASKERS:
+        raise InputError("kind", kind, did_you_mean(kind, KINDS))
+    asked = _ASKERS[kind](scene, rng)
+    return None if asked is None else Question(kind, *asked)
+
+
+def questions(scene: Scene, rng: np.random.Generator, count: int) -> list[Question]:
+    """Sample different questions about one scene; a kind comes again only after all others."""
+    if not 0 <= count <= MAX_QUESTIONS:
+        raise InputError("count", count, f"at most {MAX_QUESTIONS}: a simple scene allows few different ones")
+    asked: dict[str, Question] = {}
+    while len(asked) < count:
+        for kind in rng.permutation(KINDS):
+            question = ask(scene, str(kind), rng)
+            if question is not None:
+                asked.setdefault(question.text, question)
+    return list(asked.values())[:count]
+
+
+def _references(scene: Scene, index: int, hidden: str | None) -> list[_Reference]:
+    """List all references to an object that fit no other one and do not give `hidden` away."""
+    thing = scene.objects[index]
+    others = [other for i, other in enumerate(scene.objects) if i != index]
+    place = PLACES[len(others)][index]
+    found = [_Reference(f"the {place} object" if place else "the object", "place", thing)]
+    for attribute in ("shape", "colour", "size", "pattern"):
+        value = getattr(thing, attribute)
+        if attribute == hidden or not others or any(getattr(other, attribute) == value for other in others):
+            continue
+        found.append(
+            _Reference(f"the {value}" if attribute == "shape" else f"the {value} object", attribute, thing)
+        )
+    return found
+
+
+def _choose(rng: np.random.Generator, options: list[_Reference]) -> _Reference:
+    # Shape and colour are the natural handles; places would otherwise take half of all questions.
+    weights = np.array(
+        [{"place": 1.0, "shape": 3.0, "colour": 3.0}.get(option.reveals, 1.0) for option in options]
+    )
+    return options[int(rng.choice(len(options), p=weights / weights.sum()))]
+
+
+def _some_reference(scene: Scene, rng: np.random.Generator, hidden: str | None = None) -> _Reference:
+    return _choose(rng, _references(scene, int(rng.integers(len(scene.objects))), hidden))
+
+
+def _ask_colour(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
+    reference = _some_reference(scene, rng, "colour")
+    spelling = "color" if rng.random() < 0.25 else "colour"
+    return f"what {spelling} is {reference.text}?", reference.thing.colour
+
+
+def _ask_attribute(scene: Scene, rng: np.random.Generator, name: str, verb: str = "is") -> tuple[str, str]:
+    reference = _some_reference(scene, rng, name)
+    return f"what {name} {verb} {reference.text}?", getattr(reference.thing, name)
+
+
+def _ask_where(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
+    reference = _some_reference(scene, rng)
+    return f"where is {reference.text}?", f"{reference.thing.row} {reference.thing.column}"
+
+
+def _ask_count(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
+    attribute = ("any", "size", "shape", "colour")[rng.integers(4)]
+    if attribute == "any":
+        return "how many objects are there?", NUMBERS[len(scene.objects)]
+    values = {"size": SIZES, "shape": SHAPES, "colour": COLOURS}[attribute]
+    present = getattr(scene.objects[rng.integers(len(scene.objects))], attribute)
+    value = present if rng.random() < 0.6 else values[rng.integers(len(values))]
+    count = sum(getattr(thing, attribute) == value for thing in scene.objects)
+    words = PLURALS[value] if attribute == "shape" else f"{value} objects"
+    return f"how many {words} are there?", NUMBERS[count]
+
+
+def _ask_exists(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
+    thing = scene.objects[rng.integers(len(scene.objects))]
+    colour, shape = thing.colour, thing.shape
+    if rng.random() < 0.5:
+        if rng.random() < 0.5:
+            colour = COLOURS[rng.integers(len(COLOURS))]
+        else:
+            shape = SHAPES[rng.integers(len(SHAPES))]
+    present = any((other.colour, other.shape) == (colour, shape) for other in scene.objects)
+    return f"is there {'an' if colour[0] in 'aeiou' else 'a'} {colour} {shape}?", "yes" if present else "no"
+
+
+def _two_references(scene: Scene, rng: np.random.Generator) -> tuple[_Reference, _Reference] | None:
+    if len(scene.objects) < 2:
+        return None
+    one, other = (int(index) for index in rng.permutation(len(scene.objects))[:2])
+    options = [
+        [reference for reference in _references(scene, index, None) if reference.reveals != "place"]
+        for index in (one, other)
+    ]
+    if not all(options):
+        return None
+    return _choose(rng, options[0]), _choose(rng, options[1])
+
+
+def _ask_side(scene: Scene, rng: np.random.Generator) -> tuple[str, str] | None:
+    chosen = _two_references(scene, rng)
+    if chosen is None:
+        return None
+    one, other = chosen
+    return f"is {one.text} left of {other.text}?", "yes" if one.thing.x < other.thing.x else "no"
+
+
+def _ask_height(scene: Scene, rng: np.random.Generator) -> tuple[str, str] | None:
+    chosen = _two_references(scene, rng)
+    if chosen is None:
+        return None
+    one, other = chosen
+    text = f"is {one.text} above, below or level with {other.text}?"
+    return text, vertical_relation(one.thing, other.thing).split()[0]
+
+
+def _ask_background(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
+    return "what is the background?", scene.background
+
+
+_ASKERS: dict[str, Callable[[Scene, np.random.Generator], tuple[str, str] | None]] = {
+    "colour": _ask_colour,
+    "shape": partial(_ask_attribute, name="shape"),
+    "size": partial(_ask_attribute, name="size"),
+    "pattern": partial(_ask_attribute, name="pattern", verb="is on"),
+    "where": _ask_where,
+    "count": _ask_count,
+    "exists": _ask_exists,
+    "side": _ask_side,
+    "height": _ask_height,
+    "background": _ask_background,
+}
+KINDS = tuple(_ASKERS)

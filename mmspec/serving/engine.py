@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Event:
-    """What a worker has to say about a row. The first one of a row, if it is no error, says it has entered.
+    """News of a row from the worker. The first of a row says that it has entered the batch, or is an error.
 
     Attributes:
         text: new text.

@@ -1,4 +1,4 @@
-"""What stands around every request: its id, key and size, and its end, with all that it left running."""
+"""The frame of every request: its id, key and size are checked, and what it left running ends with it."""
 
 from __future__ import annotations
 

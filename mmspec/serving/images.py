@@ -9,7 +9,7 @@ from typing import Any
 from anyio import to_thread
 from fastapi import APIRouter, Request
 
-from mmspec.media.data_url import encode_image
+from mmspec.media.images import encode_image
 from mmspec.serving.engine import Engine
 from mmspec.serving.errors import RequestError
 from mmspec.serving.limits import ServerLimits, check_at_most

@@ -18,7 +18,7 @@ __all__ = ["BatchedRows", "RowUpdate", "RowsInTurn", "open_rows", "why_in_turn"]
 
 @dataclass(frozen=True)
 class RowUpdate:
-    """What a round gave to one row: new tokens and text, and at its end the reason and the output."""
+    """The new tokens and text of one row after a round, and at its end the reason and the output."""
 
     handle: Any
     tokens: list[Any] = field(default_factory=list)
@@ -108,7 +108,8 @@ class Handle:
 class RowsInTurn:
     """Rows that take turns: each is a call of its own, and a round is one step of every call.
 
-    They enter and leave between rounds; each gives exactly what it gives alone.
+    They enter and leave between rounds, by the methods of `BatchedRows`; each gives exactly what it gives
+    alone.
 
     Args:
         pipe: the pipeline, in use by nobody else.
@@ -121,20 +122,9 @@ class RowsInTurn:
 
     @property
     def free(self) -> int:
-        """Places that are left."""
         return self._rows - len(self._handles)
 
     def enter(self, prompt: Any, rules: TextRules | None = None, **settings: Any) -> Handle:
-        """Let a row in; the model reads its prompt in the next round.
-
-        Args:
-            prompt: of one row.
-            rules: of its text; None for images.
-            settings: of the pipeline.
-
-        Raises:
-            InputError: no place is left, or an argument of the pipeline cannot be used.
-        """
         if not self.free:
             raise InputError("rows", self._rows + 1, f"at most {self._rows} at a time")
         pipe = self._pipe
@@ -151,18 +141,15 @@ class RowsInTurn:
         return handle
 
     def prompt_tokens(self, handle: Handle) -> int:
-        """Tokens of a row's prompt, visual ones included."""
         return handle.prompt_tokens
 
     def step(self) -> list[RowUpdate]:
-        """Take one round of every row; those that ended have left."""
         updates = [self._step(handle) for handle in self._handles]
         ended = {update.handle for update in updates if update.finish_reason or update.error}
         self._handles = [handle for handle in self._handles if handle not in ended]
         return updates
 
     def cancel(self, handle: Handle) -> None:
-        """Take a row out; does nothing if it has left."""
         if handle in self._handles:
             self._handles.remove(handle)
 
@@ -196,7 +183,7 @@ class RowsInTurn:
 
 
 def why_in_turn(pipe: Any) -> str | None:
-    """Why the rows of a pipeline take turns; None if they are decoded together."""
+    """The reason why the rows of a pipeline take turns; None if they are decoded together."""
     try:
         check_rows_move(pipe)
     except InputError as error:

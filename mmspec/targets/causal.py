@@ -7,21 +7,19 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Draft, DraftKind, Nodes
-from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.interfaces import PromptOutput, TargetOutput
-from mmspec.decoding.rows import Rows, named
+from mmspec.decoding.interfaces import PromptOutput, Target, TargetOutput, TargetState
+from mmspec.decoding.rows import named
 from mmspec.decoding.verdict import Verdict
-from mmspec.errors import InputError, UnsupportedModelError
+from mmspec.errors import UnsupportedModelError
 from mmspec.models.weights import execution_device, is_offloaded
 from mmspec.targets.admission import check_model
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
@@ -30,14 +28,14 @@ from mmspec.targets.memory import check_draft, measure_states
 from mmspec.targets.mixers import mixers_on_tree
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
 from mmspec.targets.rotary import change_of, find_changing, turned_one_by_one, turned_together
-from mmspec.targets.steps import CapturedForward, CompiledForward
+from mmspec.targets.steps import CapturedForward, CompiledForward, HiddenStates
 from mmspec.transformers_versions import cache_name
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class CacheState(Rows):
+class CacheState(TargetState):
     """Cached rows of a batch, and the positions that follow them.
 
     Attributes:
@@ -89,7 +87,7 @@ class CausalState(CacheState):
         self.hidden.close()
 
 
-class CausalTarget:
+class CausalTarget(Target[Any]):
     """Adapter from a transformers model to the Target interface.
 
     Prompts are read one row at a time and never padded, so a row of a batch is computed as it is
@@ -106,11 +104,6 @@ class CausalTarget:
         UnsupportedModelError: the model cannot be decoded speculatively; the message says why.
     """
 
-    grid: ImageGrid | None = None
-    codebook: Tensor | None = None
-    mask_token_id: int | None = None
-    vector_size: int = 0
-    any_order: bool = False
     rope_arguments: ClassVar[frozenset[str]] = frozenset()  # what positions are made of beside grids
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -375,63 +368,3 @@ class CausalTarget:
 def to_device(inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """The tensors on that device; what is not a tensor (images encoded by `generate`) is there already."""
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-
-
-class HiddenStates:
-    """Hidden states of chosen layers, collected by hooks in every forward until `close`.
-
-    Hooks work alike on every transformers version; `output_hidden_states=[...]` does not (5.17 drops the last
-    index).
-
-    Args:
-        model: whose decoder is hooked.
-        taps: layer indices, each for the input of that layer; -1 for the final, normed states.
-        stays: whether `close` keeps the hooks, for the next batch.
-
-    Raises:
-        InputError: there is no such layer.
-        UnsupportedModelError: a layer reads several streams of hidden states (Gemma 3n); in the forward.
-    """
-
-    def __init__(self, model: PreTrainedModel, taps: Sequence[int], stays: bool = False) -> None:
-        decoder = model.get_decoder()
-        layers: Sequence[nn.Module] = getattr(decoder, "layers", getattr(decoder, "h", ()))
-        for tap in taps:
-            if not -1 <= tap < len(layers):
-                raise InputError("taps", tap, f"-1, or a layer index from 0 to {len(layers) - 1}")
-        self._stays = stays
-        self._states: dict[int, Tensor] = {}
-        self._handles = [
-            decoder.register_forward_hook(self._keep_output)
-            if tap == -1
-            else layers[tap].register_forward_pre_hook(partial(self._keep_input, tap), with_kwargs=True)
-            for tap in taps
-        ]
-
-    def take(self) -> dict[int, Tensor]:
-        """Return the states of the last forward, tap -> [B, n, d], and forget them."""
-        states, self._states = self._states, {}
-        return states
-
-    def put(self, states: dict[int, Tensor]) -> None:
-        """Set the states of a forward that was replayed from a graph, where no hook runs."""
-        self._states = states
-
-    def close(self) -> None:
-        """Remove the hooks, unless they stay."""
-        for handle in [] if self._stays else self._handles:
-            handle.remove()
-
-    def _keep_input(
-        self, tap: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
-    ) -> None:
-        state = args[0] if args else kwargs["hidden_states"]
-        if state.dim() != 3:
-            raise UnsupportedModelError(
-                f"{type(module).__name__} reads several streams of hidden states, {tuple(state.shape)}; "
-                "drafters can read those of one stream, [B, n, d]"
-            )
-        self._states[tap] = state
-
-    def _keep_output(self, module: nn.Module, args: object, output: Any) -> None:
-        self._states[-1] = output[0] if isinstance(output, tuple) else output.last_hidden_state

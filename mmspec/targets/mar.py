@@ -12,7 +12,7 @@ from torch import Tensor
 from mmspec.decoding.draft import Draft, Progress
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.indexing import pick, put
-from mmspec.decoding.interfaces import PromptOutput, TargetOutput
+from mmspec.decoding.interfaces import PromptOutput, Target, TargetOutput, TargetState
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 from mmspec.models.denoising import DenoisingHead
@@ -24,7 +24,7 @@ __all__ = ["MARState", "MARTarget"]
 
 
 @dataclass
-class MARState:
+class MARState(TargetState):
     """Known cells of a batch of images.
 
     Attributes:
@@ -46,17 +46,11 @@ class MARState:
         self.known.scatter_(1, cells.repeat(copies, 1), True)
         self.known[:, -1] = False
 
-    def tighten(self, emitted: Sequence[int]) -> None:
-        """Do nothing: the image has its size from the start."""
-
     def nbytes(self) -> int:
         return self.tokens.nbytes + (0 if self.cache is None else self.cache.nbytes())
 
-    def close(self) -> None:
-        """Do nothing: the model was not changed."""
 
-
-class MARTarget:
+class MARTarget(Target[MARState]):
     """Adapter from a MAR to the Target interface.
 
     What the interface calls logits are conditions of the denoising head, [R, n, D]. Every forward reads all
@@ -73,9 +67,8 @@ class MARTarget:
         published, classes: as of `ImageTokenTarget`.
     """
 
-    any_order: bool = True
-    codebook: Tensor | None = None
-    mask_token_id: int | None = None
+    grid: ImageGrid
+    any_order = True
     published: Mapping[str, Any] = {"guidance_scale": 3.0, "guidance_schedule": "rising"}  # of mar_large
 
     def __init__(self, model: MARForImageGeneration) -> None:

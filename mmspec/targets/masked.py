@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +12,8 @@ from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import additive_mask, check_layer_types
 from mmspec.decoding.draft import Draft, Nodes
-from mmspec.decoding.image_grid import FREE, ImageGrid
-from mmspec.decoding.interfaces import PromptOutput, TargetOutput
+from mmspec.decoding.image_grid import FREE
+from mmspec.decoding.interfaces import PromptOutput, Target, TargetOutput, TargetState
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 from mmspec.models.weights import execution_device
@@ -25,7 +24,7 @@ from mmspec.validation import is_integer
 
 
 @dataclass
-class MaskedState:
+class MaskedState(TargetState):
     """Prompts of a batch, which are all that a masked target keeps.
 
     Attributes:
@@ -38,17 +37,8 @@ class MaskedState:
     lengths: Tensor
     limit: tuple[float, str]
 
-    def tighten(self, emitted: Sequence[int]) -> None:
-        """Do nothing: no room is kept for the output."""
 
-    def nbytes(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        """Do nothing: the model was not changed."""
-
-
-class MaskedTarget:
+class MaskedTarget(Target[MaskedState]):
     """Adapter from a masked language model to the Target interface (LLaDA, 2502.09992).
 
     Such a model is a decoder-only architecture trained without the causal mask: prompt and output see each
@@ -70,11 +60,8 @@ class MaskedTarget:
         InputError: the mask token is none of the vocabulary.
     """
 
-    grid: ImageGrid | None = None
-    codebook: Tensor | None = None
-    config: Any = None
-    vector_size: int = 0
-    any_order: bool = True
+    mask_token_id: int
+    any_order = True
 
     def __init__(self, model: PreTrainedModel, mask_token_id: int) -> None:
         check_model(model)

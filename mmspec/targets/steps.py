@@ -1,4 +1,7 @@
-"""Scoring forwards that cost less to launch: captured in CUDA graphs, or compiled by torch.compile."""
+"""Scoring forwards that cost less to launch: captured in CUDA graphs, or compiled by torch.compile.
+
+And the hooks that read hidden states in them.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,21 @@ import inspect
 import logging
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.decoding.cache import RaggedCache, mask_width
 from mmspec.decoding.graphs import Graph, Side, can_capture, capture
+from mmspec.errors import InputError, UnsupportedModelError
 
-__all__ = ["LEAST_CAPACITY", "CapturedForward", "CompiledForward", "StaticCaches", "Taps"]
+__all__ = ["LEAST_CAPACITY", "CapturedForward", "CompiledForward", "HiddenStates", "StaticCaches"]
 
 MAX_GRAPHS = 32
 MAX_CACHES = 4
@@ -59,16 +64,64 @@ class CompiledForward:
             return self._eager(*args, **kwargs)
 
 
-class Taps(Protocol):
-    """Hidden states that hooks read in a forward."""
+class HiddenStates:
+    """Hidden states of chosen layers, collected by hooks in every forward until `close`.
+
+    Hooks work alike on every transformers version; `output_hidden_states=[...]` does not (5.17 drops the last
+    index).
+
+    Args:
+        model: whose decoder is hooked.
+        taps: layer indices, each for the input of that layer; -1 for the final, normed states.
+        stays: whether `close` keeps the hooks, for the next batch.
+
+    Raises:
+        InputError: there is no such layer.
+        UnsupportedModelError: a layer reads several streams of hidden states (Gemma 3n); in the forward.
+    """
+
+    def __init__(self, model: PreTrainedModel, taps: Sequence[int], stays: bool = False) -> None:
+        decoder = model.get_decoder()
+        layers: Sequence[nn.Module] = getattr(decoder, "layers", getattr(decoder, "h", ()))
+        for tap in taps:
+            if not -1 <= tap < len(layers):
+                raise InputError("taps", tap, f"-1, or a layer index from 0 to {len(layers) - 1}")
+        self._stays = stays
+        self._states: dict[int, Tensor] = {}
+        self._handles = [
+            decoder.register_forward_hook(self._keep_output)
+            if tap == -1
+            else layers[tap].register_forward_pre_hook(partial(self._keep_input, tap), with_kwargs=True)
+            for tap in taps
+        ]
 
     def take(self) -> dict[int, Tensor]:
         """Return the states of the last forward, tap -> [B, n, d], and forget them."""
-        ...
+        states, self._states = self._states, {}
+        return states
 
     def put(self, states: dict[int, Tensor]) -> None:
         """Set the states of a forward that was replayed from a graph, where no hook runs."""
-        ...
+        self._states = states
+
+    def close(self) -> None:
+        """Remove the hooks, unless they stay."""
+        for handle in [] if self._stays else self._handles:
+            handle.remove()
+
+    def _keep_input(
+        self, tap: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+    ) -> None:
+        state = args[0] if args else kwargs["hidden_states"]
+        if state.dim() != 3:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} reads several streams of hidden states, {tuple(state.shape)}; "
+                "drafters can read those of one stream, [B, n, d]"
+            )
+        self._states[tap] = state
+
+    def _keep_output(self, module: nn.Module, args: object, output: Any) -> None:
+        self._states[-1] = output[0] if isinstance(output, tuple) else output.last_hidden_state
 
 
 class CapturedForward:
@@ -94,7 +147,9 @@ class CapturedForward:
         self._side: Side | None = None
         self.caches = StaticCaches()
 
-    def __call__(self, inputs: Mapping[str, Any], cache: RaggedCache, taps: Taps | None = None) -> Tensor:
+    def __call__(
+        self, inputs: Mapping[str, Any], cache: RaggedCache, taps: HiddenStates | None = None
+    ) -> Tensor:
         """Score the nodes that the cache was told of by `begin_score`; arguments as of `forward`."""
         if not can_capture(cache.lengths.device):
             return self._forward(inputs, cache)
@@ -119,7 +174,7 @@ class CapturedForward:
         return captured.graph.output.clone()
 
     def _try_capture(
-        self, leaves: list[Any], structure: TreeSpec, cache: RaggedCache, taps: Taps | None
+        self, leaves: list[Any], structure: TreeSpec, cache: RaggedCache, taps: HiddenStates | None
     ) -> Captured | None:
         def forward(*tensors: Tensor) -> Tensor:
             given = iter(tensors)

@@ -129,7 +129,7 @@ def train_on(
     data: DrafterData,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Train a model by a method on any data; the trainer's part that knows no folder."""
+    """Train a model by a method on data, and write what is measured then into its config."""
     learner, trial = METHODS[method].learn(model, target, **settings or {}), data.trial()
     device, halved = training.accelerator.device, target.dtype != torch.float32
 

@@ -46,18 +46,18 @@ class Method:
 
     @property
     def head(self) -> type[PreTrainedModel]:
-        """The model, whose config's `for_target` makes the shape for a target."""
+        """The class of the model. Its config class has `for_target`, which makes a config for a target."""
         model: type[PreTrainedModel] = self.record.load("model")
         return model
 
     @property
     def learner(self) -> type[DrafterLoss]:
-        """The loss; what its constructor takes by keyword alone can be set, as can what the config has."""
+        """The class of the loss. Its keyword-only arguments are settings, beside the fields of the config."""
         loss: type[DrafterLoss] = self.record.load("loss")
         return loss
 
     def drafter(self, model: nn.Module) -> Drafter:
-        """The model as a drafter, for the acceptance length on held-out prompts."""
+        """Make a drafter of the model, to measure the acceptance length on held-out prompts."""
         drafter: Drafter = self.record.load("drafter")(model)
         return drafter
 
@@ -83,14 +83,14 @@ class Method:
         return self.learner(model, target, **own)
 
     def of_head(self) -> set[str]:
-        """Settings of the model: the attributes of its config that the target leaves open."""
+        """Names of the settings of the model: the fields of its config that a target does not decide."""
         config: Any = self.head.config_class
         kinds = [kind for kind in config.__mro__ if issubclass(kind, PreTrainedConfig)]
         names = {name for kind in kinds[: kinds.index(PreTrainedConfig)] for name in kind.__annotations__}
         return {name for name in names if name not in FROM_TARGET and not name.startswith("target_")}
 
     def of_learner(self) -> set[str]:
-        """Settings of the loss."""
+        """Names of the settings of the loss."""
         parameters = inspect.signature(self.learner).parameters.values()
         return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 

@@ -55,7 +55,7 @@ def training_record(
 def save_trained(
     model: PreTrainedModel, folder: Path, training: Mapping[str, Any] | None = None, parts: Sequence[str] = ()
 ) -> None:
-    """Save a model in half precision on disk, single in memory.
+    """Save a model in half precision, with a config by which it is loaded in single precision.
 
     Args:
         model: with whole weights.

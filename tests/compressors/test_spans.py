@@ -39,9 +39,12 @@ def area(boxes: torch.Tensor) -> float:
     return float((boxes[:, 2:] - boxes[:, :2]).prod(-1).sum())
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_every_placeholder_belongs_to_one_image(family: tuple[str, Any, Any], count: int) -> None:
-    name, model, processor = family
+def test_every_placeholder_belongs_to_one_image(family: tuple[str, Any, Any]) -> None:
+    for count in (0, 1, 3):
+        check_placeholders(*family, count)
+
+
+def check_placeholders(name: str, model: Any, processor: Any, count: int) -> None:
     message = user_message("what is there ?", IMAGES[1 : 1 + count])
     inputs = encode(processor, message)
     spans = find_images(model.config, inputs)

@@ -53,7 +53,7 @@ def test_two_calls_taking_turns_are_two_calls_alone(name: str) -> None:
     assert [canvas.outputs() for _, canvas in calls] == [alone(prompt) for prompt in PROMPTS[:2]]
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", ["copy", "jacobi"])
 def test_a_call_given_up_in_the_middle_leaves_no_trace(name: str) -> None:
     given_up, _ = begin(PROMPTS[2], DRAFTERS[name])
     next(given_up), next(given_up)

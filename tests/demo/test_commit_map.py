@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from mmspec.decoding.image_grid import ImageGrid
-from mmspec.demo.commit_map import CommitMap, heat_image, heat_map
+from mmspec.demo.drawing import CommitMap, heat_image, heat_map
 
 
 def test_every_cell_has_the_number_that_its_forward_committed() -> None:

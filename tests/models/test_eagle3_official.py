@@ -13,14 +13,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from mmspec.drafters.eagle import Eagle3Drafter
 from mmspec.errors import CheckpointError
 from mmspec.models.published.eagle3 import read_eagle3
-from mmspec.targets import CausalTarget
-from tests.contracts.checks import PROMPTS
-from tests.contracts.running import decode, generate
 from tests.models.naive_llama import attention, feed_forward, layer_weights, rms_norm
-from tests.tiny_models import tiny_llama
 
 WIDTH, WORDS, KNOWN, HEADS, GROUPS, INNER, LAYERS = 8, 13, 5, 2, 1, 12, 9
 THETA = 500.0
@@ -150,16 +145,6 @@ def test_a_layer_of_qwen3_norms_queries_and_keys(tmp_path: Path) -> None:
     torch.testing.assert_close(attended, due @ attention.o_proj.weight.T, rtol=1e-4, atol=1e-4)
 
 
-def test_a_published_head_drafts_and_knows_its_target(tmp_path: Path) -> None:
-    target = CausalTarget(tiny_llama(hidden=WIDTH, vocab=WORDS, layers=3))
-    head = read_eagle3(store(tmp_path, published()), target.config)
-    assert head is not None
-    drafter = Eagle3Drafter(head.eval(), num_draft_tokens=6, top_k=3).fit(target)
-    prompts = [[token % WORDS for token in prompt] for prompt in PROMPTS]
-    output = decode(target, prompts, drafter, max_new_tokens=12).outputs
-    assert output == [generate(target.model, prompt, 12) for prompt in prompts]
-
-
 def test_a_table_that_was_left_out_is_made_and_a_full_vocabulary_needs_none(tmp_path: Path) -> None:
     weights = published()
     full = weights | {"lm_head.weight": torch.randn(WORDS, WIDTH)}
@@ -190,19 +175,6 @@ def test_nested_ids_are_outputs_of_layers_and_top_level_ids_are_inputs(
 ) -> None:
     head = read_eagle3(store(tmp_path, published(), EAGLE | config), TARGET)
     assert head is not None and head.config.taps == [0, 4, 6]
-
-
-def test_a_head_of_specforge_reads_what_leaves_the_layers_that_it_names(tmp_path: Path) -> None:
-    outputs = [1, 3, 5]
-    target = CausalTarget(tiny_llama(hidden=WIDTH, vocab=WORDS, layers=LAYERS))
-    head = read_eagle3(store(tmp_path, published(), EAGLE | nested(*outputs)), target.config)
-    assert head is not None
-    left: dict[int, Tensor] = {}
-    for index, layer in enumerate(target.model.model.layers):
-        layer.register_forward_hook(lambda module, given, output, index=index: left.update({index: output}))
-    _, read = target.prefill([{"input_ids": torch.tensor([[1, 5, 2, 7]])}], 8, head.config.taps)
-    for tap, output in zip(head.config.taps, outputs, strict=True):
-        assert torch.equal(read.taps[tap][0], left[output])
 
 
 def test_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from torch import Tensor
-from transformers import AutoModel, LlamaConfig
+from transformers import LlamaConfig
 
 from mmspec.errors import CheckpointError
 from mmspec.models.hydra import HydraConfig, HydraHead
@@ -74,17 +74,6 @@ def test_without_prefix_attention_the_state_is_the_targets() -> None:
     model, rows = head(prefix_attention=False), vectors(1, 4)
     assert model(rows, torch.arange(4)[None]) is rows
     assert not any("decoder" in name for name, _ in model.named_parameters())
-
-
-@pytest.mark.parametrize("settings", [{"own_lm_heads": True}, {"prefix_attention": False}])
-def test_heads_come_back_from_their_folder(tmp_path: Path, settings: dict[str, bool]) -> None:
-    saved, places = head(**settings), torch.arange(4)[None]
-    saved.save_pretrained(tmp_path)
-    again = AutoModel.from_pretrained(tmp_path)
-    assert type(again) is HydraHead
-    torch.testing.assert_close(again(vectors(1, 4), places), saved(vectors(1, 4), places))
-    said = [each.predict(vectors(), vectors(2, seed=5), output) for each in (saved, again)]
-    torch.testing.assert_close(*said, rtol=1e-4, atol=1e-4)
 
 
 def test_shapes_that_cannot_be_are_refused() -> None:

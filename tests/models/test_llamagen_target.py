@@ -77,13 +77,6 @@ def test_captions_of_several_lengths(caption_case):
         assert run.outputs == greedy, accelerator
 
 
-def test_a_caption_that_fills_its_slots_needs_no_target_of_its_own(caption_case):
-    model, greedy = caption_case
-    inputs = [caption_prompt(model.config, FEATURES[:1])]
-    for accelerator in accelerators(inputs, greedy[:1]):
-        assert decode(CausalTarget(model), accelerator, inputs, Stopping(GRID**2)).outputs == greedy[:1]
-
-
 def test_generate_of_transformers_draws_the_same(class_case, caption_case):
     model, greedy = class_case
     assert generate(model, class_prompt(model.config, [0]), GRID**2) == greedy[0]

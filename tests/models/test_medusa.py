@@ -9,7 +9,7 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from torch import Tensor
-from transformers import AutoModel, LlamaConfig
+from transformers import LlamaConfig
 
 from mmspec.errors import CheckpointError
 from mmspec.models.medusa import MedusaConfig, MedusaHead
@@ -84,15 +84,6 @@ def test_logits_are_the_targets_or_each_heads_own() -> None:
     for index in range(2):
         weight = own.lm_heads[index].weight
         torch.testing.assert_close(logits[:, index], predicted[:, index] @ weight.T)  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_heads_come_back_from_their_folder(tmp_path: Path, own: bool) -> None:
-    saved = head(own_lm_heads=own)
-    saved.save_pretrained(tmp_path)
-    again = AutoModel.from_pretrained(tmp_path)
-    assert type(again) is MedusaHead and again.config.own_lm_heads is own
-    assert torch.equal(again(states(), HEADS), saved(states(), HEADS))
 
 
 def test_shapes_that_cannot_be_are_refused() -> None:

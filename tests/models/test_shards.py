@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import AutoModel, PreTrainedConfig
 
 from mmspec.errors import CheckpointError
 from mmspec.models.official_files import find_file, find_tensors, open_checkpoint, tensor_names
@@ -150,7 +150,7 @@ def test_names_that_would_become_one_keep_their_prefixes(tmp_path: Path) -> None
 
 
 def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
-    """Of ours, whose names of tensors are others; and of a model that is no head."""
+    """Of ours, whose names of tensors are others and which the auto classes load; and of no head."""
     tiny_llama().save_pretrained(tmp_path / "llama")
     for name in ("eagle", "eagle3", "dflash", "medusa", "hydra"):
         head = published(name)
@@ -158,4 +158,7 @@ def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
         assert own is not None
         own.save_pretrained(tmp_path / f"our {name}")
         assert head.read(tmp_path / f"our {name}", head.target) is None, name
+        again = AutoModel.from_pretrained(tmp_path / f"our {name}", dtype=torch.float32)
+        assert type(again) is type(own) and again.state_dict().keys() == own.state_dict().keys()
+        assert all(torch.equal(again.state_dict()[key], each) for key, each in own.state_dict().items())
         assert head.read(tmp_path / "llama", head.target) is None, name

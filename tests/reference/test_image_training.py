@@ -30,8 +30,7 @@ from reference.image_model import (
     build_transformer,
 )
 from reference.reader import train_reader
-from reference.vq import train_vq
-from reference.vq_model import Reconstruction, build_vq
+from reference.vq import Reconstruction, build_vq, train_vq
 
 TINY = SHAPES_BY_SIZE["tiny"]
 

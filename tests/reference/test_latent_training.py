@@ -15,8 +15,8 @@ from mmspec.models.mar import MARForImageGeneration
 from mmspec.models.nextstep import NextStepForImageGeneration
 from reference.autoencoder import train_autoencoder
 from reference.image_data import image_batch
-from reference.latent_images import encode_latents, train_latent_model
 from reference.latent_model import LatentBatch, build_latent_tokenizer
+from reference.latents import encode_latents, train_latent_model
 
 CLASSES = {"nextstep": NextStepForImageGeneration, "mar": MARForImageGeneration}
 

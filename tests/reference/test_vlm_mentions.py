@@ -4,9 +4,8 @@ from hypothesis import strategies as st
 
 from mmspec.scenes import COLOURS, SHAPES, questions, sample_scene
 from mmspec.scenes.language import NUMBERS
-from reference.vlm_data import conversation_batch
-from reference.vlm_mentions import IGNORED, MENTION_CLASSES, mentions
-from reference.vlm_processor import build_processor
+from reference.processors import build_processor
+from reference.vlm_data import IGNORED, MENTION_CLASSES, conversation_batch, mentions
 
 NAMES = list(MENTION_CLASSES)
 

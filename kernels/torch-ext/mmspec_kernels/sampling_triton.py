@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .backend import rows_together, tl, triton
 from .philox import gumbel_tile
-from .sampling import Warping
+from .sampling import CACHED_SETTINGS, Warping, held
 
 RESIDENT = 8192  # longest row that one program holds; 16,384 would spill registers
 TILE = 4096  # of longer rows
@@ -423,7 +423,7 @@ def _launch(
     logits = rows_together(logits)
     rows, size = logits.shape[1:]
     batch = len(logits) // (1 + warping.is_guided)
-    settings = _numbers(warping, logits.device)
+    settings = held(_numbers(warping, logits.device))
     strides, counts = logits.stride()[:2], (settings.shape[1], out.shape[1], 1)
     if place is not None:
         counts = (settings.shape[1], out.shape[1], place.shape[1])
@@ -481,9 +481,7 @@ def row_warps(block: int) -> int:
     return max(1, min(16, block // 512))
 
 
-# Without bound: a CUDA graph may hold the address of any. Each is 20 bytes a row (at least 512 on a device),
-# and there is one for each combination of settings that was asked for.
-@functools.cache
+@functools.lru_cache(CACHED_SETTINGS)
 def _numbers(warping: Warping, device: torch.device) -> Tensor:
     """[5, 1 or B] guidance scale, temperature, k, 1 - top_p and log min_p; what is off keeps all."""
     count = max(map(len, warping))

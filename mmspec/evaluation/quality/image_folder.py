@@ -1,13 +1,21 @@
-"""Sets of images: read from a folder, drawn into one, or rendered from scenes.
+"""Sets of images: read from a folder or an .npz file, drawn into a folder, or rendered from scenes.
 
 `draw_images` writes a folder and `read_images` reads it, with prompts and codes where it has them; the
-workers of `mmspec.many` write such folders too.
+workers of `mmspec.many` write such folders too. Published .npz files are of three kinds:
+
+| written by | arrays |
+|---|---|
+| pytorch-fid, clean-fid, EDM and others | `mu` [d] and `sigma` [d, d], of features of Inception |
+| samplers of class-conditional models (LlamaGen, ADM, DiT) | `arr_0` [n, height, width, 3] of bytes |
+| references of ADM (`VIRTUAL_imagenet256_*.npz`) | all three; `mu_s` and `sigma_s` of sFID are not read |
 """
 
 from __future__ import annotations
 
 import json
 import re
+import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +23,14 @@ from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import FIRST_IMAGE_SEED
 from mmspec.evaluation.prompt_files import read_prompt_file
-from mmspec.evaluation.quality.npz_files import read_npz
 from mmspec.media import load_image
 from mmspec.scenes import IMAGE_TOKENS, parse_image_prompt, render, sample_scene
 from mmspec.scenes.render import LARGEST_IMAGE
@@ -30,14 +39,92 @@ from mmspec.validation import is_integer
 
 __all__ = [
     "ImageSet",
+    "Moments",
+    "NpzFile",
     "draw_images",
+    "has_scenes",
     "images_of",
     "names_objects",
     "read_images",
+    "read_npz",
     "read_prompts",
     "real_scenes",
-    "has_scenes",
 ]
+
+IMAGES, MEAN, COVARIANCE = "arr_0", "mu", "sigma"
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and covariance of the features of a set, whose number is not known.
+
+    Attributes:
+        mean: float64 [d].
+        covariance: float64 [d, d].
+    """
+
+    mean: Tensor
+    covariance: Tensor
+
+
+@dataclass(frozen=True)
+class NpzFile:
+    """The content of a file: at least one of the two.
+
+    Attributes:
+        images: uint8 [n, height, width, 3], or None.
+        moments: of the features of some network that the file does not name, or None.
+    """
+
+    images: np.ndarray | None
+    moments: Moments | None
+
+
+def read_npz(path: Path, argument: str) -> NpzFile:
+    """Read a file; nothing in it is run.
+
+    Args:
+        path: of it.
+        argument: that errors name.
+
+    Raises:
+        InputError: it is no such file, holds nothing of the kind, or an array in it has another shape.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in (IMAGES, MEAN, COVARIANCE) if name in file}
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        allowed = f"an .npz file of NumPy, without pickled objects ({type(error).__name__})"
+        raise InputError(argument, str(path), allowed) from error
+    images = arrays.get(IMAGES)
+    if images is not None and (
+        images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or not images.size
+    ):
+        got = f"{path.name} with {IMAGES} {list(images.shape)} of {images.dtype}"
+        raise InputError(argument, got, f"{IMAGES} [n, height, width, 3] of uint8 in an .npz file of images")
+    mean, covariance = arrays.get(MEAN), arrays.get(COVARIANCE)
+    if images is None and (mean is None or covariance is None):
+        allowed = f"an .npz file with {IMAGES} (images), or with {MEAN} and {COVARIANCE} (of their features)"
+        raise InputError(argument, str(path), allowed)
+    if mean is None or covariance is None:
+        return NpzFile(images, None)
+    is_right = mean.ndim == 1 and covariance.shape == 2 * mean.shape and mean.size
+    if not is_right or not all(np.issubdtype(one.dtype, np.floating) for one in (mean, covariance)):
+        got = f"{path.name} with {MEAN} {list(mean.shape)} and {COVARIANCE} {list(covariance.shape)}"
+        raise InputError(argument, got, f"numbers {MEAN} [d] and {COVARIANCE} [d, d] in an .npz file")
+    moments = Moments(torch.from_numpy(mean).double(), torch.from_numpy(covariance).double())
+    if not (moments.mean.isfinite().all() and moments.covariance.isfinite().all()):
+        raise InputError(argument, str(path), f"finite {MEAN} and {COVARIANCE} in an .npz file")
+    return NpzFile(images, moments)
+
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
 SIDES = range(16, LARGEST_IMAGE + 1)  # of a scene, in pixels

@@ -87,13 +87,13 @@ def student_quantile(freedom: int) -> float:
 
 
 def within(estimate: Estimate, least: float, most: float) -> Estimate:
-    """The estimate of what is never outside [least, most], with an interval that is not either."""
+    """Clip an estimate and its interval to [least, most], the range of the figure."""
     value = min(max(estimate.value, least), most)
     return Estimate(value, max(estimate.low, least), min(estimate.high, most))
 
 
 def proportion(right: float, count: int) -> Estimate:
-    """A share with Wilson's score interval (JASA 22, 1927), which stays apart from 0 and 1 as it should.
+    """A share with Wilson's score interval (JASA 22, 1927), which has a width even where the share is 0 or 1.
 
     Args:
         right: how many of `count`; parts of one count as such.
@@ -111,7 +111,7 @@ def proportion(right: float, count: int) -> Estimate:
 
 
 def as_share(estimate: Estimate, count: int) -> Estimate:
-    """A share of `count` with the wider of two intervals: that of a jackknife, and Wilson's.
+    """A share of `count` with the wider of two intervals: the jackknife's and Wilson's.
 
     Where all are right, leaving some out changes nothing, which does not make it certain.
     """

@@ -20,8 +20,7 @@ from torch import Tensor
 from mmspec.atomic_file import atomic_file
 from mmspec.errors import InputError
 from mmspec.evaluation.quality.feature_network import INCEPTION, INCEPTION_WIDTH, FeatureNetwork
-from mmspec.evaluation.quality.image_folder import images_of
-from mmspec.evaluation.quality.npz_files import Moments, read_npz
+from mmspec.evaluation.quality.image_folder import Moments, images_of, read_npz
 
 __all__ = ["DEFAULT_CACHE", "Reference", "images_digest", "read_published", "read_statistics", "reference_of"]
 
@@ -109,7 +108,7 @@ def read_published(path: Path, network: FeatureNetwork, count: int, cache: Path 
     for those of a network with as many.
 
     Args:
-        path: see `npz_files`.
+        path: see `image_folder`.
         network: of the features.
         count: images to read; where a file with moments has fewer, the moments are all that is taken.
         cache: see `reference_of`.

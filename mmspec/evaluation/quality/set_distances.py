@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.errors import InputError, MissingDependencyError
+from mmspec.evaluation.quality.image_folder import Moments
 from mmspec.evaluation.quality.intervals import Estimate, as_share, jackknife, within
-from mmspec.evaluation.quality.npz_files import Moments
 
 __all__ = [
     "check_torchmetrics",

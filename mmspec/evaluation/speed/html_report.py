@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from mmspec.evaluation.speed.record import Record
-from mmspec.media.data_url import data_url
+from mmspec.media.images import data_url
 
 __all__ = ["Sample", "html_report", "write_html"]
 

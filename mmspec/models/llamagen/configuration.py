@@ -44,7 +44,7 @@ class LlamaGenConfig(PreTrainedConfig):
     """The shape of a LlamaGen transformer.
 
     Attributes:
-        vocab_size: entries of the image codebook V. Ids from V on are condition slots (see `prompts`).
+        vocab_size: entries of the image codebook V. Ids from V on are condition slots.
         intermediate_size: width of the SwiGLU; None computes it from `multiple_of` and `ffn_dim_multiplier`.
         num_key_value_heads: None for as many as attention heads, as in every published size.
         grid_size: image tokens per side g; 16, 24 or 32 for 256, 384 or 512 pixels. The rotation of a

@@ -1,7 +1,9 @@
-"""Prompts of image generation: what comes before the first image token, as arguments of the model.
+"""The LlamaGen transformer with the seams of any transformers decoder: Cache, 4-D mask, position_ids.
 
-A condition is part of `input_ids`, so a prompt has a length like any other: ids from `vocab_size` on are
-condition slots. Under classifier-free guidance the null prompts are the negative ones.
+It differs from Llama in two things: positions are those of a raster, and the sequence begins with condition
+slots. A condition is part of `input_ids`, so that a prompt has a length like any other: ids from `vocab_size`
+on are condition slots. Under classifier-free guidance the null prompts are the negative ones. Norms,
+feed-forward, masks and attention kernels are those of transformers.
 """
 
 from __future__ import annotations

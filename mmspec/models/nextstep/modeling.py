@@ -1,4 +1,4 @@
-"""Prompts of NextStep-1: a caption, the size of the image, and the token that begins it."""
+"""NextStep-1: a Llama over words and continuous image tokens, with a flow for its image head (2508.10711)."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from mmspec.models.published.mtp import INDEX, PUBLISHED, WEIGHTS, weight_files
 
 __all__ = [
     "LAYOUTS",
-    "Layout",
     "export_head",
     "write_checkpoint",
 ]
@@ -31,19 +29,6 @@ OWN_LAYER = "decoder.layers.0."
 
 OWN_FILE = "mtp.safetensors"
 LAYERS = "mtp_num_hidden_layers"  # of Qwen's configs
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A layout of published heads.
-
-    Attributes:
-        layer: what the names of the layer's weights begin with.
-        config: makes the content of its config.json from the head, the target's name and its config.
-    """
-
-    layer: str
-    config: Callable[[Eagle3Head, str, PreTrainedConfig], dict[str, Any]]
 
 
 def export_head(
@@ -64,7 +49,7 @@ def export_head(
     if min(head.taps) < 0:
         allowed = "a head that reads what enters layers; engines do not hand over the target's final state"
         raise InputError("taps", list(head.taps), allowed)
-    config, chosen = head.config, LAYOUTS[layout]
+    config = head.config
     foreign = {
         "specforge": {"norm_before_fc": config.norm_before_fc, "norm_feedback": config.norm_feedback},
         "speculators": {"norm_logits": not config.norm_logits},
@@ -73,16 +58,12 @@ def export_head(
         if differs:
             allowed = f"{not getattr(config, setting)}, all that {layout} knows"
             raise InputError(setting, getattr(config, setting), allowed)
-    return chosen.config(head, name, target), tensors_of(head, chosen.layer)
-
-
-def tensors_of(head: Eagle3Head, layer: str) -> dict[str, Tensor]:
-    """Weights by their published names, with the two tables of a vocabulary that is reduced."""
-    renamed = {
-        layer + key.removeprefix(OWN_LAYER) if key.startswith(OWN_LAYER) else key: value
+    layer, describe = LAYOUTS[layout]
+    tensors = {
+        layer + key.removeprefix(OWN_LAYER) if key.startswith(OWN_LAYER) else key: value.contiguous()
         for key, value in head.state_dict().items()
     }
-    return {key: value.contiguous() for key, value in renamed.items()}
+    return describe(head, name, target), tensors
 
 
 def layer_config(head: Eagle3Head) -> dict[str, Any]:
@@ -169,9 +150,10 @@ def specforge_config(head: Eagle3Head, name: str, target: PreTrainedConfig) -> d
     }
 
 
-LAYOUTS: Mapping[str, Layout] = {
-    "speculators": Layout("layers.0.", speculators_config),
-    "specforge": Layout("midlayer.", specforge_config),
+#: What the names of the layer's weights begin with, and what makes the config.json.
+LAYOUTS: Mapping[str, tuple[str, Callable[[Eagle3Head, str, PreTrainedConfig], dict[str, Any]]]] = {
+    "speculators": ("layers.0.", speculators_config),
+    "specforge": ("midlayer.", specforge_config),
 }
 
 

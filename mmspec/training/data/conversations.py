@@ -143,7 +143,7 @@ class ConversationReader:
             MediaError: an image cannot be read.
         """
         said = said.opened()
-        whole, text = self.inputs(said, answering=False), self.text(said, answering=False)
+        whole, text = self.inputs(said, answering=False), written(self.processor, said, answering=False)
         ids = whole["input_ids"][0]
         learnt, ends = torch.zeros_like(ids, dtype=torch.bool), torch.tensor(sorted(self.end_token_ids))
         for turn in said.replies:
@@ -160,16 +160,12 @@ class ConversationReader:
 
     def shared(self, ids: Tensor, text: str, beginning: Conversation, *, answering: bool) -> int:
         """Number of a conversation's tokens [L] that it shares with its beginning."""
-        if not text.startswith(self.text(beginning, answering=answering)):
+        if not text.startswith(written(self.processor, beginning, answering=answering)):
             raise InputError(beginning.where, beginning.messages, ALIKE)
         first = self.inputs(beginning, answering=answering)["input_ids"][0]
         length = min(len(ids), len(first))
         # a word may join the two, and its token is then the later part's
         return int((ids[:length] == first[:length]).long().cumprod(0).sum())
-
-    def text(self, said: Conversation, *, answering: bool) -> str:
-        """A conversation as the chat template writes it."""
-        return written(self.processor, said, answering=answering)
 
     def regenerated(self, conversations: Sequence[Conversation], new_tokens: int) -> list[Conversation]:
         """Replace the replies by the target's own, greedy, each after those that it gave before.
@@ -323,7 +319,7 @@ def written(processor: Any, said: Conversation, *, answering: bool) -> str:
 
 
 def check_written(conversations: Sequence[Conversation], processor: Any) -> None:
-    """Check that a chat template writes all that is said, with one conversation of each sequence of parts.
+    """Check that a chat template writes all that is said, by one conversation of each sequence of parts.
 
     Raises:
         InputError: it refuses turns in this order, leaves out what a role says, or writes turns differently

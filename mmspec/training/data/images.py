@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ M = TypeVar("M", bound=nn.Module)
 Inputs = dict[str, Tensor]
 
 
-class LlamaGenImages:
+class LlamaGenImages(ABC):
     """Base of image data: prompts and images as tokens of a LlamaGen.
 
     Args:
@@ -59,7 +60,7 @@ class LlamaGenImages:
 
     def __init__(self, target: LlamaGenTarget, folder: Path, batch_size: int, seed: int) -> None:
         self.target, self.batch_size, self.seed = target, batch_size, seed
-        self.model = cast(LlamaGenForCausalLM, target.model)
+        self.model = target.model
         self.vq = target.vq
         self.text_encoder: PreTrainedModel | None = None
         self.tokenizer: Any = None
@@ -80,9 +81,9 @@ class LlamaGenImages:
             examples.append(TrainingExample(inputs, prompt["input_ids"].shape[1]))
         return tuple(examples)
 
+    @abstractmethod
     def prompts(self, step: int, process: int) -> Trial:
         """Prompts of a step for images that the target is to draw itself."""
-        raise NotImplementedError
 
     def trial_of(self, held_out: Sequence[Tensor | int]) -> Trial:
         """A trial of whole images from held-out captions or labels, with the model's generation settings."""

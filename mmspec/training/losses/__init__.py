@@ -1,1 +1,1 @@
-"""Losses of drafters, a file each."""
+"""Losses of drafters."""

@@ -76,7 +76,7 @@ class WindowBatch:
 
 
 class RecordingSession(CorrectedSession):
-    """A session that tells what its head knew, and what the target said."""
+    """A session that records what its head read in each round, and what the target said of the drafts."""
 
     records: deque[WindowBatch]
 
@@ -204,7 +204,7 @@ class CorrectorLoss(DrafterLoss):
         return WindowBatch.join([rollout.records[-1], *(known[index] for index in chosen)])
 
     def measure(self, batches: Iterable[Any]) -> dict[str, Any]:
-        """Tell of which images the head has learnt."""
+        """Attributes of the config that name the images that the head has learnt from."""
         return learnt_images(self.target, self.rollouts[0].grid)
 
     def forward(self, batch: WindowBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -166,7 +166,7 @@ class VerticalLoss(DrafterLoss):
         return CellBatch(drawn.states[:, above], goal, codes[None, None])
 
     def measure(self, batches: Iterable[Any]) -> dict[str, Any]:
-        """Tell of which images the head has learnt."""
+        """Attributes of the config that name the images that the head has learnt from."""
         return learnt_images(self.target, self.drawn[-1].grid if self.drawn else None)
 
     def forward(self, batch: CellBatch) -> tuple[Tensor, dict[str, Tensor]]:

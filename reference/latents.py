@@ -25,8 +25,8 @@ from mmspec.scenes.reader import load_reader
 from mmspec.training.record import donor, save_trained, training_record
 from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals, held_out_figures
 from reference import TRAIN
+from reference.image import READER
 from reference.image_data import GRID, IMAGE_SIZE, image_batch
-from reference.image_folder import READER
 from reference.latent_model import (
     LATENT_CHANNELS,
     LATENT_SHAPES,
@@ -94,8 +94,8 @@ def train_latent_model(
     if (size == DRAFT) != (target is not None):
         allowed = "the model that it drafts for" if size == DRAFT else f"nothing, or size={DRAFT!r}"
         raise InputError("target", target, allowed)
-    training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
     out, vae = Path(out), Path(vae)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
     accelerator = training.accelerator
     images = load_autoencoder(vae).requires_grad_(False).to(accelerator.device)
     _check_vae(vae, images)

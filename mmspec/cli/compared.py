@@ -1,0 +1,145 @@
+"""Accelerators that a bench compares: written lists, defaults, and the best of several settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from mmspec.cli.choice import AcceleratorChoice, alternatives
+from mmspec.cli.console import progress
+from mmspec.cli.loading import compared_choices, default_choices, own_drafters
+from mmspec.cli.options import ModelOptions
+from mmspec.cli.subject import Subject
+from mmspec.errors import InputError
+
+__all__ = ["ALL", "Search", "default_groups", "find_best", "groups_of", "image_accelerators"]
+
+ALL = "all"
+# Of the published settings of rules that trade quality for speed none is searched for.
+METHODS = (
+    "none,sjd:coupling=fresh:window=8|12|16|24|32,sjd:coupling=gumbel:window=8|12|16|24|32,"
+    "sjd:coupling=exact:window=8|12|16|24|32,sjd:window=8|12|16|24|32,sjd:front=2x2|4x4x4:reach=3:window=16|32,"
+    "sjd:reuse=0.2:window=8|16|32,lantern:delta=0.05:window=16|24|32,lantern:window=16|24|32,"
+    "gsd:window=16|24|32,sjd:acceptance=budget:relaxation=omega:window=16|24|32,"
+    "sjd:acceptance=lantern:window=16|32,sjd:acceptance=lantern++:window=16|32,"
+    "sjd:acceptance=grouped:window=16|32,sjd:acceptance=grouped:partition=codebook:window=16|32,"
+    "cool:window=16|32,sjd:acceptance=suffix:window=16|32,zipar:window=1|4|8,zipar:adaptive=true"
+)
+VECTOR_METHODS = (
+    "none,shared_noise:tolerance=0,shared_noise:tolerance=0.05,shared_noise,shared_noise:tolerance=0.2"
+)
+MASKED_METHODS = (
+    "none,masked:iterations=32,masked:iterations=20,masked:iterations=64:last_steps=5,"
+    "masked:iterations=20:order=checkerboard,masked:iterations=20:order=checkerboard:last_steps=10"
+)
+METHODS_WITH_HEAD = {
+    "cjd": ",cjd:window=24|32:corrected=19:passes=2|3,"
+    "cjd:coupling=exact:window=16|24|32:corrected=15:passes=2,"
+    "cjd:acceptance=budget:relaxation=neighbours|omega:window=24|32:corrected=12:passes=1|2,"
+    "cjd:acceptance=lantern:window=24|32:corrected=12:passes=1|2",
+    "eagle": ",eagle:num_draft_tokens=8|24,eagle:acceptance=budget:num_draft_tokens=8|24,"
+    "eagle:acceptance=lantern:num_draft_tokens=8|24",
+    "ssd": ",ssd:window=16|24|32,ssd:acceptance=budget:window=16|24|32",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """The options that say how the best of several settings is found."""
+
+    best: Annotated[
+        str, typer.Option(help="What the best of several settings is found by: seconds or forwards.")
+    ] = "seconds"
+    search: Annotated[int, typer.Option(min=1, help="How many other prompts it is found on.")] = 12
+
+
+def groups_of(accelerators: str, source: str, drafter: str | None) -> list[list[AcceleratorChoice]]:
+    """Settings of each accelerator in a list: one, or several of which the best is compared; "none" leads.
+
+    Raises:
+        InputError: as `compared_choices`.
+    """
+    written = [alternatives(part) for part in accelerators.split(",") if part.strip()]
+    choices = compared_choices(",".join(label for labels in written for label in labels), source, drafter)
+    by_label = {choice.label: choice for choice in choices}
+    groups = [list(dict.fromkeys(label.strip() for label in labels)) for labels in written]
+    groups = groups if ["none"] in groups else [["none"], *groups]
+    return [[by_label[label] for label in labels] for labels in dict.fromkeys(map(tuple, groups))]
+
+
+def default_groups(
+    accelerators: str | None, subject: Subject, source: str, drafter: str | None
+) -> list[list[AcceleratorChoice]]:
+    """The accelerators to compare where none are named, or all of them."""
+    if not subject.draws:
+        return [[choice] for choice in default_choices(source, drafter)]
+    if accelerators == ALL:
+        return groups_of(image_methods(subject.pipe.target, source, drafter), source, drafter)
+    return groups_of(",".join(image_accelerators(subject.pipe.target)), source, drafter)
+
+
+def find_best(
+    groups: Sequence[Sequence[AcceleratorChoice]],
+    subject: Subject,
+    searched: Search,
+    batch_size: int,
+    how: ModelOptions,
+) -> tuple[list[AcceleratorChoice], dict[str, dict[str, dict[str, float]]]]:
+    """The best setting of each accelerator on other prompts, and by it the figures of all that were tried.
+
+    Raises:
+        InputError: several settings, and no other prompts to find the best on; or no such measure.
+    """
+    from mmspec.evaluation.speed.timing import batches_of
+    from mmspec.evaluation.speed.tuning import MEASURES, best_of
+
+    if searched.best not in MEASURES:
+        raise InputError("--best", searched.best, " or ".join(MEASURES))
+    choices = {choice.label: choice for group in groups for choice in group}
+    if len(choices) == len(groups):
+        return list(choices.values()), {}
+    if subject.others is None:
+        written = " or ".join(choice.label for group in groups if len(group) > 1 for choice in group)
+        allowed = "one setting of each: the best is found on other prompts, and these are all of your own"
+        raise InputError("--accelerators", written, allowed)
+    batches = batches_of(subject.others(searched.search), batch_size)
+    settings = {**subject.settings, **subject.form}
+    decoders = {
+        label: subject.contender(choice).decoder(seed=how.seed, **settings)
+        for label, choice in choices.items()
+    }
+    labels = [[choice.label for choice in group] for group in groups]
+    with progress(quiet=how.as_json) as bar:
+        tried = [label for group in labels if len(group) > 1 for label in group]
+        work = bar.add_task("searching", total=(len(tried) + 1) * len(batches))
+        found = best_of(
+            labels,
+            decoders,
+            batches,
+            subject.pipe.device,
+            searched.best,
+            lambda label: bar.update(work, advance=1, description=label),
+        )
+    return [choices[label] for label in found], found
+
+
+def image_accelerators(target: Any) -> list[str]:
+    """Accelerators of images to compare where none are named, as on the command line; the first leads."""
+    if not target.vector_size:
+        return ["sjd", "gsd", "lantern", "zipar"]
+    if target.any_order:
+        return ["masked:iterations=20:order=checkerboard", "masked:iterations=32"]
+    return ["shared_noise", "shared_noise:tolerance=0"]
+
+
+def image_methods(target: Any, source: str, drafter: str | None) -> str:
+    """All ways of decoding images with this model, each with the settings that its best is searched among."""
+    from mmspec.models.head_checkpoint import head_of
+
+    if target.vector_size:
+        return MASKED_METHODS if target.any_order else VECTOR_METHODS
+    heads = set(own_drafters(source)) if drafter is None else {head_of(drafter)}
+    return METHODS + "".join(methods for name, methods in METHODS_WITH_HEAD.items() if name in heads)

@@ -1,0 +1,178 @@
+"""Race of accelerators over one prompt, and the conversation as HTML, coloured by who proposed a token."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from html import escape
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from mmspec.demo.theme import figures
+from mmspec.pipelines.text_stream import TextDeltas
+
+if TYPE_CHECKING:
+    from mmspec.pipelines import TextOutput
+
+__all__ = [
+    "EMPTY",
+    "Lane",
+    "coloured_text",
+    "legend",
+    "race",
+    "transcript",
+    "turn",
+]
+
+
+@dataclass(eq=False)
+class Lane:
+    """One accelerator at work.
+
+    Attributes:
+        name: of the accelerator.
+        rounds: the outputs so far, one after every round, as `VisionLanguagePipeline.watch` yields them.
+        tokenizer: of the model.
+        output: the newest of them.
+        pieces: the text that each token of it completed.
+        finished: whether it was the last one.
+    """
+
+    name: str
+    rounds: Generator[TextOutput, None, None]
+    tokenizer: Any
+    output: TextOutput | None = None
+    pieces: list[str] = field(default_factory=list)
+    finished: bool = False
+
+    def __post_init__(self) -> None:
+        self._deltas = TextDeltas(self.tokenizer)
+
+    @property
+    def seconds(self) -> float:
+        """Time of this lane's own work."""
+        return 0.0 if self.output is None else self.output.stats.seconds
+
+    def advance(self) -> None:
+        """Decode one round."""
+        output = next(self.rounds, None)
+        if output is None:
+            self.finished = True
+            if self.pieces:
+                self.pieces[-1] += self._deltas.finish()
+            return
+        self.output = output
+        self.pieces += [self._deltas.add([token]) for token in output.tokens[0][len(self.pieces) :]]
+
+
+def race(lanes: Sequence[Lane]) -> Generator[Lane, None, None]:
+    """Advance lanes to their ends, always the one whose clock is furthest behind; yield it.
+
+    So what all of them show at any moment is what each would show after the same time alone. Closing the
+    iterator ends the work of all.
+    """
+    with ExitStack() as stack:
+        for lane in lanes:
+            stack.enter_context(closing(lane.rounds))
+        while running := [lane for lane in lanes if not lane.finished]:
+            behind = min(running, key=lambda lane: lane.seconds)
+            behind.advance()
+            yield behind
+
+
+NAMES = {True: "drafted", False: "own"}
+TITLES = {True: "proposed by the draft, accepted by the model", False: "the model's own, one per forward"}
+
+
+def coloured_text(pieces: Sequence[str], drafted: Sequence[bool]) -> str:
+    """Mark up text by the origin of its tokens; neighbours of one origin share a mark.
+
+    Args:
+        pieces: the text of each token, joining to the whole; tokens that complete no text are empty.
+        drafted: for each token, True if it came from the draft.
+
+    Raises:
+        ValueError: not one flag for each piece.
+    """
+    shown = [(piece, flag) for piece, flag in zip(pieces, drafted, strict=True) if piece]
+    runs = [
+        (flag, "".join(piece for piece, _ in run)) for flag, run in groupby(shown, key=lambda one: one[1])
+    ]
+    return "".join(mark(text, flag) for flag, text in runs)
+
+
+def mark(text: str, drafted: bool) -> str:
+    """Mark text of one origin, but not the space before it, at which lines break."""
+    words = text.lstrip()
+    space = text[: len(text) - len(words)]
+    return f'{space}<span class="mm-{NAMES[drafted]}">{escape(words)}</span>' if words else space
+
+
+def legend() -> str:
+    """Legend of the colours, as HTML."""
+    marks = (f'<span class="mm-{NAMES[flag]}">{TITLES[flag]}</span>' for flag in (True, False))
+    return f'<p class="mm-legend">{" ".join(marks)}</p>'
+
+
+EMPTY = '<p class="mm-empty">Choose a picture, ask something, and watch the words arrive.</p>'
+REASONS = {"interrupted": "stopped", "length": "cut at the limit", "error": "failed"}
+
+
+def transcript(turns: Sequence[str]) -> str:
+    """Show the turns of a conversation."""
+    if not turns:
+        return EMPTY
+    return f'<div class="mm-talk" role="log">{legend()}{"".join(turns)}</div>'
+
+
+def turn(question: str, lanes: Sequence[Lane]) -> str:
+    """Show a question and the answers so far."""
+    cards = "".join(map(card, lanes))
+    return f'<p class="mm-question">{escape(question)}</p><div class="mm-cards">{cards}</div>{verdict(lanes)}'
+
+
+def card(lane: Lane) -> str:
+    """Show the answer of one lane so far."""
+    output = lane.output
+    if output is None:
+        return f'<section class="mm-card"><header><b>{escape(lane.name)}</b></header></section>'
+    stats, reason = output.stats, output.finish_reasons[0]
+    tags = [stats.exactness] if lane.name != "none" else []
+    if lane.finished:
+        tags.append(REASONS.get(reason, "done"))
+    shown = {
+        "per forward": f"{stats.acceptance_length:.2f}",
+        "tokens": str(stats.new_tokens[0]),
+        "forwards": str(stats.target_forwards),
+        "seconds": f"{stats.seconds:.2f}",
+    }
+    marks = "".join(f'<span class="mm-tag">{escape(tag)}</span>' for tag in tags)
+    return (
+        f'<section class="mm-card" data-lane="{escape(lane.name)}" '
+        f'data-finished="{str(lane.finished).lower()}"><header><b>{escape(title(lane.name))}</b>{marks}'
+        f'</header><p class="mm-text">{coloured_text(lane.pieces, output.drafted[0])}</p>'
+        f"{figures(shown)}</section>"
+    )
+
+
+def title(name: str) -> str:
+    """Name of a lane for people."""
+    return "plain decoding" if name == "none" else name
+
+
+def verdict(lanes: Sequence[Lane]) -> str:
+    """Compare two lanes that have both come to their own ends; "" for others."""
+    outputs = [lane.output for lane in lanes if lane.finished and lane.output is not None]
+    if len(outputs) < 2 or any(output.finish_reasons[0] == "interrupted" for output in outputs):
+        return ""
+    plain, fast = outputs
+    same = plain.tokens == fast.tokens
+    forwards = f"{fast.stats.target_forwards} forwards instead of {plain.stats.target_forwards}"
+    words = "The same tokens" if same else "Other tokens"
+    times = plain.stats.seconds / fast.stats.seconds
+    speed = f"{times:.1f} times as fast" if times >= 1 else f"at {times:.2f} of the speed"
+    return (
+        f'<p class="mm-verdict">{words} in {forwards}, {speed}.</p>'
+        '<p class="mm-note">The two take turns on one machine; each is timed by its own work alone.</p>'
+    )

@@ -1,0 +1,262 @@
+"""The model cards of the reference models: use, figures, training, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmspec.models.official_files import read_config
+from mmspec.training.record import read_record
+
+__all__ = ["write_image_card", "write_vlm_card"]
+
+HEADER = """\
+---
+license: apache-2.0
+library_name: transformers
+pipeline_tag: {task}
+tags: [{tags}, synthetic, speculative-decoding]
+---
+"""
+VLM_USE = """\
+```python
+from transformers import AutoModelForImageTextToText, AutoProcessor{more}
+
+processor = AutoProcessor.from_pretrained("{folder}")
+{own}model = AutoModelForImageTextToText.from_pretrained("{folder}")
+content = [{{"type": "image"}}, {{"type": "text", "text": "describe the picture."}}]
+prompt = processor.apply_chat_template([{{"role": "user", "content": content}}], add_generation_prompt=True)
+inputs = processor(text=prompt, images=image, return_tensors="pt")
+print(processor.decode(model.generate(**inputs)[0], skip_special_tokens=True))
+```
+"""
+#: transformers replaces the tokenizer of such a folder by its family's own, and keeps the vocabulary alone.
+OWN_TOKENIZER = 'processor.tokenizer = PreTrainedTokenizerFast.from_pretrained("{folder}")  # not Qwen\'s\n'
+VLM_LIMITS = """\
+It knows nothing but scenes: textured images of one to three simple objects, drawn by
+`mmspec.scenes`, and the few hundred words that they are spoken of in. It was trained with one
+image per conversation. Images of the real world get confident nonsense.
+"""
+IMAGE_USE = """\
+```python
+from mmspec import MMSpecPipeline
+
+pipe = MMSpecPipeline.from_pretrained("{folder}")
+{call}
+```
+"""
+CALLS = {
+    "caption": 'pipe("a red ring left of a small blue square", seed=0).images[0].save("image.png")',
+    "class": 'pipe(class_labels=[3, 17], seed=0).images[0].save("image.png")',
+}
+PROMPTS = {
+    "caption": """\
+Prompts are captions of scenes ("a small red plain ring left of a large blue dotted square on grass."), or
+part of one: the shape of an object must be said; its size, colour and pattern, the background and which of
+two objects is on the left may be left open.
+""",
+    "class": """\
+There are 48 labels, 6 x colour + shape of the leftmost object; colours are red, orange, yellow, green, blue,
+purple, white, black, and shapes circle, square, triangle, star, cross, ring.
+""",
+}
+KINDS = {"llamagen": "LlamaGen", "nextstep": "NextStep (2508.10711)", "mar": "MAR (any order, 2406.11838)"}
+TOKENS = {
+    True: "64 x 64 pixels, 16 x 16 continuous tokens of 8 channels",
+    False: "64 x 64 pixels, 16 x 16 tokens, a codebook of 1024 x 8",
+}
+#: Subfolders of models, and what is there.
+PARTS = {
+    "vq": "the image tokenizer (diffusers `VQModel`, normalised codes, nearest by angle)",
+    "vae": "the autoencoder (diffusers `AutoencoderKL`)",
+    "text_encoder": "a T5 encoder of two layers",
+    "tokenizer": "its words",
+    "reader": "the network that judged the images",
+}
+READING = """\
+`nats` is the loss on real images; `TV of neighbours` the mean total variation between the conditional
+distributions of neighbouring places, and `TV after a redraw` that between two distributions of one place when
+the token before it is drawn again: what a Jacobi window has to live with.
+"""
+DIFFICULTY = {
+    "nats": "nats a token",
+    "entropy_mean": "entropy of the conditionals, mean",
+    "entropy_median": "entropy, median",
+    "top1": "probability of the likeliest token",
+    "neighbour_tv": "TV of neighbours",
+    "redraw_tv": "TV after a redraw",
+}
+IMAGE_LIMITS = """\
+It knows nothing but scenes: textured images of 64 x 64 pixels with one or two simple objects, drawn by
+`mmspec.scenes`. Other words are passed over.
+"""
+
+
+def write_vlm_card(folder: str | Path, scores: Mapping[str, Any], command: str) -> Path:
+    """Write `README.md` from the training record in a folder and the result of `score_vlm`.
+
+    Args:
+        folder: that `train_vlm` wrote.
+        scores: what `score_vlm` returned for it.
+        command: that printed the scores.
+
+    Returns:
+        The path of the card.
+
+    Raises:
+        CheckpointError: the folder lacks the record of its training.
+    """
+    folder = Path(folder)
+    record, where = read_record(folder), folder.as_posix()
+    kind, visual, tags, more, own = "LLaVA", "64 visual tokens", "llava", "", ""
+    if "hybrid" in record["size"]:
+        kind, tags = "Qwen3.5 (three layers of four keep a recurrent state)", "qwen3_5"
+        visual = "16 visual tokens at three-axis positions"
+        more, own = ", PreTrainedTokenizerFast", OWN_TOKENIZER.format(folder=where)
+    role = "a draft model for scenes-llava" if record["size"] == "small" else "a reference model"
+    rows = [("short captions right to the word", scores["captions"]), ("answers right", scores["answers"])]
+    if "descriptions" in scores:
+        rows.append(("long descriptions right to the word", scores["descriptions"]))
+    rows += [(f"answers about {kind}", share) for kind, share in scores["answers_by_kind"].items()]
+    rows += [(f"{name} of an object, in captions", share) for name, share in scores["attributes"].items()]
+    rows.append(("number of objects, in captions", scores["count"]))
+    rows.append(("background, in captions", scores["background"]))
+    return _write(
+        folder,
+        HEADER.format(task="image-text-to-text", tags=tags),
+        f"A {kind} of {_millions(record)} million parameters that describes *scenes* and answers questions "
+        f"about them; {role} of mmspec. 96 x 96 pixels, {visual}, one token per word.\n",
+        VLM_USE.format(folder=where, more=more, own=own),
+        "## Figures\n",
+        f"On {scores['scenes']} held-out scenes (seeds from {scores['seed']}) and {scores['questions']} "
+        f"questions about them, greedy decoding, {scores['device']}, {scores['seconds']} s:\n",
+        _table(("", "share"), [(label, _percent(share)) for label, share in rows]),
+        f"Printed by `{command}`.\n",
+        trainings={"Model": record},
+        limits=VLM_LIMITS,
+    )
+
+
+def write_image_card(folder: str | Path, scores: Mapping[str, Any], command: str) -> Path:
+    """Write `README.md` from the training records in a folder and the result of `score_image_model`.
+
+    Args:
+        folder: that `train_image` or `train_latent_model` wrote.
+        scores: what `score_image_model` returned for it.
+        command: that printed the scores.
+
+    Returns:
+        The path of the card.
+
+    Raises:
+        CheckpointError: the folder lacks the record of its training.
+    """
+    folder = Path(folder)
+    record, condition, is_discrete = read_record(folder), scores["condition"], "nats" in scores
+    kind = read_config(folder)["model_type"]
+    parts = {name: what for name, what in PARTS.items() if (folder / name).is_dir()}
+    held = "; ".join(f"`{name}/` holds {what}" for name, what in parts.items())
+    if "reader" not in parts:
+        held += ". The network that judged the images is that of assets/scenes-llamagen"
+    trainings = {"Transformer" if is_discrete else "Model": record}
+    titles = {"vq": "Image tokenizer", "vae": "Autoencoder", "reader": "Reader"}
+    trainings |= {title: read_record(folder / name) for name, title in titles.items() if name in parts}
+    judged = "by the reader, which has seen real scenes only"
+    if not is_discrete:
+        judged += ", and the kernel distance (KID, unbiased) of its features to real images"
+    difficulty = [_difficulty(scores), READING] if is_discrete else []
+    task = "text-to-image" if condition == "caption" else "unconditional-image-generation"
+    tags = f"{kind}, {'image' if is_discrete else 'continuous'}-tokens"
+    return _write(
+        folder,
+        HEADER.format(task=task, tags=tags),
+        f"A {KINDS.get(kind, kind)} of {_millions(record)} million parameters that draws *scenes*, given a "
+        f"{condition}; a reference model of mmspec. {TOKENS[not is_discrete]}.\n",
+        IMAGE_USE.format(folder=folder.as_posix(), call=CALLS[condition]),
+        PROMPTS[condition],
+        f"The model lies in the folder itself; {held}.\n",
+        "## Figures\n",
+        f"On {scores['scenes']} held-out scenes (seeds from {scores['seed']}), plain decoding with the "
+        f"model's settings, {scores['device']}, {scores['seconds']} s. What was asked for and is there, "
+        f"{judged}:\n",
+        _attributes(scores),
+        *difficulty,
+        f"Printed by `{command}`.\n",
+        trainings=trainings,
+        limits=IMAGE_LIMITS + (f"\n{record['limits']}\n" if record.get("limits") else ""),
+    )
+
+
+def _write(
+    folder: Path, header: str, *parts: str, trainings: Mapping[str, Mapping[str, Any]], limits: str
+) -> Path:
+    """Put a card together: its header, its parts, how the model was trained, and its limits."""
+    trained = [_training(part, record) for part, record in trainings.items()]
+    told = "Fresh scenes in every batch (seeds from 1,000,000), Muon and AdamW; the code is in reference/.\n"
+    path = folder / "README.md"
+    made = [header, f"# {folder.name}\n", *parts, "## Training\n", *trained, told, "## Limits\n", limits]
+    path.write_text("\n".join(made))
+    return path
+
+
+def _attributes(scores: Mapping[str, Any]) -> str:
+    """Shares of the facts that images show, a row for each way in which they were drawn."""
+    default = f"{scores['default_guidance_scale']:g}"
+    rows = {
+        f"guidance {scale}{' (default)' if scale == default else ''}": figures
+        for scale, figures in scores["guidance"].items()
+    }
+    others = {"prompts": f"guidance {default}, prompts that leave things open", "real": "real images"}
+    others["reconstructed"] = "their reconstructions"
+    rows |= {label: scores[name] for name, label in others.items() if name in scores}
+    names, has_distance = list(scores["real"]["by_attribute"]), "nats" not in scores
+    columns = ["", "all facts", *names, "image entirely right", *(["kernel distance"] * has_distance)]
+    cells = []
+    for label, one in rows.items():
+        shares = [one["share"], *map(one["by_attribute"].get, names), one["exact"]]
+        row = [label, *("" if share is None else _percent(share) for share in shares)]
+        if has_distance:
+            row.append(f"{one['kernel_distance']:.3g} +- {one['margin']:.2g}" if "margin" in one else "")
+        cells.append(row)
+    return _table(columns, cells)
+
+
+def _difficulty(scores: Mapping[str, Any]) -> str:
+    columns = (f"on {scores['measured']} real held-out images", "guidance 1")
+    rows = [
+        (label, f"{scores[name]:.3f}", f"{scores['guided'][name]:.3f}") for name, label in DIFFICULTY.items()
+    ]
+    return _table((*columns, f"guidance {scores['default_guidance_scale']:g}"), rows)
+
+
+def _training(part: str, record: Mapping[str, Any]) -> str:
+    """How a part was trained: its command, and each stage with the figures at its end."""
+    stages = []
+    for stage in record["stages"]:
+        figures = ", ".join(
+            f"{name} {value:g}" for name, value in stage.items() if name not in ("stage", "steps", "seconds")
+        )
+        ending = f"; at its end, held out: {figures}" if figures else ""
+        stages.append(
+            f"- {stage['stage']}: {stage['steps']} steps in {stage['seconds'] / 60:.1f} minutes{ending}."
+        )
+    note = f"\n\n{record['note']}" if record.get("note") else ""
+    return (
+        f"{part} ({_millions(record)} M parameters): `{record['command']}`, seed "
+        f"{record['seed']}, batches of {record['batch_size']}, on {record['device']}, torch "
+        f"{record['torch']}.\n\n" + "\n".join(stages) + f"{note}\n"
+    )
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _millions(record: Mapping[str, Any]) -> str:
+    return f"{record['parameters'] / 1e6:.2f}"
