@@ -133,7 +133,7 @@ def load_pipeline(folder: str | Path, device: str | torch.device = "cpu") -> Any
         CheckpointError: a part is missing or damaged.
     """
     how: dict[str, Any] = {"accelerator": "none", "dtype": "float32", "device_map": {"": device}}
-    pipe = ImageGenerationPipeline.from_pretrained(str(folder), **how)
+    pipe: Any = ImageGenerationPipeline.from_pretrained(str(folder), **how)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

@@ -125,7 +125,7 @@ class LastStep(ChainRejection):
         return self.last(scores, own), self.last(q, q.drawn)
 
     def last(self, distribution: Denoising, chains: Tensor) -> Gaussian:
-        """Distributions of the last states of chains that `distribution` drew, see `last_transition`."""
+        """Return the distributions that the last states of chains are compared by; see `last_transition`."""
         return last_transition(distribution, chains)
 
 

@@ -34,8 +34,6 @@ class SpeculativeSampling(ChainRejection):
     Leviathan et al., 2211.17192, algorithm 1; Chen et al., 2302.01318. One candidate per place.
     """
 
-    judges = "any"
-
 
 class RecursiveRejection(AcceptanceRule):
     """Try the siblings in the order of their draws, each against what the earlier ones left of p.

@@ -61,11 +61,10 @@ def end_at(draft: Draft, node: Tensor, final: Tensor, random: RandomStream, emit
 
 
 class ChainRejection(AcceptanceRule):
-    """Accept x ~ q with probability min(1, p(x) / q(x)), else draw from norm((p - q)+).
+    """Base of rules that judge one candidate per place as speculative sampling does, by some p and q.
 
-    Leviathan et al., 2211.17192, algorithm 1; Chen et al., 2302.01318. One candidate per place; all
-    places are judged at once, because a decision depends on its own place only. Where nothing was proposed,
-    this is plain decoding.
+    All places are judged at once, because a decision depends on its own place only. Where nothing was
+    proposed, this is plain decoding.
     """
 
     sound_for = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})

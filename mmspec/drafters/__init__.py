@@ -1,4 +1,4 @@
-"""Drafters: who proposes."""
+"""Registry of drafters, which propose candidate tokens."""
 
 from mmspec.decoding.interfaces import Drafter
 from mmspec.heads import HEADS

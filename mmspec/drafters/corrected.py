@@ -43,7 +43,7 @@ NOTHING = FREE - 1
 
 @dataclass(frozen=True)
 class StaleWindow:
-    """What is known of a window before it is corrected: C committed tokens, then n slots, the root's first.
+    """Tokens and states known before a correction: of C committed tokens, then of n slots, the root's first.
 
     Attributes:
         states: [B, C + n, w] the head's part of the target's, where it has read a token there.
@@ -105,7 +105,7 @@ class CorrectedSession(StateWindowSession):
         self.choices = torch.tensor(tree.choices, dtype=torch.long, device=device)
 
     def _kept(self, states: Tensor) -> Tensor:
-        """[B, n, w] the head's part of the states, so that each is multiplied once."""
+        """Keep the head's part of the states [B, n, w], so that each is multiplied once."""
         part: Tensor = self.head.of_states(states.to(self.head.dtype))
         return part
 
@@ -147,7 +147,7 @@ class CorrectedSession(StateWindowSession):
         )
 
     def _stale(self, window: Window, count: int) -> StaleWindow:
-        """What is known of the first slots of a new window, by the last draft."""
+        """Collect what the last draft told of the first slots of a new window."""
         stood, size, read = window.stood[:, :count], self.committed.shape[1], self.read
         there = torch.arange(size, device=stood.device) >= size - self.count[:, None]
         return StaleWindow(

@@ -168,16 +168,16 @@ class Candidates(NamedTuple):
     p: Tensor
 
     def at(self, slot: int) -> Candidates:
-        """Those of one slot."""
+        """Return the candidates of one slot."""
         return Candidates(*(each[:, slot : slot + 1] for each in self))
 
     def behind(self, slot: int) -> Candidates:
-        """Those of the slots after one."""
+        """Return the candidates of the slots after one."""
         return Candidates(*(each[:, slot + 1 :] for each in self))
 
     @staticmethod
     def join(parts: Sequence[Candidates]) -> Candidates:
-        """Those of several slots."""
+        """Join the candidates of several slots."""
         return Candidates(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
 
 

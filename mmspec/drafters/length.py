@@ -36,11 +36,11 @@ LONG_TRIAL, TRIAL_LOSS = 16, 4.0  # rounds until a trial is in vain, or plain ro
 class CostModel:
     """Cost model that chooses the draft size of largest speed-up on this device and this text.
 
-    A size speeds decoding up by S = tau / (1 + c_draft * passes +
-    c_verify(n)), the costs in units of a plain round. The divisor is measured as a whole: seconds of a round
-    of that size / seconds of a plain one. For tau, the tokens of a round, all sizes share what is known of
-    the text, which is how often each depth is accepted once it is reached. How much more a size gives than
-    that says, because it is wide, is its own, and forgotten while it is not used.
+    A size speeds decoding up by S = tau / (1 + c_draft * passes + c_verify(n)), costs in plain rounds. The
+    divisor is measured as a whole: the seconds of a round of that size over those of a plain one. The tokens
+    of a round, tau, follow from how often each depth is accepted once it is reached, which all sizes learn
+    together. Wide trees give more than that; how much, each size learns for itself, and forgets while it is
+    not used.
 
     Where no S reaches 1.02, nothing is drafted for 32 rounds, and then the best size is tried again; in vain,
     for 64, and so on.

@@ -112,7 +112,7 @@ class UnmaskingDrafter(Drafter):
 
 
 class UnmaskingSession(DraftSession):
-    """Blocks of a batch; which places are open is the canvas's to know."""
+    """Blocks of a batch. The canvas knows which of their places are open."""
 
     def __init__(self, block: int, mask_token_id: int) -> None:
         self.block, self.mask_token_id = block, mask_token_id

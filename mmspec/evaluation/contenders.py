@@ -131,9 +131,7 @@ class Contender:
         """Make a function that decodes a batch with this accelerator; every example has its own noise."""
         return lambda batch: self.decode(batch, seeds=seeds_of(batch, seed), **settings)
 
-    def watch(
-        self, batches: Sequence[Sequence[Example]], seed: int = 0, **settings: Any
-    ) -> dict[str, dict[str, float] | float]:
+    def watch(self, batches: Sequence[Sequence[Example]], seed: int = 0, **settings: Any) -> dict[str, Any]:
         """Draw once more, and measure what neither rules nor `decode` do; nothing where that is known.
 
         Returns:
@@ -155,7 +153,7 @@ class Contender:
                 variation.finish(call.calls[-1])
             finished.append(call.calls[-1].stats)
         stats = merge_stats(finished)
-        found: dict[str, dict[str, float] | float] = {}
+        found: dict[str, Any] = {}
         if is_lossy and stats.tv_mean is not None:
             found["tv"] = {"mean": stats.tv_mean, "max": stats.tv_max}
         if overlap.mean is not None:
@@ -347,7 +345,7 @@ def subject_of(batch: Sequence[Example]) -> tuple[list[str] | None, dict[str, An
     return None, {"class_labels": labels}
 
 
-def image_examples(pipe: DrawingPipeline, count: int, seed: int = 0) -> list[Example]:
+def image_examples(pipe: AnyPipeline, count: int, seed: int = 0) -> list[Example]:
     """Make the default prompts: captions of held-out scenes; or classes in turn, from `seed` on.
 
     Classes of scenes have a caption that a reader of attributes can judge.

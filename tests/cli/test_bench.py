@@ -160,11 +160,9 @@ def test_a_model_whose_folder_names_its_drafters_needs_no_more_than_its_name(
     assert "no-such-head is not" in fails("bench", model, "--accelerators", "medusa")
 
 
-@pytest.mark.parametrize(
-    ("accelerators", "message"), [("flash", "a head that was trained"), ("copy:drafter=x", "no draft model")]
-)
-def test_a_missing_or_idle_drafter_is_refused_before_the_model_is_loaded(fails, accelerators, message):
-    assert message in fails("bench", "no such folder", "--accelerators", accelerators)
+def test_a_missing_or_idle_drafter_is_refused_before_the_model_is_loaded(fails):
+    for accelerators, message in [("flash", "a head that was trained"), ("copy:drafter=x", "no draft model")]:
+        assert message in fails("bench", "no such folder", "--accelerators", accelerators)
 
 
 def test_a_report_result_lines_and_a_comparison(run, run_json, fails, tiny_folder, tmp_path):
@@ -201,17 +199,14 @@ def test_tasks_with_a_search_and_a_plot(run, run_json, tiny_folder, heads, tmp_p
         run("bench", tiny_folder, *asked[2:], *quick, "--prompt", "what is there ?")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_what_cannot_be_measured_is_refused(run, tiny_folder):
+    for arguments, message in [
         (["--task", "captions"], "did you mean 'caption'"),
         (["--best", "luck", "--accelerators", "copy"], "seconds or forwards"),
         (["--quality"], "a model that draws"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(run, tiny_folder, arguments, message):
-    with pytest.raises(InputError, match=message):
-        run("bench", tiny_folder, *arguments)
+    ]:
+        with pytest.raises(InputError, match=message):
+            run("bench", tiny_folder, *arguments)
 
 
 def test_a_plot_without_matplotlib_is_refused_before_the_model_is_loaded(fails, hide):

@@ -19,12 +19,10 @@ def test_a_list_keeps_its_order_and_drops_repeats():
     assert [choice.label for choice in parse_choices("copy, none,copy")] == ["copy", "none"]
 
 
-@pytest.mark.parametrize(
-    "text", ["", " , ", "copy:", "copy:a", "copy:=3", "nothing", "copy:a.=3", "copy:a=3:a.b=4"]
-)
-def test_what_cannot_be_read_is_refused(text):
-    with pytest.raises(InputError):
-        parse_choices(text)
+def test_what_cannot_be_read_is_refused():
+    for text in ["", " , ", "copy:", "copy:a", "copy:=3", "nothing", "copy:a.=3", "copy:a=3:a.b=4"]:
+        with pytest.raises(InputError):
+            parse_choices(text)
 
 
 def test_entries_of_a_table_are_written_with_a_dot():

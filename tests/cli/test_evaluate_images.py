@@ -116,9 +116,8 @@ def test_models_of_vectors_have_no_tokens_to_count(run_json):
     assert "entropy_tokens" not in row and row["entropy_colours"]["value"] > 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_what_cannot_be_scored_is_refused_in_one_line(fails, captions):
+    for arguments, words in [
         (("--metrics", "fidd"), "did you mean 'fid'"),
         (("--features", "incepton"), "did you mean 'inception'"),
         (("--accelerator", "sjdd"), "did you mean 'sjd'"),
@@ -130,11 +129,9 @@ def test_models_of_vectors_have_no_tokens_to_count(run_json):
         (("--metrics", "fid", "--n", 100), "at least 129 images, not 100"),
         (("--out", "."), "a new or empty folder"),
         (("--metrics", "kid", "--against", "assets/images/"), "at least 200 images"),
-    ],
-)
-def test_what_cannot_be_scored_is_refused_in_one_line(fails, captions, arguments, words):
-    source = () if "--folder" in arguments else (captions,)
-    assert words in fails("evaluate", "images", *source, *arguments)
+    ]:
+        source = () if "--folder" in arguments else (captions,)
+        assert words in fails("evaluate", "images", *source, *arguments)
 
 
 def test_folders_that_do_not_fit_are_refused_in_one_line(fails, folders, tmp_path):

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 SOURCE = "assets/scenes-llava"
 
 
@@ -42,23 +40,18 @@ def test_own_questions_in_batches_have_all_figures(run, run_json, tiny_folder, i
     assert "identical" in run(*asked, "--metrics", "rouge").stdout
 
 
-@pytest.mark.parametrize(
-    ("content", "arguments", "words"),
-    [
+def test_bad_files_and_options_are_refused_in_one_line(fails, tiny_folder, tmp_path):
+    for content, arguments, words in [
         ("{", (), "own.jsonl:1"),
         ('{"prompt": "a", "references": "b"}\n{"prompt": "a"}', (), "own.jsonl:2: references"),
         ('{"prompt": "a", "references": "b"}', (), "at least 3 of each category"),
         ("", (), "at least one prompt"),
         ('{"prompt": "a", "references": "b"}', ("--metrics", "blue"), "did you mean 'bleu'"),
         ('{"prompt": "a", "references": "b"}\n' * 3, ("--accelerator", "coppy"), "did you mean 'copy'"),
-    ],
-)
-def test_bad_files_and_options_are_refused_in_one_line(
-    fails, tiny_folder, tmp_path, content, arguments, words
-):
-    (tmp_path / "own.jsonl").write_text(content)
-    asked = ("evaluate", "text", tiny_folder, "--prompt-file", tmp_path / "own.jsonl", *arguments)
-    assert words in fails(*asked)
+    ]:
+        (tmp_path / "own.jsonl").write_text(content)
+        asked = ("evaluate", "text", tiny_folder, "--prompt-file", tmp_path / "own.jsonl", *arguments)
+        assert words in fails(*asked)
 
 
 def test_an_interruption_prints_the_accelerators_that_are_done(run, tiny_folder, monkeypatch):

@@ -59,9 +59,8 @@ def test_a_draft_model_is_one_that_transformers_generates_with(run, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
+def test_what_cannot_be_written_is_refused(fails, tmp_path, head):
+    for arguments, named in [
         (["{head}", "{out}", "--to", "speculators"], "--target"),
         (
             ["{head}", "{out}", "--to", "specforge", "--target", "assets/scenes-llava-small"],
@@ -72,13 +71,11 @@ def test_a_draft_model_is_one_that_transformers_generates_with(run, tmp_path):
         (["assets/scenes-llava-flash", "{out}", "--to", "speculators", "--target", LLAVA], "eagle3"),
         (["assets/scenes-llava-small", "{out}", "--to", "transformers", "--target", LLAVA], "--target"),
         (["nowhere/to/be/found", "{out}", "--to", "transformers"], "nowhere"),
-    ],
-)
-def test_what_cannot_be_written_is_refused(fails, tmp_path, head, arguments, named):
-    out = tmp_path / "out"
-    said = fails("export", *(str(one).format(head=head, out=out) for one in arguments))
-    assert named in said.replace("\n", " ")
-    assert not out.exists()
+    ]:
+        out = tmp_path / "out"
+        said = fails("export", *(str(one).format(head=head, out=out) for one in arguments))
+        assert named in said.replace("\n", " ")
+        assert not out.exists()
 
 
 def test_a_trained_head_goes_into_a_copy_of_its_target(tmp_path, run) -> None:

@@ -124,9 +124,8 @@ def test_settings_reach_the_pipeline(run_json, folders, out, monkeypatch):
 ONE = ["--class", "1"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_what_cannot_be_drawn_is_one_line_and_exit_code_2(fails, small, tmp_path):
+    for arguments, message in [
         (["--accelerator", "sjdd"], "did you mean 'sjd'"),
         (["--compare", "none,sjdd"], "did you mean 'sjd'"),
         (["--compare", "none", "--accelerator", "sjd"], "not both"),
@@ -148,15 +147,15 @@ ONE = ["--class", "1"]
         (["--height", "7", *ONE], "height, width"),
         (["--dtype", "bfloat", *ONE], "did you mean 'bfloat16'"),
         (["--model", "/no/such/folder", *ONE], "folder that holds a checkpoint"),
-    ],
-)
-def test_what_cannot_be_drawn_is_one_line_and_exit_code_2(fails, small, tmp_path, arguments, message):
-    common = {"--model": small, "--out": tmp_path / "x.png"}
-    if not {"--accelerator", "--compare", "--window"} & {*arguments}:
-        common["--window"] = 8
-    rest = [item for option, value in common.items() if option not in arguments for item in (option, value)]
-    assert message in fails("generate", *arguments, *rest)
-    assert list(tmp_path.iterdir()) == []
+    ]:
+        common = {"--model": small, "--out": tmp_path / "x.png"}
+        if not {"--accelerator", "--compare", "--window"} & {*arguments}:
+            common["--window"] = 8
+        rest = [
+            item for option, value in common.items() if option not in arguments for item in (option, value)
+        ]
+        assert message in fails("generate", *arguments, *rest)
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_that_draws_no_images_is_refused(fails, tiny_folder, tmp_path):

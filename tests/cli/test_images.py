@@ -71,19 +71,16 @@ def test_check_fails_what_is_not(run, classes):
     assert "lossy by its own account" in result.stdout and "FAILED" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
+def test_what_an_image_does_not_have_is_refused(run, classes):
+    for arguments, named in [
         (["--max-new-tokens", 12], f"an image of this model has {CELLS} tokens"),
         (["--task", "caption"], "generate"),
         (["--task", "generat"], "did you mean 'generate'"),
         (["--image", "a.png"], "this model draws them"),
         (["--accelerators", "zipar:zipar_window=99"], "zipar_window"),
-    ],
-)
-def test_what_an_image_does_not_have_is_refused(run, classes, arguments, named):
-    with pytest.raises(InputError, match=named):
-        run("bench", classes, *arguments)
+    ]:
+        with pytest.raises(InputError, match=named):
+            run("bench", classes, *arguments)
 
 
 def test_words_are_checked_without_guidance(run, tiny_folder):

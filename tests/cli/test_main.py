@@ -5,14 +5,11 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from tests.packaging.source_tree import ROOT
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_an_error_is_one_line_and_exit_code_2(fails):
+    for arguments, message in [
         (["bench", "x", "--accelerators", "none,copi"], "did you mean 'copy'"),
         (["check", "x", "--accelerator", "draft_modle"], "did you mean 'draft_model'"),
         (["caption", "x.png", "--accelerator", "copy:oops", "--model", "x"], "name=value"),
@@ -20,10 +17,8 @@ from tests.packaging.source_tree import ROOT
         (["check", "/no/such/folder"], "folder that holds a checkpoint"),
         (["check", "x", "--dtype", "bfloat"], "did you mean 'bfloat16'"),
         (["scenes", "--out", "/proc/none/x.png"], "--out"),
-    ],
-)
-def test_an_error_is_one_line_and_exit_code_2(fails, arguments, message):
-    assert message in fails(*arguments)
+    ]:
+        assert message in fails(*arguments)
 
 
 def test_a_misspelt_option_of_an_accelerator_is_named(fails, tiny_folder):

@@ -67,9 +67,8 @@ def test_a_worker_writes_what_the_pipeline_says_whatever_its_batches_are(tmp_pat
     assert not list(tmp_path.glob(".*")), "no temporary file is left"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
+def test_what_cannot_be_spread_is_refused_before_any_worker_starts(fails):
+    for arguments, named in [
         (("generate", "--ray", "--out", "x"), "--prompt-file"),
         (("generate", "a", "--ray", "--compare", "none,sjd", "--out", "x"), "--compare"),
         (("caption", "--ray", "--prompt-file", "assets/prompts/mmspec/mmspec.jsonl"), "--out"),
@@ -80,10 +79,8 @@ def test_a_worker_writes_what_the_pipeline_says_whatever_its_batches_are(tmp_pat
         (("caption", "a.png", "--out", "x"), "--ray"),
         (("evaluate", "images", "--ray", "--n", "4"), "--out"),
         (("generate", "a", "--prompt-file", "none.txt", "--out", "x.png"), "none.txt"),
-    ],
-)
-def test_what_cannot_be_spread_is_refused_before_any_worker_starts(fails, arguments, named):
-    assert named in fails(*arguments)
+    ]:
+        assert named in fails(*arguments)
 
 
 @pytest.mark.slow

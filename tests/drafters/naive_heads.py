@@ -1,4 +1,4 @@
-"""What Medusa's and Hydra's heads should propose, the slow way: no cache, no batch, one path at a time."""
+"""Drafts of Medusa, Hydra and FLASH the slow way: no cache, no batch, one path at a time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.models.feature_head import Prompts
+from mmspec.visual_tokens.spans import find_images
 from tests.drafters.naive_eagle import NaiveEagle, Path, read_whole
 
 
@@ -55,3 +57,43 @@ class NaiveHydra(NaiveMedusa):
         for block in mlp.blocks:  # type: ignore[union-attr]
             state = state + silu(block.weight @ state + block.bias)
         return self.read_out(state, len(path))
+
+
+class NaiveFlash(NaiveEagle):
+    """A FLASH head on one request.
+
+    Args:
+        head, target, prompts, sampler: as of `NaiveEagle`.
+        block: tokens of a pass.
+    """
+
+    def __init__(self, *given: Any, block: int) -> None:
+        super().__init__(*given)
+        self.block = block
+
+    def logits(self, prompt: dict[str, Any], output: list[int], path: Path) -> Tensor:
+        """[V] raw, of one prompt."""
+        rows, _, _ = self.committed(prompt, output)
+        drafted = self.target.embed(torch.tensor([path], dtype=torch.long)) if path else rows[:, :0]
+        for start in range(0, len(path) - self.block + 1, self.block):
+            predicted = self.head.predict(self.state(rows), self.block)
+            stretch = drafted[:, start : start + self.block]
+            rows = torch.cat([rows, self.head.fuse(stretch, predicted)], 1)
+        offset = len(path) % self.block
+        predicted = self.head.predict(self.state(rows), offset + 1)[:, offset]
+        newest = path[-1] if path else output[-1]
+        return (self.target.head(predicted) + self.head.bias(torch.tensor([newest])))[0]
+
+    def state(self, rows: Tensor) -> Tensor:
+        """[1, d] at the last row."""
+        hidden: Tensor = self.head(rows, torch.arange(rows.shape[1])[None])
+        return hidden[:, -1]
+
+    def rows(
+        self, prompt: dict[str, Any], taps: dict[int, Tensor], positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Rows of prompt and output, images compressed."""
+        spans = [find_images(self.target.config, prompt)]
+        question = torch.tensor([prompt["input_ids"].shape[1] - 1])
+        made = self.head.read_prompts(Prompts(taps[0], taps[-1], [taps[0].shape[1]], spans, question))
+        return made.rows, positions, None

@@ -48,25 +48,29 @@ def test_a_hybrid_says_what_generate_says(kind: str, shape: dict[str, int]) -> N
     assert run.stats.draft_passes > 0
 
 
-@pytest.mark.parametrize("kind", ["dspark", "dspark, gated", "dspark, rnn"])
-def test_a_token_is_told_of_the_one_before_it(kind: str) -> None:
-    """A chain token by token, by the weights alone."""
-    target = CausalTarget(tiny_llama())
-    drafter = drafter_for(target, kind)
+def watched(drafter: DFlashDrafter) -> list[tuple[Tensor, Tensor]]:
+    """The states [R, n, d] of each block that is denoised, and the tokens of its draft; filled as it goes."""
     seen: list[tuple[Tensor, Tensor]] = []
-    session_class = drafter.session
-    head = drafter.model
 
-    class Watched(session_class):  # type: ignore[misc, valid-type]
+    class Watched(BlockSession):
         def propose(self, canvas: Any) -> Any:
             denoise, hidden = self._denoise, []
-            self._denoise = lambda canvas: hidden.append(denoise(canvas)) or hidden[0]
+            self._denoise = lambda canvas: hidden.append(denoise(canvas)) or hidden[0]  # type: ignore[method-assign, func-returns-value]
             draft = super().propose(canvas)
             del self._denoise
             seen.append((hidden[0], draft.tokens))
             return draft
 
     drafter.session = Watched  # type: ignore[assignment]
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["dspark", "dspark, gated", "dspark, rnn"])
+def test_a_token_is_told_of_the_one_before_it(kind: str) -> None:
+    """A chain token by token, by the weights alone."""
+    target = CausalTarget(tiny_llama())
+    drafter = drafter_for(target, kind)
+    seen, head = watched(drafter), drafter.model
     decode(target, PROMPTS, drafter, max_new_tokens=8)
     assert seen and head.markov_head is not None
     for hidden, tokens in seen:
@@ -204,22 +208,12 @@ def test_a_domino_head_corrects_a_block_as_the_published_one(shifted: bool, tmp_
     unit.load_state_dict({name: tensors[f"prefix_gru.{name}"] for name in ("weight_ih_l0", "weight_hh_l0")})
     first, second = (tensors[f"embed_proj.{layer}.weight"] for layer in (0, 2))
     drafter = DSparkDrafter(head).fit(target)
-    seen: list[tuple[Tensor, Tensor]] = []
-
-    class Watched(BlockSession):
-        def propose(self, canvas: Any) -> Any:
-            denoise, hidden = self._denoise, []
-            self._denoise = lambda canvas: hidden.append(denoise(canvas)) or hidden[0]  # type: ignore[method-assign, func-returns-value]
-            draft = super().propose(canvas)
-            del self._denoise
-            seen.append((hidden[0][:, 0 if shifted else 1 :], draft.tokens))
-            return draft
-
-    drafter.session = Watched  # type: ignore[assignment]
+    seen = watched(drafter)
     run = decode(target, PROMPTS, drafter, max_new_tokens=8)
     assert run.outputs == [generate(target.model, prompt, 8) for prompt in PROMPTS] and seen
     changed = 0
-    for hidden, tokens in seen:
+    for states, tokens in seen:
+        hidden = states[:, 0 if shifted else 1 :]
         for place in range(tokens.shape[1] - 1):
             plain = target.head(hidden[:, place])
             memory = unit(target.embed(tokens[:, : place + 1]))[0][:, -1]

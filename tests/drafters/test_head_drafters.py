@@ -31,7 +31,7 @@ from tests.drafters import eagle3_checks, eagle_checks, flash_checks
 from tests.drafters.eagle_checks import Examined, head_for, llamagen
 from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.heads_checks import drafter_for, hydra_for, medusa_for
-from tests.drafters.naive_flash import NaiveFlash
+from tests.drafters.naive_heads import NaiveFlash
 from tests.drafters.visual_checks import KINDS as VISUAL
 from tests.targets import loop
 from tests.targets.image_loop import draw

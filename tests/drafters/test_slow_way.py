@@ -26,8 +26,7 @@ from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.heads_checks import KINDS, drafter_for
 from tests.drafters.naive_eagle import NaiveEagle
 from tests.drafters.naive_eagle3 import NaiveEagle3
-from tests.drafters.naive_flash import NaiveFlash
-from tests.drafters.naive_heads import NaiveHydra, NaiveMedusa
+from tests.drafters.naive_heads import NaiveFlash, NaiveHydra, NaiveMedusa
 from tests.drafters.visual_checks import KINDS as VISUAL
 from tests.drafters.visual_checks import NaiveVisual
 from tests.targets.image_loop import draw

@@ -139,19 +139,16 @@ def test_benches_are_compared_by_their_ratios(written):
     assert slower.differs is True and slower.ratio == pytest.approx(slower.after / 9.0)
 
 
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
+def test_what_is_no_bench_is_refused(written, tmp_path):
+    for content, named in [
         ("", "JSONDecodeError"),
         ('{"settings": {}, "records": []}', "no record"),
         ('{"settings": {}, "records": [{"accelerator": "x"}]}', "speedup"),
-    ],
-)
-def test_what_is_no_bench_is_refused(written, tmp_path, content, named):
-    path = tmp_path / "bad.json"
-    path.write_text(content)
-    with pytest.raises(InputError, match=named):
-        compare_benches(written("a.json"), path)
+    ]:
+        path = tmp_path / "bad.json"
+        path.write_text(content)
+        with pytest.raises(InputError, match=named):
+            compare_benches(written("a.json"), path)
 
 
 def test_benches_of_other_prompts_are_refused(written):
@@ -167,15 +164,15 @@ def text(renderable, width=160) -> str:
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize("width", [80, 149, 150])
-def test_a_table_fits_its_screen(width):
-    name = "draft_model:num_draft_tokens=7"
-    runs = [run("none", 0, 2.0), run(name, 0, 4.0)]
-    records = summarise(runs, ["none", name], settings={"model": "m", "batch_size": 1})
-    shown = text(bench_report(records, records, width=width), width)
-    assert "…" not in shown
-    assert "0.50x" in shown  # the losing row
-    assert ("left out on a narrow screen" in shown) == (width < 150)
+def test_a_table_fits_its_screen():
+    for width in [80, 149, 150]:
+        name = "draft_model:num_draft_tokens=7"
+        runs = [run("none", 0, 2.0), run(name, 0, 4.0)]
+        records = summarise(runs, ["none", name], settings={"model": "m", "batch_size": 1})
+        shown = text(bench_report(records, records, width=width), width)
+        assert "…" not in shown
+        assert "0.50x" in shown  # the losing row
+        assert ("left out on a narrow screen" in shown) == (width < 150)
 
 
 def test_differences_are_shown_and_counted():

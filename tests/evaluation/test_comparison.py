@@ -9,29 +9,26 @@ from mmspec.decoding.stats import DecodingStats
 from mmspec.evaluation.identity.comparison import compare, first_difference, ulp
 
 
-@pytest.mark.parametrize(
-    ("expected", "got", "position"),
-    [
+def test_first_difference():
+    for expected, got, position in [
         ([], [], None),
         ([1, 2], [1, 2], None),
         ([1, 2], [1, 3], 1),
         ([1, 2, 3], [1, 2], 2),
         ([1], [1, 2], 1),
         ([], [1], 0),
-    ],
-)
-def test_first_difference(expected, got, position):
-    assert first_difference(expected, got) == position
+    ]:
+        assert first_difference(expected, got) == position
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("value", [1.0, 1.5, 9.3, -100.0, 0.3])
-def test_ulp_is_the_distance_to_the_neighbour(value, dtype):
-    number = torch.tensor(abs(value), dtype=dtype)
-    following = torch.nextafter(number.double(), torch.tensor(math.inf, dtype=torch.float64))
-    while following.to(dtype) == number:
-        following = following + ulp(value, dtype) / 4
-    assert (following.to(dtype) - number).double().item() == ulp(value, dtype)
+def test_ulp_is_the_distance_to_the_neighbour():
+    for value in [1.0, 1.5, 9.3, -100.0, 0.3]:
+        for dtype in [torch.float32, torch.bfloat16, torch.float16]:
+            number = torch.tensor(abs(value), dtype=dtype)
+            following = torch.nextafter(number.double(), torch.tensor(math.inf, dtype=torch.float64))
+            while following.to(dtype) == number:
+                following = following + ulp(value, dtype) / 4
+            assert (following.to(dtype) - number).double().item() == ulp(value, dtype)
 
 
 def judge(gap, magnitude, dtype, expected=(1, 2), got=(1, 3), is_recurrent=False):
@@ -39,39 +36,33 @@ def judge(gap, magnitude, dtype, expected=(1, 2), got=(1, 3), is_recurrent=False
     return compare("greedy", "x", [list(expected)], [list(got)], best, dtype, DecodingStats(), is_recurrent)
 
 
-@pytest.mark.parametrize(
-    ("gap", "dtype", "explained"),
-    [
+def test_only_a_near_tie_in_half_precision_is_explained():
+    for gap, dtype, explained in [
         (0.0, torch.bfloat16, True),
         (0.125, torch.bfloat16, True),  # 2 ulp of 8 to 16
         (0.1875, torch.bfloat16, False),
         (2**-6, torch.float16, True),
         (2**-5, torch.float16, False),
         (0.0, torch.float32, False),  # in float32 every difference counts
-    ],
-)
-def test_only_a_near_tie_in_half_precision_is_explained(gap, dtype, explained):
-    comparison = judge(gap, 9.0, dtype)
-    (difference,) = comparison.differences
-    assert difference.position == 1
-    assert (difference.expected, difference.got) == (2, 3)
-    assert difference.gap == pytest.approx(gap)
-    assert difference.explained is explained
-    assert comparison.passed is explained
-    assert comparison.equal == 0
+    ]:
+        comparison = judge(gap, 9.0, dtype)
+        (difference,) = comparison.differences
+        assert difference.position == 1
+        assert (difference.expected, difference.got) == (2, 3)
+        assert difference.gap == pytest.approx(gap)
+        assert difference.explained is explained
+        assert comparison.passed is explained
+        assert comparison.equal == 0
 
 
-@pytest.mark.parametrize(
-    ("gap", "dtype", "explained"),
-    [
+def test_recurrent_layers_round_further_apart():
+    for gap, dtype, explained in [
         (0.5, torch.bfloat16, True),  # 8 ulp of 8 to 16
         (0.5625, torch.bfloat16, False),
         (2**-13, torch.float32, True),  # 128 ulp
         (2**-12, torch.float32, False),
-    ],
-)
-def test_recurrent_layers_round_further_apart(gap, dtype, explained):
-    assert judge(gap, 9.0, dtype, is_recurrent=True).passed is explained
+    ]:
+        assert judge(gap, 9.0, dtype, is_recurrent=True).passed is explained
 
 
 def test_an_output_that_goes_on_is_never_explained():

@@ -230,9 +230,8 @@ def test_metrics_are_named_or_refused():
         chosen_metrics("kid,fidd")
 
 
-@pytest.mark.parametrize(
-    ("metric", "count", "prompts", "lacks"),
-    [
+def test_what_a_metric_lacks_is_known_beforehand():
+    for metric, count, prompts, lacks in [
         ("fid", 2, None, "at least 3 images, not 2: the network 'means' has 2 features"),
         ("fid", 3, None, None),
         ("density_coverage", 11, None, "at least 12"),
@@ -240,11 +239,9 @@ def test_metrics_are_named_or_refused():
         ("clip_score", 9, None, "a prompt"),
         ("attributes", 9, ["something else"] * 9, "objects of scenes"),
         ("attributes", 9, ["a red ring"] * 9, None),
-    ],
-)
-def test_what_a_metric_lacks_is_known_beforehand(metric, count, prompts, lacks):
-    found = missing_for(metric, count, Counting().network, has_reference=True, prompts=prompts)
-    assert found is None if lacks is None else lacks in found
+    ]:
+        found = missing_for(metric, count, Counting().network, has_reference=True, prompts=prompts)
+        assert found is None if lacks is None else lacks in found
 
 
 def test_distances_need_a_reference():
@@ -288,10 +285,10 @@ def test_dinov2_and_the_models_of_timm_give_one_vector_an_image(tmp_path, save, 
     assert "0.5" in network.preprocessing or "shortest_edge" in network.preprocessing
 
 
-@pytest.mark.parametrize("name", ["incepton", "scene", "nothing"])
-def test_unknown_networks_are_refused(name):
-    with pytest.raises(InputError, match="allowed: clip, dinov2, inception, scenes"):
-        check_network_name(name)
+def test_unknown_networks_are_refused():
+    for name in ["incepton", "scene", "nothing"]:
+        with pytest.raises(InputError, match="allowed: clip, dinov2, inception, scenes"):
+            check_network_name(name)
 
 
 def test_weights_that_cannot_be_had_are_named(tmp_path, monkeypatch):
@@ -399,12 +396,12 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_npz_files_that_are_no_reference_are_refused_by_what_is_wrong(case, tmp_path):
-    arrays, expected = WRONG[case]
-    with pytest.raises(InputError, match=expected) as caught:
-        read_published(saved(tmp_path / "x.npz", **arrays), Counting().network, 3, tmp_path)
-    assert caught.value.argument == "--against"
+def test_npz_files_that_are_no_reference_are_refused_by_what_is_wrong(tmp_path):
+    for case in WRONG:
+        arrays, expected = WRONG[case]
+        with pytest.raises(InputError, match=expected) as caught:
+            read_published(saved(tmp_path / "x.npz", **arrays), Counting().network, 3, tmp_path)
+        assert caught.value.argument == "--against"
 
 
 def test_npz_files_that_are_none_are_refused(tmp_path):

@@ -76,9 +76,9 @@ def test_the_distance_of_equal_distributions_is_0_on_average():
     assert is_unbiased(lambda one, other: kernel_distance(one, other)[0])
 
 
-@pytest.mark.parametrize("bug", [biased_distance, paired_distance])
-def test_biased_distances_are_found_out(bug):
-    assert not is_unbiased(bug)
+def test_biased_distances_are_found_out():
+    for bug in [biased_distance, paired_distance]:
+        assert not is_unbiased(bug)
 
 
 @pytest.mark.parametrize(("shift", "most"), [(0.0, 0.995), (0.3, 0.97), (1.0, 0.97)])
@@ -95,12 +95,12 @@ def test_a_set_has_no_distance_to_itself():
     assert kernel_distance(one, one) == pytest.approx((0.0, 0.0), abs=1e-9)
 
 
-@pytest.mark.parametrize("shape", [(2, 3), (4, 2), (5, 3), (4,)])
-def test_what_has_no_distance_is_refused(shape):
-    with pytest.raises(InputError):
-        kernel_distance(torch.zeros(4, 3), torch.zeros(shape))
-    with pytest.raises(InputError):
-        kernel_distance(torch.zeros(2, 3), torch.zeros(2, 3))
+def test_what_has_no_distance_is_refused():
+    for shape in [(2, 3), (4, 2), (5, 3), (4,)]:
+        with pytest.raises(InputError):
+            kernel_distance(torch.zeros(4, 3), torch.zeros(shape))
+        with pytest.raises(InputError):
+            kernel_distance(torch.zeros(2, 3), torch.zeros(2, 3))
 
 
 def test_entropy_of_codes():

@@ -108,10 +108,8 @@ def test_rows_that_are_nan_give_tokens_of_the_vocabulary(both, device):
 
 BUGS = {
     "q is not compared": ("(u * q_x <= p_x)", "(u <= p_x)"),
-    "candidates that q cannot draw": ("drawn = judged & (q_x > 0)", "drawn = judged"),
     "padding is judged": ("judged & (tl.load(valid_ptr + at, mask=judged, other=0) != 0)", "judged"),
     "uniforms without the gap between rows": ("u_ptr + at - row - 1", "u_ptr + at - 1"),
-    "uniforms of the node after": ("u_ptr + at - row - 1", "u_ptr + at - row"),
     "p of the node itself": ("(at - 1) * vocabulary + x", "at * vocabulary + x"),
     "q of the node before": ("q_ptr + at * vocabulary", "q_ptr + (at - 1) * vocabulary"),
     "the refused candidate is accepted": ("nodes, depth)) - 1", "nodes, depth))"),
@@ -119,13 +117,10 @@ BUGS = {
     "what was not drawn is taken away": ("tl.max((drawn &", "tl.max((judged &"),
     "the residual is p": ("left = p - q", "left = p"),
     "the residual is |p - q|": ("left = p - q", "left = tl.abs(p - q)"),
-    "q of the accepted node": ("here + vocabulary", "here"),
     "the last token is not raced": ("inside = index < vocabulary", "inside = index < vocabulary - 1"),
-    "tokens of the next row are raced": ("inside = index < vocabulary", "inside = index < vocabulary + 1"),
     "noise of the first place": ("tl.load(place_ptr + row) + node", "tl.load(place_ptr + row)"),
     "noise of the first key": ("key_ptr + 2 * row", "key_ptr + 0 * row"),
     "noise of another stream": ("tl.load(stream_ptr + row)", "tl.load(stream_ptr)"),
-    "noise of another step": ("tl.load(step_ptr + row)", "tl.load(step_ptr)"),
     "all tiles have the noise of the first": ("start, TILE\n", "0, TILE\n"),
     "the token within its tile": ("start + tl.argmax", "tl.argmax"),
     "the last tile is forgotten": (

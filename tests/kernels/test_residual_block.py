@@ -95,26 +95,17 @@ def error(one: Tensor, other: Tensor) -> float:
     return found if found == found else float("inf")
 
 
-@pytest.mark.parametrize("activate", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_both_ops_compute_their_formulas(shape, activate, device):
+def test_kernels_and_torch_forms_compute_their_formulas(shape, both, device):
     given = arguments_of(shape, device)
-    for own, expected in zip(block(given, activate), exact(given, activate), strict=True):
-        assert own.shape == expected.shape
-        assert error(own, expected) < TOLERANCE[shape.dtype]
-    hidden, residual = block(given, activate)
-    assert hidden.dtype == shape.dtype and residual.dtype == torch.float32
-
-
-@pytest.mark.parametrize("activate", [True, False])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_kernels_give_the_numbers_of_torch(shape, activate, both, device):
-    given = arguments_of(shape, device)
-    kernel, twin = both(block, given, activate)
-    for one, other, truth in zip(kernel, twin, exact(given, activate), strict=True):
-        assert (one.shape, one.dtype) == (other.shape, other.dtype)
-        assert error(one, other) < TOLERANCE[shape.dtype]
-        assert error(one, truth) < TOLERANCE[shape.dtype]
+    for activate in (True, False):
+        kernel, twin = both(block, given, activate)
+        for one, other, truth in zip(kernel, twin, exact(given, activate), strict=True):
+            assert (one.shape, one.dtype) == (other.shape, other.dtype) and other.shape == truth.shape
+            for left, right in ((one, other), (one, truth), (other, truth)):
+                assert error(left, right) < TOLERANCE[shape.dtype]
+        hidden, residual = twin
+        assert hidden.dtype == shape.dtype and residual.dtype == torch.float32
 
 
 def test_statistics_and_residual_are_in_float32_for_states_in_half(both, device):

@@ -35,8 +35,7 @@ class Case:
         return (7 + 5 * torch.arange(rows, device=self.tokens.device)) % nodes
 
 
-CASES = [(*shape, seed) for shape in SHAPES for seed in range(2)]
-CASES += [(*shape, None, seed) for shape in CHAINS for seed in range(2)]
+CASES = [*SHAPES, *((*shape, None) for shape in CHAINS)]
 
 
 @pytest.mark.parametrize("case", CASES)

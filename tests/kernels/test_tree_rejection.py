@@ -81,7 +81,6 @@ BUGS = {
     "q is not compared": ("(u * q_x <= p_x)", "(u <= p_x)"),
     "tokens that q cannot draw": ("if (q_x > 0) & (u", "if (u"),
     "the uniform of the first sibling": ("level * siblings + sibling", "level * siblings"),
-    "the uniform of the first level": ("u_ptr + level * siblings", "u_ptr + 0 * siblings"),
     "q of the root": ("q_ptr + first * vocabulary", "q_ptr + 0 * first"),
     "p of the root": ("here = p_ptr + node * vocabulary", "here = p_ptr + 0 * node"),
     "siblings are tried with the same p": ("tl.where(refused == 0, voc", "tl.where(refused >= 0, voc"),
@@ -94,7 +93,6 @@ BUGS = {
     "a refused sibling stays in q": ("left_q += tl.where(token == x, 0.0, q)", "left_q += q"),
     "the rest of q is not normalised": ("rest / tl.maximum(total_q, tiny), rest", "rest, rest"),
     "the last node's p is not copied": ("(chosen >= 0) | (refused == 0), voc", "refused < 0, voc"),
-    "the last token is not copied": ("p, mask=token < fresh", "p, mask=token < fresh - 1"),
     "refusals of the node before": ("refused = tl.full([], 0, tl.int32)\n            first", "first"),
     "going on where none was chosen": (
         "chosen = tl.full([], -1, tl.int64)",

@@ -97,7 +97,7 @@ def test_recurrent_states_go_with_their_rows() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in ("sjd", "lantern") else pytest.mark.slow) for name in IMAGES],
+    [pytest.param(name, marks=() if name == "lantern" else pytest.mark.slow) for name in IMAGES],
 )
 def test_images_of_each_request_are_those_of_a_call(drawing: ImagePipeline, name: str) -> None:
     drawing.set_accelerator(name, **({"window": 16} if name in ("sjd", "gsd", "lantern") else {}))

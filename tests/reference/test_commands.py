@@ -1,6 +1,5 @@
 """`python -m reference`: the options arrive, and training and scores fit each other."""
 
-import importlib
 import inspect
 import json
 
@@ -9,6 +8,7 @@ from typer.testing import CliRunner
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.training.run import RunOptions
+from reference import image_scores, vlm_scores
 from reference.__main__ import app
 from tests.packaging.source_tree import ROOT
 from tests.tiny_models import save_family
@@ -81,8 +81,7 @@ def test_what_is_no_checkpoint_is_refused(run):
         run("evaluate", "vlm", ROOT / "mmspec")
 
 
-@pytest.mark.parametrize("name", ["vlm", "reader", "vq", "autoencoder", "image", "latents"])
-def test_the_help_says_how_long_and_with_how_many_examples_a_training_goes_on(run, monkeypatch, name):
+def test_the_help_says_how_long_and_with_how_many_examples_a_training_goes_on(run, monkeypatch):
     defaults = {}
 
     def training(self, out, options, **own):
@@ -92,15 +91,15 @@ def test_the_help_says_how_long_and_with_how_many_examples_a_training_goes_on(ru
 
     monkeypatch.setattr("mmspec.training.run.Training.__init__", training)
     needed = {"image": ["--vq", "x"], "latents": ["--vae", "x"]}
-    run("train", name, "--out", "x", *needed.get(name, []))
-    shown = " ".join(run("train", name, "--help").stdout.split())
-    assert f"{defaults['minutes']:g} minutes, {defaults['batch_size']} examples at once" in shown
+    for name in ("vlm", "reader", "vq", "autoencoder", "image", "latents"):
+        run("train", name, "--out", "x", *needed.get(name, []))
+        shown = " ".join(run("train", name, "--help").stdout.split())
+        assert f"{defaults['minutes']:g} minutes, {defaults['batch_size']} examples at once" in shown, name
 
 
-@pytest.mark.parametrize("name", ["vlm", "image"])
-def test_scores_are_of_the_scenes_that_the_help_names(run, name):
-    scoring = importlib.import_module(f"reference.{name}_scores")
-    assert f"[default: {scoring.FIRST_SEED}]" in run("evaluate", name, "--help").stdout
+def test_scores_are_of_the_scenes_that_the_help_names(run):
+    for name, scores in (("vlm", vlm_scores), ("image", image_scores)):
+        assert f"[default: {scores.FIRST_SEED}]" in run("evaluate", name, "--help").stdout
 
 
 def test_a_misspelt_size_is_named(run):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from mmspec.scenes.contact_sheet import MARGIN, image_sheet
@@ -18,19 +17,16 @@ def extent(sheet: Image.Image, colour: tuple[int, int, int]) -> tuple[int, int, 
     return int(left), int(top), int(columns.max() - left + 1), int(rows.max() - top + 1)
 
 
-@pytest.mark.parametrize(
-    ("size", "shown"),
-    [
+def test_images_fit_their_square() -> None:
+    for size, shown in (
         ((10, 10), (60, 60)),
         ((7, 7), (63, 63)),
         ((20, 10), (60, 30)),
         ((128, 128), (64, 64)),
         ((256, 64), (64, 16)),
-    ],
-)
-def test_images_fit_their_square(size: tuple[int, int], shown: tuple[int, int]) -> None:
-    sheet = image_sheet([Image.new("RGB", size, RED)], [""], side=64)
-    assert extent(sheet, RED) == (MARGIN, MARGIN, *shown)
+    ):
+        sheet = image_sheet([Image.new("RGB", size, RED)], [""], side=64)
+        assert extent(sheet, RED) == (MARGIN, MARGIN, *shown)
 
 
 def test_images_stand_in_lines() -> None:

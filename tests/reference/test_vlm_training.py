@@ -139,19 +139,17 @@ def test_batches_depend_on_their_seeds_alone_and_never_hold_held_out_scenes() ->
     assert one.labels.shape == (16, 64, 6)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "argument"),
-    [
+def test_a_bad_argument_of_training_is_named(tmp_path: Path) -> None:
+    wrong: tuple[tuple[Any, str], ...] = (
         ({"size": "bse"}, "size"),
         ({"steps": 1, "minutes": 1.0}, "steps"),
         ({"steps": 0}, "steps"),
         ({"minutes": -1.0}, "minutes"),
-    ],
-)
-def test_a_bad_argument_of_training_is_named(tmp_path: Path, arguments: dict, argument: str) -> None:  # type: ignore[type-arg]
-    with pytest.raises(InputError) as caught:
-        train_vlm(tmp_path / "out", **arguments)
-    assert caught.value.argument == argument
+    )
+    for arguments, argument in wrong:
+        with pytest.raises(InputError) as caught:
+            train_vlm(tmp_path / "out", **arguments)
+        assert caught.value.argument == argument
 
 
 def test_scoring_refuses_scenes_that_training_may_have_seen(tmp_path: Path) -> None:

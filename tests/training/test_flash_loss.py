@@ -14,7 +14,7 @@ from mmspec.targets.causal import HiddenStates
 from mmspec.training.losses import flash as flash_loss
 from mmspec.training.losses.base import learnt_pairs, read
 from tests.drafters.flash_checks import head_for, target_of
-from tests.drafters.naive_flash import NaiveFlash
+from tests.drafters.naive_heads import NaiveFlash
 from tests.training.own_answers import own_answers
 
 BLOCK = 3
@@ -42,12 +42,12 @@ def test_the_loss_is_that_of_drafting_the_slow_way() -> None:
     for example in own_answers().examples:
         ids, start = example.inputs["input_ids"], example.answer
         prompt = {**example.inputs, "input_ids": ids[:, :start]}
-        naive = NaiveFlash(head, target, [prompt], Sampler(), BLOCK)
+        naive = NaiveFlash(head, target, [prompt], Sampler(), block=BLOCK)
         with closing(HiddenStates(target.model, (-1,))) as reader:
             target.model(**example.inputs)
         taps = reader.take()
         for t in range(start - 1, ids.shape[1]):
-            rows = naive.committed(prompt, ids[0, start : t + 1].tolist())
+            rows, _, _ = naive.committed(prompt, ids[0, start : t + 1].tolist())
             predicted = head.predict(naive.state(rows), BLOCK)[0]
             for i in range(BLOCK):
                 if t + i + 1 >= ids.shape[1]:
@@ -78,9 +78,9 @@ def test_own_guesses_are_what_drafting_feeds_back() -> None:
     for row, example in enumerate(given.examples):
         ids, start = example.inputs["input_ids"], example.answer
         prompt = {**example.inputs, "input_ids": ids[:, :start]}
-        naive = NaiveFlash(head, target, [prompt], Sampler(), BLOCK)
+        naive = NaiveFlash(head, target, [prompt], Sampler(), block=BLOCK)
         for t in range(start - 1, ids.shape[1]):
-            state = naive.state(naive.committed(prompt, ids[0, start : t + 1].tolist()))
+            state = naive.state(naive.committed(prompt, ids[0, start : t + 1].tolist())[0])
             due = head.predict(state, 1)[0, 0]
             assert torch.allclose(made[row, t], due, atol=1e-6), (row, t)
         for span in reading.spans[row]:

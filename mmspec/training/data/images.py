@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -60,7 +60,7 @@ class LlamaGenImages(ABC):
 
     def __init__(self, target: LlamaGenTarget, folder: Path, batch_size: int, seed: int) -> None:
         self.target, self.batch_size, self.seed = target, batch_size, seed
-        self.model = cast(LlamaGenForCausalLM, target.model)
+        self.model = target.model
         self.vq = target.vq
         self.text_encoder: PreTrainedModel | None = None
         self.tokenizer: Any = None
