@@ -1,6 +1,7 @@
 """The two folders at the top are found by installers, by type checkers and in a plain clone."""
 
 import os
+import pkgutil
 
 import pytest
 
@@ -45,3 +46,16 @@ def test_the_kernels_folder_does_not_hide_the_kernels_package():
     # It would be what `import kernels` finds inside transformers and diffusers when Python runs in the root.
     assert not (ROOT / "kernels" / "__init__.py").exists()
     assert not (ROOT / "kernels" / "torch-ext" / "__init__.py").exists()
+
+
+def test_what_users_code_imports_is_found_at_its_former_place():
+    former = {
+        "mmspec.models.eagle3.official:read_official": "mmspec.models.published.eagle3:read_eagle3",
+        "mmspec.models.eagle3.export:export_head": "mmspec.models.published.export:export_head",
+        "mmspec.models.mtp.official:read_official": "mmspec.models.published.mtp:read_mtp",
+        "mmspec.training.data.conversation_data:ConversationRows": (
+            "mmspec.training.data.conversations:ConversationRows"
+        ),
+    }
+    for old, new in former.items():
+        assert pkgutil.resolve_name(old) is pkgutil.resolve_name(new), old
