@@ -141,11 +141,9 @@ class CopySession(DraftSession):
 
     def propose(self, canvas: Canvas) -> Draft:
         found = [self._continuation(row, tokens) for row, tokens in enumerate(canvas.ids)]
-        nodes = 1 + max(map(len, found))
-        if canvas.device.type == "cuda" and nodes > 1:  # few sizes, as a forward is captured for each
-            sizes = half_lengths(self.num_draft_tokens)
-            nodes = 1 + min(size for size in sizes if size + 1 >= nodes)
-        chains = [[0, *copied] + [NOTHING] * (nodes - 1 - len(copied)) for copied in found]
+        copied = max(map(len, found))  # few sizes, since a forward may be captured for each
+        nodes = 1 + min(size for size in (0, *half_lengths(self.num_draft_tokens)) if size >= copied)
+        chains = [[0, *copy] + [NOTHING] * (nodes - 1 - len(copy)) for copy in found]
         tokens = torch.tensor(chains, device=canvas.device)  # the one copy to the device in a round
         tokens[:, 0] = canvas.root
         return Draft.chain(tokens.clamp_min(0), self.drafter.kind, valid=tokens != NOTHING)

@@ -24,16 +24,8 @@ def test_with_nothing_named_a_scene_is_captioned_in_fewer_forwards(run_json):
 
 
 def test_bench_takes_its_own_draft_model(run_json):
-    records = run_json(
-        "bench",
-        "assets/scenes-llava",
-        "--accelerators",
-        "none,copy,draft_model",
-        "--samples",
-        1,
-        "--repeats",
-        1,
-    )
+    settings = ("--accelerators", "none,copy,draft_model", "--samples", 1, "--repeats", 1)
+    records = run_json("bench", "assets/scenes-llava", *settings)["records"]
     assert [record["identical"] for record in records] == [1.0, 1.0, 1.0]
     plain, _, drafted = records
     assert drafted["drafter"].endswith("scenes-llava-small")
