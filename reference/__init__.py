@@ -1,3 +1,3 @@
-"""How the models in assets/ were made: training, scores and cards. Run from a clone, not installed."""
+"""Training, scores and cards of the reference models in assets/; run from a clone, not installed."""
 
 TRAIN = "python -m reference train"

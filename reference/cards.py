@@ -231,7 +231,7 @@ def _difficulty(scores: Mapping[str, Any]) -> str:
 
 
 def _training(part: str, record: Mapping[str, Any]) -> str:
-    """How a part was trained: its command, and each stage with the figures at its end."""
+    """Lines of a card on the training of a part: its command, and each stage with the figures at its end."""
     stages = []
     for stage in record["stages"]:
         figures = ", ".join(

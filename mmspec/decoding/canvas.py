@@ -76,7 +76,7 @@ class Emission:
 
 
 class Report(NamedTuple):
-    """What the host is to read of a round.
+    """Report of a round, which the host reads.
 
     Attributes:
         numbers: [B, columns] on its way to the host.

@@ -185,7 +185,7 @@ class Sampler(RowSettings):
 
     @once
     def warping(self) -> Warping:
-        """What is done to logits as a model gives them, processors not counted."""
+        """Guidance, temperature and truncation of every row; processors not counted."""
         return Warping(
             values_of(self.temperature),
             tuple(k or 0 for k in values_of(self.top_k)),

@@ -112,7 +112,7 @@ def attention_on_tree(
 
 
 def tree_mask(cache: RaggedCache, nodes: Nodes) -> Mask:
-    """What `tree_attention` needs to know of a draft, in the form of an attention mask.
+    """A draft as `tree_attention` reads it, in the form of an attention mask.
 
     Returns:
         [B, 1, n or 1, 2 + m] int32: the first committed token that each node sees, the number of committed

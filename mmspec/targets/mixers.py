@@ -98,7 +98,7 @@ CLOSED_FORMS: dict[str, Callable[..., Tensor]] = {
 
 
 def closed_form(mixer: nn.Module) -> Callable[..., Tensor] | None:
-    """How a mixer is computed over a tree in closed form; None if token by token."""
+    """Return the closed form of a mixer over a tree; None if it is computed token by token."""
     # a subclass may compute something else
     if not type(mixer).__module__.startswith("transformers.models."):
         return None

@@ -1,4 +1,4 @@
-"""Checks of relaxed rules, as functions: tests run them on the code, planted bugs on mutations."""
+"""Checks of relaxed rules, as functions."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_bad_input_is_refused(kind: int, bench: Bench, tmp_path: Path) -> None:
 
 
 def refused(rows: Sequence[Row], kind: int, bench: Bench, folder: Path) -> list[str]:
-    """What is wrong with how the rows of a kind are refused, each in an empty folder."""
+    """Problems of the refusals of a kind, each row tried in an empty folder."""
     found = []
     for index, row in enumerate(row for row in rows if row.number == kind):
         bench.folder = folder / str(index)

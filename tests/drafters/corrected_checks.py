@@ -1,4 +1,4 @@
-"""Checks of corrected Jacobi decoding, as functions: tests run them on the code, planted bugs on mutations.
+"""Checks of corrected Jacobi decoding, as functions.
 
 Heads are random and strong: what they propose is far from the target's distribution, and depends on all that
 they read, so that nothing but the rule makes the output right.

@@ -1,4 +1,4 @@
-"""What must hold of DFlash and DSpark, as functions: tests run them on the code, planted bugs on mutants."""
+"""Checks of DFlash and DSpark, as functions."""
 
 from __future__ import annotations
 

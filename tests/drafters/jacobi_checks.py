@@ -1,4 +1,4 @@
-"""Checks of the Jacobi drafter, as functions: tests run them on the code, planted bugs on mutations.
+"""Checks of the Jacobi drafter, as functions.
 
 An image of 2 x 2 cells over five codes with forced row ends, whose distribution is a table: 625 outputs, all
 of whose probabilities are known.

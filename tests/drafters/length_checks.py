@@ -1,4 +1,4 @@
-"""Checks of drafts of changing size: tests run them on the code, planted bugs on mutations."""
+"""Checks of drafts of changing size."""
 
 from __future__ import annotations
 

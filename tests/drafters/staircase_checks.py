@@ -1,4 +1,4 @@
-"""Checks of the staircase, as functions: tests run them on the code, planted bugs on mutations."""
+"""Checks of the staircase, as functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of vertical drafts, as functions: tests run them on the code, planted bugs on mutations.
+"""Checks of vertical drafts, as functions.
 
 Heads are random and strong: what they predict is far from the target's distribution, so that nothing but the
 rule makes the output right.

@@ -41,7 +41,7 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, Any]]:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each launcher of a kernel was called."""
+    """Counts of calls of each launcher of a kernel."""
     pytest.importorskip("triton")
     counts: Counter[str] = Counter()
 

@@ -17,7 +17,7 @@ OPS = {case.op: case for case in CASES}
 
 
 def called(case: KernelCase, function: Any = None) -> Any:
-    """What an op gives, and its arguments afterwards: some are written to."""
+    """Results of an op, and its arguments afterwards: some are written to."""
     torch.manual_seed(0)
     arguments = case.make(case.tiny, torch.device("cpu"))
     return (function or case.function)(*arguments), arguments

@@ -150,7 +150,7 @@ def test_names_that_would_become_one_keep_their_prefixes(tmp_path: Path) -> None
 
 
 def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
-    """Of ours, whose names of tensors are others and which the auto classes load; and of no head."""
+    """Folders of ours, whose names of tensors are others and which the auto classes load; and of no head."""
     tiny_llama().save_pretrained(tmp_path / "llama")
     for name in ("eagle", "eagle3", "dflash", "medusa", "hydra"):
         head = published(name)

@@ -78,7 +78,7 @@ def test_a_caption_is_encoded_as_it_is_beside_others(targets: dict[str, Any], re
 
 
 def test_parts_that_are_missing_are_named(targets: dict[str, Any], reader: dict[str, Any]) -> None:
-    """What else is refused are rows of tests/bad_inputs."""
+    """Other refusals are rows of tests/bad_inputs."""
     for name in reader:
         with pytest.raises(InputError, match=f"{name}: got None"):
             image_requests(targets["captions"], "blue", **{**reader, name: None})

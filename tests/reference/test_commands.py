@@ -34,7 +34,7 @@ def run(monkeypatch):
 
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
-    """What `train_vlm` is called with."""
+    """Arguments that `train_vlm` is called with."""
     called = {}
 
     def train_vlm(out, **options):

@@ -1,4 +1,4 @@
-"""How much probability lies near a token: the mass of its nearest neighbours, within a limit.
+"""Probability near a token: the mass of its nearest neighbours, within a limit.
 
 The aggregation of LANTERN (2410.03355). A limit holds for prefixes: neighbours are added, nearest first, as
 long as their mass stays within it, and the sum stops at the first one that does not fit (m* = 0: none).

@@ -82,7 +82,7 @@ def redraw_triton(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tens
 
 @triton.jit
 def _left(p_ptr, q_ptr, token, vocabulary, taken):
-    """What q leaves of p, where all of q is taken away (`taken` is the vocabulary) or none (0)."""
+    """Compute (p - q)+ of a block, where all of q is taken away (`taken` is the vocabulary) or none (0)."""
     p = tl.load(p_ptr + token, mask=token < vocabulary, other=0.0).to(tl.float32)
     q = tl.load(q_ptr + token, mask=token < taken, other=0.0).to(tl.float32)
     return tl.maximum(p - q, 0.0).to(tl.float64)

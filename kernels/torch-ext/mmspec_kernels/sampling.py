@@ -24,7 +24,7 @@ _captured: dict[int, Tensor] = {}
 
 
 class Warping(NamedTuple):
-    """How logits become a distribution. Each setting is one value for all rows, or one for each of B rows.
+    """Settings that make a distribution of logits: one value for all rows, or one for each of B rows.
 
     Attributes:
         temperature: 0 takes the likeliest token; such rows are guided, and neither scaled nor truncated.

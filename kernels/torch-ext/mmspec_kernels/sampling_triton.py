@@ -300,7 +300,7 @@ def _cut_kernel(
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Where a row is cut: the value and the index of `_cut`, [rows, 2]."""
+    """Find the cut of a row: the value and the index of `_cut`, [rows, 2]."""
     row = tl.program_id(0).to(tl.int64)
     setting = tl.where(settings_rows > 1, row // rows, 0)
     _, temperature, k, tail, log_min_p = _settings(settings_ptr, setting, settings_rows)
