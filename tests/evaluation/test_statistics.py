@@ -1,12 +1,10 @@
-"""Distances of sets of features, and the entropy of codes."""
-
-import math
+"""Distances of sets of features."""
 
 import pytest
 import torch
 
 from mmspec.errors import InputError
-from mmspec.evaluation.quality.set_distances import kernel_distance, token_entropy
+from mmspec.evaluation.quality.set_distances import kernel_distance
 
 PROMPTS, WIDTH = 48, 16  # as many prompts as in the table of the README
 
@@ -101,8 +99,3 @@ def test_what_has_no_distance_is_refused():
             kernel_distance(torch.zeros(4, 3), torch.zeros(shape))
         with pytest.raises(InputError):
             kernel_distance(torch.zeros(2, 3), torch.zeros(2, 3))
-
-
-def test_entropy_of_codes():
-    assert token_entropy([[0, 1], [2, 3]]) == pytest.approx(math.log(4))
-    assert token_entropy([[7, 7], [7]]) == 0.0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +24,6 @@ __all__ = [
     "kernel_distance",
     "kernel_estimate",
     "neighbour_scores",
-    "token_entropy",
 ]
 
 NORMAL_QUANTILE = 1.96  # 95 % of a normal distribution is within so many standard deviations
@@ -67,16 +65,6 @@ def kernel_distance(one: Tensor, other: Tensor) -> tuple[float, float]:
 
 def _kernel(one: Tensor, other: Tensor) -> Tensor:
     return (one @ other.T / one.shape[1] + 1) ** 3
-
-
-def token_entropy(codes: Sequence[Sequence[int]]) -> float:
-    """Entropy in nats of the use of codes in a set of images.
-
-    Relaxations that favour likely codes lower it long before a reader of attributes notices.
-    """
-    counts = torch.bincount(torch.tensor([code for image in codes for code in image])).double()
-    shares = counts / counts.sum()
-    return float(torch.special.entr(shares).sum())
 
 
 PRECISION_NEIGHBOURS = 3  # of Kynkaanniemi et al.
