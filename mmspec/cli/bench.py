@@ -53,13 +53,12 @@ class Files:
     plot: Plot = None
     html: Annotated[
         Path | None,
-        typer.Option(help="Write a report with plots and samples, in one HTML file.", show_default=False),
+        typer.Option(help="Write a report with plots and samples, in one HTML file."),
     ] = None
     results: Annotated[
         Path | None,
         typer.Option(
             help="Folder for result lines as Spec-Bench and MMSpec have them, a file for each accelerator.",
-            show_default=False,
         ),
     ] = None
 

@@ -33,9 +33,7 @@ WARM_UP_TOKENS = 8
 def caption(
     images: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="IMAGE...", help="Paths or https URLs; a held-out scene if none.", show_default=False
-        ),
+        typer.Argument(metavar="IMAGE...", help="Paths or https URLs; a held-out scene if none."),
     ] = None,
     model: ModelOption = None,
     prompt: Annotated[str, typer.Option(help="What to ask of every image.")] = PROMPT,
@@ -49,12 +47,10 @@ def caption(
     ] = False,
     figure: Annotated[
         Path | None,
-        typer.Option(
-            help="Draw the first image beside its text, coloured by who found each word.", show_default=False
-        ),
+        typer.Option(help="Draw the first image beside its text, coloured by who found each word."),
     ] = None,
     prompt_file: PromptFile = None,
-    out: Annotated[Path | None, typer.Option(help="With --ray: folder of texts.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="With --ray: folder of texts.")] = None,
     *,
     many: RayOptions,
     how: ModelOptions,

@@ -18,7 +18,7 @@ __all__ = ["doctor"]
 def doctor(
     model: Annotated[
         str | None,
-        typer.Argument(help="Folder or hub id: look at this model, by its config.", show_default=False),
+        typer.Argument(help="Folder or hub id: look at this model, by its config."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

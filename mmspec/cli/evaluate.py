@@ -39,7 +39,6 @@ def text(
         Path | None,
         typer.Option(
             help="Your own questions: an object a line with prompt, image and references (a list).",
-            show_default=False,
         ),
     ] = None,
     samples: Annotated[

@@ -43,21 +43,17 @@ def images(
             show_default="none",
         ),
     ] = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Score the images in this folder or .npz file.", show_default=False)
-    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="Score the images in this folder or .npz file.")] = None,
     prompt_file: Annotated[
         Path | None,
-        typer.Option(
-            help="Prompts in the order of the images: a line each, or a published set.", show_default=False
-        ),
+        typer.Option(help="Prompts in the order of the images: a line each, or a published set."),
     ] = None,
     n: Annotated[
         int | None, typer.Option(min=3, help="How many images.", show_default="200; all in a folder")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Keep what is drawn, in a folder for each accelerator.", show_default=False),
+        typer.Option(help="Keep what is drawn, in a folder for each accelerator."),
     ] = None,
     guidance_scale: GuidanceScale = None,
     num_inference_steps: HeadSteps = None,

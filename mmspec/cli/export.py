@@ -43,7 +43,6 @@ def export(
         str | None,
         typer.Option(
             help="Folder or hub id of the model that a head drafts for, as it will be served.",
-            show_default=False,
         ),
     ] = None,
     dtype: Annotated[

@@ -48,9 +48,7 @@ class ImageOptions:
     """Options that go to the pipeline as they are."""
 
     num_images_per_prompt: Annotated[int, typer.Option("--n", min=1, help="Images of each prompt.")] = 1
-    negative_prompt: Annotated[
-        str | None, typer.Option(help="What guidance leads away from.", show_default=False)
-    ] = None
+    negative_prompt: Annotated[str | None, typer.Option(help="What guidance leads away from.")] = None
     guidance_scale: GuidanceScale = None
     temperature: Annotated[
         float | None, typer.Option(help="0 takes the likeliest token everywhere.", show_default="the model's")
@@ -73,14 +71,12 @@ class ImageOptions:
 def generate(
     prompts: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="PROMPT...", help="What to draw; held-out captions if none.", show_default=False
-        ),
+        typer.Argument(metavar="PROMPT...", help="What to draw; held-out captions if none."),
     ] = None,
     model: ModelOption = None,
     classes: Annotated[
         list[int] | None,
-        typer.Option("--class", help="Label, for models of classes; may be repeated.", show_default=False),
+        typer.Option("--class", help="Label, for models of classes; may be repeated."),
     ] = None,
     accelerator: Annotated[
         str | None,
@@ -93,12 +89,11 @@ def generate(
         str | None,
         typer.Option(
             help="Accelerators, such as none,sjd,gsd,lantern, that draw the same seeds side by side.",
-            show_default=False,
         ),
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option(help="Places drafted at once, for accelerators that have a window.", show_default=False),
+        typer.Option(help="Places drafted at once, for accelerators that have a window."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Image file to write; with --ray a folder.")] = Path("image.png"),
     prompt_file: PromptFile = None,

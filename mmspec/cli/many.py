@@ -24,9 +24,7 @@ __all__ = ["PromptFile", "RayOptions", "decode_many", "items_of"]
 
 PromptFile = Annotated[
     str | None,
-    typer.Option(
-        "--prompt-file", help="File of prompts: a line each, or a published set.", show_default=False
-    ),
+    typer.Option("--prompt-file", help="File of prompts: a line each, or a published set."),
 ]
 
 

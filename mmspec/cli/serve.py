@@ -40,7 +40,6 @@ def serve(
         typer.Argument(
             metavar="MODEL...",
             help="Checkpoint folders or hub ids; the reference models for text and images if none.",
-            show_default=False,
         ),
     ] = None,
     accelerator: Accelerator = None,

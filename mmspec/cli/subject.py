@@ -31,14 +31,13 @@ class Question:
     model: Model = None
     prompts: Annotated[
         list[str] | None,
-        typer.Option("--prompt", help="What to ask; may be repeated.", show_default=False),
+        typer.Option("--prompt", help="What to ask; may be repeated."),
     ] = None
     images: Annotated[
         list[str] | None,
         typer.Option(
             "--image",
             help="Image to ask about (path or URL); may be repeated.",
-            show_default=False,
         ),
     ] = None
     prompt_file: Annotated[
@@ -46,7 +45,6 @@ class Question:
         typer.Option(
             help="Prompts as published: Spec-Bench, MMSpec, COCO captions, Parti, GenEval, DrawBench; or "
             "text, a prompt a line.",
-            show_default=False,
         ),
     ] = None
     task: Annotated[
