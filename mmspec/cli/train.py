@@ -75,7 +75,7 @@ def drafter(
         Path | None,
         typer.Option(
             help="Conversations with images: JSONL, or LLaVA's JSON. For image models a JSONL file of "
-            "images: image, and prompt or class; cjd and ssd need none. Scenes if not given.",
+            "images: image, and prompt or class; cjd and ssd need none. Scenes if not given."
         ),
     ] = None,
     height: Height = None,
