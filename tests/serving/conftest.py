@@ -22,7 +22,7 @@ from mmspec.serving.engine import Engine
 from mmspec.serving.limits import ServerLimits
 from mmspec.serving.metrics import Metrics
 
-PATIENCE = 20
+PATIENCE = 60
 
 
 @dataclass
@@ -83,6 +83,14 @@ def running(
         server.should_exit = True
         thread.join(PATIENCE)
         listener.close()
+
+
+@contextlib.contextmanager
+def without_moves(pipe: MMSpecPipeline) -> Iterator[MMSpecPipeline]:
+    """The pipeline as one whose rows cannot enter or leave a batch, and so take turns."""
+    pipe.accelerator.drafter.rows_move = False
+    yield pipe
+    del pipe.accelerator.drafter.rows_move
 
 
 def data_url(image: Image.Image) -> str:

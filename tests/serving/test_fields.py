@@ -4,10 +4,8 @@ import http.client
 import json
 
 import pytest
-import torch
 from pydantic import ValidationError
 
-from mmspec.pipelines import MMSpecPipeline
 from mmspec.serving.errors import field_error
 from mmspec.serving.schemas import (
     CHAT_IGNORED,
@@ -19,7 +17,7 @@ from mmspec.serving.schemas import (
     Message,
     StreamOptions,
 )
-from tests.serving.conftest import PATIENCE, reference, running
+from tests.serving.conftest import PATIENCE, load, reference, running, without_moves
 
 PROMPT = "Describe the picture."
 ASKED = {"role": "user", "content": PROMPT}
@@ -138,9 +136,7 @@ def test_the_arguments_of_a_pipeline_are_named_as_the_request_names_them(server)
 @pytest.fixture(scope="module")
 def in_turn():
     """A server whose rows take turns."""
-    pipe = MMSpecPipeline.from_pretrained("assets/scenes-llava", accelerator="none", dtype=torch.float32)
-    pipe.compile()
-    with running(pipelines={"scenes-llava": pipe}) as one:
+    with without_moves(load("scenes-llava")) as pipe, running(pipelines={"scenes-llava": pipe}) as one:
         yield one
 
 
