@@ -11,11 +11,19 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.tiny_models import save_family, tiny_images
+from tests.tiny_models.llamagen import save_llamagen
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory) -> Path:
     return save_family("llava", tmp_path_factory.mktemp("models") / "tiny-llava")
+
+
+@pytest.fixture(scope="session")
+def llamagens(tmp_path_factory) -> dict[str, Path]:
+    """Tiny LlamaGens by what they draw: "class" and "caption"."""
+    base = tmp_path_factory.mktemp("llamagens")
+    return {condition: save_llamagen(base / condition, condition) for condition in ("class", "caption")}
 
 
 @pytest.fixture(scope="session")
@@ -80,11 +88,6 @@ def run_json(run) -> Callable[..., object]:
         return json.loads(result.stdout)
 
     return invoke
-
-
-@pytest.fixture
-def no_reference_models(monkeypatch) -> None:
-    monkeypatch.setattr("mmspec.assets.reference_models", dict)
 
 
 @pytest.fixture

@@ -98,9 +98,3 @@ def test_exact_drafts_are_shown_beside_the_optimum(run_json: Run) -> None:
         overlaps[draft] = drafted["overlap"]
     assert overlaps["nextstep"] > 0.99, "a model has everything in common with itself"
     assert overlaps["nextstep-draft"] < 0.9 and drafted["rollbacks"] > 0
-
-
-def test_options_of_text_are_refused(fails: Callable[..., str], tmp_path: Path) -> None:
-    image = ("--out", tmp_path / "a.png")
-    assert "top_k" in fails("generate", "a", "--model", folder_of("nextstep"), "--top-k", 5, *STEPS, *image)
-    assert "max-new-tokens" in fails("check", folder_of("mar"), "--max-new-tokens", 5)

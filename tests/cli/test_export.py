@@ -40,10 +40,8 @@ def test_a_head_is_written_and_drafts_as_before(run, tmp_path, head, layout):
     stored = Eagle3Head.from_pretrained(head).state_dict()
     assert stored.keys() == again.state_dict().keys()
     assert all(torch.equal(stored[name], weight) for name, weight in again.state_dict().items())
-    captioned = run(
-        "caption", "--accelerator", "eagle3", "--drafter", out, "--compare", "--max-new-tokens", 12
-    )
-    assert captioned.exit_code == 0, captioned.output
+    asked = ("--accelerator", "eagle3", "--drafter", out, "--compare", "--max-new-tokens", 6)
+    assert run("caption", *asked).exit_code == 0
 
 
 def test_a_draft_model_is_one_that_transformers_generates_with(run, tmp_path):
@@ -57,25 +55,6 @@ def test_a_draft_model_is_one_that_transformers_generates_with(run, tmp_path):
     assert torch.equal(
         target.generate(ids, max_new_tokens=8, do_sample=False, assistant_model=small), expected
     )
-
-
-def test_what_cannot_be_written_is_refused(fails, tmp_path, head):
-    for arguments, named in [
-        (["{head}", "{out}", "--to", "speculators"], "--target"),
-        (
-            ["{head}", "{out}", "--to", "specforge", "--target", "assets/scenes-llava-small"],
-            "hidden_size 128",
-        ),
-        (["{head}", "{head}", "--to", "specforge", "--target", LLAVA], "new or empty"),
-        (["{head}", "{out}", "--to", "transformers"], "a whole model"),
-        (["assets/scenes-llava-flash", "{out}", "--to", "speculators", "--target", LLAVA], "eagle3"),
-        (["assets/scenes-llava-small", "{out}", "--to", "transformers", "--target", LLAVA], "--target"),
-        (["nowhere/to/be/found", "{out}", "--to", "transformers"], "nowhere"),
-    ]:
-        out = tmp_path / "out"
-        said = fails("export", *(str(one).format(head=head, out=out) for one in arguments))
-        assert named in said.replace("\n", " ")
-        assert not out.exists()
 
 
 def test_a_trained_head_goes_into_a_copy_of_its_target(tmp_path, run) -> None:
@@ -93,18 +72,8 @@ def test_a_trained_head_goes_into_a_copy_of_its_target(tmp_path, run) -> None:
     assert model.config.mtp_num_hidden_layers == 1
     assert generate(model, [3, 1, 4, 1, 5], 8) == generate(target.model, [3, 1, 4, 1, 5], 8)
     with pytest.raises(CheckpointError, match="this one has one"):
-        run(
-            "export",
-            tmp_path / "head",
-            tmp_path / "again",
-            "--to",
-            "checkpoint",
-            "--target",
-            tmp_path / "both",
-        )
+        run("export", tmp_path / "head", tmp_path / "again", *where[:3], tmp_path / "both")
     assert not (tmp_path / "again").exists()
     tiny_llama().save_pretrained(tmp_path / "llama")
     with pytest.raises(InputError, match="own target, of 4"):
         run("export", tmp_path / "head", tmp_path / "c", *where[:3], tmp_path / "llama")
-    with pytest.raises(InputError, match="a folder: it is copied"):
-        run("export", tmp_path / "head", tmp_path / "c", *where[:3], "org/model")

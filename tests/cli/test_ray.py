@@ -67,22 +67,6 @@ def test_a_worker_writes_what_the_pipeline_says_whatever_its_batches_are(tmp_pat
     assert not list(tmp_path.glob(".*")), "no temporary file is left"
 
 
-def test_what_cannot_be_spread_is_refused_before_any_worker_starts(fails):
-    for arguments, named in [
-        (("generate", "--ray", "--out", "x"), "--prompt-file"),
-        (("generate", "a", "--ray", "--compare", "none,sjd", "--out", "x"), "--compare"),
-        (("caption", "--ray", "--prompt-file", "assets/prompts/mmspec/mmspec.jsonl"), "--out"),
-        (("caption", "--ray", "--out", "x"), "--prompt-file"),
-        (("caption", "a.png", "--prompt-file", "b.txt"), "either a file, or images"),
-        (("caption", "a.png", "--ray", "--prompt-file", "b.txt", "--out", "x"), "either a file, or images"),
-        (("caption", "a.png", "--ray", "--out", "x", "--compare"), "--compare"),
-        (("caption", "a.png", "--out", "x"), "--ray"),
-        (("evaluate", "images", "--ray", "--n", "4"), "--out"),
-        (("generate", "a", "--prompt-file", "none.txt", "--out", "x.png"), "none.txt"),
-    ]:
-        assert named in fails(*arguments)
-
-
 @pytest.mark.slow
 def test_images_of_two_workers_are_those_of_one_machine_though_one_was_killed(run_json, tmp_path):
     pytest.importorskip("ray")
