@@ -35,11 +35,7 @@ class Event:
 
 
 class TextRows:
-    """Requests of one row each in a batch, with new text in the place of new tokens.
-
-    Args:
-        batch: a `RunningBatch`, or `Turns`.
-    """
+    """Requests of one row each in a `RunningBatch` or in `Turns`, with text in the place of tokens."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
@@ -52,11 +48,6 @@ class TextRows:
 
     def enter(self, prompt: Any, rules: TextRules | None = None, **settings: Any) -> tuple[Any, Event]:
         """Read a prompt and let its row in; returns its handle, and its first event.
-
-        Args:
-            prompt: of one row.
-            rules: of its text; None for images.
-            settings: of the pipeline.
 
         Raises:
             InputError: an argument of the pipeline cannot be used.
@@ -100,14 +91,9 @@ class Turn:
 
 
 class Turns:
-    """Rows that take turns: each is a call of its own, and a round is one step of every call.
+    """Rows that take turns, by the methods of `RunningBatch`: a round is one step of the call of each.
 
-    They enter and leave between rounds, by the methods of `RunningBatch`; each gives exactly what it gives
-    alone.
-
-    Args:
-        pipe: the pipeline, in use by nobody else.
-        rows: most rows at a time.
+    Each gives exactly what it gives alone.
     """
 
     def __init__(self, pipe: Any, rows: int) -> None:

@@ -16,16 +16,8 @@ PROMPTS = ["a red ring", "a blue star on grass", "a small green cross", "a large
 
 
 def work_in(folder, **changes):
-    settings = {
-        "model": "assets/scenes-llava",
-        "draws": False,
-        "accelerator": "copy",
-        "options": {},
-        "settings": {"max_new_tokens": 6},
-        "seed": 3,
-        "dtype": "float32",
-        "folder": str(folder),
-    }
+    settings = {"model": "assets/scenes-llava", "draws": False, "accelerator": "copy", "options": {}}
+    settings |= {"settings": {"max_new_tokens": 6}, "seed": 3, "dtype": "float32", "folder": str(folder)}
     return Work(**{**settings, **changes})
 
 
@@ -76,13 +68,10 @@ def test_images_of_two_workers_are_those_of_one_machine_though_one_was_killed(ru
 
     def kill_one():
         deadline = time.monotonic() + 200
-        while not killed and time.monotonic() < deadline:
-            for path in out.glob("0*.json"):
-                worker = int(json.loads(path.read_text())["worker"].split(":")[1])
-                os.kill(worker, signal.SIGKILL)
-                killed.append(worker)
-                return
+        while not (done := list(out.glob("0*.json"))) and time.monotonic() < deadline:
             time.sleep(0.02)
+        killed.append(int(json.loads(done[0].read_text())["worker"].split(":")[1]))
+        os.kill(killed[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill_one)
     killer.start()

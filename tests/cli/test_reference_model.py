@@ -54,12 +54,9 @@ def test_copies_of_the_models_have_their_drafters(run_json, tmp_path):
 
 
 def test_images_take_a_third_of_the_forwards(run_json, tmp_path):
-    from PIL import Image
-
     out = tmp_path / "rings.png"
-    (record,) = run_json("generate", "a red ring left of a small blue cross", "--n", 2, "--out", out)
+    (record,) = run_json("generate", "a red ring left of a small blue cross", "--out", out)
     assert record["exactness"] == "exact"
-    assert [one["new_tokens"] for one in record["images"]] == [256, 256]
+    assert [one["new_tokens"] for one in record["images"]] == [256]
     assert record["nfe_mean"] <= 256 / 3
-    with Image.open(out) as sheet:
-        assert sheet.width > 2 * 192
+    assert out.is_file()
