@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
+from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
 from tests.tiny_models import save_family, tiny_images
 from tests.tiny_models.llamagen import save_llamagen
 
@@ -36,6 +38,20 @@ def heads(tmp_path_factory) -> dict[str, Path]:
     for name, head in made.items():
         head.save_pretrained(folder / name)
     return {name: folder / name for name in made}
+
+
+@pytest.fixture(scope="session")
+def eagle3_head(tmp_path_factory) -> Path:
+    """An EAGLE-3 head of random weights for the reference model."""
+    from transformers import AutoConfig
+
+    torch.manual_seed(0)
+    config = Eagle3Config.for_target(
+        AutoConfig.from_pretrained("assets/scenes-llava"), 418, intermediate_size=64
+    )
+    folder = tmp_path_factory.mktemp("eagle3") / "head"
+    Eagle3Head(config).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

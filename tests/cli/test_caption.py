@@ -28,11 +28,6 @@ def test_text_goes_to_stdout_with_the_name_of_its_image_and_figures_to_stderr(ru
     assert run(*common, "--stream").stdout == result.stdout, "the stream joins to the text"
 
 
-def test_without_an_image_a_scene_is_described(run_json, tiny_folder):
-    (record,) = run_json("caption", "--model", tiny_folder, "--max-new-tokens", 4)
-    assert record["image"].startswith("scene ")
-
-
 def test_by_default_the_drafter_is_the_one_that_the_models_folder_names(
     run_json, heads, images, with_drafters
 ):

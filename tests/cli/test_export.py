@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
+from mmspec.models.eagle3 import Eagle3Head
 from mmspec.models.published.eagle3 import read_eagle3
 from mmspec.models.published.mtp import read_mtp
 from mmspec.targets import CausalTarget
@@ -17,27 +17,16 @@ from tests.tiny_models import tiny_llama, tiny_qwen3_5
 LLAVA = "assets/scenes-llava"
 
 
-@pytest.fixture
-def head(tmp_path):
-    from transformers import AutoConfig
-
-    torch.manual_seed(0)
-    target = AutoConfig.from_pretrained(LLAVA)
-    made = Eagle3Head(Eagle3Config.for_target(target, 418, intermediate_size=64))
-    made.save_pretrained(tmp_path / "head")
-    return tmp_path / "head"
-
-
 @pytest.mark.parametrize("layout", ["speculators", "specforge"])
-def test_a_head_is_written_and_drafts_as_before(run, tmp_path, head, layout):
+def test_a_head_is_written_and_drafts_as_before(run, tmp_path, eagle3_head, layout):
     from transformers import AutoConfig
 
     out = tmp_path / "out"
-    result = run("export", head, out, "--to", layout, "--target", LLAVA, "--json")
+    result = run("export", eagle3_head, out, "--to", layout, "--target", LLAVA, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["taps"] == [3, 4, 5]
     again = read_eagle3(out, AutoConfig.from_pretrained(LLAVA))
-    stored = Eagle3Head.from_pretrained(head).state_dict()
+    stored = Eagle3Head.from_pretrained(eagle3_head).state_dict()
     assert stored.keys() == again.state_dict().keys()
     assert all(torch.equal(stored[name], weight) for name, weight in again.state_dict().items())
     asked = ("--accelerator", "eagle3", "--drafter", out, "--compare", "--max-new-tokens", 6)

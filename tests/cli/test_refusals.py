@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
 from tests.tiny_models.continuous import folder_of
 from tests.tiny_models.llamagen import save_llamagen
 
@@ -127,17 +125,12 @@ ROWS = {
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory, tiny_folder: Path, llamagens: dict[str, Path]) -> dict[str, Any]:
+def places(tmp_path_factory, tiny_folder: Path, llamagens, eagle3_head: Path) -> dict[str, Any]:
     """Folders and files that rows name."""
-    from transformers import AutoConfig
-
     base = tmp_path_factory.mktemp("places")
-    torch.manual_seed(0)
-    head = Eagle3Head(Eagle3Config.for_target(AutoConfig.from_pretrained(LLAVA), 418, intermediate_size=64))
-    head.save_pretrained(base / "head")
     (base / "damaged.jsonl").write_text("{")
     (base / "two.jsonl").write_text('{"prompt": "a", "references": "b"}\n' * 2)
-    files = {"damaged": base / "damaged.jsonl", "two": base / "two.jsonl", "head": base / "head"}
+    files = {"damaged": base / "damaged.jsonl", "two": base / "two.jsonl", "head": eagle3_head}
     five = save_llamagen(base / "five", "class", grid=5)  # fewer tokens than the default window
     drawing = {"five": five, "mar": folder_of("mar"), "nextstep": folder_of("nextstep"), **llamagens}
     return {"tiny": tiny_folder, **files, **drawing}
