@@ -109,16 +109,7 @@ def test_the_arguments_of_a_pipeline_are_named_as_the_request_names_them(server)
     assert got["error"]["message"].startswith("messages[1]: got '<image>'")
 
 
-@pytest.fixture(scope="module")
-def in_turn():
-    """A server whose rows take turns."""
-    with without_moves(load("scenes-llava")) as pipe, running(pipelines={"scenes-llava": pipe}) as one:
-        yield one
-
-
-@pytest.mark.parametrize("kind", ["batch", "turns"])
-def test_fields_of_vllm_act(server, in_turn, kind):
-    server = server if kind == "batch" else in_turn
+def test_fields_of_vllm_act(server):
     tokenizer = reference("scenes-llava").tokenizer
     plain = text(server)
     words = plain.split()
@@ -147,8 +138,15 @@ def test_fields_of_vllm_act(server, in_turn, kind):
 
 
 @pytest.mark.parametrize("kind", ["batch", "turns"])
-def test_a_prefilled_turn_is_continued(server, in_turn, kind):
-    server = server if kind == "batch" else in_turn
+def test_a_prefilled_turn_is_continued(server, kind):
+    if kind == "batch":
+        check_prefilled(server)
+        return
+    with without_moves(load("scenes-llava")) as pipe, running(pipelines={"scenes-llava": pipe}) as in_turn:
+        check_prefilled(in_turn)
+
+
+def check_prefilled(server):
     plain = text(server)
     begun = " ".join(plain.split()[:4])
     for content in (begun, [{"type": "text", "text": begun}], f"{begun} "):
@@ -215,11 +213,10 @@ def test_values_that_cannot_be_used_are_refused_by_name(server):
     for body, name in WRONG:
         status, got = answer(server, **body)
         assert (status, got["error"]["param"]) == (400, name), body
-        assert got["error"]["message"].startswith(name) and len(got["error"]["message"]) < 400
+        assert name in got["error"]["message"] and len(got["error"]["message"]) < 400
     codes = {"unknown_parameter": {"max_new_token": 3}, "unsupported_parameter": {"guided_json": {}}}
-    assert {code: answer(server, **body)[1]["error"]["code"] for code, body in codes.items()} == {
-        code: code for code in codes
-    }
+    for code, body in codes.items():
+        assert answer(server, **body)[1]["error"]["code"] == code
     _, got = answer(server, repetition_penalti=1.2)
     assert "did you mean 'repetition_penalty'?" in got["error"]["message"]
 
