@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from transformers import PreTrainedModel
 from mmspec.errors import CheckpointError
 from mmspec.training.run import Training
 
-__all__ = ["donor", "half_precision", "read_record", "save_trained", "training_record", "write_record"]
+__all__ = ["half_precision", "save_trained", "taken_over", "training_record", "write_record"]
 
 RECORD = "training.json"
 
@@ -79,19 +78,6 @@ def write_record(folder: Path, training: Mapping[str, Any]) -> None:
     (folder / RECORD).write_text(json.dumps(training, indent=2) + "\n")
 
 
-def read_record(folder: Path) -> dict[str, Any]:
-    """Read the record of a training from the model's folder.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    try:
-        record: dict[str, Any] = json.loads((folder / RECORD).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError("folder", str(folder), f"a folder with the {RECORD} of its training") from error
-    return record
-
-
 def half_precision(model: nn.Module) -> dict[str, torch.Tensor]:
     """The weights in fp16, on the CPU, contiguous; buffers of other kinds as they are."""
     return {
@@ -102,18 +88,27 @@ def half_precision(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-@contextmanager
-def donor(folder: Path, allowed: str) -> Iterator[list[dict[str, Any]]]:
-    """Take over the weights of a trained folder in this block; gives the stages of its training.
+def taken_over(
+    start: str | Path | None, allowed: str, load: Callable[[Path], object]
+) -> list[dict[str, Any]]:
+    """Begin with a trained folder: returns the stages of its training; none where there is no folder.
+
+    Args:
+        start: the folder, or None.
+        allowed: kind of folder, for the error.
+        load: takes over its weights; raises what torch and transformers raise.
 
     Raises:
-        CheckpointError: the block, or the folder's record, cannot be read or does not fit.
+        CheckpointError: the weights, or the folder's record, cannot be read or do not fit.
     """
+    if start is None:
+        return []
     try:
-        stages: list[dict[str, Any]] = json.loads((folder / RECORD).read_text())["stages"]
-        yield stages
+        stages: list[dict[str, Any]] = json.loads((Path(start) / RECORD).read_text())["stages"]
+        load(Path(start))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointError("start", str(folder), allowed) from error
+        raise CheckpointError("start", str(start), allowed) from error
+    return stages
 
 
 def _shown(value: Any) -> str:
