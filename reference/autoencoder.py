@@ -47,7 +47,7 @@ AUTOENCODER_SHAPES: dict[str, dict[str, Any]] = {
 """Both have 4 x 4 pixels a latent, of 8 channels."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class NoisyBatch(PixelBatch):
     """Images with the noise `[B, 8, 16, 16]` that their latents are drawn with."""
 

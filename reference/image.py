@@ -6,6 +6,7 @@ The text encoder learns with it. Every batch is made of new scenes, and the prom
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -161,8 +162,7 @@ def train_image(
 
     def batch_of(seeds: np.ndarray, **which: Any) -> ImageBatch:
         batch = image_batch(seeds, tokenizer, grid=shape.grid, **which).to(device)
-        batch.tokens = encode_image(images, batch.pixels).flatten(1)
-        return batch
+        return replace(batch, tokens=encode_image(images, batch.pixels).flatten(1))
 
     train_on_scenes(
         training,

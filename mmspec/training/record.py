@@ -56,11 +56,8 @@ def save_trained(
 ) -> None:
     """Save a model in half precision, with a config by which it is loaded in single precision.
 
-    Args:
-        model: with whole weights.
-        folder: to write.
-        training: the record; None writes none.
-        parts: configs inside the config that say their own precision.
+    The `training` is its record, if there is to be one; `parts` are configs inside the config that say their
+    own precision.
     """
     model.save_pretrained(folder, state_dict=half_precision(model))
     # transformers loads in the dtype that config.json names; half precision is many times slower on a CPU.
@@ -91,12 +88,7 @@ def half_precision(model: nn.Module) -> dict[str, torch.Tensor]:
 def taken_over(
     start: str | Path | None, allowed: str, load: Callable[[Path], object]
 ) -> list[dict[str, Any]]:
-    """Begin with a trained folder: returns the stages of its training; none where there is no folder.
-
-    Args:
-        start: the folder, or None.
-        allowed: kind of folder, for the error.
-        load: takes over its weights; raises what torch and transformers raise.
+    """Load the weights of a trained folder, if there is one; returns the stages of its training.
 
     Raises:
         CheckpointError: the weights, or the folder's record, cannot be read or do not fit.
