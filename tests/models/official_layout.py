@@ -112,6 +112,14 @@ def vq_shapes(multipliers: Sequence[int], base: int = 32, codes: int = 64) -> di
     return shapes
 
 
+#: Tensors in place of those that a file has, or None where it has none of the name.
+Changes = dict[str, Tensor | None]
+
+
+def changed(tensors: dict[str, Tensor], changes: Changes) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in (tensors | changes).items() if tensor is not None}
+
+
 def vq_state(multipliers: Sequence[int], seed: int = 0) -> dict[str, Tensor]:
     return fill(vq_shapes(multipliers), seed, embeddings=("quantize.",))
 

@@ -56,26 +56,6 @@ def test_a_head_sees_the_state_and_its_own_tokens() -> None:
             assert not torch.allclose(before, model.predict(hidden, seen.flip(0), output)), "their order"
 
 
-def test_a_state_sees_the_past_alone() -> None:
-    model, rows, places = head(), vectors(2, 6), torch.arange(6)[None]
-    changed = rows.clone()
-    changed[:, 3] += 1
-    before, after = model(rows, places), model(changed, places)
-    assert torch.equal(before[:, :3], after[:, :3])
-    assert not any(torch.allclose(before[:, place], after[:, place]) for place in range(3, 6))
-
-
-def test_no_layer_is_shared() -> None:
-    parts = list(head().mlps.parameters())
-    assert len({part.data_ptr() for part in parts}) == len(parts) == HEADS * (4 + 2 * (LAYERS - 1))
-
-
-def test_without_prefix_attention_the_state_is_the_targets() -> None:
-    model, rows = head(prefix_attention=False), vectors(1, 4)
-    assert model(rows, torch.arange(4)[None]) is rows
-    assert not any("decoder" in name for name, _ in model.named_parameters())
-
-
 def test_shapes_that_cannot_be_are_refused() -> None:
     for settings in ({"num_heads": 0}, {"num_layers": 0}):
         named = next(iter(settings))
