@@ -11,7 +11,7 @@ from tests.models.ldm_layout import ldm_shapes, naive_pixels
 from tests.models.official_layout import fill
 from tests.tiny_models import CODES, tiny_anole
 
-WIDTHS, LATENTS, LEVELS = (32, 32, 32, 64), 16, 4  # those of the tiny model
+WIDTHS, LATENTS = (32, 32, 32, 64), 16  # those of the tiny model
 
 
 def decoder_shapes() -> dict[str, tuple[int, ...]]:
@@ -22,7 +22,7 @@ def decoder_shapes() -> dict[str, tuple[int, ...]]:
 
 def naive_decode(state, tokens):
     codes = state["quantize.embedding.weight"][tokens].permute(0, 3, 1, 2)
-    return naive_pixels(state, LEVELS, codes, blocks=1)
+    return naive_pixels(state, codes)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from mmspec.models.nextstep import (
     prompt_ids,
 )
 from tests.models.denoising_layout import net_shapes
-from tests.models.ldm_layout import ldm_shapes, naive_means, naive_pixels, random_numbers
+from tests.models.ldm_layout import ldm_shapes, naive_latents, naive_pixels, random_numbers
 from tests.models.official_layout import fill
 
 WIDTH, HEADS, LAYERS, VOCABULARY, INNER = 32, 4, 2, 40, 48
@@ -333,9 +333,9 @@ def test_the_image_tokenizer_is_read_from_its_published_file(tmp_path):
     latents = random_numbers(2, 4, 3, 5)
     pixels = vae.decode(latents).sample
     assert pixels.shape == (2, 3, 24, 40)
-    torch.testing.assert_close(pixels, naive_pixels(state, 4, latents), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(pixels, naive_pixels(state, latents), rtol=1e-4, atol=1e-4)
     means = vae.encode(pixels).latent_dist.mean
-    torch.testing.assert_close(means, naive_means(state, 4, pixels), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(means, naive_latents(state, pixels).chunk(2, 1)[0], rtol=1e-4, atol=1e-4)
     vae.save_pretrained(tmp_path / "saved")
     again = load_nextstep_vae(tmp_path / "saved")
     assert torch.equal(again.decode(latents).sample, pixels)
