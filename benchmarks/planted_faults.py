@@ -164,7 +164,7 @@ FAULTS = (
     ),
     Fault(
         "groups overlap",
-        "_rank_ratio",
+        "rank_ratio",
         "(0, surplus)).unflatten(-1, (-1, size))",
         "(0, surplus + size)).unfold(-1, 2 * size, size)",
         RULES,
