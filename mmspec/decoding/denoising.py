@@ -123,6 +123,8 @@ class StepSchedule(Protocol):
     @property
     def steps(self) -> int: ...
 
+    def __hash__(self) -> int: ...
+
 
 @lru_cache(maxsize=1024)
 def with_steps(schedule: StepSchedule, steps: int) -> StepSchedule:
@@ -184,12 +186,13 @@ class Denoising(Continuous):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Denoising:
         held = {name: getattr(self, name) for name in OF_NODES}
-        return replace(self, **{name: change(v) for name, v in held.items() if isinstance(v, Tensor)})
+        changed: Any = {name: change(v) for name, v in held.items() if isinstance(v, Tensor)}
+        return replace(self, **changed)
 
     @classmethod
     def stack(cls, parts: Sequence[Denoising]) -> Denoising:
         held = [name for name in OF_NODES if isinstance(getattr(parts[0], name), Tensor)]
-        columns = {name: torch.stack([getattr(part, name) for part in parts], 1) for name in held}
+        columns: Any = {name: torch.stack([getattr(part, name) for part in parts], 1) for name in held}
         return replace(parts[0], **columns)
 
     def sample(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
