@@ -39,10 +39,7 @@ from mmspec.errors import CheckpointError, MissingDependencyError, UnsupportedMo
 from mmspec.models.weights import is_finite, stored_weights
 from mmspec.registry import did_you_mean
 
-__all__ = [
-    "check_gguf",
-    "split_gguf",
-]
+__all__ = ["check_gguf", "split_gguf"]
 
 SUFFIX, MAGIC = ".gguf", b"GGUF"
 
@@ -64,12 +61,7 @@ def split_gguf(source: object) -> tuple[object, dict[str, str]]:
 
 
 def check_gguf(folder: Path, name: str) -> None:
-    """Check a GGUF file of a folder, or of a hub repository, before it is read.
-
-    Raises:
-        CheckpointError: the folder has none of that name, or it is no such file.
-        MissingDependencyError: the package that reads it is not installed.
-    """
+    """Check a GGUF file of a folder, or of a hub repository, before it is read."""
     path = folder / name
     if folder.is_dir() and not path.is_file():
         others = ", ".join(sorted(one.name for one in folder.glob(f"*{SUFFIX}"))) or "none"
@@ -300,17 +292,7 @@ def load_model(
 
 
 def load_diffusers_model(model_class: Any, folder: str, argument: str, what: str, **where: Any) -> Any:
-    """Load a model of diffusers from a folder, in single precision and eval mode.
-
-    Args:
-        model_class: of the model.
-        folder: a local one or a hub id.
-        argument, what: name it in messages.
-        where: passed through to diffusers.
-
-    Raises:
-        CheckpointError: there is none, or weights are missing, surplus, of another shape, or not finite.
-    """
+    """Load a model of diffusers from a folder or hub id, in single precision and eval mode."""
     try:
         with torch.random.fork_rng(devices=[]):
             model, report = model_class.from_pretrained(
@@ -325,14 +307,7 @@ def load_diffusers_model(model_class: Any, folder: str, argument: str, what: str
 def check_weights(
     model: torch.nn.Module, report: Any, source: str, argument: str, *, surplus_allowed: bool = False
 ) -> None:
-    """Raise CheckpointError unless every weight was in the files, and is finite.
-
-    Args:
-        model: as loaded.
-        report: what transformers or diffusers says of the loading, with `missing_keys` and `unexpected_keys`.
-        source, argument: for the message.
-        surplus_allowed: True to log weights that the model has no use for instead of refusing them.
-    """
+    """Raise CheckpointError unless every weight was in the files, and is finite."""
     problems = {
         title: sorted(map(str, report[name]))
         for title, name in (("missing keys", "missing_keys"), ("unknown keys", "unexpected_keys"))

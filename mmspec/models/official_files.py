@@ -71,15 +71,7 @@ def read_index(index: Path) -> dict[str, str]:
 
 
 def read_shards(index: Path, read: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
-    """The tensors that an index names.
-
-    Args:
-        index: its path.
-        read: gives the content of one file.
-
-    Raises:
-        CheckpointError: a shard is missing, or has not what the index says; or as `read`.
-    """
+    """The tensors that an index names; `read` gives the content of one file."""
     shards: dict[str, Mapping[str, Any]] = {}
     tensors = {}
     for name, file in read_index(index).items():
@@ -227,10 +219,8 @@ def find_tensors(
 def unwrapped(given: Iterable[str], parts: bool = True) -> dict[str, str]:
     """Names of tensors without the prefixes of wrappers.
 
-    Args:
-        given: all names of a file.
-        parts: whether some may be outside of the wrapper, as the output matrix of a head often is; prefixes
-            stay where two names would become one.
+    With `parts` some may be outside of the wrapper, as the output matrix of a head often is; prefixes stay
+    where two names would become one.
     """
     names, wrapped = {name: name for name in given}, any if parts else all
     while prefix := next(
@@ -295,15 +285,7 @@ def check_layout(
 
 
 def fill(path: Path, model: nn.Module, tensors: Mapping[str, Tensor], ignored: str = "") -> None:
-    """Load tensors by the model's own names into it.
-
-    Args:
-        path, tensors, ignored: as of `check_layout`.
-        model: its weights are replaced.
-
-    Raises:
-        CheckpointError: as of `check_layout`.
-    """
+    """Load tensors by the model's own names into it; CheckpointError as of `check_layout`."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     check_layout(path, tensors, expected, ignored)
     model.load_state_dict({name: tensors[name] for name in expected})

@@ -125,11 +125,7 @@ def load_mar(
 def mar_from_official(
     path: Path, tensors: Mapping[str, Tensor], num_heads: int | None = None
 ) -> MARForImageGeneration:
-    """The model of an official state dict; `path` names the file in messages, and its size is checked.
-
-    Raises:
-        CheckpointError, InputError: as `convert_mar`.
-    """
+    """The model of an official state dict; `path` names the file in messages, and its size is checked."""
     config = _infer_config(path, tensors, num_heads)
     with torch.device("meta"):
         model = MARForImageGeneration(config)

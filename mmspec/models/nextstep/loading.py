@@ -78,11 +78,7 @@ def load_nextstep(source: str | Path, **where: Any) -> NextStepForImageGeneratio
 
 
 def load_nextstep_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of words.
-
-    Raises:
-        CheckpointError: there is none, or it does not know the tokens around images.
-    """
+    """The tokenizer of words."""
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(source))
     except Exception as error:  # the same for the files of a tokenizer
@@ -190,11 +186,7 @@ SIZES: dict[str, Reader] = {
 
 
 def _stored_shapes(folder: Path) -> dict[str, Tensor]:
-    """Tensors without content, of the names and shapes in the headers of a folder's files.
-
-    Raises:
-        CheckpointError: a file is missing or damaged.
-    """
+    """Tensors without content, of the names and shapes in the headers of a folder's files."""
     path = find_file(folder, [WEIGHTS]) or folder / WEIGHTS
     names = {*read_index(path).values()} if path.name.endswith(INDEX) else {path.name}
     tensors = {}
