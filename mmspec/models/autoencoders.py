@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mmspec.errors import CheckpointError
-from mmspec.models.checkpoint import check_source, load_diffusers_model
+from mmspec.models.checkpoint import check_source, load_checked
 from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint
 
 __all__ = [
@@ -144,7 +144,9 @@ def load_autoencoder(source: str | Path, argument: str = "vae", **where: Any) ->
         CheckpointError: there is none, or weights are missing, surplus, or not finite.
     """
     name = check_source(source, argument)
-    loaded: AutoencoderKL = load_diffusers_model(AutoencoderKL, name, argument, "autoencoder", **where)
+    loaded: AutoencoderKL = load_checked(
+        AutoencoderKL, name, argument, "autoencoder", torch_dtype=torch.float32, **where
+    )
     return loaded.requires_grad_(False)
 
 

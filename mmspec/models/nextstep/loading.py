@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from mmspec.errors import CheckpointError, UnsupportedModelError
 from mmspec.models.autoencoders import autoencoder_from_ldm, load_autoencoder
-from mmspec.models.checkpoint import check_weights, first_line
+from mmspec.models.checkpoint import first_line, load_checked, read_index
 from mmspec.models.nextstep.modeling import IMAGE_AREA, NextStepConfig, NextStepForImageGeneration
 from mmspec.models.official_files import (
     INDEX,
@@ -26,7 +26,6 @@ from mmspec.models.official_files import (
     measure,
     open_checkpoint,
     read_config,
-    read_index,
 )
 
 __all__ = ["load_nextstep", "load_nextstep_tokenizer", "load_nextstep_vae"]
@@ -64,17 +63,10 @@ def load_nextstep(source: str | Path, **where: Any) -> NextStepForImageGeneratio
     if config.tie_word_embeddings:
         expected.pop("lm_head.weight")
     check_layout(folder, tensors, expected, NOT_NEEDED)
-    load: Any = NextStepForImageGeneration.from_pretrained
-    try:
-        with torch.random.fork_rng(devices=[]):
-            model, report = load(
-                str(folder), config=config, use_safetensors=True, output_loading_info=True, **where
-            )
-    except Exception as error:  # a config can make transformers stumble anywhere
-        raise CheckpointError("model", str(folder), first_line(error)) from error
-    check_weights(model, report, str(folder), "model")
-    loaded: NextStepForImageGeneration = model.eval()
-    return loaded
+    model: NextStepForImageGeneration = load_checked(
+        NextStepForImageGeneration, str(folder), "model", config=config, **where
+    )
+    return model
 
 
 def load_nextstep_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:

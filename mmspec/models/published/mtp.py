@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from mmspec.errors import CheckpointError
+from mmspec.models.checkpoint import read_index
 from mmspec.models.mtp import MtpConfig, MtpHead, with_experts
-from mmspec.models.official_files import fill, read_index, replace_prefix
+from mmspec.models.official_files import fill, replace_prefix
 
 __all__ = ["PUBLISHED", "fuse_experts", "read_mtp", "scale_weights"]
 
