@@ -93,12 +93,9 @@ def accelerate(
 def make_loop(
     method: Accelerator, seed: int | None, keep: Callable[[DecodingStats], None], *, passes_on: bool = False
 ) -> Callable[..., Any]:
-    """Make a loop that `generate` calls when all is prepared.
+    """Make a loop that `generate` calls when all is prepared; `keep` gets the statistics of each call.
 
-    Args:
-        method, seed: how it decodes.
-        keep: is given the statistics of each call.
-        passes_on: whether transformers' own loop decodes what would not act here; else that is an error.
+    What would not act in it is an error, or (`passes_on`) decoded by transformers' own loop.
     """
 
     def loop(
@@ -145,11 +142,6 @@ def prepare(
 ) -> Call:
     """Set up the decoding of a batch as `generate` hands it to a loop; nothing is read yet.
 
-    Args:
-        method, seed: how it is decoded.
-        model, input_ids, processors, criteria, config, model_kwargs: what a loop of `generate` is given.
-        given: what the caller gave to `generate`.
-
     Raises:
         InputError: something that the caller gave would not act; its name is in the message.
         UnsupportedModelError: the model cannot be decoded so.
@@ -176,10 +168,10 @@ def carry_out(
     Raises:
         NumericalError: a row's logits are no numbers.
     """
-    steps = None if streamer is None else Steps(streamer, call.canvas, filler_of(config))
+    done = 0
     for _ in call.rounds():
-        if steps is not None:
-            steps.put()
+        if streamer is not None:
+            done = put_steps(streamer, call.canvas, filler_of(config), done)
     if streamer is not None:
         streamer.end()
     for error in call.canvas.errors:
@@ -269,11 +261,6 @@ def decode_plainly(
 ) -> tuple[Tensor | GenerateDecoderOnlyOutput, DecodingStats] | None:
     """Decode a batch by the loop of transformers itself, where a processor or a criterion counts on it.
 
-    Arguments are as `generate` hands them to a loop.
-
-    Args:
-        seed: of torch's generators during the call; None leaves them as they are.
-
     Returns:
         What `generate` returns, and statistics; None, and nothing is done, where all of them know their row.
 
@@ -307,12 +294,11 @@ def decode_plainly(
         )
     tokens = (output if isinstance(output, Tensor) else output.sequences)[:, prompt:]
     counts = lengths_of(tokens, criteria)
-    steps = tokens.shape[1]
     rounds = [max(count - 1, 0) for count in counts]
     stats = DecodingStats(
         new_tokens=counts,
         rounds=rounds,
-        target_forwards=steps,
+        target_forwards=tokens.shape[1],
         drafted=[0] * len(counts),
         accepted=[0] * len(counts),
         accepted_histograms=[Counter({0: count} if count else {}) for count in rounds],
@@ -332,29 +318,15 @@ def lengths_of(tokens: Tensor, criteria: StoppingCriteriaList) -> list[int]:
     return found
 
 
-class Steps:
-    """Puts out each step of a batch when all rows have reached it; rows advance at rates of their own.
-
-    Args:
-        streamer: gets one tensor [B] on the CPU for every step.
-        canvas: of the batch.
-        filler: stands for the tokens of rows that have ended.
-    """
-
-    def __init__(self, streamer: BaseStreamer, canvas: Canvas, filler: int) -> None:
-        self.streamer, self.canvas, self.filler = streamer, canvas, filler
-        self.done = 0
-
-    def put(self) -> None:
-        """Put out the steps that a round has completed."""
-        canvas = self.canvas
-        rows = list(zip(canvas.output_lengths, canvas.finish_reasons, strict=True))
-        going = [length for length, reason in rows if reason is None]
-        reached = min(going) if going else max(length for length, _ in rows)
-        for step in range(self.done, reached):
-            tokens = [
-                ids[start + step] if start + step < len(ids) else self.filler
-                for ids, start in zip(canvas.ids, canvas.prompt_lengths, strict=True)
-            ]
-            self.streamer.put(torch.tensor(tokens))
-        self.done = max(self.done, reached)
+def put_steps(streamer: BaseStreamer, canvas: Canvas, filler: int, done: int) -> int:
+    """Put out, as tensors [B] on the CPU, steps that all rows have reached by now; returns their number."""
+    rows = list(zip(canvas.output_lengths, canvas.finish_reasons, strict=True))
+    going = [length for length, reason in rows if reason is None]
+    reached = min(going) if going else max(length for length, _ in rows)
+    for step in range(done, reached):
+        tokens = [
+            ids[start + step] if start + step < len(ids) else filler
+            for ids, start in zip(canvas.ids, canvas.prompt_lengths, strict=True)
+        ]
+        streamer.put(torch.tensor(tokens))
+    return max(done, reached)
