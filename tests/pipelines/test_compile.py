@@ -59,13 +59,12 @@ def test_answers_stay_the_same_with_any_accelerator_batch_and_after_moves(checkp
 
 
 def test_a_draft_model_is_compiled_too(checkpoints: Path) -> None:
-    pipe = MMSpecPipeline.from_pretrained(
-        checkpoints / "text", accelerator="draft_model", drafter=checkpoints / "draft"
-    )
-    expected = pipe(PROMPTS, apply_chat_template=False, **SHORT).tokens
-    pipe.compile((2,))
+    draft = {"drafter": checkpoints / "draft", "num_draft_tokens": 2}
+    pipe = MMSpecPipeline.from_pretrained(checkpoints / "text", accelerator="draft_model", **draft)
+    expected = pipe(PROMPTS[0], apply_chat_template=False, **SHORT).tokens
+    pipe.compile()
     assert pipe.accelerator.drafter.reader.steps is not None
-    assert pipe(PROMPTS, apply_chat_template=False, **SHORT).tokens == expected
+    assert pipe(PROMPTS[0], apply_chat_template=False, **SHORT).tokens == expected
 
 
 def test_later_calls_compile_nothing_new() -> None:
@@ -102,9 +101,15 @@ def test_the_passes_of_a_corrector_are_compiled_too(caplog: pytest.LogCaptureFix
     assert not counters["graph_break"] and "without torch.compile" not in caplog.text
 
 
-@pytest.mark.parametrize(("kind", "asked"), [("nextstep", {"prompt": "a"}), ("mar", {"class_labels": 1})])
-def test_continuous_images_stay_the_same(kind: str, asked: dict[str, Any]) -> None:
-    pipe = MMSpecPipeline.from_pretrained(folder_of(kind))
+@pytest.mark.parametrize(
+    ("kind", "asked", "method"),
+    [
+        ("nextstep", {"prompt": "a"}, {"accelerator": "none"}),
+        ("mar", {"class_labels": 1}, {"accelerator": "masked", "iterations": 4}),
+    ],
+)
+def test_continuous_images_stay_the_same(kind: str, asked: dict[str, Any], method: dict[str, Any]) -> None:
+    pipe = MMSpecPipeline.from_pretrained(folder_of(kind), **method)
     assert isinstance(pipe, ContinuousImagePipeline)
     pipe.set_progress_bar_config(disable=True)
     settings = {"num_inference_steps": 3, "guidance_scale": 2.0, "seed": 3, "output_type": "pt"}
