@@ -52,14 +52,12 @@ class Files:
     out: Table = None
     plot: Plot = None
     html: Annotated[
-        Path | None,
-        typer.Option(help="Write a report with plots and samples, in one HTML file.", show_default=False),
+        Path | None, typer.Option(help="Write a report with plots and samples, in one HTML file.")
     ] = None
     results: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for result lines as Spec-Bench and MMSpec have them, a file for each accelerator.",
-            show_default=False,
+            help="Folder for result lines as Spec-Bench and MMSpec have them, a file for each accelerator."
         ),
     ] = None
 
@@ -240,10 +238,7 @@ def find_peers(
 
 
 def summarised(
-    runs: Sequence[TimedRun],
-    own: dict[str, dict[str, Any]],
-    settings: dict[str, Any],
-    block: Interruptible,
+    runs: Sequence[TimedRun], own: dict[str, dict[str, Any]], settings: dict[str, Any], block: Interruptible
 ) -> tuple[list[Record], list[Record]]:
     """Records of all prompts, and of each category where there are several; none if interrupted early."""
     from mmspec.evaluation.speed.record import summarise
@@ -262,12 +257,7 @@ def summarised(
 
 
 def load_scorer(subject: Subject, source: str) -> Scorer:
-    """The network that reads images of scenes, with which they are scored.
-
-    Raises:
-        InputError: the model does not draw, or draws fewer images than an interval needs.
-        CheckpointError: there is no such network.
-    """
+    """The network that reads images of scenes, with which they are scored."""
     from mmspec.evaluation.quality.attributes import AttributeJudge, scenes_network
     from mmspec.evaluation.quality.image_scores import Scorer
 
