@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.choice import AcceleratorChoice, parse_choice
 from mmspec.cli.console import Interruptible, note, print_result
-from mmspec.cli.loading import default_choice, load_pipeline, reference_model, with_drafter
+from mmspec.cli.loading import choose, load_pipeline, reference_model
 from mmspec.cli.many import PromptFile, RayOptions, decode_many, items_of
 from mmspec.cli.options import Accelerator, ModelOption, ModelOptions, unpack_options
 from mmspec.errors import InputError
@@ -19,7 +17,6 @@ from mmspec.errors import InputError
 if TYPE_CHECKING:
     from mmspec.evaluation.contenders import Contender
     from mmspec.evaluation.examples import Example
-    from mmspec.many.work import Item
     from mmspec.pipelines import TextOutput
     from mmspec.pipelines.text_stream import TextDeltas
 
@@ -33,9 +30,7 @@ WARM_UP_TOKENS = 8
 def caption(
     images: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="IMAGE...", help="Paths or https URLs; a held-out scene if none.", show_default=False
-        ),
+        typer.Argument(metavar="IMAGE...", help="Paths or https URLs; a held-out scene if none."),
     ] = None,
     model: ModelOption = None,
     prompt: Annotated[str, typer.Option(help="What to ask of every image.")] = PROMPT,
@@ -49,12 +44,10 @@ def caption(
     ] = False,
     figure: Annotated[
         Path | None,
-        typer.Option(
-            help="Draw the first image beside its text, coloured by who found each word.", show_default=False
-        ),
+        typer.Option(help="Draw the first image beside its text, coloured by who found each word."),
     ] = None,
     prompt_file: PromptFile = None,
-    out: Annotated[Path | None, typer.Option(help="With --ray: folder of texts.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="With --ray: folder of texts.")] = None,
     *,
     many: RayOptions,
     how: ModelOptions,
@@ -71,9 +64,8 @@ def caption(
     from mmspec.evaluation.prompt_files import read_prompt_file
     from mmspec.pipelines import VisionLanguagePipeline
 
-    choice = parse_choice(accelerator) if accelerator is not None else None
     source = model or reference_model()
-    choice = with_drafter(choice or default_choice(source, how.drafter), source, how.drafter)
+    choice = choose(accelerator, source, how.drafter)
     settings = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     if prompt_file is not None and images:
         raise InputError("--prompt-file", prompt_file, "either a file, or images")
@@ -81,7 +73,11 @@ def caption(
         for option, given in (("--compare", compare), ("--stream", stream), ("--figure", figure)):
             if given:
                 raise InputError(option, given, "nothing, with --ray")
-        caption_many(items_of(prompt_file, images or (), prompt), source, choice, settings, out, many, how)
+        items = items_of(prompt_file, images or (), prompt)
+        if out is None:
+            raise InputError("--out", None, "a folder, with --ray")
+        found = decode_many(source, choice, items, settings, out, many, how, draws=False)
+        print_result(found, f"{out}: {len(found)} texts", how.as_json)
         return
     if out is not None:
         raise InputError("--out", str(out), "nothing: it is the folder of --ray")
@@ -119,26 +115,6 @@ def caption(
     if how.as_json:
         print_result(records, "", as_json=True)
     block.finish(0 if all(record.get("identical", True) for record in records) else 1)
-
-
-def caption_many(
-    items: Sequence[Item],
-    source: str,
-    choice: AcceleratorChoice,
-    settings: dict[str, Any],
-    out: Path | None,
-    many: RayOptions,
-    how: ModelOptions,
-) -> None:
-    """Answer all items with many workers into a folder.
-
-    Raises:
-        InputError: no folder, or something that cannot be used.
-    """
-    if out is None:
-        raise InputError("--out", None, "a folder, with --ray")
-    records = decode_many(source, choice, items, settings, out, many, how, draws=False)
-    print_result(records, f"{out}: {len(records)} texts", how.as_json)
 
 
 @dataclass
@@ -201,11 +177,9 @@ def _record(example: Example, output: TextOutput, expected: TextOutput | None) -
         "tokens_per_second": stats.tokens_per_second,
     }
     if expected is not None:
+        plain = expected.stats
         record["identical"] = output.tokens == expected.tokens
-        record["plain"] = {
-            "target_forwards": expected.stats.target_forwards,
-            "seconds": expected.stats.seconds,
-        }
+        record["plain"] = {"target_forwards": plain.target_forwards, "seconds": plain.seconds}
     return record
 
 

@@ -10,7 +10,7 @@ import typer
 from mmspec.cli.choice import parse_choice
 from mmspec.cli.compared import image_accelerators
 from mmspec.cli.console import Interruptible, print_result, progress
-from mmspec.cli.loading import default_choice, with_drafter
+from mmspec.cli.loading import choose
 from mmspec.cli.options import Accelerator, ModelOptions, unpack_options
 from mmspec.cli.subject import Question, load_subject
 from mmspec.errors import InputError
@@ -58,15 +58,11 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
     from mmspec.evaluation.identity.checks import ContinuousCheck, IdentityCheck, ImageCheck, reference_of
     from mmspec.evaluation.identity.comparison import identity_report
 
-    choice = parse_choice(accelerator) if accelerator is not None else None
     source = asked.source
-    if choice is not None:
-        choice = with_drafter(choice, source, how.drafter)  # what is missing should not cost a load
+    choice = choose(accelerator, source, how.drafter)  # what is missing should not cost a load
     subject = load_subject(source, asked, how, TEXT_DEFAULTS)
-    if choice is None:
-        choice = default_choice(source, how.drafter)
-        if subject.draws:
-            choice = parse_choice(image_accelerators(subject.pipe.target)[0])
+    if accelerator is None and subject.draws:
+        choice = parse_choice(image_accelerators(subject.pipe.target)[0])
     accelerated, target, reference = subject.contender(choice), subject.pipe.target, "none"
     if subject.draws and target.vector_size:
         reference = reference_of(accelerated.accelerator, target.grid.cells)

@@ -54,11 +54,7 @@ def parse_choice(text: str) -> AcceleratorChoice:
 
 
 def parse_options(argument: str, text: str) -> tuple[str, dict[str, Any]]:
-    """Read `name[:option=value]...`; `option.key=value` is an entry of an option that is a table.
-
-    Raises:
-        InputError: an option without a value.
-    """
+    """Read `name[:option=value]...`; `option.key=value` is an entry of an option that is a table."""
     name, *parts = (part.strip() for part in text.strip().split(":"))
     options: dict[str, Any] = {}
     for part in parts:

@@ -25,19 +25,12 @@ def convert(
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; must be new or empty.")],
     image_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Pixels per side it was trained for, where the name does not say.", show_default=False
-        ),
+        int | None, typer.Option(help="Pixels per side it was trained for, where the name does not say.")
     ] = None,
     heads: Annotated[
-        int | None,
-        typer.Option(help="Attention heads, where the size is none of the published.", show_default=False),
+        int | None, typer.Option(help="Attention heads, where the size is none of the published.")
     ] = None,
-    vae: Annotated[
-        Path | None,
-        typer.Option(help="Of a MAR: its kl16.ckpt, or a diffusers folder.", show_default=False),
-    ] = None,
+    vae: Annotated[Path | None, typer.Option(help="Of a MAR: its kl16.ckpt, or a diffusers folder.")] = None,
     dtype: Annotated[str, typer.Option(help="auto (the file's own), float32, bfloat16 or float16.")] = "auto",
     as_json: AsJson = False,
 ) -> None:

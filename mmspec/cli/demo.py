@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,17 +15,10 @@ import typer
 from mmspec.cli import main
 from mmspec.cli.choice import parse_choice
 from mmspec.cli.console import note, print_result
-from mmspec.cli.loading import (
-    REFERENCE,
-    REFERENCE_IMAGE,
-    default_choice,
-    load_pipeline,
-    reference_model,
-    with_drafter,
-)
+from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, choose, load_pipeline, reference_model
 from mmspec.cli.options import Accelerator, Host, ModelOption, ModelOptions, Port, unpack_options
-from mmspec.cli.serve import listen
-from mmspec.errors import InputError, MissingDependencyError
+from mmspec.cli.serve import check_installed, listen
+from mmspec.errors import InputError
 
 if TYPE_CHECKING:
     import gradio
@@ -41,21 +35,22 @@ WAITING = 32  # visitors in line; more are told that it is full
 
 demo_app = typer.Typer(help="Show a model in a browser.", no_args_is_help=True)
 
-Share = Annotated[
-    bool, typer.Option("--share", help="Open a public address through Gradio's servers for 72 hours.")
-]
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Options that say where a page is served."""
+
+    host: Host = "127.0.0.1"
+    port: Port = 7860
+    share: Annotated[
+        bool, typer.Option("--share", help="Open a public address through Gradio's servers for 72 hours.")
+    ] = False
 
 
 @demo_app.command()
 @unpack_options
 def caption(
-    model: ModelOption = None,
-    accelerator: Accelerator = None,
-    host: Host = "127.0.0.1",
-    port: Port = 7860,
-    share: Share = False,
-    *,
-    how: ModelOptions,
+    model: ModelOption = None, accelerator: Accelerator = None, *, site: Site, how: ModelOptions
 ) -> None:
     """Ask a model about pictures and videos, with plain decoding racing beside.
 
@@ -63,21 +58,20 @@ def caption(
         mmspec demo caption --port 7860
         mmspec demo caption --model path/to/model --accelerator copy
     """
-    check_installed()
-    choice = None if accelerator is None else parse_choice(accelerator)
+    check_installed("mmspec demo", "demo", "gradio")
     source = model or reference_model(REFERENCE)
-    with listen(host, port) as listener:  # before the model is loaded, which takes longer
+    choice = choose(accelerator, source, how.drafter)
+
+    def make() -> Any:
         from mmspec.assets import find_assets
         from mmspec.demo.captioning import Captioning, picture_examples
         from mmspec.pipelines import VisionLanguagePipeline
 
-        choice = with_drafter(choice or default_choice(source, how.drafter), source, how.drafter)
         pipe = load_pipeline(VisionLanguagePipeline, source, how)
         pipe.set_accelerator(choice.name, **choice.options)
-        page = Captioning(pipe, label(source, model), picture_examples(find_assets()))
-        page.warm_up()
-        address = listener.getsockname()[:2]
-    serve_page(page.blocks(), address, source, share=share, as_json=how.as_json)
+        return Captioning(pipe, label(source, model), picture_examples(find_assets()))
+
+    show(make, source, site, how)
 
 
 @demo_app.command()
@@ -88,10 +82,8 @@ def generate(
         str | None,
         typer.Option(help="The method chosen at first; the page offers all that fit.", show_default="sjd"),
     ] = None,
-    host: Host = "127.0.0.1",
-    port: Port = 7860,
-    share: Share = False,
     *,
+    site: Site,
     how: ModelOptions,
 ) -> None:
     """Draw images and watch them fill in; compare methods on one seed.
@@ -100,26 +92,23 @@ def generate(
         mmspec demo generate --port 7860
         mmspec demo generate --model path/to/model --accelerator lantern
     """
-    check_installed()
-    choice = None if accelerator is None else parse_choice(accelerator)
-    if choice is not None and choice.options:
+    check_installed("mmspec demo", "demo", "gradio")
+    first = None if accelerator is None else parse_choice(accelerator)
+    if first is not None and first.options:
         raise InputError("--accelerator", accelerator, "a name alone: the page has its options")
     source = model or reference_model(REFERENCE_IMAGE)
-    with listen(host, port) as listener:
+
+    def make() -> Any:
         from mmspec.demo.image_generation import ImageGeneration
         from mmspec.pipelines import ImageGenerationPipeline
 
-        drafters = {}
-        if how.drafter is not None:
-            named = with_drafter(choice or default_choice(source, how.drafter), source, how.drafter)
-            drafters[named.name] = named.options
+        named = None if how.drafter is None else choose(accelerator, source, how.drafter)
+        drafters = {} if named is None else {named.name: named.options}
         pipe = load_pipeline(ImageGenerationPipeline, source, how)
         prompts = SCENE_PROMPTS if model is None else PROMPTS
-        first = None if choice is None else choice.name
-        page = ImageGeneration(pipe, label(source, model), prompts, first, drafters)
-        page.warm_up()
-        address = listener.getsockname()[:2]
-    serve_page(page.blocks(), address, source, share=share, as_json=how.as_json)
+        return ImageGeneration(pipe, label(source, model), prompts, first and first.name, drafters)
+
+    show(make, source, site, how)
 
 
 def run_space(page: str) -> None:
@@ -142,18 +131,15 @@ def label(source: str, model: str | None) -> str:
     return Path(source).name + (", a toy model" if model is None else "")
 
 
-def check_installed() -> None:
-    """Raise MissingDependencyError unless Gradio is there."""
-    if importlib.util.find_spec("gradio") is None:
-        raise MissingDependencyError("mmspec demo needs gradio: pip install 'mmspec[demo]'")
-
-
-def serve_page(
-    blocks: gradio.Blocks, address: tuple[str, int], model: str, *, share: bool, as_json: bool
-) -> None:
-    """Serve a page until Ctrl-C, which exits with 130."""
-    url = launch(blocks, *address, share=share)
-    print_result({"url": url, "model": model}, f"{url} shows {model}", as_json)
+def show(make: Callable[[], Any], source: str, site: Site, how: ModelOptions) -> None:
+    """Make a page and serve it until Ctrl-C, which exits with 130."""
+    with listen(site.host, site.port) as listener:  # before the model is loaded, which takes longer
+        page = make()
+        page.warm_up()
+        address = listener.getsockname()[:2]
+    blocks = page.blocks()
+    url = launch(blocks, *address, share=site.share)
+    print_result({"url": url, "model": source}, f"{url} shows {source}", how.as_json)
     try:
         threading.Event().wait()
     except KeyboardInterrupt:

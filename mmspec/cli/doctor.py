@@ -17,8 +17,7 @@ __all__ = ["doctor"]
 
 def doctor(
     model: Annotated[
-        str | None,
-        typer.Argument(help="Folder or hub id: look at this model, by its config.", show_default=False),
+        str | None, typer.Argument(help="Folder or hub id: look at this model, by its config.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

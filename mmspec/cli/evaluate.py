@@ -37,10 +37,7 @@ def text(
     ] = None,
     prompt_file: Annotated[
         Path | None,
-        typer.Option(
-            help="Your own questions: an object a line with prompt, image and references (a list).",
-            show_default=False,
-        ),
+        typer.Option(help="Your own questions: an object a line with prompt, image and references (a list)."),
     ] = None,
     samples: Annotated[
         int | None,

@@ -43,21 +43,15 @@ def images(
             show_default="none",
         ),
     ] = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Score the images in this folder or .npz file.", show_default=False)
-    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="Score the images in this folder or .npz file.")] = None,
     prompt_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="Prompts in the order of the images: a line each, or a published set.", show_default=False
-        ),
+        Path | None, typer.Option(help="Prompts in the order of the images: a line each, or a published set.")
     ] = None,
     n: Annotated[
         int | None, typer.Option(min=3, help="How many images.", show_default="200; all in a folder")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Keep what is drawn, in a folder for each accelerator.", show_default=False),
+        Path | None, typer.Option(help="Keep what is drawn, in a folder for each accelerator.")
     ] = None,
     guidance_scale: GuidanceScale = None,
     num_inference_steps: HeadSteps = None,
@@ -87,10 +81,8 @@ def images(
     from mmspec.evaluation.quality.image_folder import draw_images, read_images, read_prompts
     from mmspec.evaluation.quality.image_scores import chosen_metrics
     from mmspec.evaluation.quality.reference_statistics import reference_of
-    from mmspec.evaluation.quality.set_distances import check_torchmetrics
     from mmspec.pipelines import ImageGenerationPipeline
 
-    check_torchmetrics()
     metrics, named = chosen_metrics(scoring.metrics)
     check_network_name(scoring.features)
     asked = None if prompt_file is None else read_prompts(prompt_file)
@@ -165,12 +157,7 @@ def images(
 def score_folder(
     folder: Path, n: int | None, prompts: list[str] | None, open_session: Callable[[], Session]
 ) -> None:
-    """Score the images of a folder and print the figures.
-
-    Args:
-        folder, n, prompts: as of the command.
-        open_session: loads the networks, once the folder is known to be good.
-    """
+    """Score the images of a folder and print the figures."""
     from mmspec.evaluation.examples import held_out_captions
     from mmspec.evaluation.quality.image_folder import read_images
 
@@ -198,15 +185,7 @@ def is_accelerator(against: str | None) -> bool:
 
 
 def with_prompts(images: ImageSet, prompts: list[str] | None, *, first: bool) -> ImageSet:
-    """The images with prompts of a file, if there is one.
-
-    Args:
-        images, prompts: in the same order.
-        first: whether they are the first images that there are; then there may be more prompts.
-
-    Raises:
-        InputError: fewer prompts than images, or more than all images: one would get another's.
-    """
+    """The images with prompts of a file, if there is one."""
     if prompts is None:
         return images
     count = len(images.images)

@@ -41,10 +41,7 @@ def export(
     ],
     target: Annotated[
         str | None,
-        typer.Option(
-            help="Folder or hub id of the model that a head drafts for, as it will be served.",
-            show_default=False,
-        ),
+        typer.Option(help="Folder or hub id of the model that a head drafts for, as it will be served."),
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="auto (the drafter's own), float32, bfloat16 or float16.")
@@ -63,74 +60,48 @@ def export(
     chosen = read_dtype(dtype)
     if to is LayoutName.transformers:
         if target is not None:
-            raise InputError(
-                "--target", target, "nothing: a draft model is served with any target of its words"
-            )
+            allowed = "nothing: a draft model is served with any target of its words"
+            raise InputError("--target", target, allowed)
         written = write_assistant(drafter, out, chosen)
+    elif target is None:
+        raise InputError("--target", None, "folder or hub id of the model that the head drafts for")
     else:
-        if target is None:
-            raise InputError("--target", None, "folder or hub id of the model that the head drafts for")
-        write = write_mtp if to is LayoutName.checkpoint else write_head
-        written = write(drafter, to, target, out, chosen)
+        written = write_head(drafter, to, target, out, chosen)
     print_result({"layout": to.value, **written}, f"{out}: {to.value}", as_json)
 
 
 def write_head(
-    drafter: str, layout: str, target: str, out: Path, dtype: torch.dtype | None
+    drafter: str, layout: LayoutName, target: str, out: Path, dtype: torch.dtype | None
 ) -> dict[str, Any]:
-    """Write an EAGLE-3 head; returns `path`, `target`, `taps` and `parameters`.
-
-    Raises:
-        CheckpointError: the drafter is no EAGLE-3 head, or either cannot be read.
-        InputError: the head is for another target, reads its final state, or `out` is not empty.
-    """
+    """Write a head, of MTP inside a copy of its target's checkpoint; returns what there is to say of it."""
     import torch
     from safetensors.torch import save_file
 
     from mmspec.atomic_file import new_folder
     from mmspec.models.checkpoint import check_source, load_config
     from mmspec.models.head_checkpoint import load_head
-    from mmspec.models.published.export import export_head
+    from mmspec.models.published.export import export_head, write_checkpoint
 
-    config = load_config(check_source(target, "target"), argument="target")
-    head: Any = load_head("eagle3", drafter, config, dtype or torch.float32, torch.device("cpu"))
-    if dtype is None and (stored := getattr(head.config, "dtype", None)) is not None:
-        head.to(stored)
-    check_target(head, config, target)
-    described, tensors = export_head(head, layout, target, config)
-    with new_folder(out) as folder:
-        (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    parameters = sum(weight.numel() for weight in head.parameters())
-    return {"path": str(out), "target": target, "taps": list(head.taps), "parameters": parameters}
-
-
-def write_mtp(drafter: str, layout: str, target: str, out: Path, dtype: torch.dtype | None) -> dict[str, Any]:
-    """Write a target's checkpoint with its MTP head inside; returns `path`, `target` and `parameters`.
-
-    Raises:
-        CheckpointError: the drafter is no MTP head, or either cannot be read.
-        InputError: the head is for another target, that is not in a folder here, or `out` is not empty.
-    """
-    import torch
-
-    from mmspec.atomic_file import new_folder
-    from mmspec.models.checkpoint import check_source, load_config
-    from mmspec.models.head_checkpoint import load_head
-    from mmspec.models.published.export import write_checkpoint
-
-    source = Path(check_source(target, "target"))
-    if not source.is_dir():
+    source, in_copy = check_source(target, "target"), layout is LayoutName.checkpoint
+    if in_copy and not Path(source).is_dir():
         raise InputError("--target", target, "a folder: it is copied")
-    config = load_config(str(source), argument="target")
-    head: Any = load_head("mtp", drafter, config, dtype or torch.float32, torch.device("cpu"))
+    config = load_config(source, argument="target")
+    kind = "mtp" if in_copy else "eagle3"
+    head: Any = load_head(kind, drafter, config, dtype or torch.float32, torch.device("cpu"))
     if dtype is None and (stored := getattr(head.config, "dtype", None)) is not None:
         head.to(stored)
     check_target(head, config, target)
-    with new_folder(out) as folder:
-        write_checkpoint(head, source, folder)
-    parameters = sum(weight.numel() for weight in head.parameters())
-    return {"path": str(out), "target": target, "parameters": parameters}
+    about: dict[str, Any] = {"path": str(out), "target": target}
+    if in_copy:
+        with new_folder(out) as folder:
+            write_checkpoint(head, Path(source), folder)
+    else:
+        described, tensors = export_head(head, layout, target, config)
+        with new_folder(out) as folder:
+            (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        about["taps"] = list(head.taps)
+    return about | {"parameters": sum(weight.numel() for weight in head.parameters())}
 
 
 def check_target(head: Any, config: Any, name: str) -> None:
@@ -147,12 +118,7 @@ def check_target(head: Any, config: Any, name: str) -> None:
 
 
 def write_assistant(drafter: str, out: Path, dtype: torch.dtype | None) -> dict[str, Any]:
-    """Write a draft model as one folder that transformers loads; returns `path`, `class` and `parameters`.
-
-    Raises:
-        CheckpointError: the drafter is a head, or cannot be loaded.
-        InputError: `out` is not empty.
-    """
+    """Write a draft model as one folder that transformers loads; returns `path`, `class` and `parameters`."""
     from mmspec.atomic_file import new_folder
     from mmspec.models.checkpoint import check_source, load_config, load_model, load_processor
     from mmspec.models.head_checkpoint import head_of

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 __all__ = ["generate"]
 
 SAMPLES = 4  # without a prompt
+FIGURES = (  # of the stats of an accelerator, in its record
+    *("exactness", "keeps", "nfe_mean", "nfe_max", "step_compression", "acceptance_length"),
+    *("tv_mean", "tv_max", "drift_mean", "drift_max", "rollbacks", "seconds"),
+)
 COLUMNS_ON_SHEET = 6
 SMALLEST_SIDE, LARGEST_SIDE = 192, 512  # of an image on a sheet
 
@@ -48,9 +52,7 @@ class ImageOptions:
     """Options that go to the pipeline as they are."""
 
     num_images_per_prompt: Annotated[int, typer.Option("--n", min=1, help="Images of each prompt.")] = 1
-    negative_prompt: Annotated[
-        str | None, typer.Option(help="What guidance leads away from.", show_default=False)
-    ] = None
+    negative_prompt: Annotated[str | None, typer.Option(help="What guidance leads away from.")] = None
     guidance_scale: GuidanceScale = None
     temperature: Annotated[
         float | None, typer.Option(help="0 takes the likeliest token everywhere.", show_default="the model's")
@@ -72,15 +74,11 @@ class ImageOptions:
 @unpack_options
 def generate(
     prompts: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="PROMPT...", help="What to draw; held-out captions if none.", show_default=False
-        ),
+        list[str] | None, typer.Argument(metavar="PROMPT...", help="What to draw; held-out captions if none.")
     ] = None,
     model: ModelOption = None,
     classes: Annotated[
-        list[int] | None,
-        typer.Option("--class", help="Label, for models of classes; may be repeated.", show_default=False),
+        list[int] | None, typer.Option("--class", help="Label, for models of classes; may be repeated.")
     ] = None,
     accelerator: Annotated[
         str | None,
@@ -92,13 +90,11 @@ def generate(
     compare: Annotated[
         str | None,
         typer.Option(
-            help="Accelerators, such as none,sjd,gsd,lantern, that draw the same seeds side by side.",
-            show_default=False,
+            help="Accelerators, such as none,sjd,gsd,lantern, that draw the same seeds side by side."
         ),
     ] = None,
     window: Annotated[
-        int | None,
-        typer.Option(help="Places drafted at once, for accelerators that have a window.", show_default=False),
+        int | None, typer.Option(help="Places drafted at once, for accelerators that have a window.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Image file to write; with --ray a folder.")] = Path("image.png"),
     prompt_file: PromptFile = None,
@@ -121,7 +117,10 @@ def generate(
     from mmspec.evaluation.prompt_files import read_prompt_file
     from mmspec.pipelines import ImageGenerationPipeline
 
-    choices = chosen(accelerator, compare)
+    if compare is not None and accelerator is not None:
+        raise InputError("--compare", compare, "either --accelerator or --compare, not both")
+    choices = [] if compare is None else parse_choices(compare)
+    choices += [] if accelerator is None else [parse_choice(accelerator)]
     if prompt_file is not None:
         prompts = [*(prompts or []), *(one.turns[0] for one in read_prompt_file(prompt_file))]
     if many.ray:
@@ -165,19 +164,6 @@ def generate(
     block.finish()
 
 
-def chosen(accelerator: str | None, compare: str | None) -> list[AcceleratorChoice]:
-    """The accelerators to draw with; [] leaves it to the model.
-
-    Raises:
-        InputError: both options, or no such accelerator.
-    """
-    if compare is None:
-        return [] if accelerator is None else [parse_choice(accelerator)]
-    if accelerator is not None:
-        raise InputError("--compare", compare, "either --accelerator or --compare, not both")
-    return parse_choices(compare)
-
-
 def draw_many(
     prompts: Sequence[str],
     classes: Sequence[int],
@@ -188,11 +174,7 @@ def draw_many(
     many: RayOptions,
     how: ModelOptions,
 ) -> None:
-    """Draw every prompt and class with many workers into a folder.
-
-    Raises:
-        InputError: nothing to draw, several accelerators, or something that cannot be used.
-    """
+    """Draw every prompt and class with many workers into a folder."""
     from mmspec.many.work import Item
 
     if len(choices) > 1:
@@ -201,11 +183,11 @@ def draw_many(
         raise InputError("--ray", True, "with prompts, --prompt-file or --class")
     source = model or reference_model(REFERENCE_IMAGE)
     choice = with_drafter(choices[0] if choices else parse_choice("sjd"), source, how.drafter)
-    what: list[tuple[str | None, int | None]] = [(one, None) for one in prompts]
-    what += [(None, label) for label in classes]
-    settings = dict(asked.settings)
-    settings.pop("batch_size", None)
-    each = [pair for pair in what for _ in range(settings.pop("num_images_per_prompt", 1))]
+    settings = asked.settings
+    del settings["batch_size"]
+    n = settings.pop("num_images_per_prompt")
+    what = [*((one, None) for one in prompts), *((None, label) for label in classes)]
+    each = [pair for pair in what for _ in range(n)]
     items = [Item(index, prompt, label=label) for index, (prompt, label) in enumerate(each)]
     records = decode_many(source, choice, items, settings, out, many, how, draws=True)
     forwards = sum(one["target_forwards"] for one in records) / len(records)
@@ -213,11 +195,7 @@ def draw_many(
 
 
 def with_window(choices: Sequence[AcceleratorChoice], window: int | None) -> list[AcceleratorChoice]:
-    """The choices, with this window where the drafter has one and the choice names none itself.
-
-    Raises:
-        InputError: none of them has a window.
-    """
+    """The choices, with this window where the drafter has one and the choice names none itself."""
     if window is None:
         return list(choices)
     have = {one.name for one in choices if one.preset is not None and "window" in one.preset.options}
@@ -254,19 +232,14 @@ def samples(pipe: ImageGenerationPipeline, seed: int) -> tuple[list[str] | None,
 
 
 def save_images(path: Path, titles: Sequence[str], drawn: dict[str, ImageOutput], columns: int) -> None:
-    """Write the one image, or a sheet: a column for each accelerator where there are several.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Write the one image, or a sheet: a column for each accelerator where there are several."""
     from mmspec.scenes.contact_sheet import image_sheet
 
     images, captions = [], []
     for index, title in enumerate(titles):
         for column, (label, output) in enumerate(drawn.items()):
             images.append(output.images[index])
-            forwards = f"NFE {output.stats.nfe[index]}"
-            words = f"{label}\n{forwards}" if len(drawn) > 1 else forwards
+            words = f"{label}\n" * (len(drawn) > 1) + f"NFE {output.stats.nfe[index]}"
             captions.append(words if column else f"{words}\n{title}")
     side = min(max(SMALLEST_SIDE, *images[0].size), LARGEST_SIDE)
     columns = len(drawn) if len(drawn) > 1 else columns
@@ -281,26 +254,16 @@ def save_images(path: Path, titles: Sequence[str], drawn: dict[str, ImageOutput]
 def record(output: ImageOutput, first: ImageOutput, titles: Sequence[str]) -> dict[str, Any]:
     """The figures of one accelerator; `identical` counts the images with the same tokens as the first's."""
     stats = output.stats
-    return {
-        "exactness": stats.exactness,
-        "keeps": stats.keeps,
-        "nfe_mean": stats.nfe_mean,
-        "nfe_max": stats.nfe_max,
-        "step_compression": stats.step_compression,
-        "acceptance_length": stats.acceptance_length,
-        "tv_mean": stats.tv_mean,
+    figures = {name: getattr(stats, name) for name in FIGURES}
+    images = zip(titles, stats.nfe, output.tokens, output.finish_reasons, strict=True)
+    return figures | {
         "tv_max": stats.tv_max if stats.tv_places else None,
-        "drift_mean": stats.drift_mean,
         "drift_max": stats.drift_max if stats.drift_places else None,
-        "rollbacks": stats.rollbacks,
-        "seconds": stats.seconds,
         "decode_seconds": output.decode_seconds,
         "identical": sum(map(is_same, output.tokens, first.tokens)),
         "images": [
             {"title": title, "nfe": nfe, "new_tokens": len(tokens), "finish_reason": reason}
-            for title, nfe, tokens, reason in zip(
-                titles, stats.nfe, output.tokens, output.finish_reasons, strict=True
-            )
+            for title, nfe, tokens, reason in images
         ],
     }
 
@@ -314,24 +277,13 @@ def table(records: Sequence[dict[str, Any]]) -> rich.table.Table:
     """The records as people read them."""
     from mmspec.evaluation.tables import figures
 
-    columns = ("accelerator", "promise", "forwards\nmean", "max", "tokens per\nforward")
-    rows = (
-        (
-            row["accelerator"],
-            f"{row['exactness']} ({row['keeps']})" if row["keeps"] else row["exactness"],
-            f"{row['nfe_mean']:.1f}",
-            str(row["nfe_max"]),
-            f"{row['step_compression']:.2f}",
-            f"{row['seconds']:.2f}",
-            f"{row['decode_seconds']:.2f}",
-            measured(row),
-        )
-        for row in records
-    )
-    return figures((*columns, "seconds", "for pixels", "measured tv\nor drift"), rows, words=2)
-
-
-def measured(row: dict[str, Any]) -> str:
-    """The measured total variation of a record, or its drift."""
-    value = row["drift_mean"] if row["tv_mean"] is None else row["tv_mean"]
-    return "-" if value is None else f"{value:.3f}"
+    columns = ("accelerator", "promise", "forwards\nmean", "max", "tokens per\nforward", "seconds")
+    rows = []
+    for row in records:
+        measured = row["drift_mean"] if row["tv_mean"] is None else row["tv_mean"]
+        promise = f"{row['exactness']} ({row['keeps']})" if row["keeps"] else row["exactness"]
+        counted = f"{row['nfe_mean']:.1f}", str(row["nfe_max"]), f"{row['step_compression']:.2f}"
+        seconds = f"{row['seconds']:.2f}", f"{row['decode_seconds']:.2f}"
+        shown = "-" if measured is None else f"{measured:.3f}"
+        rows.append((row["accelerator"], promise, *counted, *seconds, shown))
+    return figures((*columns, "for pixels", "measured tv\nor drift"), rows, words=2)

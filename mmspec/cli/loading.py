@@ -22,8 +22,8 @@ __all__ = [
     "absolute_options",
     "absolute_source",
     "check_device",
+    "choose",
     "compared_choices",
-    "default_choice",
     "default_choices",
     "load_pipeline",
     "own_drafters",
@@ -46,19 +46,12 @@ def reference_model(name: str = REFERENCE) -> str:
     """
     from mmspec.assets import find_assets, reference_models
 
-    folder = reference_models().get(name)
-    if folder is None:
-        assets = find_assets()
-        where = (
-            "there is no assets/ folder beside the package" if assets is None else f"it is not in {assets}"
-        )
-        raise InputError(
-            "model",
-            None,
-            f"name a checkpoint folder or hub id: the reference model {name} comes with a clone of the "
-            f"repository (pip install -e .), and {where}",
-        )
-    return _shown(folder)
+    if (folder := reference_models().get(name)) is not None:
+        return _shown(folder)
+    assets = find_assets()
+    where = "there is no assets/ folder beside the package" if assets is None else f"it is not in {assets}"
+    allowed = f"name a checkpoint folder or hub id: the reference model {name} comes with a clone of the "
+    raise InputError("model", None, f"{allowed}repository (pip install -e .), and {where}")
 
 
 def own_drafters(model: str) -> dict[str, AcceleratorChoice]:
@@ -79,10 +72,8 @@ def own_drafters(model: str) -> dict[str, AcceleratorChoice]:
 def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> AcceleratorChoice:
     """The choice with what drafts for it among its options, if it needs that.
 
-    Args:
-        choice: its own option `drafter` comes first.
-        model: folder or hub id of the target; the drafter that its folder names comes last.
-        drafter: what the command line names for all accelerators.
+    Its own option `drafter` comes first, then what the command line names for all accelerators, and last what
+    the model's folder names.
 
     Raises:
         InputError: it needs a drafter and there is none, or has no use for the one it names.
@@ -125,12 +116,7 @@ def compared_choices(accelerators: str, model: str, drafter: str | None) -> list
 
 
 def default_choices(model: str, drafter: str | None) -> list[AcceleratorChoice]:
-    """The accelerators to compare where none are named: plain decoding, copying, and all that drafts here.
-
-    Args:
-        model: folder or hub id of the target.
-        drafter: what the command line names; None for what the model's folder names.
-    """
+    """The accelerators to compare where none are named: plain decoding, copying, and all that drafts here."""
     from mmspec.models.head_checkpoint import head_of
 
     choices = parse_choices("none,copy")
@@ -140,10 +126,16 @@ def default_choices(model: str, drafter: str | None) -> list[AcceleratorChoice]:
     return [*choices, *own_drafters(model).values()]
 
 
-def default_choice(model: str, drafter: str | None) -> AcceleratorChoice:
-    """The accelerator to use where none is named: the named drafter's, the model's default, or copying."""
+def choose(accelerator: str | None, model: str, drafter: str | None) -> AcceleratorChoice:
+    """The named accelerator with its drafter; else the named drafter's, the model's default, or copying.
+
+    Raises:
+        InputError: as `parse_choice` and `with_drafter`.
+    """
     from mmspec import assets
 
+    if accelerator is not None:
+        return with_drafter(parse_choice(accelerator), model, drafter)
     if drafter is not None:
         return default_choices(model, drafter)[-1]
     own, default = own_drafters(model), assets.own_drafters(model).default
@@ -166,12 +158,6 @@ def read_dtype(name: str) -> torch.dtype | None:
 
 def load_pipeline(kind: type[Pipeline], model: str, how: ModelOptions) -> Pipeline:
     """Load a checkpoint with plain decoding; accelerators are set up on it afterwards.
-
-    Args:
-        kind: of the pipeline; MMSpecPipeline takes what the checkpoint is for, and answers with one that
-            draws as well.
-        model: folder or hub id.
-        how: dtype and device.
 
     Raises:
         InputError: no such dtype, or a device that does not work here.

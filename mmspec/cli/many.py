@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["PromptFile", "RayOptions", "decode_many", "items_of"]
 
 PromptFile = Annotated[
-    str | None,
-    typer.Option(
-        "--prompt-file", help="File of prompts: a line each, or a published set.", show_default=False
-    ),
+    str | None, typer.Option("--prompt-file", help="File of prompts: a line each, or a published set.")
 ]
 
 

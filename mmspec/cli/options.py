@@ -32,22 +32,15 @@ __all__ = [
 
 Model = Annotated[
     str | None,
-    typer.Argument(
-        help="Checkpoint folder or hub id; the reference model in assets/ if none is given.",
-        show_default=False,
-    ),
+    typer.Argument(help="Checkpoint folder or hub id; the reference model in assets/ if none is given."),
 ]
 ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model", help="Checkpoint folder or hub id; the reference model if none.", show_default=False
-    ),
+    str | None, typer.Option("--model", help="Checkpoint folder or hub id; the reference model if none.")
 ]
 Accelerator = Annotated[
     str | None,
     typer.Option(
-        help="none, copy, draft_model:num_draft_tokens=8, ...; by default what the model names, or copy.",
-        show_default=False,
+        help="none, copy, draft_model:num_draft_tokens=8, ...; by default what the model names, or copy."
     ),
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Prompts decoded together.")]
@@ -57,8 +50,7 @@ GuidanceScale = Annotated[
 TopK = Annotated[int | None, typer.Option(help="0 keeps every token.", show_default="the model's")]
 TopP = Annotated[float | None, typer.Option(help="1 keeps every token.", show_default="the model's")]
 HeadSteps = Annotated[
-    int | None,
-    typer.Option("--steps", min=2, help="Steps of a denoising head.", show_default="the model's"),
+    int | None, typer.Option("--steps", min=2, help="Steps of a denoising head.", show_default="the model's")
 ]
 LastStepNoise = Annotated[
     bool,
@@ -66,10 +58,8 @@ LastStepNoise = Annotated[
         "--last-step-noise", help="Noise in the last step of a head too: exact speculation needs it."
     ),
 ]
-Table = Annotated[Path | None, typer.Option(help="JSON file to write as well.", show_default=False)]
-Plot = Annotated[
-    Path | None, typer.Option(help="Image of the table to write (matplotlib).", show_default=False)
-]
+Table = Annotated[Path | None, typer.Option(help="JSON file to write as well.")]
+Plot = Annotated[Path | None, typer.Option(help="Image of the table to write (matplotlib).")]
 Host = Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
@@ -83,8 +73,7 @@ class ModelOptions:
         str | None,
         typer.Option(
             help="Folder or hub id of the draft model or head, for accelerators that need one; by default "
-            "what drafters.json in the model's folder names.",
-            show_default=False,
+            "what drafters.json in the model's folder names."
         ),
     ] = None
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling and of the choice of scenes.")] = 0

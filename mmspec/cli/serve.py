@@ -12,14 +12,7 @@ import typer
 
 from mmspec.cli.choice import parse_choice
 from mmspec.cli.console import note
-from mmspec.cli.loading import (
-    REFERENCE,
-    REFERENCE_IMAGE,
-    default_choice,
-    load_pipeline,
-    reference_model,
-    with_drafter,
-)
+from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, choose, load_pipeline, reference_model
 from mmspec.cli.options import Accelerator, Host, ModelOptions, Port, unpack_options
 from mmspec.errors import InputError, MissingDependencyError
 
@@ -40,7 +33,6 @@ def serve(
         typer.Argument(
             metavar="MODEL...",
             help="Checkpoint folders or hub ids; the reference models for text and images if none.",
-            show_default=False,
         ),
     ] = None,
     accelerator: Accelerator = None,
@@ -84,7 +76,7 @@ def serve(
         mmspec serve --port 8000
         mmspec serve path/to/model --rows 16 --api-key secret --allow-origin http://localhost:3000
     """
-    check_installed()
+    check_installed("mmspec serve", "serve", "fastapi", "uvicorn", "prometheus_client")
     from mmspec.serving.app import create_app, read_origin
     from mmspec.serving.limits import ServerLimits
     from mmspec.serving.metrics import Metrics
@@ -110,19 +102,15 @@ def serve(
         run_server(application, listener, names, as_json=how.as_json)
 
 
-def check_installed() -> None:
-    """Raise MissingDependencyError unless the packages of a server are there."""
-    for package in ("fastapi", "uvicorn", "prometheus_client"):
+def check_installed(command: str, extra: str, *packages: str) -> None:
+    """Raise MissingDependencyError unless the packages of a command are there."""
+    for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise MissingDependencyError(f"mmspec serve needs {package}: pip install 'mmspec[serve]'")
+            raise MissingDependencyError(f"{command} needs {package}: pip install 'mmspec[{extra}]'")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open the socket of a server.
-
-    Raises:
-        InputError: the port is in use, or the address is not one of this machine.
-    """
+    """Open the socket of a server."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -132,23 +120,19 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def load_engine(
-    source: str,
-    accelerator: str | None,
-    rows: int,
-    limits: ServerLimits,
-    metrics: Metrics,
-    how: ModelOptions,
+    source: str, accelerator: str | None, rows: int, limits: ServerLimits, metrics: Metrics, how: ModelOptions
 ) -> Engine:
     """Load a model and its accelerator; clients name it by the last part of its source."""
     from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
     from mmspec.serving.engine import Engine
     from mmspec.serving.rows import why_in_turn
 
-    choice = None if accelerator is None else parse_choice(accelerator)
+    if accelerator is not None:
+        parse_choice(accelerator)  # a typo should not cost a load
     pipe = load_pipeline(MMSpecPipeline, source, how)
-    if choice is None and isinstance(pipe, ImageGenerationPipeline):
-        choice = parse_choice(type(pipe).default_accelerator)
-    choice = with_drafter(choice or default_choice(source, how.drafter), source, how.drafter)
+    if accelerator is None and isinstance(pipe, ImageGenerationPipeline):
+        accelerator = type(pipe).default_accelerator
+    choice = choose(accelerator, source, how.drafter)
     pipe.set_accelerator(choice.name, **choice.options)
     pipe.media_limits = limits.media
     name = Path(source).name

@@ -29,24 +29,17 @@ class Question:
     """Options that say what a model is asked, and which model; None leaves it to the command or the model."""
 
     model: Model = None
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option("--prompt", help="What to ask; may be repeated.", show_default=False),
-    ] = None
+    prompts: Annotated[list[str] | None, typer.Option("--prompt", help="What to ask; may be repeated.")] = (
+        None
+    )
     images: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--image",
-            help="Image to ask about (path or URL); may be repeated.",
-            show_default=False,
-        ),
+        list[str] | None, typer.Option("--image", help="Image to ask about (path or URL); may be repeated.")
     ] = None
     prompt_file: Annotated[
         str | None,
         typer.Option(
             help="Prompts as published: Spec-Bench, MMSpec, COCO captions, Parti, GenEval, DrawBench; or "
-            "text, a prompt a line.",
-            show_default=False,
+            "text, a prompt a line."
         ),
     ] = None
     task: Annotated[
@@ -175,17 +168,7 @@ def load_subject(source: str, asked: Question, how: ModelOptions, defaults: dict
 def image_subject(
     pipe: ImageGenerationPipeline, asked: Question, examples: list[Example], seed: int
 ) -> Subject:
-    """A model that draws, with captions, classes, or prompts of one's own.
-
-    Args:
-        pipe: the model.
-        asked: by the command line.
-        examples: the user's own; [] takes captions or classes.
-        seed: of the choice of those.
-
-    Raises:
-        InputError: images to look at, or a number of tokens, which the size of the image says.
-    """
+    """A model that draws, with captions, classes, or prompts of one's own."""
     from mmspec.evaluation.contenders import GENERATE, image_examples
 
     if asked.images:

@@ -13,9 +13,7 @@ from mmspec.cli.options import AsJson, unpack_options
 
 __all__ = ["Start", "TrainingOptions", "train_app"]
 
-Start = Annotated[
-    Path | None, typer.Option("--from", help="Trained folder to begin with.", show_default=False)
-]
+Start = Annotated[Path | None, typer.Option("--from", help="Trained folder to begin with.")]
 Height = Annotated[
     int | None, typer.Option(help="Pixels of images that the target draws.", show_default="the model's own")
 ]
@@ -30,19 +28,15 @@ train_app = typer.Typer(help="Train models.", no_args_is_help=True)
 class TrainingOptions:
     """Options of every training; None leaves the choice to the trainer."""
 
-    minutes: Annotated[
-        float | None, typer.Option(min=0.0, help="Length of the training.", show_default=False)
-    ] = None
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Length in steps instead; reproducible.", show_default=False)
-    ] = None
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Examples that a process reads at once.", show_default=False)
-    ] = None
+    minutes: Annotated[float | None, typer.Option(min=0.0, help="Length of the training.")] = None
+    steps: Annotated[int | None, typer.Option(min=1, help="Length in steps instead; reproducible.")] = None
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples that a process reads at once.")] = (
+        None
+    )
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights and examples.")] = 0
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads; torch's choice if not given.", show_default=False)
-    ] = None
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice if not given.")] = (
+        None
+    )
     resume: Annotated[bool, typer.Option("--resume", help="Go on from an interrupted run.")] = False
     as_json: AsJson = False
 
@@ -81,15 +75,12 @@ def drafter(
         Path | None,
         typer.Option(
             help="Conversations with images: JSONL, or LLaVA's JSON. For image models a JSONL file of "
-            "images: image, and prompt or class; cjd and ssd need none. Scenes if not given.",
-            show_default=False,
+            "images: image, and prompt or class; cjd and ssd need none. Scenes if not given."
         ),
     ] = None,
     height: Height = None,
     width: Width = None,
-    max_length: Annotated[
-        int | None, typer.Option(min=1, help="Skip conversations of more tokens.", show_default=False)
-    ] = None,
+    max_length: Annotated[int | None, typer.Option(min=1, help="Skip conversations of more tokens.")] = None,
     regenerate: Annotated[
         int, typer.Option(min=0, help="Longest reply that the target writes itself; 0 learns the data's.")
     ] = 0,
@@ -98,7 +89,7 @@ def drafter(
     ] = "auto",
     start: Start = None,
     accumulate: Annotated[int, typer.Option(min=1, help="So many batches make a step.")] = 1,
-    log_dir: Annotated[Path | None, typer.Option(help="Folder for tensorboard.", show_default=False)] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="Folder for tensorboard.")] = None,
     *,
     training: TrainingOptions,
 ) -> None:

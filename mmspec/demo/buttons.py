@@ -10,12 +10,7 @@ import gradio as gr
 
 from mmspec.errors import MMSpecError
 
-__all__ = [
-    "MESSAGED",
-    "QUICK",
-    "Stops",
-    "connect",
-]
+__all__ = ["MESSAGED", "QUICK", "Stops", "connect"]
 
 
 class Stops:
@@ -24,23 +19,23 @@ class Stops:
     def __init__(self) -> None:
         self._flags: dict[str, threading.Event] = {}
 
-    def begin(self, session: str | None) -> None:
-        """Give a session a fresh flag."""
-        self._flags[session or ""] = threading.Event()
+    def begin(self, request: gr.Request) -> None:
+        """Give a visitor's session a fresh flag."""
+        self._flags[request.session_hash or ""] = threading.Event()
 
-    def flag(self, session: str | None) -> threading.Event:
+    def flag(self, request: gr.Request) -> threading.Event:
         """The flag of what the session began last."""
-        return self._flags.setdefault(session or "", threading.Event())
+        return self._flags.setdefault(request.session_hash or "", threading.Event())
 
-    def stop(self, session: str | None) -> None:
+    def stop(self, request: gr.Request) -> None:
         """Stop what the session began last; nothing if there is none."""
-        if flag := self._flags.get(session or ""):
+        if flag := self._flags.get(request.session_hash or ""):
             flag.set()
 
-    def leave(self, session: str | None) -> None:
+    def leave(self, request: gr.Request) -> None:
         """Stop what the session began last, and forget the session."""
-        self.stop(session)
-        self._flags.pop(session or "", None)
+        self.stop(request)
+        self._flags.pop(request.session_hash or "", None)
 
 
 PRIVATE: dict[str, Any] = {"api_visibility": "private"}
@@ -71,23 +66,16 @@ def connect(
     """
     run, stop = buttons
 
-    def begin(request: gr.Request) -> list[Any]:
-        stops.begin(request.session_hash)
-        return [
-            gr.Button(visible=False),
-            gr.Button(visible=True),
-            *[gr.Button(interactive=False)] * len(others),
-        ]
+    def buttons_while(running: bool) -> list[Any]:
+        found = [gr.Button(visible=not running), gr.Button(visible=running)]
+        return found + [gr.Button(interactive=not running)] * len(others)
 
-    def end() -> list[Any]:
-        return [
-            gr.Button(visible=True),
-            gr.Button(visible=False),
-            *[gr.Button(interactive=True)] * len(others),
-        ]
+    def begin(request: gr.Request) -> list[Any]:
+        stops.begin(request)
+        return buttons_while(True)
 
     def do(request: gr.Request, *values: Any) -> Iterator[Any]:
-        flag = stops.flag(request.session_hash)
+        flag = stops.flag(request)
         if flag.is_set():  # while it waited in line
             yield [gr.skip()] * len(outputs)
             return
@@ -96,21 +84,11 @@ def connect(
         except MMSpecError as error:
             raise gr.Error(str(error), title="That did not work", print_exception=False) from error
 
-    def halt(request: gr.Request) -> None:
-        stops.stop(request.session_hash)
-
     changed = [run, stop, *others]
+    line: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "model", **PRIVATE}
     for trigger in triggers:
         began = trigger(begin, None, changed, **QUICK)
-        done = began.then(
-            do,
-            inputs,
-            outputs,
-            show_progress="minimal",
-            concurrency_limit=1,
-            concurrency_id="model",
-            **PRIVATE,
-        )
+        done = began.then(do, inputs, outputs, show_progress="minimal", **line)
         for outcome in (done.success, done.failure):  # `then` does not follow a failure
-            outcome(end, None, changed, **QUICK)
-    stop.click(halt, None, None, **QUICK)
+            outcome(lambda: buttons_while(False), None, changed, **QUICK)
+    stop.click(stops.stop, None, None, **QUICK)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -162,24 +163,15 @@ class Captioning:
                 with gr.Column(scale=3, min_width=320):
                     shown = gr.HTML(EMPTY, elem_id="talk")
 
-            def choose_image(payload: Any, talk: Conversation | None) -> Any:
-                return self.choose("image", payload, talk)
-
-            def choose_video(payload: Any, talk: Conversation | None) -> Any:
-                return self.choose("video", payload, talk)
-
-            def leave(request: gr.Request) -> None:
-                self.stops.leave(request.session_hash)
-
             # checked as it arrives, and before anything opens it: hence no preprocessing by Gradio
             unopened = {"preprocess": False, "concurrency_limit": None, **MESSAGED}
-            image.change(choose_image, [image, talk], [image, talk, shown], **unopened)
-            video.change(choose_video, [video, talk], [video, talk, shown], **unopened)
+            image.change(partial(self.choose, "image"), [image, talk], [image, talk, shown], **unopened)
+            video.change(partial(self.choose, "video"), [video, talk], [video, talk, shown], **unopened)
             clear.click(self.forget, talk, [talk, shown], **QUICK)
             triggers = ask.click, question.submit
             inputs = [question, racing, tokens, warmth, seed, frames, talk]
             connect(self.stops, triggers, self.answer, inputs, [shown, talk], (ask, stop), [clear])
-            blocks.unload(leave)
+            blocks.unload(self.stops.leave)
         return cast(gr.Blocks, blocks)
 
     def _uploads(self) -> tuple[gr.Image, gr.Video]:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from mmspec.accelerators import ACCELERATORS, find_preset
 from mmspec.decoding.image_grid import FREE, ImageGrid
+from mmspec.demo.theme import title
 from mmspec.errors import MMSpecError
 from mmspec.evaluation.contenders import describe_accelerator
 from mmspec.media.images import data_url
@@ -22,14 +23,7 @@ if TYPE_CHECKING:
     from mmspec.accelerators.accelerator import Accelerator
     from mmspec.pipelines.image_generation import ImageCall
 
-__all__ = [
-    "CommitMap",
-    "Drawing",
-    "Methods",
-    "draw",
-    "heat_image",
-    "heat_map",
-]
+__all__ = ["CommitMap", "Drawing", "Methods", "draw", "heat_image", "heat_map"]
 
 OPEN = -1
 #: Dark to bright, evenly spaced and told apart by the colour-blind; one cell per forward to the most.
@@ -49,11 +43,7 @@ class CommitMap:
         self._forwards = 0
 
     def add(self, decided: Sequence[bool] | np.ndarray) -> None:
-        """Record a forward.
-
-        Args:
-            decided: for each output index, whether its token is decided by now; missing ones are not.
-        """
+        """Record a forward: whether each output index is decided by now; missing ones are not."""
         known = np.zeros(self._grid.length, bool)
         known[: len(decided)] = np.asarray(decided, bool)[: self._grid.length]
         self._forward[known & (self._forward == OPEN)] = self._forwards
@@ -69,12 +59,7 @@ class CommitMap:
 
 
 def heat_image(counts: np.ndarray, most: int) -> Image.Image:
-    """Draw counts [rows, columns], a pixel each; those of 0 are transparent.
-
-    Args:
-        counts: as of a `CommitMap`.
-        most: the count that gets the brightest colour.
-    """
+    """Draw counts [rows, columns], a pixel each; `most` is the brightest, and 0 is transparent."""
     place = np.clip((counts - 1) / max(most - 1, 1), 0, 1) * (len(COLOURS) - 1)
     colours = np.stack([np.interp(place, range(len(COLOURS)), COLOURS[:, k]) for k in range(3)], -1)
     opaque = np.where(counts > 0, 255, 0)[..., None]
@@ -82,12 +67,7 @@ def heat_image(counts: np.ndarray, most: int) -> Image.Image:
 
 
 def heat_map(counts: np.ndarray, most: int | None = None) -> str:
-    """Show counts [rows, columns] as HTML, with their scale.
-
-    Args:
-        counts: as of a `CommitMap`.
-        most: the end of the scale; None is the largest count.
-    """
+    """Show counts [rows, columns] as HTML, with a scale that ends at `most`, or at the largest count."""
     largest, (rows, columns) = int(counts.max(initial=0)), counts.shape
     most = max(largest if most is None else most, 1)
     said = f"{rows} by {columns} cells; up to {largest} of them were committed by one forward"
@@ -115,6 +95,12 @@ class Drawing:
     call: ImageCall
     commits: CommitMap
     state: str = "running"
+    _last: Image.Image | None = None
+
+    @property
+    def title(self) -> str:
+        """Name of the accelerator for people."""
+        return title(self.method)
 
     @property
     def share(self) -> float:
@@ -122,21 +108,23 @@ class Drawing:
         return min(self.call.committed / self.call.grid.length, 1.0)
 
     def picture(self) -> Image.Image:
-        """The image so far, grey where it is open."""
+        """The image so far, grey where it is open; decoded once of a drawing that has ended."""
+        if self._last is not None:
+            return self._last
         preview: Image.Image = self.call.progress()["preview"]()[0]
+        if self.state != "running":
+            self._last = preview
         return preview
 
     def figures(self) -> dict[str, str]:
         """Figures by their names."""
-        stats = self.call.calls[-1].stats
-        shown = {
-            "per forward": f"{self.call.committed / max(stats.target_forwards, 1):.2f}",
-            "NFE": str(stats.target_forwards),
-            "seconds": f"{stats.seconds:.2f}",
+        mean = self.call.calls[-1].stats.tv_mean
+        return {
+            "per forward": f"{self.call.committed / max(self.forwards, 1):.2f}",
+            "NFE": str(self.forwards),
+            "seconds": f"{self.seconds:.2f}",
+            **({} if mean is None else {"mean TV": f"{mean:.3f}"}),
         }
-        if stats.tv_mean is not None:
-            shown["mean TV"] = f"{stats.tv_mean:.3f}"
-        return shown
 
     @property
     def forwards(self) -> int:

@@ -13,8 +13,8 @@ from PIL import Image
 
 from mmspec.demo.buttons import QUICK, Stops, connect
 from mmspec.demo.drawing import Drawing, Methods, draw, heat_map
-from mmspec.demo.gallery import NOTHING, Shown, gallery
-from mmspec.demo.theme import figures, heading, page
+from mmspec.demo.gallery import NOTHING, gallery, report
+from mmspec.demo.theme import heading, page
 from mmspec.errors import InputError
 from mmspec.pipelines import ImageGenerationPipeline
 
@@ -76,7 +76,41 @@ class ImageGeneration:
         given = {"guidance_scale": guidance, "temperature": temperature}
         return what | {"seed": seed} | {name: value for name, value in given.items() if value is not None}
 
-    def draw(
+    def draw(self, subject: Any, method: str, *settings: Any) -> Iterator[tuple[Image.Image, str, str]]:
+        """Draw one image, yielding what there is of it, its heat map and its figures as they grow.
+
+        Args:
+            subject: prompt or class.
+            method: an accelerator.
+            settings: window, delta, guidance, temperature and seed as the visitor set them, and the flag that
+                is set when the visitor stops.
+
+        Raises:
+            InputError: what the method or the pipeline refuses.
+        """
+        for drawing in self._updates(subject, method, *settings):
+            yield drawing.picture(), heat_map(drawing.commits.counts), report(drawing)
+
+    def compare(self, subject: Any, methods: Sequence[str], *settings: Any) -> Iterator[str]:
+        """Draw one seed by several methods, yielding the gallery as it grows; arguments as of `draw`.
+
+        Raises:
+            InputError: no methods or too many, or what one of them or the pipeline refuses.
+        """
+        if not 1 <= len(methods) <= MOST_METHODS:
+            raise InputError("methods", list(methods), f"1 to {MOST_METHODS} of them")
+        done: list[Drawing] = []
+        for method in sorted(methods, key=self.methods.names.index):  # plain decoding first
+            newest: list[Drawing] = []
+            for drawing in self._updates(subject, method, *settings):
+                newest = [drawing]
+                yield gallery(done + newest, whole=False)
+            done += newest
+            if settings[-1].is_set():
+                break
+        yield gallery(done, whole=True)
+
+    def _updates(
         self,
         subject: Any,
         method: str,
@@ -86,62 +120,14 @@ class ImageGeneration:
         temperature: float,
         seed: int,
         flag: threading.Event,
-    ) -> Iterator[tuple[Image.Image, str, str]]:
-        """Draw one image, yielding what there is of it, its heat map and its figures as they grow.
-
-        Args:
-            subject: prompt or class.
-            method, window, delta, guidance, temperature, seed: as the visitor set them.
-            flag: set when the visitor stops.
-
-        Raises:
-            InputError: what the method or the pipeline refuses.
-        """
-        what, options = (
-            self.settings(subject, guidance, temperature, seed),
-            {"window": window, "delta": delta},
-        )
-        updated = 0.0
+    ) -> Iterator[Drawing]:
+        """Draw one image, yielding it once it has ended and before as often as a page can show it."""
+        what = self.settings(subject, guidance, temperature, seed)
+        options, updated = {"window": window, "delta": delta}, 0.0
         for drawing in draw(self.pipe, self.methods, method, options, what, flag):
             if drawing.state != "running" or time.monotonic() - updated >= SECONDS_BETWEEN_UPDATES:
-                yield drawing.picture(), heat_map(drawing.commits.counts), report(drawing)
+                yield drawing
                 updated = time.monotonic()
-
-    def compare(
-        self,
-        subject: Any,
-        methods: Sequence[str],
-        window: int,
-        delta: float,
-        guidance: float,
-        temperature: float,
-        seed: int,
-        flag: threading.Event,
-    ) -> Iterator[str]:
-        """Draw one seed by several methods, yielding the gallery as it grows; arguments as of `draw`.
-
-        Raises:
-            InputError: no methods or too many, or what one of them or the pipeline refuses.
-        """
-        if not 1 <= len(methods) <= MOST_METHODS:
-            raise InputError("methods", list(methods), f"1 to {MOST_METHODS} of them")
-        what, options = (
-            self.settings(subject, guidance, temperature, seed),
-            {"window": window, "delta": delta},
-        )
-        order = sorted(methods, key=self.methods.names.index)  # plain decoding first
-        done: list[Shown] = []
-        for method in order:
-            updated, shown = 0.0, None
-            for drawing in draw(self.pipe, self.methods, method, options, what, flag):
-                if drawing.state != "running" or time.monotonic() - updated >= SECONDS_BETWEEN_UPDATES:
-                    shown = Shown.of(drawing)
-                    yield gallery([*done, shown], whole=False)
-                    updated = time.monotonic()
-            done += [shown] if shown is not None else []
-            if flag.is_set():
-                break
-        yield gallery(done, whole=True)
 
     def blocks(self) -> gr.Blocks:
         """Build the page."""
@@ -181,33 +167,19 @@ class ImageGeneration:
                     with gr.Tab("Compare"):
                         usual_methods = [name for name in COMPARED if name in self.methods.names]
                         chosen = gr.CheckboxGroup(
-                            self.methods.names,
-                            value=usual_methods,
-                            label="Methods",
-                            elem_id="methods",
+                            self.methods.names, value=usual_methods, label="Methods", elem_id="methods"
                         )
                         compare = gr.Button("Compare", variant="primary", elem_id="compare")
                         halt = gr.Button("Stop", variant="stop", visible=False, elem_id="halt")
                         cards = gr.HTML(NOTHING, elem_id="cards")
 
-            def leave(request: gr.Request) -> None:
-                self.stops.leave(request.session_hash)
-
             dice.click(lambda: randrange(MOST_SEED), None, seed, **QUICK)
             settings = [window, delta, guidance, warmth, seed]
-            outputs = [image, heat, numbers]
-            connect(
-                self.stops,
-                [run.click],
-                self.draw,
-                [subject, method, *settings],
-                outputs,
-                (run, stop),
-                [compare],
-            )
+            inputs, outputs = [subject, method, *settings], [image, heat, numbers]
+            connect(self.stops, [run.click], self.draw, inputs, outputs, (run, stop), [compare])
             inputs = [subject, chosen, *settings]
             connect(self.stops, [compare.click], self.compare, inputs, [cards], (compare, halt), [run])
-            blocks.unload(leave)
+            blocks.unload(self.stops.leave)
         return cast(gr.Blocks, blocks)
 
     def _options(self) -> tuple[gr.Slider, gr.Slider]:
@@ -229,16 +201,3 @@ class ImageGeneration:
         if self.prompts:
             gr.Examples(self.prompts, subject, cache_examples=False, label="Prompts")
         return subject
-
-
-def report(drawing: Drawing) -> str:
-    """Show the figures of a drawing, as HTML."""
-    done = ' data-done=""' if drawing.state == "done" else ""
-    title = "plain decoding" if drawing.method == "none" else drawing.method
-    state = f'<span class="mm-tag">{drawing.state}</span>' if drawing.state == "stopped" else ""
-    bar = f'<div class="mm-bar"><i style="width: {drawing.share:.0%}"></i></div>'
-    promise = f'<span class="mm-tag">{drawing.promise}</span>'
-    return (
-        f'<section class="mm-card" data-state="{drawing.state}"{done}><header><b>{title}</b>{promise}{state}'
-        f"</header>{bar}{figures(drawing.figures())}</section>"
-    )

@@ -9,21 +9,13 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from mmspec.demo.theme import figures
+from mmspec.demo.theme import figures, tags, title
 from mmspec.pipelines.text_stream import TextDeltas
 
 if TYPE_CHECKING:
     from mmspec.pipelines import TextOutput
 
-__all__ = [
-    "EMPTY",
-    "Lane",
-    "coloured_text",
-    "legend",
-    "race",
-    "transcript",
-    "turn",
-]
+__all__ = ["EMPTY", "Lane", "coloured_text", "legend", "race", "transcript", "turn"]
 
 
 @dataclass(eq=False)
@@ -96,10 +88,8 @@ def coloured_text(pieces: Sequence[str], drafted: Sequence[bool]) -> str:
         ValueError: not one flag for each piece.
     """
     shown = [(piece, flag) for piece, flag in zip(pieces, drafted, strict=True) if piece]
-    runs = [
-        (flag, "".join(piece for piece, _ in run)) for flag, run in groupby(shown, key=lambda one: one[1])
-    ]
-    return "".join(mark(text, flag) for flag, text in runs)
+    runs = groupby(shown, key=lambda one: one[1])
+    return "".join(mark("".join(piece for piece, _ in run), flag) for flag, run in runs)
 
 
 def mark(text: str, drafted: bool) -> str:
@@ -138,27 +128,20 @@ def card(lane: Lane) -> str:
     if output is None:
         return f'<section class="mm-card"><header><b>{escape(lane.name)}</b></header></section>'
     stats, reason = output.stats, output.finish_reasons[0]
-    tags = [stats.exactness] if lane.name != "none" else []
-    if lane.finished:
-        tags.append(REASONS.get(reason, "done"))
+    words = [stats.exactness] if lane.name != "none" else []
+    words += [REASONS.get(reason, "done")] if lane.finished else []
     shown = {
         "per forward": f"{stats.acceptance_length:.2f}",
         "tokens": str(stats.new_tokens[0]),
         "forwards": str(stats.target_forwards),
         "seconds": f"{stats.seconds:.2f}",
     }
-    marks = "".join(f'<span class="mm-tag">{escape(tag)}</span>' for tag in tags)
     return (
         f'<section class="mm-card" data-lane="{escape(lane.name)}" '
-        f'data-finished="{str(lane.finished).lower()}"><header><b>{escape(title(lane.name))}</b>{marks}'
-        f'</header><p class="mm-text">{coloured_text(lane.pieces, output.drafted[0])}</p>'
+        f'data-finished="{str(lane.finished).lower()}"><header><b>{escape(title(lane.name))}</b>'
+        f'{tags(words)}</header><p class="mm-text">{coloured_text(lane.pieces, output.drafted[0])}</p>'
         f"{figures(shown)}</section>"
     )
-
-
-def title(name: str) -> str:
-    """Name of a lane for people."""
-    return "plain decoding" if name == "none" else name
 
 
 def verdict(lanes: Sequence[Lane]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
 import gradio as gr
 
-__all__ = ["STYLE", "figures", "heading", "page", "theme"]
+__all__ = ["STYLE", "figures", "heading", "page", "tags", "theme", "title"]
 
 HOURS_KEPT = 3600, 3600  # seconds between clearances of files, and their age at which they go
 
@@ -24,22 +25,27 @@ def theme() -> gr.themes.Base:
     )
 
 
-def page(title: str) -> gr.Blocks:
+def page(name: str) -> gr.Blocks:
     """An empty page, for use in a `with` block."""
-    return gr.Blocks(title=title, analytics_enabled=False, delete_cache=HOURS_KEPT)
+    return gr.Blocks(title=name, analytics_enabled=False, delete_cache=HOURS_KEPT)
 
 
-def heading(title: str, said: str, model: str) -> str:
-    """Heading of a page, as HTML.
-
-    Args:
-        title, said: what it is, and a sentence.
-        model: its name.
-    """
+def heading(name: str, said: str, model: str) -> str:
+    """Heading of a page, as HTML: its name, a sentence, and the name of the model."""
     return (
-        f'<div class="mm-heading"><h1>{escape(title)}</h1><p>{escape(said)}</p>'
+        f'<div class="mm-heading"><h1>{escape(name)}</h1><p>{escape(said)}</p>'
         f"<code>{escape(model)}</code></div>"
     )
+
+
+def title(accelerator: str) -> str:
+    """Name of an accelerator for people."""
+    return "plain decoding" if accelerator == "none" else accelerator
+
+
+def tags(words: Iterable[str]) -> str:
+    """Tags of a card, as HTML."""
+    return "".join(f'<span class="mm-tag">{escape(word)}</span>' for word in words)
 
 
 def figures(values: dict[str, str]) -> str:

@@ -77,38 +77,20 @@ def create_app(
     async def show_metrics() -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    @app.exception_handler(MMSpecError)
-    async def answer_error(_request: Request, error: MMSpecError) -> JSONResponse:
+    async def answer_error(_request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, RequestValidationError):
+            error = field_error(error.errors(), error.body)
+        elif isinstance(error, HTTPException):
+            error = RequestError(error.status_code, str(error.detail))
         return error_response(error)
 
-    @app.exception_handler(RequestValidationError)
-    async def answer_invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(field_error(error.errors(), error.body))
-
-    @app.exception_handler(HTTPException)
-    async def answer_http(_request: Request, error: HTTPException) -> JSONResponse:
-        return error_response(RequestError(error.status_code, str(error.detail)))
-
-    @app.exception_handler(Exception)
-    async def answer_failure(_request: Request, error: Exception) -> JSONResponse:
-        return error_response(error)
-
-    return allow_origins(Guard(app, limits, api_key), origins)
-
-
-def allow_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Put an application behind the headers that let pages of some origins read its answers.
-
-    What browsers ask before a request is answered here, before any API key is asked for: they never send one.
-
-    Args:
-        app: the application; returned as it is if no origin may.
-        origins: as `read_origin` returns them.
-    """
+    for kind in (MMSpecError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer_error)
+    guarded = Guard(app, limits, api_key)
     if not origins:
-        return app
-    return CORSMiddleware(
-        app,
+        return guarded
+    return CORSMiddleware(  # answers what browsers ask before a request, for which they never send a key
+        guarded,
         allow_origins=origins,
         allow_methods=["GET", "POST"],
         allow_headers=["*"],

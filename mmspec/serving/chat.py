@@ -19,14 +19,13 @@ from mmspec.serving.chat_settings import chat_names, chat_settings, read_message
 from mmspec.serving.engine import Ticket
 from mmspec.serving.errors import as_request_error
 from mmspec.serving.limits import ServerLimits
+from mmspec.serving.metrics import REASONS
 from mmspec.serving.models import Models
 from mmspec.serving.schemas import ChatRequest
 
 __all__ = ["StopText", "chat_routes"]
 
 logger = logging.getLogger(__name__)
-
-REASONS = {"eos": "stop"}  # of a pipeline, where OpenAI has another word
 
 
 def chat_routes(models: Models, limits: ServerLimits) -> APIRouter:

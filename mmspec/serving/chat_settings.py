@@ -14,29 +14,18 @@ from mmspec.pipelines.text_stream import TextDeltas
 from mmspec.serving.errors import CHAT_NAMES, RequestError
 from mmspec.serving.limits import ServerLimits, check_at_most
 from mmspec.serving.schemas import ChatRequest, ImagePart, Message
+from mmspec.validation import given_of
 
-__all__ = ["TextRules", "chat_names", "chat_settings", "read_messages"]
+__all__ = ["TextRules", "chat_names", "chat_settings", "read_messages", "seeded"]
 
 MAX_STOPS = 16
 
 
 @dataclass(frozen=True)
 class TextRules:
-    """Fields of one answer that only a tokenizer can read: words that are not written, tokens that end it.
+    """Fields of a chat that only a tokenizer can read: words that are not written, tokens that end it."""
 
-    Attributes:
-        bad_words: what may not be written, as the tokens that it is alone and after a space.
-        stop_token_ids: ids that end the answer, besides those that end the model's.
-        ignore_eos: whether those of the model do not.
-        shows_stops: whether the text has the token that ended it.
-        skip_special_tokens: whether the text is without special tokens.
-    """
-
-    bad_words: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    shows_stops: bool = False
-    skip_special_tokens: bool = True
+    body: ChatRequest
 
     def settings(self, pipe: Any) -> dict[str, Any]:
         """Settings of a pipeline that keep the rules.
@@ -45,12 +34,12 @@ class TextRules:
             InputError: a token that the model does not have, or a word that is none.
         """
         size = pipe.model.config.get_text_config(decoder=True).vocab_size
-        for index, token in enumerate(self.stop_token_ids):
+        for index, token in enumerate(self.body.stop_token_ids):
             if token >= size:
                 raise InputError(f"stop_token_ids[{index}]", token, f"below {size}, the model's tokens")
-        banned = [ids for index in range(len(self.bad_words)) for ids in self._spellings(pipe, index)]
+        banned = [ids for index in range(len(self.body.bad_words)) for ids in self._spellings(pipe, index)]
         settings: dict[str, Any] = {"bad_words_ids": banned} if banned else {}
-        if banned or self.stop_token_ids or self.ignore_eos:
+        if banned or self.body.stop_token_ids or self.body.ignore_eos:
             # transformers lets a banned token pass where it is also one that ends the row
             settings["eos_token_id"] = [end for end in self._ends(pipe) if [end] not in banned]
         return settings
@@ -62,19 +51,19 @@ class TextRules:
             pipe: the pipeline.
             before: last tokens of the prompt, where the answer goes on with their text.
         """
-        hidden = [] if self.shows_stops else self._ends(pipe)
-        return TextDeltas(pipe.tokenizer, before, hidden, self.skip_special_tokens)
+        hidden = [] if self.body.include_stop_str_in_output else self._ends(pipe)
+        return TextDeltas(pipe.tokenizer, before, hidden, self.body.skip_special_tokens)
 
     def _ends(self, pipe: Any) -> list[int]:
         own = pipe.model.generation_config.eos_token_id
-        own = [] if own is None or self.ignore_eos else own
-        return [*(own if isinstance(own, list) else [own]), *self.stop_token_ids]
+        own = [] if own is None or self.body.ignore_eos else own
+        return [*(own if isinstance(own, list) else [own]), *self.body.stop_token_ids]
 
     def _spellings(self, pipe: Any, index: int) -> list[list[int]]:
         """Token ids of a word alone and after a space, as vLLM bans them; none if it cannot be written."""
-        tokenizer, word = pipe.tokenizer, self.bad_words[index].lstrip()
-        if not word:
-            raise InputError(f"bad_words[{index}]", self.bad_words[index], "a word")
+        tokenizer, given = pipe.tokenizer, self.body.bad_words[index]
+        if not (word := given.lstrip()):
+            raise InputError(f"bad_words[{index}]", given, "a word")
         found = []
         for text in (word, f" {word}"):
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -99,35 +88,34 @@ def chat_settings(body: ChatRequest, limits: ServerLimits, usual: int) -> list[d
     name = chat_names(body)["max_new_tokens"]
     most: int | None = getattr(body, name)
     check_at_most(name, most or 1, "max_tokens", limits.max_tokens)
-    stops = read_stops(body)
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if not all(stops) or len(stops) > MAX_STOPS:
+        raise InputError("stop", stops, f"up to {MAX_STOPS} strings of at least one character")
     if body.min_tokens > (most or usual):
         allowed = f"at most {most or usual}, the most tokens of this answer ({name})"
         raise InputError("min_tokens", body.min_tokens, allowed)
     if body.min_tokens and stops:
         raise InputError("min_tokens", body.min_tokens, "0 with `stop`, whose strings end an answer anywhere")
-    shared: dict[str, Any] = {
-        "max_new_tokens": most,
-        "min_new_tokens": body.min_tokens or None,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": 0 if body.top_k == -1 else body.top_k,  # vLLM's "no limit"
-        "min_p": body.min_p,
-        "repetition_penalty": body.repetition_penalty,
-        "stop_strings": stops or None,
-    }
-    if body.temperature and body.top_k is None:
-        shared["top_k"] = 0  # a temperature alone means 50 to transformers, and no limit to OpenAI's clients
-    given = {key: value for key, value in shared.items() if value is not None}
-    rules = TextRules(
-        tuple(body.bad_words),
-        tuple(body.stop_token_ids),
-        body.ignore_eos,
-        body.include_stop_str_in_output,
-        body.skip_special_tokens,
+    # vLLM writes "no limit" as -1; a temperature alone means 50 to transformers, and none to OpenAI's clients
+    has_no_limit = body.top_k == -1 or (body.top_k is None and body.temperature)
+    given = given_of(
+        max_new_tokens=most,
+        min_new_tokens=body.min_tokens or None,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=0 if has_no_limit else body.top_k,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        stop_strings=stops or None,
+        **turn_settings(body),
     )
-    given |= {**turn_settings(body), "rules": rules}
-    first = secrets.randbits(62) if body.seed is None else body.seed
-    return [{**given, "seed": first + index} for index in range(body.n)]
+    return seeded({**given, "rules": TextRules(body)}, body.seed, body.n)
+
+
+def seeded(settings: dict[str, Any], seed: int | None, count: int) -> list[dict[str, Any]]:
+    """The settings once for each choice, with seeds that count up from the request's or a random one."""
+    first = secrets.randbits(62) if seed is None else seed
+    return [{**settings, "seed": first + index} for index in range(count)]
 
 
 def chat_names(body: ChatRequest) -> dict[str, str]:
@@ -136,24 +124,8 @@ def chat_names(body: ChatRequest) -> dict[str, str]:
     return {**CHAT_NAMES, "max_new_tokens": most}
 
 
-def read_stops(body: ChatRequest) -> list[str]:
-    """The stop strings of a chat.
-
-    Raises:
-        InputError: too many, or one that is empty.
-    """
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if not all(stops) or len(stops) > MAX_STOPS:
-        raise InputError("stop", stops, f"up to {MAX_STOPS} strings of at least one character")
-    return stops
-
-
 def turn_settings(body: ChatRequest) -> dict[str, Any]:
-    """Whether an answer is a turn of its own, as it is by default, or goes on with the last message.
-
-    Raises:
-        InputError: the fields contradict each other, or the last message is not the assistant's.
-    """
+    """Whether an answer is a turn of its own, as it is by default, or goes on with the last message."""
     template, continues = dict(body.chat_template_kwargs), body.continue_final_message
     if "add_generation_prompt" in template:
         raise InputError("chat_template_kwargs", template, "add_generation_prompt beside it, not in it")
@@ -183,21 +155,18 @@ def read_messages(messages: Sequence[Message], limits: ServerLimits) -> list[dic
         raise RequestError(400, text, "messages")
     read = []
     for turn, message in enumerate(messages):
-        role = "system" if message.role == "developer" else message.role
-        content = message.content
         given: list[dict[str, Any]] = []
-        if isinstance(content, str):
-            given.append({"type": "text", "text": content})
-        else:
-            for index, part in enumerate(content):
-                if isinstance(part, ImagePart):
-                    where = f"messages[{turn}].content[{index}].image_url.url"
-                    check_url(part.image_url.url, where, limits)
-                    image = load_image(part.image_url.url, argument=where, limits=limits.media)
-                    given.append({"type": "image", "image": image})
-                else:
-                    given.append({"type": "text", "text": part.text})
-        read.append({"role": role, "content": given})
+        for index, part in enumerate(
+            [message.content] if isinstance(message.content, str) else message.content
+        ):
+            if isinstance(part, ImagePart):
+                where = f"messages[{turn}].content[{index}].image_url.url"
+                check_url(part.image_url.url, where, limits)
+                image = load_image(part.image_url.url, argument=where, limits=limits.media)
+                given.append({"type": "image", "image": image})
+            else:
+                given.append({"type": "text", "text": part if isinstance(part, str) else part.text})
+        read.append({"role": "system" if message.role == "developer" else message.role, "content": given})
     return read
 
 

@@ -19,30 +19,11 @@ from mmspec.errors import InputError, MMSpecError, NoRoomError
 from mmspec.pipelines import ImageGenerationPipeline
 from mmspec.serving.errors import RequestError, as_request_error
 from mmspec.serving.metrics import ModelMetrics
-from mmspec.serving.rows import open_rows
+from mmspec.serving.rows import Event, TextRows, open_rows
 
-__all__ = ["Engine", "Event", "Row", "Ticket", "WaitingRows"]
+__all__ = ["Engine", "Ticket"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Event:
-    """News of a row from the worker. The first of a row says that it has entered the batch, or is an error.
-
-    Attributes:
-        text: new text.
-        finish_reason: why the row has ended; None while it goes on.
-        output: of the pipeline, once it has ended.
-        error: why there is none.
-        prompt_tokens: in the first event, the length of the prompt.
-    """
-
-    text: str = ""
-    finish_reason: str | None = None
-    output: Any = None
-    error: BaseException | None = None
-    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,11 +108,7 @@ class Ticket:
 
 
 class WaitingRows:
-    """Rows that wait, first come first; bounded, and closed when the worker ends.
-
-    Args:
-        limit: most rows that wait.
-    """
+    """Rows that wait, first come first; bounded, and closed when the worker ends."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -143,11 +120,7 @@ class WaitingRows:
         return len(self._rows)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Let rows wait, all of them or none.
-
-        Raises:
-            RequestError: there is no room (429), or the worker has ended (503).
-        """
+        """Let rows wait, all of them or none."""
         with self.changed:
             if self.is_closed:
                 raise RequestError(503, "the model is not running; see /health")
@@ -279,15 +252,15 @@ class Engine:
                     failed, self._running = list(self._running.values()), {}
                     self._fail(failed, error)
                     return
-                for update in updates:
-                    self._hand_out(update)
+                for handle, event in updates:
+                    self._hand_out(handle, event)
 
-    def _enter(self, batch: Any, row: Row) -> bool:
+    def _enter(self, batch: TextRows, row: Row) -> bool:
         """Let a row in, or tell it why not; False if it has to wait until others have left."""
         if row.ticket.is_cancelled:  # after it was taken
             return True
         try:
-            handle = batch.enter(row.prompt, **row.settings)
+            handle, event = batch.enter(row.prompt, **row.settings)
         except NoRoomError:
             return False
         except Exception as error:
@@ -296,23 +269,24 @@ class Engine:
             self._fail([row], error)
         else:
             self._running[handle] = row
-            row.tell(Event(prompt_tokens=batch.prompt_tokens(handle)))
+            row.tell(event)
         return True
 
-    def _hand_out(self, update: Any) -> None:
-        row = self._running.get(update.handle)
+    def _hand_out(self, handle: Any, event: Event) -> None:
+        row = self._running.get(handle)
         if row is None:
             return
-        if update.error is not None:
-            if not isinstance(update.error, MMSpecError):
-                logger.error("a row of %s has failed", self.name, exc_info=update.error)
-            del self._running[update.handle]
-            self._fail([row], update.error)
+        if event.error is None and event.finish_reason is None:
+            row.tell(event)
             return
-        if update.finish_reason is not None:
-            del self._running[update.handle]
-            self.metrics.count_finished(update.finish_reason, update.output.stats, row.ticket.began)
-        row.tell(Event(update.text, update.finish_reason, update.output))
+        del self._running[handle]
+        if event.error is not None:
+            if not isinstance(event.error, MMSpecError):
+                logger.error("a row of %s has failed", self.name, exc_info=event.error)
+            self._fail([row], event.error)
+        elif event.finish_reason is not None:
+            self.metrics.count_finished(event.finish_reason, event.output.stats, row.ticket.began)
+            row.tell(event)
 
     def _fail(self, rows: Sequence[Row], error: BaseException) -> None:
         for row in rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from typing import Any
 
@@ -10,11 +9,13 @@ from anyio import to_thread
 from fastapi import APIRouter, Request
 
 from mmspec.media.images import encode_image
+from mmspec.serving.chat_settings import seeded
 from mmspec.serving.engine import Engine
 from mmspec.serving.errors import RequestError
 from mmspec.serving.limits import ServerLimits, check_at_most
 from mmspec.serving.models import Models
 from mmspec.serving.schemas import ImageRequest
+from mmspec.validation import given_of
 
 __all__ = ["image_routes"]
 
@@ -28,7 +29,12 @@ def image_routes(models: Models, limits: ServerLimits) -> APIRouter:
         engine = models.find(body.model, draws=True)
         check_at_most("n", body.n, "max_choices", limits.max_choices)
         check_size(body.size, engine)
-        ticket = models.submit(request, engine, body.prompt, image_settings(body))
+        given = given_of(
+            guidance_scale=body.guidance_scale,
+            negative_prompt=body.negative_prompt,
+            temperature=body.temperature,
+        )
+        ticket = models.submit(request, engine, body.prompt, seeded(given, body.seed, body.n))
         await ticket.entered(limits.wait_seconds)
         outputs: dict[int, Any] = {}
         async for index, event in ticket.updates(limits.run_seconds):
@@ -46,18 +52,6 @@ def image_routes(models: Models, limits: ServerLimits) -> APIRouter:
         }
 
     return routes
-
-
-def image_settings(body: ImageRequest) -> list[dict[str, Any]]:
-    """The settings of each image: image i has the seed of the request plus i."""
-    shared = {
-        "guidance_scale": body.guidance_scale,
-        "negative_prompt": body.negative_prompt,
-        "temperature": body.temperature,
-    }
-    given = {name: value for name, value in shared.items() if value is not None}
-    first = secrets.randbits(62) if body.seed is None else body.seed
-    return [{**given, "seed": first + index} for index in range(body.n)]
 
 
 def check_size(size: str | None, engine: Engine) -> None:

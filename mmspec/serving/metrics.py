@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from mmspec.decoding.stats import DecodingStats
 
-__all__ = ["Metrics", "ModelMetrics"]
+__all__ = ["REASONS", "Metrics", "ModelMetrics"]
 
-#: vLLM's names of the reasons that a pipeline gives.
+#: Reasons of a pipeline for which OpenAI, and with it vLLM, has another word.
 REASONS = {"eos": "stop"}
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 

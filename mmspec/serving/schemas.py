@@ -40,123 +40,76 @@ CHAT_IGNORED = frozenset(
 IMAGE_IGNORED = frozenset(BOOKKEEPING | {"moderation"})
 PART_IGNORED = frozenset({"cache_control", "prompt_cache_breakpoint"})
 
+
+def _neutral(values: tuple[Any, ...], names: str) -> dict[str, tuple[Any, ...]]:
+    """Names of fields with the values that ask for nothing."""
+    return dict.fromkeys(names.split(), values)
+
+
 #: Fields of chats that would change an answer and are not served, with the values that ask for nothing.
-CHAT_REFUSED: dict[str, tuple[Any, ...]] = {
-    # OpenAI's
-    "audio": (),
-    "frequency_penalty": (0,),
-    "function_call": ("none",),
-    "functions": ([],),
+CHAT_REFUSED = {
+    **_neutral(  # OpenAI's
+        (), "audio moderation prediction web_search_options"
+    ),
+    **_neutral((0,), "frequency_penalty presence_penalty top_logprobs"),
+    **_neutral(("none",), "function_call reasoning_effort"),
+    **_neutral(([],), "functions tools"),
     "logit_bias": ({},),
     "logprobs": (False,),
     "modalities": (["text"],),
-    "moderation": (),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
-    "web_search_options": (),
-    # vLLM's
-    "add_special_tokens": (False,),
-    "allowed_token_ids": (),
-    "best_of": (1,),
-    "chat_template": (),
-    "documents": ([],),
-    "echo": (False,),
-    "guided_choice": (),
-    "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_whitespace_pattern": (),
-    "include_reasoning": (True,),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
+    **_neutral(  # vLLM's
+        (),
+        "allowed_token_ids chat_template guided_choice guided_decoding_backend guided_grammar guided_json "
+        "guided_regex guided_whitespace_pattern prompt_logprobs repetition_detection structural_tag "
+        "structured_outputs thinking_budget thinking_token_budget truncate_prompt_tokens truncation_side",
+    ),
+    **_neutral(
+        (False,),
+        "add_special_tokens echo return_prompt_text return_token_ids return_tokens_as_token_ids "
+        "use_beam_search watermarking",
+    ),
+    **_neutral((True,), "include_reasoning spaces_between_special_tokens"),
+    **_neutral((1,), "best_of length_penalty stream_interval"),
+    **_neutral(([],), "documents logits_processors"),
+    **_neutral(({},), "media_io_kwargs mm_processor_kwargs vllm_xargs"),
     "priority": (0,),
-    "prompt_logprobs": (),
-    "repetition_detection": (),
-    "return_prompt_text": (False,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
-    "stream_interval": (1,),
-    "structural_tag": (),
-    "structured_outputs": (),
-    "thinking_budget": (),
-    "thinking_token_budget": (),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
-    "use_beam_search": (False,),
-    "vllm_xargs": ({},),
-    "watermarking": (False,),
-    # SGLang's
-    "custom_logit_processor": (),
+    **_neutral(  # SGLang's
+        (), "custom_logit_processor ebnf input_ids json_schema lora_path regex session_params stop_regex"
+    ),
+    **_neutral(
+        (False,),
+        "no_stop_trim return_cached_tokens_details return_hidden_states return_meta_info "
+        "return_prompt_token_ids return_routed_experts",
+    ),
     "custom_params": ({},),
-    "ebnf": (),
-    "input_ids": (),
-    "json_schema": (),
-    "lora_path": (),
-    "no_stop_trim": (False,),
-    "regex": (),
-    "return_cached_tokens_details": (False,),
-    "return_hidden_states": (False,),
-    "return_meta_info": (False,),
-    "return_prompt_token_ids": (False,),
-    "return_routed_experts": (False,),
-    "session_params": (),
-    "stop_regex": (),
-    # others'
-    "enable_thinking": (),
-    "reasoning": (),
-    "thinking": (),
+    **_neutral((), "enable_thinking reasoning thinking"),  # others'
 }
 
 #: The same, of a message.
-MESSAGE_REFUSED: dict[str, tuple[Any, ...]] = {
-    "annotations": ([],),
-    "audio": (),
-    "function_call": (),
-    "name": (),
-    "partial": (False,),
-    "prefix": (False,),
-    "reasoning": ("",),
-    "reasoning_content": ("",),
-    "refusal": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
+MESSAGE_REFUSED = {
+    **_neutral((), "audio function_call name refusal tool_call_id"),
+    **_neutral(([],), "annotations tool_calls"),
+    **_neutral((False,), "partial prefix"),
+    **_neutral(("",), "reasoning reasoning_content"),
 }
 
 #: The same, of images: OpenAI's fields and diffusers' words.
-IMAGE_REFUSED: dict[str, tuple[Any, ...]] = {
+IMAGE_REFUSED = {
+    **_neutral(
+        (),
+        "complexity frame_duration_ms height image input_fidelity mask num_inference_steps style svg top_k "
+        "width",
+    ),
+    **_neutral((0,), "min_p partial_images"),
+    **_neutral((1,), "frame_count num_images_per_prompt repetition_penalty top_p"),
     "background": ("auto", "opaque"),
-    "complexity": (),
-    "frame_count": (1,),
-    "frame_duration_ms": (),
-    "height": (),
-    "image": (),
-    "input_fidelity": (),
-    "mask": (),
-    "min_p": (0,),
-    "num_images_per_prompt": (1,),
-    "num_inference_steps": (),
     "output_compression": (100,),
-    "partial_images": (0,),
     "quality": ("auto", "standard"),
-    "repetition_penalty": (1,),
     "stream": (False,),
-    "style": (),
-    "svg": (),
-    "top_k": (),
-    "top_p": (1,),
-    "width": (),
 }
-
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from html import unescape
 
+import gradio as gr
 import pytest
 
 from mmspec.decoding.stats import DecodingStats
@@ -91,15 +92,15 @@ def test_a_turn_shows_question_answer_and_figures() -> None:
 
 
 def test_a_stop_is_of_what_its_visitor_began_last() -> None:
-    stops = Stops()
-    stops.begin("a")
-    stops.begin("b")
-    first = stops.flag("a")
-    stops.stop("a")
-    stops.stop("nobody")
-    assert first.is_set() and not stops.flag("b").is_set()
-    stops.begin("a")
-    assert not stops.flag("a").is_set()
-    second = stops.flag("a")
-    stops.leave("a")
+    stops, (a, b, nobody) = Stops(), (gr.Request(session_hash=name) for name in ("a", "b", "nobody"))
+    stops.begin(a)
+    stops.begin(b)
+    first = stops.flag(a)
+    stops.stop(a)
+    stops.stop(nobody)
+    assert first.is_set() and not stops.flag(b).is_set()
+    stops.begin(a)
+    assert not stops.flag(a).is_set()
+    second = stops.flag(a)
+    stops.leave(a)
     assert second.is_set()
