@@ -120,10 +120,10 @@ FAULTS = (
         DECODING,
     ),
     Fault(
-        "components of a mixture have equal weights",
-        "GaussianMixture.draw",
-        "self.logits.softmax",
-        "(0 * self.logits).softmax",
+        "a variance stands for a deviation",
+        "Gaussian.draw",
+        "self.std *",
+        "self.std.square() *",
         DECODING,
     ),
     Fault(
@@ -164,7 +164,7 @@ FAULTS = (
     ),
     Fault(
         "groups overlap",
-        "_rank_ratio",
+        "rank_ratio",
         "(0, surplus)).unflatten(-1, (-1, size))",
         "(0, surplus + size)).unfold(-1, 2 * size, size)",
         RULES,
