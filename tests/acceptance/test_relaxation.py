@@ -8,13 +8,14 @@ from torch import Tensor
 
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.budget import Budget
-from mmspec.acceptance.relaxed_sampling import RelaxedSampling, rank_ratio, total_variation
+from mmspec.acceptance.relaxed_sampling import RelaxedSampling, total_variation
 from mmspec.decoding.distribution import Categorical, Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.kernels import rank_ratio
 from tests.acceptance.exact_distribution import (
     Outcome,
     edge_distributions,
