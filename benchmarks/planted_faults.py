@@ -120,10 +120,10 @@ FAULTS = (
         DECODING,
     ),
     Fault(
-        "components of a mixture have equal weights",
-        "GaussianMixture.draw",
-        "self.logits.softmax",
-        "(0 * self.logits).softmax",
+        "a variance stands for a deviation",
+        "Gaussian.draw",
+        "self.std *",
+        "self.std.square() *",
         DECODING,
     ),
     Fault(

@@ -361,11 +361,7 @@ class Canvas(Rows):
         return [tokens]
 
     def _extend(self, row: int, count: int, block: list[int], reason: str | None) -> Any:
-        """Append a block of `count` tokens, after the last of which the row ends if there is a reason.
-
-        Returns:
-            Those that were kept: the user's own criteria may end the row before.
-        """
+        """Append a block of tokens, after whose last the row ends if there is a reason; return those kept."""
         for index, token in enumerate(block, start=1):
             self.ids[row].append(token)
             stops = False

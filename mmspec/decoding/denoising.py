@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ __all__ = [
     "DenoisingProcess",
     "DenoisingSource",
     "StepAnnealing",
+    "StepSchedule",
     "log_likelihood",
     "require_noise",
     "run_chain",
@@ -114,8 +115,17 @@ class DenoisingProcess(Protocol):
         ...
 
 
+class StepSchedule(Protocol):
+    """Schedule of the steps of a denoising head: a frozen dataclass of the head's own, with tables."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def steps(self) -> int: ...
+
+
 @lru_cache(maxsize=1024)
-def with_steps(schedule: Any, steps: int) -> Any:
+def with_steps(schedule: StepSchedule, steps: int) -> StepSchedule:
     """A schedule with another number of steps; the same object for equal arguments: its tables are kept."""
     return replace(schedule, steps=steps)
 
@@ -153,7 +163,7 @@ class Denoising(Continuous):
     """
 
     source: DenoisingSource
-    schedule: Any
+    schedule: StepSchedule
     condition: Tensor
     unconditional: Tensor | None
     scale: float | Tensor
@@ -234,7 +244,7 @@ class Denoising(Continuous):
     ) -> tuple[Tensor, Tensor]:
         """Draw from p, or from norm((p - q)+) over chains: one of p stays with 1 - min(1, q / p).
 
-        As of `Analytic`, a round makes a fixed number of proposals.
+        As of `Gaussian`, a round makes a fixed number of proposals.
         """
         plain, process = self.sample(random, place, purpose), self.process
         states, size = process.steps + 1, process.size
@@ -268,15 +278,12 @@ def run_chain(
     noise: Tensor,
     known: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Run chains of M values.
+    """Run chains of M values, and return all their states [M, S + 1, d].
 
     Args:
         advance: draws the states [M, d] after others, given the step and its noise [M, d].
         noise: [M, S + 1, d] the first state, then the noise of every step.
         known: states [M, S + 1, d], and [M, S + 1] which of them are not drawn but taken as they are.
-
-    Returns:
-        [M, S + 1, d] their states.
     """
     states = list[Tensor]()
     for index in range(noise.shape[1]):

@@ -51,16 +51,9 @@ class NodeUpdates(NamedTuple):
 
 
 def state_after(state: Tensor, updates: NodeUpdates, path: Tensor, node: Tensor) -> Tensor:
-    """Recurrent state of the gated delta rule after one node of each row, in closed form.
+    """Recurrent state of the gated delta rule after one node [B] of each row, in closed form.
 
-    After node a it is exp(G_a) S + sum_j exp(G_a - G_j) k_j u_j^T, over its ancestors and itself; none is
-    kept for a node.
-
-    Args:
-        state: [B, heads, d_k, d_v] after the last committed token.
-        updates: of all nodes.
-        path: [B, n] True for the node and its ancestors.
-        node: [B].
+    After node a it is exp(G_a) S + sum_j exp(G_a - G_j) k_j u_j^T, over its path [B, n].
     """
     keys, values, decay = updates
     last = decay.gather(2, node[:, None, None].expand(-1, decay.shape[1], 1))  # [B, heads, 1]

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from mmspec.decoding.denoising import Denoising, DenoisingSource, with_steps
+from mmspec.decoding.denoising import Denoising, DenoisingSource, StepSchedule, with_steps
 from mmspec.decoding.distribution import Gaussian
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.rows import named
@@ -76,7 +76,7 @@ class DenoisingSampler(RowSettings):
     row_fields = named("guidance_scale")
 
     source: DenoisingSource
-    schedule: Any
+    schedule: StepSchedule
     temperature: float | Sequence[float] = 1.0
     guidance_scale: float | Sequence[float] = 1.0
     guidance_schedule: str = "constant"
@@ -126,11 +126,7 @@ class DenoisingSampler(RowSettings):
         return numbers.repeat_interleave(lanes, 0).expand(*nodes.shape[:2], 1)
 
     def _share(self, draft: Draft, first: Tensor | None, nodes: Tensor) -> Any:
-        """Share of the guidance scale that the schedule gives each node: a number, or [T, n, 1].
-
-        A rising schedule gives the share of the image that is decided after this round, a falling one the
-        share that is not decided before it.
-        """
+        """Share of the scale: what is decided after this round if rising, what is not before if falling."""
         before: Any
         if draft.progress is not None:
             before, after = draft.progress.before, draft.progress.after

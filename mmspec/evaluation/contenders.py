@@ -1,6 +1,6 @@
 """Pipelines under evaluation, with one accelerator after another on the same model.
 
-A pipeline is known by `AnyPipeline` and its two kinds alone: evaluation stands on a floor below pipelines.
+A pipeline is known by `AnyPipeline` alone: evaluation stands on a floor below pipelines.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ __all__ = [
     "GENERATE",
     "AnyPipeline",
     "Contender",
-    "DrawingPipeline",
-    "TextPipeline",
     "contender",
     "count_parameters",
     "decode_conversations",
@@ -44,61 +42,26 @@ GENERATE = "generate"
 
 
 class AnyPipeline(Protocol):
-    """Interface of every pipeline, as far as evaluation uses it."""
+    """Interface of a pipeline, of text or of images, as far as evaluation uses it."""
 
     model: Any
     target: Any
     accelerator: Any
+    processor: Any
     draft_processor: Any
 
-    def set_accelerator(self, accelerator: str, **options: Any) -> Any:
-        """Swap the accelerator."""
-        ...
+    def set_accelerator(self, accelerator: str, **options: Any) -> Any: ...
+
+    def __call__(self, prompt: Any = None, **settings: Any) -> Any: ...
 
     @property
-    def device(self) -> torch.device:
-        """Device of the inputs."""
-        ...
+    def device(self) -> torch.device: ...
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Number format of the weights."""
-        ...
-
-
-class TextPipeline(AnyPipeline, Protocol):
-    """Interface of a text pipeline, as far as evaluation uses it."""
-
-    processor: Any
-
-    def __call__(self, prompt: Any, images: Any = None, videos: Any = None, **settings: Any) -> Any:
-        """Generate text."""
-        ...
+    def dtype(self) -> torch.dtype: ...
 
     @property
-    def tokenizer(self) -> Any:
-        """The processor's tokenizer."""
-        ...
-
-
-class DrawingPipeline(AnyPipeline, Protocol):
-    """Interface of an image pipeline, as far as evaluation uses it."""
-
-    def __call__(self, prompt: Any = None, **settings: Any) -> Any:
-        """Generate images."""
-        ...
-
-    def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> Any:
-        """Set up a call, whose rounds can be watched."""
-        ...
-
-    def latents(self, grid: Any, rows: Sequence[Any]) -> Tensor:
-        """Tokens of images in their places."""
-        ...
-
-    def pixels(self, grid: Any, latents: Tensor) -> Tensor:
-        """Images of tokens in their places."""
-        ...
+    def tokenizer(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -218,7 +181,7 @@ def decode_conversations(
     return Decoded(tokens, stats)
 
 
-def reference_inputs(pipe: TextPipeline, example: Example) -> dict[str, Any]:
+def reference_inputs(pipe: AnyPipeline, example: Example) -> dict[str, Any]:
     """Arguments of transformers' `model.generate` for the first turn, made without any code of ours.
 
     Raises:
@@ -231,7 +194,7 @@ def reference_inputs(pipe: TextPipeline, example: Example) -> dict[str, Any]:
 
 
 def encode_prompts(
-    pipe: TextPipeline, prompts: Sequence[Any], images: Sequence[Any], **padding: Any
+    pipe: AnyPipeline, prompts: Sequence[Any], images: Sequence[Any], **padding: Any
 ) -> dict[str, Any]:
     """Encode prompts as arguments of `model.generate`, by the model's processor alone.
 
@@ -307,9 +270,7 @@ class _Conversation:
         self._messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
 
 
-def decode_images(
-    pipe: DrawingPipeline, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any
-) -> Decoded:
+def decode_images(pipe: Any, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Decoded:
     """Draw all examples of a batch together.
 
     Args:
@@ -329,9 +290,7 @@ def as_list(row: Any) -> list[Any]:
     return values
 
 
-def prepare_images(
-    pipe: DrawingPipeline, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any
-) -> Any:
+def prepare_images(pipe: Any, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Any:
     """Set up what `decode_images` decodes: the call, whose rounds can be watched."""
     prompt, what = subject_of(batch)
     return pipe.prepare(prompt, {"seed": list(seeds), "batch_size": len(batch), **settings}, **what)

@@ -44,7 +44,6 @@ OPTIONAL = {
     "pycocoevalcap": ("CIDEr of texts", 'pip install "mmspec[eval]"'),
     "rouge-score": ("ROUGE of texts", 'pip install "mmspec[eval]"'),
     "sacrebleu": ("BLEU of texts", 'pip install "mmspec[eval]"'),
-    "torchmetrics": ("mmspec evaluate images", 'pip install "mmspec[eval]"'),
     "torch-fidelity": ("the features of Inception", 'pip install "mmspec[eval]"'),
     "ray": ("--ray: many workers", 'pip install "mmspec[ray]"'),
     "gradio": ("mmspec demo", 'pip install "mmspec[demo]"'),

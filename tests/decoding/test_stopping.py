@@ -59,10 +59,6 @@ def test_no_token_and_one_token_are_allowed(limit: int) -> None:
     assert run.stats.target_forwards == limit and run.stats.acceptance_length == 1.0
 
 
-def test_a_batch_of_no_rows_is_an_empty_result() -> None:
-    assert decode(llama(), []).outputs == []
-
-
 def test_what_was_cut_off_is_not_counted() -> None:
     prompt = PROMPTS[0]
     known = {tuple(prompt): generate(llama().model, prompt, 16)}

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -66,6 +66,12 @@ class Moments:
     mean: Tensor
     covariance: Tensor
 
+    @cached_property
+    def root(self) -> Tensor:
+        """Symmetric square root of the covariance."""
+        values, vectors = torch.linalg.eigh(self.covariance)
+        return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+
 
 @dataclass(frozen=True)
 class NpzFile:
@@ -81,49 +87,34 @@ class NpzFile:
 
 
 def read_npz(path: Path, argument: str) -> NpzFile:
-    """Read a file; nothing in it is run.
-
-    Args:
-        path: of it.
-        argument: that errors name.
+    """Read a file, of which nothing is run; errors name `argument`.
 
     Raises:
         InputError: it is no such file, holds nothing of the kind, or an array in it has another shape.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in (IMAGES, MEAN, COVARIANCE) if name in file}
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+            found = {name: file[name] for name in (IMAGES, MEAN, COVARIANCE) if name in file}
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, BadZipFile, zlib.error) as error:
         allowed = f"an .npz file of NumPy, without pickled objects ({type(error).__name__})"
         raise InputError(argument, str(path), allowed) from error
-    images = arrays.get(IMAGES)
+    images, mean, covariance = (found.get(name) for name in (IMAGES, MEAN, COVARIANCE))
+    said = {name: f"{name} {list(array.shape)} of {array.dtype}" for name, array in found.items()}
+    got = f"{path.name} with {' and '.join(said.values()) or 'other arrays'}"
     if images is not None and (
         images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or not images.size
     ):
-        got = f"{path.name} with {IMAGES} {list(images.shape)} of {images.dtype}"
         raise InputError(argument, got, f"{IMAGES} [n, height, width, 3] of uint8 in an .npz file of images")
-    mean, covariance = arrays.get(MEAN), arrays.get(COVARIANCE)
-    if images is None and (mean is None or covariance is None):
-        allowed = f"an .npz file with {IMAGES} (images), or with {MEAN} and {COVARIANCE} (of their features)"
-        raise InputError(argument, str(path), allowed)
     if mean is None or covariance is None:
+        if images is None:
+            allowed = f"{IMAGES} (images), or {MEAN} and {COVARIANCE} (of their features) in an .npz file"
+            raise InputError(argument, got, allowed)
         return NpzFile(images, None)
     is_right = mean.ndim == 1 and covariance.shape == 2 * mean.shape and mean.size
-    if not is_right or not all(np.issubdtype(one.dtype, np.floating) for one in (mean, covariance)):
-        got = f"{path.name} with {MEAN} {list(mean.shape)} and {COVARIANCE} {list(covariance.shape)}"
-        raise InputError(argument, got, f"numbers {MEAN} [d] and {COVARIANCE} [d, d] in an .npz file")
-    moments = Moments(torch.from_numpy(mean).double(), torch.from_numpy(covariance).double())
-    if not (moments.mean.isfinite().all() and moments.covariance.isfinite().all()):
-        raise InputError(argument, str(path), f"finite {MEAN} and {COVARIANCE} in an .npz file")
-    return NpzFile(images, moments)
+    if not (is_right and all(one.dtype.kind == "f" and np.isfinite(one).all() for one in (mean, covariance))):
+        allowed = f"finite {MEAN} [d] and {COVARIANCE} [d, d] of floats in an .npz file"
+        raise InputError(argument, got, allowed)
+    return NpzFile(images, Moments(torch.from_numpy(mean).double(), torch.from_numpy(covariance).double()))
 
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
@@ -156,10 +147,9 @@ class ImageSet:
         return self.images[0].size
 
     def __post_init__(self) -> None:
-        size = self.size
         for index, image in enumerate(self.images):
-            if image.size != size:
-                found = f"{size} and, at place {index}, {image.size}"
+            if image.size != self.size:
+                found = f"{self.size} and, at place {index}, {image.size}"
                 raise InputError(self.label, found, "images of one size: bring them to it first")
 
 
@@ -177,21 +167,15 @@ class LazyImages(Sequence[Image.Image]):
     def __len__(self) -> int:
         return self.length
 
-    @overload
-    def __getitem__(self, index: int) -> Image.Image: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Image.Image]: ...
-
-    def __getitem__(self, index: int | slice) -> Image.Image | list[Image.Image]:
-        """One image, or a list of them; MediaError names the file that cannot be read."""
+    def __getitem__(self, index: Any) -> Any:
+        """One image, or a list of those of a slice; MediaError names the file that cannot be read."""
         if isinstance(index, slice):
             return [self[one] for one in range(len(self))[index]]
         return self.read(range(len(self))[index])
 
 
 def images_of(array: np.ndarray) -> LazyImages:
-    """The images of an array of bytes [n, height, width, 3]."""
+    """Images of an array of bytes [n, height, width, 3]."""
     return LazyImages(len(array), lambda index: Image.fromarray(array[index]))
 
 

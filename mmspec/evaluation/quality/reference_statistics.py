@@ -22,7 +22,7 @@ from mmspec.errors import InputError
 from mmspec.evaluation.quality.feature_network import INCEPTION, INCEPTION_WIDTH, FeatureNetwork
 from mmspec.evaluation.quality.image_folder import Moments, images_of, read_npz
 
-__all__ = ["DEFAULT_CACHE", "Reference", "images_digest", "read_published", "read_statistics", "reference_of"]
+__all__ = ["DEFAULT_CACHE", "Reference", "read_published", "read_statistics", "reference_of"]
 
 DEFAULT_CACHE = Path("~/.cache/mmspec/statistics")
 FEATURES = "features"
@@ -59,7 +59,7 @@ class Reference:
 
 
 def images_digest(images: Sequence[Image.Image]) -> str:
-    """A digest of the sizes and pixels of images, in their order."""
+    """Compute a digest of the sizes and pixels of images, in their order."""
     digest = hashlib.sha256()
     for image in images:
         digest.update(repr((image.mode, image.size)).encode())
