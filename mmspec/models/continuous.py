@@ -10,18 +10,11 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, PreTrainedModel
 
-__all__ = [
-    "ContinuousConfig",
-    "ContinuousForCausalLM",
-]
+__all__ = ["ContinuousConfig", "ContinuousForCausalLM"]
 
 
 class ContinuousConfig(LlamaConfig):
-    """Configuration of `ContinuousForCausalLM`: that of a Llama, with the size of its vectors.
-
-    Args:
-        latent_size: d of a vector.
-    """
+    """Configuration of `ContinuousForCausalLM`: that of a Llama, with the size of its vectors."""
 
     model_type = "mmspec_continuous"
     latent_size: int = 16
@@ -57,15 +50,7 @@ class ContinuousForCausalLM(PreTrainedModel):
         return embedded
 
     def forward(self, tokens: Tensor, **arguments: Any) -> Tensor:
-        """Predict the vector after each token.
-
-        Args:
-            tokens: [B, n] token ids, or [B, n, d] vectors.
-            arguments: of the decoder.
-
-        Returns:
-            [B, n, 2 d] mean and log standard deviation.
-        """
+        """Mean and log deviation [B, n, 2 d] of the vector after each id [B, n] or vector [B, n, d]."""
         hidden = self.model(inputs_embeds=self.embed(tokens), **arguments).last_hidden_state
         parameters: Tensor = self.head(hidden)
         return parameters

@@ -21,10 +21,7 @@ from mmspec.models.feature_head import FeatureHead, Prompts
 from mmspec.models.head_layers import TargetLayerConfig, single_layer
 from mmspec.visual_tokens.splice import PromptRows, compress_images, splice
 
-__all__ = [
-    "EagleConfig",
-    "EagleHead",
-]
+__all__ = ["EagleConfig", "EagleHead"]
 
 VISUAL = ("fused", "embedded")
 

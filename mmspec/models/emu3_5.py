@@ -22,15 +22,7 @@ __all__ = ["Emu3p5Config", "Emu3p5ForCausalLM", "Emu3p5Model"]
 
 
 class Emu3p5Config(Qwen3Config):
-    """Config of an Emu3.5: that of Qwen3, and the ids of the tokens around an image.
-
-    Args:
-        eol_token_id: the end of a row of image tokens.
-        img_token_id: the last token before the image's own.
-        boi_token_id: the begin of an image, before its size in words.
-        eoi_token_id: the end of an image, in place of its last row's end; the codes follow it.
-        settings: those of `Qwen3Config`.
-    """
+    """Config of an Emu3.5: that of Qwen3, and the ids of the tokens around an image."""
 
     model_type = "Emu3"
 

@@ -151,15 +151,12 @@ class FeatureHead(DraftingHead):
 
     @abstractmethod
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
-        """Make the rows of text tokens.
+        """Make the rows [B, n, w] of text tokens.
 
         Args:
             embeddings: [B, n, d] of the tokens, as they enter the target's first layer.
             features: [B, n, d] of the tokens before them.
             summary: [B, s] that of `PromptRows`, from prompts that the tokens come after.
-
-        Returns:
-            [B, n, w].
         """
 
     def read_prompts(self, prompts: Prompts) -> PromptRows:
@@ -203,13 +200,5 @@ class FeatureHead(DraftingHead):
         return hidden
 
     def logits(self, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
-        """Logits of the next token after a state.
-
-        Args:
-            hidden: [..., d] features that the head predicts.
-            read_out: the target's output matrix.
-
-        Returns:
-            [..., V], or [..., V'] of `draft_tokens`.
-        """
+        """Logits [..., V], or [..., V'] of `draft_tokens`, of the token after states [..., d]."""
         return read_out(hidden)

@@ -244,12 +244,7 @@ class MultimodalRotary(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Make the tables [B, n, head_dim] for positions [3, B, n], or [B, n] of one axis.
-
-        Args:
-            x: whose dtype the tables have.
-            position_ids: integers.
-        """
+        """Make the tables [B, n, head_dim], in x's dtype, for positions [3, B, n], or [B, n] of one axis."""
         index = torch.arange(self.head_dim // 2, device=position_ids.device)
         time, height, width = self.section
         if self.interleaved:

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from mmspec.acceptance import ACCEPTANCE_RULES
-from mmspec.acceptance.relaxed_sampling import RelaxedSampling, rank_ratio, total_variation
+from mmspec.acceptance.relaxed_sampling import RelaxedSampling, total_variation
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
+from mmspec.kernels import rank_ratio
 from tests.acceptance.codes import fitted
 from tests.acceptance.exact_distribution import (
     Outcome,

@@ -195,7 +195,7 @@ def test_damaged_folders_are_refused(tmp_path):
         load_nextstep(folder)
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"norm.weight": "../../secret.safetensors"}}))
-    with pytest.raises(CheckpointError, match="no name of a file beside it"):
+    with pytest.raises(CheckpointError, match="names of files in the same folder"):
         load_nextstep(folder)
 
 

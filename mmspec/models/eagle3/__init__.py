@@ -31,13 +31,7 @@ from mmspec.models.head_layers import (
     one_layer,
 )
 
-__all__ = [
-    "ParallelConfig",
-    "ParallelHead",
-    "Eagle3Config",
-    "Eagle3Head",
-    "three_taps",
-]
+__all__ = ["ParallelConfig", "ParallelHead", "Eagle3Config", "Eagle3Head", "three_taps"]
 
 PREDICTIONS = 8  # of a pass of a P-EAGLE head, where nothing is said
 DRAFT_VOCABULARY = 32000  # the published heads'
@@ -127,14 +121,7 @@ def three_taps(layers: int) -> list[int]:
 
 
 class Eagle3Layer(LlamaDecoderLayer):
-    """A Llama layer that attends by norm(embedding) and norm(feature), and adds to the feature alone.
-
-    Args:
-        config: of the layer.
-        norm_before_residual: whether that feature is the normed one.
-        qk_norm: whether queries and keys are normed.
-        partial: whether a part of each head is turned by its position, and the rest is not.
-    """
+    """A Llama layer that attends by norm(embedding) and norm(feature), and adds to the feature alone."""
 
     def __init__(
         self, config: LlamaConfig, norm_before_residual: bool, qk_norm: bool = False, partial: bool = False

@@ -115,16 +115,7 @@ class CachedBlocks:
         self.tested = like.new_zeros(shape)
 
     def compute_all(self, hidden: Tensor, places: Tensor, mask: Tensor | None) -> Tensor:
-        """Run all blocks on all tokens, as they run themselves, and keep keys and values of the first rows.
-
-        Args:
-            hidden: [R, n, D] inputs of the first block; R may be more than the rows of the cache.
-            places: [R, n] their places.
-            mask: [R, 1, 1, n] added to attention scores, or None.
-
-        Returns:
-            [R, n, D] hidden states after the last block.
-        """
+        """Run all blocks on all tokens [R, n, D], and keep keys and values of the first rows."""
         for block in self.before:
             hidden = block(hidden, attn_mask=mask)
         for layer, block in enumerate(self.blocks):
@@ -140,11 +131,8 @@ class CachedBlocks:
     ) -> tuple[Tensor, Tensor]:
         """Run the blocks before the test layer on all tokens, and the rest on those that are chosen.
 
-        Keys and values of the test layer are still those of all. Tokens that are not chosen keep those that
-        they had in later blocks.
-
-        Returns:
-            [B, m, D] hidden states of the chosen after the last block, and their places [B, m].
+        Tokens that are not chosen keep the keys and values that they had in later blocks. Gives the hidden
+        states [B, m, D] of the chosen after the last block, and their places [B, m].
         """
         for block in self.before:
             hidden = block(hidden, attn_mask=mask)
@@ -331,14 +319,7 @@ def finish(
 ) -> Tensor:
     """[B, n, D] outputs of a timm block for some tokens, which may see more than themselves.
 
-    With keys and values of those tokens alone it is the block's own forward, bit for bit.
-
-    Args:
-        block: the block.
-        hidden: [B, n, D] its inputs.
-        query: [B, n, H, d].
-        key, value: [B, m, H, d] of all tokens that are seen.
-        mask: [B, 1, 1, m] added to attention scores, or None.
+    With keys and values [B, m, H, d] of those tokens alone it is the block's own forward, bit for bit.
     """
     attention = block.attn
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)

@@ -16,11 +16,7 @@ from transformers import PreTrainedConfig
 from mmspec.models.feature_head import FeatureHead
 from mmspec.models.head_layers import TargetLayerConfig, single_layer
 
-__all__ = [
-    "MtpConfig",
-    "MtpHead",
-    "with_experts",
-]
+__all__ = ["MtpConfig", "MtpHead", "with_experts"]
 
 
 @strict
