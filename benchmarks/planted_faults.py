@@ -164,7 +164,7 @@ FAULTS = (
     ),
     Fault(
         "groups overlap",
-        "rank_ratio",
+        "_rank_ratio",
         "(0, surplus)).unflatten(-1, (-1, size))",
         "(0, surplus + size)).unfold(-1, 2 * size, size)",
         RULES,

@@ -155,11 +155,8 @@ def decode_conversations(
 ) -> Decoded:
     """Decode all conversations of a batch, turn by turn; later turns see the answers to earlier ones.
 
-    Args:
-        pipe: the pipeline, or what is called like one.
-        batch: conversations; row i of the n-th turn is that of the i-th conversation that has one.
-        seeds: one for each conversation, for sampling.
-        settings: of the calls.
+    Row i of the n-th turn is that of the i-th conversation that has one. `pipe` is a pipeline or what is
+    called like one; `seeds` has one for each conversation; `settings` are of the calls.
     """
     conversations = [_Conversation(example, pipe.processor) for example in batch]
     tokens: list[list[int]] = [[] for _ in batch]
@@ -271,14 +268,7 @@ class _Conversation:
 
 
 def decode_images(pipe: Any, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Decoded:
-    """Draw all examples of a batch together.
-
-    Args:
-        pipe: the pipeline.
-        batch: prompts; or classes, all of them.
-        seeds: one for each.
-        settings: of the call.
-    """
+    """Draw all examples of a batch together: prompts, or classes; with a seed for each."""
     prompt, what = subject_of(batch)
     output = pipe(prompt, **what, seed=list(seeds), batch_size=len(batch), **settings)
     return Decoded(list(map(as_list, output.tokens)), [output.stats], output.decode_seconds, output.images)
@@ -336,15 +326,11 @@ def count_parameters(accelerator: Accelerator) -> int:
 
 
 def describe_accelerator(accelerator: Accelerator) -> dict[str, Any]:
-    """Describe an accelerator's window and promise, which a report states beside its figures.
-
-    Args:
-        accelerator: fitted.
+    """Describe a fitted accelerator's window and promise, which a report states beside its figures.
 
     Returns:
-        `window`: nodes that one forward feeds at most.
-        `promise`: "exact", "tv<=x", "approximate", or "lossy" with its bound in words or "no bound".
-        `keeps`: what "exact" refers to, where that has to be said.
+        `window`: nodes that one forward feeds at most; `promise`: "exact", "tv<=x", "approximate", or "lossy"
+        with its bound in words or "no bound"; `keeps`: what "exact" refers to, where that has to be said.
     """
     drafter, promise = accelerator.drafter, accelerator.exactness
     bound = accelerator.rule.bound if drafter.exactness == "exact" else None

@@ -55,11 +55,7 @@ OPTIONAL = {
 
 
 def examine(accelerators: Mapping[str, Any]) -> dict[str, Any]:
-    """List versions, devices, packages, kernels and accelerators; changes nothing.
-
-    Args:
-        accelerators: the table of presets.
-    """
+    """List versions, devices, packages, kernels and the accelerators of a table of presets."""
     return {
         "mmspec": {"version": __version__, "folder": str(Path(__file__).resolve().parents[1])},
         "python": platform.python_version(),

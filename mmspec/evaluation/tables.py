@@ -20,14 +20,7 @@ __all__ = ["check_plot", "draw_decoding", "figures", "with_interval"]
 def figures(
     columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], *, words: int = 1, **settings: Any
 ) -> Table:
-    """A table of figures.
-
-    Args:
-        columns: their headers.
-        rows: the cells.
-        words: how many of the first columns hold words, which begin at the left.
-        settings: of rich's Table, such as its title.
-    """
+    """A table whose first so many columns hold words, the others figures; settings are of rich's Table."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", **settings)
     for index, column in enumerate(columns):
         if index < words:

@@ -63,7 +63,6 @@ class IdentityCheck:
 
     @property
     def modes(self) -> list[str]:
-        """Names of the methods that compare."""
         return ["greedy", "sampled"] if self.is_token_exact else ["greedy"]
 
     @property
@@ -169,14 +168,11 @@ class IdentityCheck:
 
 
 class TopTwo(LogitsProcessor):
-    """Logits processor that records the two best logits of every step and changes nothing.
+    """Logits processor that records the two best logits of every step in `best`, and changes nothing.
 
     Args:
         temperature: None for greedy decoding; else the best are those with the noise that decides.
         seed: of that noise.
-
-    Attributes:
-        best: per step, (best, runner-up, largest magnitude of the two without noise), as logits.
     """
 
     def __init__(self, temperature: float | None = None, seed: int = 0) -> None:
@@ -198,25 +194,18 @@ class TopTwo(LogitsProcessor):
 
 @dataclass(frozen=True)
 class ImageCheck(IdentityCheck):
-    """Losslessness check on images, one comparison after another.
-
-    Args:
-        settings: of the calls (guidance_scale, top_k, ...), but for the temperature.
-    """
+    """Losslessness check on images; the settings of the calls leave out the temperature."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def modes(self) -> list[str]:
-        """Names of the methods that compare; sampled tokens by value where the rule promises them."""
         return ["greedy", "sampled" if self.is_token_exact else "distribution"]
 
     def greedy(self) -> Comparison:
-        """Compare greedy tokens with those of plain decoding."""
         return self._against_plain("greedy", "plain decoding", 0.0)
 
     def sampled(self) -> Comparison:
-        """Compare sampled tokens with those of plain decoding with the same noise: Gumbel-exact identity."""
         reference = f"plain decoding, temperature {self.temperature:g}"
         return self._against_plain("sampled", reference, self.temperature)
 
@@ -276,11 +265,7 @@ SAME = 1e-2  # rms of a vector; rounding of forwards with other shapes, grown ov
 def reference_of(accelerator: Accelerator, cells: int) -> str:
     """The accelerator whose distribution another one keeps, as the command line writes it.
 
-    Plain decoding of a MAR draws several cells in a forward, a draft of cells is judged one by one.
-
-    Args:
-        accelerator: that is checked.
-        cells: of an image.
+    Plain decoding of a MAR draws several of its cells in a forward, a draft of cells is judged one by one.
     """
     drafter = accelerator.drafter
     if isinstance(drafter, CellModelDrafter):
@@ -294,7 +279,6 @@ class ContinuousCheck(ImageCheck):
 
     @property
     def is_token_exact(self) -> bool:
-        """True if vectors are those of plain decoding, up to rounding or a tolerance."""
         return isinstance(self.accelerated.accelerator.rule, SampleAndMatch | SharedNoise)
 
     @property

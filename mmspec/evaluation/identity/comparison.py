@@ -63,8 +63,7 @@ class Difference:
     """First difference of an output from its reference.
 
     Attributes:
-        example: index of the prompt.
-        position: index of the output token.
+        example, position: index of the prompt, and of the output token.
         expected, got: token ids; None where that output had ended.
         gap: distance of the reference's two best logits there (with the noise, when sampling).
         gap_ulp: the same in units in the last place of the larger of the two, in the model's dtype.
@@ -103,12 +102,10 @@ class Comparison:
 
     @property
     def equal(self) -> int:
-        """Examples whose outputs are the same token for token."""
         return self.examples - len(self.differences)
 
     @property
     def explained(self) -> int:
-        """Examples that differ, at a tie that rounding decides."""
         return sum(difference.explained for difference in self.differences)
 
     @property
@@ -120,15 +117,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class IdentityReport:
-    """Outcome of a losslessness check.
-
-    Attributes:
-        accelerator: its name.
-        exactness: what it promises: "exact", "tv<=x" or "lossy".
-        dtype, device: of the model.
-        comparisons: what was compared.
-        notes: what was not compared, and why.
-    """
+    """Outcome of a losslessness check; `notes` say what was not compared, and why."""
 
     accelerator: str
     exactness: str
@@ -186,8 +175,7 @@ def compare(
     """Compare outputs with their references.
 
     Args:
-        mode: "greedy" or "sampled".
-        reference: what the references are, in words.
+        mode, reference: of the comparison.
         found: of each example, the reference's token ids, and of each of its steps its two best logits.
         outputs: token ids of what is judged, one list per example.
         dtype: of the model.
@@ -212,13 +200,7 @@ def compare(
 def identity_report(
     report: IdentityReport, decode: Callable[[int], str], names: Sequence[str] = ()
 ) -> RenderableType:
-    """Render a losslessness check in words, with the first differences.
-
-    Args:
-        report: the outcome.
-        decode: function from a token id to its text.
-        names: of the examples.
-    """
+    """Render a losslessness check in words, with the first differences, by the texts of their tokens."""
     rows = [
         (
             one.mode,

@@ -45,13 +45,7 @@ class AttributeScores:
 
 
 class AttributeJudge:
-    """Reads images and compares them with their prompts.
-
-    Images are PIL images of any size, or a tensor [n, 3, H, W] in [0, 1].
-
-    Args:
-        reader: trained by `python -m reference train reader`.
-    """
+    """Compares images, of PIL or a tensor [n, 3, H, W] in [0, 1], of any size, with their prompts."""
 
     def __init__(self, reader: AttributeReader) -> None:
         self.reader = reader.eval()

@@ -56,12 +56,7 @@ IMAGES, MEAN, COVARIANCE = "arr_0", "mu", "sigma"
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean and covariance of the features of a set, whose number is not known.
-
-    Attributes:
-        mean: float64 [d].
-        covariance: float64 [d, d].
-    """
+    """Mean [d] and covariance [d, d], float64, of the features of a set whose number is not known."""
 
     mean: Tensor
     covariance: Tensor
@@ -75,12 +70,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class NpzFile:
-    """The content of a file: at least one of the two.
-
-    Attributes:
-        images: uint8 [n, height, width, 3], or None.
-        moments: of the features of some network that the file does not name, or None.
-    """
+    """Content of a file: images, uint8 [n, height, width, 3], moments of their features, or both."""
 
     images: np.ndarray | None
     moments: Moments | None
@@ -127,14 +117,7 @@ Asked = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images of one size, in an order.
-
-    Attributes:
-        label: of the set, for reports.
-        images: RGB.
-        prompts: of each, or None.
-        codes: codebook indices of each, or None.
-    """
+    """RGB images of one size in an order; with the prompt and the codebook indices of each, or None."""
 
     label: str
     images: Sequence[Image.Image]
@@ -154,12 +137,7 @@ class ImageSet:
 
 
 class LazyImages(Sequence[Image.Image]):
-    """Images that are made when they are asked for: thousands need not be in memory at once.
-
-    Args:
-        count: how many there are.
-        read: the image at an index.
-    """
+    """Images that are read when they are asked for: thousands need not be in memory at once."""
 
     def __init__(self, count: int, read: Callable[[int], Image.Image]) -> None:
         self.length, self.read = count, read
@@ -263,17 +241,8 @@ def draw_images(
 ) -> list[DecodingStats]:
     """Draw images into a folder: `00000.png` and on, and a line for each in `images.jsonl`.
 
-    Image i has the seed `seed + i`, whatever the batch that it is in, so that parts can be drawn apart.
-
-    Args:
-        pipe: an image pipeline, with its accelerator.
-        asked: what images shall show.
-        folder: is made where it is missing.
-        seed: of image 0.
-        first: number of the first image of this part.
-        batch_size: images at once.
-        settings: of the pipeline's calls.
-        on_images: called with their number after each batch.
+    Image i has the seed `seed + i`, whatever the batch that it is in, so that parts can be drawn apart, each
+    from its number `first` on. `on_images` is called with their number after each batch.
 
     Returns:
         What decoding did, batch by batch.
@@ -313,11 +282,7 @@ def _draw(pipe: Any, part: Sequence[Asked], seeds: list[int], settings: dict[str
 
 
 def read_prompts(path: str | Path) -> list[str]:
-    """Read the prompts of a file in a format of `prompt_files`, the first turn of each.
-
-    Raises:
-        InputError: it cannot be read, holds no prompt, or has a line that cannot be used.
-    """
+    """Read the first turn of each prompt of a file; errors as of `read_prompt_file`."""
     return [example.turns[0] for example in read_prompt_file(path)]
 
 
@@ -334,13 +299,7 @@ def has_scenes(size: tuple[int, int]) -> bool:
 def real_scenes(
     count: int, size: tuple[int, int], seed: int = 0, *, objects: int | None = None
 ) -> list[Image.Image]:
-    """Render the held-out scenes whose captions are the default prompts.
-
-    Args:
-        count: how many.
-        size: width and height, which must be the same.
-        seed: of the first, as for `held_out_captions`.
-        objects: in each; None is any number.
+    """Render the held-out scenes whose captions are the default prompts, with any or so many objects.
 
     Raises:
         InputError: scenes have no such size.

@@ -48,13 +48,9 @@ ClipScore = Callable[[Sequence[Image.Image], Sequence[str]], list[float]]
 
 
 def chosen_metrics(names: str | None) -> tuple[list[str], bool]:
-    """Read metrics, separated by commas; entropy and diversity come along.
+    """Read metrics, separated by commas, in the order of `METRICS`, and whether they were named.
 
-    Args:
-        names: None takes all that need no download: all but `clip_score`.
-
-    Returns:
-        The metrics in the order of `METRICS`, and whether they were named.
+    None takes all that need no download, so not `clip_score`; entropy and diversity always come along.
 
     Raises:
         InputError: no such metric.
@@ -89,13 +85,7 @@ def missing_for(
 
 @dataclass(frozen=True)
 class Scorer:
-    """Networks that scores need.
-
-    Attributes:
-        network: of features.
-        judge: reads attributes; None where they are not asked for.
-        clip: likewise, for `clip_score`.
-    """
+    """A network of features; a reader of attributes and a CLIP, each None where it is not asked for."""
 
     network: FeatureNetwork
     judge: AttributeJudge | None = None
@@ -194,14 +184,11 @@ def colour_counts(image: Image.Image) -> Tensor:
 def clip_scorer(model: str, device: str | torch.device = "cpu") -> ClipScore:
     """CLIP score (Hessel et al., 2104.08718): 100 times the cosine of image and prompt, not below 0.
 
-    With transformers alone, because torchmetrics 1.9 cannot read the output of CLIP in transformers 5.
-
-    Args:
-        model: folder or hub id of a CLIP of transformers. Longer prompts than it takes are cut.
-        device: for it.
+    By transformers, since torchmetrics 1.9 cannot read what its CLIP gives. Longer prompts than it takes are
+    cut.
 
     Raises:
-        CheckpointError: it cannot be had.
+        CheckpointError: there is no such CLIP, a folder or a hub id.
     """
     from transformers import CLIPModel, CLIPProcessor
 
@@ -242,7 +229,7 @@ def score_drawings(
     codes: Callable[[Sequence[int]], list[int]] | None,
     scorer: Scorer,
 ) -> dict[str, dict[str, Estimate]]:
-    """Score what accelerators drew, against images of plain decoding with other seeds.
+    """Score what accelerators drew, against batches of plain decoding with other seeds.
 
     Plain decoding is scored alike, which says how far apart two samples of one distribution are.
 
@@ -252,9 +239,6 @@ def score_drawings(
         prompts: of the images, in their order.
         codes: turns tokens into codebook indices; None for vectors.
         scorer: with a judge of attributes.
-
-    Raises:
-        InputError: fewer than three images, or prompts that name no objects.
     """
     if len(prompts) < 3:
         raise InputError("samples", len(prompts), "at least 3, to have an interval")

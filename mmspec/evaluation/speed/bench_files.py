@@ -145,17 +145,11 @@ def result_lines(
     batches: Sequence[Sequence[Example]],
     decode: Callable[[list[int]], str],
 ) -> list[dict[str, Any]]:
-    """Make the lines of one accelerator's first repeat, one for each prompt.
+    """Make the lines of one accelerator's first repeat, one for each prompt; `decode` turns tokens to text.
 
     `choices[0]` holds, for all turns together, the text (`turns`), target forwards (`decoding_steps` and
     `idxs`), `new_tokens`, `wall_time` in seconds, and `accept_lengths`: the tokens that each scoring forward
     committed, bonus included, shortest first. Scripts take their mean and sums.
-
-    Args:
-        name: of the accelerator.
-        runs: of `measure`, with batches of one prompt.
-        batches: those that were measured.
-        decode: tokens to text.
 
     Raises:
         InputError: a batch of several prompts, whose times cannot be told apart.

@@ -44,13 +44,7 @@ def tried(
     batch: Sequence[Example],
     **short: Any,
 ) -> Peers:
-    """Leave out the ways that fail on a batch; their reason is what transformers says.
-
-    Args:
-        decoders, missing: of `Peers`.
-        batch: to decode.
-        short: settings with which it is decoded at little cost.
-    """
+    """Decode a batch in each way, at little cost; of what fails, the reason is transformers' own words."""
     working: dict[str, Decode] = {}
     reasons = dict(missing)
     for name, decode in decoders.items():
@@ -104,13 +98,7 @@ def text_peers(
 
 @dataclass(frozen=True)
 class GenerateCaller:
-    """transformers' `generate` behind the interface of a text pipeline, for `decode_conversations`.
-
-    Args:
-        pipe: holds model and processor.
-        name: of the row.
-        options: of `generate`.
-    """
+    """transformers' `generate` with options, as `decode_conversations` calls a text pipeline."""
 
     pipe: AnyPipeline
     name: str
@@ -146,12 +134,7 @@ class GenerateCaller:
 
 
 def image_peers(pipe: AnyPipeline, batch: Sequence[Example], **settings: Any) -> Peers:
-    """`generate` of an image model, where its family has one: LlamaGen and Janus.
-
-    Args:
-        pipe: encodes the prompts, and turns tokens into pixels.
-        batch: the first one, on which it is tried.
-        settings: of the calls; at temperature 0.
+    """`generate` of an image model at temperature 0, where its family has one: LlamaGen and Janus.
 
     Raises:
         InputError: a temperature, with which tokens cannot be compared.
@@ -181,11 +164,7 @@ def image_peers(pipe: AnyPipeline, batch: Sequence[Example], **settings: Any) ->
 
 
 class GuidedHalves(LogitsProcessor):
-    """Classifier-free guidance for rows with a prompt, followed by the same rows without: one token for both.
-
-    Args:
-        scale: s of u + s (c - u).
-    """
+    """Classifier-free guidance u + s (c - u) of rows with a prompt, then without: one token for both."""
 
     def __init__(self, scale: float) -> None:
         self.scale = scale

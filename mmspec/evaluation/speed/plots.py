@@ -19,12 +19,9 @@ PROMISES = {"exact": DRAFTED, "tv": "#bf8700", "approximate": "#bf8700", "lossy"
 
 
 def draw_bench(path: str | Path, records: Sequence[Record], by_category: Sequence[Record] = ()) -> Path:
-    """Plot a bench: of images that were read, forwards saved and kernel distances; else speed-ups.
+    """Plot all records of a bench, or those of each category, to a file.
 
-    Args:
-        path: file to write.
-        records: of all prompts.
-        by_category: of the prompts of each category, which get a panel each.
+    Of images that were read, forwards saved and kernel distances; else speed-ups, a panel for each category.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.

@@ -214,12 +214,7 @@ def _settings(record: Record) -> str:
 
 
 def peer_table(records: Sequence[Record], missing: Mapping[str, str]) -> RenderableType:
-    """Render all rows against transformers' own `generate`, and which ways of it could not run, and why.
-
-    Args:
-        records: of one run, those of `generate` among them.
-        missing: name -> reason.
-    """
+    """Render all rows against transformers' own `generate`, and which ways of it could not run, and why."""
     columns = ("accelerator", "same tokens", "target\nforwards", "tokens/s", "times generate\n(middle half)")
     rows: list[Sequence[str]] = [
         (

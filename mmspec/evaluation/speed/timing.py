@@ -163,14 +163,8 @@ def measure(
 ) -> Iterator[TimedRun]:
     """Time every decoder on every batch, `repeats` times, after one round of warm-up that is not reported.
 
-    A generator, so that a caller who is interrupted keeps what has been measured.
-
-    Args:
-        decoders: what to time, by name; it must hold "none".
-        batches: of `batches_of`.
-        repeats: how often.
-        device: where the model is, for its memory.
-        clock: seconds; another one for tests.
+    A generator, so that a caller who is interrupted keeps what has been measured. Decoders, by name, hold
+    "none"; `device` is where the model is, for its memory.
     """
     if BASELINE not in decoders:
         raise InputError("accelerators", list(decoders), f"a list with {BASELINE!r}, which ratios are to")

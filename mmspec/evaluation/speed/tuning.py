@@ -24,13 +24,7 @@ FEWEST = 3  # that go on, if there are so many
 
 @dataclass(frozen=True)
 class Trial:
-    """Measured figures of one candidate.
-
-    Attributes:
-        label: its name with options.
-        stage: the last one that it was measured in, from 1.
-        record: of that one.
-    """
+    """Record of a candidate in the last stage that it was measured in, counted from 1."""
 
     label: str
     stage: int
@@ -108,13 +102,8 @@ def search(
 ) -> list[Trial]:
     """Measure candidates in stages; each stage takes more prompts, and the faster ones of the one before.
 
-    Args:
-        decoders: candidates by label, plain decoding ("none") among them, which stays in all stages.
-        batches: prompts; the last stage takes all of them.
-        repeats: of the last stage.
-        device: of the model.
-        on_run: told the label after every run.
-        clock: of `measure`.
+    Plain decoding ("none") is among the decoders and stays in all stages; the last stage takes all batches,
+    as often as `repeats` says.
 
     Returns:
         One trial for each candidate: those of the last stage first, then by speed.
@@ -160,13 +149,12 @@ def best_of(
     on_run: Callable[[str], None] = lambda label: None,
     clock: Callable[[], float] = perf_counter,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Find the best of several settings of each method; a single one is not decoded.
+    """Find the best of several settings of each method, on other prompts than methods are compared on.
 
     Args:
-        groups: labels of the settings of each method.
+        groups: labels of the settings of each method; a single one is not decoded.
         decoders: by label, plain decoding ("none") among them.
-        batches: other prompts than those that methods are compared on.
-        device, on_run, clock: as of `search`.
+        batches, device, on_run, clock: as of `measured`.
         by: one of `MEASURES`.
 
     Returns:
