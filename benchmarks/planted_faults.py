@@ -164,7 +164,7 @@ FAULTS = (
     ),
     Fault(
         "groups overlap",
-        "rank_ratio",
+        "_rank_ratio",
         "(0, surplus)).unflatten(-1, (-1, size))",
         "(0, surplus + size)).unfold(-1, 2 * size, size)",
         RULES,
@@ -304,7 +304,7 @@ FAULTS = (
     ),
     Fault(
         "kept features of later blocks are lost",
-        "CachedBlocks.compute_some",
+        "CachedBlocks.compute",
         "self._keep(layer, places, key, value)",
         "self._keep(layer, places[:, :0], key[:, :0], value[:, :0])",
         TARGETS,

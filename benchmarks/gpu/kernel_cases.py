@@ -166,6 +166,21 @@ def _transition(shape: Shape, device: torch.device) -> tuple[Any, ...]:
     return x, output, noise, torch.tensor([1.0, -0.1, 0.1, 0.0], device=device), column, column
 
 
+def _neighbours(shape: Shape, device: torch.device) -> tuple[Any, ...]:
+    p = torch.rand(shape["rows"], shape["vocabulary"], device=device).softmax(-1)
+    size = shape["vocabulary"], shape["neighbours"]
+    return p, torch.randint(shape["vocabulary"], size, device=device, dtype=torch.int32)
+
+
+def _two(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
+    p, q = torch.randn(2, shape["rows"], shape["vocabulary"], device=device).softmax(-1)
+    return p, q
+
+
+def _token(shape: Shape, device: torch.device) -> Tensor:
+    return torch.arange(shape["rows"], device=device)[:, None] % shape["vocabulary"]
+
+
 def _images(shape: Shape, device: torch.device) -> tuple[Any, ...]:
     a, b = torch.randn(2, shape["rows"], shape["tokens"], shape["width"], device=device)
     return a, b, torch.ones(a.shape[:2], dtype=torch.bool, device=device)
@@ -397,6 +412,48 @@ CASES = (
         make=_transition,
         cost=lambda shape: Cost(20 * shape["rows"] * shape["width"]),
         floor="rows x width x 5 x 4 bytes: state, two predictions, noise, next state",
+    ),
+    KernelCase(
+        op="nearby_mass",
+        shapes=(
+            {"rows": 8, "vocabulary": 16_384, "neighbours": 100},
+            {"rows": 8, "vocabulary": 16_384, "neighbours": 1000},
+        ),
+        tiny={"rows": 2, "vocabulary": 20, "neighbours": 4},
+        make=_neighbours,
+        cost=lambda shape: Cost(4 * shape["vocabulary"] * (shape["neighbours"] + 2 * shape["rows"])),
+        floor="vocabulary x 4 bytes x (neighbours + 2 rows): the table once, masses in and out",
+    ),
+    KernelCase(
+        op="nearby_prefix",
+        shapes=(
+            {"rows": 60, "vocabulary": 16_384, "neighbours": 100},
+            {"rows": 60, "vocabulary": 16_384, "neighbours": 1000},
+        ),
+        tiny={"rows": 2, "vocabulary": 20, "neighbours": 4},
+        make=lambda shape, device: (
+            *_neighbours(shape, device),
+            _token(shape, device),
+            torch.full((1, 1), 0.1, device=device),
+        ),
+        cost=lambda shape: Cost(shape["rows"] * (8 * shape["neighbours"] + 20)),
+        floor="rows x neighbours x 8 bytes: ids and their masses",
+    ),
+    KernelCase(
+        op="rank_ratio",
+        shapes=({"rows": 32, "vocabulary": 16_384}, {"rows": 32, "vocabulary": 65_536}),
+        tiny=FEW,
+        make=lambda shape, device: (*_two(shape, device), 14),
+        cost=lambda shape: Cost(12 * shape["rows"] * shape["vocabulary"]),
+        floor="rows x vocabulary x 12 bytes: p, q and ratios",
+    ),
+    KernelCase(
+        op="rank_ratio_at",
+        shapes=({"rows": 32, "vocabulary": 16_384}, {"rows": 96, "vocabulary": 65_536}),
+        tiny=FEW,
+        make=lambda shape, device: (*_two(shape, device), _token(shape, device), 14),
+        cost=lambda shape: Cost(4 * shape["rows"] * (shape["vocabulary"] + 1)),
+        floor="rows x vocabulary x 4 bytes: p",
     ),
     KernelCase(
         op="most_similar",

@@ -9,16 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.neighbours import (
-    NOT_FITTED,
-    check_neighbours,
-    nearby_mass,
-    nearby_prefix,
-    neighbour_table,
-)
-from mmspec.acceptance.relaxed_sampling import Judgement, RelaxedSampling, check_group_size, rank_ratio
+from mmspec.acceptance.neighbours import NOT_FITTED, check_neighbours, neighbour_table
+from mmspec.acceptance.relaxed_sampling import Judgement, RelaxedSampling, check_group_size
 from mmspec.decoding.interfaces import Target
 from mmspec.errors import InputError
+from mmspec.kernels import nearby_mass, nearby_prefix, rank_ratio, rank_ratio_at
 from mmspec.registry import did_you_mean
 from mmspec.validation import require_number
 
@@ -92,6 +87,8 @@ class Budget(RelaxedSampling):
 
     def favoured(self, p: Tensor, q: Tensor, allowance: Tensor, only: Tensor | None) -> Tensor:
         """[..., V] A: mass that the relaxation would accept without a budget; at most q."""
+        if self.relaxation == "groups" and only is not None:  # q is zero elsewhere
+            return q.scatter(-1, only, q.gather(-1, only) * rank_ratio_at(p, q, only, self.group_size))
         if self.relaxation == "groups":
             return q * rank_ratio(p, q, self.group_size)
         if self.relaxation == "omega":

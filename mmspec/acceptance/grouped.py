@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmspec.acceptance.neighbours import BLOCK_ELEMENTS, NOT_FITTED, codebook_of
-from mmspec.acceptance.relaxed_sampling import RelaxedSampling, bounded_ratio, check_group_size, rank_ratio
+from mmspec.acceptance.relaxed_sampling import RelaxedSampling, check_group_size
 from mmspec.decoding.interfaces import Target
 from mmspec.errors import InputError
+from mmspec.kernels import rank_ratio, rank_ratio_at
+from mmspec.kernels.groups import bounded_ratio
 from mmspec.kernels.ordering import sort_stably
 from mmspec.registry import did_you_mean
 
@@ -150,7 +152,7 @@ class Grouped(RelaxedSampling):
         return self.reference
 
     def mass(self, p: Tensor, q: Tensor, allowance: Tensor, only: Tensor | None = None) -> Tensor:
-        if only is not None and self.reference:
+        if only is not None and (self.reference or self.partition == "rank"):
             return torch.zeros_like(p).scatter(-1, only, self.mass_at(p, q, only, allowance))
         if self.reference:
             return q * window_ratio(p, q, self.vectors)
@@ -163,6 +165,8 @@ class Grouped(RelaxedSampling):
     def mass_at(self, p: Tensor, q: Tensor, x: Tensor, allowance: Tensor) -> Tensor:
         if self.reference:
             return q.gather(-1, x) * window_ratio(p, q, self.vectors, x)
+        if self.partition == "rank":
+            return q.gather(-1, x) * rank_ratio_at(p, q, x, self.group_size)
         return super().mass_at(p, q, x, allowance)
 
     @property

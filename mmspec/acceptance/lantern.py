@@ -9,13 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.neighbours import (
-    NOT_FITTED,
-    check_neighbours,
-    nearby_mass,
-    nearby_prefix,
-    neighbour_table,
-)
+from mmspec.acceptance.neighbours import NOT_FITTED, check_neighbours, neighbour_table
 from mmspec.acceptance.relaxed_sampling import Judgement, RelaxedSampling, total_variation
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft
@@ -23,6 +17,7 @@ from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import Target
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Verdict
+from mmspec.kernels import nearby_mass, nearby_prefix
 from mmspec.kernels.chain import normalise
 from mmspec.validation import require_number
 

@@ -1,8 +1,7 @@
-"""Neighbours in a codebook: which codes look alike, and how much probability lies near a token.
+"""Neighbours in a codebook: which codes look alike.
 
 A table is computed once for a codebook, a metric and a number of neighbours, and kept beside the model where
-that folder can be written. A limit on a mass holds for prefixes (LANTERN, 2410.03355): neighbours are added,
-nearest first, up to the first one that does not fit.
+that folder can be written. Knows nothing of acceptance.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
-from torch.nn.functional import embedding_bag, normalize, pad
+from torch.nn.functional import normalize
 
 from mmspec.atomic_file import atomic_file
 from mmspec.decoding.interfaces import Target
@@ -29,7 +28,6 @@ NOT_FITTED = "this rule needs the target's codebook: use rule.fit(target)"
 METRICS = ("l2", "cosine")
 INT16_CODES = 2**15
 BLOCK_ELEMENTS = 2**22  # numbers held at once while a table is made
-CACHED_ELEMENTS = 2**20  # masses gathered at once: as many as a processor's cache holds
 
 
 def check_neighbours(neighbours: int, metric: str) -> None:
@@ -148,63 +146,3 @@ def write_table(path: Path, table: Tensor) -> None:
 def checksum(table: Tensor) -> str:
     """SHA-256 of a table's numbers."""
     return hashlib.sha256(table.numpy().tobytes()).hexdigest()
-
-
-def nearby_mass(p: Tensor, table: Tensor, limit: Tensor | None = None) -> Tensor:
-    """Mass of the nearest neighbours of every token: c(x) of LANTERN.
-
-    Args:
-        p: [..., V] a distribution over the K codes and then the syntax tokens, which have no neighbours.
-        table: [K, k] neighbours, nearest first; of any integer dtype.
-        limit: [..., 1] or [..., V] the largest mass added; all k neighbours if None.
-
-    Returns:
-        [..., V], zero for syntax tokens.
-    """
-    size, count = table.shape
-    # places last: a neighbour's masses at all places lie side by side
-    codes = p[..., :size].reshape(-1, size).T.contiguous()
-    if count == 0 or limit is None:
-        mass = embedding_bag(table.long(), codes, mode="sum") if count else torch.zeros_like(codes)
-    else:
-        limit = limit.expand(*p.shape[:-1], -1)[..., :size]
-        mass = _prefix_mass(codes, table, limit.reshape(-1, limit.shape[-1]).T)
-    return pad(mass.T.reshape(*p.shape[:-1], size).contiguous(), (0, p.shape[-1] - size))
-
-
-def nearby_prefix(p: Tensor, table: Tensor, x: Tensor, limit: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Mass of the nearest neighbours of some tokens, and how many were added.
-
-    Args:
-        p, table: as of `nearby_mass`.
-        x: [..., m] int64 tokens.
-        limit: [..., 1] or [..., m] the largest mass added; all k neighbours if None.
-
-    Returns:
-        mass: [..., m] that of `nearby_mass` at x, up to rounding.
-        count: [..., m] int64, the number m* of neighbours added; none to a syntax token.
-    """
-    size, count = table.shape
-    ids = table[x.clamp_max(size - 1)].long()
-    near = p.gather(-1, ids.flatten(-2)).view(ids.shape)
-    added = (x < size)[..., None]
-    added = added.expand(ids.shape) if limit is None else added & (near.cumsum(-1) <= limit[..., None])
-    return near.where(added, 0.0).sum(-1), added.sum(-1)
-
-
-def _prefix_mass(codes: Tensor, table: Tensor, limit: Tensor) -> Tensor:
-    """[K, M] mass of the longest prefix of each code's neighbours that stays within the limit.
-
-    Args:
-        codes: [K, M] masses of the codes at M places.
-        table: [K, k].
-        limit: [1 or K, M].
-    """
-    running, kept = torch.zeros_like(codes), torch.zeros_like(codes)
-    columns = max(1, CACHED_ELEMENTS // max(1, codes.numel()))
-    for block in table.T.split(columns):
-        near = codes.index_select(0, block.long().reshape(-1)).view(len(block), *codes.shape)
-        prefixes = near.cumsum(0).add_(running)
-        kept = torch.maximum(kept, prefixes.where(prefixes <= limit, 0.0).amax(0))
-        running = prefixes[-1]
-    return kept

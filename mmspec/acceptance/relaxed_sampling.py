@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from mmspec.acceptance.verification import last_purpose, sampled_distribution, walk
 from mmspec.decoding.distribution import Scores, draw
@@ -25,7 +24,6 @@ from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.verdict import Verdict
 from mmspec.errors import InputError
 from mmspec.kernels.chain import normalise, residual
-from mmspec.kernels.ordering import sort_stably
 from mmspec.validation import is_integer
 
 
@@ -121,7 +119,7 @@ class RelaxedSampling(AcceptanceRule):
         node = accept.long().cumprod(-1).sum(-1)  # [B] depth of the last accepted node
         p_node, after = take(p, node), (node + 1).clamp_max(draft.max_depth)
         q_node, x_node = None if q is None else take(q, after), take(draft.tokens, after)[:, None]
-        refused = pad(drawn, (0, 1)).gather(1, node[:, None])  # past the end: False
+        refused = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])  # past the end: False
         final = torch.where(refused, self.residual(p_node, q_node, x_node), p_node)
         next_token = draw(final, random, emitted + node, last_purpose(draft))
         if q is not None and not measures_all and draft.max_depth:
@@ -182,29 +180,3 @@ def check_group_size(group_size: int) -> None:
     """Raise InputError unless `group_size` is a positive integer."""
     if not is_integer(group_size) or group_size < 1:
         raise InputError("group_size", group_size, "an integer of at least 1; 1 is the exact rule")
-
-
-def rank_ratio(p: Tensor, q: Tensor, size: int) -> Tensor:
-    """Ratios min(1, P(C) / Q(C)) of groups C of like probability, as of GSD (2508.07747).
-
-    Groups are the ranks in p, largest first, divided by `size`; of equally likely tokens the lower index
-    comes first. Tokens that p excludes are in no group: their ratio is zero, and so is what they hold of q.
-
-    Args:
-        p, q: [..., V] distributions of target and draft.
-        size: tokens per group; the last group may have fewer.
-
-    Returns:
-        [..., V] the ratio of each token's group.
-    """
-    ordered, order = sort_stably(p, descending=True)
-    allowed = q.gather(-1, order).where(ordered > 0, 0.0)
-    surplus = -p.shape[-1] % size
-    sums = [pad(mass, (0, surplus)).unflatten(-1, (-1, size)).sum(-1) for mass in (ordered, allowed)]
-    ratio = bounded_ratio(*sums).repeat_interleave(size, -1)[..., : p.shape[-1]]
-    return torch.zeros_like(p).scatter(-1, order, ratio.where(ordered > 0, 0.0))
-
-
-def bounded_ratio(p: Tensor, q: Tensor) -> Tensor:
-    """min(1, p / q); 1 where q is zero, as nothing is drawn there."""
-    return torch.where(q > p, p / q.clamp_min(torch.finfo(p.dtype).tiny), 1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,11 +10,10 @@ import torch
 from torch import Tensor
 
 from mmspec.acceptance import neighbours
-from mmspec.acceptance.neighbours import find_neighbours, nearby_mass, nearby_prefix, neighbour_table
+from mmspec.acceptance.neighbours import find_neighbours, neighbour_table
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import InputError
 from tests.acceptance.codes import Codes, random_codes
-from tests.contracts.toy import dirichlet
 
 
 def brute_force(codebook: Tensor, count: int, metric: str) -> list[list[int]]:
@@ -136,45 +134,3 @@ def test_a_codebook_narrower_than_the_head_gives_a_table_of_the_codes() -> None:
     codes = random_codes(40)
     marked = Codes(codes.codebook, 43)
     assert torch.equal(neighbour_table(marked, 4, "l2"), neighbour_table(codes, 4, "l2"))
-
-
-def random_table(size: int, count: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(size, size, generator=generator).argsort(-1)[:, :count].short()
-
-
-def prefix_by_hand(p: Sequence[float], ids: Sequence[int], limit: float) -> tuple[float, int]:
-    """c_{m*}(x) and m*: the sum stops at the first neighbour that does not fit."""
-    total = 0.0
-    for count, neighbour in enumerate(ids):
-        if total + p[neighbour] > limit:
-            return total, count
-        total += p[neighbour]
-    return total, len(ids)
-
-
-@pytest.mark.parametrize(("syntax", "cached"), [(0, 2**20), (3, 1)])
-def test_the_mass_of_a_prefix_equals_adding_by_hand(
-    syntax: int, cached: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Additive and multiplicative limits; the sum is empty (m* = 0) where the first neighbour is too much."""
-    monkeypatch.setattr(neighbours, "CACHED_ELEMENTS", cached)
-    size, count = 17, 6
-    p = dirichlet(2, 3, size + syntax, seed=4, concentration=0.2)
-    table = random_table(size, count)
-    x = torch.arange(size + syntax).expand(p.shape)
-    empty = 0
-    for limits in (torch.full_like(p, 0.1), torch.full_like(p[..., :1], 0.02), 4 * p, None):
-        ceiling = torch.full_like(p, 2.0) if limits is None else limits.expand_as(p)
-        dense = nearby_mass(p, table, limits)
-        mass, added = nearby_prefix(p, table, x, limits)
-        torch.testing.assert_close(mass, dense, rtol=0, atol=1e-14)
-        for place in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
-            p_row, top = p[tuple(place)].tolist(), ceiling[tuple(place)].tolist()
-            for token in range(size + syntax):
-                ids = table[token].tolist() if token < size else []
-                expected, number = prefix_by_hand(p_row, ids, top[token])
-                assert abs(float(dense[(*place, token)]) - expected) < 1e-14
-                assert int(added[(*place, token)]) == number
-                empty += token < size and expected == 0
-    assert empty > 50, "the edge m* = 0 was met"

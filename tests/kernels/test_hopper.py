@@ -196,7 +196,22 @@ def of_trees() -> Iterator[Kernel]:
         yield Kernel("compact_cache", "_compact_kernel", types, sizes | {"WORD": word}, held)
 
 
-def of_compressors() -> Iterator[Kernel]:
+def of_images() -> Iterator[Kernel]:
+    """Groups of 14 and of 32, vocabularies of up to 184,622; ids and features of both sizes."""
+    types = longs("x", "taken", "order") | {"before_ptr": "*i32"}
+    for size, width, tiles in ((14, 32, 4), (32, 64, 64)):
+        sizes = {"SIZE": size, "WIDTH": width}
+        yield Kernel("groups", "_select_kernel", types, sizes | {"TILE": 4096}, warps=8)
+        merge = {"TILES": tiles, "SLOTS": tiles * width}
+        yield Kernel("groups", "_rank_merge_kernel", types, sizes | merge)
+    for width in (16, 1024):
+        yield Kernel("groups", "_groups_kernel", types, {"GROUPS": 1024 // width, "WIDTH": width})
+    for ids, absent in (("*i16", {}), ("*i32", {"limit_ptr": None})):
+        types = longs("x", "count") | {"table_ptr": ids}
+        for tokens, places in ((128, 1), (32, 32)):
+            sizes = {"BLOCK_TOKENS": tokens, "BLOCK_PLACES": places, "UNROLL": 4}
+            yield Kernel("neighbours", "_every_token_kernel", types, absent | sizes)
+        yield Kernel("neighbours", "_prefix_kernel", types, absent | {"BLOCK": 1024})
     strides = ("width", "a_set_stride", "a_row_stride", "b_set_stride", "b_row_stride", "set_stride")
     for dtype, block in (("*bf16", 64), ("*fp32", 32)):
         types = dict.fromkeys(("a_ptr", "b_ptr", "values_ptr", "mean_ptr"), dtype) | {"mask_ptr": "*i1"}
@@ -280,7 +295,7 @@ def faults(kernels: list[Kernel]) -> list[str]:
 
 
 def test_shipped_kernels_compile_for_hopper_without_spills():
-    groups = (of_exact_sampling, of_sampling, of_trees, of_compressors, of_denoising, of_targets)
+    groups = (of_exact_sampling, of_sampling, of_trees, of_images, of_denoising, of_targets)
     assert not faults([kernel for group in groups for kernel in group()])
 
 

@@ -104,7 +104,7 @@ def test_damaged_shards_are_named(tmp_path: Path) -> None:
         ),
         (
             lambda _, table: table.update({"fc.weight": "../model.safetensors"}),
-            r"index\.json: got .*'\.\./model\.safetensors' is no name of a file beside it",
+            r"index\.json: got .*'\.\./model\.safetensors'; names of files in the same folder",
         ),
         (
             lambda _, table: table.update({"norm.weight": first, "fc.weight": first}),
@@ -123,7 +123,7 @@ def test_damaged_shards_are_named(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=match):
             head.read(folder, head.target)
     index.write_text("{")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json: got .*an index of shards"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json: got .*valid JSON"):
         head.read(folder, head.target)
     index.unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json beside it"):

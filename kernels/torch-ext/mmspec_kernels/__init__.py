@@ -9,6 +9,8 @@ from .chain import verify_chain
 from .compact_cache import compact_cache
 from .denoising_update import denoising_update
 from .gated_delta import gated_delta_tree
+from .groups import rank_ratio, rank_ratio_at
+from .neighbours import nearby_mass, nearby_prefix
 from .philox import philox4x32, philox_gumbel, philox_uniform
 from .redraw import redraw
 from .residual_block import gated_linear, modulated_linear
@@ -31,10 +33,14 @@ __all__ = [
     "merge_vectors",
     "modulated_linear",
     "most_similar",
+    "nearby_mass",
+    "nearby_prefix",
     "path_to",
     "philox4x32",
     "philox_gumbel",
     "philox_uniform",
+    "rank_ratio",
+    "rank_ratio_at",
     "redraw",
     "reject_tree",
     "sample_tokens",

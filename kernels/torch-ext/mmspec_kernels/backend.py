@@ -84,6 +84,14 @@ def rows_together(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def planes(rows: Tensor) -> Tensor:
+    """View [..., V] as [batch, places, V] with adjacent elements; copied where two strides do not suffice.
+
+    A slice of the places of a batch (`p[:, :-1]`) is a view; as [batch * places, V] it would be copied.
+    """
+    return rows_together(rows.reshape(-1, *rows.shape[-2:]) if rows.dim() > 1 else rows[None, None])
+
+
 def explain_backend(device: torch.device) -> tuple[str, str]:
     """Return what ops on this device run as, "triton" or "torch", and why.
 
